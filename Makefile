@@ -1,0 +1,44 @@
+# Everything a fresh machine needs is python3 (3.11 or newer, with its venv module) and make.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: study test lint resume lock clean-env
+
+study: .venv/pipeline.stamp  ## install the pinned environment, then run the whole default study
+	$(BIN)/snakemake --cores 1 all
+
+resume: .venv/pipeline.stamp  ## after a kill or a power cut: release the stale lock, then carry on
+	$(BIN)/snakemake --unlock
+	$(BIN)/snakemake --cores 1 all
+
+test: .venv/dev.stamp lint  ## linters, then the default test suite
+	$(BIN)/python -m pytest -m "not long"
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/snakemake --lint
+
+lock: .venv/dev.stamp  ## resolve envs/*.in again into the hashed lock files
+	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 envs/pipeline.in -o envs/pipeline.lock
+	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 envs/dev.in -o envs/dev.lock
+
+clean-env:
+	rm -rf .venv
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || \
+	  { rm -rf .venv; echo "$(PYTHON) has no venv module (on Debian: apt install python3-venv)" >&2; exit 1; }
+
+.venv/pipeline.stamp: envs/pipeline.lock pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install -q --require-hashes -r envs/pipeline.lock
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv/dev.stamp: envs/dev.lock .venv/pipeline.stamp
+	$(BIN)/python -m pip install -q --require-hashes -r envs/dev.lock
+	@touch $@

@@ -1,0 +1,98 @@
+"""Writing and reading artifacts: whole or not at all.
+
+Every artifact is written to a temporary name in its own folder, fsynced and renamed (CONTRACTS.md),
+so a reader never sees half a file and a crash leaves the previous version in place.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class ArtifactError(Exception):
+    """An artifact is missing, unreadable or malformed; the text names the file and the line."""
+
+
+def fsync_directory(path: Path) -> None:
+    """Make renames inside `path` durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path` atomically and durably, creating parent folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fchmod(stream.fileno(), 0o644)
+            os.fsync(stream.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+    fsync_directory(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8, atomically."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON with a final newline, atomically; NaN is refused."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Parse the JSON file at `path`.
+
+    Raises:
+        ArtifactError: the file is missing or does not parse; names the file, line and column.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path}: not valid JSON: {error}") from error
+
+
+def read_jsonl(path: Path) -> Iterator[Any]:
+    """Yield the records of a JSON-lines file in order.
+
+    Raises:
+        ArtifactError: the file is missing, or a line does not parse; names file and line.
+    """
+    try:
+        with path.open(encoding="utf-8") as stream:
+            for number, line in enumerate(stream, 1):
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ArtifactError(f"{path}:{number}: not valid JSON: {error}") from error
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file") from None
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sha256_json(value: Mapping[str, Any]) -> str:
+    """The SHA-256 of the canonical (sorted, compact) JSON of `value`, in hex."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
