@@ -1,0 +1,1 @@
+"""From raw files to tables: reads artifacts only, no clock, no network; same input, same bytes."""

@@ -1,0 +1,251 @@
+"""What one valid cell measured: request latencies, throughput, waiting queue, backlog.
+
+Source: METHOD.md, "Definitions": TTFT and E2E from the intended time, warm-up and drain excluded
+by arrival, failures never in a latency. Effective throughput charges a growing backlog to the
+window, so that requests which are only served during the drain do not count as kept up with.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from connector_tax.analysis.ingest import Cell
+from connector_tax.analysis.percentiles import P99_REFUSED, quantiles
+from connector_tax.analysis.records import REQUESTS, empty_frame, read_records
+from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
+
+WAITING = "vllm:num_requests_waiting"
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The successes among a cell's measured arrivals, in order of arrival, and its counts.
+
+    Attributes:
+        ttft_ms, ttft_from_send_ms, e2e_ms: (n,) latencies.
+        tpot_ms: (n,); empty when the shape has a single output token.
+        since_warmup_s: (n,) intended arrival after the end of the warm-up.
+        window_s: length of the measured window.
+        arrivals, failed, dropped: of the measured arrivals.
+    """
+
+    ttft_ms: NDArray[np.float64]
+    ttft_from_send_ms: NDArray[np.float64]
+    tpot_ms: NDArray[np.float64]
+    e2e_ms: NDArray[np.float64]
+    since_warmup_s: NDArray[np.float64]
+    window_s: float
+    arrivals: int
+    failed: int
+    dropped: int
+
+    @property
+    def n(self) -> int:
+        """How many successes there are."""
+        return len(self.ttft_ms)
+
+    @property
+    def backlog_growth_s(self) -> float | None:
+        """Median E2E of the last tenth of the successes minus that of the first tenth, in s."""
+        if self.n == 0:
+            return None
+        tenth = max(1, self.n // 10)
+        return float(np.median(self.e2e_ms[-tenth:]) - np.median(self.e2e_ms[:tenth])) / 1e3
+
+    @property
+    def backlog_by_quarter_s(self) -> list[float | None]:
+        """Median E2E of each quarter of the window minus that of the first, in s."""
+        edges = np.linspace(0, self.window_s, 5)[1:-1]
+        quarter = np.searchsorted(edges, self.since_warmup_s, side="right")
+        medians = [
+            float(np.median(self.e2e_ms[quarter == q])) / 1e3 if np.any(quarter == q) else None
+            for q in range(4)
+        ]
+        first = medians[0]
+        return [None if m is None or first is None else m - first for m in medians]
+
+    @property
+    def requested_rps(self) -> float:
+        """Measured arrivals over the window."""
+        return self.arrivals / self.window_s
+
+    @property
+    def effective_rps(self) -> float:
+        """Successes over the window plus the backlog's growth."""
+        growth = self.backlog_growth_s
+        return 0.0 if growth is None else self.n / (self.window_s + max(0.0, growth))
+
+    @property
+    def throughput_ratio(self) -> float | None:
+        """Effective over requested throughput; None without arrivals."""
+        return self.effective_rps / self.requested_rps if self.arrivals else None
+
+    @property
+    def error_rate(self) -> float | None:
+        """Failures over the arrivals that were not dropped by the in-flight cap."""
+        sent = self.arrivals - self.dropped
+        return self.failed / sent if sent else None
+
+
+def read_requests(path: Path, sha256: str | None, window: Mapping[str, Any]) -> Requests:
+    """Read a cell's requests file.
+
+    Args:
+        path: `requests_<phase>_<cell>.jsonl`.
+        sha256: the hash its bytes must have; None: not checked.
+        window: the `window` of the cell's record.
+
+    Raises:
+        ArtifactError: a record is malformed, or a success has its stamps out of order.
+    """
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+    if not stop > start:
+        raise ArtifactError(
+            f"{path}: the cell's window ends at {stop}, before it starts at {start}"
+        )
+    frames = [
+        frame.filter((pl.col("t_intended_ns") >= start) & (pl.col("t_intended_ns") < stop))
+        for frame in read_records(path, REQUESTS, sha256)
+    ]
+    measured = pl.concat(frames or [empty_frame(REQUESTS)]).sort("t_intended_ns", "seq")
+    status = measured["status"]
+    ok = measured.filter(status == "ok")
+    _check_stamps(path, ok)
+    columns = {
+        name: ok[name].to_numpy().astype(np.int64) for name in ok.columns if name != "status"
+    }
+    intended, first, last = (
+        columns[f"t_{name}_ns"] for name in ("intended", "first_token", "last_token")
+    )
+    gaps = columns["completion_tokens"] - 1
+    return Requests(
+        ttft_ms=(first - intended) / 1e6,
+        ttft_from_send_ms=(first - columns["t_send_ns"]) / 1e6,
+        tpot_ms=(last - first) / gaps / 1e6 if np.all(gaps > 0) else np.empty(0),
+        e2e_ms=(last - intended) / 1e6,
+        since_warmup_s=(intended - start) / 1e9,
+        window_s=(stop - start) / 1e9,
+        arrivals=measured.height,
+        failed=int(status.is_in(["error", "timeout", "cancelled"]).sum()),
+        dropped=int((status == "dropped").sum()),
+    )
+
+
+def _check_stamps(path: Path, ok: pl.DataFrame) -> None:
+    wrong = ok.filter(
+        (pl.col("t_send_ns") < pl.col("t_intended_ns"))
+        | (pl.col("t_first_token_ns") < pl.col("t_send_ns"))
+        | (pl.col("t_last_token_ns") < pl.col("t_first_token_ns"))
+        | (pl.col("completion_tokens") < 1)
+    )
+    if wrong.height:
+        raise ArtifactError(
+            f"{path}: the success with seq {wrong['seq'][0]} has its stamps out of order"
+            " (intended <= send <= first token <= last token) or no completion token"
+        )
+
+
+def waiting_p50(path: Path, sha256: str | None, window: Mapping[str, Any]) -> float:
+    """Median of vllm:num_requests_waiting over the scrapes inside the measured window.
+
+    Raises:
+        ArtifactError: the file's hash differs, no scrape lies in the window, or a scrape lacks the
+        gauge.
+    """
+    if sha256 is not None and sha256_file(path) != sha256:
+        raise ArtifactError(
+            f"{path}: sha256 is not what index.json says: the file changed after it was measured"
+        )
+    depths = []
+    for number, record in enumerate(read_jsonl(path), 1):
+        try:
+            inside = window["t_warmup_end_ns"] <= record["t_ns"] < window["t_stop_ns"]
+            if not (inside and record["ok"]):
+                continue
+            series = [
+                float(value)
+                for name, value in record["values"].items()
+                if name == WAITING or name.startswith(WAITING + "{")
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{path}:{number}: not a metrics record: {error!r}") from None
+        if not series:
+            raise ArtifactError(f"{path}:{number}: no {WAITING} among the values")
+        depths.append(sum(series))
+    if not depths:
+        raise ArtifactError(f"{path}: no successful scrape inside the measured window")
+    return float(np.median(depths))
+
+
+def measure_requests(cell: Cell) -> Requests:
+    """The requests of a valid cell, its file checked against the index.
+
+    Raises:
+        ArtifactError: the index does not list the file, or the file is not what it was.
+    """
+    assert cell.record is not None
+    return read_requests(cell.file("requests"), _vouched(cell, "requests"), cell.record["window"])
+
+
+def measure_waiting(cell: Cell) -> float:
+    """`waiting_p50` of a valid cell, its file checked against the index."""
+    assert cell.record is not None
+    return waiting_p50(cell.file("metrics"), _vouched(cell, "metrics"), cell.record["window"])
+
+
+def _vouched(cell: Cell, kind: str) -> str:
+    digest = cell.sha256(kind)
+    if digest is None:
+        raise ArtifactError(
+            f"{cell.folder.parent / 'index.json'}: no hash of {cell.file(kind).name},"
+            " which a valid cell must have"
+        )
+    return digest
+
+
+def summarise_cell(
+    cell_dir: Path, *, confidence: float = 0.95, p99_min_samples: int = 1000
+) -> dict[str, Any]:
+    """The percentiles of one cell's folder, for the launch's `summary.json`.
+
+    Returns:
+        n, window_s, requested and effective throughput (1/s), error_rate, and for ttft, tpot and
+        e2e the p50, p90 and p99 in ms with their order-statistic intervals.
+
+    Raises:
+        ArtifactError: a file is missing or malformed.
+    """
+    paths = sorted(cell_dir.glob("cell_*.json"))
+    if len(paths) != 1:
+        raise ArtifactError(f"{cell_dir}: found {len(paths)} files cell_*.json, wanted 1")
+    record = read_json(paths[0])
+    name = f"requests_{record['phase']}_{record['cell']}.jsonl"
+    requests = read_requests(cell_dir / name, None, record["window"])
+    return request_columns(requests, confidence, p99_min_samples)
+
+
+def request_columns(requests: Requests, confidence: float, p99_min_samples: int) -> dict[str, Any]:
+    """The aggregate table's columns that come from the requests alone; ms and 1/s."""
+    row: dict[str, Any] = {"n": requests.n, "window_s": requests.window_s}
+    refused = requests.n < p99_min_samples
+    for metric in ("ttft", "tpot", "e2e"):
+        values = getattr(requests, f"{metric}_ms")
+        for percent, found in quantiles(values, confidence, p99_min_samples).items():
+            row[f"{metric}_p{percent}_ms"] = found.value
+            row[f"{metric}_p{percent}_lo_ms"] = found.lo
+            row[f"{metric}_p{percent}_hi_ms"] = found.hi
+    row["p99_reason"] = P99_REFUSED if refused else None
+    row["ttft_from_send_p90_ms"] = (
+        float(np.percentile(requests.ttft_from_send_ms, 90)) if requests.n else None
+    )
+    row["requested_throughput_rps"] = requests.requested_rps
+    row["effective_throughput_rps"] = requests.effective_rps
+    row["throughput_ratio"] = requests.throughput_ratio
+    row["error_rate"] = requests.error_rate
+    row["dropped"] = requests.dropped
+    return row

@@ -1,0 +1,70 @@
+"""Percentiles, and their distribution-free intervals from order statistics.
+
+Sources: Hyndman & Fan (1996), definition 7 (numpy's `linear`); Le Boudec, "Performance Evaluation
+of Computer and Communication Systems", theorem 2.1 (exact binomial ranks); METHOD.md,
+"Definitions".
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+PERCENTS = (50, 90, 99)
+
+
+class Quantile(NamedTuple):
+    """A percentile and its interval, in the unit of the data; None where the sample cannot tell."""
+
+    value: float | None
+    lo: float | None
+    hi: float | None
+
+
+@lru_cache(maxsize=4096)
+def order_statistic_ranks(
+    n: int, percent: float, confidence: float
+) -> tuple[int | None, int | None]:
+    """The ranks (1 to n) whose order statistics enclose a percentile.
+
+    For n independent draws the number below the percentile is Binomial(n, percent/100); the ranks
+    cut at most (1 - confidence)/2 from each of its tails, so [x_(lo), x_(hi)] covers the
+    percentile with probability at least `confidence`, whatever the distribution. None: no order
+    statistic of so small a sample is far enough out on that side.
+    """
+    tail = (1 - confidence) / 2
+    p = percent / 100
+    low = int(binom.ppf(tail, n, p))
+    high = int(binom.ppf(1 - tail, n, p)) + 1
+    return (low if low >= 1 else None), (high if high <= n else None)
+
+
+def quantile(values: NDArray[np.float64], percent: float, confidence: float) -> Quantile:
+    """A percentile of `values` (any order, no NaN) with its order-statistic interval."""
+    n = len(values)
+    if n == 0:
+        return Quantile(None, None, None)
+    ordered = np.sort(values)
+    low, high = order_statistic_ranks(n, percent, confidence)
+    return Quantile(
+        float(np.percentile(ordered, percent)),
+        None if low is None else float(ordered[low - 1]),
+        None if high is None else float(ordered[high - 1]),
+    )
+
+
+def quantiles(
+    values: NDArray[np.float64], confidence: float, p99_min_samples: int
+) -> dict[int, Quantile]:
+    """p50, p90 and p99 of `values`; p99 is refused (None) below `p99_min_samples` samples."""
+    return {
+        percent: quantile(values, percent, confidence)
+        if percent < 99 or len(values) >= p99_min_samples
+        else Quantile(None, None, None)
+        for percent in PERCENTS
+    }
+
+
+P99_REFUSED = "n too small"

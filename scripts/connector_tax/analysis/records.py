@@ -1,0 +1,212 @@
+"""Strict streaming reader of the raw JSON-lines records (CONTRACTS.md: requests, metrics,
+engine_step).
+
+A file is read once, in blocks of whole lines: each block is hashed, then parsed by polars into the
+columns the analysis needs. Memory is bounded by the block, not by the file.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from connector_tax.files import ArtifactError
+
+BLOCK_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class RecordKind:
+    """What the lines of one kind of file must hold.
+
+    Attributes:
+        columns: key to polars type; other keys of a line are not read.
+        required: keys that may never be null.
+        allowed: closed sets of values, by key.
+        required_if: (key, value) to the keys that may not be null in such a record.
+    """
+
+    columns: dict[str, pl.DataType]
+    required: tuple[str, ...]
+    allowed: dict[str, tuple[str, ...]]
+    required_if: dict[tuple[str, str], tuple[str, ...]]
+
+
+INT, FLOAT, TEXT = pl.Int64(), pl.Float64(), pl.String()
+
+REQUESTS = RecordKind(
+    columns={
+        "seq": INT,
+        "status": TEXT,
+        "t_intended_ns": INT,
+        "t_send_ns": INT,
+        "t_first_token_ns": INT,
+        "t_last_token_ns": INT,
+        "t_done_ns": INT,
+        "completion_tokens": INT,
+    },
+    required=("seq", "status", "t_intended_ns"),
+    allowed={"status": ("ok", "error", "timeout", "cancelled", "dropped")},
+    required_if={
+        ("status", "ok"): (
+            "t_send_ns",
+            "t_first_token_ns",
+            "t_last_token_ns",
+            "t_done_ns",
+            "completion_tokens",
+        )
+    },
+)
+
+STEPS = RecordKind(
+    columns={
+        "t_ns": INT,
+        "step_id": INT,
+        "process": TEXT,
+        "step_duration_us": FLOAT,
+        "build_meta_us": FLOAT,
+        "get_finished_us": FLOAT,
+        "start_load_kv_us": FLOAT,
+        "prefill_tokens": INT,
+        "decode_tokens": INT,
+    },
+    required=("t_ns", "step_id", "process"),
+    allowed={"process": ("scheduler", "worker")},
+    required_if={("process", "scheduler"): ("step_duration_us", "prefill_tokens", "decode_tokens")},
+)
+
+
+def read_records(path: Path, kind: RecordKind, sha256: str | None) -> Iterator[pl.DataFrame]:
+    """Yield the file's records in order, a block of lines at a time.
+
+    Args:
+        path: a JSON-lines file; every line ends in a newline, no line is blank.
+        kind: what each line must hold.
+        sha256: hex digest the file's bytes must have; None when no index vouches for it (yet).
+
+    Raises:
+        ArtifactError: the file is missing or has another hash, or a line is not an object holding
+            the wanted keys and types; names the file and, for a line, its number.
+    """
+    digest = hashlib.sha256()
+    lines = 0
+    for block in _blocks(path):
+        digest.update(block)
+        frame = _parse(path, block, kind, lines)
+        lines += frame.height
+        yield frame
+    if sha256 is not None and digest.hexdigest() != sha256:
+        raise ArtifactError(
+            f"{path}: sha256 is {digest.hexdigest()}, index.json says {sha256}: the file changed"
+            " after it was measured"
+        )
+
+
+def empty_frame(kind: RecordKind) -> pl.DataFrame:
+    """A table without rows and with the kind's columns."""
+    return pl.DataFrame(schema=kind.columns)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as stream:
+            rest = b""
+            while data := stream.read(BLOCK_BYTES):
+                cut = data.rfind(b"\n") + 1
+                if cut:
+                    yield rest + data[:cut]
+                    rest = data[cut:]
+                else:
+                    rest += data
+            if rest:
+                yield rest
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file") from None
+
+
+def _parse(path: Path, block: bytes, kind: RecordKind, before: int) -> pl.DataFrame:
+    try:
+        frame = pl.read_ndjson(BytesIO(block), schema=kind.columns)
+    except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
+        raise _culprit(path, block, kind, before, str(error)) from None
+    complete = block.count(b"\n") == frame.height and block.endswith(b"\n")
+    if not complete or not _admissible(frame, kind) or not _has_keys(block, kind):
+        raise _culprit(path, block, kind, before, "blank or unfinished line")
+    return frame
+
+
+def _admissible(frame: pl.DataFrame, kind: RecordKind) -> bool:
+    checks = [pl.col(key).null_count() == 0 for key in kind.required]
+    checks += [pl.col(key).is_in(values).all() for key, values in kind.allowed.items()]
+    for (key, value), wanted in kind.required_if.items():
+        checks += [(pl.col(w).is_not_null() | (pl.col(key) != value)).all() for w in wanted]
+    named = [check.alias(str(position)) for position, check in enumerate(checks)]
+    return all(map(bool, frame.select(named).row(0)))
+
+
+def _has_keys(block: bytes, kind: RecordKind) -> bool:
+    """Whether the block's first line has every key: a null value is allowed, a missing key is not.
+
+    polars reads both as null; the keys are written by one writer, so one line per block tells.
+    """
+    return kind.columns.keys() <= json.loads(block[: block.find(b"\n")]).keys()
+
+
+def _culprit(path: Path, block: bytes, kind: RecordKind, before: int, why: str) -> ArtifactError:
+    """The error of the first line that breaks the kind's rules, found line by line."""
+    for number, line in enumerate(block.split(b"\n")[: block.count(b"\n") + 1], before + 1):
+        if number > before + block.count(b"\n") and not line:
+            break
+        problem = _line_problem(line, kind)
+        if problem is not None:
+            return ArtifactError(f"{path}:{number}: {problem}")
+    if not block.endswith(b"\n"):
+        number = before + block.count(b"\n") + 1
+        return ArtifactError(f"{path}:{number}: the last line has no newline: the file is cut off")
+    return ArtifactError(f"{path}: {why}")
+
+
+def _line_problem(line: bytes, kind: RecordKind) -> str | None:
+    try:
+        record: Any = json.loads(line.decode(), parse_constant=_refuse_constant)
+    except (ValueError, UnicodeDecodeError) as error:
+        return f"not valid JSON: {error}" if line.strip() else "blank line"
+    if not isinstance(record, dict):
+        return f"a record must be a JSON object, found {type(record).__name__}"
+    for key, dtype in kind.columns.items():
+        problem = _value_problem(record, key, dtype, kind)
+        if problem is not None:
+            return problem
+    for (key, value), wanted in kind.required_if.items():
+        for name in wanted:
+            if record[key] == value and record[name] is None:
+                return f"{name} is null in a record with {key} {value!r}"
+    return None
+
+
+def _value_problem(
+    record: dict[str, Any], key: str, dtype: pl.DataType, kind: RecordKind
+) -> str | None:
+    if key not in record:
+        return f"key {key!r} is missing"
+    value = record[key]
+    if value is None:
+        return f"{key} is null" if key in kind.required else None
+    numbers = (int,) if dtype == INT else (int, float)
+    good = isinstance(value, str) if dtype == TEXT else isinstance(value, numbers)
+    if not good or isinstance(value, bool):
+        return f"{key} is {value!r}, a {type(value).__name__}; wanted {dtype}"
+    if dtype == INT and not -(2**63) <= value < 2**63:
+        return f"{key} is {value}, which does not fit 64 bits"
+    if key in kind.allowed and value not in kind.allowed[key]:
+        return f"{key} is {value!r}; allowed: {', '.join(kind.allowed[key])}"
+    return None
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")

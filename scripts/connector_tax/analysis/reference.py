@@ -1,0 +1,164 @@
+"""The reference rates of Phases B and B', from the cells of Phase A.
+
+Source: design, "Reference rate selection"; METHOD.md. `ref_safe` is the highest rate at which
+every included configuration is seen unsaturated and none is saturated at a lower rate; `ref_load`
+is the same for plain alone. Left out of the rule, with the reason: a configuration without a valid
+cell, and one that is saturated at the lowest rate it has. A rate at which an included
+configuration has no valid cell does not qualify. `plain_last` is judged and logged, and has no
+say.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from connector_tax.analysis.ingest import Cell, Study, load_cells, load_study
+from connector_tax.analysis.measure import measure_requests, measure_waiting
+from connector_tax.analysis.saturation import Judgement, combine, judge_sweep, load_of
+from connector_tax.files import ArtifactError, write_json
+
+Sweep = dict[float, Judgement]
+States = dict[str, dict[float, bool | None]]
+
+
+class NoReferenceRateError(Exception):
+    """No rate qualifies and there is no fallback; the text says who is in the way."""
+
+
+def judge_launches(study: Study, cells: Sequence[Cell]) -> dict[tuple[str, int], Sweep]:
+    """Judge the sweep of every Phase A launch: (config, block) to rate (1/s) to judgement."""
+    bounds = study.config["saturation"]
+    loads: dict[tuple[str, int], dict[float, Any]] = {}
+    for cell in cells:
+        launch = loads.setdefault((cell.key.config, cell.key.block), {})
+        if cell.status == "valid":
+            load = load_of(measure_requests(cell), measure_waiting(cell))
+            if load is not None:
+                assert cell.rate_rps is not None
+                launch[cell.rate_rps] = load
+    return {key: judge_sweep(launch, bounds) for key, launch in loads.items()}
+
+
+def reference_rates(
+    study: Study, cells: Sequence[Cell], sweeps: Mapping[tuple[str, int], Sweep]
+) -> dict[str, Any]:
+    """The content of reference_rates.json.
+
+    Args:
+        study: the study.
+        cells: its Phase A cells, for the reasons of those that are not valid.
+        sweeps: `judge_launches` of these cells.
+
+    Raises:
+        NoReferenceRateError: no rate qualifies and `reference.fallback_rps` is null.
+    """
+    rates = [float(cell["rate_rps"]) for cell in study.cells("A")]
+    criteria, states = _criteria(study, rates, sweeps)
+    left_out = {
+        config: reason
+        for config in study.configurations
+        if (reason := _left_out(config, states[config], cells)) is not None
+    }
+    included = [config for config in study.configurations if config not in left_out]
+    ref_safe = _highest_qualifying(rates, [states[config] for config in included])
+    ref_load = _highest_qualifying(rates, [states["plain"]] if "plain" in included else [])
+    if "plain" not in included:
+        ref_safe = None
+    fallback = study.config["reference"]["fallback_rps"]
+    fallback_used = ref_safe is None or ref_load is None
+    if fallback_used and fallback is None:
+        raise NoReferenceRateError(_why_none(rates, states, included, left_out))
+    return {
+        "ref_safe": ref_safe if ref_safe is not None else fallback,
+        "ref_load": ref_load if ref_load is not None else fallback,
+        "rates_rps": rates,
+        "saturation_rate_rps": {
+            config: next((rate for rate in rates if known[rate] is True), None)
+            for config, known in states.items()
+        },
+        "criteria": criteria,
+        "left_out": left_out,
+        "fallback_used": fallback_used,
+    }
+
+
+def _criteria(
+    study: Study, rates: Sequence[float], sweeps: Mapping[tuple[str, int], Sweep]
+) -> tuple[dict[str, dict[str, Any]], States]:
+    criteria: dict[str, dict[str, Any]] = {}
+    states: States = {}
+    for config in study.configs("A"):
+        launches = [sweep for (name, _), sweep in sweeps.items() if name == config]
+        entries = {
+            rate: combine([s[rate] for s in launches if rate in s], study.config["saturation"])
+            for rate in rates
+        }
+        criteria[config] = {f"{rate:g}": entry for rate, entry in entries.items()}
+        states[config] = {rate: entry["saturated"] for rate, entry in entries.items()}
+    return criteria, states
+
+
+def _left_out(config: str, known: Mapping[float, bool | None], cells: Sequence[Cell]) -> str | None:
+    seen = [rate for rate, saturated in known.items() if saturated is not None]
+    if not seen:
+        reason = next((c.reason for c in cells if c.key.config == config and c.reason), None)
+        return f"no valid Phase A cell: {reason}"
+    if known[seen[0]]:
+        return f"saturated at {seen[0]:g} req/s, its lowest valid rate"
+    return None
+
+
+def _highest_qualifying(
+    rates: Sequence[float], included: Sequence[Mapping[float, bool | None]]
+) -> float | None:
+    best = None
+    for rate in rates:
+        states = [known[rate] for known in included]
+        if True in states:
+            break
+        if states and None not in states:
+            best = rate
+    return best
+
+
+def _why_none(
+    rates: Sequence[float],
+    states: States,
+    included: Sequence[str],
+    left_out: Mapping[str, str],
+) -> str:
+    lines = [f"{config} left out: {reason}" for config, reason in left_out.items()]
+    for rate in rates:
+        bad = [f"{c} saturated" for c in included if states[c][rate] is True]
+        bad += [f"{c} without a valid cell" for c in included if states[c][rate] is None]
+        lines.append(f"{rate:g} req/s: {', '.join(bad) or 'unsaturated for all included'}")
+    return (
+        "no rate qualifies as reference rate (plain must be unsaturated at it, and so must every"
+        " included configuration):\n  " + "\n  ".join(lines) + "\nAdd lower rates to"
+        " phase_a.rates_rps, or set reference.fallback_rps."
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write reference_rates.json beside study.json from the finished Phase A launches."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.analysis.reference", description=main.__doc__
+    )
+    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    arguments = parser.parse_args(argv)
+    try:
+        study = load_study(arguments.study)
+        cells = load_cells(study, "A", None)
+        rates = reference_rates(study, cells, judge_launches(study, cells))
+    except (ArtifactError, NoReferenceRateError) as error:
+        print(f"reference rates: {error}", file=sys.stderr)
+        return 2
+    write_json(study.root / "reference_rates.json", rates)
+    print(f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

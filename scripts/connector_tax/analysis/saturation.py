@@ -1,0 +1,124 @@
+"""Saturation of a configuration at a rate: the design's three criteria, any of them.
+
+Source: design, "Saturation criteria"; METHOD.md, "Extension, saturation, reference rates". With
+several blocks each valid launch is judged by itself; the configuration is saturated at a rate when
+at least half of its valid launches are (a tie counts as saturated: a reference rate errs on the
+low side).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from connector_tax.analysis.measure import Requests
+
+CRITERIA = ("throughput_ratio", "waiting", "ttft_ratio")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What saturation is judged from, in one valid cell."""
+
+    throughput_ratio: float
+    waiting_p50: float
+    ttft_p90_ms: float
+    backlog_by_quarter_s: list[float | None]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One launch at one rate; a ratio of None means r/2 has no valid cell: not applicable."""
+
+    load: Load
+    ttft_ratio: float | None
+    fired: dict[str, bool | None]
+
+    @property
+    def saturated(self) -> bool:
+        """Whether any criterion fired."""
+        return any(fired is True for fired in self.fired.values())
+
+    @property
+    def names(self) -> str:
+        """The criteria that fired, joined by semicolons."""
+        return ";".join(name for name in CRITERIA if self.fired[name])
+
+
+def load_of(requests: Requests, waiting: float) -> Load | None:
+    """The load figures of a cell; None when nothing succeeded in it."""
+    ratio = requests.throughput_ratio
+    if requests.n == 0 or ratio is None:
+        return None
+    return Load(
+        ratio, waiting, float(np.percentile(requests.ttft_ms, 90)), requests.backlog_by_quarter_s
+    )
+
+
+def judge(load: Load, half_rate: Load | None, bounds: Mapping[str, float]) -> Judgement:
+    """Apply the three criteria.
+
+    Args:
+        load: the cell at rate r.
+        half_rate: the same launch's cell at r/2; None when the grid has none or it is not valid.
+        bounds: the `saturation` section of the configuration.
+    """
+    ratio = None if half_rate is None else load.ttft_p90_ms / half_rate.ttft_p90_ms
+    return Judgement(
+        load,
+        ratio,
+        {
+            "throughput_ratio": load.throughput_ratio < bounds["throughput_ratio_min"],
+            "waiting": load.waiting_p50 > bounds["waiting_p50_max"],
+            "ttft_ratio": None if ratio is None else ratio > bounds["ttft_p90_ratio_max"],
+        },
+    )
+
+
+def judge_sweep(loads: Mapping[float, Load], bounds: Mapping[str, float]) -> dict[float, Judgement]:
+    """Judge every valid rate (1/s) of one launch's sweep."""
+    return {rate: judge(load, loads.get(rate / 2), bounds) for rate, load in loads.items()}
+
+
+def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dict[str, Any]:
+    """One rate of one configuration over its valid launches: medians of the values, majorities.
+
+    Returns:
+        `saturated` with the three criteria and the backlog, as reference_rates.json has it;
+        `saturated` is None when no launch is valid.
+    """
+    bound = {
+        "throughput_ratio": bounds["throughput_ratio_min"],
+        "waiting": bounds["waiting_p50_max"],
+        "ttft_ratio": bounds["ttft_p90_ratio_max"],
+    }
+    values = {
+        "throughput_ratio": [j.load.throughput_ratio for j in judgements],
+        "waiting": [j.load.waiting_p50 for j in judgements],
+        "ttft_ratio": [j.ttft_ratio for j in judgements if j.ttft_ratio is not None],
+    }
+    entry: dict[str, Any] = {
+        "saturated": _at_least_half([j.saturated for j in judgements]),
+        "n_launches": len(judgements),
+        "n_saturated": sum(j.saturated for j in judgements),
+    }
+    for name in CRITERIA:
+        fired = [f for j in judgements if (f := j.fired[name]) is not None]
+        entry[name] = {
+            "value": float(np.median(values[name])) if values[name] else None,
+            "bound": bound[name],
+            "fired": _at_least_half(fired),
+        }
+    quarters = [j.load.backlog_by_quarter_s for j in judgements]
+    entry["backlog_growth"] = [_median_or_none(column) for column in zip(*quarters, strict=True)]
+    return entry
+
+
+def _at_least_half(flags: Sequence[bool]) -> bool | None:
+    return 2 * sum(flags) >= len(flags) if flags else None
+
+
+def _median_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None

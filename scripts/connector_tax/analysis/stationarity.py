@@ -1,0 +1,61 @@
+"""Is a cell still warming up? MSER-5 and a comparison of halves, on TPOT in order of arrival.
+
+Sources: White, "An effective truncation heuristic for bias reduction in simulation output" (1997),
+MSER-5; Georges et al. (OOPSLA'07) on steady state. Neither removes data: the warm-up that is
+discarded is the design's fixed one, and a cell that is flagged needs a longer one.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import mannwhitneyu
+
+BATCH = 5
+SIGNIFICANCE = 0.01
+MIN_BATCHES = 8
+
+
+class Stationarity(NamedTuple):
+    """The verdict on one cell.
+
+    Attributes:
+        warming_up: both signs agree: the halves differ by more than the margin and significantly,
+            and MSER-5 would discard a beginning. None: too few requests to tell.
+        mser5_discard: share of the requests MSER-5 would discard, 0 to 0.5.
+        halves_change: median of the second half over that of the first, minus 1.
+        halves_p: Mann-Whitney p-value of batch means of the two halves.
+    """
+
+    warming_up: bool | None
+    mser5_discard: float | None
+    halves_change: float | None
+    halves_p: float | None
+
+
+def stationarity(values: NDArray[np.float64], margin: float) -> Stationarity:
+    """Judge `values` (one per request, in order of arrival) against a relative `margin`."""
+    batches = values[: len(values) // BATCH * BATCH].reshape(-1, BATCH).mean(axis=1)
+    if len(batches) < MIN_BATCHES:
+        return Stationarity(None, None, None, None)
+    half = len(batches) // 2
+    first, second = np.array_split(values, 2)
+    change = float(np.median(second) / np.median(first) - 1)
+    p = float(mannwhitneyu(batches[:half], batches[half:], method="asymptotic").pvalue)
+    discard = mser(batches) / len(batches)
+    warming = p < SIGNIFICANCE and abs(change) > margin and discard > 0
+    return Stationarity(warming, discard, change, p)
+
+
+def mser(batches: NDArray[np.float64]) -> int:
+    """How many leading batches MSER discards: argmin over d of S_d^2 / (m - d)^2.
+
+    S_d^2 is the sum of squared deviations of the m - d batches kept from their mean; d is at most
+    half of m, as White has it, because the statistic is unstable when few batches are left.
+    """
+    m = len(batches)
+    kept = np.arange(m, 0, -1)
+    sums = np.cumsum(batches[::-1])[::-1]
+    squares = np.cumsum(batches[::-1] ** 2)[::-1]
+    statistic = (squares - sums**2 / kept) / kept.astype(np.float64) ** 2
+    return int(np.argmin(statistic[: m // 2 + 1]))

@@ -1,0 +1,552 @@
+"""A complete fake study folder with known taxes, as the measuring side would have left it.
+
+Every latency is lognormal around a base that depends on the shape; a configuration's TTFT, TPOT and
+step duration are exactly (1 + tax) times plain's, so the true tax is known at every rate below
+saturation. Above its capacity a server falls behind linearly, which fires the saturation criteria.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from connector_tax.analysis import reference
+from connector_tax.seeds import named_rng
+
+CONFIGURATIONS = (
+    "plain",
+    "noop_connector",
+    "mooncake_producer",
+    "mooncake_consumer",
+    "mooncake_both",
+    "nixl_both",
+    "lmcache_only",
+    "multi_mooncake_lmcache",
+)
+TAXES = {
+    "noop_connector": 0.10,
+    "mooncake_producer": 0.20,
+    "mooncake_consumer": 0.15,
+    "mooncake_both": 0.45,
+    "nixl_both": 0.38,
+    "lmcache_only": 0.08,
+    "multi_mooncake_lmcache": 0.53,
+}
+PLAIN_CAPACITY_RPS = 110.0
+STEP_US = 1000.0
+TTFT_SIGMA, TPOT_SIGMA, STEP_SIGMA = 0.15, 0.05, 0.05
+
+CONFIG: dict[str, Any] = {
+    "study": "synthetic",
+    "arrivals": {"process": "fixed", "gamma_shape": None},
+    "phase_a": {"rates_rps": [20.0, 40.0, 80.0, 160.0], "input_tokens": 256, "output_tokens": 32},
+    "phase_b": {"input_tokens": [128, 512], "output_tokens": [16, 64]},
+    "phase_bp": {
+        "configurations": ["plain", "mooncake_both", "nixl_both", "lmcache_only"],
+        "shapes": [[128, 16], [256, 32], [512, 64]],
+    },
+    "cell": {
+        "warmup_s": 0.5,
+        "floor_s": 3.0,
+        "cap_s": 10.0,
+        "min_completed": 80,
+        "drain_s": 20.0,
+        "inflight_cap": 256,
+        "request_timeout_s": 30.0,
+    },
+    "saturation": {"throughput_ratio_min": 0.95, "waiting_p50_max": 1.0, "ttft_p90_ratio_max": 1.5},
+    "reference": {"fallback_rps": None},
+    "statistics": {
+        "confidence": 0.95,
+        "resamples": 2000,
+        "margin": 0.03,
+        "chunk_s": 0.5,
+        "p99_min_samples": 1000,
+    },
+    "hypotheses": {
+        "h1_min_tax": 0.10,
+        "h1_prior_band": [0.25, 0.60],
+        "h2_prior_gap_pp": 7.0,
+        "h2_gap_band_pp": [5.0, 10.0],
+        "h3_framework_share": 0.50,
+        "h3_implementation_share": 0.30,
+        "h4_tolerance": 0.30,
+        "max_hours": 6.0,
+        "prior": {
+            "plain_ttft_p90_s": 7.35,
+            "nixl_ttft_p90_s": 10.1,
+            "mooncake_both_ttft_p90_s": 10.67,
+        },
+    },
+}
+
+CellName = tuple[str, int, str, str]
+
+
+@dataclass
+class _Writer:
+    """The state of one study being written; time is virtual and only moves forward."""
+
+    root: Path
+    document: dict[str, Any]
+    taxes: Mapping[str, float]
+    seed: int
+    skipped: Mapping[str, str]
+    failed: Mapping[tuple[str, int, str], str]
+    void: Mapping[CellName, str]
+    step_timing: bool
+    launch_sigma: float
+    ttft_growth: float
+    tpot_growth: float
+    steps_per_cell: int
+    now_ns: int = 10**15
+    reference_sha256: str | None = None
+    rates: dict[str, float] = field(default_factory=dict)
+
+
+def write_synthetic_study(
+    root: Path,
+    *,
+    taxes: Mapping[str, float] = TAXES,
+    seed: int = 1,
+    blocks: int = 1,
+    skipped: Mapping[str, str] | None = None,
+    failed: Mapping[tuple[str, int, str], str] | None = None,
+    void: Mapping[CellName, str] | None = None,
+    step_timing: bool = True,
+    closing_plain: bool = True,
+    launch_sigma: float = 0.005,
+    ttft_growth: float = 0.0,
+    tpot_growth: float = 0.0,
+    steps_per_cell: int = 300,
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write `root/study.json` and everything around it; returns the path of study.json.
+
+    Args:
+        root: the study's folder, e.g. `tmp_path / "results" / "x"`.
+        taxes: tax of each configuration as a fraction (0.45 is +45%); absent means 0.
+        seed: same seed and arguments, same bytes.
+        blocks: launches of each configuration.
+        skipped: configuration to reason, as a failed pre-flight gate leaves it.
+        failed: (config, block, phase) to reason: a launch whose server died before any cell.
+        void: (config, block, phase, cell) to reason; the cell is measured and not valid.
+        step_timing: False writes no step records and says so in patch_status.json.
+        closing_plain: launch `plain_last` at the end of each block.
+        launch_sigma: standard deviation of a launch's own log offset.
+        ttft_growth: added to every non-zero TTFT tax per doubling of the input above 128 tokens.
+        tpot_growth: added to every non-zero TPOT tax per doubling of the output above 16 tokens.
+        steps_per_cell: scheduler steps in each cell; as many worker records.
+        config: sections that replace those of CONFIG, merged key by key.
+
+    The shape and the rates are CONFIG's. reference_rates.json is the analysis' own.
+    """
+    document = _document(seed, blocks, closing_plain, config or {})
+    writer = _Writer(
+        root=root,
+        document=document,
+        taxes=taxes,
+        seed=seed,
+        skipped=skipped or {},
+        failed=failed or {},
+        void=void or {},
+        step_timing=step_timing,
+        launch_sigma=launch_sigma,
+        ttft_growth=ttft_growth,
+        tpot_growth=tpot_growth,
+        steps_per_cell=steps_per_cell,
+    )
+    root.mkdir(parents=True, exist_ok=True)
+    _dump(root / "study.json", document)
+    _write_surroundings(writer)
+    _write_phase(writer, "A")
+    if reference.main(["--study", str(root / "study.json")]):
+        raise RuntimeError("the synthetic study has no reference rate; see the message above")
+    rates_file = root / "reference_rates.json"
+    writer.rates = json.loads(rates_file.read_text())
+    writer.reference_sha256 = hashlib.sha256(rates_file.read_bytes()).hexdigest()
+    for phase in ("B", "Bp"):
+        _write_phase(writer, phase)
+    return root / "study.json"
+
+
+def _document(
+    seed: int, blocks: int, closing_plain: bool, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    config = {
+        key: {**value, **overrides.get(key, {})} if isinstance(value, dict) else value
+        for key, value in CONFIG.items()
+    }
+    config |= {"seed": seed, "blocks": blocks, "closing_plain": closing_plain}
+    config["configurations"] = list(CONFIGURATIONS)
+    sweep, grid = config["phase_a"], config["phase_b"]
+    shape_cells = {
+        "B": [(i, o) for i in grid["input_tokens"] for o in grid["output_tokens"]],
+        "Bp": [tuple(shape) for shape in config["phase_bp"]["shapes"]],
+    }
+    cells: dict[str, list[dict[str, Any]]] = {
+        "A": [
+            {
+                "cell": f"r{rate:g}",
+                "rate_rps": float(rate),
+                "input_tokens": sweep["input_tokens"],
+                "output_tokens": sweep["output_tokens"],
+            }
+            for rate in sweep["rates_rps"]
+        ]
+    }
+    for phase, shapes in shape_cells.items():
+        cells[phase] = [
+            {"cell": f"{i}x{o}", "rate_rps": None, "input_tokens": i, "output_tokens": o}
+            for i, o in shapes
+        ]
+    closing = ("plain_last",) if closing_plain else ()
+    members = {
+        "A": CONFIGURATIONS,
+        "B": CONFIGURATIONS,
+        "Bp": config["phase_bp"]["configurations"],
+    }
+    return {
+        "study": "synthetic",
+        "design_sha256": hashlib.sha256(f"synthetic {seed}".encode()).hexdigest(),
+        "engine_label": "embedded (emulated)",
+        "emulated": True,
+        "package_version": "0.1.0",
+        "created_utc": "2026-05-26T09:00:00+00:00",
+        "seed": seed,
+        "blocks": blocks,
+        "config": config,
+        "configurations": [
+            {
+                "id": name,
+                "label": name.replace("_", " "),
+                "connector": None if name == "plain" else "Connector",
+                "role": None if name == "plain" else "kv_both",
+                "purpose": "synthetic",
+                "gate": None,
+            }
+            for name in CONFIGURATIONS
+        ],
+        "run_order": {
+            phase: [
+                {"config": member, "block": block}
+                for block in range(blocks)
+                for member in (*names, *closing)
+            ]
+            for phase, names in members.items()
+        },
+        "cells": cells,
+    }
+
+
+def _write_surroundings(writer: _Writer) -> None:
+    root = writer.root
+    status = {
+        name: {
+            "include": name not in writer.skipped,
+            "reason": writer.skipped.get(name),
+            "evidence": f"preflight/verify_{name}.log",
+        }
+        for name in CONFIGURATIONS
+    }
+    _dump(root / "preflight" / "preflight_status.json", status)
+    available = writer.step_timing
+    _dump(
+        root / "patch" / "patch_status.json",
+        {
+            "step_timing_available": available,
+            "method": "built in",
+            "reason": None if available else "the probe does not fit this engine version",
+            "targets": [],
+            "reverted": True,
+        },
+    )
+    _dump(root / "environment.json", {"cpu": "synthetic", "vllm": None})
+    (root / "env.txt").write_text("synthetic\n")
+
+
+def _write_phase(writer: _Writer, phase: str) -> None:
+    for entry in writer.document["run_order"][phase]:
+        _write_launch(writer, entry["config"], entry["block"], phase)
+
+
+def _write_launch(writer: _Writer, config: str, block: int, phase: str) -> None:
+    folder = writer.root / "runs" / config / f"block{block}" / phase
+    folder.mkdir(parents=True)
+    rate = {"A": None, "B": writer.rates.get("ref_safe"), "Bp": writer.rates.get("ref_load")}[phase]
+    status, reason = "done", None
+    if config in writer.skipped:
+        status, reason = "skipped", writer.skipped[config]
+    elif (config, block, phase) in writer.failed:
+        status, reason = "failed", writer.failed[config, block, phase]
+    elif phase == "Bp" and writer.rates["ref_load"] == writer.rates["ref_safe"]:
+        status, reason = "skipped", "ref_load equals ref_safe"
+    planned = writer.document["cells"][phase]
+    if status == "done":
+        for name in ("vllm_stdout.log", "vllm_stderr.log", "env.txt"):
+            (folder / name).write_text("synthetic\n")
+        (folder / "launch.sh").write_text("#!/bin/sh\n")
+        _dump(folder / "config.json", {"config": config})
+        _dump(folder / "summary.json", {})
+        offset = named_rng(writer.seed, f"launch/{config}/{block}/{phase}").normal(
+            0, writer.launch_sigma
+        )
+        cells = [
+            _write_cell(writer, folder, config, block, phase, c, rate, offset) for c in planned
+        ]
+    else:
+        lost = "skipped" if status == "skipped" else "missing"
+        cells = [
+            {"cell": c["cell"], "status": lost, "reason": reason, "files": {}} for c in planned
+        ]
+    index = {
+        "config": config,
+        "configuration": "plain" if config == "plain_last" else config,
+        "block": block,
+        "phase": phase,
+        "label": writer.document["engine_label"],
+        "status": status,
+        "reason": reason,
+        "rate_rps": rate,
+        "depends": {
+            "design_sha256": writer.document["design_sha256"],
+            "reference_rates_sha256": writer.reference_sha256,
+        },
+        "attempts": [],
+        "cells": cells,
+        "timing": {},
+    }
+    _dump(folder / "index.json", index)
+
+
+def _write_cell(
+    writer: _Writer,
+    launch_folder: Path,
+    config: str,
+    block: int,
+    phase: str,
+    planned: Mapping[str, Any],
+    launch_rate: float | None,
+    offset: float,
+) -> dict[str, Any]:
+    name = planned["cell"]
+    folder = launch_folder / name
+    folder.mkdir()
+    rate = launch_rate if planned["rate_rps"] is None else planned["rate_rps"]
+    assert rate is not None
+    rules = writer.document["config"]["cell"]
+    window_s = min(max(rules["floor_s"], rules["min_completed"] / rate), rules["cap_s"])
+    origin = writer.now_ns
+    window = {
+        "t_origin_ns": origin,
+        "t_warmup_end_ns": origin + round(rules["warmup_s"] * 1e9),
+        "t_stop_ns": origin + round((rules["warmup_s"] + window_s) * 1e9),
+        "t_drained_ns": origin + round((rules["warmup_s"] + window_s + 1) * 1e9),
+        "started_utc": _utc(origin),
+    }
+    writer.now_ns = window["t_drained_ns"] + 10**9
+    rng = named_rng(writer.seed, f"{config}/{block}/{phase}/{name}")
+    suffix = f"{phase}_{name}.jsonl"
+    requests, waiting = _requests(writer, config, planned, rate, window, offset, rng)
+    requests.write_ndjson(folder / f"requests_{suffix}")
+    _metrics(folder / f"metrics_{suffix}", window, waiting)
+    _steps(writer, folder / f"engine_step_{suffix}", config, window, offset, rng)
+    reason = writer.void.get((config, block, phase, name))
+    warm = requests.height - int(requests["warmup"].sum())
+    record = {
+        "phase": phase,
+        "cell": name,
+        "config": config,
+        "configuration": "plain" if config == "plain_last" else config,
+        "block": block,
+        "label": writer.document["engine_label"],
+        "input_tokens": planned["input_tokens"],
+        "output_tokens": planned["output_tokens"],
+        "schedule": {"kind": "fixed", "rate_rps": rate, "seed": "synthetic", "n": requests.height},
+        "window": window,
+        "counts": {
+            "planned": requests.height,
+            "sent": requests.height,
+            "ok": requests.height,
+            "dropped": 0,
+            "failed": {},
+            "measured_ok": warm,
+        },
+        "extended_s": window_s - rules["floor_s"],
+        "achieved_rate_rps": rate,
+        "health": {"early_send_ms": {"value": 0.0, "bound": 0.0, "pass": True}},
+        "valid": reason is None,
+        "void_reasons": [] if reason is None else [reason],
+        "server_counters": {"before": {}, "after": {}},
+        "clock": "CLOCK_MONOTONIC",
+        "attempt": 1,
+    }
+    _dump(folder / f"cell_{phase}_{name}.json", record)
+    return {
+        "cell": name,
+        "status": "valid" if reason is None else "void",
+        "reason": reason,
+        "files": {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(folder.iterdir())
+        },
+    }
+
+
+def true_tax(
+    taxes: Mapping[str, float], config: str, tokens: int, base_tokens: int, growth: float
+) -> float:
+    """The tax written into a cell: `growth` per doubling of `tokens` above `base_tokens`."""
+    tax = taxes.get(config, 0.0)
+    return tax + growth * float(np.log2(tokens / base_tokens)) if tax else 0.0
+
+
+def _requests(
+    writer: _Writer,
+    config: str,
+    planned: Mapping[str, Any],
+    rate: float,
+    window: Mapping[str, Any],
+    offset: float,
+    rng: np.random.Generator,
+) -> tuple[pl.DataFrame, float]:
+    span_s = (window["t_stop_ns"] - window["t_origin_ns"]) / 1e9
+    n = int(np.ceil(rate * span_s - 1e-9))
+    at_s = np.arange(n) / rate
+    inputs, outputs = planned["input_tokens"], planned["output_tokens"]
+    tax = writer.taxes.get(config, 0.0)
+    ttft_factor = 1 + true_tax(writer.taxes, config, inputs, 128, writer.ttft_growth)
+    tpot_factor = 1 + true_tax(writer.taxes, config, outputs, 16, writer.tpot_growth)
+    behind = max(0.0, rate * (1 + tax) / PLAIN_CAPACITY_RPS - 1)
+    ttft_s = 0.01 * (inputs / 128) ** 0.5 * ttft_factor * np.exp(rng.normal(offset, TTFT_SIGMA, n))
+    tpot_s = 0.002 * tpot_factor * np.exp(rng.normal(offset, TPOT_SIGMA, n))
+    intended = window["t_origin_ns"] + np.round(at_s * 1e9).astype(np.int64)
+    send = intended + rng.integers(50_000, 150_000, n)
+    first = intended + np.round((ttft_s + behind * at_s) * 1e9).astype(np.int64)
+    last = first + np.round(tpot_s * (outputs - 1) * 1e9).astype(np.int64)
+    frame = pl.DataFrame(
+        {
+            "request_id": [f"{config}-{i}" for i in range(n)],
+            "seq": np.arange(n),
+            "status": ["ok"] * n,
+            "error_kind": pl.Series([None] * n, dtype=pl.String),
+            "error_detail": pl.Series([None] * n, dtype=pl.String),
+            "warmup": intended < window["t_warmup_end_ns"],
+            "t_intended_ns": intended,
+            "t_issue_ns": intended + 10_000,
+            "t_worker_ns": intended + 30_000,
+            "t_conn_ns": intended + 40_000,
+            "t_send_ns": send,
+            "t_headers_ns": first - 20_000,
+            "t_first_token_ns": first,
+            "t_last_token_ns": last,
+            "t_done_ns": last + 10_000,
+            "prompt_tokens": [inputs] * n,
+            "completion_tokens": [outputs] * n,
+            "inflight_at_send": [1] * n,
+            "worker": [0] * n,
+            "reads": pl.Series([None] * n, dtype=pl.List(pl.List(pl.Int64))),
+        }
+    )
+    return frame, behind * PLAIN_CAPACITY_RPS
+
+
+def _metrics(path: Path, window: Mapping[str, Any], waiting_per_s: float) -> None:
+    """One scrape each half second; the waiting queue grows by `waiting_per_s` every second."""
+    lines = []
+    stamps = range(window["t_origin_ns"], window["t_drained_ns"], 500_000_000)
+    for stamp in stamps:
+        waiting = waiting_per_s * (stamp - window["t_origin_ns"]) / 1e9
+        values = {
+            'vllm:num_requests_running{engine="0",model_name="synthetic"}': 4.0,
+            'vllm:num_requests_waiting{engine="0",model_name="synthetic"}': float(round(waiting)),
+            'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"}': 99.0,
+        }
+        record: dict[str, Any] = {"t_ns": stamp, "ok": True, "scrape_ms": 1.0, "values": values}
+        if stamp in (stamps[0], stamps[-1]):
+            record["raw"] = "# HELP synthetic\n"
+        lines.append(json.dumps(record))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _steps(
+    writer: _Writer,
+    path: Path,
+    config: str,
+    window: Mapping[str, Any],
+    offset: float,
+    rng: np.random.Generator,
+) -> None:
+    """Scheduler records then worker records; every tenth step is an empty polling step.
+
+    A connector's callbacks take 60% of its step tax: half in build_meta, a third in get_finished, a
+    sixth in start_load_kv. The rest of the tax is in the step and in no callback.
+    """
+    if not writer.step_timing:
+        path.write_bytes(b"")
+        return
+    n = writer.steps_per_cell
+    first_id = int(window["t_origin_ns"] // 10**6)
+    stamps = np.linspace(window["t_origin_ns"], window["t_stop_ns"], n, endpoint=False).astype(
+        np.int64
+    )
+    empty = np.arange(n) % 10 == 9
+    tax = writer.taxes.get(config, 0.0)
+    duration = STEP_US * (1 + tax) * np.exp(rng.normal(offset, STEP_SIGMA, n))
+    duration[empty] = 20.0
+    connector = config not in ("plain", "plain_last")
+    callbacks = 0.6 * tax * STEP_US * np.exp(rng.normal(0, 0.02, n))
+
+    def series(values: Iterable[float] | None) -> pl.Series:
+        return pl.Series([None] * n if values is None else values, dtype=pl.Float64)
+
+    common = {"t_ns": stamps, "step_id": np.arange(first_id, first_id + n)}
+    prefill = np.where(empty, 0, np.where(np.arange(n) % 3 == 0, 256, 0))
+    scheduler = pl.DataFrame(
+        {
+            **common,
+            "process": ["scheduler"] * n,
+            "step_duration_us": duration,
+            "build_meta_us": series(callbacks / 2 if connector else None),
+            "get_finished_us": series(callbacks / 3 if connector else None),
+            "start_load_kv_us": series(None),
+            "num_running": np.where(empty, 0, 4),
+            "num_waiting": np.zeros(n, dtype=np.int64),
+            "prefill_tokens": prefill,
+            "decode_tokens": np.where(empty, 0, 4),
+        }
+    )
+    nothing = pl.Series([None] * n, dtype=pl.Int64)
+    worker = pl.DataFrame(
+        {
+            **common,
+            "process": ["worker"] * n,
+            "step_duration_us": duration * 0.9,
+            "build_meta_us": series(None),
+            "get_finished_us": series(None),
+            "start_load_kv_us": series(callbacks / 6 if connector else None),
+            "num_running": nothing,
+            "num_waiting": nothing,
+            "prefill_tokens": nothing,
+            "decode_tokens": nothing,
+        }
+    )
+    with path.open("wb") as stream:
+        scheduler.write_ndjson(stream)
+        worker.write_ndjson(stream)
+
+
+def _utc(origin_ns: int) -> str:
+    seconds = (origin_ns - 10**15) // 10**9
+    clock = f"{9 + seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    return f"2026-05-26T{clock}.000+00:00"
+
+
+def _dump(path: Path, value: Mapping[str, Any] | Sequence[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1) + "\n")
