@@ -1,0 +1,28 @@
+"""Open-loop load generator for OpenAI-compatible endpoints, stamped where the bytes arrive."""
+
+from connector_tax.loadgen.arrivals import ArrivalKind, make_offsets, named_generator
+from connector_tax.loadgen.cell import CellRule, PlannedRequest, Progress
+from connector_tax.loadgen.dispatcher import LoadGeneratorError
+from connector_tax.loadgen.generator import (
+    CellResult,
+    LoadGenerator,
+    LoadGeneratorOptions,
+    Target,
+)
+from connector_tax.loadgen.messages import FAILURES, RequestRecord
+
+__all__ = [
+    "FAILURES",
+    "ArrivalKind",
+    "CellResult",
+    "CellRule",
+    "LoadGenerator",
+    "LoadGeneratorError",
+    "LoadGeneratorOptions",
+    "PlannedRequest",
+    "Progress",
+    "RequestRecord",
+    "Target",
+    "make_offsets",
+    "named_generator",
+]

@@ -1,0 +1,389 @@
+"""The event-loop thread of the main process: requests out to the workers, results in.
+
+It owns the worker processes. Requests go round-robin to the living workers, each over its own PUSH
+socket, so that a request's worker is always known; all results arrive on one PULL socket. A worker
+that dies is noticed by its process descriptor, not by silence.
+"""
+
+import asyncio
+import gc
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+import msgspec
+import uvloop
+import zmq
+
+from connector_tax.loadgen.messages import (
+    Begin,
+    Begun,
+    Cancel,
+    Done,
+    End,
+    FromWorker,
+    Health,
+    Issue,
+    ToWorker,
+    Up,
+    WorkerSettings,
+)
+from connector_tax.loadgen.timerfd import LoopProbe
+from connector_tax.loadgen.transport import Receiver, Sender, private_socket
+
+START_S = 60.0
+ANSWER_S = 10.0
+DEATH_GRACE_S = 0.05
+BACKLOG = 65536
+
+_T = TypeVar("_T")
+
+
+class LoadGeneratorError(Exception):
+    """The load generator's processes cannot do their work; the text says which and why."""
+
+
+class _WorkerHandle:
+    """The main process's side of one worker."""
+
+    def __init__(self, index: int, process: "subprocess.Popen[bytes]") -> None:
+        self.index = index
+        self.process = process
+        self.pidfd = os.pidfd_open(process.pid)
+        self.sender: Sender | None = None
+        self.alive = True
+
+
+class Dispatcher:
+    """Runs the event loop in its own thread; every public method may be called from any thread."""
+
+    def __init__(self, settings: list[WorkerSettings], cpus: tuple[int, ...] | None) -> None:
+        self._settings = settings
+        self._cpus = cpus
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="loadgen-loop", daemon=True)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._workers: list[_WorkerHandle] = []
+        self._living: list[_WorkerHandle] = []
+        self._next = 0
+        self._outstanding: dict[int, _WorkerHandle] = {}
+        self._inbox: deque[tuple[Issue, bytes] | Cancel] = deque()
+        self._wake_pending = False
+        self._run_number = 0
+        self._answers: dict[tuple[type, int], asyncio.Future[Any]] = {}
+        self._on_done: Callable[[Done], None] = _ignore
+        self._on_death: Callable[[int, int], None] = _ignore_death
+        self.late_results = 0
+        self.died: list[int] = []
+
+    # ---- life
+
+    def start(self) -> None:
+        """Start the thread and the workers; return when every worker is connected both ways.
+
+        Raises:
+            LoadGeneratorError: a worker ended or did not answer in time; nothing is left running.
+        """
+        self._thread.start()
+        try:
+            self._call(self._start())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the workers, remove the sockets and the folder, end the thread."""
+        if not self._thread.is_alive():
+            return
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        if self._cpus is not None:
+            os.sched_setaffinity(0, self._cpus)  # this thread, and the ZMQ thread it will start
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def _start(self) -> None:
+        self._folder = ""
+        self._results: Receiver | None = None
+        self._probe = LoopProbe(self._loop)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        descriptor = os.memfd_create("loadgen-inflight")
+        os.ftruncate(descriptor, 8 * len(self._settings))
+        self._inflight = memoryview(mmap.mmap(descriptor, 8 * len(self._settings))).cast("q")
+        # Spawned from this thread: PR_SET_PDEATHSIG fires when the *thread* that forked ends.
+        for settings in self._settings:
+            settings.inflight_fd = descriptor
+            settings.parent = os.getpid()
+            self._spawn(settings, descriptor)
+        os.close(descriptor)
+        await asyncio.gather(*(self._wait_up(worker) for worker in self._workers))
+        # The folder exists only from here until both directions work, so that a main process that
+        # is killed at any later time leaves no socket behind.
+        self._folder = tempfile.mkdtemp(prefix="connector-tax-loadgen-")
+        pull = private_socket(self._context, zmq.PULL)
+        pull.bind(f"ipc://{self._folder}/results")
+        decoder = msgspec.msgpack.Decoder(FromWorker)
+        self._results = Receiver(self._loop, pull, decoder, self._on_message)
+        ups = []
+        for worker, settings in zip(self._workers, self._settings, strict=True):
+            push = private_socket(self._context, zmq.PUSH)
+            push.bind(f"ipc://{self._folder}/requests-{worker.index}")
+            worker.sender = Sender(self._loop, push, BACKLOG)
+            settings.folder = self._folder
+            ups.append(self._expect(Up, worker.index))
+            assert worker.process.stdin is not None
+            worker.process.stdin.write(msgspec.json.encode(settings) + b"\n")
+            worker.process.stdin.flush()
+        await self._all(ups, START_S, "did not connect")
+        await self._begin(Begin(0, 0, 0, False, "counts"))  # also proves the way to each worker
+        self._remove_folder()
+
+    def _spawn(self, settings: WorkerSettings, descriptor: int) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "connector_tax.loadgen.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(descriptor,),
+        )
+        worker = _WorkerHandle(settings.worker, process)
+        self._workers.append(worker)
+        self._living.append(worker)
+        self._loop.add_reader(worker.pidfd, self._on_exit, worker)
+
+    async def _wait_up(self, worker: _WorkerHandle) -> None:
+        """Wait for the worker's first line, written once it can be told its settings."""
+        assert worker.process.stdout is not None
+        descriptor = worker.process.stdout.fileno()
+        readable: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(descriptor, _resolve, readable)
+        try:
+            await asyncio.wait_for(readable, START_S)
+        except TimeoutError:
+            raise LoadGeneratorError(f"worker {worker.index} did not start") from None
+        finally:
+            self._loop.remove_reader(descriptor)
+        if os.read(descriptor, 16) != b"up\n":
+            raise LoadGeneratorError(f"worker {worker.index} ended at its start; see its stderr")
+
+    async def _close(self) -> None:
+        for worker in self._workers:
+            self._loop.remove_reader(worker.pidfd)
+            os.close(worker.pidfd)
+            worker.process.kill()
+            worker.process.wait()
+            for pipe in (worker.process.stdin, worker.process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            if worker.sender is not None:
+                worker.sender.close()
+        if self._results is not None:
+            self._results.close()
+        self._remove_folder()
+        self._probe.close()
+        self._context.term()
+
+    def _remove_folder(self) -> None:
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ---- a run
+
+    def begin(
+        self,
+        begin: Begin,
+        on_done: Callable[[Done], None],
+        on_death: Callable[[int, int], None],
+    ) -> list[Begun]:
+        """Prepare every living worker for a run; results then go to `on_done`, in this thread.
+
+        `on_death(worker, living)` is called when a worker dies, after its requests were failed.
+
+        Raises:
+            LoadGeneratorError: no worker is left, or one does not answer.
+        """
+        self._on_done, self._on_death = on_done, on_death
+        self._outstanding.clear()
+        self.late_results = 0
+        return self._call(self._begin(begin))
+
+    async def _begin(self, begin: Begin) -> list[Begun]:
+        if not self._living:
+            raise LoadGeneratorError(f"no worker is left: {self.died} died")
+        self._run_number = begin.run
+        self._probe.reset()
+        for worker in self._workers:
+            self._inflight[worker.index] = 0
+        return await self._ask(begin, Begun)
+
+    def end(self) -> list[Health]:
+        """End the run; return what every living worker says about it."""
+        return self._call(self._ask(End(), Health)) if self._living else []
+
+    def submit(self, items: Iterable[tuple[Issue, bytes] | Cancel]) -> None:
+        """Hand over requests with their bodies, or cancellations, in order."""
+        self._inbox.extend(items)
+        if not self._wake_pending:  # one wake-up for however many were appended meanwhile
+            self._wake_pending = True
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def values(self) -> dict[str, float]:
+        """Return the health of this process and its counters since `begin`."""
+        assert self._results is not None
+        senders = [worker.sender for worker in self._workers if worker.sender is not None]
+        return self._probe.values() | {
+            "undecodable": self._results.undecodable,
+            "oversized": self._results.oversized,
+            "dropped_messages": sum(sender.dropped for sender in senders),
+            "late_results": self.late_results,
+        }
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers, by index."""
+        return [worker.process.pid for worker in self._workers]
+
+    def _flush(self) -> None:
+        self._wake_pending = False
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, Cancel):
+                self._send_cancel(item)
+            else:
+                self._send_request(*item)
+
+    def _send_request(self, issue: Issue, body: bytes) -> None:
+        if not self._living:
+            self._fail(issue.seq, -1, "worker_died", "no worker is left")
+            return
+        self._next = (self._next + 1) % len(self._living)
+        worker = self._living[self._next]
+        assert worker.sender is not None
+        self._outstanding[issue.seq] = worker
+        if not worker.sender.send(self._encode(issue), body):
+            del self._outstanding[issue.seq]
+            self._fail(issue.seq, worker.index, "send_buffer_full", None)
+
+    def _send_cancel(self, cancel: Cancel) -> None:
+        if cancel.seqs is None:
+            self._broadcast(cancel)
+            return
+        by_worker: dict[int, list[int]] = {}
+        for seq in cancel.seqs:
+            holder = self._outstanding.get(seq)
+            if holder is not None:
+                by_worker.setdefault(holder.index, []).append(seq)
+        for index, seqs in by_worker.items():
+            sender = self._workers[index].sender
+            assert sender is not None
+            sender.send(self._encode(Cancel(cancel.kind, seqs)))
+
+    def _broadcast(self, message: ToWorker) -> None:
+        frame = self._encode(message)
+        for worker in self._living:
+            assert worker.sender is not None
+            worker.sender.send(frame)
+
+    async def _ask(self, message: ToWorker, answer: type[_T]) -> list[_T]:
+        expected = [self._expect(answer, worker.index) for worker in self._living]
+        self._broadcast(message)
+        answers = await self._all(expected, ANSWER_S, f"did not answer {type(message).__name__}")
+        return [found for found in answers if found is not None]
+
+    def _expect(self, kind: type, worker: int) -> "asyncio.Future[Any]":
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._answers[kind, worker] = future
+        return future
+
+    async def _all(
+        self, futures: list["asyncio.Future[Any]"], timeout_s: float, problem: str
+    ) -> list[Any]:
+        if not futures:
+            return []
+        _, pending = await asyncio.wait(futures, timeout=timeout_s)
+        if pending:
+            silent = [key[1] for key, future in self._answers.items() if future in pending]
+            raise LoadGeneratorError(f"worker {silent} {problem} within {timeout_s:.0f} s")
+        return [future.result() for future in futures]
+
+    # ---- from the workers
+
+    def _on_message(self, message: Any, _raw: bytes | None) -> None:
+        if type(message) is Done:
+            if (
+                message.run == self._run_number
+                and self._outstanding.pop(message.seq, None) is not None
+            ):
+                self._on_done(message)
+            else:
+                self.late_results += 1
+            return
+        future = self._answers.pop((type(message), message.worker), None)
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def _on_exit(self, worker: _WorkerHandle) -> None:
+        self._loop.remove_reader(worker.pidfd)
+        worker.alive = False
+        self._living.remove(worker)
+        self.died.append(worker.index)
+        # Results that it sent before it died are still on their way through ZMQ.
+        self._loop.call_later(DEATH_GRACE_S, self._bury, worker)
+
+    def _bury(self, worker: _WorkerHandle) -> None:
+        code = worker.process.wait()
+        self._inflight[worker.index] = 0
+        orphans = [seq for seq, holder in self._outstanding.items() if holder is worker]
+        for seq in orphans:
+            del self._outstanding[seq]
+            self._fail(seq, worker.index, "worker_died", f"worker exit status {code}")
+        for (_, index), future in list(self._answers.items()):
+            if index == worker.index and not future.done():
+                future.set_result(None)
+        self._on_death(worker.index, len(self._living))
+
+    def _fail(self, seq: int, worker: int, kind: str, detail: str | None) -> None:
+        now_ns = time.monotonic_ns()
+        self._on_done(Done(self._run_number, worker, seq, kind, detail, t_done_ns=now_ns))
+
+
+class CollectorPause:
+    """Keeps Python's cyclic collector out of a run."""
+
+    def __enter__(self) -> None:
+        self._was_enabled = gc.isenabled()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        gc.unfreeze()
+        if self._was_enabled:
+            gc.enable()
+
+
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _ignore(_done: Done) -> None:
+    pass
+
+
+def _ignore_death(_worker: int, _living: int) -> None:
+    pass

@@ -1,0 +1,318 @@
+"""The load generator: its processes, and the runs on them."""
+
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector_tax.loadgen.affinity import AffinityPlan
+from connector_tax.loadgen.cell import CellRule, OpenLoopCell, PlannedRequest, Progress
+from connector_tax.loadgen.dispatcher import CollectorPause, Dispatcher, LoadGeneratorError
+from connector_tax.loadgen.messages import Begin, Begun, Clock, Done, RequestRecord, WorkerSettings
+from connector_tax.loadgen.session import Plan, SessionThread
+
+PROGRESS_S = 0.25
+START_DELAY_NS = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The endpoint. Header values (credentials) are sent, and never logged or described."""
+
+    host: str
+    port: int
+    path: str = "/v1/completions"
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    stream: bool = True
+
+    @property
+    def chat(self) -> bool:
+        """True for a chat-completions endpoint."""
+        return self.path.endswith("/chat/completions")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadGeneratorOptions:
+    """How the load generator works; none of it changes what is sent or when it is due.
+
+    A request travels to its worker `lead_ms` before it is due. The worker's timer is set
+    `sleep_margin_us` before the due time; for the last `spin_us` it spins instead of sleeping.
+    `connections_per_worker` are opened ahead and are the most one worker opens; a request that
+    finds none free waits for one (counted in health as pool_waits).
+    """
+
+    workers: int = 1
+    connections_per_worker: int = 256
+    spin_us: float = 30.0
+    sleep_margin_us: float = 30.0
+    lead_ms: float = 20.0
+    kernel_stamps: bool = True
+    keep_reads: bool = True
+    cpus: AffinityPlan | None = None
+    stop_on_worker_death: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "connections_per_worker"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("spin_us", "sleep_margin_us", "lead_ms"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if self.cpus is not None and len(self.cpus.workers) != self.workers:
+            raise ValueError(f"the affinity plan is for {len(self.cpus.workers)} workers")
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """What a cell brought; times are CLOCK_MONOTONIC ns.
+
+    `records` holds exactly the requests due before `t_stop_ns`, in schedule order. `extended_s` is
+    how far the window went beyond its floor. `health` has, per process, event-loop lag, CPU and
+    spin share and message counters, and who died.
+    """
+
+    records: list[RequestRecord]
+    t_origin_ns: int
+    t_warmup_end_ns: int
+    t_stop_ns: int
+    t_drained_ns: int
+    extended_s: float
+    clock: Clock
+    health: dict[str, Any]
+
+
+class LoadGenerator:
+    """Sends planned requests to one endpoint and records when everything happened.
+
+    A context manager: entering starts the worker processes, connects them and fills their
+    connection pools; leaving ends them. No process, socket or temporary folder is left, also when
+    this process is killed.
+    """
+
+    def __init__(self, target: Target, options: LoadGeneratorOptions) -> None:
+        self.target = target
+        self.options = options
+        self._run_number = 0
+        self._begun: list[Begun] = []
+        self._died_in_run: list[int] = []
+
+    def __enter__(self) -> "LoadGenerator":
+        """Start everything.
+
+        Raises:
+            LoadGeneratorError: the host has no address, or a worker did not start.
+        """
+        plan = self.options.cpus
+        self._main_cpus = plan.loadgen if plan is not None and plan.enabled else None
+        self._dispatcher = Dispatcher(self._worker_settings(), self._main_cpus)
+        self._dispatcher.start()
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._dispatcher.close()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers, by index."""
+        return self._dispatcher.pids
+
+    @property
+    def affinity(self) -> dict[str, Any] | None:
+        """The affinity plan, for the records."""
+        return None if self.options.cpus is None else self.options.cpus.describe()
+
+    def describe(self) -> dict[str, Any]:
+        """Return target and options, for the records; header values are left out."""
+        options = self.options
+        return {
+            "target": {
+                "host": self.target.host,
+                "port": self.target.port,
+                "path": self.target.path,
+                "stream": self.target.stream,
+                "header_names": sorted(self.target.headers),
+            },
+            "workers": options.workers,
+            "connections_per_worker": options.connections_per_worker,
+            "spin_us": options.spin_us,
+            "sleep_margin_us": options.sleep_margin_us,
+            "lead_ms": options.lead_ms,
+            "kernel_stamps": options.kernel_stamps,
+            "keep_reads": options.keep_reads,
+            "stop_on_worker_death": options.stop_on_worker_death,
+            "affinity": self.affinity,
+        }
+
+    def run_cell(
+        self,
+        offsets_ns: NDArray[np.int64],
+        requests: Sequence[PlannedRequest],
+        rule: CellRule,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> CellResult:
+        """Run one open-loop cell: request k is due `offsets_ns[k]` after the cell's origin.
+
+        `offsets_ns` has shape (n,), ns, ascending, for n requests, and must reach to
+        warmup_s + cap_s. `on_progress` is called about four times a second in the calling thread.
+        After Ctrl-C outstanding requests are cancelled and KeyboardInterrupt is raised.
+
+        Raises:
+            ValueError: the schedule does not fit the requests or the rule.
+            LoadGeneratorError: no worker is left to run it.
+        """
+        cell = OpenLoopCell(offsets_ns, requests, rule)
+        with CollectorPause():
+            self.begin(rule.inflight_cap, rule.request_timeout_s, "counts")
+            lead_ns = round(self.options.lead_ms * 1e6)
+            cell.start(time.monotonic_ns() + lead_ns + START_DELAY_NS)
+
+            def report() -> None:
+                if on_progress is not None:
+                    on_progress(cell.progress(time.monotonic_ns()))
+
+            drained_ns = self.drive(cell, report)
+            health = self.end()
+        assert cell.stop_ns is not None
+        return CellResult(
+            records=cell.records(),
+            t_origin_ns=cell.origin_ns,
+            t_warmup_end_ns=cell.warmup_end_ns,
+            t_stop_ns=cell.stop_ns,
+            t_drained_ns=drained_ns,
+            extended_s=max(0.0, (cell.stop_ns - cell.floor_ns) / 1e9),
+            clock=self.clock,
+            health=health,
+        )
+
+    # ---- the parts of a run, for plans other than an open-loop cell
+
+    @property
+    def clock(self) -> Clock:
+        """Where the stamps of this run come from; "kernel" only if every worker has it."""
+        return "kernel" if all(begun.clock == "kernel" for begun in self._begun) else "worker"
+
+    def begin(
+        self,
+        inflight_cap: int,
+        request_timeout_s: float,
+        capture: Literal["counts", "text", "token_ids"],
+    ) -> None:
+        """Prepare the workers for a run. An inflight_cap of 0 means none."""
+        self._run_number += 1
+        self._died_in_run = []
+        self._session: SessionThread | None = None
+        begin = Begin(
+            self._run_number,
+            inflight_cap,
+            round(request_timeout_s * 1e9),
+            self.options.keep_reads,
+            capture,
+        )
+        self._begun = self._dispatcher.begin(begin, self._on_done, self._on_death)
+
+    def drive(self, plan: Plan, report: Callable[[], None]) -> int:
+        """Run `plan` in a session thread, calling `report` now and then; return when it drained.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, once everything outstanding has been cancelled.
+        """
+        lead_ns = round(self.options.lead_ms * 1e6)
+        session = self._session = SessionThread(plan, self._dispatcher, lead_ns, self._main_cpus)
+        interrupted = False
+        session.start()
+        while True:
+            try:
+                if session.join(PROGRESS_S):
+                    break
+                report()
+            except KeyboardInterrupt:
+                interrupted = True
+                session.interrupt()
+            except BaseException:
+                session.interrupt()
+                session.join(60.0)
+                raise
+        if interrupted:
+            raise KeyboardInterrupt
+        report()
+        return session.t_drained_ns
+
+    def end(self) -> dict[str, Any]:
+        """End the run; return the health of every process."""
+        processes = {f"worker{h.worker}": h.values for h in self._dispatcher.end()}
+        return {
+            "processes": {"main": self._dispatcher.values(), **processes},
+            "workers_died": list(self._died_in_run),
+            "connections": {f"worker{b.worker}": b.connections for b in self._begun},
+            "connect_errors": [b.connect_error for b in self._begun if b.connect_error],
+        }
+
+    def _on_done(self, done: Done) -> None:
+        if self._session is not None:
+            self._session.put(done)
+
+    def _on_death(self, worker: int, living: int) -> None:
+        self._died_in_run.append(worker)
+        if self._session is not None and (living == 0 or self.options.stop_on_worker_death):
+            self._session.stop()
+
+    def _worker_settings(self) -> list[WorkerSettings]:
+        options, target = self.options, self.target
+        family, host = _resolve(target.host, target.port)
+        plan = options.cpus
+        pinned = plan.workers if plan is not None and plan.enabled else None
+        return [
+            WorkerSettings(
+                worker=index,
+                parent=0,
+                folder="",
+                inflight_fd=-1,
+                workers=options.workers,
+                family=family,
+                host=host,
+                port=target.port,
+                head=_request_head(target),
+                chat=target.chat,
+                stream=target.stream,
+                connections=options.connections_per_worker,
+                spin_ns=round(options.spin_us * 1e3),
+                sleep_margin_ns=round(options.sleep_margin_us * 1e3),
+                kernel_stamps=options.kernel_stamps,
+                cpus=list(pinned[index]) if pinned is not None else None,
+            )
+            for index in range(options.workers)
+        ]
+
+
+def _resolve(host: str, port: int) -> tuple[int, str]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise LoadGeneratorError(f"host {host!r} has no address: {error}") from None
+    family, *_, address = found[0]
+    return int(family), str(address[0])
+
+
+def _request_head(target: Target) -> str:
+    """Return the request head up to the value of Content-Length."""
+    headers = {
+        "Host": f"{target.host}:{target.port}",
+        "Content-Type": "application/json",
+        "Accept": "text/event-stream" if target.stream else "application/json",
+        **target.headers,
+    }
+    for name, value in (*headers.items(), ("path", target.path)):
+        if any(character in name + value for character in "\r\n"):
+            raise ValueError(f"header {name!r} contains a line break")
+    lines = [f"POST {target.path} HTTP/1.1", *(f"{n}: {v}" for n, v in headers.items())]
+    return "\r\n".join(lines) + "\r\nContent-Length: "

@@ -1,0 +1,534 @@
+"""HTTP/1.1 client: one connection's protocol and the pool of connections.
+
+The protocol reads its socket itself (recvmsg) instead of through an asyncio transport, because only
+so can the kernel's receive time come along with the bytes. Every read is stamped before parsing.
+"""
+
+import asyncio
+import contextlib
+import errno
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+
+import httptools
+
+from connector_tax.loadgen.messages import RequestFailed
+
+READ_BYTES = 256 * 1024
+MAX_BODY_BYTES = 64 * 1024 * 1024
+MAX_IDLE_S = 4.0
+"""A used connection that idled longer is not reused: uvicorn, which serves vLLM, closes after 5 s,
+and a request written in that moment fails although the server is well."""
+
+_SO_TIMESTAMPNS = 35
+_CONTROL_BYTES = socket.CMSG_SPACE(16)
+_timespec = struct.Struct("qq").unpack_from
+_monotonic_ns = time.monotonic_ns
+_time_ns = time.time_ns
+
+_WOULD_BLOCK = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR}
+
+
+def enable_kernel_stamps(sock: socket.socket) -> bool:
+    """Ask the kernel to stamp received segments (software, any interface); False if it cannot."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    except OSError:
+        return False
+    return True
+
+
+class Connection:
+    """One connection. At most one response at a time is read from it.
+
+    The stamp of a read is when the kernel received the last segment in it, or, without kernel
+    stamps, when the read returned. Chunks of the body that arrive together share it.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_complete",
+        "_drained",
+        "_failure",
+        "_framed",
+        "_headers_done",
+        "_keep_alive",
+        "_loop",
+        "_on_idle_data",
+        "_parser",
+        "_parts",
+        "_poisoned",
+        "_read",
+        "_status",
+        "_unsent",
+        "_waiter",
+        "busy",
+        "closed",
+        "idle_since_ns",
+        "sock",
+        "t_done_ns",
+        "t_headers_ns",
+        "unstamped_reads",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        kernel_stamps: bool,
+        buffer: memoryview,
+        on_idle_data: "Callable[[Connection], None]",
+    ) -> None:
+        # Of the connection.
+        self._loop = loop
+        self.sock = sock
+        self._on_idle_data = on_idle_data
+        self._parser = httptools.HttpResponseParser(self)
+        self._read = self._kernel_reader(buffer) if kernel_stamps else self._plain_reader(buffer)
+        self.closed = False
+        self.idle_since_ns: int | None = None  # None until it has served a request
+        self.unstamped_reads = 0
+        self._unsent: memoryview | None = None
+        # Of the response being read.
+        self._reset()
+        self.busy = False
+        loop.add_reader(sock.fileno(), self._on_readable)
+
+    def _reset(self) -> None:
+        self._chunks: list[tuple[int, bytes]] = []
+        self._parts: list[bytes] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._failure: RequestFailed | None = None
+        self._status = 0
+        self._framed = False
+        self._headers_done = False
+        self._complete = False
+        self._keep_alive = False
+        self._poisoned = False
+        self.t_headers_ns: int | None = None
+        self.t_done_ns: int | None = None
+
+    # ---- request
+
+    def write(self, head: bytes, body: bytes) -> int:
+        """Begin a request: hand it to the kernel as far as it takes it; return the stamp before.
+
+        Raises:
+            RequestFailed: `reset_before_headers` if the peer is already gone.
+        """
+        self._reset()
+        self.busy = True
+        stamp = _monotonic_ns()
+        try:
+            sent = self.sock.sendmsg((head, body))
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            raise RequestFailed("reset_before_headers", _os_text(error)) from None
+        if sent < len(head) + len(body):
+            self._unsent = memoryview(head + body)[sent:]
+            self._loop.add_writer(self.sock.fileno(), self._on_writable)
+        return stamp
+
+    def _on_writable(self) -> None:
+        assert self._unsent is not None
+        try:
+            sent = self.sock.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._loop.remove_writer(self.sock.fileno())
+            self._fail(RequestFailed("reset_before_headers", _os_text(error)))
+            return
+        self._unsent = self._unsent[sent:]
+        if not self._unsent:
+            self._unsent = None
+            self._loop.remove_writer(self.sock.fileno())
+
+    # ---- response: each await suspends only when nothing is buffered
+
+    async def read_headers(self) -> int:
+        """Return the response status.
+
+        Raises:
+            RequestFailed: the response did not begin, or is not HTTP.
+        """
+        while not self._headers_done:
+            if self._failure is not None:
+                raise self._failure
+            await self._wait()
+        return self._status
+
+    async def read_chunks(self) -> list[tuple[int, bytes]]:
+        """Return all body bytes buffered since the last call, as (stamp, bytes) per socket read.
+
+        An empty list means the message is complete.
+
+        Raises:
+            RequestFailed: the connection failed in mid-response (all earlier bytes were returned).
+        """
+        while not self._chunks:
+            if self._complete:
+                return []
+            if self._failure is not None:
+                raise self._failure
+            await self._wait()
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+    async def read_body(self) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            RequestFailed: as `read_chunks`; `oversized_event` beyond MAX_BODY_BYTES.
+        """
+        size = 0
+        body: list[bytes] = []
+        while chunks := await self.read_chunks():
+            for _, chunk in chunks:
+                size += len(chunk)
+                body.append(chunk)
+            if size > MAX_BODY_BYTES:
+                raise RequestFailed("oversized_event", f"body over {MAX_BODY_BYTES} bytes")
+        return b"".join(body)
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    # ---- reading
+
+    def _kernel_reader(self, buffer: memoryview) -> Callable[[], tuple[memoryview, int]]:
+        receive, buffers = self.sock.recvmsg_into, [buffer]
+
+        def read() -> tuple[memoryview, int]:
+            size, control, _, _ = receive(buffers, _CONTROL_BYTES)
+            stamp = _monotonic_ns()
+            if control:
+                # The kernel stamps in wall time; its age carries over to the monotonic clock.
+                seconds, ns = _timespec(control[0][2])
+                age_ns = _time_ns() - (seconds * 1_000_000_000 + ns)
+                if age_ns > 0:
+                    stamp -= age_ns
+            elif size:
+                self.unstamped_reads += 1
+            return buffer[:size], stamp
+
+        return read
+
+    def _plain_reader(self, buffer: memoryview) -> Callable[[], tuple[memoryview, int]]:
+        receive = self.sock.recv_into
+
+        def read() -> tuple[memoryview, int]:
+            size = receive(buffer)
+            return buffer[:size], _monotonic_ns()
+
+        return read
+
+    def _on_readable(self) -> None:
+        try:
+            data, stamp = self._read()
+        except OSError as error:
+            if error.errno not in _WOULD_BLOCK:
+                self._on_reset(error)
+            return
+        if not self.busy:
+            self._on_idle_data(self)  # closed by the server, or bytes nobody asked for
+            return
+        if not data:
+            self._on_end()
+            return
+        had_headers = self._headers_done
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._poisoned = True
+            if not self._complete:
+                self._fail(RequestFailed("malformed_http", str(error)))
+        if self._headers_done and not had_headers:
+            self.t_headers_ns = stamp
+        parts = self._parts
+        if parts:
+            self._chunks.append((stamp, parts[0] if len(parts) == 1 else b"".join(parts)))
+            self._parts = []
+        if self._complete and self.t_done_ns is None:
+            self.t_done_ns = stamp
+        self._wake()
+
+    def _on_end(self) -> None:
+        self._poisoned = True
+        if self._headers_done and not self._framed and not self._complete:
+            # Neither length nor chunks: the end of the connection is the end of the message.
+            self._complete = True
+            self.t_done_ns = _monotonic_ns()
+            self._wake()
+        else:
+            self._fail(
+                RequestFailed(
+                    "closed_mid_response" if self._headers_done else "closed_before_headers"
+                )
+            )
+
+    def _on_reset(self, error: OSError) -> None:
+        if not self.busy:
+            self._on_idle_data(self)
+            return
+        kind = "reset_mid_response" if self._headers_done else "reset_before_headers"
+        self._fail(RequestFailed(kind, _os_text(error)))
+
+    def _fail(self, failure: RequestFailed) -> None:
+        self._poisoned = True
+        # A dead socket stays readable for ever; without this the loop would spin on it.
+        self._loop.remove_reader(self.sock.fileno())
+        if not self._complete and self._failure is None:
+            self._failure = failure
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # ---- parser callbacks
+
+    def on_message_begin(self) -> None:
+        """A second message while one is wanted is garbage; the connection is not reused."""
+        if self._complete:
+            self._poisoned = True
+
+    def on_header(self, name: bytes, _value: bytes) -> None:
+        """Note whether the message says where it ends."""
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+
+    def on_headers_complete(self) -> None:
+        """Take the status; interim (1xx) responses are skipped."""
+        status = self._parser.get_status_code()
+        if status >= 200 and not self._complete:
+            self._status = status
+            self._headers_done = True
+
+    def on_body(self, part: bytes) -> None:
+        """Collect what one read brings."""
+        if not self._complete:
+            self._parts.append(part)
+
+    def on_message_complete(self) -> None:
+        """The response is whole."""
+        if self._headers_done and not self._complete:
+            self._complete = True
+            self._keep_alive = self._parser.should_keep_alive()
+
+    # ---- end of use
+
+    def release(self) -> bool:
+        """End the response; True if the connection can carry another request."""
+        self.busy = False
+        self.idle_since_ns = _monotonic_ns()
+        reusable = (
+            self._complete
+            and self._keep_alive
+            and self._framed
+            and not self._poisoned
+            and self._unsent is None
+        )
+        return reusable and not self.closed
+
+    def is_stale(self) -> bool:
+        """True if the server has closed this idle connection, sent something, or soon may close."""
+        if (
+            self.idle_since_ns is not None
+            and _monotonic_ns() - self.idle_since_ns > MAX_IDLE_S * 1e9
+        ):
+            return True
+        try:
+            self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def close(self) -> None:
+        """Close the socket and let go of the loop."""
+        if self.closed:
+            return
+        self.closed = True
+        descriptor = self.sock.fileno()
+        self._loop.remove_reader(descriptor)
+        self._loop.remove_writer(descriptor)
+        self.sock.close()
+        # These refer back to the connection; the collector does not run during a cell.
+        del self._parser, self._read
+
+
+class Pool:
+    """At most `limit` connections to one address; the most recently used idle one goes first.
+
+    Last in, first out keeps the working set warm. Waiters are served first in, first out.
+    `connecting` limits how many handshakes run at once, so that a burst does not overflow the
+    server's accept queue.
+    """
+
+    CONNECTING = 32
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        family: int,
+        address: tuple[str, int],
+        limit: int,
+        kernel_stamps: bool,
+    ) -> None:
+        self._loop = loop
+        self._family = family
+        self._address = address
+        self._limit = limit
+        self._kernel_stamps = kernel_stamps
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._idle: list[Connection] = []
+        self._size = 0
+        self._waiters: deque[asyncio.Future[Connection | None]] = deque()
+        self._connecting = asyncio.Semaphore(self.CONNECTING)
+        self.waited = 0
+        self.unstamped_reads = 0
+        self.opened = 0
+
+    @property
+    def idle(self) -> int:
+        """How many connections wait for a request."""
+        return len(self._idle)
+
+    async def acquire(self) -> Connection:
+        """Return a connection; suspends only if none is idle.
+
+        Raises:
+            RequestFailed: `connect_refused` or `connect_failed`.
+        """
+        while True:
+            while self._idle:
+                connection = self._idle.pop()
+                if not connection.is_stale():
+                    return connection
+                self._discard(connection)
+            if self._size < self._limit:
+                # The slot is taken before waiting, else the pool would overshoot its limit.
+                self._size += 1
+                return await self._connect()
+            self.waited += 1
+            waiter: asyncio.Future[Connection | None] = self._loop.create_future()
+            self._waiters.append(waiter)
+            try:
+                connection_or_none = await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    # Handed over in the same moment: pass on what this waiter will not use.
+                    handed = waiter.result()
+                    if handed is None:
+                        self._wake_next(None)
+                    else:
+                        self._offer(handed)
+                raise
+            if connection_or_none is None:
+                continue
+            if not connection_or_none.is_stale():
+                return connection_or_none
+            self._discard(connection_or_none)
+
+    def release(self, connection: Connection) -> None:
+        """Take back a connection whose response has ended, for the next request if it can."""
+        if connection.release():
+            self._offer(connection)
+        else:
+            self._discard(connection)
+
+    async def fill(self) -> str | None:
+        """Open connections up to the limit; return what stopped it, or None."""
+        missing = self._limit - self._size
+        self._size += missing
+        outcomes = await asyncio.gather(
+            *(self._connect() for _ in range(missing)), return_exceptions=True
+        )
+        problem: str | None = None
+        for outcome in outcomes:
+            if isinstance(outcome, Connection):
+                self._offer(outcome)
+            elif isinstance(outcome, RequestFailed):
+                problem = f"{outcome.kind}: {outcome.detail}"
+            else:
+                raise outcome
+        return problem
+
+    def drop_stale(self) -> None:
+        """Close every idle connection that would not be reused."""
+        for connection in [c for c in self._idle if c.is_stale()]:
+            self._idle.remove(connection)
+            self._discard(connection)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            self._discard(self._idle.pop())
+
+    def _offer(self, connection: Connection) -> None:
+        if not self._wake_next(connection):
+            self._idle.append(connection)
+
+    def _wake_next(self, connection: Connection | None) -> bool:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(connection)
+                return True
+        return False
+
+    def _discard(self, connection: Connection) -> None:
+        self.unstamped_reads += connection.unstamped_reads
+        connection.close()
+        self._size -= 1
+        self._wake_next(None)  # there is room for a waiter to connect
+
+    def _on_idle_data(self, connection: Connection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+            self._discard(connection)
+
+    async def _connect(self) -> Connection:
+        sock: socket.socket | None = None
+        try:
+            async with self._connecting:
+                sock = socket.socket(self._family, socket.SOCK_STREAM)
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._kernel_stamps:
+                    enable_kernel_stamps(sock)
+                await self._loop.sock_connect(sock, self._address)
+        except BaseException as error:
+            if sock is not None:
+                sock.close()
+            self._size -= 1
+            self._wake_next(None)
+            if isinstance(error, ConnectionRefusedError):
+                raise RequestFailed("connect_refused", _os_text(error)) from None
+            if isinstance(error, OSError):
+                raise RequestFailed("connect_failed", _os_text(error)) from None
+            raise
+        self.opened += 1
+        return Connection(self._loop, sock, self._kernel_stamps, self._buffer, self._on_idle_data)
+
+
+def _os_text(error: OSError) -> str:
+    name = errno.errorcode.get(error.errno or 0, "")
+    return f"{name} {error.strerror}".strip()
+
+
+def kernel_stamps_offered() -> bool:
+    """True if this kernel offers receive stamps on a TCP socket."""
+    with contextlib.closing(socket.socket()) as sock:
+        return enable_kernel_stamps(sock)

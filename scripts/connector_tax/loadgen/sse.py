@@ -1,0 +1,253 @@
+"""Server-sent events: incremental splitting, and what a completion stream says.
+
+Source: WHATWG HTML, "Server-sent events", event stream interpretation (lines end in LF, CRLF or CR;
+a blank line dispatches the event; lines that begin with a colon are comments).
+"""
+
+from typing import Any
+
+import msgspec
+
+from connector_tax.loadgen.messages import RequestFailed
+
+MAX_EVENT_BYTES = 4 * 1024 * 1024
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class EventSplitter:
+    """Cuts a byte stream, split anywhere, into blocks of whole events.
+
+    Linear in the bytes fed: an unfinished event is kept in pieces and joined once, when its blank
+    line arrives.
+    """
+
+    __slots__ = ("_after_cr", "_ends_line", "_pending", "_pending_bytes")
+
+    def __init__(self) -> None:
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._ends_line = False  # the last pending byte is a line feed
+        self._after_cr = False  # a line feed at the start of the next chunk belongs to this CR
+
+    def feed(self, chunk: bytes) -> bytes:
+        r"""Return the events completed by `chunk`: lines end in LF, each event in "\n\n".
+
+        Raises:
+            RequestFailed: `oversized_event` when an unfinished event exceeds MAX_EVENT_BYTES.
+        """
+        if self._after_cr or b"\r" in chunk:
+            chunk = self._to_line_feeds(chunk)
+            if not chunk:
+                return b""
+        if not self._pending and chunk.endswith(b"\n\n"):
+            return chunk
+        end = chunk.rfind(b"\n\n") + 2
+        if end < 2 and self._ends_line and chunk.startswith(b"\n"):
+            end = 1
+        if end < 2 and end != 1:
+            self._keep(chunk)
+            return b""
+        block = b"".join((*self._pending, chunk[:end]))
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._ends_line = False
+        if end < len(chunk):
+            self._keep(chunk[end:])
+        return block
+
+    @property
+    def unfinished(self) -> bool:
+        """True while bytes of an event without its blank line are held."""
+        return self._pending_bytes > 0
+
+    def _keep(self, piece: bytes) -> None:
+        self._pending.append(piece)
+        self._pending_bytes += len(piece)
+        self._ends_line = piece.endswith(b"\n")
+        if self._pending_bytes > MAX_EVENT_BYTES:
+            raise RequestFailed("oversized_event", f"more than {MAX_EVENT_BYTES} bytes")
+
+    def _to_line_feeds(self, chunk: bytes) -> bytes:
+        if self._after_cr and chunk.startswith(b"\n"):
+            chunk = chunk[1:]
+            self._after_cr = False
+        if chunk:
+            self._after_cr = chunk.endswith(b"\r")
+        return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+class Usage(msgspec.Struct):
+    """`usage` of a response."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+
+
+class Message(msgspec.Struct):
+    """`delta` of a chat chunk or `message` of a chat response."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class Choice(msgspec.Struct):
+    """One choice of a completion or chat chunk or response; unknown fields are ignored."""
+
+    text: str | None = None
+    delta: Message | None = None
+    message: Message | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+
+class Response(msgspec.Struct):
+    """A chunk of a stream or a whole non-streaming response."""
+
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: Any = None
+    object: str | None = None
+    message: str | None = None
+
+
+_decode = msgspec.json.Decoder(Response).decode
+
+# Any of these makes an event more than a plain token; with json's default spacing or a different
+# field order the plain form is simply not recognised and the event is decoded instead.
+_NOT_PLAIN = (b'"finish_reason":"', b'"usage":{', b'"choices":[]', b'"error"', b"[DONE]")
+
+
+class StreamAccumulator:
+    """Adds up one completion stream.
+
+    An event is a *token event* if it carries a choice; in chat, the opening event that only names
+    the role is not. vLLM sends one token event per output token at light load, also when the
+    token's text is still empty (half of a UTF-8 character), so empty text counts. Where only counts
+    are needed, blocks of plain token events after the first token are counted by substring search,
+    without decoding JSON: inside a JSON string a quote is always escaped, so `"text":"` can only be
+    the field itself. Requests ask for one choice (n = 1).
+    """
+
+    __slots__ = (
+        "_capture",
+        "_first_block",
+        "_plain_field",
+        "_splitter",
+        "done",
+        "finish_reason",
+        "text",
+        "token_events",
+        "token_ids",
+        "usage",
+    )
+
+    def __init__(self, chat: bool, capture: str) -> None:
+        self._splitter = EventSplitter()
+        self._plain_field = b'"content":"' if chat else b'"text":"'
+        self._capture = capture != "counts"
+        self._first_block = True
+        self.token_events = 0
+        self.usage: Usage | None = None
+        self.finish_reason: str | None = None
+        self.done = False
+        self.text: list[str] = []
+        self.token_ids: list[int] = []
+
+    def feed(self, chunk: bytes) -> int:
+        """Take the next bytes of the body; return how many token events they completed.
+
+        Raises:
+            RequestFailed: `malformed_event`, `oversized_event`, `error_event` or `data_after_done`.
+        """
+        block = self._splitter.feed(chunk)
+        if not block:
+            return 0
+        before = self.token_events
+        if before and not self._capture and not self.done:
+            events = block.count(b"\n\n")
+            if block.count(self._plain_field) == events:
+                for mark in _NOT_PLAIN:
+                    if mark in block:
+                        break
+                else:
+                    self.token_events = before + events
+                    return events
+        self._decode_block(block)
+        return self.token_events - before
+
+    def finish(self) -> None:
+        """Check that the stream said it was complete.
+
+        Raises:
+            RequestFailed: `missing_done`.
+        """
+        if not self.done:
+            cut = " in the middle of an event" if self._splitter.unfinished else ""
+            raise RequestFailed("missing_done", f"ended{cut} after {self.token_events} tokens")
+
+    def _decode_block(self, block: bytes) -> None:
+        if self._first_block:
+            self._first_block = False
+            block = block.removeprefix(_BOM)
+        for event in block.split(b"\n\n"):
+            if event:
+                self._decode_event(event)
+
+    def _decode_event(self, event: bytes) -> None:
+        kind = b"message"
+        data: list[bytes] = []
+        for line in event.split(b"\n"):
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                data.append(value.removeprefix(b" "))
+            elif field == b"event":
+                kind = value.strip()
+        if not data:
+            return
+        payload = b"\n".join(data)
+        if kind == b"error":
+            raise RequestFailed("error_event", excerpt(payload))
+        if payload.strip() == b"[DONE]":
+            self.done = True
+            return
+        self._take(decode_response(payload))
+
+    def _take(self, response: Response) -> None:
+        if response.usage is not None:
+            self.usage = response.usage
+        if not response.choices:
+            return
+        choice = response.choices[0]
+        if choice.finish_reason is not None:
+            self.finish_reason = choice.finish_reason
+        delta = choice.delta
+        if delta is not None and delta.role and not delta.content and not choice.finish_reason:
+            return
+        if self.done:
+            raise RequestFailed("data_after_done")
+        self.token_events += 1
+        if self._capture:
+            self.text.append(choice.text or (delta.content if delta else None) or "")
+            self.token_ids.extend(choice.token_ids or ())
+
+
+def decode_response(payload: bytes) -> Response:
+    """Decode a chunk or a whole response.
+
+    Raises:
+        RequestFailed: `malformed_event` for anything that is not such an object, `error_event` for
+            an error object: `{"error": ...}` or `{"object": "error", "message": ...}`.
+    """
+    try:
+        response = _decode(payload)
+    except msgspec.DecodeError as error:
+        raise RequestFailed("malformed_event", f"{error}: {excerpt(payload)}") from None
+    if response.error is not None or response.object == "error":
+        raise RequestFailed("error_event", excerpt(payload))
+    return response
+
+
+def excerpt(payload: bytes) -> str:
+    """Return the first 200 bytes of `payload` as text for an error's detail."""
+    return payload[:200].decode(errors="replace")

@@ -1,0 +1,157 @@
+"""ZMQ PUSH/PULL over ipc, drained in both directions.
+
+A ZMQ descriptor is edge-triggered: it signals once, and not again until everything has been taken.
+So a wake-up always drains: the receiver until nothing is left (into one preallocated buffer), the
+sender until the socket is full or its backlog empty; the waiting task is woken once for the lot.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import zmq
+
+MAX_MESSAGE = 16 * 1024 * 1024
+"""Largest frame in bytes that travels between the processes, and the receiver's buffer size."""
+
+_NOBLOCK_MORE = zmq.NOBLOCK | zmq.SNDMORE
+
+
+def private_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[bytes]":
+    """Return a PUSH or PULL socket that never blocks its process's exit and never reconnects."""
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = 8192
+    socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    return socket
+
+
+class Sender:
+    """Sends messages of one or two frames without blocking; at most `backlog` wait in memory.
+
+    `dropped` counts messages refused because the backlog was full: a peer that no longer reads must
+    not make this process grow or spin.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, socket: "zmq.Socket[bytes]", backlog: int
+    ) -> None:
+        self._loop = loop
+        self._socket = socket
+        self._limit = backlog
+        self._backlog: deque[tuple[bytes, ...]] = deque()
+        self.dropped = 0
+        self._fd: int = socket.fileno()
+        loop.add_reader(self._fd, self._drain)
+
+    def send(self, *frames: bytes) -> bool:
+        """Send at once or queue; False if the message was refused because the backlog is full."""
+        if not self._backlog and self._try(frames):
+            return True
+        if len(self._backlog) >= self._limit:
+            self.dropped += 1
+            return False
+        self._backlog.append(frames)
+        # Without this the edge that announces room may have passed between the try and the append.
+        self._drain()
+        return True
+
+    def close(self) -> None:
+        """Close the socket; what is still queued is discarded."""
+        self._loop.remove_reader(self._fd)
+        self._socket.close()
+
+    def _try(self, frames: tuple[bytes, ...]) -> bool:
+        try:
+            if len(frames) == 1:
+                self._socket.send(frames[0], zmq.NOBLOCK)
+            else:
+                self._socket.send(frames[0], _NOBLOCK_MORE)
+                self._socket.send(frames[1], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _drain(self) -> None:
+        backlog = self._backlog
+        while backlog and self._try(backlog[0]):
+            backlog.popleft()
+        self._socket.getsockopt(zmq.EVENTS)  # takes the edge, so that the next one is signalled
+
+
+class Receiver:
+    """Receives messages of a header frame, decoded, and an optional raw frame.
+
+    Bad messages are counted, never raised: `undecodable` (header not of the expected type) and
+    `oversized` (a frame longer than the buffer). The consumer either awaits `recv`, or gives
+    `on_message`, which is then called inside the drain for each message.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        socket: "zmq.Socket[bytes]",
+        decoder: "msgspec.msgpack.Decoder[Any]",
+        on_message: Callable[[Any, bytes | None], None] | None = None,
+        buffer_bytes: int = MAX_MESSAGE,
+    ) -> None:
+        self._loop = loop
+        self._socket = socket
+        self._decode = decoder.decode
+        self._on_message = on_message or self._enqueue
+        self._view = memoryview(bytearray(buffer_bytes))
+        self._queue: deque[tuple[Any, bytes | None]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self.undecodable = 0
+        self.oversized = 0
+        self._fd: int = socket.fileno()
+        loop.add_reader(self._fd, self.drain)
+        # An edge that came before the reader was registered would never be seen.
+        loop.call_soon(self.drain)
+
+    async def recv(self) -> tuple[Any, bytes | None]:
+        """Return the next message; suspends only when none is buffered."""
+        while not self._queue:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return self._queue.popleft()
+
+    def drain(self) -> None:
+        """Take everything that has arrived, then wake the consumer once."""
+        socket, view = self._socket, self._view
+        size = len(view)
+        while True:
+            try:
+                n = socket.recv_into(view, flags=zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            raw: bytes | None = None
+            oversized = n > size
+            header = None if oversized else self._parse(view[:n])
+            while socket.rcvmore:
+                n = socket.recv_into(view, flags=zmq.NOBLOCK)
+                oversized = oversized or n > size
+                raw = None if oversized else bytes(view[:n])
+            if oversized:
+                self.oversized += 1
+            elif header is not None:
+                self._on_message(header, raw)
+        if self._queue and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._loop.remove_reader(self._fd)
+        self._socket.close()
+
+    def _parse(self, frame: memoryview) -> Any:
+        try:
+            return self._decode(frame)
+        except msgspec.DecodeError:  # ValidationError is one
+            self.undecodable += 1
+            return None
+
+    def _enqueue(self, header: Any, raw: bytes | None) -> None:
+        self._queue.append((header, raw))

@@ -1,0 +1,375 @@
+"""The worker process: requests in over ZMQ, HTTP out and back, results out over ZMQ.
+
+    await requests.recv -> hold until due -> fire -> [eager task: acquire, write, respond] -> result
+
+The receive loop never awaits the pool: a request that has to wait for a connection waits in its own
+task, and the next one is received meanwhile. Stamps are taken here and nowhere else.
+
+Started as `python -m connector_tax.loadgen.worker`, with its settings as one line of JSON on stdin
+(headers may hold credentials, which a command line would show to every user). The pipe stays open:
+its end is one of two signs that the main process is gone, the other is PR_SET_PDEATHSIG.
+"""
+
+import asyncio
+import ctypes
+import gc
+import heapq
+import mmap
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import uvloop
+import zmq
+
+from connector_tax.loadgen import eager
+from connector_tax.loadgen.http import Connection, Pool, kernel_stamps_offered
+from connector_tax.loadgen.messages import (
+    Begin,
+    Begun,
+    Cancel,
+    Clock,
+    Done,
+    End,
+    FromWorker,
+    Health,
+    Issue,
+    RequestFailed,
+    ToWorker,
+    Up,
+    WorkerSettings,
+)
+from connector_tax.loadgen.sse import StreamAccumulator, Usage, decode_response, excerpt
+from connector_tax.loadgen.timerfd import LoopProbe, TimerFd
+from connector_tax.loadgen.transport import MAX_MESSAGE, Receiver, Sender, private_socket
+
+_PR_SET_PDEATHSIG = 1
+_monotonic_ns = time.monotonic_ns
+
+
+class _Request:
+    """One request while this worker holds it."""
+
+    __slots__ = ("abort", "body", "completion_tokens", "done", "prompt_tokens", "task", "timeout")
+
+    def __init__(self, issue: Issue, body: bytes, done: Done) -> None:
+        self.body = body
+        self.prompt_tokens = issue.prompt_tokens
+        self.completion_tokens = issue.completion_tokens
+        self.done = done
+        self.task: asyncio.Task[None] | None = None
+        self.timeout: asyncio.TimerHandle | None = None
+        self.abort: str | None = None
+
+
+class Worker:
+    """The worker's main loop and the life of each request."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, settings: WorkerSettings, inflight: memoryview
+    ) -> None:
+        self._loop = loop
+        self._settings = settings
+        self._index = settings.worker
+        self._head = settings.head.encode("latin-1")
+        self._encode = msgspec.msgpack.Encoder().encode
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        push = private_socket(context, zmq.PUSH)
+        push.connect(f"ipc://{settings.folder}/results")
+        pull = private_socket(context, zmq.PULL)
+        pull.connect(f"ipc://{settings.folder}/requests-{settings.worker}")
+        self._results = Sender(loop, push, backlog=65536)
+        self._requests = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
+        self._kernel_stamps = settings.kernel_stamps and kernel_stamps_offered()
+        self._pool = Pool(
+            loop,
+            settings.family,
+            (settings.host, settings.port),
+            settings.connections,
+            self._kernel_stamps,
+        )
+        self._inflight = inflight
+        self._timer = TimerFd(loop, self._fire_due)
+        self._probe = LoopProbe(loop)
+        self._background: set[asyncio.Task[None]] = set()
+        # Of the run.
+        self._run = Begin(0, 0, 0, False, "counts")
+        self._held: list[tuple[int, int]] = []  # heap of (due_ns, seq)
+        self._requests_by_seq: dict[int, _Request] = {}
+        self._spun_ns = 0
+        self._spins = 0
+
+    # ---- messages from the main process
+
+    async def main_loop(self) -> None:
+        """Serve messages for ever; suspends only when none is buffered."""
+        self._send(Up(self._index))
+        while True:
+            message, body = await self._requests.recv()
+            match message:
+                case Issue():
+                    self._hold(message, body or b"")
+                case Begin():
+                    task = self._loop.create_task(self._begin(message))
+                    self._background.add(task)
+                    task.add_done_callback(self._background.discard)
+                case Cancel():
+                    self._cancel(message)
+                case End():
+                    self._end()
+
+    async def _begin(self, begin: Begin) -> None:
+        self._pool.drop_stale()
+        problem = await self._pool.fill()
+        self._run = begin
+        self._spun_ns = self._spins = 0
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self._requests.undecodable = self._requests.oversized = self._results.dropped = 0
+        self._pool.waited = self._pool.unstamped_reads = 0
+        self._probe.reset()
+        clock: Clock = "kernel" if self._kernel_stamps else "worker"
+        self._send(Begun(self._index, begin.run, self._pool.idle, problem, clock))
+
+    def _end(self) -> None:
+        values = self._probe.values()
+        wall_ns = max(_monotonic_ns() - self._probe.start_ns, 1)
+        values |= {
+            "spin_share": self._spun_ns / wall_ns,
+            "undecodable": self._requests.undecodable,
+            "oversized": self._requests.oversized,
+            "dropped_messages": self._results.dropped,
+            "pool_waits": self._pool.waited,
+            "unstamped_reads": self._pool.unstamped_reads,
+            "max_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+        gc.enable()
+        gc.unfreeze()
+        self._send(Health(self._run.run, self._index, values))
+
+    def _cancel(self, cancel: Cancel) -> None:
+        seqs = list(self._requests_by_seq) if cancel.seqs is None else cancel.seqs
+        for seq in seqs:
+            request = self._requests_by_seq.get(seq)
+            if request is not None:
+                self._abort(request, cancel.kind)
+
+    # ---- due times
+
+    def _hold(self, issue: Issue, body: bytes) -> None:
+        done = Done(self._run.run, self._index, issue.seq, t_worker_ns=_monotonic_ns())
+        self._requests_by_seq[issue.seq] = _Request(issue, body, done)
+        heapq.heappush(self._held, (issue.due_ns, issue.seq))
+        if self._held[0][1] == issue.seq:
+            self._fire_due()
+
+    def _fire_due(self) -> None:
+        """Fire what is due; spin for what is due in a moment; set the timer for the next."""
+        held = self._held
+        spin_ns = self._settings.spin_ns
+        while held:
+            due_ns, seq = held[0]
+            now_ns = _monotonic_ns()
+            if due_ns > now_ns:
+                if due_ns - now_ns > spin_ns:
+                    early_ns = self._settings.sleep_margin_ns
+                    if due_ns - now_ns <= early_ns:
+                        early_ns = spin_ns
+                    self._timer.arm(due_ns - early_ns)
+                    return
+                begin_ns = now_ns
+                while now_ns < due_ns:
+                    now_ns = _monotonic_ns()
+                self._spun_ns += now_ns - begin_ns
+            heapq.heappop(held)
+            request = self._requests_by_seq.get(seq)
+            if request is not None:  # else cancelled while it was held
+                self._fire(request, due_ns)
+
+    def _fire(self, request: _Request, due_ns: int) -> None:
+        run = self._run
+        inflight = sum(self._inflight)
+        if run.inflight_cap and inflight >= run.inflight_cap:
+            self._finish(request, RequestFailed("inflight_cap", f"{inflight} in flight"))
+            return
+        request.done.inflight_at_send = inflight
+        self._inflight[self._index] += 1
+        left_s = (due_ns + run.request_timeout_ns - _monotonic_ns()) / 1e9
+        request.timeout = self._loop.call_later(
+            max(left_s, 0), self._abort, request, "request_timeout"
+        )
+        request.task = eager.start(self._loop, self._serve(request))
+
+    def _abort(self, request: _Request, kind: str) -> None:
+        if request.done.seq not in self._requests_by_seq:
+            return
+        request.abort = kind
+        if request.task is None:
+            self._finish(request, RequestFailed(kind))
+        else:
+            request.task.cancel()
+
+    # ---- one request
+
+    async def _serve(self, request: _Request) -> None:
+        failure: RequestFailed | None = None
+        connection: Connection | None = None
+        done = request.done
+        try:
+            connection = await self._pool.acquire()
+            done.t_conn_ns = _monotonic_ns()
+            head = b"%b%d\r\n\r\n" % (self._head, len(request.body))
+            done.t_send_ns = connection.write(head, request.body)
+            await self._respond(request, connection)
+        except RequestFailed as error:
+            failure = error
+        except asyncio.CancelledError:
+            failure = RequestFailed(request.abort or "internal_error", "cancelled")
+        except Exception as error:  # whatever it is must reach the record, or the run would wait
+            failure = RequestFailed("internal_error", f"{type(error).__name__}: {error}")
+        finally:
+            if connection is not None:
+                done.t_headers_ns = connection.t_headers_ns
+                if failure is None:
+                    done.t_done_ns = connection.t_done_ns
+                if connection.busy:
+                    self._pool.release(connection)
+        self._inflight[self._index] -= 1
+        self._finish(request, failure)
+
+    async def _respond(self, request: _Request, connection: Connection) -> None:
+        status = await connection.read_headers()
+        if status != 200:
+            body = await connection.read_body()
+            raise RequestFailed("http_status", f"{status}: {excerpt(body)}")
+        if self._settings.stream:
+            await self._consume_stream(request, connection)
+        else:
+            await self._consume_body(request, connection)
+
+    async def _consume_stream(self, request: _Request, connection: Connection) -> None:
+        done, run = request.done, self._run
+        accumulator = StreamAccumulator(self._settings.chat, run.capture)
+        reads = array("q") if run.keep_reads else None
+        try:
+            while chunks := await connection.read_chunks():
+                for stamp, chunk in chunks:
+                    events = accumulator.feed(chunk)
+                    if events:
+                        if done.t_first_token_ns is None:
+                            done.t_first_token_ns = stamp
+                        done.t_last_token_ns = stamp
+                        if reads is not None:
+                            reads.append(stamp)
+                            reads.append(events)
+        finally:
+            if reads is not None:
+                done.reads = reads.tobytes()
+            done.t_done_ns = connection.t_done_ns
+        self._pool.release(connection)  # early: the next request need not wait for the checks
+        accumulator.finish()
+        if run.capture == "text":
+            done.text = "".join(accumulator.text)
+        elif run.capture == "token_ids":
+            done.token_ids = _whole_ids(accumulator.token_ids, accumulator.usage)
+        _check_usage(request, accumulator.usage)
+
+    async def _consume_body(self, request: _Request, connection: Connection) -> None:
+        done, run = request.done, self._run
+        body = await connection.read_body()
+        done.t_done_ns = connection.t_done_ns
+        self._pool.release(connection)
+        response = decode_response(body)
+        choice = response.choices[0] if response.choices else None
+        if choice is None or choice.finish_reason is None:
+            raise RequestFailed("missing_done", "no choice with a finish reason")
+        done.t_first_token_ns = done.t_last_token_ns = done.t_done_ns
+        if run.capture == "text":
+            done.text = choice.text or (choice.message.content if choice.message else None) or ""
+        elif run.capture == "token_ids":
+            done.token_ids = _whole_ids(choice.token_ids or [], response.usage)
+        _check_usage(request, response.usage)
+
+    def _finish(self, request: _Request, failure: RequestFailed | None) -> None:
+        done = request.done
+        if self._requests_by_seq.pop(done.seq, None) is None:
+            return
+        if request.timeout is not None:
+            request.timeout.cancel()
+        if failure is not None:
+            done.error_kind, done.error_detail = failure.kind, failure.detail
+            if done.t_done_ns is None:
+                done.t_done_ns = _monotonic_ns()
+        self._send(done)
+
+    def _send(self, message: FromWorker) -> None:
+        frame = self._encode(message)
+        if len(frame) > MAX_MESSAGE and isinstance(message, Done):
+            size = f"{len(frame)} bytes"
+            message = Done(message.run, message.worker, message.seq, "oversized_message", size)
+            frame = self._encode(message)
+        self._results.send(frame)
+
+
+def _check_usage(request: _Request, usage: Usage | None) -> None:
+    """Compare the server's count of tokens with what was asked for."""
+    if usage is None:
+        raise RequestFailed("missing_usage")
+    done = request.done
+    done.prompt_tokens, done.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+    for name, wanted, got in (
+        ("prompt", request.prompt_tokens, usage.prompt_tokens),
+        ("completion", request.completion_tokens, usage.completion_tokens),
+    ):
+        if wanted is not None and wanted != got:
+            raise RequestFailed("wrong_length", f"{got} {name} tokens, asked for {wanted}")
+
+
+def _whole_ids(token_ids: list[int], usage: Usage | None) -> list[int]:
+    if usage is not None and len(token_ids) != usage.completion_tokens:
+        raise RequestFailed(
+            "missing_token_ids", f"{len(token_ids)} ids for {usage.completion_tokens} tokens"
+        )
+    return token_ids
+
+
+def _die_with(parent: int, leave: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+    """Have the kernel signal this process when its parent ends; also watch the stdin pipe."""
+    loop.add_signal_handler(signal.SIGTERM, leave)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    loop.add_reader(sys.stdin.fileno(), leave)
+    if os.getppid() != parent:  # it ended before prctl took effect
+        leave()
+
+
+def main() -> None:
+    """Run until the main process says or shows that it is over."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to handle
+    print("up", flush=True)
+    settings = msgspec.json.decode(sys.stdin.readline(), type=WorkerSettings)
+    if settings.cpus is not None:
+        os.sched_setaffinity(0, settings.cpus)  # before any thread starts, so that all inherit it
+    with mmap.mmap(settings.inflight_fd, 8 * settings.workers) as shared:
+        inflight = memoryview(shared).cast("q")
+        loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(loop)
+
+        def leave() -> None:
+            # The main process removes the folder itself, unless it was killed before that.
+            shutil.rmtree(Path(settings.folder), ignore_errors=True)
+            os._exit(0)
+
+        _die_with(settings.parent, leave, loop)
+        loop.run_until_complete(Worker(loop, settings, inflight).main_loop())
+
+
+if __name__ == "__main__":
+    main()
