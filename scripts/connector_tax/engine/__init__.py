@@ -1,0 +1,1 @@
+"""The embedded engine: a server that speaks vLLM, whose true timing and true tax are known."""

@@ -1,0 +1,103 @@
+"""`python -m connector_tax.engine`: serve one configuration of the embedded engine."""
+
+import argparse
+import asyncio
+import gc
+import ipaddress
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+
+from connector_tax.config import ConfigError
+from connector_tax.engine.batching import ServiceError
+from connector_tax.engine.config import EngineConfig, load_config
+from connector_tax.engine.http import serve
+from connector_tax.engine.loop import Engine
+from connector_tax.engine.server import Application, refusal
+from connector_tax.engine.steplog import LineLog, StepLog
+
+_LOG = logging.getLogger("connector_tax.engine")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m connector_tax.engine", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="config/embedded.yaml")
+    parser.add_argument("--configuration", required=True, help="an id of the file's connectors")
+    parser.add_argument("--host", default="127.0.0.1", help="a loopback address")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--launch-seed", type=int, required=True)
+    parser.add_argument("--truth-log", type=Path, help="JSON lines; must not exist yet")
+    arguments = parser.parse_args()
+    try:
+        if not ipaddress.ip_address(arguments.host).is_loopback:
+            raise ValueError
+    except ValueError:
+        parser.error(f"--host: found {arguments.host}; allowed: a loopback address")
+    return arguments
+
+
+async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
+    """Serve until SIGTERM or SIGINT (0), or until the engine dies (1)."""
+    ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def end(status: int) -> None:
+        if not ended.done():
+            ended.set_result(status)
+
+    def on_death(message: str) -> None:
+        _LOG.error("%s", message)
+        end(1)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end, 0)
+    prefix = os.environ.get("AGENTIC_STEP_LOG_PATH")
+    step_log = StepLog(prefix) if prefix else None
+    truth_log = LineLog(arguments.truth_log) if arguments.truth_log else None
+    engine = Engine(config, arguments.launch_seed, step_log, on_death)
+    application = Application(engine, truth_log)
+    try:
+        await engine.start()
+        if truth_log is not None:
+            truth_log.write(engine.truth())
+        server, connections = await serve(
+            application.handle, refusal, arguments.host, arguments.port
+        )
+        gc.collect()
+        gc.freeze()
+        _LOG.info("%s ready on port %d", config.configuration, arguments.port)
+        status = await ended
+        server.close()
+        application.end_all()
+        for connection in list(connections):
+            connection.drop(reset=False)
+    finally:
+        await engine.stop()
+        if truth_log is not None:
+            truth_log.close()
+    return status
+
+
+def main() -> int:
+    """Run the server; the process's exit status."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(levelname)s %(asctime)s %(name)s: %(message)s"
+    )
+    arguments = _arguments()
+    try:
+        config = load_config(arguments.config, arguments.configuration)
+        if config.faults.refuses_start:
+            raise ConfigError(f"{arguments.config}: faults: refuse_start is set")
+        return uvloop.run(_serve(arguments, config))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+    except (OSError, ServiceError) as error:
+        print(f"cannot serve on {arguments.host}:{arguments.port}: {error}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Which waiting requests may start their prefill in this round, under a budget of prompt tokens.
+
+Source: 004 (prefill admission). `fifo` takes from the head until the budget is used up; `pack`
+looks at a window of the queue and takes the cheapest first, so that a long prompt at the head does
+not hold back the short ones behind it. Both give the requests in their order of arrival. A head
+that alone exceeds the budget is taken alone when nothing else can be, so the queue never stands
+still; every n-th round is FIFO, so a long prompt is never passed over for ever.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+POLICIES = ("fifo", "pack")
+
+
+class Waiting(Protocol):
+    """What the admission looks at."""
+
+    @property
+    def arrival(self) -> int:
+        """Position in the order of arrival, unique."""
+
+    @property
+    def prefill_len(self) -> int:
+        """Tokens to prefill."""
+
+
+@dataclass(frozen=True)
+class AdmissionOptions:
+    """The options of source 004, under its names.
+
+    Args:
+        prefill_admission_policy: fifo or pack.
+        prefill_admission_lookahead: requests in pack's window, at least 1.
+        prefill_force_fifo_every: every n-th round is FIFO; 0 never.
+        prefill_max_tokens: budget of a round in prompt tokens; None without limit.
+        prefill_max_batch_size: requests of a round at most; None without limit.
+        decode_first: whether decoding sequences take their share of a step's tokens before
+            prefill does.
+
+    Raises:
+        ValueError: an option out of its range; names the option.
+    """
+
+    prefill_admission_policy: str = "fifo"
+    prefill_admission_lookahead: int = 64
+    prefill_force_fifo_every: int = 0
+    prefill_max_tokens: int | None = None
+    prefill_max_batch_size: int | None = None
+    decode_first: bool = False
+
+    def __post_init__(self) -> None:
+        if self.prefill_admission_policy not in POLICIES:
+            raise _invalid(self, "prefill_admission_policy", "fifo or pack")
+        if self.prefill_admission_lookahead < 1:
+            raise _invalid(self, "prefill_admission_lookahead", "at least 1")
+        if self.prefill_force_fifo_every < 0:
+            raise _invalid(self, "prefill_force_fifo_every", "at least 0")
+        for name in ("prefill_max_tokens", "prefill_max_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise _invalid(self, name, "at least 1, or null")
+
+
+R = TypeVar("R", bound=Waiting)
+
+
+class Admission:
+    """Counts the rounds and takes each round's requests off the waiting queue.
+
+    Args:
+        options: the policy.
+        max_context: a longer prompt counts as this many tokens.
+    """
+
+    def __init__(self, options: AdmissionOptions, max_context: int) -> None:
+        self._options = options
+        self._max_context = max_context
+        self._round = 0
+
+    def take(self, waiting: deque[R], max_reqs: int) -> list[R]:
+        """Take at most `max_reqs` requests, in order of arrival; what stays keeps its order."""
+        options = self._options
+        self._round += 1
+        every = options.prefill_force_fifo_every
+        forced = every > 0 and self._round % every == 0
+        if options.prefill_max_batch_size is not None:
+            max_reqs = min(max_reqs, options.prefill_max_batch_size)
+        budget = options.prefill_max_tokens
+        if max_reqs < 1:
+            return []
+        if forced or options.prefill_admission_policy == "fifo" or budget is None:
+            return self._take_fifo(waiting, max_reqs, budget)
+        return self._take_packed(waiting, max_reqs, budget)
+
+    def _cost(self, request: Waiting) -> int:
+        return min(request.prefill_len, self._max_context)
+
+    def _take_fifo(self, waiting: deque[R], max_reqs: int, budget: int | None) -> list[R]:
+        taken: list[R] = []
+        used = 0
+        while waiting and len(taken) < max_reqs:
+            used += self._cost(waiting[0])
+            if budget is not None and taken and used > budget:
+                break
+            taken.append(waiting.popleft())
+            if budget is not None and used > budget:
+                break
+        return taken
+
+    def _take_packed(self, waiting: deque[R], max_reqs: int, budget: int) -> list[R]:
+        size = min(len(waiting), self._options.prefill_admission_lookahead)
+        window = [waiting.popleft() for _ in range(size)]
+        costs = [self._cost(request) for request in window]
+        chosen: set[int] = set()
+        used = 0
+        for i in sorted(range(size), key=lambda i: (costs[i], i)):
+            # From the cheapest on: once one does not fit, none after it does.
+            if len(chosen) == max_reqs or used + costs[i] > budget:
+                break
+            chosen.add(i)
+            used += costs[i]
+        if window and not chosen:
+            chosen.add(0)
+        waiting.extendleft(window[i] for i in range(size - 1, -1, -1) if i not in chosen)
+        return [window[i] for i in sorted(chosen)]
+
+
+def put_back(waiting: deque[R], requests: Iterable[R]) -> None:
+    """Return requests to the queue, each to its place in the order of arrival."""
+    for request in requests:
+        place = 0
+        while place < len(waiting) and waiting[place].arrival < request.arrival:
+            place += 1
+        waiting.insert(place, request)
+
+
+def _invalid(options: AdmissionOptions, name: str, allowed: str) -> ValueError:
+    return ValueError(f"{name}: found {getattr(options, name)!r}; allowed: {allowed}")

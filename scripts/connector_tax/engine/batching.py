@@ -1,0 +1,342 @@
+"""Service batching: single requests in, vectorized batches through a worker process, results out.
+
+Source: 003 (service batching). A request waits in the buffer until `max_batch_size` are there or
+the first of them has waited `timeout_seconds`; the batch then passes the preprocessor, the worker
+process and the postprocessor, each strictly in order, and each result is handed to the future of
+the request it belongs to. At most `max_queue_size` batches are in flight; while they are, requests
+wait in the buffer. Every wait is for an event: a timer, a frame, a future.
+
+    do_one -> buffer -> preprocess -> worker process -> postprocess -> future of do_one
+                \\__________ futures, in the order of the batches __________/
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from connector_tax.engine.transformer import VectorTransformer, class_path, pack, split_frames
+
+_LOG = logging.getLogger(__name__)
+_STOP_GRACE_S = 0.5
+
+_Future = asyncio.Future[Any]
+
+
+class ServiceError(Exception):
+    """The batched service could not answer a request."""
+
+
+class ServiceStopped(ServiceError):
+    """The service is not running."""
+
+
+class WorkerDied(ServiceError):
+    """The worker process ended while the service was running."""
+
+
+class TransformError(ServiceError):
+    """The transformer raised in the worker process, for one request or for its whole batch.
+
+    Attributes:
+        kind: the name of the exception's type in the worker.
+        remote_traceback: the worker's traceback, "" for an error of a single request.
+    """
+
+    def __init__(self, kind: str, message: str, remote_traceback: str = "") -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.remote_traceback = remote_traceback
+
+
+class BatchedService:
+    """Batches the elements given to `do_one` for a `VectorTransformer` in its own process.
+
+    Args:
+        max_batch_size: elements in a batch at most, 1 to 10000.
+        timeout_seconds: how long the first element of a partial batch waits, over 0, at most 1.
+        max_queue_size: batches in flight at most, 1 to 128.
+
+    Raises:
+        ValueError: an option out of its range; names the option.
+    """
+
+    def __init__(
+        self, max_batch_size: int, timeout_seconds: float = 0.1, max_queue_size: int = 32
+    ) -> None:
+        _check("max_batch_size", max_batch_size, 1 <= max_batch_size <= 10000, "1 to 10000")
+        _check("timeout_seconds", timeout_seconds, 0 < timeout_seconds <= 1, "over 0, at most 1")
+        _check("max_queue_size", max_queue_size, 1 <= max_queue_size <= 128, "1 to 128")
+        self.max_batch_size = max_batch_size
+        self.timeout_seconds = timeout_seconds
+        self.max_queue_size = max_queue_size
+        # Called once when the worker process ends on its own, also while no request waits for it.
+        self.on_worker_death: Callable[[WorkerDied], None] | None = None
+
+        self._buffer: dict[_Future, tuple[Any, float]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_flight = 0
+        self._batches: asyncio.Queue[list[tuple[_Future, Any]]] = asyncio.Queue()
+        self._at_worker: deque[list[_Future]] = deque()
+        self._results: asyncio.Queue[list[Any]] = asyncio.Queue()
+        self._unanswered: set[_Future] = set()
+
+        self._refusal: ServiceError | None = ServiceStopped("the service has not been started")
+        self._process: asyncio.subprocess.Process | None = None
+        self._worker: asyncio.Transport | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # -- the user's side ------------------------------------------------------------------------
+
+    async def do_one(self, x: Any) -> Any:
+        """The result for the single element `x` (anything msgpack carries).
+
+        Raises:
+            TransformError: the transformer raised for this element or for its batch.
+            WorkerDied, ServiceStopped: nobody is there to answer.
+            Exception: whatever the hooks raised for this element's batch.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        loop = asyncio.get_running_loop()
+        future: _Future = loop.create_future()
+        self._buffer[future] = (x, loop.time() + self.timeout_seconds)
+        self._unanswered.add(future)
+        self._submit()
+        try:
+            return await future
+        finally:
+            self._unanswered.discard(future)
+            if self._buffer.pop(future, None) is not None:
+                self._submit()
+
+    async def preprocess(self, batch: list[Any]) -> Any:
+        """Hook: what to send to the worker for a batch; runs for one batch at a time."""
+        return batch
+
+    async def postprocess(self, results: list[Any]) -> list[Any]:
+        """Hook: what to hand out for the worker's results; as many, in the same order."""
+        return results
+
+    # -- the batcher ----------------------------------------------------------------------------
+
+    def _submit(self) -> None:
+        """Send every batch that is due and has room in the pipeline; arm the timer for the rest."""
+        now = asyncio.get_running_loop().time()
+        while self._buffer and self._in_flight < self.max_queue_size:
+            due = next(iter(self._buffer.values()))[1] <= now
+            if not due and len(self._buffer) < self.max_batch_size:
+                break
+            futures = list(islice(self._buffer, self.max_batch_size))
+            self._in_flight += 1
+            self._batches.put_nowait([(future, self._buffer.pop(future)[0]) for future in futures])
+        self._arm()
+
+    def _arm(self) -> None:
+        # With the pipeline full no timer is needed: the end of a batch calls `_submit`.
+        wanted = None
+        if self._buffer and self._in_flight < self.max_queue_size:
+            wanted = next(iter(self._buffer.values()))[1]
+        if self._timer is not None:
+            if wanted == self._timer.when():
+                return
+            self._timer.cancel()
+            self._timer = None
+        if wanted is not None:
+            self._timer = asyncio.get_running_loop().call_at(wanted, self._on_timer, wanted)
+
+    def _on_timer(self, due: float) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        # An event loop's timer may fire a fraction of a millisecond early; wait out the rest.
+        if loop.time() < due:
+            self._timer = loop.call_at(due, self._on_timer, due)
+            return
+        self._submit()
+
+    def _end_batch(self) -> None:
+        self._in_flight -= 1
+        self._submit()
+
+    # -- the preprocessor and the postprocessor -------------------------------------------------
+
+    async def _run_preprocess(self) -> None:
+        while True:
+            batch = [item for item in await self._batches.get() if not item[0].done()]
+            futures = [future for future, _ in batch]
+            try:
+                payload = await self.preprocess([x for _, x in batch]) if batch else []
+                futures, frame = _encode(payload, futures)
+            except Exception as error:
+                _fail(futures, error)
+                futures = []
+            if not futures:
+                self._end_batch()
+                continue
+            self._at_worker.append(futures)
+            assert self._worker is not None
+            self._worker.write(frame)
+
+    async def _run_postprocess(self) -> None:
+        while True:
+            answer = await self._results.get()
+            futures = self._at_worker.popleft()
+            try:
+                await self._distribute(futures, answer)
+            except Exception as error:
+                _fail(futures, error)
+            self._end_batch()
+
+    async def _distribute(self, futures: list[_Future], answer: list[Any]) -> None:
+        if answer[0] == "error":
+            raise TransformError(*answer[1:])
+        _, results, failed = answer
+        if failed:
+            for position, error in failed.items():
+                _fail([futures[position]], TransformError(*error))
+            kept = [i for i in range(len(futures)) if i not in failed]
+            futures, results = [futures[i] for i in kept], [results[i] for i in kept]
+        results = await self.postprocess(results)
+        if len(results) != len(futures):
+            raise ServiceError(f"postprocess gave {len(results)} results for {len(futures)}")
+        for future, result in zip(futures, results, strict=True):
+            if not future.done():
+                future.set_result(result)
+
+    # -- the worker process ---------------------------------------------------------------------
+
+    async def start(
+        self, worker_class: type[VectorTransformer], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Launch the worker process and return when it has signalled ready.
+
+        Raises:
+            ValueError: the class cannot be imported by the worker process.
+            TransformError: the transformer's constructor raised.
+            WorkerDied: the worker process ended before it was ready.
+        """
+        first = pack({"class": class_path(worker_class), "kwargs": kwargs or {}})
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "connector_tax.engine.worker_process"),
+                *(str(theirs.fileno()), str(os.getpid())),
+                pass_fds=(theirs.fileno(),),
+            )
+        ours.setblocking(False)
+        self._worker, _ = await asyncio.get_running_loop().create_unix_connection(
+            lambda: _WorkerProtocol(self._results, self._on_worker_closed), sock=ours
+        )
+        self._worker.write(first)
+        answer = await self._results.get()
+        if answer[0] != "ready":
+            await self.stop()
+            raise WorkerDied(answer[1]) if answer[0] == "died" else TransformError(*answer[1:])
+        self._refusal = None
+        self._tasks = [
+            asyncio.create_task(self._run_preprocess()),
+            asyncio.create_task(self._run_postprocess()),
+        ]
+
+    @property
+    def worker_pid(self) -> int:
+        """The worker's process id.
+
+        Raises:
+            ServiceStopped: the service was never started.
+        """
+        if self._process is None:
+            raise ServiceStopped("the service has not been started")
+        return self._process.pid
+
+    def _on_worker_closed(self) -> None:
+        died = WorkerDied(f"worker process {self.worker_pid} ended unexpectedly")
+        if self._refusal is not None:
+            # Still starting (`start` reads this), or already stopped (nobody does).
+            self._results.put_nowait(["died", str(died)])
+            return
+        self._refuse(died)
+        _LOG.error("%s", died)
+        if self.on_worker_death is not None:
+            self.on_worker_death(died)
+
+    def _refuse(self, error: ServiceError) -> None:
+        """Fail every request that still waits, and every one to come, with `error`."""
+        self._refusal = error
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._buffer.clear()
+        _fail(list(self._unanswered), error)
+
+    async def stop(self) -> None:
+        """Fail what still waits, end the worker process and both tasks; calling twice is safe."""
+        self._refuse(ServiceStopped("the service has been stopped"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._worker is not None:
+            self._worker.close()
+        if self._process is not None and self._process.returncode is None:
+            try:
+                async with asyncio.timeout(_STOP_GRACE_S):
+                    await self._process.wait()
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.send_signal(signal.SIGKILL)
+                await self._process.wait()
+
+
+class _WorkerProtocol(asyncio.Protocol):
+    """Frames from the worker, put on a queue in the order they were sent."""
+
+    def __init__(self, results: asyncio.Queue[list[Any]], on_closed: Callable[[], None]) -> None:
+        self._results = results
+        self._on_closed = on_closed
+        self._buffer = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        for value in split_frames(self._buffer):
+            self._results.put_nowait(value)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._on_closed()
+
+
+def _encode(payload: Any, futures: list[_Future]) -> tuple[list[_Future], bytes]:
+    """The frame for `payload`; an element msgpack cannot carry fails its own request only."""
+    try:
+        return futures, pack(payload)
+    except (TypeError, ValueError, OverflowError):
+        if not isinstance(payload, list) or len(payload) != len(futures):
+            raise
+    good: list[tuple[_Future, Any]] = []
+    for future, element in zip(futures, payload, strict=True):
+        try:
+            pack(element)
+        except (TypeError, ValueError, OverflowError) as error:
+            _fail([future], error)
+        else:
+            good.append((future, element))
+    return [future for future, _ in good], pack([element for _, element in good])
+
+
+def _fail(futures: list[_Future], error: BaseException) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
+
+
+def _check(name: str, value: float, in_range: bool, allowed: str) -> None:
+    if not in_range:
+        raise ValueError(f"{name}: found {value!r}; allowed: {allowed}")

@@ -1,0 +1,252 @@
+"""The answer to one completion or chat request: an event for each token, or one JSON object.
+
+The shapes are those of vLLM's OpenAI-compatible server. All parts of an event that do not change
+from token to token are put together once for each request.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from connector_tax.engine.faults import Fault
+from connector_tax.engine.http import LAST_CHUNK, HttpProtocol, Request
+from connector_tax.engine.tokens import Vocabulary
+from connector_tax.engine.truth import RequestTruth
+
+_SSE = b"text/event-stream; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is to be answered, decided when the request was accepted.
+
+    Attributes:
+        request_id: the client's X-Request-Id, or one of the engine's.
+        limit: tokens to generate.
+        finish_reason: stop or length.
+    """
+
+    request_id: str
+    created: int
+    model: str
+    chat: bool
+    stream: bool
+    include_usage: bool
+    prompt_tokens: int
+    limit: int
+    finish_reason: str
+    seed: int
+
+    @property
+    def public_id(self) -> str:
+        """The id in the response."""
+        return f"{'chatcmpl' if self.chat else 'cmpl'}-{self.request_id}"
+
+    def usage(self, completion_tokens: int) -> dict[str, Any]:
+        """vLLM's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
+            "completion_tokens": completion_tokens,
+            "prompt_tokens_details": None,
+        }
+
+
+class Completion:
+    """Writes one answer to one connection; the engine's sink for the sequence.
+
+    Args:
+        answer: what to answer.
+        request: the HTTP request.
+        protocol: its connection.
+        vocabulary: where the words come from.
+        fault: what is to go wrong, or None.
+        on_end: called once with the truth when the response has ended.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        request: Request,
+        protocol: HttpProtocol,
+        vocabulary: Vocabulary,
+        fault: Fault | None,
+        on_end: Callable[["Completion", RequestTruth], None],
+    ) -> None:
+        self.answer = answer
+        self.finish_reason = answer.finish_reason
+        self.t_arrival_ns = request.t_arrival_ns
+        self.t_admitted_ns = 0
+        self.t_first_ns = 0
+        self.t_token_ns = 0
+        self._protocol = protocol
+        self._vocabulary = vocabulary
+        self._fault = fault
+        self._on_end = on_end
+        self._chunked = request.chunked
+        self._t_headers_ns = 0
+        self._writes: list[tuple[int, int, int]] = []
+        self._sent = 0
+        self._done = False
+        self._prefix, self._middle, self._tail = _event_parts(answer)
+
+    # -- the engine's side ----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Send the head of a streamed response."""
+        if self.answer.stream:
+            self._t_headers_ns = self._protocol.begin_body(_SSE)
+
+    def token(self, position: int, *, last: bool, deadline_ns: int) -> None:
+        """Emit the token at `position`; the last one ends the response."""
+        if self._done:
+            return
+        self._sent = position + 1
+        if not self.answer.stream:
+            if last:
+                self.respond(200, msgspec.json.encode(self._whole()), deadline_ns)
+            return
+        if position == 0 and self.answer.chat:
+            self.write_event(_chat_opening(self.answer), 0, deadline_ns)
+        word = self._vocabulary.output_word(self.answer.seed, position)
+        reason = b'"%b"' % self.finish_reason.encode() if last else b"null"
+        event = b"%b%b%b%b%b" % (self._prefix, word, self._middle, reason, self._tail)
+        self.write_event(event, 1, deadline_ns)
+        if last:
+            self.end_stream(self.closing_events())
+
+    def fail(self, message: str) -> None:
+        """The engine died: an error event and a cut body, or an error response."""
+        if self._done:
+            return
+        body = error_body(500, message)
+        if self.answer.stream:
+            self.write_event(b"data: %b\n\n" % body, 0, 0)
+            self.cut("engine dead", reset=False)
+        else:
+            self.respond(500, body, 0, "engine dead")
+
+    def disconnected(self, outcome: str) -> None:
+        """The connection is gone, or is being closed by the server."""
+        self._close(outcome)
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def closing_events(self) -> list[bytes]:
+        """What follows the last token."""
+        done = b"data: [DONE]\n\n"
+        if self.answer.include_usage:
+            return [_usage_event(self.answer, self._sent), done]
+        return [done]
+
+    def frame(self, event: bytes) -> bytes:
+        """`event` as an HTTP chunk (as it is for HTTP/1.0)."""
+        return b"%x\r\n%b\r\n" % (len(event), event) if self._chunked else event
+
+    def write_event(self, event: bytes, tokens: int, deadline_ns: int) -> None:
+        """Send an event that carries so many tokens in a write of its own."""
+        self.write(self.frame(event), tokens, deadline_ns)
+
+    def end_stream(self, events: list[bytes], outcome: str = "ok") -> None:
+        """Send the last events and the end of the body in one write; the response is over."""
+        rest = b"".join(self.frame(event) for event in events)
+        self.write(rest + (LAST_CHUNK if self._chunked else b""), 0, 0)
+        self._close(outcome)
+        self._protocol.end()
+
+    def cut(self, outcome: str, *, reset: bool) -> None:
+        """End the connection in the middle of the body."""
+        self._close(outcome)
+        self._protocol.drop(reset=reset)
+
+    def respond(self, status: int, body: bytes, deadline_ns: int, outcome: str = "ok") -> None:
+        """Send the whole response at once."""
+        self._t_headers_ns = time.monotonic_ns()
+        self._writes.append((self._t_headers_ns, self._sent, deadline_ns))
+        self._close(outcome)
+        self._protocol.respond(status, body)
+
+    def write(self, data: bytes, tokens: int, deadline_ns: int) -> None:
+        """Send bytes that carry so many tokens, and remember when."""
+        self._writes.append((self._protocol.write(data), tokens, deadline_ns))
+
+    def _close(self, outcome: str) -> None:
+        if self._done:
+            return
+        self._done = True
+        self._on_end(
+            self,
+            RequestTruth(
+                request_id=self.answer.request_id,
+                t_arrival_ns=self.t_arrival_ns,
+                t_headers_ns=self._t_headers_ns,
+                writes=self._writes,
+                prompt_tokens=self.answer.prompt_tokens,
+                completion_tokens=self._sent,
+                preemptions=0,
+                fault=self._fault.kind if self._fault else None,
+                outcome=outcome,
+            ),
+        )
+
+    def _whole(self) -> dict[str, Any]:
+        answer = self.answer
+        words = [self._vocabulary.output_word(answer.seed, i) for i in range(self._sent)]
+        text = b"".join(words).decode()
+        choice: dict[str, Any] = {"index": 0}
+        if answer.chat:
+            choice["message"] = {"role": "assistant", "content": text, "tool_calls": []}
+        else:
+            choice["text"] = text
+        choice |= {"logprobs": None, "finish_reason": self.finish_reason, "stop_reason": None}
+        return {
+            "id": answer.public_id,
+            "object": "chat.completion" if answer.chat else "text_completion",
+            "created": answer.created,
+            "model": answer.model,
+            "choices": [choice],
+            "usage": answer.usage(self._sent),
+        }
+
+
+def error_body(status: int, message: str, param: str | None = None) -> bytes:
+    """vLLM's error object."""
+    kinds = {400: "BadRequestError", 404: "NotFoundError", 429: "TooManyRequestsError"}
+    kind = kinds.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
+    error = {"message": message, "type": kind, "param": param, "code": status}
+    return msgspec.json.encode({"error": error})
+
+
+def _opening(answer: Answer) -> bytes:
+    fields = {
+        "id": answer.public_id,
+        "object": "chat.completion.chunk" if answer.chat else "text_completion",
+        "created": answer.created,
+        "model": answer.model,
+    }
+    return msgspec.json.encode(fields)[:-1]
+
+
+def _event_parts(answer: Answer) -> tuple[bytes, bytes, bytes]:
+    """What stands before the word, between word and finish reason, and after it."""
+    head = b"data: %b" % _opening(answer)
+    if answer.chat:
+        before = b',"choices":[{"index":0,"delta":{"content":"'
+        middle = b'"},"logprobs":null,"finish_reason":'
+    else:
+        before = b',"choices":[{"index":0,"text":"'
+        middle = b'","logprobs":null,"finish_reason":'
+    return head + before, middle, b',"stop_reason":null}]}\n\n'
+
+
+def _chat_opening(answer: Answer) -> bytes:
+    delta = b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
+    return b'data: %b,"choices":[%b"finish_reason":null}]}\n\n' % (_opening(answer), delta)
+
+
+def _usage_event(answer: Answer, completion_tokens: int) -> bytes:
+    usage = msgspec.json.encode(answer.usage(completion_tokens))
+    return b'data: %b,"choices":[],"usage":%b}\n\n' % (_opening(answer), usage)

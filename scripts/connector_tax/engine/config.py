@@ -1,0 +1,84 @@
+"""The engine's configuration file: checked against its schema, then plain frozen values."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from connector_tax.config import ConfigError, load_yaml, validate
+from connector_tax.engine.admission import AdmissionOptions
+from connector_tax.engine.connectors import ConnectorTax
+from connector_tax.engine.faults import FaultPlan
+from connector_tax.engine.model import StepCost
+from connector_tax.engine.scheduler import Scheduler, SchedulerOptions
+
+_ADMISSION = (
+    "prefill_admission_policy",
+    "prefill_admission_lookahead",
+    "prefill_force_fifo_every",
+    "prefill_max_tokens",
+    "prefill_max_batch_size",
+    "decode_first",
+)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What the engine pretends to serve."""
+
+    served_name: str
+    max_model_len: int
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """One launch: the file's values for one configuration id; `tax` is None without a connector."""
+
+    configuration: str
+    model: ModelOptions
+    scheduler: SchedulerOptions
+    step_cost: StepCost
+    tax: ConnectorTax | None
+    faults: FaultPlan
+
+
+def load_config(path: Path, configuration: str) -> EngineConfig:
+    """Read `path` (YAML or JSON) for one configuration id.
+
+    Raises:
+        ConfigError: schema offences, or an id the file does not define; names file, key path, what
+            was found and what is allowed.
+    """
+    value = load_yaml(path)
+    validate(value, "embedded.schema.yaml", str(path))
+    connectors = value["connectors"]
+    if configuration not in connectors:
+        raise ConfigError(
+            f"{path}: connectors: found no configuration {configuration!r}; "
+            f"allowed: {', '.join(connectors)}"
+        )
+    tax = ConnectorTax(**connectors[configuration]) if connectors[configuration] else None
+    model = ModelOptions(**value["model"])
+    return EngineConfig(
+        configuration=configuration,
+        model=model,
+        scheduler=_scheduler(value["scheduler"], model, tax, str(path)),
+        step_cost=StepCost(**value["step_cost"]),
+        tax=tax,
+        faults=FaultPlan(value.get("faults")),
+    )
+
+
+def _scheduler(
+    values: dict[str, Any], model: ModelOptions, tax: ConnectorTax | None, source: str
+) -> SchedulerOptions:
+    limits = {key: value for key, value in values.items() if key not in _ADMISSION}
+    if tax is not None:
+        limits["kv_blocks"] = int(limits["kv_blocks"] * tax.kv_capacity_fraction)
+    try:
+        admission = AdmissionOptions(**{key: values[key] for key in _ADMISSION})
+        options = SchedulerOptions(**limits, admission=admission)
+        Scheduler(options, model.max_model_len)
+    except ValueError as error:
+        raise ConfigError(f"{source}: scheduler.{error}") from error
+    return options

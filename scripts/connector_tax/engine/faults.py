@@ -1,0 +1,113 @@
+"""Fault switches: what can be made to go wrong, for one request, at random, or for the launch.
+
+Source: issue 3, point 6. A rule of the file's `faults` map strikes by ordinal (`at`, counting from
+0 in the order of arrival) or by seeded chance (`probability`); a request can also ask for a fault
+by the header `X-Embedded-Fault` with a JSON object, for example `{"kind": "rst"}`.
+"""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class FaultKind(StrEnum):
+    """The closed list; the comment says which parameter applies."""
+
+    COALESCE = "coalesce"  # tokens: so many events in each write
+    SPLIT_EVENT = "split_event"  # at_byte: each event in two writes, ms apart
+    CRLF = "crlf"  # event lines end in CR LF
+    DELAY_HEADERS = "delay_headers"  # ms
+    HTTP_429 = "http_429"
+    HTTP_500 = "http_500"
+    ERROR_EVENT = "error_event"  # after_tokens; an error event, then [DONE]
+    FIN = "fin"  # after_tokens; the connection ends in the middle of the body
+    RST = "rst"  # after_tokens; the connection is reset
+    NO_DONE = "no_done"  # the body ends whole but for its [DONE]
+    WRONG_LENGTH = "wrong_length"  # tokens: so many more (or fewer, if negative) than asked for
+    STALL = "stall"  # after_tokens, ms
+    PREFIX_HIT = "prefix_hit"  # a prefix-cache hit is counted when none is due
+    SLOW_METRICS = "slow_metrics"  # ms; strikes scrapes of /metrics
+    MALFORMED_METRICS = "malformed_metrics"  # strikes scrapes of /metrics
+    REFUSE_START = "refuse_start"  # the launch fails
+    DIE = "die"  # the server kills itself when the request arrives
+
+
+SCRAPE_KINDS = frozenset({FaultKind.SLOW_METRICS, FaultKind.MALFORMED_METRICS})
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fault with its parameters; those that do not apply to the kind have no effect."""
+
+    kind: FaultKind
+    after_tokens: int = 1
+    tokens: int = 0
+    at_byte: int = 1
+    ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Rule:
+    fault: Fault
+    at: frozenset[int]
+    probability: float
+
+
+class FaultPlan:
+    """The rules of one launch, asked once for each request and each scrape in order.
+
+    Args:
+        value: the file's `faults` map (checked against the schema), or None.
+    """
+
+    def __init__(self, value: dict[str, Any] | None) -> None:
+        self._random = random.Random(f"{value['seed']}/faults" if value else "")
+        self._rules = [_rule(entry) for entry in value["rules"]] if value else []
+        self._requests = 0
+        self._scrapes = 0
+
+    @property
+    def refuses_start(self) -> bool:
+        """Whether the launch is to fail."""
+        return any(rule.fault.kind is FaultKind.REFUSE_START for rule in self._rules)
+
+    def for_request(self) -> Fault | None:
+        """The fault of the next request, if any; the first rule that strikes wins."""
+        ordinal, self._requests = self._requests, self._requests + 1
+        return self._strike(ordinal, scrape=False)
+
+    def for_scrape(self) -> Fault | None:
+        """The fault of the next scrape of /metrics, if any."""
+        ordinal, self._scrapes = self._scrapes, self._scrapes + 1
+        return self._strike(ordinal, scrape=True)
+
+    def _strike(self, ordinal: int, *, scrape: bool) -> Fault | None:
+        struck = None
+        for rule in self._rules:
+            if (rule.fault.kind in SCRAPE_KINDS) is not scrape:
+                continue
+            # Drawn for every rule, so that one rule's outcome does not move another's.
+            chance = self._random.random() < rule.probability
+            if struck is None and (chance or ordinal in rule.at):
+                struck = rule.fault
+        return struck
+
+
+def parse_header(value: bytes) -> Fault:
+    """The fault a request asks for.
+
+    Raises:
+        ValueError: not a JSON object of a known kind and known parameters.
+    """
+    return msgspec.json.decode(value, type=Fault)
+
+
+def _rule(entry: dict[str, Any]) -> _Rule:
+    parameters = {k: v for k, v in entry.items() if k not in ("at", "probability")}
+    return _Rule(
+        fault=msgspec.convert(parameters, Fault),
+        at=frozenset(entry.get("at", [])),
+        probability=entry.get("probability", 0.0),
+    )

@@ -1,0 +1,266 @@
+"""HTTP/1.1 on httptools: requests in order, responses by plain bytes.
+
+A write goes to the socket at once, by the system call, so that its stamp is the time of the write;
+only what the kernel does not take is left to the transport.
+"""
+
+import asyncio
+import os
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, cast
+
+import httptools
+
+_MAX_BODY = 64 << 20
+_MAX_HEAD = 64 << 10
+_MAX_PIPELINED = 64
+_STATUS = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CLOSE = b"connection: close\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Request:
+    """One request, whole.
+
+    Attributes:
+        t_arrival_ns: the read that brought its last byte, CLOCK_MONOTONIC.
+        chunked: whether the client takes a chunked response (HTTP/1.1).
+    """
+
+    __slots__ = ("body", "chunked", "headers", "keep_alive", "method", "path", "t_arrival_ns")
+
+    def __init__(self, t_arrival_ns: int, method: str, path: str) -> None:
+        self.t_arrival_ns = t_arrival_ns
+        self.method = method
+        self.path = path
+        self.headers: dict[bytes, bytes] = {}
+        self.body = b""
+        self.keep_alive = True
+        self.chunked = True
+
+
+Handler = Callable[[Request, "HttpProtocol"], None]
+
+
+class HttpProtocol(asyncio.Protocol):
+    """One connection; one response at a time.
+
+    The handler answers with `respond`, or with `begin_body`, `write` and `end`.
+    """
+
+    def __init__(
+        self, handler: Handler, refuse: Callable[[int, str], bytes], open_: set["HttpProtocol"]
+    ) -> None:
+        # For the server.
+        self._handler = handler
+        self._refuse = refuse
+        self._open = open_
+        # For the connection.
+        self._transport: asyncio.Transport | None = None
+        self._descriptor = -1
+        self._parser = httptools.HttpRequestParser(self)
+        self._waiting: deque[Request] = deque()
+        self._t_read_ns = 0
+        # For the request that is being read.
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._head_size = 0
+        self._body: list[bytes] = []
+        self._body_size = 0
+        # For the request that is being answered.
+        self._current: Request | None = None
+        self.on_disconnect: Callable[[], None] | None = None
+
+    # -- the connection -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._descriptor = transport.get_extra_info("socket").fileno()
+        self._open.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._transport = None
+        self._open.discard(self)
+        self._waiting.clear()
+        callback, self.on_disconnect = self.on_disconnect, None
+        if callback is not None:
+            callback()
+
+    def data_received(self, data: bytes) -> None:
+        self._t_read_ns = time.monotonic_ns()
+        try:
+            self._parser.feed_data(data)
+        except _TooLarge as error:
+            self._reject(413, str(error))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            cause = error.__context__
+            if isinstance(cause, _TooLarge):
+                self._reject(413, str(cause))
+            else:
+                self._reject(400, f"Invalid HTTP request received: {error}")
+
+    def _reject(self, status: int, message: str) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._current is None:
+            self._current = Request(self._t_read_ns, "", "")
+            self._current.keep_alive = False
+            self.respond(status, self._refuse(status, message))
+        else:
+            self._transport.close()
+
+    # -- the parser's callbacks -----------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = {}
+        self._head_size = 0
+        self._body = []
+        self._body_size = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+        self._count_head(len(name) + len(value))
+
+    def _count_head(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > _MAX_HEAD:
+            raise _TooLarge(f"request head is larger than {_MAX_HEAD} bytes")
+
+    def on_headers_complete(self) -> None:
+        if self._headers.get(b"expect", b"").lower() == b"100-continue" and not self._current:
+            self.write(_CONTINUE)
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+        self._body_size += len(body)
+        if self._body_size > _MAX_BODY:
+            raise _TooLarge(f"request body is larger than {_MAX_BODY} bytes")
+
+    def on_message_complete(self) -> None:
+        path = self._url.partition(b"?")[0].decode("latin-1")
+        request = Request(self._t_read_ns, self._parser.get_method().decode(), path)
+        request.headers = self._headers
+        request.body = b"".join(self._body)
+        request.keep_alive = self._parser.should_keep_alive()
+        request.chunked = self._parser.get_http_version() != "1.0"
+        if self._current is None:
+            self._current = request
+            self._handler(request, self)
+        elif len(self._waiting) < _MAX_PIPELINED:
+            self._waiting.append(request)
+        elif self._transport is not None:
+            self._transport.close()
+
+    # -- the response ---------------------------------------------------------------------------
+
+    def respond(
+        self,
+        status: int,
+        body: bytes,
+        content_type: bytes = b"application/json",
+        before: bytes = b"",
+    ) -> int:
+        """Send a whole response; the time of the write. `before` is more of the head."""
+        assert self._current is not None
+        head = b"%bcontent-length: %d\r\ncontent-type: %b\r\n%b%b\r\n" % (
+            _STATUS[status],
+            len(body),
+            content_type,
+            before,
+            b"" if self._current.keep_alive else _CLOSE,
+        )
+        stamp = self.write(head + (b"" if self._current.method == "HEAD" else body))
+        self.end()
+        return stamp
+
+    def begin_body(self, content_type: bytes, before: bytes = b"") -> int:
+        """Send the head of a response whose body follows in pieces; the time of the write."""
+        request = self._current
+        assert request is not None
+        if not request.chunked:
+            request.keep_alive = False
+        framing = b"transfer-encoding: chunked\r\n" if request.chunked else b""
+        head = b"%bcontent-type: %b\r\n%b%b%b\r\n" % (
+            _STATUS[200],
+            content_type,
+            before,
+            framing,
+            b"" if request.keep_alive else _CLOSE,
+        )
+        return self.write(head)
+
+    def write(self, data: bytes) -> int:
+        """Send `data` now; the time right before the system call, CLOCK_MONOTONIC ns."""
+        stamp = time.monotonic_ns()
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return stamp
+        if not transport.get_write_buffer_size():
+            try:
+                sent = os.write(self._descriptor, data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                # The peer is gone; the transport reports it through `connection_lost`.
+                transport.close()
+                return stamp
+            if sent == len(data):
+                return stamp
+            data = data[sent:]
+        transport.write(data)
+        return stamp
+
+    def end(self) -> None:
+        """The response is complete: close, or go on with the next request."""
+        request, self._current = self._current, None
+        self.on_disconnect = None
+        if self._transport is None or request is None:
+            return
+        if not request.keep_alive:
+            self._transport.close()
+        elif self._waiting:
+            self._current = self._waiting.popleft()
+            self._handler(self._current, self)
+
+    def drop(self, *, reset: bool) -> None:
+        """End the connection in the middle of a response: with FIN, or with RST."""
+        if self._transport is None:
+            return
+        if reset:
+            with socket.socket(fileno=os.dup(self._descriptor)) as handle:
+                handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._transport.abort()
+        else:
+            self._transport.close()
+
+
+class _TooLarge(Exception):
+    """The request is over a limit."""
+
+
+async def serve(
+    handler: Handler, refuse: Callable[[int, str], bytes], host: str, port: int
+) -> tuple[asyncio.Server, set[HttpProtocol]]:
+    """Listen; the server and the set of its open connections.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    connections: set[HttpProtocol] = set()
+    loop: Any = asyncio.get_running_loop()
+    server: asyncio.Server = await loop.create_server(
+        lambda: HttpProtocol(handler, refuse, connections), host, port, backlog=2048
+    )
+    return server, connections

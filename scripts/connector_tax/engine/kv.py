@@ -1,0 +1,135 @@
+"""KV blocks: a pool of fixed size, shared by running sequences and the prefix cache.
+
+A block is free, held by a sequence, or idle: no longer held, its content still in the prefix cache.
+Idle blocks are given away again, least recently used first. A prompt's full blocks enter the cache
+when its prefill is done, under a digest that covers the prompt up to the block's end; generated
+tokens do not enter it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+from hashlib import blake2b
+
+
+def block_digests(prompt: bytes, token_bytes: int, block_size: int) -> list[bytes]:
+    """One digest for each full block of a prompt, each covering the prompt up to its end.
+
+    Args:
+        prompt: the token ids, `token_bytes` bytes each.
+        token_bytes: bytes of a token id.
+        block_size: tokens of a block.
+    """
+    step = token_bytes * block_size
+    chain = blake2b(digest_size=16)
+    digests = []
+    for end in range(step, len(prompt) + 1, step):
+        chain.update(prompt[end - step : end])
+        digests.append(chain.digest())
+    return digests
+
+
+class Holding:
+    """The blocks of one sequence: cached ones by digest, and a number of its own."""
+
+    __slots__ = ("own", "shared")
+
+    def __init__(self) -> None:
+        self.shared: list[bytes] = []
+        self.own = 0
+
+    @property
+    def blocks(self) -> int:
+        """All blocks held."""
+        return len(self.shared) + self.own
+
+
+class BlockPool:
+    """The pool's state; every block is free, idle, or held (`free + idle + held == total`)."""
+
+    def __init__(self, total: int, block_size: int, prefix_caching: bool) -> None:
+        self.total = total
+        self.block_size = block_size
+        self._prefix_caching = prefix_caching
+        self._free = total
+        self._idle: OrderedDict[bytes, None] = OrderedDict()
+        self._users: dict[bytes, int] = {}
+
+    @property
+    def available(self) -> int:
+        """Blocks that a sequence could take now."""
+        return self._free + len(self._idle)
+
+    @property
+    def cached(self) -> int:
+        """Blocks whose content the prefix cache holds, idle or in use."""
+        return len(self._idle) + len(self._users)
+
+    @property
+    def usage(self) -> float:
+        """The share of the pool that sequences hold."""
+        return 1.0 - self.available / self.total
+
+    def match(self, digests: Seq[bytes], prompt_len: int) -> int:
+        """How many leading blocks are cached; the prompt's last token is never among them."""
+        if not self._prefix_caching:
+            return 0
+        usable = (prompt_len - 1) // self.block_size
+        found = 0
+        for digest in digests[:usable]:
+            if digest not in self._users and digest not in self._idle:
+                break
+            found += 1
+        return found
+
+    def share(self, holding: Holding, digests: Seq[bytes]) -> None:
+        """Let a sequence that holds nothing yet use these cached blocks."""
+        for digest in digests:
+            self._idle.pop(digest, None)
+            self._users[digest] = self._users.get(digest, 0) + 1
+        holding.shared.extend(digests)
+
+    def grow(self, holding: Holding, tokens: int) -> bool:
+        """Let a sequence hold blocks for `tokens` tokens; False (and no change) if too few."""
+        missing = -(-tokens // self.block_size) - holding.blocks
+        if missing > self.available:
+            return False
+        if missing > 0:
+            evicted = max(0, missing - self._free)
+            for _ in range(evicted):
+                self._idle.popitem(last=False)
+            self._free += evicted - missing
+            holding.own += missing
+        return True
+
+    def publish(self, holding: Holding, digests: Seq[bytes]) -> None:
+        """Enter a prefilled prompt's full blocks into the cache."""
+        if not self._prefix_caching:
+            return
+        for digest in digests[len(holding.shared) :]:
+            if digest in self._users or digest in self._idle:
+                # Another sequence computed the same prefix meanwhile; this copy stays private.
+                break
+            self._users[digest] = 1
+            holding.shared.append(digest)
+            holding.own -= 1
+
+    def release(self, holding: Holding) -> None:
+        """Take everything back from a sequence; its cached blocks become idle, tail first."""
+        for digest in reversed(holding.shared):
+            users = self._users[digest] - 1
+            if users:
+                self._users[digest] = users
+            else:
+                del self._users[digest]
+                self._idle[digest] = None
+        self._free += holding.own
+        holding.shared = []
+        holding.own = 0
+
+    def reset_cache(self) -> bool:
+        """Forget every cached block; False (and no change) while one is in use."""
+        if self._users:
+            return False
+        self._free += len(self._idle)
+        self._idle.clear()
+        return True

@@ -1,0 +1,242 @@
+"""The engine: arrivals into the scheduler, step by step through the batched service, tokens out."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Protocol
+
+from connector_tax.engine.batching import BatchedService, ServiceError, WorkerDied
+from connector_tax.engine.config import EngineConfig
+from connector_tax.engine.connectors import BackgroundCpu
+from connector_tax.engine.metrics import Metrics
+from connector_tax.engine.model import StepClock, StepDevice
+from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
+from connector_tax.engine.steplog import StepLog, StepRecord
+from connector_tax.engine.truth import LaunchTruth
+
+_LOG = logging.getLogger(__name__)
+# Behind its own deadlines by more than this, the engine gives up catching up and says so.
+_MAX_DEBT_NS = 50_000_000
+
+
+class Sink(Protocol):
+    """Where a sequence's tokens go."""
+
+    t_arrival_ns: int
+    t_admitted_ns: int
+    t_first_ns: int
+    t_token_ns: int
+    finish_reason: str
+
+    def token(self, position: int, *, last: bool, deadline_ns: int) -> None:
+        """Emit the token at `position`."""
+
+    def fail(self, message: str) -> None:
+        """The engine is dead; end the response."""
+
+
+class Engine:
+    """Runs steps while there is work; one instance for each launch.
+
+    Args:
+        config: the launch.
+        launch_seed: of the jitter and the launch offset.
+        step_log: where the steps go, or None.
+        on_death: called once if the worker process dies.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        launch_seed: int,
+        step_log: StepLog | None,
+        on_death: Callable[[str], None],
+    ) -> None:
+        self.config = config
+        self.metrics = Metrics(config.model.served_name)
+        self.scheduler = Scheduler(config.scheduler, config.model.max_model_len)
+        self.dead: str | None = None
+        self.overruns = 0
+        self._launch_seed = launch_seed
+        self._step_log = step_log
+        self._on_death = on_death
+        self._service = BatchedService(max_batch_size=1, timeout_seconds=1.0, max_queue_size=1)
+        self._burner = BackgroundCpu(config.tax.background_cpu if config.tax else 0.0)
+        self._incoming: deque[Sequence] = deque()
+        self._live: set[Sequence] = set()
+        self._wake = asyncio.Event()
+        self._step_id = 0
+        self._task: asyncio.Task[None] | None = None
+
+    # -- life -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Launch the worker process; returns when it is ready."""
+        cost = asdict(self.config.step_cost)
+        await self._service.start(StepDevice, {"cost": cost, "launch_seed": self._launch_seed})
+        self._service.on_worker_death = self._on_worker_death
+        await self._burner.start()
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End the step loop and every child process."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(self._service.stop(), self._burner.stop())
+        if self._step_log is not None:
+            self._step_log.close()
+        if self.overruns:
+            _LOG.warning(
+                "the engine fell over %d ms behind its own schedule %d times: this machine was too "
+                "busy for the step times it emulates",
+                _MAX_DEBT_NS // 1_000_000,
+                self.overruns,
+            )
+
+    def truth(self) -> LaunchTruth:
+        """What this launch was given."""
+        config = self.config
+        return LaunchTruth(
+            configuration=config.configuration,
+            launch_seed=self._launch_seed,
+            launch_factor=StepClock(config.step_cost, self._launch_seed).launch_factor,
+            step_cost=asdict(config.step_cost),
+            tax=asdict(config.tax) if config.tax else None,
+        )
+
+    def _on_worker_death(self, error: WorkerDied) -> None:
+        self.dead = f"EngineDeadError: {error}"
+        for sequence in list(self._live):
+            sequence.sink.fail(self.dead)
+        self._live.clear()
+        self._on_death(self.dead)
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def submit(self, sequence: Sequence) -> None:
+        """Take a request in; its tokens go to its sink."""
+        self._incoming.append(sequence)
+        self._live.add(sequence)
+        self._wake.set()
+
+    def abort(self, sequence: Sequence) -> None:
+        """Drop a request that nobody waits for any more."""
+        if sequence not in self._live:
+            return
+        self._live.remove(sequence)
+        self.metrics.finished["abort"] += 1
+        if sequence in self._incoming:
+            self._incoming.remove(sequence)
+        else:
+            self.scheduler.abort(sequence)
+
+    @property
+    def waiting(self) -> int:
+        """Requests the last step left waiting; later arrivals are not yet known to it (vLLM)."""
+        return len(self.scheduler.waiting)
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        deadline = 0
+        while True:
+            start = await self._next_start(deadline)
+            while self._incoming and self._incoming[0].sink.t_arrival_ns <= start:
+                self.scheduler.add(self._incoming.popleft())
+            plan = self.scheduler.plan()
+            if plan.tokens:
+                try:
+                    deadline = await self._step(plan, start)
+                except ServiceError as error:
+                    # `_on_worker_death` has told every request.
+                    _LOG.error("the step loop ends: %s", error)
+                    return
+
+    async def _next_start(self, deadline: int) -> int:
+        """When the next step starts: at the last one's deadline, or when work arrives."""
+        if not self.scheduler.has_work:
+            while not self._incoming:
+                self._wake.clear()
+                await self._wake.wait()
+            # A request that came while the last step's tokens went out waits for nothing.
+            first: Sink = self._incoming[0].sink
+            return max(deadline, first.t_arrival_ns)
+        now = time.monotonic_ns()
+        if now - deadline > _MAX_DEBT_NS:
+            self.overruns += 1
+            return now
+        return deadline
+
+    async def _step(self, plan: StepPlan, start: int) -> int:
+        tax = self.config.tax
+        meta = finished = load = 0.0
+        if tax is not None:
+            meta = tax.build_meta(self.scheduler.pool.cached, len(plan.admitted))
+            finished, load = tax.get_finished_us, tax.start_load_kv_us
+        for sequence in plan.admitted:
+            if not sequence.sink.t_admitted_ns:
+                sequence.sink.t_admitted_ns = start
+        running, waiting = self.scheduler.running, self.waiting
+        device_start, deadline, end = await self._service.do_one(
+            [start, meta + finished, load, plan.prefill_tokens, plan.decode_seqs, plan.kv_tokens]
+        )
+        self._emit(plan, deadline, end)
+        self._step_id += 1
+        if self._step_log is not None:
+            for process in ("scheduler", "worker"):
+                host = process == "scheduler"
+                self._step_log.write(
+                    StepRecord(
+                        t_ns=start if host else device_start,
+                        step_id=self._step_id,
+                        process=process,
+                        step_duration_us=(end - (start if host else device_start)) / 1000,
+                        build_meta_us=meta if host and tax else None,
+                        get_finished_us=finished if host and tax else None,
+                        start_load_kv_us=None if host or not tax else load,
+                        num_running=running if host else None,
+                        num_waiting=waiting if host else None,
+                        prefill_tokens=plan.prefill_tokens,
+                        decode_tokens=plan.decode_seqs,
+                        kv_tokens=plan.kv_tokens,
+                    )
+                )
+        return int(deadline)
+
+    def _emit(self, plan: StepPlan, deadline: int, end: int) -> None:
+        metrics = self.metrics
+        emitted = self.scheduler.commit(plan)
+        # Counted before the writes: whoever reads [DONE] finds the counters complete.
+        metrics.generation_tokens += len(emitted)
+        metrics.iteration.observe(plan.prefill_tokens + plan.decode_seqs)
+        for sequence in emitted:
+            sink: Sink = sequence.sink
+            if sequence.generated == 1:
+                sink.t_first_ns = end
+                metrics.prompt_tokens += sequence.prompt_len
+                metrics.ttft.observe((end - sink.t_arrival_ns) / 1e9)
+            else:
+                metrics.inter_token.observe((end - sink.t_token_ns) / 1e9)
+            sink.t_token_ns = end
+            if sequence.finished:
+                self._live.discard(sequence)
+                self._count_finished(sequence)
+            sink.token(sequence.generated - 1, last=sequence.finished, deadline_ns=deadline)
+
+    def _count_finished(self, sequence: Sequence) -> None:
+        metrics, sink = self.metrics, sequence.sink
+        metrics.finished[sink.finish_reason] += 1
+        metrics.e2e.observe((sink.t_token_ns - sink.t_arrival_ns) / 1e9)
+        metrics.queue.observe((sink.t_admitted_ns - sink.t_arrival_ns) / 1e9)
+        metrics.prefill.observe((sink.t_first_ns - sink.t_admitted_ns) / 1e9)
+        metrics.decode.observe((sink.t_token_ns - sink.t_first_ns) / 1e9)
+        metrics.inference.observe((sink.t_token_ns - sink.t_admitted_ns) / 1e9)
+        metrics.request_prompt.observe(sequence.prompt_len)
+        metrics.request_generation.observe(sequence.generated)
+        if sequence.generated > 1:
+            span = (sink.t_token_ns - sink.t_first_ns) / 1e9
+            metrics.time_per_token.observe(span / (sequence.generated - 1))

@@ -1,0 +1,143 @@
+"""/metrics under vLLM's names (vLLM 0.32; FACTS.md).
+
+The text is put together by hand because a scrape stalls the event loop that emits the tokens:
+prometheus_client needs milliseconds for this page, this module a fraction of one.
+"""
+
+from bisect import bisect_left
+from itertools import accumulate
+
+_TTFT = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_TOKEN_TIME = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_TIME = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_REASONS = ("stop", "length", "abort", "error")
+
+
+class Histogram:
+    """Counts by upper bound, with a sum."""
+
+    def __init__(self, name: str, text: str, bounds: tuple[float, ...]) -> None:
+        self.name = name
+        self.text = text
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value` (in the unit of the name) `times` times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def render(self, labels: str) -> str:
+        """The family in Prometheus's text format."""
+        running = list(accumulate(self._counts))
+        bounds = [*(repr(float(b)) for b in self._bounds), "+Inf"]
+        lines = [
+            f'{self.name}_bucket{{{labels},le="{bound}"}} {count}.0'
+            for bound, count in zip(bounds, running, strict=True)
+        ]
+        lines.append(f"{self.name}_count{{{labels}}} {running[-1]}.0")
+        lines.append(f"{self.name}_sum{{{labels}}} {self._sum!r}")
+        return _family(self.name, "histogram", self.text, lines)
+
+
+class Metrics:
+    """The counters and histograms of one launch; the gauges are given at the scrape."""
+
+    def __init__(self, model_name: str) -> None:
+        escaped = model_name.replace("\\", "\\\\").replace('"', '\\"')
+        self._labels = f'engine="0",model_name="{escaped}"'
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.extra_prefix_hits = 0
+        self.finished = dict.fromkeys(_REASONS, 0)
+
+        def times(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+            return Histogram(f"vllm:{name}", text, bounds)
+
+        self.ttft = times("time_to_first_token_seconds", "Time to first token.", _TTFT)
+        self.inter_token = times(
+            "inter_token_latency_seconds", "Time between two tokens.", _TOKEN_TIME
+        )
+        self.time_per_token = times(
+            "request_time_per_output_token_seconds", "Mean time per output token.", _TOKEN_TIME
+        )
+        self.e2e = times("e2e_request_latency_seconds", "End-to-end latency.", _REQUEST_TIME)
+        self.queue = times("request_queue_time_seconds", "Time waiting.", _REQUEST_TIME)
+        self.prefill = times("request_prefill_time_seconds", "Time in prefill.", _REQUEST_TIME)
+        self.decode = times("request_decode_time_seconds", "Time in decode.", _REQUEST_TIME)
+        self.inference = times("request_inference_time_seconds", "Time running.", _REQUEST_TIME)
+        self.iteration = times("iteration_tokens_total", "Tokens of a step.", _ITERATION)
+        self.request_prompt = times("request_prompt_tokens", "Prompt tokens.", _TOKENS)
+        self.request_generation = times("request_generation_tokens", "Generated.", _TOKENS)
+
+    def render(
+        self,
+        *,
+        running: int,
+        waiting: int,
+        kv_usage: float,
+        preemptions: int,
+        prefix_queries: int,
+        prefix_hits: int,
+    ) -> bytes:
+        """The page."""
+        plain = self._labels
+        gauge, counter = "gauge", "counter"
+        hits = prefix_hits + self.extra_prefix_hits
+        scalars: list[tuple[str, str, str, float]] = [
+            ("num_requests_running", gauge, "Requests in the running batch.", running),
+            ("num_requests_waiting", gauge, "Requests waiting.", waiting),
+            ("kv_cache_usage_perc", gauge, "Share of the KV blocks in use.", kv_usage),
+            ("num_preemptions_total", counter, "Preemptions.", preemptions),
+            ("prefix_cache_queries_total", counter, "Tokens looked up.", prefix_queries),
+            ("prefix_cache_hits_total", counter, "Tokens found.", hits),
+            ("external_prefix_cache_queries_total", counter, "External tokens looked up.", 0),
+            ("external_prefix_cache_hits_total", counter, "External tokens found.", 0),
+            ("prompt_tokens_total", counter, "Prefill tokens processed.", self.prompt_tokens),
+            ("generation_tokens_total", counter, "Tokens generated.", self.generation_tokens),
+        ]
+        parts = [
+            _family(f"vllm:{name}", kind, text, [f"vllm:{name}{{{plain}}} {float(value)!r}"])
+            for name, kind, text, value in scalars
+        ]
+        parts.append(
+            _family(
+                "vllm:num_requests_waiting_by_reason",
+                gauge,
+                "Requests waiting, by reason.",
+                [
+                    f'vllm:num_requests_waiting_by_reason{{{plain},reason="capacity"}} {waiting}.0',
+                    f'vllm:num_requests_waiting_by_reason{{{plain},reason="deferred"}} 0.0',
+                ],
+            )
+        )
+        sources = {
+            "local_compute": self.prompt_tokens - hits,
+            "local_cache_hit": hits,
+            "external_kv_transfer": 0,
+        }
+        name = "vllm:prompt_tokens_by_source_total"
+        lines = [f'{name}{{{plain},source="{s}"}} {v}.0' for s, v in sources.items()]
+        parts.append(_family(name, counter, "Prompt tokens by source.", lines))
+        name = "vllm:request_success_total"
+        lines = [f'{name}{{{plain},finished_reason="{r}"}} {n}.0' for r, n in self.finished.items()]
+        parts.append(_family(name, counter, "Requests that ended.", lines))
+        histograms = [h for h in vars(self).values() if isinstance(h, Histogram)]
+        parts.extend(histogram.render(plain) for histogram in histograms)
+        return "".join(parts).encode()
+
+
+def _family(name: str, kind: str, text: str, lines: list[str]) -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n" + "\n".join(lines) + "\n"

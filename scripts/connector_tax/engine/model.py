@@ -1,0 +1,94 @@
+"""The step's cost, and the device that spends it.
+
+    t = delta + beta0 + beta1 * prefill tokens + beta2 * decoding sequences + beta3 * KV tokens
+
+delta is the host's share of a step, the betas are the device's (issue 3, point 4). A launch has a
+seeded offset, a step a seeded jitter, both relative to t. A connector's tax is added on top,
+untouched by either, so that it is known exactly. Steps end at absolute deadlines on
+CLOCK_MONOTONIC: a step that follows another directly starts at the other's deadline, whatever the
+host lost in between.
+"""
+
+import math
+import random
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from connector_tax.engine.process import sharpen_timers
+from connector_tax.engine.transformer import VectorTransformer
+
+# A sleep ends some tens of microseconds late; the last stretch before a deadline is spun.
+_SPIN_NS = 70_000
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Coefficients of the step's cost, in microseconds; the two spreads are relative."""
+
+    delta_us: float
+    beta0_us: float
+    beta1_us_per_prefill_token: float
+    beta2_us_per_decode_seq: float
+    beta3_us_per_kv_token: float
+    jitter_rel_sd: float
+    launch_offset_rel_sd: float
+
+    def device_us(self, prefill_tokens: int, decode_seqs: int, kv_tokens: int) -> float:
+        """The device's share of a step, without jitter and offset."""
+        return (
+            self.beta0_us
+            + self.beta1_us_per_prefill_token * prefill_tokens
+            + self.beta2_us_per_decode_seq * decode_seqs
+            + self.beta3_us_per_kv_token * kv_tokens
+        )
+
+
+class StepClock:
+    """Draws the cost of each step of one launch, in step order."""
+
+    def __init__(self, cost: StepCost, launch_seed: int) -> None:
+        self._cost = cost
+        self._jitter = random.Random(f"{launch_seed}/jitter")
+        draw = random.Random(f"{launch_seed}/launch offset").gauss(0.0, 1.0)
+        self.launch_factor = math.exp(cost.launch_offset_rel_sd * draw)
+
+    def draw_us(self, prefill_tokens: int, decode_seqs: int, kv_tokens: int) -> tuple[float, float]:
+        """(host share, device share) of the next step, in microseconds."""
+        factor = self.launch_factor
+        if self._cost.jitter_rel_sd:
+            factor *= math.exp(self._cost.jitter_rel_sd * self._jitter.gauss(0.0, 1.0))
+        device = self._cost.device_us(prefill_tokens, decode_seqs, kv_tokens)
+        return self._cost.delta_us * factor, device * factor
+
+
+class StepDevice(VectorTransformer):
+    """The worker process of the engine: spends the time of each step, to its absolute deadline.
+
+    An element is `[start_ns, host_tax_us, load_tax_us, prefill_tokens, decode_seqs, kv_tokens]`;
+    its result is `[device_start_ns, deadline_ns, end_ns]`, all CLOCK_MONOTONIC.
+    """
+
+    def __init__(self, cost: dict[str, float], launch_seed: int) -> None:
+        self._clock = StepClock(StepCost(**cost), launch_seed)
+        sharpen_timers()
+
+    def transform(self, prepared: list[list[float]]) -> list[list[int]]:
+        """Spend each step in turn."""
+        return [self._step(*step) for step in prepared]
+
+    def _step(self, start: float, host_tax: float, load_tax: float, *shape: Any) -> list[int]:
+        host_us, device_us = self._clock.draw_us(*shape)
+        device_start = int(start) + round((host_us + host_tax) * 1000)
+        deadline = device_start + round((load_tax + device_us) * 1000)
+        return [device_start, deadline, wait_until(deadline)]
+
+
+def wait_until(deadline_ns: int) -> int:
+    """Return at `deadline_ns` (CLOCK_MONOTONIC), with the time it then is."""
+    ahead = deadline_ns - time.monotonic_ns() - _SPIN_NS
+    if ahead > 0:
+        time.sleep(ahead / 1e9)
+    while (now := time.monotonic_ns()) < deadline_ns:
+        pass
+    return now

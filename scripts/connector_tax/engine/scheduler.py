@@ -1,0 +1,286 @@
+"""Continuous batching: which sequences advance in the next step, and by how many tokens.
+
+A step carries prefill chunks and decoding sequences together under `max_num_batched_tokens`; at
+most `max_num_seqs` sequences run. New ones pass the admission (source 004) and need KV blocks for
+their first chunk; a decoding sequence that finds no block makes the latest arrival give up its own
+and wait again (recompute), so the oldest always finishes. No clock and no I/O in here.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from connector_tax.engine.admission import Admission, AdmissionOptions, put_back
+from connector_tax.engine.kv import BlockPool, Holding
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """The limits of a step, and the KV pool.
+
+    `max_decode_seqs_per_step` bounds the sequences that decode in one step, taken in turn; None
+    lets all of them (vLLM). Source 004 calls it its batch size.
+    """
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_decode_seqs_per_step: int | None
+    kv_blocks: int
+    kv_block_size: int
+    enable_prefix_caching: bool
+    admission: AdmissionOptions
+
+
+class Sequence:
+    """One request inside the engine.
+
+    Args:
+        arrival: position in the order of arrival, unique.
+        prompt_len: prompt tokens, at least 1.
+        output_len: tokens it will generate, at least 1.
+        digests: of the prompt's full blocks, for the prefix cache.
+        sink: where its tokens go; the scheduler does not look at it.
+    """
+
+    __slots__ = (
+        "aborted",
+        "arrival",
+        "computed",
+        "digests",
+        "generated",
+        "holding",
+        "output_len",
+        "preemptions",
+        "prompt_len",
+        "sink",
+    )
+
+    def __init__(
+        self, arrival: int, prompt_len: int, output_len: int, digests: list[bytes], sink: Any = None
+    ) -> None:
+        self.arrival = arrival
+        self.prompt_len = prompt_len
+        self.output_len = output_len
+        self.digests = digests
+        self.sink = sink
+        self.generated = 0
+        self.computed = 0
+        self.preemptions = 0
+        self.aborted = False
+        self.holding = Holding()
+
+    @property
+    def prefill_len(self) -> int:
+        """Tokens to compute before the next new one: the prompt and what was generated."""
+        return self.prompt_len + self.generated
+
+    @property
+    def finished(self) -> bool:
+        """Whether every token is generated."""
+        return self.generated >= self.output_len
+
+
+@dataclass
+class StepPlan:
+    """One step: tokens to compute for each sequence, and the figures its cost depends on."""
+
+    tokens: dict[Sequence, int] = field(default_factory=dict)
+    prefill_tokens: int = 0
+    decode_seqs: int = 0
+    kv_tokens: int = 0
+    admitted: list[Sequence] = field(default_factory=list)
+
+    def completing(self) -> list[Sequence]:
+        """The sequences that get a new token from this step."""
+        return [s for s, n in self.tokens.items() if s.computed + n == s.prefill_len]
+
+
+class Scheduler:
+    """Waiting queue, running sequences, KV pool.
+
+    Args:
+        options: the limits.
+        max_model_len: tokens of a sequence at most; also the admission's longest cost.
+
+    Raises:
+        ValueError: the KV pool cannot hold one sequence of `max_model_len` tokens.
+    """
+
+    def __init__(self, options: SchedulerOptions, max_model_len: int) -> None:
+        needed = -(-max_model_len // options.kv_block_size)
+        if options.kv_blocks < needed:
+            raise ValueError(
+                f"kv_blocks: found {options.kv_blocks}; allowed: at least {needed}, "
+                f"one sequence of max_model_len {max_model_len}"
+            )
+        self._options = options
+        self._admission = Admission(options.admission, max_model_len)
+        self.pool = BlockPool(
+            options.kv_blocks, options.kv_block_size, options.enable_prefix_caching
+        )
+        self.waiting: deque[Sequence] = deque()
+        self._prefilling: list[Sequence] = []
+        self._decoding: list[Sequence] = []
+        self._in_step: StepPlan | None = None
+        self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold KV blocks."""
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would have something to do."""
+        return bool(self.waiting or self._prefilling or self._decoding)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its turn."""
+        self.waiting.append(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Drop a sequence wherever it is; its blocks leave with the step it takes part in."""
+        if sequence.aborted or sequence.finished:
+            return
+        sequence.aborted = True
+        if sequence in self._prefilling:
+            self._prefilling.remove(sequence)
+        elif sequence in self._decoding:
+            self._decoding.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        if self._in_step is None or sequence not in self._in_step.tokens:
+            self.pool.release(sequence.holding)
+
+    # -- planning a step ------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan:
+        """The next step; `commit` it before the next `plan`."""
+        plan = StepPlan()
+        before = self.preemptions
+        if self._options.admission.decode_first:
+            self._plan_decodes(plan)
+            self._plan_prefills(plan)
+        else:
+            self._plan_prefills(plan)
+        # After a preemption there is no room for newcomers, and a newcomer must not take the
+        # blocks of the one that just lost its own.
+        if self.preemptions == before:
+            self._admit(plan)
+        if not self._options.admission.decode_first:
+            self._plan_decodes(plan)
+        self._count(plan)
+        self._in_step = plan
+        return plan
+
+    def _budget(self, plan: StepPlan) -> int:
+        return self._options.max_num_batched_tokens - sum(plan.tokens.values())
+
+    def _plan_decodes(self, plan: StepPlan) -> None:
+        limit = self._budget(plan)
+        if self._options.max_decode_seqs_per_step is not None:
+            limit = min(limit, self._options.max_decode_seqs_per_step)
+        turn = self._decoding[:limit]
+        for sequence in turn:
+            # An earlier one of this turn may have taken this one's blocks.
+            if sequence.holding.blocks and self._secure(sequence, sequence.computed + 1, plan):
+                plan.tokens[sequence] = 1
+        if self._options.max_decode_seqs_per_step is not None:
+            kept = [s for s in turn if s.holding.blocks]
+            self._decoding = [s for s in self._decoding if s not in turn] + kept
+
+    def _plan_prefills(self, plan: StepPlan) -> None:
+        for sequence in list(self._prefilling):
+            chunk = min(sequence.prefill_len - sequence.computed, self._budget(plan))
+            if chunk < 1 or not sequence.holding.blocks:
+                continue
+            if self._secure(sequence, sequence.computed + chunk, plan):
+                plan.tokens[sequence] = chunk
+
+    def _admit(self, plan: StepPlan) -> None:
+        if not self.waiting:
+            return
+        budget = self._budget(plan)
+        slots = self._options.max_num_seqs - self.running
+        taken = self._admission.take(self.waiting, min(slots, budget))
+        for position, sequence in enumerate(taken):
+            chunk = self._enter(sequence, budget)
+            if chunk < 1:
+                put_back(self.waiting, taken[position:])
+                return
+            plan.tokens[sequence] = chunk
+            plan.admitted.append(sequence)
+            budget -= chunk
+
+    def _enter(self, sequence: Sequence, budget: int) -> int:
+        """Give a waiting sequence its first blocks; the tokens of its first chunk, 0 if none."""
+        if budget < 1:
+            return 0
+        hit = self.pool.match(sequence.digests, sequence.prompt_len)
+        self.pool.share(sequence.holding, sequence.digests[:hit])
+        computed = hit * self._options.kv_block_size
+        chunk = min(sequence.prefill_len - computed, budget)
+        if not self.pool.grow(sequence.holding, computed + chunk):
+            self.pool.release(sequence.holding)
+            return 0
+        sequence.computed = computed
+        if sequence.preemptions == 0:
+            self.prefix_queries += sequence.prompt_len
+            self.prefix_hits += computed
+        self._prefilling.append(sequence)
+        return chunk
+
+    def _secure(self, sequence: Sequence, tokens: int, plan: StepPlan) -> bool:
+        """Blocks for `tokens` tokens, by preemption of later arrivals if need be."""
+        while not self.pool.grow(sequence.holding, tokens):
+            victim = max([*self._prefilling, *self._decoding], key=lambda s: s.arrival)
+            self._preempt(victim, plan)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
+        (self._prefilling if victim in self._prefilling else self._decoding).remove(victim)
+        plan.tokens.pop(victim, None)
+        self.pool.release(victim.holding)
+        victim.computed = 0
+        victim.preemptions += 1
+        self.preemptions += 1
+        put_back(self.waiting, [victim])
+
+    def _count(self, plan: StepPlan) -> None:
+        for sequence, tokens in plan.tokens.items():
+            if sequence.generated and sequence.computed == sequence.prefill_len - 1:
+                plan.decode_seqs += 1
+                plan.kv_tokens += sequence.computed
+            else:
+                plan.prefill_tokens += tokens
+
+    # -- after a step ---------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan) -> list[Sequence]:
+        """Account for a finished step; the sequences that got a new token, in the plan's order."""
+        self._in_step = None
+        emitted = []
+        for sequence, tokens in plan.tokens.items():
+            if sequence.aborted:
+                self.pool.release(sequence.holding)
+                continue
+            sequence.computed += tokens
+            if sequence.computed < sequence.prefill_len:
+                continue
+            sequence.generated += 1
+            emitted.append(sequence)
+            self._advance(sequence)
+        return emitted
+
+    def _advance(self, sequence: Sequence) -> None:
+        if sequence in self._prefilling:
+            self._prefilling.remove(sequence)
+            self._decoding.append(sequence)
+            self.pool.publish(sequence.holding, sequence.digests)
+        if sequence.finished:
+            self._decoding.remove(sequence)
+            self.pool.release(sequence.holding)
