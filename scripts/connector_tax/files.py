@@ -30,7 +30,9 @@ def fsync_directory(path: Path) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically and durably, creating parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    descriptor, temporary = tempfile.mkstemp(
+        prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
+    )
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)

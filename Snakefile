@@ -1,0 +1,32 @@
+# The connector-tax study: what does an idle KV connector cost in vLLM?
+# Table of contents: configuration, stages in the order data flows, targets.
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/environment.smk"
+include: "workflow/rules/preflight.smk"
+include: "workflow/rules/patch.smk"
+include: "workflow/rules/phase_a.smk"
+include: "workflow/rules/reference.smk"
+include: "workflow/rules/phase_b.smk"
+include: "workflow/rules/analysis.smk"
+include: "workflow/rules/figures.smk"
+include: "workflow/rules/manifest.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        f"{RESULTS}/complete.json",
+        f"{RESULTS}/report.html",
+        f"{RESULTS}/manifest.json",
+        f"{RESULTS}/patch/revert_status.json",
+
+
+rule figures:
+    input:
+        FIGURE_FILES,
+
+
+rule report:
+    input:
+        f"{RESULTS}/report.html",

@@ -1,0 +1,207 @@
+"""The checks that make a cell valid, or void with a reason (METHOD.md, "A cell is valid").
+
+All checks are two-sided where a value can be wrong both ways, and missing data fails: a check whose
+value is None never passes. `CHECKS` is the closed list, with the text a reader of a void cell sees.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Check = dict[str, Any]
+
+CHECKS = {
+    "schedule_lag_p99_ms": "requests were written later than scheduled (p99)",
+    "early_send_ms": "a request was written before its scheduled time",
+    "sent_rate_ratio": "the sent rate departs from the schedule",
+    "unaccounted_requests": "scheduled requests without exactly one outcome",
+    "error_rate": "too many requests failed",
+    "server_success_excess": "successes counted by client and server differ",
+    "server_prompt_tokens_excess": "prompt tokens counted by client and server differ",
+    "server_generation_tokens_excess": "generated tokens counted by client and server differ",
+    "prefix_cache_hits": "the prefix cache was hit",
+    "external_prefix_cache_hits": "the external prefix cache was hit",
+    "loop_lag_p99_ms": "an event loop of the load generator lagged",
+    "cpu_share": "a process of the load generator was short of CPU",
+    "lost_messages": "messages were dropped, undecodable or oversized",
+    "metrics_scrapes": "/metrics was not read inside the window, or a scrape failed",
+}
+
+COUNTERS = {
+    "success": "vllm:request_success_total",
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "generation_tokens": "vllm:generation_tokens_total",
+    "prefix_cache_hits": "vllm:prefix_cache_hits_total",
+    "external_prefix_cache_hits": "vllm:external_prefix_cache_hits_total",
+    "preemptions": "vllm:num_preemptions_total",
+}
+
+
+def server_counters(values: Mapping[str, float]) -> dict[str, float | None]:
+    """The counters the checks use, summed over label sets; None where the server lacks a series.
+
+    Args:
+        values: `values` of one metrics record (`{name{labels}: number}`).
+    """
+    totals: dict[str, float | None] = {}
+    for key, name in COUNTERS.items():
+        series = [v for k, v in values.items() if k == name or k.startswith(name + "{")]
+        totals[key] = sum(series) if series else None
+    return totals
+
+
+def assess(
+    *,
+    records: Sequence[Mapping[str, Any]],
+    planned: int,
+    shape: tuple[int, int],
+    window: Mapping[str, Any],
+    counters: Mapping[str, Mapping[str, float | None]],
+    scrapes: Sequence[Mapping[str, Any]],
+    health: Mapping[str, Any],
+    bounds: Mapping[str, float],
+) -> dict[str, Check]:
+    """Every check of `CHECKS` for one cell: `{check: {"value", "bound", "pass"}}`.
+
+    Args:
+        records: the cell's request records (CONTRACTS.md, `requests`).
+        planned: how many requests the schedule holds before the window's stop.
+        shape: input and output tokens of every request of the cell.
+        window: `t_origin_ns, t_warmup_end_ns, t_stop_ns` of the cell.
+        counters: server counters `before` and `after` the cell.
+        scrapes: the cell's metrics records.
+        health: the load generator's own record (`CellResult.health`).
+        bounds: the `validity` section of the configuration.
+    """
+    measured = [r for r in records if not r["warmup"]]
+    ok = [r for r in records if r["status"] == "ok"]
+    failed = [r for r in records if r["status"] in ("error", "timeout", "cancelled")]
+    checks = {
+        **_schedule_checks(measured, bounds),
+        "unaccounted_requests": _at_most(abs(planned - len(records)) + _unfinished(records), 0),
+        "error_rate": _at_most(
+            len(failed) / (len(ok) + len(failed)) if ok or failed else None,
+            bounds["max_error_rate"],
+        ),
+        **_server_checks(ok, len(failed), shape, counters),
+        **_generator_checks(health, bounds),
+        "metrics_scrapes": _scrape_check(scrapes, window),
+    }
+    assert checks.keys() == CHECKS.keys()
+    return checks
+
+
+def void_reasons(checks: Mapping[str, Check]) -> list[str]:
+    """One sentence for each failed check, with its value and bound; empty for a valid cell."""
+    return [
+        f"{CHECKS[name]}: {name} {_shown(check['value'])}, allowed {_shown(check['bound'])}"
+        for name, check in checks.items()
+        if not check["pass"]
+    ]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "missing"
+    if isinstance(value, list):
+        return f"{_shown(value[0])} to {_shown(value[1])}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _at_most(value: float | None, bound: float) -> Check:
+    return {"value": value, "bound": bound, "pass": value is not None and value <= bound}
+
+
+def _within(value: float | None, low: float, high: float) -> Check:
+    return {
+        "value": value,
+        "bound": [low, high],
+        "pass": value is not None and low <= value <= high,
+    }
+
+
+def _unfinished(records: Sequence[Mapping[str, Any]]) -> int:
+    statuses = ("ok", "error", "timeout", "cancelled", "dropped")
+    return sum(record["status"] not in statuses for record in records)
+
+
+def _schedule_checks(
+    measured: Sequence[Mapping[str, Any]], bounds: Mapping[str, float]
+) -> dict[str, Check]:
+    sent = [r for r in measured if r["t_send_ns"] is not None]
+    lags = np.array([r["t_send_ns"] - r["t_intended_ns"] for r in sent]) / 1e6
+    ttft = [
+        (r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in measured if r["status"] == "ok"
+    ]
+    bound = bounds["schedule_lag_p99_ms"]
+    if ttft:
+        bound = max(bound, bounds["schedule_lag_ttft_fraction"] * float(np.median(ttft)))
+    issued = [r for r in measured if r["t_issue_ns"] is not None]
+    ratio = None
+    if len(issued) >= 2 and len(issued) == len(measured):
+        # A dropped request never reaches the socket; the session thread's stamp stands in for it.
+        last, first = (
+            r["t_send_ns"] if r["t_send_ns"] is not None else r["t_issue_ns"]
+            for r in (issued[-1], issued[0])
+        )
+        planned_ns = issued[-1]["t_intended_ns"] - issued[0]["t_intended_ns"]
+        ratio = planned_ns / (last - first) if last > first else None
+    tolerance = bounds["sent_rate_tolerance"]
+    return {
+        "schedule_lag_p99_ms": _at_most(float(np.percentile(lags, 99)) if sent else None, bound),
+        "early_send_ms": _at_most(max(0.0, -float(lags.min())) if sent else None, 0.0),
+        "sent_rate_ratio": _within(ratio, 1 - tolerance, 1 + tolerance),
+    }
+
+
+def _server_checks(
+    ok: Sequence[Mapping[str, Any]],
+    failed: int,
+    shape: tuple[int, int],
+    counters: Mapping[str, Mapping[str, float | None]],
+) -> dict[str, Check]:
+    def delta(key: str) -> float | None:
+        before, after = counters["before"].get(key), counters["after"].get(key)
+        return None if before is None or after is None else after - before
+
+    def excess(key: str, counted: int, at_most: int) -> Check:
+        change = delta(key)
+        return _within(None if change is None else change - counted, 0, at_most)
+
+    prompt = sum(r["prompt_tokens"] for r in ok)
+    generated = sum(r["completion_tokens"] for r in ok)
+    # A failed request may have been served in part or in full before it failed on the client.
+    return {
+        "server_success_excess": excess("success", len(ok), failed),
+        "server_prompt_tokens_excess": excess("prompt_tokens", prompt, failed * shape[0]),
+        "server_generation_tokens_excess": excess(
+            "generation_tokens", generated, failed * shape[1]
+        ),
+        "prefix_cache_hits": _within(delta("prefix_cache_hits"), 0, 0),
+        "external_prefix_cache_hits": _within(delta("external_prefix_cache_hits"), 0, 0),
+    }
+
+
+def _generator_checks(health: Mapping[str, Any], bounds: Mapping[str, float]) -> dict[str, Check]:
+    def worst(key: str) -> float | None:
+        values = [process.get(key) for process in health["processes"].values()]
+        return None if not values or None in values else max(values)
+
+    lost = sum(
+        process.get(key, 0)
+        for process in health["processes"].values()
+        for key in ("undecodable", "oversized", "dropped_messages")
+    )
+    return {
+        "loop_lag_p99_ms": _at_most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
+        "cpu_share": _at_most(worst("cpu_share"), bounds["max_cpu_share"]),
+        "lost_messages": _at_most(lost, 0),
+    }
+
+
+def _scrape_check(scrapes: Sequence[Mapping[str, Any]], window: Mapping[str, Any]) -> Check:
+    inside = [s for s in scrapes if window["t_warmup_end_ns"] <= s["t_ns"] < window["t_stop_ns"]]
+    failed = sum(not scrape["ok"] for scrape in scrapes)
+    value = None if not inside else len(inside) - failed
+    return {"value": value, "bound": len(inside), "pass": value is not None and failed == 0}

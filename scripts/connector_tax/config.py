@@ -1,0 +1,170 @@
+"""Configuration files: parse, check against their schema, and say precisely what is wrong.
+
+Each configuration file has a JSON schema in workflow/schemas/; unknown keys are rejected. An error
+names the file, the key's path, what was found and what is allowed, and nothing has been started yet
+when it is raised (CONTRACTS.md, "Bad input").
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError, best_match
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMAS = ROOT / "workflow" / "schemas"
+
+
+class ConfigError(Exception):
+    """A configuration is unusable; the text names file, key, what was found, what is allowed."""
+
+
+def load_yaml(path: Path) -> Any:
+    """Parse a YAML file with the safe loader.
+
+    Raises:
+        ConfigError: the file is missing or is not YAML; names the file and the line.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+
+
+def validate(value: Any, schema_name: str, source: str) -> None:
+    """Check `value` (read from `source`) against workflow/schemas/<schema_name>.
+
+    Raises:
+        ConfigError: one line for each offence: `source: key.path: found ..., allowed ...`.
+    """
+    validator = Draft202012Validator(load_yaml(SCHEMAS / schema_name))
+    errors = sorted(validator.iter_errors(value), key=lambda error: [str(p) for p in error.path])
+    if errors:
+        lines = [line for error in errors for line in _offences(error)]
+        raise ConfigError("\n".join(f"{source}: {line}" for line in dict.fromkeys(lines)))
+
+
+def _offences(error: ValidationError) -> list[str]:
+    if error.context:
+        deepest = best_match(error.context)
+        if deepest is not None:
+            error = deepest
+    where = _dotted(error.absolute_path)
+    schema: Any = error.schema
+    wanted: Any = error.validator_value
+    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
+        allowed = sorted(schema.get("properties", {}))
+        unknown = [key for key in error.instance if key not in allowed]
+        return [
+            f"{_join(where, key)}: unknown key; allowed here: {', '.join(allowed)}"
+            for key in unknown
+        ]
+    if error.validator == "required":
+        found: Any = error.instance
+        missing = [key for key in wanted if key not in found]
+        return [f"{_join(where, key)}: missing; it is required" for key in missing]
+    return [f"{where or 'the file'}: found {error.instance!r}; allowed: {_allowed(error)}"]
+
+
+def _allowed(error: ValidationError) -> str:
+    value: Any = error.validator_value
+    texts: dict[str, Callable[[], str]] = {
+        "enum": lambda: "one of " + ", ".join("null" if v is None else str(v) for v in value),
+        "const": lambda: repr(value),
+        "type": lambda: " or ".join(value) if isinstance(value, list) else str(value),
+        "minimum": lambda: f">= {value}",
+        "maximum": lambda: f"<= {value}",
+        "exclusiveMinimum": lambda: f"> {value}",
+        "exclusiveMaximum": lambda: f"< {value}",
+        "pattern": lambda: f"text matching {value}",
+        "minItems": lambda: f"at least {value} items",
+        "maxItems": lambda: f"at most {value} items",
+        "uniqueItems": lambda: "no item twice",
+        "contains": lambda: f"a list that contains {value.get('const', value)!r}",
+        "minLength": lambda: f"at least {value} characters",
+        "maxLength": lambda: f"at most {value} characters",
+    }
+    describe = texts.get(str(error.validator))
+    return describe() if describe else error.message
+
+
+def _dotted(path: Iterable[str | int]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def load_configurations(path: Path) -> dict[str, dict[str, Any]]:
+    """The connector configurations of `path` by id, in file order.
+
+    Raises:
+        ConfigError: schema offences, an id that stands twice, or a child that is not defined.
+    """
+    value = load_yaml(path)
+    validate(value, "configurations.schema.yaml", str(path))
+    by_id: dict[str, dict[str, Any]] = {}
+    for position, entry in enumerate(value["configurations"]):
+        where = f"{path}: configurations[{position}]"
+        if entry["id"] in by_id:
+            raise ConfigError(f"{where}.id: found {entry['id']!r} a second time; ids are unique")
+        by_id[entry["id"]] = entry
+    for entry in by_id.values():
+        for child in entry["children"]:
+            if child not in by_id or by_id[child]["children"] or child == entry["id"]:
+                raise ConfigError(
+                    f"{path}: {entry['id']}.children: found {child!r}; "
+                    f"allowed: {', '.join(i for i, e in by_id.items() if not e['children'])}"
+                )
+    return by_id
+
+
+def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) -> None:
+    """Check one study's configuration: its schema, then what a schema cannot say.
+
+    Args:
+        config: the merged configuration, as Snakemake or a test hands it over.
+        source: the file name(s) to show in an error.
+        known: the configuration ids config/configurations.yaml defines.
+
+    Raises:
+        ConfigError: names the key, what was found and what is allowed.
+    """
+    validate(dict(config), "config.schema.yaml", source)
+    for key, ids in (
+        ("configurations", config["configurations"]),
+        ("phase_bp.configurations", config["phase_bp"]["configurations"]),
+    ):
+        allowed = known if key == "configurations" else config["configurations"]
+        for position, identifier in enumerate(ids):
+            if identifier not in allowed:
+                raise ConfigError(
+                    f"{source}: {key}[{position}]: found {identifier!r}; "
+                    f"allowed: {', '.join(allowed)}"
+                )
+    rates = config["phase_a"]["rates_rps"]
+    if rates != sorted(rates):
+        raise ConfigError(f"{source}: phase_a.rates_rps: found {rates}; allowed: ascending rates")
+    cell = config["cell"]
+    if cell["cap_s"] < cell["floor_s"]:
+        raise ConfigError(
+            f"{source}: cell.cap_s: found {cell['cap_s']}; "
+            f"allowed: at least cell.floor_s ({cell['floor_s']})"
+        )
+    generator = config["load_generator"]
+    connections = generator["workers"] * generator["connections_per_worker"]
+    if connections < cell["inflight_cap"]:
+        raise ConfigError(
+            f"{source}: load_generator.connections_per_worker: found "
+            f"{generator['connections_per_worker']}; allowed: workers x connections_per_worker "
+            f"({connections}) must be at least cell.inflight_cap ({cell['inflight_cap']}), else "
+            "requests queue inside the client"
+        )

@@ -1,0 +1,181 @@
+"""MANIFEST.md: one row per server launch and phase, with every column of the design.
+
+Rows are ordered by study, phase and run order; a study's rows stand between two markers, so a
+re-run replaces its own rows only, and the table can be parsed back (`parse`).
+"""
+
+import argparse
+import fcntl
+import hashlib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
+from connector_tax.study.design import PHASES, Launch, launches
+
+COLUMNS = {
+    "date": "date (UTC)",
+    "study": "study",
+    "configuration": "configuration",
+    "block": "block",
+    "phase": "phase",
+    "engine": "engine",
+    "vllm": "vLLM",
+    "vllm_sha": "vLLM git SHA",
+    "mooncake": "Mooncake",
+    "nixl": "NIXL",
+    "lmcache": "LMCache",
+    "gpu": "GPU",
+    "step_timing": "step timing",
+    "status": "status",
+    "reason": "reason",
+    "cells": "cells valid/void/skipped/missing",
+    "directory": "result directory",
+    "command": "launch command",
+    "sha256": "sha256 of the run's artifacts",
+}
+HEAD = """# Manifest
+
+One row per server launch and phase. `plain_last` is the closing launch of `plain` in a block (the
+A/A comparison). The last column is the SHA-256 of the lines `<sha256>  <path>` of all files of the
+result directory, sorted by path. A row whose engine says "emulated" is not a measurement of vLLM.
+"""
+
+
+def rows(study_file: Path) -> list[dict[str, str]]:
+    """The manifest rows of one study, in phase and run order; values are plain text."""
+    study = read_json(study_file)
+    folder = study_file.parent
+    environment = read_json(folder / "environment.json")
+    timing = read_json(folder / "patch" / "patch_status.json")["step_timing_available"]
+    return [
+        _row(study, folder, launch, environment, timing)
+        for phase in PHASES
+        for launch in launches(study, phase)
+    ]
+
+
+def _row(
+    study: Mapping[str, Any],
+    folder: Path,
+    launch: Launch,
+    environment: Mapping[str, Any],
+    step_timing: bool,
+) -> dict[str, str]:
+    path = launch.folder(folder)
+    index = read_json(path / "index.json")
+    states = [cell["status"] for cell in index["cells"]]
+    counts = "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing"))
+    command = "not launched"
+    if (path / "config.json").exists():
+        command = shlex.join(read_json(path / "config.json")["argv"])
+    return {
+        "date": index["started_utc"],
+        "study": study["study"],
+        "configuration": launch.config,
+        "block": str(launch.block),
+        "phase": launch.phase,
+        "engine": study["engine_label"],
+        **{key: environment[key] for key in ("vllm", "vllm_sha", "mooncake", "nixl", "lmcache")},
+        "gpu": "; ".join(environment["gpu"]),
+        "step_timing": "available" if step_timing else "not available",
+        "status": index["status"].upper() if index["status"] == "skipped" else index["status"],
+        "reason": (index["reason"] or "").split("\n")[0],
+        "cells": counts,
+        "directory": f"{folder.parent.name}/{folder.name}/{path.relative_to(folder).as_posix()}",
+        "command": command,
+        "sha256": artifacts_sha256(path),
+    }
+
+
+def artifacts_sha256(folder: Path) -> str:
+    """One digest over the name and content of every file below `folder`."""
+    lines = [
+        f"{sha256_file(path)}  {path.relative_to(folder).as_posix()}\n"
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def section(study: str, study_rows: Sequence[Mapping[str, str]]) -> str:
+    """The Markdown between a study's two markers, markers included."""
+    lines = [
+        f"<!-- study {study} -->",
+        f"## {study}",
+        "",
+        "| " + " | ".join(COLUMNS.values()) + " |",
+        "|" + " --- |" * len(COLUMNS),
+        *("| " + " | ".join(_escape(row[key]) for key in COLUMNS) + " |" for row in study_rows),
+        f"<!-- end of study {study} -->",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def merge(text: str, study: str, new_section: str) -> str:
+    """The manifest `text` with this study's section replaced or added, studies in order of name."""
+    sections = {name: body for name, body in _sections(text) if name != study}
+    sections[study] = new_section
+    return HEAD + "".join("\n" + sections[name] for name in sorted(sections))
+
+
+def parse(text: str) -> list[dict[str, str]]:
+    """Every row of a manifest, keyed like `COLUMNS`."""
+    found = []
+    for _, body in _sections(text):
+        table = [line for line in body.splitlines() if line.startswith("| ")][2:]
+        for line in table:
+            cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
+            found.append(dict(zip(COLUMNS, map(_unescape, cells), strict=True)))
+    return found
+
+
+def _sections(text: str) -> list[tuple[str, str]]:
+    pattern = r"<!-- study (?P<name>\S+) -->\n.*?<!-- end of study (?P=name) -->\n"
+    return [(match["name"], match[0]) for match in re.finditer(pattern, text, re.DOTALL)]
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("|", "\\|").replace("<", "\\<") or "-"
+
+
+def _unescape(value: str) -> str:
+    return "" if value == "-" else re.sub(r"\\(.)", r"\1", value)
+
+
+def update(manifest: Path, study: str, study_rows: Sequence[Mapping[str, str]]) -> None:
+    """Replace the study's rows in the file `manifest`; concurrent updates wait for each other."""
+    lock = os.open(manifest.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
+        write_text(manifest, merge(text, study, section(study, study_rows)))
+    finally:
+        os.close(lock)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write a study's manifest rows as JSON and bring MANIFEST.md up to date."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.provenance.manifest", description=main.__doc__
+    )
+    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    parser.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md")
+    arguments = parser.parse_args(argv)
+    try:
+        study_rows = rows(arguments.study)
+    except ArtifactError as error:
+        print(error, file=sys.stderr)
+        return 2
+    update(arguments.manifest, study_rows[0]["study"], study_rows)
+    write_json(arguments.study.parent / "manifest.json", study_rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The measuring side: resolved design, server launches, cells and their artifacts."""

@@ -1,0 +1,271 @@
+"""One cell: prepare, measure, check, and keep it as a folder that appears whole.
+
+The schedule and every request body exist before the first arrival (METHOD.md). The cell is written
+to `<cell>.partial/`, fsynced and renamed to `<cell>/`; a finished cell names the SHA-256 of its
+files, so that a later run can tell intact from damaged.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from connector_tax.analysis.validity import assess, server_counters, void_reasons
+from connector_tax.files import (
+    ArtifactError,
+    fsync_directory,
+    read_json,
+    read_jsonl,
+    sha256_file,
+    write_bytes,
+    write_json,
+)
+from connector_tax.loadgen import (
+    CellResult,
+    CellRule,
+    LoadGenerator,
+    PlannedRequest,
+    Progress,
+    make_offsets,
+)
+from connector_tax.study.design import Launch
+from connector_tax.study.prompts import planned_requests
+from connector_tax.study.sampler import MetricsSampler
+from connector_tax.study.server import served_model
+from connector_tax.study.steplog import StepLog
+
+# A server may count a request just after its last byte: how often and how long to look again.
+COUNTER_LOOKS = 20
+COUNTER_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCell:
+    """A cell ready to be measured: arrival offsets (ns from its origin) and one body for each."""
+
+    cell: Mapping[str, Any]
+    rate_rps: float
+    arrivals_seed: str
+    offsets_ns: NDArray[np.int64]
+    requests: Sequence[PlannedRequest]
+
+
+def cell_rule(config: Mapping[str, Any]) -> CellRule:
+    """The load generator's rule for a cell, from the `cell` section."""
+    cell = config["cell"]
+    return CellRule(
+        warmup_s=cell["warmup_s"],
+        floor_s=cell["floor_s"],
+        min_completed=cell["min_completed"],
+        cap_s=cell["cap_s"],
+        drain_s=cell["drain_s"],
+        inflight_cap=cell["inflight_cap"],
+        request_timeout_s=cell["request_timeout_s"],
+    )
+
+
+def prepare(
+    study: Mapping[str, Any], launch: Launch, cell: Mapping[str, Any], rate_rps: float, attempt: int
+) -> PreparedCell:
+    """Draw the cell's schedule up to its cap, and a fresh body for each arrival.
+
+    The arrivals' name leaves out the configuration: every configuration gets the same arrival
+    times. The content's name holds everything, so that no prompt is ever sent twice.
+    """
+    config = study["config"]
+    arrivals_seed = f"{study['seed']}/arrivals/block{launch.block}/{launch.phase}/{cell['cell']}"
+    offsets = make_offsets(
+        config["arrivals"]["process"],
+        rate_rps,
+        config["cell"]["warmup_s"] + config["cell"]["cap_s"],
+        arrivals_seed,
+        gamma_shape=config["arrivals"]["gamma_shape"],
+    )
+    model, vocab_size = served_model(config["engine"])
+    requests = planned_requests(
+        model=model,
+        vocab_size=vocab_size,
+        input_tokens=cell["input_tokens"],
+        output_tokens=cell["output_tokens"],
+        count=len(offsets),
+        seed=study["seed"],
+        name=f"{launch.name}/{cell['cell']}/attempt{attempt}",
+    )
+    return PreparedCell(cell, rate_rps, arrivals_seed, offsets, requests)
+
+
+def measure(
+    study: Mapping[str, Any],
+    launch: Launch,
+    prepared: PreparedCell,
+    *,
+    folder: Path,
+    attempt: int,
+    generator: LoadGenerator,
+    sampler: MetricsSampler,
+    step_log: StepLog,
+    check_alive: Callable[[str], None],
+    on_progress: Callable[[Progress], None],
+) -> dict[str, Any]:
+    """Measure one cell into `folder/<cell>/`; the content of its cell file.
+
+    The folder appears by rename when everything in it is written; an earlier folder of that name
+    must have been moved away. `check_alive` raises when the server has ended: such a cell is not
+    kept.
+    """
+    name = prepared.cell["cell"]
+    partial = folder / f"{name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    suffix = f"{launch.phase}_{name}.jsonl"
+    metrics_file = partial / f"metrics_{suffix}"
+    started_utc = datetime.now(UTC).isoformat(timespec="milliseconds")
+    before = sampler.open(metrics_file)
+    step_log.mark()
+    result = generator.run_cell(
+        prepared.offsets_ns, prepared.requests, cell_rule(study["config"]), on_progress
+    )
+    check_alive(f"in cell {name}")
+    after = _final_scrape(sampler, before, result)
+    records: list[dict[str, Any]] = msgspec.to_builtins(result.records)
+    write_bytes(
+        partial / f"requests_{suffix}", b"".join(msgspec.json.encode(r) + b"\n" for r in records)
+    )
+    write_bytes(partial / f"engine_step_{suffix}", step_log.take(result.t_origin_ns))
+    content = _cell_record(study, launch, prepared, result, records, started_utc, attempt)
+    counters = {
+        "before": server_counters(before["values"]),
+        "after": server_counters(after["values"]),
+    }
+    checks = assess(
+        records=records,
+        planned=content["counts"]["planned"],
+        shape=(prepared.cell["input_tokens"], prepared.cell["output_tokens"]),
+        window=content["window"],
+        counters=counters,
+        scrapes=list(read_jsonl(metrics_file)),
+        health=result.health,
+        bounds=study["config"]["validity"],
+    )
+    reasons = void_reasons(checks)
+    content |= {
+        "health": checks,
+        "valid": not reasons,
+        "void_reasons": reasons,
+        "server_counters": counters,
+        "load_generator": result.health,
+        "files": {path.name: sha256_file(path) for path in sorted(partial.iterdir())},
+    }
+    write_json(partial / cell_file(launch.phase, name), content)
+    for path in partial.iterdir():
+        path.chmod(0o444)
+    fsync_directory(partial)
+    partial.rename(folder / name)
+    fsync_directory(folder)
+    return content
+
+
+def cell_file(phase: str, name: str) -> str:
+    """The name of a cell's own file."""
+    return f"cell_{phase}_{name}.json"
+
+
+def read_intact(folder: Path, phase: str, name: str) -> dict[str, Any] | None:
+    """A finished cell's record; None where there is no finished cell.
+
+    Raises:
+        ArtifactError: the cell is there and damaged; names the file.
+    """
+    path = folder / name
+    if not path.exists():
+        return None
+    content: dict[str, Any] = read_json(path / cell_file(phase, name))
+    for file, digest in content["files"].items():
+        if not (path / file).exists() or sha256_file(path / file) != digest:
+            raise ArtifactError(f"{path / file}: missing or changed since it was measured")
+    return content
+
+
+def move_aside(folder: Path, name: str, label: str) -> Path:
+    """Rename a cell's folder to `<cell>.<label><k>`, keeping what it holds; the new path."""
+    number = 1
+    while (target := folder / f"{name}.{label}{number}").exists():
+        number += 1
+    (folder / name).rename(target)
+    fsync_directory(folder)
+    return target
+
+
+def _final_scrape(
+    sampler: MetricsSampler, before: Mapping[str, Any], result: CellResult
+) -> dict[str, Any]:
+    start = server_counters(before["values"])["success"]
+    ok = sum(record.status == "ok" for record in result.records)
+    for _ in range(COUNTER_LOOKS):
+        seen = server_counters(sampler.peek()["values"])["success"]
+        if seen is None or start is None or seen - start >= ok:
+            break
+        time.sleep(COUNTER_PAUSE_S)
+    return sampler.close()
+
+
+def _cell_record(
+    study: Mapping[str, Any],
+    launch: Launch,
+    prepared: PreparedCell,
+    result: CellResult,
+    records: Sequence[Mapping[str, Any]],
+    started_utc: str,
+    attempt: int,
+) -> dict[str, Any]:
+    planned = int(
+        np.searchsorted(prepared.offsets_ns, result.t_stop_ns - result.t_origin_ns, side="left")
+    )
+    measured = [r for r in records if not r["warmup"]]
+    window_s = (result.t_stop_ns - result.t_warmup_end_ns) / 1e9
+    failures = [
+        r["error_kind"] for r in records if r["status"] in ("error", "timeout", "cancelled")
+    ]
+    return {
+        "phase": launch.phase,
+        "cell": prepared.cell["cell"],
+        "config": launch.config,
+        "configuration": launch.configuration,
+        "block": launch.block,
+        "label": study["engine_label"],
+        "input_tokens": prepared.cell["input_tokens"],
+        "output_tokens": prepared.cell["output_tokens"],
+        "schedule": {
+            "kind": study["config"]["arrivals"]["process"],
+            "gamma_shape": study["config"]["arrivals"]["gamma_shape"],
+            "rate_rps": prepared.rate_rps,
+            "seed": prepared.arrivals_seed,
+            "n": planned,
+        },
+        "window": {
+            "t_origin_ns": result.t_origin_ns,
+            "t_warmup_end_ns": result.t_warmup_end_ns,
+            "t_stop_ns": result.t_stop_ns,
+            "t_drained_ns": result.t_drained_ns,
+            "started_utc": started_utc,
+        },
+        "counts": {
+            "planned": planned,
+            "sent": sum(r["t_send_ns"] is not None for r in records),
+            "ok": sum(r["status"] == "ok" for r in records),
+            "dropped": sum(r["status"] == "dropped" for r in records),
+            "failed": {kind: failures.count(kind) for kind in sorted(set(failures))},
+            "measured_ok": sum(r["status"] == "ok" for r in measured),
+        },
+        "extended_s": result.extended_s,
+        "achieved_rate_rps": sum(r["t_send_ns"] is not None for r in measured) / window_s,
+        "clock": result.clock,
+        "attempt": attempt,
+    }

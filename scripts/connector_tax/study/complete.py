@@ -1,0 +1,57 @@
+"""The last word of a run: complete, or non-zero with a list of what is missing.
+
+A launch that failed gives up its index.json here (renamed to index.failed.json), so that the next
+run measures its missing cells; everything derived from the others stays.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.study.design import PHASES, launches
+
+
+def failed_launches(study_file: Path) -> list[tuple[Path, str]]:
+    """Index file and reason of each launch that failed."""
+    study = read_json(study_file)
+    failed = []
+    for phase in PHASES:
+        for launch in launches(study, phase):
+            path = launch.folder(study_file.parent) / "index.json"
+            index = read_json(path)
+            if index["status"] == "failed":
+                failed.append((path, index["reason"]))
+    return failed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """End non-zero, saying what is missing, unless every launch is done or skipped for a reason."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.study.complete", description=main.__doc__
+    )
+    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args(argv)
+    try:
+        failed = failed_launches(arguments.study)
+    except ArtifactError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not failed:
+        write_json(arguments.out, {"complete": True})
+        return 0
+    for path, reason in failed:
+        path.rename(path.with_name("index.failed.json"))
+        print(f"MISSING {path.parent}: {reason}", file=sys.stderr)
+    print(
+        f"{len(failed)} launches failed. Figures and report show the study without their cells; "
+        "the same command measures what is missing.",
+        file=sys.stderr,
+    )
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""The resolved design of a study: its launches and cells, their order, and the hash over it all.
+
+Source: the study's design document (two-phase sweep, randomised run order) and METHOD.md ("The unit
+of replication is the server launch"). `study.json` holds the result; a study folder belongs to one
+design, recognised by the SHA-256 of everything a measurement depends on.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from connector_tax import __version__
+from connector_tax.config import (
+    ROOT,
+    ConfigError,
+    check_study,
+    load_configurations,
+    load_yaml,
+    validate,
+)
+from connector_tax.files import read_json, sha256_json, write_json
+from connector_tax.loadgen import named_generator
+
+PHASES = ("A", "B", "Bp")
+CLOSING_PLAIN = "plain_last"
+MEASUREMENT_KEYS = (
+    "seed",
+    "blocks",
+    "closing_plain",
+    "engine",
+    "server",
+    "arrivals",
+    "phase_a",
+    "phase_b",
+    "phase_bp",
+    "cell",
+    "load_generator",
+    "metrics",
+    "validity",
+)
+COSMETIC_KEYS = ("label", "purpose")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One server launch: a configuration in a block and a phase. `config` may be `plain_last`."""
+
+    config: str
+    block: int
+    phase: str
+
+    @property
+    def configuration(self) -> str:
+        """The configuration the server is started with."""
+        return "plain" if self.config == CLOSING_PLAIN else self.config
+
+    @property
+    def name(self) -> str:
+        """The path-like name that seeds are derived from."""
+        return f"{self.config}/block{self.block}/{self.phase}"
+
+    def folder(self, study_folder: Path) -> Path:
+        """Where the launch's artifacts live."""
+        return study_folder / "runs" / self.config / f"block{self.block}" / self.phase
+
+
+def cell_name_of_rate(rate_rps: float) -> str:
+    """`r0.5`, `r4`: the cell of a Phase A rate."""
+    return f"r{rate_rps:g}"
+
+
+def resolve(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Turn a checked-in configuration into the content of `study.json`.
+
+    Args:
+        config: the merged Snakemake configuration.
+        source: the configuration file's name, for errors.
+
+    Raises:
+        ConfigError: the configuration, config/configurations.yaml or the engine's file is unusable.
+    """
+    configurations = load_configurations(ROOT / "config" / "configurations.yaml")
+    check_study(config, source, list(configurations))
+    config = json.loads(json.dumps(config))
+    engine = config["engine"]
+    if engine["kind"] == "embedded":
+        definition = engine["definition"]
+        engine["definition_content"] = load_yaml(ROOT / definition)
+        validate(engine["definition_content"], "embedded.schema.yaml", definition)
+        missing = [
+            c
+            for c in config["configurations"]
+            if c not in engine["definition_content"]["connectors"]
+        ]
+        if missing:
+            raise ConfigError(f"{definition}: connectors: no entry for {', '.join(missing)}")
+    chosen = [configurations[identifier] for identifier in config["configurations"]]
+    return {
+        "study": config["study"],
+        "design_sha256": sha256_json(measured_design(config, chosen)),
+        "engine_label": engine["label"],
+        "emulated": engine["kind"] == "embedded",
+        "package_version": __version__,
+        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": config["seed"],
+        "blocks": config["blocks"],
+        "config": config,
+        "configurations": chosen,
+        "run_order": run_order(config),
+        "cells": {phase: cells_of(config, phase) for phase in PHASES},
+    }
+
+
+def measured_design(
+    config: Mapping[str, Any], configurations: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The part of the configuration a measurement depends on: what the design hash covers."""
+    design = {key: config[key] for key in MEASUREMENT_KEYS}
+    design["engine"] = {k: v for k, v in design["engine"].items() if k != "definition"}
+    design["configurations"] = [
+        {key: value for key, value in entry.items() if key not in COSMETIC_KEYS}
+        for entry in configurations
+    ]
+    return design
+
+
+def run_order(config: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The launches of each phase in the order they run: seeded randomised complete blocks.
+
+    With `closing_plain`, plain opens and closes each block (METHOD.md); without it the whole block
+    is in random order, as the design has it.
+    """
+    orders: dict[str, list[dict[str, Any]]] = {}
+    for phase in PHASES:
+        members = (
+            config["phase_bp"]["configurations"] if phase == "Bp" else config["configurations"]
+        )
+        orders[phase] = []
+        for block in range(config["blocks"]):
+            shuffled = [m for m in members if m != "plain" or not config["closing_plain"]]
+            named_generator(f"{config['seed']}/run_order/{phase}/block{block}").shuffle(shuffled)
+            if config["closing_plain"]:
+                shuffled = ["plain", *shuffled, CLOSING_PLAIN]
+            orders[phase] += [{"config": member, "block": block} for member in shuffled]
+    return orders
+
+
+def cells_of(config: Mapping[str, Any], phase: str) -> list[dict[str, Any]]:
+    """The cells of a phase; the rate of Phases B and B' is null: it is data, not design."""
+    if phase == "A":
+        sweep = config["phase_a"]
+        return [
+            {
+                "cell": cell_name_of_rate(rate),
+                "rate_rps": float(rate),
+                "input_tokens": sweep["input_tokens"],
+                "output_tokens": sweep["output_tokens"],
+            }
+            for rate in sweep["rates_rps"]
+        ]
+    if phase == "B":
+        grid = config["phase_b"]
+        shapes = [[i, o] for i in grid["input_tokens"] for o in grid["output_tokens"]]
+    else:
+        shapes = config["phase_bp"]["shapes"]
+    return [
+        {"cell": f"{i}x{o}", "rate_rps": None, "input_tokens": i, "output_tokens": o}
+        for i, o in shapes
+    ]
+
+
+def cell_order(study: Mapping[str, Any], launch: Launch) -> list[dict[str, Any]]:
+    """The launch's cells in the seeded order they run."""
+    cells = list(study["cells"][launch.phase])
+    order = named_generator(f"{study['seed']}/cell_order/{launch.name}").permutation(len(cells))
+    return [cells[position] for position in order]
+
+
+def launch_seed(study: Mapping[str, Any], launch: Launch) -> int:
+    """The seed the embedded engine draws its per-launch offset from."""
+    return int(named_generator(f"{study['seed']}/launch/{launch.name}").integers(2**31))
+
+
+def launches(study: Mapping[str, Any], phase: str) -> list[Launch]:
+    """The launches of a phase in run order."""
+    return [Launch(e["config"], e["block"], phase) for e in study["run_order"][phase]]
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """One line for each key in which two designs differ: `key: old -> new`."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted({*old, *new}):
+            yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (left, right) in enumerate(zip(old, new, strict=True)):
+            yield from differences(left, right, f"{path}[{index}]")
+    elif old != new:
+        yield f"{path}: {json.dumps(old)} -> {json.dumps(new)}"
+
+
+def refuse_changed_design(existing: Path, resolved: Mapping[str, Any], source: str) -> None:
+    """Stop when the study folder already belongs to another design.
+
+    Raises:
+        ConfigError: names the keys that differ and the ways out.
+    """
+    if not existing.exists():
+        return
+    old = read_json(existing)
+    if old["design_sha256"] == resolved["design_sha256"]:
+        return
+    lines = differences(
+        measured_design(old["config"], old["configurations"]),
+        measured_design(resolved["config"], resolved["configurations"]),
+    )
+    raise ConfigError(
+        f"{existing.parent} holds measurements of another design than {source} describes:\n  "
+        + "\n  ".join(lines)
+        + "\nNothing was started and nothing is overwritten. Give the changed design its own name "
+        "(key `study`), undo the change, or move the old study folder away."
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write `study.json` from a configuration given as JSON text."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.study.design", description=main.__doc__
+    )
+    parser.add_argument("--config-json", required=True, help="the merged configuration")
+    parser.add_argument("--source", required=True, help="configuration file name(s), for errors")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args(argv)
+    try:
+        resolved = resolve(json.loads(arguments.config_json), arguments.source)
+        refuse_changed_design(arguments.out, resolved, arguments.source)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    write_json(arguments.out, resolved)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,355 @@
+"""The driver of one server launch: start the server, run its cells, stop it, write index.json.
+
+`index.json` is the only output Snakemake knows; it is renamed into place last. Finished cells that
+are there and intact are kept, so an interrupted launch resumes at the cell it lost. A launch that
+fails (its server dies, a configuration cannot be started) ends as `status: failed` with the end of
+the server's log, and the study goes on; `connector_tax.study.complete` makes the run end non-zero.
+
+SIGTERM ends the driver after the current cell, SIGINT at once; neither leaves an index.json.
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from connector_tax.analysis.summary import summarise_cell
+from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
+from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
+from connector_tax.study import cell as cells
+from connector_tax.study.design import PHASES, Launch, cell_order, launches
+from connector_tax.study.guard import (
+    DeviceBusyError,
+    device_lock,
+    kill_leftovers,
+    watch_parent,
+)
+from connector_tax.study.plan import reference_rate
+from connector_tax.study.progress import LaunchProgress
+from connector_tax.study.sampler import MetricsSampler
+from connector_tax.study.server import Server, ServerError, command_for, free_port
+from connector_tax.study.steplog import StepLog
+
+MEASUREMENTS_OF_A_VOID_CELL = 2
+
+
+class StopRequested(BaseException):
+    """SIGTERM arrived: the driver stops at the next cell boundary."""
+
+
+class LaunchDriver:
+    """Runs one launch of a study."""
+
+    def __init__(self, study_file: Path, launch: Launch, progress: LaunchProgress) -> None:
+        self.study: dict[str, Any] = read_json(study_file)
+        self.folder = launch.folder(study_file.parent)
+        self.launch = launch
+        self.progress = progress
+        self._study_file = study_file
+        self._server: Server | None = None
+        self._stop_requested = False
+        attempts = self.folder / "attempts.json"
+        self._attempts: list[dict[str, Any]] = read_json(attempts) if attempts.exists() else []
+
+    def run(self) -> dict[str, Any]:
+        """Run what is missing; the content of index.json.
+
+        Raises:
+            StopRequested: SIGTERM arrived; finished cells stay.
+            DeviceBusyError: another launch holds the device.
+        """
+        now = _now()
+        reason, rate = self._skip_reason(), None
+        if reason is None:
+            rate = reference_rate(self._study_file.parent, self.launch.phase)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with device_lock(self.study["config"]["server"]["device"], self._holder()):
+                failure = self._run_cells(rate)
+            status, reason = ("failed", failure) if failure else ("done", None)
+        else:
+            status = "skipped"
+            self.progress.say(f"skipped: {reason}")
+        return {
+            "config": self.launch.config,
+            "configuration": self.launch.configuration,
+            "block": self.launch.block,
+            "phase": self.launch.phase,
+            "label": self.study["engine_label"],
+            "status": status,
+            "reason": reason,
+            "rate_rps": rate,
+            "depends": self._depends(),
+            "started_utc": self._attempts[0]["started_utc"] if self._attempts else now,
+            "ended_utc": self._attempts[-1]["ended_utc"] if self._attempts else now,
+            "attempts": self._attempts,
+            "cells": [self._cell_entry(c["cell"], status, reason) for c in self._cells()],
+            "timing": self._timing(),
+        }
+
+    def stop_at_next_boundary(self, *_: object) -> None:
+        """SIGTERM handler."""
+        self._stop_requested = True
+        self.progress.say("SIGTERM: stopping after this cell")
+
+    def die(self) -> None:
+        """The parent is gone: take the server along and end at once."""
+        if self._server is not None:
+            self._server.kill()
+        os._exit(1)
+
+    def _cells(self) -> list[dict[str, Any]]:
+        return cell_order(self.study, self.launch)
+
+    def _holder(self) -> str:
+        return f"pid {os.getpid()}, study {self.study['study']}, {self.launch.name}"
+
+    def _skip_reason(self) -> str | None:
+        folder = self._study_file.parent
+        gate = read_json(folder / "preflight" / "preflight_status.json")[self.launch.configuration]
+        if not gate["include"]:
+            return f"pre-flight: {gate['reason']}"
+        if self.launch.phase == "A":
+            return None
+        rates = read_json(folder / "reference_rates.json")
+        if self.launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:
+            return f"ref_load equals ref_safe ({rates['ref_safe']:g} req/s)"
+        return None
+
+    def _depends(self) -> dict[str, str | None]:
+        rates = self._study_file.parent / "reference_rates.json"
+        return {
+            "design_sha256": self.study["design_sha256"],
+            "reference_rates_sha256": None if self.launch.phase == "A" else sha256_file(rates),
+        }
+
+    def _run_cells(self, rate_rps: float | None) -> str | None:
+        """Measure every missing cell; None, or why the launch failed."""
+        killed = kill_leftovers(self.folder)
+        if killed:
+            self.progress.say(f"killed {killed} processes left over from an interrupted run")
+        for partial in self.folder.glob("*.partial"):
+            shutil.rmtree(partial)
+        missing = [cell for cell in self._cells() if not self._is_finished(cell["cell"])]
+        if not missing:
+            return None
+        attempt = self._new_attempt()
+        started = time.monotonic()
+        try:
+            with contextlib.ExitStack() as stack:
+                self._measure_all(stack, missing, rate_rps, attempt)
+        except ServerError as error:
+            attempt["failure"] = str(error)
+            self.progress.say(f"FAILED: {error}")
+            return str(error)
+        finally:
+            attempt |= {"ended_utc": _now(), "wall_s": time.monotonic() - started}
+            self._write_attempts()
+        return None
+
+    def _measure_all(
+        self,
+        stack: contextlib.ExitStack,
+        missing: Sequence[Mapping[str, Any]],
+        rate_rps: float | None,
+        attempt: dict[str, Any],
+    ) -> None:
+        step_log = StepLog(self.folder)
+        step_log.remove()
+        server = self._start_server(attempt)
+        stack.callback(step_log.remove)
+        stack.callback(self._stop_server, server, attempt)
+        config = self.study["config"]
+        sampler = stack.enter_context(MetricsSampler(server.url, config["metrics"]["interval_s"]))
+        attempt["startup_s"] = server.wait_ready(config["server"]["ready_timeout_s"])
+        generator = stack.enter_context(self._load_generator(server))
+        attempt["load_generator"] = generator.describe()
+        for position, cell in enumerate(missing, 1):
+            rate = cell["rate_rps"] if cell["rate_rps"] is not None else rate_rps
+            assert rate is not None
+            for measurement in range(1, MEASUREMENTS_OF_A_VOID_CELL + 1):
+                if self._stop_requested:
+                    raise StopRequested
+                prepared = cells.prepare(
+                    self.study, self.launch, cell, rate, 10 * attempt["attempt"] + measurement
+                )
+                self.progress.start_cell(cell["cell"], position, len(missing), rate)
+                content = cells.measure(
+                    self.study,
+                    self.launch,
+                    prepared,
+                    folder=self.folder,
+                    attempt=attempt["attempt"],
+                    generator=generator,
+                    sampler=sampler,
+                    step_log=step_log,
+                    check_alive=server.check_alive,
+                    on_progress=self.progress.update,
+                )
+                if content["valid"]:
+                    break
+                self.progress.say(f"cell {cell['cell']} VOID: {'; '.join(content['void_reasons'])}")
+                if measurement < MEASUREMENTS_OF_A_VOID_CELL:
+                    cells.move_aside(self.folder, cell["cell"], "void")
+
+    def _start_server(self, attempt: dict[str, Any]) -> Server:
+        host = self.study["config"]["server"]["host"]
+        port = free_port(host)
+        attempt["port"] = port
+        command = command_for(self.study, self.launch, port)
+        title = f"{self.launch.name} of study {self.study['study']} ({self.study['engine_label']})"
+        self._server = server = Server(self.folder, command, title, host, port)
+        write_json(
+            self.folder / "config.json",
+            {
+                "study": self.study["study"],
+                "design_sha256": self.study["design_sha256"],
+                "configuration": next(
+                    c for c in self.study["configurations"] if c["id"] == self.launch.configuration
+                ),
+                "config": self.launch.config,
+                "block": self.launch.block,
+                "phase": self.launch.phase,
+                "engine": self.study["config"]["engine"],
+                "argv": command.argv,
+                "environment": command.environment,
+                "cells": self._cells(),
+            },
+        )
+        environment = self._study_file.parent / "env.txt"
+        write_text(self.folder / "env.txt", environment.read_text(encoding="utf-8"))
+        server.start()
+        return server
+
+    def _stop_server(self, server: Server, attempt: dict[str, Any]) -> None:
+        attempt["stopped"] = server.stop(self.study["config"]["server"]["stop_grace_s"])
+        self._server = None
+        time.sleep(self.study["config"]["server"]["release_s"])
+
+    def _load_generator(self, server: Server) -> LoadGenerator:
+        options = self.study["config"]["load_generator"]
+        return LoadGenerator(
+            Target(host=server.host, port=server.port),
+            LoadGeneratorOptions(
+                workers=options["workers"],
+                connections_per_worker=options["connections_per_worker"],
+                keep_reads=options["keep_reads"],
+            ),
+        )
+
+    def _is_finished(self, name: str) -> bool:
+        try:
+            content = cells.read_intact(self.folder, self.launch.phase, name)
+        except ArtifactError as error:
+            aside = cells.move_aside(self.folder, name, "damaged")
+            self.progress.say(f"{error}; moved to {aside.name}, measuring the cell again")
+            return False
+        if content is not None:
+            self.progress.say(f"cell {name} is there and intact; kept")
+        return content is not None
+
+    def _new_attempt(self) -> dict[str, Any]:
+        number = len(self._attempts) + 1
+        for name in ("launch.sh", "vllm_stdout.log", "vllm_stderr.log"):
+            if (self.folder / name).exists():
+                stem, suffix = name.rsplit(".", 1)
+                (self.folder / name).rename(self.folder / f"{stem}.attempt{number - 1}.{suffix}")
+        # `ended_utc` stays as it is when the driver is killed.
+        attempt = {"attempt": number, "pid": os.getpid(), "started_utc": _now(), "ended_utc": None}
+        self._attempts.append(attempt)
+        self._write_attempts()
+        return attempt
+
+    def _write_attempts(self) -> None:
+        write_json(self.folder / "attempts.json", self._attempts)
+
+    def _cell_entry(self, name: str, status: str, reason: str | None) -> dict[str, Any]:
+        if status == "skipped":
+            return {"cell": name, "status": "skipped", "reason": reason, "files": {}}
+        content = cells.read_intact(self.folder, self.launch.phase, name)
+        if content is None:
+            return {"cell": name, "status": "missing", "reason": reason, "files": {}}
+        own = cells.cell_file(self.launch.phase, name)
+        return {
+            "cell": name,
+            "status": "valid" if content["valid"] else "void",
+            "reason": "; ".join(content["void_reasons"]) or None,
+            "files": {**content["files"], own: sha256_file(self.folder / name / own)},
+        }
+
+    def _timing(self) -> dict[str, float]:
+        spans = []
+        for cell in self._cells():
+            path = self.folder / cell["cell"] / cells.cell_file(self.launch.phase, cell["cell"])
+            if path.exists():
+                window = read_json(path)["window"]
+                spans.append((window["t_drained_ns"] - window["t_origin_ns"]) / 1e9)
+        return {
+            "startup_s": sum(a.get("startup_s", 0.0) for a in self._attempts),
+            "cells_s": sum(spans),
+            "release_s": self.study["config"]["server"]["release_s"] * len(self._attempts),
+            "wall_s": sum(a.get("wall_s", 0.0) for a in self._attempts),
+        }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def write_summary(driver: LaunchDriver) -> None:
+    """summary.json: percentiles of each finished cell."""
+    summaries = {
+        path.name: summarise_cell(path)
+        for cell in cell_order(driver.study, driver.launch)
+        if (path := driver.folder / cell["cell"]).exists()
+    }
+    write_json(driver.folder / "summary.json", summaries)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one server launch of a study: every missing cell of (configuration, block, phase)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.study.launch", description=main.__doc__
+    )
+    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    parser.add_argument("--config", required=True, help="configuration id, or plain_last")
+    parser.add_argument("--block", type=int, required=True)
+    parser.add_argument("--phase", choices=PHASES, required=True)
+    parser.add_argument("--log", type=Path, required=True)
+    arguments = parser.parse_args(argv)
+    launch = Launch(arguments.config, arguments.block, arguments.phase)
+    try:
+        study = read_json(arguments.study)
+        if launch not in launches(study, launch.phase):
+            print(f"{arguments.study}: no launch {launch.name} in run_order", file=sys.stderr)
+            return 2
+        with LaunchProgress(study, arguments.study.parent, launch, arguments.log) as progress:
+            driver = LaunchDriver(arguments.study, launch, progress)
+            watch_parent(driver.die)
+            signal.signal(signal.SIGTERM, _handler(driver.stop_at_next_boundary))
+            index = driver.run()
+            write_summary(driver)
+            write_json(driver.folder / "index.json", index)
+    except (ArtifactError, DeviceBusyError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except StopRequested:
+        return 128 + signal.SIGTERM
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _handler(action: Callable[..., None]) -> Callable[[int, FrameType | None], None]:
+    return lambda number, frame: action(number, frame)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

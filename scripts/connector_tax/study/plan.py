@@ -1,0 +1,158 @@
+"""What the study will do, has done and still has to do: every launch and cell in run order.
+
+`snakemake -n` lists jobs in no particular order (FACTS.md); this table is the seeded order itself,
+with the state of each cell and the minutes it is expected to take.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from connector_tax.files import ArtifactError, read_json
+from connector_tax.study.design import PHASES, Launch, cell_order, launches
+
+# Start-up seconds assumed until a launch of this study has shown its own.
+ASSUMED_STARTUP_S = {"embedded": 2.0, "vllm": 90.0}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    """One row of the plan; `state` is done, void, skipped, failed or missing."""
+
+    launch: Launch
+    cell: str
+    state: str
+    reason: str
+    expected_s: float
+
+
+def reference_rate(folder: Path, phase: str) -> float | None:
+    """The rate of a phase from reference_rates.json; None before it is known, and for Phase A."""
+    path = folder / "reference_rates.json"
+    if phase == "A" or not path.exists():
+        return None
+    rate: float | None = read_json(path)["ref_safe" if phase == "B" else "ref_load"]
+    return rate
+
+
+def expected_cell_s(config: Mapping[str, Any], rate_rps: float | None) -> float:
+    """Expected seconds of a cell: warm-up, the window at this rate, and a little draining.
+
+    The window is max(floor, time to min_completed), at most the cap; an unknown rate counts as the
+    floor.
+    """
+    cell = config["cell"]
+    window = cell["floor_s"]
+    if rate_rps is not None:
+        window = min(max(window, cell["min_completed"] / rate_rps), cell["cap_s"])
+    return float(cell["warmup_s"] + window)
+
+
+def launch_overhead_s(study: Mapping[str, Any], folder: Path) -> float:
+    """Expected seconds of a launch beside its cells: start-up, as seen so far, and release."""
+    seen = [
+        attempt["startup_s"]
+        for path in folder.glob("runs/*/block*/*/index.json")
+        for attempt in read_json(path)["attempts"]
+        if attempt.get("startup_s") is not None
+    ]
+    assumed = ASSUMED_STARTUP_S[study["config"]["engine"]["kind"]]
+    startup = statistics.median(seen) if seen else assumed
+    return float(startup + study["config"]["server"]["release_s"])
+
+
+def planned_cells(study: Mapping[str, Any], folder: Path) -> Iterator[PlannedCell]:
+    """Every cell of the study in the order it runs."""
+    for phase in PHASES:
+        rate = reference_rate(folder, phase)
+        for launch in launches(study, phase):
+            path = launch.folder(folder)
+            index = read_json(path / "index.json") if (path / "index.json").exists() else None
+            states = {cell["cell"]: cell for cell in index["cells"]} if index else {}
+            for cell in cell_order(study, launch):
+                name = cell["cell"]
+                state, reason = _state(path, name, index, states.get(name), launch.phase)
+                expected = expected_cell_s(study["config"], cell["rate_rps"] or rate)
+                done = state in ("done", "void", "skipped")
+                yield PlannedCell(launch, name, state, reason, 0.0 if done else expected)
+
+
+def _state(
+    folder: Path,
+    cell: str,
+    index: Mapping[str, Any] | None,
+    entry: Mapping[str, Any] | None,
+    phase: str,
+) -> tuple[str, str]:
+    if index is not None and index["status"] == "skipped":
+        return "skipped", index["reason"]
+    if entry is not None and entry["status"] != "missing":
+        return {"valid": "done"}.get(entry["status"], entry["status"]), entry["reason"] or ""
+    if index is not None:
+        return "failed", index["reason"] or ""
+    path = folder / cell / f"cell_{phase}_{cell}.json"
+    if path.exists():
+        content = read_json(path)
+        return ("done", "") if content["valid"] else ("void", "; ".join(content["void_reasons"]))
+    return "missing", ""
+
+
+def remaining_s(study: Mapping[str, Any], folder: Path) -> float:
+    """Expected seconds of measuring still to do."""
+    rows = [row for row in planned_cells(study, folder) if row.state in ("missing", "failed")]
+    overhead = launch_overhead_s(study, folder)
+    return sum(row.expected_s for row in rows) + overhead * len({row.launch for row in rows})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the seeded run order with state and expected minutes of each cell."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.study.plan", description=main.__doc__
+    )
+    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    arguments = parser.parse_args(argv)
+    try:
+        study = read_json(arguments.study)
+        rows = list(planned_cells(study, arguments.study.parent))
+    except ArtifactError as error:
+        print(error, file=sys.stderr)
+        return 2
+    table = Table(box=None, pad_edge=False)
+    for heading, justify in (("#", "right"), ("phase", "left"), ("block", "right")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for heading in ("configuration", "cell", "state"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("min", justify="right")
+    table.add_column("reason", overflow="fold")
+    numbers = {launch: n for n, launch in enumerate(dict.fromkeys(r.launch for r in rows), 1)}
+    for row in rows:
+        table.add_row(
+            str(numbers[row.launch]),
+            row.launch.phase,
+            str(row.launch.block),
+            row.launch.config,
+            row.cell,
+            row.state,
+            f"{row.expected_s / 60:.2f}" if row.expected_s else "",
+            row.reason.replace("[", "\\["),
+        )
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    left = remaining_s(study, arguments.study.parent)
+    console.print(
+        f"{len(numbers)} launches, {len(rows)} cells, "
+        f"{sum(r.state in ('missing', 'failed') for r in rows)} still to measure, "
+        f"about {left / 60:.1f} min (design {study['design_sha256'][:12]}, seed {study['seed']})"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

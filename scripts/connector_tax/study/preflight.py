@@ -1,0 +1,192 @@
+"""Pre-flight gates: which configurations are run, and why the others are not.
+
+A gate launches its configuration's server, waits for /v1/models, sends the design's requests one
+after the other in the design's time and checks that the engine is still alive (design document,
+"Pre-flight Verification"). vLLM 0.32 has no `engine_core_failed_total` (FACTS.md), so liveness is
+the process, /health and, where the series exists, its value.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from connector_tax.files import ArtifactError, read_json, write_json, write_text
+from connector_tax.study.design import Launch
+from connector_tax.study.guard import DeviceBusyError, device_lock, kill_leftovers, watch_parent
+from connector_tax.study.prompts import planned_requests
+from connector_tax.study.sampler import parse_metrics
+from connector_tax.study.server import Server, ServerError, command_for, free_port, served_model
+
+FAILED_COUNTER = "vllm:engine_core_failed_total"
+PROMPT_TOKENS = 32
+
+
+class GateError(Exception):
+    """A configuration did not pass its gate; the text is the reason shown for the skip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a configuration must do: sequential requests, tokens of each, and the time for all."""
+
+    requests: int
+    max_tokens: int
+    within_s: float
+
+
+GATES = {
+    "verify_kv_consumer": Gate(requests=1, max_tokens=4, within_s=30.0),
+    "verify_multi_connector": Gate(requests=5, max_tokens=32, within_s=60.0),
+    "verify_noop_connector": Gate(requests=5, max_tokens=32, within_s=30.0),
+}
+
+
+def run_gate(
+    study: Mapping[str, Any],
+    configuration: str,
+    name: str,
+    folder: Path,
+    note: Callable[[str], None],
+) -> None:
+    """Launch `configuration` in `folder` and put it through the gate called `name`.
+
+    Raises:
+        GateError: it did not pass; says at which step and with which value.
+    """
+    settings = study["config"]["server"]
+    port = free_port(settings["host"])
+    kill_leftovers(folder)
+    try:
+        command = command_for(study, Launch(configuration, 0, "A"), port)
+        server = Server(
+            folder, command, f"{name} of study {study['study']}", settings["host"], port
+        )
+        watch_parent(lambda: _die(server))
+        note(f"launching {configuration} on port {port}: {' '.join(command.argv)}")
+        server.start()
+        try:
+            ready = server.wait_ready(settings["ready_timeout_s"])
+            note(f"/v1/models answered 200 after {ready:.2f} s")
+            _send_requests(study, server, GATES[name], name, note)
+            _check_engine(server, note)
+        finally:
+            note(f"stopped by {server.stop(settings['stop_grace_s'])}")
+    except ServerError as error:
+        raise GateError(str(error)) from error
+
+
+def _die(server: Server) -> None:
+    server.kill()
+    os._exit(1)
+
+
+def _send_requests(
+    study: Mapping[str, Any], server: Server, gate: Gate, name: str, note: Callable[[str], None]
+) -> None:
+    model, vocab_size = served_model(study["config"]["engine"])
+    requests = planned_requests(
+        model=model,
+        vocab_size=vocab_size,
+        input_tokens=PROMPT_TOKENS,
+        output_tokens=gate.max_tokens,
+        count=gate.requests,
+        seed=study["seed"],
+        name=f"preflight/{name}",
+    )
+    deadline = time.monotonic() + gate.within_s
+    with httpx.Client(base_url=server.url, trust_env=False) as client:
+        models = client.get("/v1/models").json()["data"]
+        if model not in [entry["id"] for entry in models]:
+            raise GateError(f"/v1/models names {models}, not {model!r}")
+        for number, request in enumerate(requests, 1):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise GateError(
+                    f"request {number} of {gate.requests} not begun in {gate.within_s} s"
+                )
+            body = {**json.loads(request.body), "stream": False}
+            del body["stream_options"]
+            try:
+                answer = client.post("/v1/completions", json=body, timeout=left)
+            except httpx.HTTPError as error:
+                raise GateError(f"request {number}: {type(error).__name__}: {error}") from error
+            if answer.status_code != httpx.codes.OK:
+                raise GateError(
+                    f"request {number}: status {answer.status_code}: {answer.text[:500]}"
+                )
+            tokens = answer.json()["usage"]["completion_tokens"]
+            if tokens != gate.max_tokens:
+                raise GateError(f"request {number}: {tokens} tokens, not {gate.max_tokens}")
+            note(f"request {number} of {gate.requests}: 200, {tokens} tokens")
+
+
+def _check_engine(server: Server, note: Callable[[str], None]) -> None:
+    server.check_alive("after the gate's requests")
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=10.0) as client:
+        health = client.get("/health").status_code
+        if health != httpx.codes.OK:
+            raise GateError(f"/health answered {health}")
+        values = parse_metrics(client.get("/metrics").text)
+    failed = sum(v for k, v in values.items() if k.split("{")[0] == FAILED_COUNTER)
+    if failed:
+        raise GateError(f"{FAILED_COUNTER} is {failed:g}")
+    note("process alive, /health 200, no failed engine core")
+
+
+def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
+    """Decide for every configuration; writes verify_<gate>.log beside, returns the status by id."""
+    study = read_json(study_file)
+    folder = study_file.parent / "preflight"
+    status: dict[str, dict[str, Any]] = {}
+    holder = f"pre-flight of study {study['study']}"
+    with device_lock(study["config"]["server"]["device"], holder):
+        for entry in study["configurations"]:
+            gate = entry["gate"]
+            if gate is None:
+                status[entry["id"]] = {"include": True, "reason": "no gate", "evidence": None}
+                continue
+            log: list[str] = []
+
+            def note(line: str, log: list[str] = log) -> None:
+                log.append(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {line}")
+
+            try:
+                run_gate(study, entry["id"], gate, folder / entry["id"], note)
+                include, reason = True, f"{gate} passed"
+            except GateError as error:
+                include, reason = False, f"{gate}: {error}"
+            note(f"{'INCLUDE' if include else 'SKIP'}: {reason}")
+            write_text(folder / f"{gate}.log", "\n".join(log) + "\n")
+            print(f"pre-flight {entry['id']}: {'include' if include else 'SKIP'} ({reason})")
+            evidence = f"preflight/{gate}.log"
+            status[entry["id"]] = {"include": include, "reason": reason, "evidence": evidence}
+    return status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the pre-flight gates of a study and write preflight_status.json."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.study.preflight", description=main.__doc__
+    )
+    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    arguments = parser.parse_args(argv)
+    try:
+        status = preflight(arguments.study)
+    except (ArtifactError, DeviceBusyError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    write_json(arguments.study.parent / "preflight" / "preflight_status.json", status)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""MANIFEST.md can be read back, keeps other studies, and is in a fixed order."""
+
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from connector_tax.provenance.manifest import (
+    COLUMNS,
+    artifacts_sha256,
+    merge,
+    parse,
+    section,
+    update,
+)
+
+Row = dict[str, str]
+
+printable = st.text(
+    st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=0, max_size=20
+).map(str.strip)
+fields = printable.filter(lambda text: text != "-")
+row = st.lists(fields, min_size=len(COLUMNS), max_size=len(COLUMNS)).map(
+    lambda values: dict(zip(COLUMNS, values, strict=True))
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(row, max_size=4))
+def test_rows_survive_being_written_and_parsed(rows: list[Row]) -> None:
+    assert parse(merge("", "s", section("s", rows))) == rows
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(row, min_size=1, max_size=2), st.lists(row, min_size=1, max_size=2))
+def test_a_re_run_replaces_its_own_rows_only(first: list[Row], second: list[Row]) -> None:
+    text = merge("", "b", section("b", first))
+    text = merge(text, "a", section("a", second))
+    assert parse(text) == [*second, *first]
+    assert parse(merge(text, "b", section("b", second))) == [*second, *second]
+    assert merge(text, "a", section("a", second)) == text
+
+
+def test_the_file_is_updated_in_place(tmp_path: Path) -> None:
+    rows = [dict.fromkeys(COLUMNS, "x")]
+    for name in ("b", "a", "b"):
+        update(tmp_path / "MANIFEST.md", name, rows)
+    text = (tmp_path / "MANIFEST.md").read_text()
+    assert text.index("## a") < text.index("## b")
+    assert len(parse(text)) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["MANIFEST.md"]
+
+
+def test_the_artifact_digest_sees_content_and_names(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    digests = {artifacts_sha256(tmp_path)}
+    (tmp_path / "a").write_text("2")
+    digests.add(artifacts_sha256(tmp_path))
+    (tmp_path / "a").rename(tmp_path / "b")
+    digests.add(artifacts_sha256(tmp_path))
+    assert len(digests) == 3

@@ -1,0 +1,127 @@
+"""The resolved design: complete randomised blocks, named seeds, one design per study folder."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from connector_tax.config import ROOT, ConfigError, load_yaml
+from connector_tax.files import write_json
+from connector_tax.study.design import (
+    CLOSING_PLAIN,
+    Launch,
+    cell_order,
+    cells_of,
+    differences,
+    launch_seed,
+    refuse_changed_design,
+    resolve,
+    run_order,
+)
+
+
+def default_config() -> dict[str, Any]:
+    config: dict[str, Any] = load_yaml(ROOT / "config" / "config.yaml")
+    return config
+
+
+@given(
+    seed=st.integers(0, 2**63 - 1),
+    blocks=st.integers(1, 5),
+    closing=st.booleans(),
+    phase=st.sampled_from(["A", "B", "Bp"]),
+)
+@settings(max_examples=50)
+def test_every_block_is_complete_and_opens_and_closes_with_plain(
+    seed: int, blocks: int, closing: bool, phase: str
+) -> None:
+    config = default_config() | {"seed": seed, "blocks": blocks, "closing_plain": closing}
+    order = run_order(config)[phase]
+    members = config["phase_bp"]["configurations"] if phase == "Bp" else config["configurations"]
+    assert [entry["block"] for entry in order] == sorted(entry["block"] for entry in order)
+    for block in range(blocks):
+        names = [entry["config"] for entry in order if entry["block"] == block]
+        assert sorted(names) == sorted([*members, CLOSING_PLAIN] if closing else members)
+        if closing:
+            assert (names[0], names[-1]) == ("plain", CLOSING_PLAIN)
+
+
+def test_the_order_depends_on_the_seed_and_the_block_only() -> None:
+    config = default_config() | {"blocks": 4}
+    assert run_order(config) == run_order(copy.deepcopy(config))
+    orders = [
+        tuple(e["config"] for e in run_order(config)["A"] if e["block"] == block)
+        for block in range(4)
+    ]
+    assert len(set(orders)) > 1
+
+
+def test_cells_of_the_default_grid() -> None:
+    config = default_config()
+    assert [cell["cell"] for cell in cells_of(config, "A")] == ["r20", "r40", "r80", "r160"]
+    assert [cell["cell"] for cell in cells_of(config, "B")] == [
+        "128x16",
+        "128x64",
+        "512x16",
+        "512x64",
+    ]
+    assert all(cell["rate_rps"] is None for cell in cells_of(config, "Bp"))
+
+
+def test_each_launch_runs_every_cell_in_its_own_seeded_order() -> None:
+    study = resolve(default_config(), "config.yaml")
+    names = [c["cell"] for c in study["cells"]["A"]]
+    orders = set()
+    for entry in study["run_order"]["A"]:
+        launch = Launch(entry["config"], entry["block"], "A")
+        order = [c["cell"] for c in cell_order(study, launch)]
+        assert sorted(order) == sorted(names)
+        orders.add(tuple(order))
+    assert len(orders) > 1
+
+
+def test_launch_seeds_differ_between_plain_and_its_repetition() -> None:
+    study = resolve(default_config(), "config.yaml")
+    assert launch_seed(study, Launch("plain", 0, "A")) != launch_seed(
+        study, Launch("plain_last", 0, "A")
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("cell", "floor_s", 4), ("phase_a", "output_tokens", 16), ("server", "release_s", 1)],
+)
+def test_a_changed_design_is_refused_with_the_keys_that_differ(
+    tmp_path: Path, section: str, key: str, value: Any
+) -> None:
+    config = default_config()
+    write_json(tmp_path / "study.json", resolve(config, "config.yaml"))
+    config[section][key] = value
+    with pytest.raises(ConfigError) as error:
+        refuse_changed_design(
+            tmp_path / "study.json", resolve(config, "config.yaml"), "config.yaml"
+        )
+    assert f"{section}.{key}: " in str(error.value)
+    assert str(error.value).count("->") == 1
+
+
+@pytest.mark.parametrize("section", ["statistics", "hypotheses", "saturation", "reference"])
+def test_analysis_settings_are_not_part_of_the_measured_design(
+    tmp_path: Path, section: str
+) -> None:
+    config = default_config()
+    write_json(tmp_path / "study.json", resolve(config, "config.yaml"))
+    key = next(k for k, v in config[section].items() if isinstance(v, int | float) or v is None)
+    config[section][key] = 0.5 if section != "saturation" else 0.9
+    if (section, key) == ("statistics", "confidence"):
+        config[section][key] = 0.9
+    refuse_changed_design(tmp_path / "study.json", resolve(config, "config.yaml"), "config.yaml")
+
+
+def test_differences_name_nested_keys_and_list_positions() -> None:
+    old = {"a": {"b": [1, 2], "c": 3}, "d": [1]}
+    new = {"a": {"b": [1, 5], "c": 3}, "d": [1, 2], "e": None}
+    assert list(differences(old, new)) == ["a.b[1]: 2 -> 5", "d: [1] -> [1, 2]"]

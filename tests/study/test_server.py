@@ -1,0 +1,135 @@
+"""A server launch: launch.sh starts it, its whole group goes, a death is told with its log."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from connector_tax.study.server import (
+    Server,
+    ServerCommand,
+    ServerError,
+    free_port,
+    launch_script,
+)
+
+HOST = "127.0.0.1"
+# Answers /v1/models, and has a child in its process group.
+WEB = """
+import http.server, signal, subprocess, sys
+{prelude}
+child = subprocess.Popen(["sleep", "1000"])
+print("child", child.pid, flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *args):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def web_server(folder: Path, prelude: str = "") -> Server:
+    port = free_port(HOST)
+    command = ServerCommand(["python", "-c", WEB.format(prelude=prelude), str(port)], {})
+    return Server(folder, command, "test", HOST, port)
+
+
+@pytest.fixture
+def started() -> Iterator[list[Server]]:
+    servers: list[Server] = []
+    yield servers
+    for server in servers:
+        server.kill()
+
+
+def child_of(folder: Path) -> int:
+    return int((folder / "vllm_stdout.log").read_text().split()[1])
+
+
+def test_stop_takes_the_whole_group_and_frees_the_port(
+    tmp_path: Path, started: list[Server]
+) -> None:
+    server = web_server(tmp_path)
+    started.append(server)
+    server.start()
+    server.wait_ready(20)
+    child = child_of(tmp_path)
+    assert psutil.pid_exists(child)
+    assert server.stop(grace_s=10) == "TERM"
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(server.url, trust_env=False)
+
+
+def test_a_server_deaf_to_sigterm_is_killed_after_the_grace_time(
+    tmp_path: Path, started: list[Server]
+) -> None:
+    server = web_server(tmp_path, prelude="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    started.append(server)
+    server.start()
+    server.wait_ready(20)
+    assert server.stop(grace_s=0.2) == "KILL"
+
+
+def test_a_server_that_dies_before_it_is_ready_is_told_with_its_log(tmp_path: Path) -> None:
+    command = ServerCommand(["python", "-c", "raise SystemExit('no such model')"], {})
+    server = Server(tmp_path, command, "test", HOST, free_port(HOST))
+    server.start()
+    with pytest.raises(ServerError, match=r"status 1 before it was ready(.|\n)*no such model"):
+        server.wait_ready(20)
+    assert server.stop(grace_s=1) == "dead"
+
+
+def test_a_server_that_is_never_ready_is_given_up(tmp_path: Path, started: list[Server]) -> None:
+    command = ServerCommand(["sleep", "1000"], {})
+    server = Server(tmp_path, command, "test", HOST, free_port(HOST))
+    started.append(server)
+    server.start()
+    with pytest.raises(ServerError, match=r"not ready after 0\.2 s"):
+        server.wait_ready(0.2)
+    server.stop(grace_s=5)
+
+
+def test_the_server_dies_with_its_driver(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path;"
+        "from connector_tax.study.server import Server, ServerCommand;"
+        "s = Server(Path(sys.argv[1]), ServerCommand(['sleep', '1000'], {}), 't', '127.0.0.1', 1);"
+        "s.start(); print(s.pid, flush=True); sys.stdin.read()"
+    )
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert driver.stdout is not None
+    server = psutil.Process(int(driver.stdout.readline()))
+    driver.send_signal(signal.SIGKILL)
+    driver.communicate()
+    psutil.wait_procs([server], timeout=20)
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+
+
+def test_values_are_never_interpreted_by_the_shell(tmp_path: Path) -> None:
+    hostile = "$(touch pwned) `touch pwned`; touch pwned 'x' \"y\""
+    command = ServerCommand(["printf", "%s", hostile], {"VALUE": hostile})
+    script = tmp_path / "launch.sh"
+    script.write_text(launch_script(command, "title\ntouch pwned"))
+    done = subprocess.run(["bash", script], check=True, capture_output=True, text=True)
+    assert done.stdout == hostile
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_launch_sh_runs_by_hand_from_any_folder(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text(launch_script(ServerCommand(["pwd"], {}), "title"))
+    done = subprocess.run(["bash", script], check=True, capture_output=True, text=True, cwd="/")
+    assert done.stdout.strip() == os.path.realpath(tmp_path)

@@ -1,0 +1,122 @@
+"""The shipped configurations hold; broken ones are refused with file, key, found, allowed."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.config import ROOT, ConfigError, check_study, load_configurations, load_yaml
+
+KNOWN = list(load_configurations(ROOT / "config" / "configurations.yaml"))
+
+
+def shipped(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = load_yaml(ROOT / "config" / name)
+    return config
+
+
+def replaced(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(config)
+    *parents, last = path.split(".")
+    target = changed
+    for key in parents:
+        target = target[key]
+    target[last] = value
+    return changed
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "h20.yaml"])
+def test_shipped_configurations_are_accepted(name: str) -> None:
+    check_study(shipped(name), name, KNOWN)
+
+
+def test_h20_has_the_designs_numbers() -> None:
+    config = shipped("h20.yaml")
+    assert config["phase_a"] == {
+        "rates_rps": [0.5, 1, 2, 4, 8, 16, 32],
+        "input_tokens": 4096,
+        "output_tokens": 256,
+    }
+    assert config["phase_b"] == {
+        "input_tokens": [512, 4096, 32768],
+        "output_tokens": [64, 256, 1024],
+    }
+    assert config["phase_bp"]["shapes"] == [[512, 256], [4096, 256], [32768, 256]]
+    assert len(config["configurations"]) == 8
+    cell = config["cell"]
+    assert (cell["floor_s"], cell["warmup_s"], cell["min_completed"]) == (60, 10, 200)
+    assert cell["inflight_cap"] == 256
+    # The slowest rate needs 400 s for its 200 requests; the cap must not cut it off.
+    assert cell["cap_s"] >= 400
+    assert config["engine"]["flags"]["--max-num-batched-tokens"] == 8192
+    assert config["server"]["release_s"] == 60
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("cell.floor_s", -1, "cell.floor_s: found -1; allowed: > 0"),
+        ("cell.flor_s", 3, "cell.flor_s: unknown key; allowed here: cap_s, drain_s, floor_s"),
+        ("phase_a.rates_rps", [1, -2], "phase_a.rates_rps[1]: found -2; allowed: > 0"),
+        ("phase_a.rates_rps", [2, 1], "phase_a.rates_rps: found [2, 1]; allowed: ascending"),
+        ("phase_a.rates_rps", [], "phase_a.rates_rps: found []; allowed: at least 1"),
+        ("arrivals.process", "uniform", "arrivals.process: found 'uniform'; allowed: one of fixed"),
+        ("arrivals.gamma_shape", 2.0, "arrivals.gamma_shape: found 2.0; allowed: null"),
+        ("engine.kind", "sglang", "engine.kind: found 'sglang'; allowed: one of embedded, vllm"),
+        (
+            "configurations",
+            ["plain", "mooncake"],
+            "configurations[1]: found 'mooncake'; allowed: plain",
+        ),
+        (
+            "configurations",
+            ["noop_connector", "nixl_both"],
+            "allowed: a list that contains 'plain'",
+        ),
+        (
+            "configurations",
+            ["plain", "$(rm -rf ~)"],
+            "configurations[1]: found '$(rm -rf ~)'; allowed",
+        ),
+        ("study", "../elsewhere", "study: found '../elsewhere'; allowed: text matching"),
+        ("cell.cap_s", 1, "cell.cap_s: found 1; allowed: at least cell.floor_s"),
+        ("load_generator.connections_per_worker", 8, "must be at least cell.inflight_cap (256)"),
+        ("phase_bp.configurations", ["plain", "x"], "phase_bp.configurations[1]: found 'x'"),
+    ],
+)
+def test_broken_configuration_names_key_found_and_allowed(path: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_study(replaced(shipped("config.yaml"), path, value), "my.yaml", KNOWN)
+    assert said in str(error.value)
+    assert all(line.startswith("my.yaml: ") for line in str(error.value).splitlines())
+
+
+@pytest.mark.parametrize("key", sorted(shipped("config.yaml")))
+def test_every_key_is_required(key: str) -> None:
+    config = shipped("config.yaml")
+    del config[key]
+    with pytest.raises(ConfigError, match=rf"my\.yaml: {key}: missing; it is required"):
+        check_study(config, "my.yaml", KNOWN)
+
+
+def test_unparsable_yaml_names_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text("a: 1\nb: [1,\n")
+    with pytest.raises(ConfigError, match=r"broken\.yaml: not valid YAML(.|\n)*line 3"):
+        load_yaml(path)
+
+
+def test_unknown_child_of_a_stacked_connector_is_refused(tmp_path: Path) -> None:
+    text = (ROOT / "config" / "configurations.yaml").read_text()
+    path = tmp_path / "configurations.yaml"
+    path.write_text(text.replace("[mooncake_both, lmcache_only]", "[mooncake_both, lmcache]"))
+    with pytest.raises(ConfigError, match=r"multi_mooncake_lmcache\.children: found 'lmcache'"):
+        load_configurations(path)
+
+
+def test_yaml_tags_do_not_build_objects(tmp_path: Path) -> None:
+    path = tmp_path / "evil.yaml"
+    path.write_text("study: !!python/object/apply:os.system ['true']\n")
+    with pytest.raises(ConfigError, match="could not determine a constructor"):
+        load_yaml(path)

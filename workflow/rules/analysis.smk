@@ -1,0 +1,23 @@
+# Raw records to tables.
+
+
+rule aggregate:
+    input:
+        launch_indexes("A"),
+        launch_indexes("B"),
+        launch_indexes("Bp"),
+        modules("analysis"),
+        study=f"{RESULTS}/study.json",
+        patch=f"{RESULTS}/patch/patch_status.json",
+        rates=f"{RESULTS}/reference_rates.json",
+    output:
+        f"{RESULTS}/analysis/aggregate.json",
+        f"{RESULTS}/analysis/aggregate.csv",
+        f"{RESULTS}/analysis/taxes.csv",
+        f"{RESULTS}/analysis/steps.csv",
+        f"{RESULTS}/analysis/step_cdf.csv",
+        f"{RESULTS}/analysis/hypotheses.json",
+    log:
+        f"{RESULTS}/logs/aggregate.log",
+    shell:
+        "python -m connector_tax.analysis.aggregate --study {input.study} 2>&1 | tee {log}"

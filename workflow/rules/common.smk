@@ -1,0 +1,59 @@
+# Configuration, its checks, and what the other stages share.
+import json
+import os
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+from connector_tax.config import ConfigError
+from connector_tax.study.design import launches, refuse_changed_design, resolve
+
+# A configuration named on the command line stands alone; it is not laid over the default.
+if not workflow.overwrite_configfiles:
+
+    configfile: "config/config.yaml"
+
+
+# Jobs find the interpreter that runs Snakemake, and know whom to die with.
+os.environ["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
+os.environ.setdefault("CONNECTOR_TAX_PARENT_PID", str(os.getpid()))
+
+SOURCE = ", ".join(map(str, workflow.configfiles))
+try:
+    STUDY = resolve(config, SOURCE)
+    RESULTS = f"results/{STUDY['study']}"
+    refuse_changed_design(Path(RESULTS) / "study.json", STUDY, SOURCE)
+except ConfigError as error:
+    raise WorkflowError(str(error)) from None
+
+
+# Software comes from the environment Snakemake runs in (envs/pipeline.lock); this names its base image.
+container: "docker://python:3.11-bookworm"
+
+
+wildcard_constraints:
+    config=r"[a-z][a-z0-9_]*",
+    block=r"\d+",
+    figure=r"fig\d_[a-z0-9_]+",
+
+
+def launch_indexes(phase):
+    """The index of each launch of a phase: the only output Snakemake knows of it."""
+    return [
+        str(launch.folder(Path(RESULTS)) / "index.json")
+        for launch in launches(STUDY, phase)
+    ]
+
+
+def modules(room):
+    """The source files of a room: inputs of what is cheap to remake when its code changes."""
+    return sorted(str(path) for path in Path("scripts/connector_tax", room).glob("*.py"))
+
+
+def launch_priority(phase):
+    """Earlier in the seeded run order means a higher priority; whole numbers below the default 0."""
+    order = [(launch.config, launch.block) for launch in launches(STUDY, phase)]
+    return lambda wildcards: len(order) - order.index(
+        (wildcards.config, int(wildcards.block))
+    )

@@ -1,0 +1,35 @@
+# The resolved design, and what it runs on.
+
+
+rule study:
+    output:
+        f"{RESULTS}/study.json",
+    log:
+        f"{RESULTS}/logs/study.log",
+    params:
+        config=json.dumps(config, sort_keys=True),
+        source=SOURCE,
+    shell:
+        "python -m connector_tax.study.design --config-json {params.config:q} --source {params.source:q}"
+        " --out {output} 2>&1 | tee {log}"
+
+
+rule environment:
+    input:
+        study=ancient(f"{RESULTS}/study.json"),
+    output:
+        f"{RESULTS}/environment.json",
+        f"{RESULTS}/env.txt",
+    log:
+        f"{RESULTS}/logs/environment.log",
+    shell:
+        "python -m connector_tax.provenance.environment --study {input.study} 2>&1 | tee {log}"
+
+
+rule plan:
+    input:
+        study=f"{RESULTS}/study.json",
+    log:
+        f"{RESULTS}/logs/plan.log",
+    shell:
+        "python -m connector_tax.study.plan --study {input.study} 2> {log}"

@@ -1,0 +1,48 @@
+# The manifest, the report, and the last word on completeness.
+
+
+rule manifest:
+    input:
+        launch_indexes("A"),
+        launch_indexes("B"),
+        launch_indexes("Bp"),
+        study=f"{RESULTS}/study.json",
+        environment=f"{RESULTS}/environment.json",
+        patch=f"{RESULTS}/patch/patch_status.json",
+    output:
+        f"{RESULTS}/manifest.json",
+    log:
+        f"{RESULTS}/logs/manifest.log",
+    shell:
+        "python -m connector_tax.provenance.manifest --study {input.study} --manifest MANIFEST.md"
+        " 2>&1 | tee {log}"
+
+
+rule report_html:
+    input:
+        FIGURE_FILES,
+        rules.aggregate.output,
+        modules("report"),
+        study=f"{RESULTS}/study.json",
+        environment=f"{RESULTS}/environment.json",
+    output:
+        f"{RESULTS}/report.html",
+    log:
+        f"{RESULTS}/logs/report.log",
+    shell:
+        "python -m connector_tax.report --study {input.study} 2>&1 | tee {log}"
+
+
+# Last, so that everything that can be made of an incomplete study is there when it says so.
+rule complete:
+    input:
+        f"{RESULTS}/report.html",
+        f"{RESULTS}/manifest.json",
+        f"{RESULTS}/patch/revert_status.json",
+        study=f"{RESULTS}/study.json",
+    output:
+        f"{RESULTS}/complete.json",
+    log:
+        f"{RESULTS}/logs/complete.log",
+    shell:
+        "python -m connector_tax.study.complete --study {input.study} --out {output} 2>&1 | tee {log}"

@@ -1,0 +1,35 @@
+# Step timing on before the first measurement, off after the last, also when the run fails.
+
+
+rule patch_apply:
+    input:
+        study=ancient(f"{RESULTS}/study.json"),
+        preflight=ancient(f"{RESULTS}/preflight/preflight_status.json"),
+    output:
+        f"{RESULTS}/patch/patch_status.json",
+    log:
+        f"{RESULTS}/logs/patch_apply.log",
+    shell:
+        "python -m connector_tax.study.patch apply --study {input.study} 2>&1 | tee {log}"
+
+
+rule patch_revert:
+    input:
+        launch_indexes("A"),
+        launch_indexes("B"),
+        launch_indexes("Bp"),
+        study=ancient(f"{RESULTS}/study.json"),
+        patch=ancient(f"{RESULTS}/patch/patch_status.json"),
+    output:
+        f"{RESULTS}/patch/revert_status.json",
+    log:
+        f"{RESULTS}/logs/patch_revert.log",
+    shell:
+        "python -m connector_tax.study.patch revert --study {input.study} 2>&1 | tee {log}"
+
+
+onerror:
+    if Path(RESULTS, "patch", "patch_status.json").exists():
+        shell(
+            f"python -m connector_tax.study.patch revert --study {RESULTS}/study.json"
+        )

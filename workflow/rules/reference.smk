@@ -1,0 +1,14 @@
+# Saturation and the two reference rates, from Phase A alone.
+
+
+rule reference_rates:
+    input:
+        launch_indexes("A"),
+        modules("analysis"),
+        study=f"{RESULTS}/study.json",
+    output:
+        f"{RESULTS}/reference_rates.json",
+    log:
+        f"{RESULTS}/logs/reference_rates.log",
+    shell:
+        "python -m connector_tax.analysis.reference --study {input.study} 2>&1 | tee {log}"
