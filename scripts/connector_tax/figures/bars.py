@@ -1,0 +1,169 @@
+"""What the tax figures share: rows of configurations against a tax axis with its A/A band."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from connector_tax.figures import style
+from connector_tax.figures.tables import PLAIN_LAST, Study, TaxRow
+
+METRIC_LABELS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
+LOG_ABOVE = 1.5  # beyond +150 % a linear axis would hide every small tax
+LOG_TICKS = (0.0, 0.5, 1, 2, 4, 9, 19, 49, 99, 499, 999, -0.5, -0.75)
+
+
+def numbers(row: TaxRow | None) -> list[float]:
+    """The drawn numbers of a valid row: tax and, where known, the ends of its interval."""
+    if row is None or row.status != "valid":
+        return []
+    return [value for value in (row.tax, row.tax_lo, row.tax_hi) if value is not None]
+
+
+def tax_axis(axes: Axes, values: Iterable[float], room: float = 0.2, most_ticks: int = 6) -> None:
+    """Scale the x axis for taxes, ticks in per cent, with `room` (a share) right of the data.
+
+    Linear, or, when a tax exceeds +150 %, logarithmic in config/plain (zero stays the base line).
+    """
+    listed = [0.0, *values]
+    low, high = min(listed), max(listed)
+    if high <= LOG_ABOVE:
+        span = max(high - low, 0.05)
+        axes.set_xlim(low - 0.04 * span, high + room * span)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=most_ticks, steps=[1, 2, 5, 10]))
+        suffix = ""
+    else:
+        axes.set_xscale("function", functions=(lambda x: np.log1p(np.maximum(x, -0.999)), np.expm1))
+        span = np.log1p(high) - np.log1p(low)
+        axes.set_xlim(np.expm1(np.log1p(low) - 0.04 * span), np.expm1(np.log1p(high) + room * span))
+        ticks: list[float] = []
+        for tick in (tick for tick in LOG_TICKS if low * 1.05 <= tick <= high * 1.2):
+            if all(abs(np.log1p(tick) - np.log1p(kept)) > 0.14 * span for kept in ticks):
+                ticks.append(tick)
+        axes.xaxis.set_major_locator(FixedLocator(ticks))
+        axes.xaxis.set_minor_locator(NullLocator())
+        suffix = ", log ratio"
+    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+    axes.set_xlabel(f"tax over plain (%{suffix})")
+    axes.axvline(0, color="black", lw=0.6, zorder=4)
+    axes.grid(axis="x")
+
+
+def _tick(value: float, _position: int | None = None) -> str:
+    scaled = round(100 * value, 6)
+    return "0" if scaled == 0 else f"{scaled:+.10g}".replace("-", style.MINUS)
+
+
+def aa_interval(study: Study, reference: str, metric: str) -> tuple[float, float] | None:
+    """The A/A band: the interval of tax(plain_last), or ±|tax| where it has no interval."""
+    row = study.taxes_at(reference, metric).get(PLAIN_LAST)
+    if row is None or row.status != "valid" or row.tax is None:
+        return None
+    if row.tax_lo is not None and row.tax_hi is not None:
+        return row.tax_lo, row.tax_hi
+    return -abs(row.tax), abs(row.tax)
+
+
+def aa_band(axes: Axes, band: tuple[float, float] | None, dashed: bool = False) -> None:
+    """Shade the A/A band across an axis, or outline it when another band is already shaded."""
+    if band is None:
+        return
+    if dashed:
+        for end in band:
+            axes.axvline(end, color="#8b95a1", lw=0.6, linestyle=(0, (3, 2)), zorder=0.7)
+    else:
+        axes.axvspan(*band, color=style.BAND, lw=0, zorder=0.5)
+
+
+def aa_text(study: Study, metrics: Sequence[str] = ("ttft_p90",)) -> str:
+    """The legend's words for the A/A band at ref_safe."""
+    rows = [study.taxes_at("ref_safe", metric).get(PLAIN_LAST) for metric in metrics]
+    if not any(numbers(row) for row in rows):
+        return "no A/A band: no valid closing launch of plain"
+    whole = all(row is not None and row.tax_lo is not None for row in rows)
+    how = "interval of plain last/first" if whole else f"±|plain last/first {style.MINUS} 1|"
+    return f"grey band: A/A noise floor ({how})"
+
+
+def row_labels(axes: Axes, labels: Sequence[str], width_in: float) -> None:
+    """Names of the rows on the left, top to bottom; no ticks, no frame."""
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_yticks(range(len(labels)), [style.fitted(label, width_in, 6) for label in labels])
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def interval(axes: Axes, y: float, row: TaxRow, color: str = "black") -> None:
+    """The interval of a tax as a thin bar with end strokes."""
+    if row.tax_lo is None or row.tax_hi is None:
+        return
+    axes.plot([row.tax_lo, row.tax_hi], [y, y], color=color, lw=0.7, zorder=5)
+    for end in (row.tax_lo, row.tax_hi):
+        axes.plot([end, end], [y - 0.08, y + 0.08], color=color, lw=0.7, zorder=5)
+
+
+def beside(axes: Axes, y: float, values: Sequence[float], text: str) -> None:
+    """A number just right of everything drawn in its row."""
+    axes.annotate(
+        text, (max([0.0, *values]), y), xytext=(2.5, 0), textcoords="offset points",
+        va="center_baseline", fontsize=style.SMALL_PT, zorder=6, annotation_clip=False,
+    )  # fmt: skip
+
+
+def no_number(axes: Axes, y: float, height: float, row: TaxRow | None, width_in: float) -> None:
+    """A hatched row with the reason, in place of a bar that cannot be drawn."""
+    low, high = axes.get_xlim()
+    style.hatched(axes, low, y - height / 2, high - low, height)
+    axes.text(
+        0.5, y, style.fitted(state_text(row), width_in, 5), fontsize=5, ha="center",
+        va="center_baseline", transform=axes.get_yaxis_transform(), color="#333333", zorder=6,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.9},
+    )  # fmt: skip
+
+
+def state_text(row: TaxRow | None) -> str:
+    """Why there is no number: 'void: error rate 0.2 > 0.01'."""
+    if row is None:
+        return "missing"
+    return f"{row.status}: {row.reason}" if row.reason else row.status
+
+
+def tax_record(row: TaxRow | None, config: str, metric: str, reference: str) -> dict[str, object]:
+    """A tax row as plotted, for the figure's CSV."""
+    valid = row is not None and row.status == "valid"
+    return {
+        "config": config, "metric": metric, "reference": reference,
+        "rate_rps": row.rate_rps if row else None,
+        "tax": row.tax if row and valid else None, "tax_lo": row.tax_lo if row and valid else None,
+        "tax_hi": row.tax_hi if row and valid else None,
+        "aa_lo": None, "aa_hi": None,
+        "n_blocks": row.n_blocks if row else None, "n_config": row.n_config if row else None,
+        "n_plain": row.n_plain if row else None, "verdict": row.verdict if row else "",
+        "status": row.status if row else "missing", "reason": row.reason if row else "",
+    }  # fmt: skip
+
+
+TAX_COLUMNS = (
+    "config", "metric", "reference", "rate_rps", "tax", "tax_lo", "tax_hi", "aa_lo", "aa_hi",
+    "n_blocks", "n_config", "n_plain", "verdict", "status", "reason",
+)  # fmt: skip
+
+
+def sample_note(rows: Iterable[TaxRow | None]) -> str:
+    """How many requests stand behind the taxes drawn, as text."""
+    counts = [row.n_config for row in rows if row is not None and row.n_config is not None]
+    if not counts:
+        return "n = 0"
+    low, high = min(counts), max(counts)
+    return f"n = {low} requests per tax" if low == high else f"n = {low} to {high} per tax"
+
+
+def no_reference(study: Study, title: str) -> style.Picture | None:
+    """The stand-in for a figure at ref_safe when Phase A has no cell at that rate, else None."""
+    if study.taxes_at("ref_safe", "ttft_p90"):
+        return None
+    rate = study.reference["ref_safe"]
+    if rate is None:
+        return style.absent(study, title, "no rate qualifies as ref_safe (reference_rates.json).")
+    return style.absent(study, title, f"ref_safe, {rate:g} req/s, is not a rate of Phase A.")

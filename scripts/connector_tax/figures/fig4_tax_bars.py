@@ -1,0 +1,103 @@
+"""Figure 4: the tax on TTFT p90 and TPOT p90 at ref_safe and ref_load, side by side.
+
+The gap between the two bars of a configuration is what queueing adds near saturation.
+"""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from connector_tax.figures import bars, style
+from connector_tax.figures.style import Picture
+from connector_tax.figures.tables import REFERENCES, Study
+
+TITLE = "Figure 4: tax on TTFT p90 and TPOT p90 at the reference rates"
+CAPTION = (
+    "Tax of each configuration over plain on TTFT p90 and TPOT p90: filled at ref_safe, hatched "
+    "at ref_load, with 95 % intervals. The difference between the two bars is what queueing adds "
+    "near saturation. The grey band is the A/A noise floor, plain's closing launch against its "
+    "first; a tax inside it is not distinguishable from launching plain twice. Numbers are per "
+    "cent."
+)
+ROW_IN = 0.23
+
+
+def _references(study: Study) -> list[str]:
+    """The reference rates to draw: both, or ref_safe alone where they are one rate."""
+    rates = study.reference
+    same = rates["ref_load"] is None or rates["ref_load"] == rates["ref_safe"]
+    return ["ref_safe"] if same else list(REFERENCES)
+
+
+def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[str, object]]:
+    marks = style.marks(study)
+    references = _references(study)
+    taxes = {reference: study.taxes_at(reference, metric) for reference in references}
+    bands = {reference: bars.aa_interval(study, reference, metric) for reference in references}
+    drawn = [v for rows in taxes.values() for row in rows.values() for v in bars.numbers(row)]
+    bars.tax_axis(axes, drawn)
+    height = 0.8 / len(references)
+    records = []
+    for reference in references:
+        bars.aa_band(axes, bands[reference], dashed=reference == "ref_load")
+        for index, item in enumerate(study.connectors):
+            row = taxes[reference].get(item.id)
+            y = index + (references.index(reference) - (len(references) - 1) / 2) * height
+            record = bars.tax_record(row, item.id, metric, reference)
+            if band := bands[reference]:
+                record["aa_lo"], record["aa_hi"] = band
+            records.append(record)
+            if row is None or row.status != "valid" or row.tax is None:
+                bars.no_number(axes, y, height * 0.9, row, width_in)
+                continue
+            solid = reference == "ref_safe"
+            axes.barh(
+                y, row.tax, height=height * 0.9, zorder=3, lw=0.6, edgecolor=marks[item.id].color,
+                color=marks[item.id].color if solid else "white", hatch=None if solid else "//////",
+            )  # fmt: skip
+            bars.interval(axes, y, row)
+            bars.beside(axes, y, bars.numbers(row), style.percent(row.tax))
+    bars.row_labels(axes, [item.label for item in study.connectors], 1.0)
+    axes.set_title(f"{bars.METRIC_LABELS[metric]}", loc="left")
+    return records
+
+
+def draw(study: Study) -> Picture:
+    """Bars of tax(config) with intervals over the A/A band; one panel per metric."""
+    absent = bars.no_reference(study, TITLE)
+    if absent:
+        return absent
+    metrics = list(bars.METRIC_LABELS)
+    panel = ROW_IN * len(study.connectors)
+    left = 0.1 + style.label_margin_in([item.label for item in study.connectors], 6)
+    width = style.COLUMN_IN - left - 0.1
+    shown = [row for metric in metrics for reference in _references(study)
+             for row in study.taxes_at(reference, metric).values()]  # fmt: skip
+    figure = style.new_figure(study, style.COLUMN_IN, 2 * panel + 1.42, bars.sample_note(shown))
+    records = []
+    for position, metric in enumerate(metrics):
+        bottom = 0.72 + (1 - position) * (panel + 0.5)
+        axes = style.axes_in(figure, left, bottom, width, panel)
+        records += _panel(study, axes, metric, width - 0.1)
+    _legend(study, figure)
+    return Picture(figure, bars.TAX_COLUMNS, records)
+
+
+def _legend(study: Study, figure: Figure) -> None:
+    """What fill, band and strokes mean, in the room under the lower panel."""
+    rates = study.reference
+    names = [f"{name}, {rates[name]:g} req/s" for name in _references(study)]
+    if len(names) == 1:
+        names = [f"ref_safe = ref_load, {rates['ref_safe']:g} req/s"]
+    fills = (("#606060", None), ("white", "//////"))
+    handles = [
+        Patch(edgecolor="#606060", lw=0.6, label=name, facecolor=fill, hatch=hatch)
+        for name, (fill, hatch) in zip(names, fills, strict=False)
+    ]
+    height = figure.get_figheight()
+    figure.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 0.27 / height), ncols=2,
+        frameon=False, fontsize=5.5, handlelength=1.6, columnspacing=1.2, borderaxespad=0.1,
+    )  # fmt: skip
+    note = bars.aa_text(study) + ("; dashed: at ref_load" if len(names) > 1 else "")
+    figure.text(0.06 / style.COLUMN_IN, 0.19 / height, note, fontsize=5, va="bottom")

@@ -1,0 +1,136 @@
+"""Figure 9: every tax at ref_safe with its interval and verdict, beside prior, A/A band and margin.
+
+The headline of the study in one picture: what was measured, how sure, and what was expected.
+"""
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from connector_tax.figures import bars, style
+from connector_tax.figures.style import Picture
+from connector_tax.figures.tables import PLAIN_LAST, Study, TaxRow
+
+TITLE = "Figure 9: taxes at ref_safe with intervals and verdicts"
+CAPTION = (
+    "Every tax at ref_safe with its 95 % interval and verdict, over the A/A band and the "
+    "equivalence margin fixed beforehand. Open diamonds are the prior: the trace replay on eight "
+    "coupled, saturated instances that this study sets out to check."
+)
+ROW_IN = 0.145
+TEXT_IN = 0.98
+NO_VERDICT = "point estimate, no verdict"
+
+
+def priors(study: Study) -> dict[str, float]:
+    """The TTFT p90 taxes of the earlier trace replay (8 instances, saturated), by configuration."""
+    values = study.settings["hypotheses"]["prior"]
+    plain = values["plain_ttft_p90_s"]
+    return {
+        "mooncake_both": values["mooncake_both_ttft_p90_s"] / plain - 1,
+        "nixl_both": values["nixl_ttft_p90_s"] / plain - 1,
+    }
+
+
+def interval_text(row: TaxRow) -> str:
+    """'+31 [27, 35]', in per cent; without an interval the number alone."""
+    if row.tax is None:
+        return ""
+    value = style.percent(row.tax)
+    if row.tax_lo is None or row.tax_hi is None:
+        return value
+    ends = (style.percent(end, row.tax).removeprefix("+") for end in (row.tax_lo, row.tax_hi))
+    return f"{value} [{', '.join(ends)}]"
+
+
+def verdict_text(row: TaxRow) -> str:
+    """The verdict in a word; the A/A row and a one-block study have none."""
+    if row.config == PLAIN_LAST:
+        return "A/A"
+    return {"INCONCLUSIVE": "inconcl.", NO_VERDICT: ""}.get(row.verdict, row.verdict)
+
+
+def _row(axes: Axes, index: int, row: TaxRow, mark: style.Mark, width_in: float) -> None:
+    bars.interval(axes, index, row, mark.color)
+    axes.plot(
+        row.tax or 0.0, index, mark.marker, color=mark.color, ms=4, zorder=6, markeredgewidth=0.7,
+        markerfacecolor=mark.color if mark.filled else "white",
+    )  # fmt: skip
+    for inches, text, align in (
+        (0.04, interval_text(row), "left"), (TEXT_IN, verdict_text(row), "right")
+    ):  # fmt: skip
+        axes.text(
+            1 + inches / width_in, index, text, ha=align, va="center_baseline", fontsize=5,
+            transform=axes.get_yaxis_transform(), fontweight="bold" if text == "TAX" else "normal",
+        )  # fmt: skip
+
+
+def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[str, object]]:
+    marks = style.marks(study)
+    margin = study.settings["statistics"]["margin"]
+    taxes = study.taxes_at("ref_safe", metric)
+    prior = priors(study) if metric == "ttft_p90" else {}
+    band = bars.aa_interval(study, "ref_safe", metric)
+    shown = [item for item in study.launched if item.id != "plain"]
+    drawn = [value for row in taxes.values() for value in bars.numbers(row)]
+    bars.tax_axis(axes, [*drawn, *prior.values(), -margin, margin], room=0.05)
+    bars.aa_band(axes, band)
+    for end in (-margin, margin):
+        axes.axvline(end, color="#7c6a3c", lw=0.6, linestyle=(0, (1, 1.5)), zorder=0.8)
+    records = []
+    for index, item in enumerate(shown):
+        row = taxes.get(item.id)
+        record = bars.tax_record(row, item.id, metric, "ref_safe")
+        record["prior_tax"] = prior.get(item.id)
+        record["margin"] = margin
+        if band:
+            record["aa_lo"], record["aa_hi"] = band
+        records.append(record)
+        if row is None or row.status != "valid" or row.tax is None:
+            bars.no_number(axes, index, 0.8, row, width_in)
+            continue
+        if item.id in prior:
+            axes.plot(prior[item.id], index, "D", ms=4, mfc="white", mec="black", mew=0.6, zorder=5)
+        _row(axes, index, row, marks[item.id], width_in)
+    bars.row_labels(axes, [item.label for item in shown], 1.0)
+    rate = study.reference["ref_safe"]
+    bare = any(row.verdict == NO_VERDICT for row in taxes.values())
+    axes.set_title(
+        f"{bars.METRIC_LABELS[metric]} at ref_safe ({rate:g} req/s)"
+        f"{': point estimates, no verdicts' if bare else ''}",
+        loc="left", x=-0.55,
+    )  # fmt: skip
+    return records
+
+
+def draw(study: Study) -> Picture:
+    """A forest plot per metric, with the numbers, their intervals and verdicts written out."""
+    absent = bars.no_reference(study, TITLE)
+    if absent:
+        return absent
+    metrics = list(bars.METRIC_LABELS)
+    shown = [item for item in study.launched if item.id != "plain"]
+    panel = ROW_IN * len(shown)
+    left = 0.1 + style.label_margin_in([item.label for item in shown], 6)
+    width = style.COLUMN_IN - left - TEXT_IN - 0.08
+    rows = [row for metric in metrics for row in study.taxes_at("ref_safe", metric).values()]
+    figure = style.new_figure(study, style.COLUMN_IN, 2 * panel + 1.42, bars.sample_note(rows))
+    records = []
+    for position, metric in enumerate(metrics):
+        bottom = 0.72 + (1 - position) * (panel + 0.5)
+        axes = style.axes_in(figure, left, bottom, width, panel)
+        records += _panel(study, axes, metric, width)
+    band = bars.aa_interval(study, "ref_safe", "ttft_p90")
+    margin = study.settings["statistics"]["margin"]
+    figure.legend(
+        handles=[
+            Line2D([], [], marker="D", ls="none", ms=4, mfc="white", mec="black", mew=0.6,
+                   label="prior (trace replay)"),
+            Patch(facecolor=style.BAND, label="A/A band" if band else "no A/A band"),
+            Line2D([], [], color="#7c6a3c", lw=0.6, ls=(0, (1, 1.5)),
+                   label=f"±{100 * margin:g} % margin"),
+        ],
+        loc="lower left", bbox_to_anchor=(0.0, 0.17 / figure.get_figheight()), ncols=3,
+        frameon=False, fontsize=5.5, handlelength=1.4, columnspacing=1.2, borderaxespad=0.1,
+    )  # fmt: skip
+    return Picture(figure, (*bars.TAX_COLUMNS, "prior_tax", "margin"), records)

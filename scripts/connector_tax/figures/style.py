@@ -1,0 +1,264 @@
+"""One look for every figure: sizes, fonts, the mark of each configuration, stamp and watermark.
+
+Colours are Okabe & Ito's colour-blind-safe set (their yellow, too pale for lines, is grey here). No
+information is carried by colour alone: each configuration also has its own marker and line style.
+Sizes are inches on paper; type is legible at a single column's width (3.35 in).
+"""
+
+import csv
+import io
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.typing import LineStyleType
+
+from connector_tax.figures.tables import PLAIN_LAST, Study
+from connector_tax.files import write_bytes, write_text
+
+COLUMN_IN = 3.35
+PAGE_IN = 7.0
+DPI = 300
+SMALL_PT = 5.5
+MUTED = "#5f5f5f"
+FAINT = "#c9c9c9"
+BAND = "#e3e6ea"
+MINUS = "\u2212"
+
+mpl.rcParams.update(
+    {
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica"],
+        "font.size": 6.5,
+        "axes.labelsize": 6.5,
+        "axes.titlesize": 6.5,
+        "axes.titleweight": "bold",
+        "axes.titlepad": 3,
+        "axes.labelpad": 2,
+        "axes.linewidth": 0.6,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "grid.color": "#e9e9e9",
+        "grid.linewidth": 0.4,
+        "xtick.labelsize": 6,
+        "ytick.labelsize": 6,
+        "xtick.major.width": 0.6,
+        "ytick.major.width": 0.6,
+        "xtick.minor.width": 0.4,
+        "ytick.minor.width": 0.4,
+        "xtick.major.size": 2.5,
+        "ytick.major.size": 2.5,
+        "xtick.minor.size": 1.5,
+        "ytick.minor.size": 1.5,
+        "xtick.major.pad": 2,
+        "ytick.major.pad": 2,
+        "hatch.linewidth": 0.5,
+        "lines.linewidth": 0.9,
+        "lines.markersize": 3.2,
+        "text.parse_math": False,  # a label may hold any character
+        "svg.fonttype": "none",  # text stays text: searchable, and read aloud by a screen reader
+    }
+)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a configuration is drawn, in every figure."""
+
+    color: str
+    marker: str
+    line: LineStyleType
+    filled: bool = True
+
+
+MARKS: Mapping[str, Mark] = {
+    "plain": Mark("#000000", "o", "-"),
+    "noop_connector": Mark("#808080", "s", (0, (4, 1.2))),
+    "mooncake_producer": Mark("#56B4E9", "^", (0, (1, 1))),
+    "mooncake_consumer": Mark("#0072B2", "v", (0, (5, 1, 1, 1))),
+    "mooncake_both": Mark("#D55E00", "D", "-"),
+    "nixl_both": Mark("#009E73", "P", (0, (3, 1, 1, 1, 1, 1))),
+    "lmcache_only": Mark("#E69F00", "h", (0, (6, 1.5))),
+    "multi_mooncake_lmcache": Mark("#CC79A7", "*", (0, (2, 1))),
+    PLAIN_LAST: Mark("#000000", "o", (0, (1, 1.6)), filled=False),
+}
+SPARE_MARKS = (
+    Mark("#7A4A12", "<", "-"),
+    Mark("#332288", ">", (0, (4, 1.2))),
+    Mark("#117733", "p", (0, (1, 1))),
+    Mark("#882255", "d", (0, (5, 1, 1, 1))),
+)
+
+
+def marks(study: Study) -> dict[str, Mark]:
+    """The mark of every launched configuration; one outside the design takes a spare one."""
+    unknown = [item.id for item in study.launched if item.id not in MARKS]
+    if len(unknown) > len(SPARE_MARKS):
+        raise ValueError(f"no distinct marks left for configurations {unknown[len(SPARE_MARKS) :]}")
+    spare = dict(zip(unknown, SPARE_MARKS, strict=False))
+    return {item.id: MARKS.get(item.id) or spare[item.id] for item in study.launched}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn figure and the numbers in it, row by row."""
+
+    figure: Figure
+    columns: Sequence[str]
+    rows: Sequence[Mapping[str, object]]
+
+
+def watermark_text(study: Study) -> str | None:
+    """What is written across a figure that does not show a GPU's numbers; None for a real GPU."""
+    if study.emulated:
+        return "EMULATED"
+    return None if study.engine_label == "real vLLM, GPU" else study.engine_label
+
+
+def new_figure(study: Study, width_in: float, height_in: float, note: str = "") -> Figure:
+    """An empty figure with the study's stamp at the bottom and, off the GPU, a watermark."""
+    figure = Figure(figsize=(width_in, height_in), dpi=DPI)
+    FigureCanvasAgg(figure)
+    blocks = (
+        "1 block, point estimates" if study.blocks == 1 else f"{study.blocks} blocks per config."
+    )
+    stamp = f"{study.name} · {study.engine_label} · {blocks}"
+    figure.text(
+        0.06 / width_in, 0.05 / height_in, stamp, fontsize=5, color=MUTED, va="bottom", ha="left"
+    )
+    if note:
+        figure.text(
+            1 - 0.06 / width_in, 0.05 / height_in, note, fontsize=5, color=MUTED, va="bottom",
+            ha="right",
+        )  # fmt: skip
+    text = watermark_text(study)
+    if text:
+        across, up = 0.72 * len(text), 0.72 * len(text) * math.sin(math.radians(24)) + 1
+        points = min(34.0, 72 * 0.8 * width_in / across, 72 * 0.85 * height_in / up)
+        figure.text(
+            0.5, 0.55, text, fontsize=points, fontweight="bold", color="#000000", alpha=0.075,
+            ha="center", va="center", rotation=24, zorder=10,
+        )  # fmt: skip
+    return figure
+
+
+def axes_in(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+    """Axes placed in inches from the figure's lower left corner."""
+    total_width, total_height = figure.get_size_inches()
+    return figure.add_axes(
+        (left / total_width, bottom / total_height, width / total_width, height / total_height)
+    )
+
+
+def text_width_in(text: str, points: float) -> float:
+    """Width in inches of one line of text in the figures' font."""
+    font = get_font(findfont(FontProperties()))
+    font.set_size(points, 72)
+    font.set_text(text)
+    return float(font.get_width_height()[0]) / 64 / 72
+
+
+def fitted(text: str, width_in: float, points: float) -> str:
+    """`text`, shortened with an ellipsis if it is wider than `width_in`."""
+    if text_width_in(text, points) <= width_in:
+        return text
+    while text and text_width_in(text + "…", points) > width_in:
+        text = text[:-1]
+    return text.rstrip() + "…"
+
+
+def label_margin_in(labels: Sequence[str], points: float, most: float = 1.2) -> float:
+    """Room needed left of an axis for the widest of `labels`, in inches, at most `most`."""
+    return min(most, max(text_width_in(label, points) for label in labels))
+
+
+def percent(value: float, like: float | None = None) -> str:
+    """A tax in per cent, signed; one decimal if it (or `like`) is below 10 %, else none."""
+    decimals = 1 if abs(100 * (value if like is None else like)) < 9.95 else 0
+    return f"{100 * value:+.{decimals}f}".replace("-", MINUS)
+
+
+def line_sample(axes: Axes, x: tuple[float, float], y: float, mark: Mark) -> None:
+    """A short piece of a configuration's line with its marker, in axes coordinates, unclipped."""
+    sample = Line2D(
+        [x[0], (x[0] + x[1]) / 2, x[1]], [y, y, y], color=mark.color, linestyle=mark.line,
+        marker=mark.marker, markevery=[1], markersize=3.2,
+        markerfacecolor=mark.color if mark.filled else "white", markeredgewidth=0.6,
+        transform=axes.transAxes, clip_on=False,
+    )  # fmt: skip
+    axes.add_line(sample)
+
+
+def hatched(axes: Axes, x: float, y: float, width: float, height: float) -> None:
+    """A hatched patch in data coordinates: no number here, and the text beside it says why."""
+    axes.add_patch(
+        Rectangle(
+            (x, y), width, height, facecolor="white", edgecolor="#b5b5b5", hatch="\\\\\\\\\\\\",
+            linewidth=0.4, zorder=1,
+        )
+    )  # fmt: skip
+
+
+def absent(study: Study, title: str, reason: str) -> Picture:
+    """The picture that stands in for a figure that cannot be drawn, and says why."""
+    figure = new_figure(study, COLUMN_IN, 1.3)
+    axes = axes_in(figure, 0.12, 0.25, COLUMN_IN - 0.24, 0.93)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_axis_off()
+    hatched(axes, 0, 0, 1, 1)
+    axes.text(
+        0.5, 0.5, f"{title}\nis absent from this study:\n{wrapped(reason, 58)}", ha="center",
+        va="center", fontsize=6.5, linespacing=1.35, zorder=3,
+        bbox={"facecolor": "white", "edgecolor": "#b5b5b5", "linewidth": 0.5, "pad": 5},
+    )  # fmt: skip
+    return Picture(figure, ("absent_because",), [{"absent_because": reason}])
+
+
+def wrapped(text: str, characters: int) -> str:
+    """`text` broken into lines of at most `characters`."""
+    return "\n".join(textwrap.wrap(text, characters, break_long_words=True)) or text
+
+
+def csv_text(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
+    """The plotted numbers as CSV; None is an empty field, floats keep every digit."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow(["" if row[name] is None else row[name] for name in columns])
+    return stream.getvalue()
+
+
+def save(picture: Picture, folder: Path, name: str, title: str) -> None:
+    """Write `name`.png, .svg and .csv; equal pictures give equal bytes (no date, fixed ids)."""
+    for suffix, metadata in (
+        ("png", {"Software": None, "Title": title}),
+        ("svg", {"Date": None, "Creator": None, "Title": title}),
+    ):
+        stream = io.BytesIO()
+        with mpl.rc_context({"svg.hashsalt": name}):
+            picture.figure.savefig(stream, format=suffix, dpi=DPI, metadata=metadata)
+        write_bytes(folder / f"{name}.{suffix}", stream.getvalue())
+    write_text(folder / f"{name}.csv", csv_text(picture.columns, picture.rows))
+
+
+def log_ticks(axes: Axes, low: float, high: float) -> None:
+    """Plain numbers on a logarithmic y axis: 1, 2, 5 per decade, only tens over many decades."""
+    decades = math.log10(high / low)
+    subdivisions = (1.0,) if decades > 3 else (1.0, 2.0, 5.0)
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=subdivisions, numticks=20))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
+    axes.set_ylim(low, high)

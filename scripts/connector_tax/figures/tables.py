@@ -1,0 +1,288 @@
+"""The finished study as the figures and the report read it: typed rows of the analysis tables.
+
+Times are milliseconds or microseconds as the field name says, rates requests per second, taxes
+fractions of plain (0.1 = +10 %). An empty CSV field is None: the number does not exist.
+"""
+
+import csv
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from connector_tax.files import ArtifactError, read_json
+
+PLAIN = "plain"
+PLAIN_LAST = "plain_last"
+POOLED = "all"
+REFERENCES = ("ref_safe", "ref_load")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One configuration of the study; `plain_last` is the closing launch of plain in each block."""
+
+    id: str
+    label: str
+    connector: str | None
+    purpose: str
+
+
+@dataclass(frozen=True)
+class AggregateRow:
+    """One (configuration, block, phase, cell) of analysis/aggregate.csv; block `all` is pooled."""
+
+    config: str
+    block: str
+    phase: str
+    cell: str
+    rate_rps: float | None
+    input_tokens: int
+    output_tokens: int
+    status: str
+    reason: str
+    n: int | None
+    ttft_p50_ms: float | None
+    ttft_p90_ms: float | None
+    ttft_p90_lo_ms: float | None
+    ttft_p90_hi_ms: float | None
+    tpot_p50_ms: float | None
+    tpot_p90_ms: float | None
+    tpot_p90_lo_ms: float | None
+    tpot_p90_hi_ms: float | None
+    requested_throughput_rps: float | None
+    effective_throughput_rps: float | None
+    throughput_ratio: float | None
+    error_rate: float | None
+    saturated: bool | None
+    saturation_criteria: str
+    n_steps: int | None
+
+
+@dataclass(frozen=True)
+class TaxRow:
+    """One (configuration, cell, metric) of analysis/taxes.csv, against plain in the same cell."""
+
+    config: str
+    phase: str
+    cell: str
+    rate_rps: float | None
+    reference: str
+    input_tokens: int
+    output_tokens: int
+    metric: str
+    tax: float | None
+    tax_lo: float | None
+    tax_hi: float | None
+    abs_ms: float | None
+    abs_lo_ms: float | None
+    abs_hi_ms: float | None
+    plain_ms: float | None
+    config_ms: float | None
+    n_blocks: int | None
+    n_config: int | None
+    n_plain: int | None
+    interval_method: str
+    verdict: str
+    p_holm: float | None
+    aa_tax: float | None
+    aa_lo: float | None
+    aa_hi: float | None
+    capacity_ratio: float | None
+    step_tax_us: float | None
+    callback_us: float | None
+    unattributed_us: float | None
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """The step tax of one (configuration, block, phase, cell) of analysis/steps.csv, in µs."""
+
+    config: str
+    block: str
+    phase: str
+    cell: str
+    tax_step_p50: float | None
+    tax_callback_p50: float | None
+    unattributed: float | None
+
+
+@dataclass(frozen=True)
+class StepPoint:
+    """One quantile of the step duration (analysis/step_cdf.csv)."""
+
+    config: str
+    step_duration_us: float
+    cdf: float
+
+
+Row = TypeVar("Row", AggregateRow, TaxRow, StepRow, StepPoint)
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+_PARSERS: Mapping[type, tuple[Callable[[str], Any], str]] = {
+    str: (str, "text"),
+    int: (int, "an integer"),
+    float: (_finite, "a finite number"),
+    bool: (_boolean, "true or false"),
+}
+
+
+def _column_types(row_type: type) -> dict[str, tuple[type, bool]]:
+    """Column name -> (scalar type, may be empty) from the annotations of a row class."""
+    hints = typing.get_type_hints(row_type)
+    columns = {}
+    for field in fields(row_type):
+        hint = hints[field.name]
+        optional = isinstance(hint, types.UnionType)
+        scalar = typing.get_args(hint)[0] if optional else hint
+        columns[field.name] = (scalar, optional)
+    return columns
+
+
+def read_table(path: Path, row_type: type[Row]) -> list[Row]:
+    """Read a CSV into rows of `row_type`; columns the class does not name are ignored.
+
+    Raises:
+        ArtifactError: the file or a column is missing, or a value does not parse; names file, line
+            and column, what was found and what is allowed.
+    """
+    columns = _column_types(row_type)
+    try:
+        stream = path.open(encoding="utf-8", newline="")
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file") from None
+    with stream:
+        reader = csv.DictReader(stream)
+        missing = [name for name in columns if name not in (reader.fieldnames or ())]
+        if missing:
+            raise ArtifactError(f"{path}:1: missing column(s): {', '.join(missing)}")
+        rows = []
+        for record in reader:
+            values: dict[str, Any] = {}
+            for name, (scalar, optional) in columns.items():
+                text = record[name]
+                if text is None:
+                    raise ArtifactError(f"{path}:{reader.line_num}: fewer values than columns")
+                if text == "" and optional:
+                    values[name] = None
+                    continue
+                parse, allowed = _PARSERS[scalar]
+                try:
+                    values[name] = parse(text)
+                except (ValueError, KeyError):
+                    raise ArtifactError(
+                        f"{path}:{reader.line_num}: {name}: {text!r}; allowed: {allowed}"
+                    ) from None
+            rows.append(row_type(**values))
+    return rows
+
+
+class Study:
+    """A finished study's folder; each table is read once, when first asked for.
+
+    Raises:
+        ArtifactError: study.json is missing, unreadable, or lacks a key.
+    """
+
+    def __init__(self, study_file: Path) -> None:
+        self.root = study_file.parent
+        self.document: dict[str, Any] = read_json(study_file)
+        try:
+            self.name: str = self.document["study"]
+            self.engine_label: str = self.document["engine_label"]
+            self.emulated: bool = self.document["emulated"]
+            self.blocks: int = self.document["blocks"]
+            self.settings: dict[str, Any] = self.document["config"]
+            self.configurations = [
+                Configuration(row["id"], row["label"], row["connector"], row["purpose"])
+                for row in self.document["configurations"]
+            ]
+        except KeyError as error:
+            raise ArtifactError(f"{study_file}: missing key {error}") from None
+        self.has_closing_plain = any(
+            launch["config"] == PLAIN_LAST
+            for launches in self.document["run_order"].values()
+            for launch in launches
+        )
+
+    @property
+    def connectors(self) -> list[Configuration]:
+        """Every configuration but plain, in the study's order."""
+        return [configuration for configuration in self.configurations if configuration.id != PLAIN]
+
+    @property
+    def launched(self) -> list[Configuration]:
+        """Every configuration in the study's order, plus plain's closing launch if there is one."""
+        closing = [Configuration(PLAIN_LAST, "plain, last (A/A)", None, "A/A comparison")]
+        return self.configurations + (closing if self.has_closing_plain else [])
+
+    @cached_property
+    def aggregate(self) -> list[AggregateRow]:
+        return read_table(self.root / "analysis" / "aggregate.csv", AggregateRow)
+
+    @cached_property
+    def taxes(self) -> list[TaxRow]:
+        return read_table(self.root / "analysis" / "taxes.csv", TaxRow)
+
+    @cached_property
+    def steps(self) -> list[StepRow]:
+        return read_table(self.root / "analysis" / "steps.csv", StepRow)
+
+    @cached_property
+    def step_cdf(self) -> list[StepPoint]:
+        return read_table(self.root / "analysis" / "step_cdf.csv", StepPoint)
+
+    @cached_property
+    def hypotheses(self) -> dict[str, Any]:
+        return typing.cast(dict[str, Any], read_json(self.root / "analysis" / "hypotheses.json"))
+
+    @cached_property
+    def reference(self) -> dict[str, Any]:
+        return typing.cast(dict[str, Any], read_json(self.root / "reference_rates.json"))
+
+    @cached_property
+    def patch(self) -> dict[str, Any]:
+        return typing.cast(dict[str, Any], read_json(self.root / "patch" / "patch_status.json"))
+
+    @cached_property
+    def preflight(self) -> dict[str, Any]:
+        path = self.root / "preflight" / "preflight_status.json"
+        return typing.cast(dict[str, Any], read_json(path))
+
+    def pooled(self, phase: str) -> dict[tuple[str, str], AggregateRow]:
+        """(configuration, cell) -> the row pooled over blocks, for one phase."""
+        return {
+            (row.config, row.cell): row
+            for row in self.aggregate
+            if row.phase == phase and row.block == POOLED
+        }
+
+    def taxes_at(self, reference: str, metric: str) -> dict[str, TaxRow]:
+        """Configuration -> its Phase A tax row at a reference rate; empty without such a cell."""
+        return {
+            row.config: row
+            for row in self.taxes
+            if row.phase == "A" and row.reference == reference and row.metric == metric
+        }
+
+    def skip_reason(self, config: str) -> str | None:
+        """Why pre-flight left a configuration out, or None if it was run."""
+        status = self.preflight.get(config)
+        return None if status is None or status["include"] else str(status["reason"])

@@ -1,0 +1,451 @@
+"""A small finished study, written as tables: what the analysis would have left for the figures.
+
+The numbers follow a queue-like model (TTFT grows as 1/(1 - load)) with a known tax per
+configuration, so a test can say what a figure must show.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from connector_tax.files import write_json, write_text
+
+LABELS = {
+    "plain": "plain",
+    "noop_connector": "no-op connector",
+    "mooncake_producer": "Mooncake producer",
+    "mooncake_consumer": "Mooncake consumer",
+    "mooncake_both": "Mooncake both",
+    "nixl_both": "NIXL both",
+    "lmcache_only": "LMCache",
+    "multi_mooncake_lmcache": "Mooncake + LMCache",
+}
+STEP_COST_US = {
+    "plain": 0.0,
+    "noop_connector": 60.0,
+    "mooncake_producer": 180.0,
+    "mooncake_consumer": 150.0,
+    "mooncake_both": 420.0,
+    "nixl_both": 330.0,
+    "lmcache_only": 240.0,
+    "multi_mooncake_lmcache": 700.0,
+    "plain_last": 8.0,
+}
+BASE_STEP_US = 1200.0
+METRICS = ("ttft_p90", "tpot_p90", "ttft_p50", "tpot_p50", "e2e_p90")
+
+
+@dataclass(frozen=True)
+class Design:
+    """What the synthetic study is like; the defaults are a complete three-block study."""
+
+    blocks: int = 3
+    rates_rps: tuple[float, ...] = (0.5, 1, 2, 4, 8, 16, 32)
+    inputs: tuple[int, ...] = (512, 4096, 32768)
+    outputs: tuple[int, ...] = (64, 256, 1024)
+    ref_safe: float | None = 4
+    ref_load: float | None = 8
+    step_timing: bool = True
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    void: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=lambda: LABELS)
+    engine_label: str = "embedded (emulated)"
+    emulated: bool = True
+    closing_plain: bool = True
+
+
+def _cell(rate: float) -> str:
+    return f"r{rate:g}"
+
+
+def _capacity_rps(config: str) -> float:
+    return 22.0 * BASE_STEP_US / (BASE_STEP_US + STEP_COST_US[config])
+
+
+def _values_ms(config: str, rate: float, input_tokens: int, output_tokens: int) -> dict[str, float]:
+    load = min(rate / _capacity_rps(config), 0.995)
+    step_ms = (
+        BASE_STEP_US + STEP_COST_US[config] * (1 + 0.15 * math.log2(input_tokens / 512))
+    ) / 1e3
+    ttft = step_ms * (input_tokens / 512) ** 0.8 * 3 / (1 - load) + max(
+        0.0, 900 * (rate / _capacity_rps(config) - 1)
+    )
+    tpot = step_ms * (1 + 0.8 * load) * (1 + 0.01 * output_tokens / 1024)
+    return {
+        "ttft_p90": ttft,
+        "tpot_p90": tpot,
+        "ttft_p50": 0.8 * ttft,
+        "tpot_p50": 0.93 * tpot,
+        "e2e_p90": ttft + tpot * output_tokens,
+    }
+
+
+def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    listed = list(rows)
+    columns = list(dict.fromkeys(name for row in listed for name in row))
+
+    def cell(value: Any) -> str:
+        if value is None:
+            return ""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        text = repr(value) if isinstance(value, float) else str(value)
+        return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\n') else text
+
+    lines = [",".join(columns)]
+    lines += [",".join(cell(row.get(name)) for name in columns) for row in listed]
+    return "\n".join(lines) + "\n"
+
+
+def _criteria(config: str, rate: float, rates: tuple[float, ...]) -> list[str]:
+    fired = []
+    ratio = min(1.0, _capacity_rps(config) / rate)
+    if ratio < 0.95:
+        fired.append("throughput_ratio")
+    if rate > 0.9 * _capacity_rps(config):
+        fired.append("waiting")
+    if rate / 2 in rates:
+        now = _values_ms(config, rate, 4096, 256)["ttft_p90"]
+        if now / _values_ms(config, rate / 2, 4096, 256)["ttft_p90"] > 1.5:
+            fired.append("ttft_ratio")
+    return fired
+
+
+def _configs(design: Design) -> list[str]:
+    return [*design.labels, *(["plain_last"] if design.closing_plain else [])]
+
+
+def _state(design: Design, config: str, phase: str, cell: str) -> tuple[str, str]:
+    base = "plain" if config == "plain_last" else config
+    if base in design.skipped:
+        return "skipped", design.skipped[base]
+    if (config, phase, cell) in design.void:
+        return "void", design.void[config, phase, cell]
+    return "valid", ""
+
+
+def _grid(design: Design) -> list[tuple[str, str, float, int, int]]:
+    """(phase, cell, rate, input tokens, output tokens) of every cell."""
+    grid = [("A", _cell(rate), rate, 4096, 256) for rate in design.rates_rps]
+    for phase, rate in (("B", design.ref_safe), ("Bp", design.ref_load)):
+        if rate is None or (phase == "Bp" and rate == design.ref_safe):
+            continue
+        shapes = [(i, o) for i in design.inputs for o in design.outputs if phase == "B" or o == 256]
+        grid += [(phase, f"{i}x{o}", rate, i, o) for i, o in shapes]
+    return grid
+
+
+def _aggregate_rows(design: Design) -> Iterable[dict[str, Any]]:
+    for config in _configs(design):
+        for phase, cell, rate, input_tokens, output_tokens in _grid(design):
+            status, reason = _state(design, config, phase, cell)
+            base = {
+                "config": config,
+                "configuration": "plain" if config == "plain_last" else config,
+                "phase": phase,
+                "cell": cell,
+                "rate_rps": rate,
+                "input_tokens": input_tokens,
+                "output_tokens": output_tokens,
+                "status": status,
+                "reason": reason,
+                "label": design.engine_label,
+            }
+            valid = status == "valid"
+            fired = _criteria(config, rate, design.rates_rps) if phase == "A" and valid else []
+            values = _values_ms(config, rate, input_tokens, output_tokens)
+            for block in [*map(str, range(design.blocks)), "all"]:
+                row: dict[str, Any] = {**base, "block": block}
+                for metric in METRICS:
+                    low, high = (0.96, 1.05) if block == "all" else (0.93, 1.08)
+                    value = values[metric]
+                    row[f"{metric}_ms"] = value if valid else None
+                    row[f"{metric}_lo_ms"] = low * value if valid else None
+                    row[f"{metric}_hi_ms"] = high * value if valid else None
+                done = min(rate, _capacity_rps(config))
+                row |= {
+                    "n": int(200 + 10 * rate) * (design.blocks if block == "all" else 1),
+                    "requested_throughput_rps": rate,
+                    "effective_throughput_rps": done if valid else None,
+                    "throughput_ratio": done / rate if valid else None,
+                    "error_rate": 0.0 if valid else None,
+                    "saturated": bool(fired) if phase == "A" and valid else None,
+                    "saturation_criteria": ";".join(fired),
+                }
+                row["n"] = row["n"] if valid else None
+                row["n_steps"] = 5 * row["n"] if valid and design.step_timing else None
+                yield row
+
+
+def _tax_row(design: Design, config: str, cell: tuple[str, str, float, int, int], metric: str,
+             reference: str) -> dict[str, Any]:  # fmt: skip
+    phase, name, rate, input_tokens, output_tokens = cell
+    status, reason = _state(design, config, phase, name)
+    plain = _values_ms("plain", rate, input_tokens, output_tokens)[metric]
+    own = _values_ms(config, rate, input_tokens, output_tokens)[metric]
+    tax = own / plain - 1
+    half = 0.03 + 0.04 * abs(tax)
+    noise = _values_ms("plain_last", rate, input_tokens, output_tokens)[metric] / plain - 1
+    row: dict[str, Any] = {
+        "config": config, "phase": phase, "cell": name, "rate_rps": rate, "reference": reference,
+        "input_tokens": input_tokens, "output_tokens": output_tokens, "metric": metric,
+        "tax": tax, "tax_lo": tax - half, "tax_hi": tax + half,
+        "abs_ms": own - plain, "abs_lo_ms": own - plain - half * plain,
+        "abs_hi_ms": own - plain + half * plain, "plain_ms": plain, "config_ms": own,
+        "n_blocks": design.blocks, "n_config": 240 * design.blocks, "n_plain": 240 * design.blocks,
+        "interval_method": "bootstrap",
+        "verdict": "TAX" if tax - half > 0.03 else "INCONCLUSIVE", "p_value": 0.01, "p_holm": 0.02,
+        "aa_tax": noise, "aa_lo": noise - 0.03, "aa_hi": noise + 0.03,
+        "capacity_ratio": _capacity_rps(config) / _capacity_rps("plain"),
+        "step_tax_us": STEP_COST_US[config], "callback_us": 0.7 * STEP_COST_US[config],
+        "unattributed_us": 0.3 * STEP_COST_US[config], "status": status, "reason": reason,
+    }  # fmt: skip
+    if design.blocks == 1:
+        row["verdict"] = "point estimate, no verdict"
+        row |= {"aa_lo": None, "aa_hi": None, "p_value": None, "p_holm": None}
+    if not design.closing_plain:
+        row |= {"aa_tax": None, "aa_lo": None, "aa_hi": None}
+    if config == "plain_last":
+        row["callback_us"] = row["unattributed_us"] = None
+    if not design.step_timing:
+        row |= {"step_tax_us": None, "callback_us": None, "unattributed_us": None}
+    if status != "valid":
+        keep = {"config", "phase", "cell", "rate_rps", "reference", "input_tokens", "output_tokens",
+                "metric", "status", "reason"}  # fmt: skip
+        row = {key: value if key in keep else None for key, value in row.items()}
+    return row
+
+
+def _tax_rows(design: Design) -> Iterable[dict[str, Any]]:
+    rates = {"ref_safe": design.ref_safe, "ref_load": design.ref_load}
+    for config in _configs(design):
+        if config == "plain":
+            continue
+        for cell in _grid(design):
+            if cell[0] == "A":
+                at = [name for name, rate in rates.items() if rate == cell[2]] or [""]
+            else:
+                at = ["ref_safe" if cell[0] == "B" else "ref_load"]
+            for metric in METRICS:
+                for reference in at:
+                    yield _tax_row(design, config, cell, metric, reference)
+
+
+def _cdf_rows(design: Design) -> Iterable[dict[str, Any]]:
+    for config in _configs(design) if design.step_timing else []:
+        if _state(design, config, "A", _cell(design.ref_safe or 0))[0] != "valid":
+            continue
+        for index in range(1, 201):
+            quantile = index / 200
+            middle = BASE_STEP_US + STEP_COST_US[config]
+            spread = 0.35 * math.tan(math.pi * (0.94 * quantile - 0.47)) / 3
+            yield {
+                "config": config,
+                "step_duration_us": middle * math.exp(max(-1.0, spread)),
+                "cdf": quantile,
+            }
+
+
+def _step_rows(design: Design) -> Iterable[dict[str, Any]]:
+    for config in _configs(design):
+        for phase, cell, *_ in _grid(design):
+            valid = design.step_timing and _state(design, config, phase, cell)[0] == "valid"
+            for block in range(design.blocks):
+                tax = STEP_COST_US[config] * (1 + 0.03 * (block - 1))
+                yield {
+                    "config": config, "block": block, "phase": phase, "cell": cell,
+                    "tax_step_p50": tax if valid else None,
+                    "tax_callback_p50": 0.7 * tax if valid and config != "plain_last" else None,
+                    "unattributed": 0.3 * tax if valid and config != "plain_last" else None,
+                }  # fmt: skip
+
+
+def _reference(design: Design) -> dict[str, Any]:
+    bounds = {"throughput_ratio": 0.95, "waiting": 1.0, "ttft_ratio": 1.5}
+    criteria: dict[str, Any] = {}
+    saturation: dict[str, float | None] = {}
+    for config in _configs(design):
+        if _state(design, config, "A", "")[0] == "skipped":
+            continue
+        criteria[config] = {}
+        saturation[config] = None
+        for rate in design.rates_rps:
+            fired = _criteria(config, rate, design.rates_rps)
+            criteria[config][f"{rate:g}"] = {
+                "saturated": bool(fired),
+                **{
+                    name: {"value": 1.0, "bound": bound, "fired": name in fired}
+                    for name, bound in bounds.items()
+                },
+                "backlog_growth": [0.0, 0.0, 0.0, 0.0],
+            }
+            if fired and saturation[config] is None:
+                saturation[config] = rate
+    return {
+        "ref_safe": design.ref_safe, "ref_load": design.ref_load,
+        "rates_rps": list(design.rates_rps), "saturation_rate_rps": saturation,
+        "criteria": criteria, "left_out": dict(design.skipped), "fallback_used": False,
+    }  # fmt: skip
+
+
+def _settings(design: Design) -> dict[str, Any]:
+    return {
+        "saturation": {"throughput_ratio_min": 0.95, "waiting_p50_max": 1.0,
+                       "ttft_p90_ratio_max": 1.5},
+        "reference": {"fallback_rps": None},
+        "statistics": {"confidence": 0.95, "resamples": 2000, "margin": 0.03, "chunk_s": 1.0,
+                       "p99_min_samples": 1000},
+        "hypotheses": {
+            "h1_min_tax": 0.10, "h1_prior_band": [0.25, 0.60], "h2_prior_gap_pp": 7.0,
+            "h2_gap_band_pp": [5, 10], "h3_framework_share": 0.5, "h3_implementation_share": 0.3,
+            "h4_tolerance": 0.3, "max_hours": 6.0,
+            "prior": {"plain_ttft_p90_s": 7.35, "nixl_ttft_p90_s": 10.1,
+                      "mooncake_both_ttft_p90_s": 10.67},
+        },
+        "phase_a": {"rates_rps": list(design.rates_rps), "input_tokens": 4096,
+                    "output_tokens": 256},
+        "phase_b": {"input_tokens": list(design.inputs), "output_tokens": list(design.outputs)},
+    }  # fmt: skip
+
+
+def _hypotheses() -> dict[str, Any]:
+    return {
+        "hypotheses": [
+            {"id": f"H{number}", "verdict": verdict, "sentence": f"Sentence of H{number}.",
+             "numbers": {"tax": 0.31, "tax_lo": 0.27, "tax_hi": 0.35}}
+            for number, verdict in enumerate(
+                ("supported", "refuted", "cannot tell", "supported", "supported", "refuted"), 1)
+        ],
+        "criteria": [
+            {"id": number, "verdict": "met" if number != 6 else "not met",
+             "sentence": f"Sentence of criterion {number}.", "numbers": {}}
+            for number in range(1, 8)
+        ],
+        "prior": {"plain_ttft_p90_s": 7.35, "nixl_ttft_p90_s": 10.1,
+                  "mooncake_both_ttft_p90_s": 10.67},
+    }  # fmt: skip
+
+
+def _launches(design: Design, phase: str) -> list[tuple[str, int]]:
+    return [(config, block) for block in range(design.blocks) for config in _configs(design)
+            if phase != "Bp" or config in ("plain", "mooncake_both", "plain_last")]  # fmt: skip
+
+
+def _write_runs(root: Path, design: Design) -> None:
+    for phase in sorted({cell[0] for cell in _grid(design)}):
+        for position, (config, block) in enumerate(_launches(design, phase)):
+            _write_launch(root, design, phase, config, block, position)
+
+
+def _write_launch(
+    root: Path, design: Design, phase: str, config: str, block: int, position: int
+) -> None:
+    folder = root / "runs" / config / f"block{block}" / phase
+    cells: list[dict[str, Any]] = []
+    for _, cell, rate, input_tokens, output_tokens in (c for c in _grid(design) if c[0] == phase):
+        status, reason = _state(design, config, phase, cell)
+        cells.append({"cell": cell, "status": status, "reason": reason or None, "files": {}})
+        if status == "skipped":
+            continue
+        values = {
+            "phase": phase, "cell": cell, "config": config, "block": block,
+            "input_tokens": input_tokens, "output_tokens": output_tokens,
+            "schedule": {"kind": "fixed", "rate_rps": rate, "seed": "s", "n": 240},
+            "window": {"t_origin_ns": 0, "t_warmup_end_ns": 10**9, "t_stop_ns": 61 * 10**9,
+                       "t_drained_ns": 62 * 10**9,
+                       "started_utc": f"2026-05-26T0{position % 10}:00:00Z"},
+            "counts": {"planned": 240, "sent": 240, "ok": 240, "dropped": 0, "failed": {},
+                       "measured_ok": 230},
+            "achieved_rate_rps": rate,
+            "health": {
+                "schedule_lag_p99_ms": {"value": 0.4, "bound": 2.0, "pass": True},
+                "error_rate": {"value": 0.2 if status == "void" else 0.0, "bound": 0.01,
+                               "pass": status != "void"},
+            },
+            "valid": status == "valid", "void_reasons": [reason] if reason else [],
+        }  # fmt: skip
+        write_json(folder / cell / f"cell_{phase}_{cell}.json", values)
+    skipped = all(cell["status"] == "skipped" for cell in cells)
+    write_json(
+        folder / "index.json",
+        {
+            "config": config, "configuration": "plain" if config == "plain_last" else config,
+            "block": block, "phase": phase, "label": design.engine_label,
+            "status": "skipped" if skipped else "done",
+            "reason": cells[0]["reason"] if skipped else None, "rate_rps": None,
+            "depends": {"design_sha256": "0" * 64, "reference_rates_sha256": None},
+            "attempts": [], "cells": cells,
+            "timing": {"startup_s": 2.0, "cells_s": 100.0, "release_s": 1.0, "wall_s": 104.0},
+        },
+    )  # fmt: skip
+
+
+def write_study(root: Path, design: Design | None = None) -> Path:
+    """Write the tables of a study into `root`; returns the path of its study.json."""
+    design = design or Design()
+    phases = sorted({cell[0] for cell in _grid(design)})
+    write_json(
+        root / "study.json",
+        {
+            "study": root.name, "design_sha256": "0" * 64, "engine_label": design.engine_label,
+            "emulated": design.emulated, "package_version": "0.1.0",
+            "created_utc": "2026-05-26T00:00:00Z", "seed": 1, "blocks": design.blocks,
+            "config": _settings(design),
+            "configurations": [
+                {"id": config, "label": label, "connector": None if config == "plain" else "C",
+                 "role": None, "purpose": f"Purpose of {config}.", "gate": None}
+                for config, label in design.labels.items()
+            ],
+            "run_order": {
+                phase: [{"config": config, "block": block}
+                        for config, block in _launches(design, phase)]
+                for phase in phases
+            },
+            "cells": {
+                phase: [{"cell": cell, "rate_rps": rate if phase == "A" else None,
+                         "input_tokens": i, "output_tokens": o}
+                        for p, cell, rate, i, o in _grid(design) if p == phase]
+                for phase in phases
+            },
+        },
+    )  # fmt: skip
+    write_text(root / "analysis" / "aggregate.csv", _csv(_aggregate_rows(design)))
+    write_text(root / "analysis" / "taxes.csv", _csv(_tax_rows(design)))
+    write_text(root / "analysis" / "steps.csv", _csv(_step_rows(design)))
+    cdf = _csv(_cdf_rows(design)) if design.step_timing else "config,step_duration_us,cdf\n"
+    write_text(root / "analysis" / "step_cdf.csv", cdf)
+    write_json(root / "analysis" / "hypotheses.json", _hypotheses())
+    write_json(root / "reference_rates.json", _reference(design))
+    write_json(
+        root / "environment.json",
+        {"python": "3.11.7", "cpu": "Example CPU", "packages": ["numpy==2.4.6", "pyzmq==27.0"]},
+    )
+    write_json(
+        root / "patch" / "patch_status.json",
+        {"step_timing_available": design.step_timing, "method": "native",
+         "targets": [], "reverted": True},
+    )  # fmt: skip
+    write_json(
+        root / "preflight" / "preflight_status.json",
+        {config: {"include": config not in design.skipped,
+                  "reason": design.skipped.get(config, "no gate"), "evidence": ""}
+         for config in design.labels},
+    )  # fmt: skip
+    _write_runs(root, design)
+    return root / "study.json"
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file as text."""
+    import csv
+
+    with path.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def dump(value: Any) -> str:
+    """Compact JSON, for messages of failing tests."""
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
