@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from connector_tax.analysis import reference
-from connector_tax.seeds import named_rng
+from connector_tax.loadgen import named_generator
 
 CONFIGURATIONS = (
     "plain",
@@ -293,7 +293,7 @@ def _write_launch(writer: _Writer, config: str, block: int, phase: str) -> None:
         (folder / "launch.sh").write_text("#!/bin/sh\n")
         _dump(folder / "config.json", {"config": config})
         _dump(folder / "summary.json", {})
-        offset = named_rng(writer.seed, f"launch/{config}/{block}/{phase}").normal(
+        offset = named_generator(f"{writer.seed}/launch/{config}/{block}/{phase}").normal(
             0, writer.launch_sigma
         )
         cells = [
@@ -350,7 +350,7 @@ def _write_cell(
         "started_utc": _utc(origin),
     }
     writer.now_ns = window["t_drained_ns"] + 10**9
-    rng = named_rng(writer.seed, f"{config}/{block}/{phase}/{name}")
+    rng = named_generator(f"{writer.seed}/{config}/{block}/{phase}/{name}")
     suffix = f"{phase}_{name}.jsonl"
     requests, waiting = _requests(writer, config, planned, rate, window, offset, rng)
     requests.write_ndjson(folder / f"requests_{suffix}")

@@ -154,7 +154,8 @@ def _has_keys(block: bytes, kind: RecordKind) -> bool:
 
     polars reads both as null; the keys are written by one writer, so one line per block tells.
     """
-    return kind.columns.keys() <= json.loads(block[: block.find(b"\n")]).keys()
+    first: dict[str, Any] = json.loads(block[: block.find(b"\n")])
+    return kind.columns.keys() <= first.keys()
 
 
 def _culprit(path: Path, block: bytes, kind: RecordKind, before: int, why: str) -> ArtifactError:

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from connector_tax.analysis.ingest import Cell, Study, load_cells, load_study
+from connector_tax.analysis.ingest import Cell, CellKey, Study, load_cells, load_study
 from connector_tax.analysis.measure import measure_requests, measure_waiting
-from connector_tax.analysis.saturation import Judgement, combine, judge_sweep, load_of
+from connector_tax.analysis.saturation import Judgement, Load, combine, judge_sweep, load_of
 from connector_tax.files import ArtifactError, write_json
 
 Sweep = dict[float, Judgement]
@@ -27,18 +27,27 @@ class NoReferenceRateError(Exception):
     """No rate qualifies and there is no fallback; the text says who is in the way."""
 
 
-def judge_launches(study: Study, cells: Sequence[Cell]) -> dict[tuple[str, int], Sweep]:
+def read_loads(cells: Sequence[Cell]) -> dict[CellKey, Load]:
+    """The load figures of every valid cell in which something succeeded."""
+    loads = {
+        cell.key: load_of(measure_requests(cell), measure_waiting(cell))
+        for cell in cells
+        if cell.status == "valid"
+    }
+    return {key: load for key, load in loads.items() if load is not None}
+
+
+def judge_launches(
+    study: Study, cells: Sequence[Cell], loads: Mapping[CellKey, Load]
+) -> dict[tuple[str, int], Sweep]:
     """Judge the sweep of every Phase A launch: (config, block) to rate (1/s) to judgement."""
-    bounds = study.config["saturation"]
-    loads: dict[tuple[str, int], dict[float, Any]] = {}
+    sweeps: dict[tuple[str, int], dict[float, Load]] = {}
     for cell in cells:
-        launch = loads.setdefault((cell.key.config, cell.key.block), {})
-        if cell.status == "valid":
-            load = load_of(measure_requests(cell), measure_waiting(cell))
-            if load is not None:
-                assert cell.rate_rps is not None
-                launch[cell.rate_rps] = load
-    return {key: judge_sweep(launch, bounds) for key, launch in loads.items()}
+        sweep = sweeps.setdefault((cell.key.config, cell.key.block), {})
+        if cell.key in loads and cell.rate_rps is not None:
+            sweep[cell.rate_rps] = loads[cell.key]
+    bounds = study.config["saturation"]
+    return {launch: judge_sweep(sweep, bounds) for launch, sweep in sweeps.items()}
 
 
 def reference_rates(
@@ -151,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         study = load_study(arguments.study)
         cells = load_cells(study, "A", None)
-        rates = reference_rates(study, cells, judge_launches(study, cells))
+        rates = reference_rates(study, cells, judge_launches(study, cells, read_loads(cells)))
     except (ArtifactError, NoReferenceRateError) as error:
         print(f"reference rates: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,202 @@
+"""Write every table under analysis/ from the raw records of a study.
+
+Source: CONTRACTS.md; METHOD.md. One pass over the raw files, cell by cell; then rows, taxes,
+hypotheses. Nothing here depends on when or where it runs: same input, same bytes.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from connector_tax.analysis.criteria import criteria
+from connector_tax.analysis.effects import LogSample, TaxTable, sample_launch
+from connector_tax.analysis.hypotheses import HYPOTHESES, MOONCAKE, NIXL, numbers_of
+from connector_tax.analysis.ingest import PHASES, Cell, Study, load_cells, load_study
+from connector_tax.analysis.measure import Requests, measure_requests, measure_waiting
+from connector_tax.analysis.reference import (
+    NoReferenceRateError,
+    Sweep,
+    judge_launches,
+    reference_rates,
+)
+from connector_tax.analysis.resolution import resolution_rows
+from connector_tax.analysis.rows import StepTable, aggregate_rows, csv_text
+from connector_tax.analysis.saturation import Load, load_of
+from connector_tax.analysis.steps import Steps, read_steps, step_cdf, step_timing_reason
+from connector_tax.analysis.taxes import Tables, amplification_rows, tax_rows
+from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything read from one valid cell."""
+
+    requests: Requests
+    waiting_p50: float
+    load: Load | None
+    samples: dict[str, LogSample]
+    steps: Steps | None
+
+
+def measure(study: Study, cell: Cell, with_steps: bool) -> Measured:
+    """Read one valid cell and draw its resamples.
+
+    Raises:
+        ArtifactError: one of its files is missing, changed or malformed.
+    """
+    requests, waiting = measure_requests(cell), measure_waiting(cell)
+    samples = sample_launch(requests, study.config["statistics"], study.seed, cell.key)
+    steps = read_steps(cell) if with_steps else None
+    return Measured(requests, waiting, load_of(requests, waiting), samples, steps)
+
+
+def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
+    """The content of every file under analysis/, by name: text of a CSV, or a JSON value.
+
+    Raises:
+        ArtifactError: an artifact is missing, changed, malformed, or of another study.
+    """
+    rates_file = study.root / "reference_rates.json"
+    rates: dict[str, Any] = read_json(rates_file)
+    digest = sha256_file(rates_file)
+    cells = [cell for phase in PHASES for cell in load_cells(study, phase, digest)]
+    no_steps = step_timing_reason(study)
+    valid = [cell for cell in cells if cell.status == "valid"]
+    # Hashing, parsing and large array operations release the interpreter lock.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        found = pool.map(lambda cell: measure(study, cell, no_steps is None), valid)
+        measured = {cell.key: m for cell, m in zip(valid, found, strict=True)}
+    sweep_cells = [cell for cell in cells if cell.key.phase == "A"]
+    loads = {key: m.load for key, m in measured.items() if m.load is not None}
+    sweeps = judge_launches(study, sweep_cells, loads)
+    _check_rates(study, rates, rates_file, sweep_cells, sweeps)
+    step_table = StepTable(
+        {key: m.steps for key, m in measured.items() if m.steps is not None}, no_steps
+    )
+    taxes = TaxTable(study, cells, {key: m.samples for key, m in measured.items()})
+    tables = Tables(study, taxes, rates, step_table.means(study))
+    rows = aggregate_rows(
+        study,
+        cells,
+        {key: (m.requests, m.waiting_p50, m.load) for key, m in measured.items()},
+        sweeps,
+        step_table,
+    )
+    label = {key: study.document[key] for key in ("engine_label", "emulated")}
+    requests = {key: m.requests for key, m in measured.items()}
+    return {
+        "aggregate.csv": csv_text(rows),
+        "aggregate.json": {**label, "rows": rows},
+        "taxes.csv": csv_text(tax_rows(tables)),
+        "amplification.csv": csv_text(amplification_rows(tables)),
+        "steps.csv": csv_text(step_table.rows(cells)),
+        "step_cdf.csv": csv_text(_cdf_rows(tables, step_table)),
+        "hypotheses.json": {
+            **label,
+            "hypotheses": [hypothesis(tables).as_dict() for hypothesis in HYPOTHESES],
+            "criteria": criteria(tables, cells, no_steps is None),
+            "prior": _prior(tables),
+            "resolution": resolution_rows(
+                cells, requests, rates, study.config["statistics"]["confidence"]
+            ),
+        },
+    }
+
+
+def _check_rates(
+    study: Study,
+    rates: Mapping[str, Any],
+    path: Path,
+    cells: Sequence[Cell],
+    sweeps: Mapping[tuple[str, int], Sweep],
+) -> None:
+    """Refuse a reference_rates.json that the raw cells and present thresholds do not give."""
+    try:
+        again = reference_rates(study, cells, sweeps)
+    except NoReferenceRateError as error:
+        raise ArtifactError(f"{path}: the raw cells give no reference rate: {error}") from None
+    for name in ("ref_safe", "ref_load"):
+        if rates.get(name) != again[name]:
+            raise ArtifactError(
+                f"{path}: {name} is {rates.get(name)}, the raw cells and the thresholds in"
+                f" study.json give {again[name]}: the file belongs to another state of the study"
+            )
+
+
+def _cdf_rows(tables: Tables, steps: StepTable) -> list[dict[str, Any]]:
+    """The step duration's distribution at ref_safe, the valid blocks of a configuration pooled."""
+    cell = tables.cell_at("ref_safe")
+    rows = []
+    for config in tables.study.configs("A"):
+        samples = [
+            found.duration_us
+            for key, found in steps.cells.items()
+            if (key.config, key.phase, key.cell) == (config, "A", cell)
+        ]
+        pooled = np.concatenate(samples) if samples else np.empty(0)
+        rows += [
+            {"config": config, "step_duration_us": duration, "cdf": share}
+            for duration, share in step_cdf(pooled)
+        ]
+    return rows or [dict.fromkeys(("config", "step_duration_us", "cdf"))]
+
+
+def _prior(tables: Tables) -> dict[str, Any]:
+    """The prior's TTFT p90 beside the measured one at ref_safe (design, "Hypotheses")."""
+    prior = tables.study.config["hypotheses"]["prior"]
+    names = {
+        "plain": "plain_ttft_p90_s",
+        NIXL: "nixl_ttft_p90_s",
+        MOONCAKE: "mooncake_both_ttft_p90_s",
+    }
+    cell = tables.cell_at("ref_safe")
+    rows = []
+    for config, key in names.items():
+        row: dict[str, Any] = {
+            "config": config,
+            "prior_ttft_p90_s": prior[key],
+            "prior_tax": prior[key] / prior["plain_ttft_p90_s"] - 1,
+            "measured_ttft_p90_s": None,
+            "measured_tax": None,
+        }
+        where = (config, "A", cell, "ttft_p90") if cell is not None else None
+        effect = tables.taxes.tax(*where) if where is not None else None
+        if where is not None and effect is not None:
+            row["measured_ttft_p90_s"] = tables.taxes.difference_ms(*where)[1] / 1e3
+            row["measured_tax"] = None if config == "plain" else numbers_of(effect)
+        rows.append(row)
+    return {"at": "ref_safe", "rate_rps": tables.rates["ref_safe"], "rows": rows}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write analysis/ beside study.json from the raw records."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.analysis.aggregate", description=main.__doc__
+    )
+    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    arguments = parser.parse_args(argv)
+    try:
+        study = load_study(arguments.study)
+        files = aggregate(study)
+    except ArtifactError as error:
+        print(f"analysis: {error}", file=sys.stderr)
+        return 2
+    for name, content in files.items():
+        path = study.root / "analysis" / name
+        if isinstance(content, str):
+            write_text(path, content)
+        else:
+            write_json(path, content)
+    print(f"{study.root / 'analysis'}: {', '.join(files)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

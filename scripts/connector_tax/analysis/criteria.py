@@ -1,0 +1,234 @@
+"""The design's seven success criteria, each a function from the tables to met, not met, cannot
+tell.
+
+Source: design, "Success Criteria". Criteria 1 to 5 ask that a number is reported and labelled; a
+label is read off an interval and needs three blocks, else the number stands without it.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from connector_tax.analysis.effects import Effect
+from connector_tax.analysis.hypotheses import (
+    MOONCAKE,
+    NIXL,
+    NOOP,
+    Finding,
+    at_safe,
+    framework_share,
+    gap_pp,
+    h4,
+    h5,
+    h6,
+    numbers_of,
+    shown,
+    undecided,
+)
+from connector_tax.analysis.ingest import PHASES, Cell
+from connector_tax.analysis.taxes import Tables
+from connector_tax.files import ArtifactError, read_json
+
+MET, NOT_MET, CANNOT_TELL = "met", "not met", "cannot tell"
+LAUNCH_FILES = (
+    "config.json",
+    "launch.sh",
+    "vllm_stdout.log",
+    "vllm_stderr.log",
+    "env.txt",
+    "summary.json",
+)
+NS_PER_HOUR = 3.6e12
+
+
+def criteria(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> list[dict[str, Any]]:
+    """All seven, in order, as hypotheses.json has them; `id` is a number."""
+    found = [
+        prior_of_h1(tables),
+        gap_of_h2(tables),
+        label_of_h3(tables),
+        additivity(tables),
+        directions(tables),
+        artifacts(tables, cells, step_timing),
+        wall_clock(tables, cells),
+    ]
+    return [{**finding.as_dict(), "id": int(finding.id)} for finding in found]
+
+
+def prior_of_h1(tables: Tables) -> Finding:
+    """1: tax_TTFT_p90 of mooncake_both at ref_safe is reported; the prior accepted or revised."""
+    low, high = tables.study.config["hypotheses"]["h1_prior_band"]
+    tax = _tax_at_safe(tables, MOONCAKE)
+    if tax is None:
+        return _unreported("1", f"the TTFT p90 tax of {MOONCAKE} at ref_safe")
+    label, tail = "undecided", f"the interval crosses a border of [{low:.0%}, {high:.0%}]"
+    if low <= tax.lo and tax.hi <= high:
+        label, tail = "accepted", f"inside [{low:.0%}, {high:.0%}]: the prior is accepted"
+    elif tax.hi < low or tax.lo > high:
+        label, tail = "revised", f"outside [{low:.0%}, {high:.0%}]: the prior is revised"
+    numbers = {"tax_ttft_p90": numbers_of(tax), "band": [low, high]}
+    return _labelled("1", f"{MOONCAKE} at ref_safe: {shown(tax)}", tail, label, numbers, [tax])
+
+
+def gap_of_h2(tables: Tables) -> Finding:
+    """2: the NIXL-Mooncake gap at ref_safe is reported; agreement with the prior is documented."""
+    limits = tables.study.config["hypotheses"]
+    low, high = (bound / 100 for bound in limits["h2_gap_band_pp"])
+    cell = at_safe(tables)
+    gap = None if cell is None else gap_pp(tables, cell)
+    if gap is None:
+        return _unreported("2", f"the gap between {MOONCAKE} and {NIXL} at ref_safe")
+    label, tail = "undecided", "agreement with the prior cannot be told"
+    if low <= gap.lo and gap.hi <= high:
+        label, tail = "agrees", f"agrees with the prior's {limits['h2_prior_gap_pp']:g} pp"
+    elif gap.hi < low or gap.lo > high:
+        label, tail = "disagrees", f"disagrees with the prior's {limits['h2_prior_gap_pp']:g} pp"
+    numbers = {"gap": numbers_of(gap), "prior_gap_pp": limits["h2_prior_gap_pp"]}
+    return _labelled("2", f"Gap {shown(gap, 'pp')}", tail, label, numbers, [gap])
+
+
+def label_of_h3(tables: Tables) -> Finding:
+    """3: tax(noop_connector) at ref_safe is reported and the substrate tax is labelled."""
+    limits, cell = tables.study.config["hypotheses"], at_safe(tables)
+    noop, mooncake = _tax_at_safe(tables, NOOP), _tax_at_safe(tables, MOONCAKE)
+    if cell is None or noop is None or mooncake is None:
+        return _unreported("3", f"the TTFT p90 taxes of {NOOP} and {MOONCAKE} at ref_safe")
+    upper = framework_share(tables, cell, limits["h3_framework_share"])
+    lower = framework_share(tables, cell, limits["h3_implementation_share"])
+    if upper is None or lower is None:
+        return _unreported("3", f"a block with both {NOOP} and {MOONCAKE}")
+    label, tail = "undecided", "the share of the framework cannot be told"
+    if mooncake.lo <= 0:
+        tail = f"the tax of {MOONCAKE} may be zero, and there is nothing to split"
+    elif upper.lo >= 0:
+        label, tail = "framework-cost-dominated", "the tax is framework-cost-dominated"
+    elif lower.hi < 0:
+        label, tail = "implementation-cost-dominated", "the tax is implementation-cost-dominated"
+    elif lower.lo >= 0 and upper.hi < 0:
+        label, tail = "mixed", "neither the framework nor the implementation dominates"
+    share = noop.point / mooncake.point if mooncake.point > 0 else None
+    numbers = {
+        "noop_tax": numbers_of(noop),
+        "mooncake_tax": numbers_of(mooncake),
+        "framework_share": share,
+    }
+    start = f"No-op connector {shown(noop)}, {MOONCAKE} {shown(mooncake)}"
+    return _labelled("3", start, tail, label, numbers, [noop, mooncake, upper, lower])
+
+
+def additivity(tables: Tables) -> Finding:
+    """4: the departure from additivity is computed and compared with the tolerance."""
+    finding = h4(tables)
+    if not finding.numbers:
+        return Finding("4", NOT_MET, f"Not reported. {finding.sentence}", {})
+    labels = {"supported": "linear", "refuted": "not linear"}
+    numbers = {**finding.numbers, "label": labels.get(finding.verdict, "undecided")}
+    return Finding("4", MET, finding.sentence, numbers)
+
+
+def directions(tables: Tables) -> Finding:
+    """5: sign and magnitude of the growth of both taxes with length are reported."""
+    findings = [h5(tables), h6(tables)]
+    sentence = " ".join(finding.sentence for finding in findings)
+    if not all(finding.numbers for finding in findings):
+        return Finding("5", NOT_MET, f"Not reported. {sentence}", {})
+    return Finding("5", MET, sentence, {f.id: f.numbers for f in findings})
+
+
+def artifacts(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> Finding:
+    """6: a launch that ran has every file; a skipped configuration has a reason in pre-flight.
+
+    Source: CONTRACTS.md for the files of a launch and of a cell.
+    """
+    study = tables.study
+    path = study.root / "preflight" / "preflight_status.json"
+    try:
+        preflight = read_json(path)
+    except ArtifactError as error:
+        return Finding("6", NOT_MET, str(error), {})
+    missing = []
+    launches: dict[tuple[str, int, str], list[Cell]] = {}
+    for cell in cells:
+        launches.setdefault(cell.key[:3], []).append(cell)
+    for (config, block, phase), members in launches.items():
+        name = f"runs/{config}/block{block}/{phase}"
+        missing += _missing_files(study.root.joinpath(name), name, members, step_timing)
+        if members[0].status == "skipped" and phase != "Bp":
+            entry = preflight.get(members[0].configuration, {})
+            if not entry.get("reason"):
+                missing.append(f"{name}: skipped without a reason in preflight_status.json")
+    numbers = {"launches": len(launches), "missing": missing}
+    if missing:
+        sentence = f"{len(missing)} artifacts or reasons are missing, first: {missing[0]}."
+        return Finding("6", NOT_MET, sentence, numbers)
+    sentence = f"All artifacts of {len(launches)} launches are present; every skip has its reason."
+    return Finding("6", MET, sentence, numbers)
+
+
+def _missing_files(folder: Any, name: str, members: Sequence[Cell], step_timing: bool) -> list[str]:
+    if all(cell.status in ("skipped", "failed", "missing") for cell in members):
+        # A failed launch is missing its cells; the aggregate table says so row by row.
+        return [f"{name}: {c.key.cell}: {c.reason}" for c in members if c.status != "skipped"]
+    kinds = ["requests", "metrics", *(["engine_step"] if step_timing else [])]
+    missing = [f"{name}/{file}" for file in LAUNCH_FILES if not (folder / file).exists()]
+    for cell in members:
+        if cell.status in ("failed", "missing"):
+            missing.append(f"{name}: {cell.key.cell}: {cell.reason}")
+        elif cell.status in ("valid", "void"):
+            missing += [
+                f"{name}/{cell.key.cell}/{cell.file(kind).name}"
+                for kind in kinds
+                if not cell.file(kind).exists()
+            ]
+    return missing
+
+
+def wall_clock(tables: Tables, cells: Sequence[Cell]) -> Finding:
+    """7: the measurements span less than max_hours of wall clock, first arrival to last drain."""
+    limit = tables.study.config["hypotheses"]["max_hours"]
+    starts, ends, busy_h = [], [], 0.0
+    for cell in cells:
+        if cell.record is None:
+            continue
+        window = cell.record["window"]
+        hours = (window["t_drained_ns"] - window["t_origin_ns"]) / NS_PER_HOUR
+        start_h = datetime.fromisoformat(window["started_utc"]).timestamp() / 3600
+        starts.append(start_h)
+        ends.append(start_h + hours)
+        busy_h += hours
+    if not starts:
+        return Finding("7", CANNOT_TELL, "Cannot tell: no cell was measured.", {})
+    span = max(ends) - min(starts)
+    planned = sum(
+        len(tables.study.document["run_order"][p]) * len(tables.study.cells(p)) for p in PHASES
+    )
+    numbers = {"span_hours": span, "cell_hours": busy_h, "max_hours": limit}
+    numbers |= {"cells_measured": len(starts), "cells_planned": planned}
+    sentence = (
+        f"{len(starts)} of {planned} planned cells span {span:.2f} h of wall clock"
+        f" ({busy_h:.2f} h inside cells), limit {limit:g} h."
+    )
+    return Finding("7", MET if span < limit else NOT_MET, sentence, numbers)
+
+
+def _tax_at_safe(tables: Tables, config: str) -> Effect | None:
+    cell = at_safe(tables)
+    return None if cell is None else tables.taxes.tax(config, "A", cell, "ttft_p90")
+
+
+def _unreported(identifier: str, what: str) -> Finding:
+    return Finding(identifier, NOT_MET, f"Not reported: there is no number for {what}.", {})
+
+
+def _labelled(
+    identifier: str,
+    start: str,
+    tail: str,
+    label: str,
+    numbers: Mapping[str, Any],
+    effects: Sequence[Effect],
+) -> Finding:
+    too_few = undecided(effects)
+    if too_few is not None:
+        return Finding(identifier, MET, f"{start}. {too_few}", {**numbers, "label": "undecided"})
+    return Finding(identifier, MET, f"{start}: {tail}.", {**numbers, "label": label})

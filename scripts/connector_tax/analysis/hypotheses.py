@@ -1,0 +1,317 @@
+"""H1 to H6 of the design, each a function from the tables to a verdict, its numbers and a sentence.
+
+Source: design, "Hypotheses" and "Success Criteria". Thresholds come from the configuration. A
+verdict is read off an interval, never off a point: supported when the whole interval is on the
+hypothesis' side, refuted when the whole interval is on the other, else cannot tell. Below three
+blocks nothing is decided (METHOD.md: the unit of replication is the server launch).
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from connector_tax.analysis.bootstrap import MIN_BLOCKS_FOR_VERDICT
+from connector_tax.analysis.effects import Effect, Term
+from connector_tax.analysis.taxes import Tables
+
+SUPPORTED, REFUTED, CANNOT_TELL = "supported", "refuted", "cannot tell"
+NOOP, MOONCAKE, NIXL = "noop_connector", "mooncake_both", "nixl_both"
+LMCACHE, MULTI = "lmcache_only", "multi_mooncake_lmcache"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the study says about one hypothesis."""
+
+    id: str
+    verdict: str
+    sentence: str
+    numbers: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The finding as hypotheses.json has it."""
+        return asdict(self)
+
+
+def numbers_of(effect: Effect) -> dict[str, Any]:
+    """An effect's point, interval, method and blocks for hypotheses.json; fractions."""
+    return {
+        "point": effect.point,
+        "lo": effect.interval.lo,
+        "hi": effect.interval.hi,
+        "method": effect.interval.method,
+        "n_blocks": effect.n_blocks,
+    }
+
+
+def shown(effect: Effect, unit: str = "%") -> str:
+    """`+12.3% [+10.1%, +14.6%]`; unit `pp` for differences of taxes."""
+    space = "" if unit == "%" else " "
+
+    def text(value: float | None) -> str:
+        return "unknown" if value is None else f"{100 * value:+.1f}{space}{unit}"
+
+    return f"{text(effect.point)} [{text(effect.interval.lo)}, {text(effect.interval.hi)}]"
+
+
+def undecided(effects: Sequence[Effect]) -> str | None:
+    """Why effects cannot carry a verdict; None when they can."""
+    fewest = min(effect.n_blocks for effect in effects)
+    if fewest >= MIN_BLOCKS_FOR_VERDICT:
+        return None
+    return (
+        f"Cannot tell from {fewest} launch{'es' if fewest > 1 else ''} of each configuration:"
+        f" a verdict needs {MIN_BLOCKS_FOR_VERDICT}."
+    )
+
+
+def no_number(identifier: str, tables: Tables, *terms: tuple[str, str, str, str]) -> Finding:
+    """The finding when a tax is missing: names the status and the reason of each that is."""
+    why = [
+        f"{config}: {status} ({reason})"
+        for config, phase, cell, metric in terms
+        if tables.taxes.tax(config, phase, cell, metric) is None
+        for status, reason in tables.taxes.lost(config, phase, cell, metric)[:1]
+    ]
+    because = "; ".join(why) or "the taxes it compares have no block in common"
+    return Finding(identifier, CANNOT_TELL, f"Cannot tell: no number for {because}.", {})
+
+
+def at_safe(tables: Tables) -> str | None:
+    """The Phase A cell at ref_safe."""
+    return tables.cell_at("ref_safe")
+
+
+def h1(tables: Tables) -> Finding:
+    """The tax persists at a single instance: TTFT p90 of mooncake_both at least h1_min_tax."""
+    cell, bound = at_safe(tables), tables.study.config["hypotheses"]["h1_min_tax"]
+    if cell is None:
+        return _off_grid("H1")
+    tax = tables.taxes.tax(MOONCAKE, "A", cell, "ttft_p90")
+    if tax is None:
+        return no_number("H1", tables, (MOONCAKE, "A", cell, "ttft_p90"))
+    numbers = {"tax_ttft_p90": numbers_of(tax), "min_tax": bound}
+    start = f"TTFT p90 of {MOONCAKE} at ref_safe is {shown(tax)} against plain"
+    verdict, tail = CANNOT_TELL, f"the interval holds {bound:.0%}, the least the hypothesis asks."
+    if tax.lo >= bound:
+        verdict, tail = SUPPORTED, f"at least {bound:.0%}: the tax persists on a single instance."
+    elif tax.hi < bound:
+        verdict, tail = REFUTED, f"below {bound:.0%}: the tax of the prior comes from coupling."
+    return _decided("H1", verdict, start, tail, numbers, [tax])
+
+
+def h2(tables: Tables) -> Finding:
+    """The gap between Mooncake and NIXL is preserved: inside h2_gap_band_pp."""
+    cell, limits = at_safe(tables), tables.study.config["hypotheses"]
+    if cell is None:
+        return _off_grid("H2")
+    gap = gap_pp(tables, cell)
+    if gap is None:
+        wheres = [(config, "A", cell, "ttft_p90") for config in (MOONCAKE, NIXL)]
+        return no_number("H2", tables, *wheres)
+    low, high = (bound / 100 for bound in limits["h2_gap_band_pp"])
+    band = f"{100 * low:g} to {100 * high:g} pp"
+    numbers = {
+        "gap": numbers_of(gap),
+        "band_pp": limits["h2_gap_band_pp"],
+        "prior_gap_pp": limits["h2_prior_gap_pp"],
+    }
+    start = f"The TTFT p90 tax of {MOONCAKE} exceeds that of {NIXL} by {shown(gap, 'pp')}"
+    verdict, tail = CANNOT_TELL, f"the interval crosses a border of the band {band}."
+    if low <= gap.lo and gap.hi <= high:
+        verdict, tail = SUPPORTED, f"inside {band}: the gap is the connectors' own."
+    elif gap.hi < 0:
+        verdict, tail = REFUTED, "the gap is inverted: that of the prior is a coupling artifact."
+    elif gap.hi < low:
+        verdict, tail = REFUTED, f"below {band}: the gap of the prior is a coupling artifact."
+    elif gap.lo > high:
+        verdict, tail = REFUTED, f"above {band}: the gap is not preserved but larger."
+    return _decided("H2", verdict, start, tail, numbers, [gap])
+
+
+def gap_pp(tables: Tables, cell: str) -> Effect | None:
+    """tax(mooncake_both) - tax(nixl_both) of TTFT p90 in a Phase A cell, as a fraction."""
+    return tables.taxes.combination(
+        [Term(1, MOONCAKE, "A", cell, "ttft_p90"), Term(-1, NIXL, "A", cell, "ttft_p90")]
+    )
+
+
+def h3(tables: Tables) -> Finding:
+    """The framework is less than h3_framework_share of the Mooncake tax.
+
+    noop < share x mooncake is read off the interval of noop - share x mooncake: a ratio of two
+    taxes has no usable interval when the lower one may be zero.
+    """
+    cell, share = at_safe(tables), tables.study.config["hypotheses"]["h3_framework_share"]
+    if cell is None:
+        return _off_grid("H3")
+    split = framework_share(tables, cell, share)
+    mooncake = tables.taxes.tax(MOONCAKE, "A", cell, "ttft_p90")
+    noop = tables.taxes.tax(NOOP, "A", cell, "ttft_p90")
+    if split is None or mooncake is None or noop is None:
+        return no_number("H3", tables, *((c, "A", cell, "ttft_p90") for c in (NOOP, MOONCAKE)))
+    numbers = {
+        "noop_tax": numbers_of(noop),
+        "mooncake_tax": numbers_of(mooncake),
+        "framework_share": noop.point / mooncake.point if mooncake.point > 0 else None,
+        "noop_minus_share_of_mooncake": numbers_of(split),
+        "share": share,
+    }
+    start = f"The no-op connector costs {shown(noop)} TTFT p90, {MOONCAKE} {shown(mooncake)}"
+    verdict, tail = CANNOT_TELL, f"the interval of the difference to {share:.0%} of it holds zero."
+    if mooncake.lo <= 0:
+        tail = f"the tax of {MOONCAKE} may be zero, and there is nothing to split."
+    elif split.hi < 0:
+        verdict, tail = SUPPORTED, f"the framework is less than {share:.0%} of the tax."
+    elif split.lo >= 0:
+        verdict, tail = REFUTED, f"the framework is at least {share:.0%} of the tax."
+    return _decided("H3", verdict, start, tail, numbers, [split, mooncake])
+
+
+def framework_share(tables: Tables, cell: str, share: float) -> Effect | None:
+    """tax(noop) - share x tax(mooncake_both) of TTFT p90 in a Phase A cell."""
+    return tables.taxes.combination(
+        [Term(1, NOOP, "A", cell, "ttft_p90"), Term(-share, MOONCAKE, "A", cell, "ttft_p90")]
+    )
+
+
+def h4(tables: Tables) -> Finding:
+    """The stacked connector's tax is the sum of its parts', within h4_tolerance of itself.
+
+    |multi - sum| <= tolerance x multi is two linear statements, each with its own interval:
+    sum - (1 - tolerance) multi >= 0 (not super-additive) and (1 + tolerance) multi - sum >= 0 (not
+    sub-additive).
+    """
+    cell, tolerance = at_safe(tables), tables.study.config["hypotheses"]["h4_tolerance"]
+    if cell is None:
+        return _off_grid("H4")
+
+    def combined(multi: float, parts: float) -> Effect | None:
+        weights = ((multi, MULTI), (parts, MOONCAKE), (parts, LMCACHE))
+        return tables.taxes.combination([Term(w, c, "A", cell, "ttft_p90") for w, c in weights])
+
+    wheres = [(config, "A", cell, "ttft_p90") for config in (MULTI, MOONCAKE, LMCACHE)]
+    taxes = [tables.taxes.tax(*where) for where in wheres]
+    not_super, not_sub = combined(tolerance - 1, 1), combined(1 + tolerance, -1)
+    excess = combined(1, -1)
+    multi, mooncake, lmcache = taxes
+    if not (multi and mooncake and lmcache and not_super and not_sub and excess):
+        return no_number("H4", tables, *wheres)
+    parts = mooncake.point + lmcache.point
+    relative = abs(multi.point - parts) / multi.point if multi.point > 0 else None
+    numbers = {
+        "multi_tax": numbers_of(multi),
+        "mooncake_tax": numbers_of(mooncake),
+        "lmcache_tax": numbers_of(lmcache),
+        "multi_minus_sum": numbers_of(excess),
+        "relative_departure": relative,
+        "tolerance": tolerance,
+    }
+    start = (
+        f"The stacked connector costs {shown(multi)} TTFT p90 against {100 * parts:+.1f}% for the"
+        f" sum of its parts, apart by {shown(excess, 'pp')}"
+    )
+    verdict, tail = CANNOT_TELL, f"the interval crosses a border of the {tolerance:.0%} tolerance."
+    if multi.lo <= 0:
+        tail = "its tax may be zero, and there is nothing to add up."
+    elif not_super.lo >= 0 and not_sub.lo >= 0:
+        verdict, tail = SUPPORTED, f"additive within {tolerance:.0%}."
+    elif not_super.hi < 0:
+        verdict, tail = REFUTED, "super-additive: the connectors interfere."
+    elif not_sub.hi < 0:
+        verdict, tail = REFUTED, "sub-additive: a cost is shared."
+    return _decided("H4", verdict, start, tail, numbers, [multi, not_super, not_sub])
+
+
+def h5(tables: Tables) -> Finding:
+    """The TTFT p90 tax of mooncake_both grows with the input length."""
+    return _growth("H5", tables, "ttft_p90", "input_tokens", "output_tokens")
+
+
+def h6(tables: Tables) -> Finding:
+    """The TPOT p90 tax of mooncake_both grows with the output length."""
+    return _growth("H6", tables, "tpot_p90", "output_tokens", "input_tokens")
+
+
+def _growth(identifier: str, tables: Tables, metric: str, axis: str, across: str) -> Finding:
+    """Whether a tax grows along one axis of Phase B, averaged over the other.
+
+    Supported: every step from one length to the next is positive (all intervals above zero need no
+    correction: each must hold). Refuted: some step is negative, at a level corrected for the number
+    of steps, or the growth over the whole axis is below the margin.
+    """
+    lengths = sorted({cell[axis] for cell in tables.study.cells("B")})
+    others = sorted({cell[across] for cell in tables.study.cells("B")})
+    statistics = tables.study.config["statistics"]
+    if len(lengths) < 2:
+        sentence = f"Cannot tell: Phase B has a single length of {axis.replace('_', ' ')}."
+        return Finding(identifier, CANNOT_TELL, sentence, {})
+
+    def change(a: int, b: int, confidence: float | None = None) -> Effect | None:
+        terms = [
+            Term(sign / len(others), MOONCAKE, "B", _shape(axis, length, other), metric)
+            for sign, length in ((1.0, b), (-1.0, a))
+            for other in others
+        ]
+        return tables.taxes.combination(terms, confidence)
+
+    pairs = list(itertools.pairwise(lengths))
+    corrected = 1 - (1 - statistics["confidence"]) / len(pairs)
+    steps = [change(*pair) for pair in pairs]
+    strict = [change(*pair, corrected) for pair in pairs]
+    whole = change(lengths[0], lengths[-1])
+    known = [effect for effect in (*steps, *strict) if effect is not None]
+    if whole is None or len(known) < 2 * len(pairs):
+        shapes = [_shape(axis, length, other) for length in lengths for other in others]
+        return no_number(identifier, tables, *((MOONCAKE, "B", s, metric) for s in shapes))
+    done, cautious = known[: len(pairs)], known[len(pairs) :]
+    name = f"{metric.replace('_', ' ').upper().replace('P90', 'p90')} tax of {MOONCAKE}"
+    noun = axis.replace("_tokens", "")
+    numbers = {
+        "lengths": lengths,
+        "steps": [numbers_of(effect) for effect in done],
+        "whole": numbers_of(whole),
+        "per_doubling": whole.point / math.log2(lengths[-1] / lengths[0]),
+        "sign": "+" if whole.point > 0 else "-" if whole.point < 0 else "0",
+    }
+    start = (
+        f"From {lengths[0]} to {lengths[-1]} {noun} tokens the {name} changes by"
+        f" {shown(whole, 'pp')}"
+    )
+    verdict, tail = CANNOT_TELL, "at least one step's interval holds zero."
+    if all(step.lo > 0 for step in done):
+        verdict, tail = SUPPORTED, f"it grows at every step of the {noun} length."
+    elif any(step.hi < 0 for step in cautious):
+        verdict, tail = REFUTED, f"it falls at a step of the {noun} length."
+    elif whole.hi < statistics["margin"]:
+        verdict, tail = REFUTED, f"no growth beyond the margin of {statistics['margin']:.0%}."
+    return _decided(identifier, verdict, start, tail, numbers, [whole, *done])
+
+
+def _shape(axis: str, length: int, other: int) -> str:
+    return f"{length}x{other}" if axis == "input_tokens" else f"{other}x{length}"
+
+
+def _off_grid(identifier: str) -> Finding:
+    sentence = "Cannot tell: ref_safe is not a rate of Phase A."
+    return Finding(identifier, CANNOT_TELL, sentence, {})
+
+
+def _decided(
+    identifier: str,
+    verdict: str,
+    start: str,
+    tail: str,
+    numbers: Mapping[str, Any],
+    effects: Sequence[Effect],
+) -> Finding:
+    """The finding, unless there are too few blocks: then the numbers stand without a verdict."""
+    too_few = undecided(effects)
+    if too_few is not None:
+        return Finding(identifier, CANNOT_TELL, f"{start}. {too_few}", numbers)
+    return Finding(identifier, verdict, f"{start}: {tail}", numbers)
+
+
+HYPOTHESES: tuple[Callable[[Tables], Finding], ...] = (h1, h2, h3, h4, h5, h6)

@@ -1,0 +1,74 @@
+"""What a cell of n requests can resolve: the half-width of the interval of a p90 ratio.
+
+Source: METHOD.md, "What 200 requests can resolve". The standard error of a sample quantile is
+sqrt(p (1 - p) / n) / f(x_p); for a lognormal with log standard deviation s it is, relative to the
+quantile, s sqrt(p (1 - p) / n) / phi(z_p). A ratio of two independent ones has sqrt(2) times that.
+Requests are autocorrelated and launches differ, so this is a lower bound.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from connector_tax.analysis.ingest import Cell, CellKey
+from connector_tax.analysis.measure import Requests
+
+METHOD_ROWS = (("tpot", "light load", 0.1), ("ttft", "light load", 0.3), ("ttft", "saturated", 0.8))
+METHOD_N = 200
+
+
+def half_width(sigma: float, n: int, percent: float = 90, confidence: float = 0.95) -> float:
+    """Half-width of the interval of a percentile ratio, as a fraction.
+
+    Args:
+        sigma: standard deviation of the log of the latencies.
+        n: requests in each of the two cells.
+    """
+    p = percent / 100
+    density = float(norm.pdf(norm.ppf(p)))
+    z = float(norm.ppf((1 + confidence) / 2))
+    return float(z * np.sqrt(2) * sigma * np.sqrt(p * (1 - p) / n) / density)
+
+
+def resolution_rows(
+    cells: Sequence[Cell],
+    requests: Mapping[CellKey, Requests],
+    rates: Mapping[str, Any],
+    confidence: float,
+) -> list[dict[str, Any]]:
+    """METHOD.md's table, then the same with the sigma of every valid Phase A cell of plain.
+
+    Returns:
+        rows of source (METHOD.md | this study), metric, where, sigma, n, half_width (fraction).
+    """
+    rows = [
+        _row("METHOD.md", metric, where, sigma, METHOD_N, confidence)
+        for metric, where, sigma in METHOD_ROWS
+    ]
+    marks = {rates[name]: name for name in ("ref_load", "ref_safe")}
+    for cell in cells:
+        found = requests.get(cell.key)
+        if cell.key.config != "plain" or cell.key.phase != "A" or found is None:
+            continue
+        mark = f" ({marks[cell.rate_rps]})" if cell.rate_rps in marks else ""
+        where = f"{cell.rate_rps:g} req/s{mark}, block {cell.key.block}"
+        for metric, values in (("ttft", found.ttft_ms), ("tpot", found.tpot_ms)):
+            if len(values) > 1:
+                sigma = float(np.std(np.log(values), ddof=1))
+                rows.append(_row("this study", metric, where, sigma, len(values), confidence))
+    return rows
+
+
+def _row(
+    source: str, metric: str, where: str, sigma: float, n: int, confidence: float
+) -> dict[str, Any]:
+    return {
+        "source": source,
+        "metric": metric,
+        "where": where,
+        "sigma": sigma,
+        "n": n,
+        "half_width": half_width(sigma, n, confidence=confidence),
+    }

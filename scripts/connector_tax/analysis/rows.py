@@ -1,0 +1,250 @@
+"""Rows of aggregate.csv and steps.csv: one for each planned cell, and one pooled over blocks.
+
+Source: CONTRACTS.md. A cell that is not valid keeps its row, with its status and reason and without
+a latency. Pooled rows (block `all`) hold the geometric mean of the valid blocks' percentiles, with
+Student's t on their logs as interval; with a single valid block they repeat it.
+"""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import t as student
+
+from connector_tax.analysis.ingest import Cell, CellKey, Study
+from connector_tax.analysis.measure import Requests, request_columns
+from connector_tax.analysis.percentiles import PERCENTS
+from connector_tax.analysis.reference import Sweep
+from connector_tax.analysis.saturation import CRITERIA, Judgement, Load, judge
+from connector_tax.analysis.stationarity import stationarity
+from connector_tax.analysis.steps import STEP_COLUMNS, Steps, step_columns, step_taxes
+
+POOLED = "all"
+TAXES = ("tax_step_p50", "tax_callback_p50", "unattributed")
+COUNTS = ("n_steps", "n_empty_steps", "n_incomplete_steps")
+QUANTILES = tuple(f"{m}_p{p}" for m in ("ttft", "tpot", "e2e") for p in PERCENTS)
+QUANTILE_COLUMNS = tuple(f"{q}{bound}_ms" for q in QUANTILES for bound in ("", "_lo", "_hi"))
+AVERAGED = (
+    "ttft_from_send_p90_ms",
+    "requested_throughput_rps",
+    "effective_throughput_rps",
+    "throughput_ratio",
+    "error_rate",
+    "waiting_p50",
+    *STEP_COLUMNS,
+)
+SUMMED = ("n", "window_s", "dropped", *COUNTS)
+COLUMNS = (
+    "config",
+    "configuration",
+    "block",
+    "phase",
+    "cell",
+    "rate_rps",
+    "input_tokens",
+    "output_tokens",
+    "status",
+    "reason",
+    "label",
+    "n",
+    "window_s",
+    *QUANTILE_COLUMNS,
+    "p99_reason",
+    "ttft_from_send_p90_ms",
+    "requested_throughput_rps",
+    "effective_throughput_rps",
+    "throughput_ratio",
+    "error_rate",
+    "dropped",
+    "waiting_p50",
+    "saturated",
+    "saturation_criteria",
+    "warming_up",
+    "mser5_discard",
+    "halves_change",
+    "halves_p",
+    *STEP_COLUMNS,
+    *COUNTS,
+)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """The steps of every valid cell, and why there are none.
+
+    Attributes:
+        cells: steps by cell.
+        unavailable: why the study has no step timing; None when it has.
+    """
+
+    cells: Mapping[CellKey, Steps]
+    unavailable: str | None
+
+    def rows(self, cells: Sequence[Cell]) -> list[Row]:
+        """steps.csv: a row for each planned cell, in us."""
+        return [self._row(cell) for cell in cells]
+
+    def means(self, study: Study) -> dict[tuple[str, str, str], dict[str, float | None]]:
+        """(config, phase, cell) to the step taxes, averaged over the blocks that have them."""
+        groups: dict[tuple[str, str, str], list[Mapping[str, float | None]]] = {}
+        for key in self.cells:
+            if study.document["blocks"] > key.block and key.config != "plain":
+                groups.setdefault((key.config, key.phase, key.cell), []).append(self._taxes(key))
+        renamed = zip(("step_tax_us", "callback_us", "unattributed_us"), TAXES, strict=True)
+        names = tuple(renamed)
+        return {
+            where: {name: _mean([taxes[column] for taxes in found]) for name, column in names}
+            for where, found in groups.items()
+        }
+
+    def _taxes(self, key: CellKey) -> dict[str, float | None]:
+        plain = self.cells.get(key._replace(config="plain"))
+        if plain is None:
+            return dict.fromkeys(TAXES)
+        ours = step_columns(self.cells[key])
+        ours["configuration"] = "plain" if key.config.startswith("plain") else key.config
+        return step_taxes(ours, step_columns(plain))
+
+    def _row(self, cell: Cell) -> Row:
+        row: Row = {**cell.key._asdict(), "configuration": cell.configuration}
+        row |= {"status": cell.status, "reason": cell.reason}
+        row |= dict.fromkeys((*STEP_COLUMNS, *COUNTS, *TAXES))
+        found = self.cells.get(cell.key)
+        if found is None:
+            return row | {"reason": cell.reason or self.unavailable}
+        row |= {**step_columns(found), **self._taxes(cell.key)}
+        if len(found.duration_us) == 0:
+            row["reason"] = "no step with tokens in the measured window"
+        elif cell.key._replace(config="plain") not in self.cells:
+            row["reason"] = "plain has no valid cell here"
+        elif row["tax_callback_p50"] is None:
+            row["reason"] = "no step has all three callbacks"
+        return row
+
+
+def aggregate_rows(
+    study: Study,
+    cells: Sequence[Cell],
+    measured: Mapping[CellKey, tuple[Requests, float, Load | None]],
+    sweeps: Mapping[tuple[str, int], Sweep],
+    steps: StepTable,
+) -> list[Row]:
+    """Every planned cell in order, each configuration's cells followed by their pooled rows."""
+    rows = []
+    for cell in cells:
+        row = _identity(study, cell)
+        if cell.key in measured:
+            requests, waiting, load = measured[cell.key]
+            row |= _measured_columns(study, requests, waiting)
+            row |= _saturation_columns(study, cell, load, sweeps)
+            if cell.key in steps.cells:
+                row |= step_columns(steps.cells[cell.key])
+        rows.append({name: row.get(name) for name in COLUMNS})
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["phase"], row["config"], row["cell"]), []).append(row)
+    confidence = study.config["statistics"]["confidence"]
+    return rows + [_pooled(group, confidence) for group in groups.values()]
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A CSV with a header; None is empty, booleans are `true` and `false`, floats round-trip."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: str(v).lower() if isinstance(v, bool) else v for k, v in row.items()})
+    return stream.getvalue()
+
+
+def _identity(study: Study, cell: Cell) -> Row:
+    row: Row = {
+        **cell.key._asdict(),
+        "configuration": cell.configuration,
+        "rate_rps": cell.rate_rps,
+        "input_tokens": cell.input_tokens,
+        "output_tokens": cell.output_tokens,
+        "status": cell.status,
+        "reason": cell.reason,
+        "label": study.document["engine_label"],
+    }
+    if cell.status == "void" and cell.record is not None:
+        window = cell.record["window"]
+        row["n"] = cell.record["counts"]["measured_ok"]
+        row["dropped"] = cell.record["counts"]["dropped"]
+        row["window_s"] = (window["t_stop_ns"] - window["t_warmup_end_ns"]) / 1e9
+    return row
+
+
+def _measured_columns(study: Study, requests: Requests, waiting: float) -> Row:
+    statistics = study.config["statistics"]
+    row = request_columns(requests, statistics["confidence"], statistics["p99_min_samples"])
+    return {
+        **row,
+        "waiting_p50": waiting,
+        **stationarity(requests.tpot_ms, statistics["margin"])._asdict(),
+    }
+
+
+def _saturation_columns(
+    study: Study, cell: Cell, load: Load | None, sweeps: Mapping[tuple[str, int], Sweep]
+) -> Row:
+    if load is None or cell.rate_rps is None:
+        return {"saturated": None, "saturation_criteria": ""}
+    found: Judgement = (
+        sweeps[cell.key.config, cell.key.block][cell.rate_rps]
+        if cell.key.phase == "A"
+        else judge(load, None, study.config["saturation"])
+    )
+    return {"saturated": found.saturated, "saturation_criteria": found.names}
+
+
+def _pooled(group: Sequence[Row], confidence: float) -> Row:
+    valid = [row for row in group if row["status"] == "valid"]
+    lost = [f"block {r['block']}: {r['reason']}" for r in group if r["status"] != "valid"]
+    row = dict.fromkeys(COLUMNS) | {k: group[0][k] for k in COLUMNS[:11]}
+    row |= {"block": POOLED, "reason": "; ".join(lost) or None}
+    if not valid:
+        return row
+    row |= {"status": "valid", "rate_rps": valid[0]["rate_rps"]}
+    for name in QUANTILES:
+        row |= _pooled_quantile(name, valid, confidence)
+    row |= {name: _mean([r[name] for r in valid]) for name in AVERAGED}
+    for name in SUMMED:
+        known = [r[name] for r in valid if r[name] is not None]
+        row[name] = sum(known) if known else None
+    row["p99_reason"] = next((r["p99_reason"] for r in valid if r["p99_reason"]), None)
+    judged = [r for r in valid if r["saturated"] is not None]
+    if judged:
+        row["saturated"] = 2 * sum(r["saturated"] for r in judged) >= len(judged)
+        fired = [r["saturation_criteria"].split(";") for r in judged]
+        row["saturation_criteria"] = ";".join(
+            name for name in CRITERIA if 2 * sum(name in f for f in fired) >= len(fired)
+        )
+    warming = [r["warming_up"] for r in valid if r["warming_up"] is not None]
+    row["warming_up"] = any(warming) if warming else None
+    return row
+
+
+def _pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
+    columns = [f"{name}{bound}_ms" for bound in ("", "_lo", "_hi")]
+    values = [row[columns[0]] for row in valid if row[columns[0]] is not None]
+    if len(valid) == 1 or not values:
+        return {column: valid[0][column] for column in columns}
+    logs = np.log(values)
+    mean, half = float(logs.mean()), np.inf
+    if len(values) > 1:
+        quantile = float(student.ppf((1 + confidence) / 2, len(values) - 1))
+        half = quantile * float(logs.std(ddof=1)) / np.sqrt(len(values))
+    bounds = [float(np.exp(mean + sign * half)) if np.isfinite(half) else None for sign in (-1, 1)]
+    return dict(zip(columns, [float(np.exp(mean)), *bounds], strict=True))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
