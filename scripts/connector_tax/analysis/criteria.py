@@ -106,6 +106,11 @@ def label_of_h3(tables: Tables) -> Finding:
         label, tail = "implementation-cost-dominated", "the tax is implementation-cost-dominated"
     elif lower.lo >= 0 and upper.hi < 0:
         label, tail = "mixed", "neither the framework nor the implementation dominates"
+    elif upper.hi < 0:
+        tail = (
+            f"the framework is less than {limits['h3_framework_share']:.0%} of the tax; whether it is"
+            f" less than {limits['h3_implementation_share']:.0%} cannot be told"
+        )
     share = noop.point / mooncake.point if mooncake.point > 0 else None
     numbers = {
         "noop_tax": numbers_of(noop),
@@ -231,4 +236,5 @@ def _labelled(
     too_few = undecided(effects)
     if too_few is not None:
         return Finding(identifier, MET, f"{start}. {too_few}", {**numbers, "label": "undecided"})
-    return Finding(identifier, MET, f"{start}: {tail}.", {**numbers, "label": label})
+    sentence = f"{start}. {tail[0].upper()}{tail[1:]}."
+    return Finding(identifier, MET, sentence, {**numbers, "label": label})

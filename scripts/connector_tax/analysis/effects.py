@@ -140,11 +140,18 @@ class TaxTable:
             float(np.expm1(mean)), found._replace(lo=bounds[0], hi=bounds[1]), len(blocks)
         )
 
+    def common_blocks(self, terms: Sequence[Term]) -> tuple[int, ...]:
+        """The blocks in which every tax of a combination has a number."""
+        shared = [set(self.blocks(*term[1:])) for term in terms]
+        return tuple(sorted(set.intersection(*shared)))
+
+    def point(self, term: Term, blocks: Sequence[int]) -> float:
+        """The tax of a term, its weight aside, over the given blocks."""
+        return float(np.expm1(self._log_ratios(blocks, *term[1:])[0].mean()))
+
     def combination(self, terms: Sequence[Term], confidence: float | None = None) -> Effect | None:
         """A linear combination of taxes, over the blocks all of them have; None without any."""
-        blocks = tuple(
-            block for block in self._blocks if all(block in self.blocks(*t[1:]) for t in terms)
-        )
+        blocks = self.common_blocks(terms)
         if not blocks:
             return None
         point, per_block = 0.0, np.zeros(len(blocks))
@@ -181,9 +188,9 @@ class TaxTable:
         )
         return plain_ms, config_ms, found
 
-    def lost(self, config: str, phase: str, cell: str, metric: str) -> list[tuple[str, str]]:
-        """(status, reason) of every block in which the tax has no number, in block order."""
-        found = []
+    def lost(self, config: str, phase: str, cell: str, metric: str) -> list[tuple[str, int, str]]:
+        """(status, block, reason) of every block in which the tax has no number, in block order."""
+        found: list[tuple[str, int, str]] = []
         for block in self._blocks:
             for name in (config, "plain"):
                 key = CellKey(name, block, phase, cell)
@@ -192,7 +199,7 @@ class TaxTable:
                     continue
                 status, reason = _why_lost(state, metric)
                 who = f"{name}: " if name != config else ""
-                found.append((status, f"block {block}: {who}{reason}"))
+                found.append((status, block, f"{who}{reason}"))
                 break
         return found
 

@@ -70,10 +70,10 @@ def undecided(effects: Sequence[Effect]) -> str | None:
 def no_number(identifier: str, tables: Tables, *terms: tuple[str, str, str, str]) -> Finding:
     """The finding when a tax is missing: names the status and the reason of each that is."""
     why = [
-        f"{config}: {status} ({reason})"
+        f"{config}: {status} (block {block}: {reason})"
         for config, phase, cell, metric in terms
         if tables.taxes.tax(config, phase, cell, metric) is None
-        for status, reason in tables.taxes.lost(config, phase, cell, metric)[:1]
+        for status, block, reason in tables.taxes.lost(config, phase, cell, metric)[:1]
     ]
     because = "; ".join(why) or "the taxes it compares have no block in common"
     return Finding(identifier, CANNOT_TELL, f"Cannot tell: no number for {because}.", {})
@@ -311,7 +311,7 @@ def _decided(
     too_few = undecided(effects)
     if too_few is not None:
         return Finding(identifier, CANNOT_TELL, f"{start}. {too_few}", numbers)
-    return Finding(identifier, verdict, f"{start}: {tail}", numbers)
+    return Finding(identifier, verdict, f"{start}. {tail[0].upper()}{tail[1:]}", numbers)
 
 
 HYPOTHESES: tuple[Callable[[Tables], Finding], ...] = (h1, h2, h3, h4, h5, h6)

@@ -95,6 +95,16 @@ class Cell:
         return self.files.get(self.file(kind).name)
 
 
+def merged_reasons(reasons: Sequence[tuple[int, str]]) -> str:
+    """The reasons of several blocks as one text: `block 0, 2: died; block 1: early send`."""
+    by_text: dict[str, list[int]] = {}
+    for block, text in reasons:
+        by_text.setdefault(text, []).append(block)
+    return "; ".join(
+        f"block {', '.join(map(str, blocks))}: {text}" for text, blocks in by_text.items()
+    )
+
+
 def load_study(path: Path) -> Study:
     """Read `study.json`.
 

@@ -38,7 +38,9 @@ def resolution_rows(
     rates: Mapping[str, Any],
     confidence: float,
 ) -> list[dict[str, Any]]:
-    """METHOD.md's table, then the same with the sigma of every valid Phase A cell of plain.
+    """METHOD.md's table, then the same with the sigma of plain at every Phase A rate.
+
+    With several blocks sigma is their mean and n the smallest: one launch's worth of requests.
 
     Returns:
         rows of source (METHOD.md | this study), metric, where, sigma, n, half_width (fraction).
@@ -47,17 +49,22 @@ def resolution_rows(
         _row("METHOD.md", metric, where, sigma, METHOD_N, confidence)
         for metric, where, sigma in METHOD_ROWS
     ]
-    marks = {rates[name]: name for name in ("ref_load", "ref_safe")}
+    marks = {rates[name]: f" ({name})" for name in ("ref_load", "ref_safe")}
+    plain: dict[float, list[Requests]] = {}
     for cell in cells:
-        found = requests.get(cell.key)
-        if cell.key.config != "plain" or cell.key.phase != "A" or found is None:
-            continue
-        mark = f" ({marks[cell.rate_rps]})" if cell.rate_rps in marks else ""
-        where = f"{cell.rate_rps:g} req/s{mark}, block {cell.key.block}"
-        for metric, values in (("ttft", found.ttft_ms), ("tpot", found.tpot_ms)):
-            if len(values) > 1:
-                sigma = float(np.std(np.log(values), ddof=1))
-                rows.append(_row("this study", metric, where, sigma, len(values), confidence))
+        key = cell.key
+        if (key.config, key.phase) == ("plain", "A") and key in requests:
+            assert cell.rate_rps is not None
+            plain.setdefault(cell.rate_rps, []).append(requests[key])
+    for rate, launches in plain.items():
+        for metric in ("ttft", "tpot"):
+            samples = [getattr(launch, f"{metric}_ms") for launch in launches]
+            samples = [values for values in samples if len(values) > 1]
+            if samples:
+                sigma = float(np.mean([np.std(np.log(values), ddof=1) for values in samples]))
+                n = min(len(values) for values in samples)
+                where = f"{rate:g} req/s{marks.get(rate, '')}"
+                rows.append(_row("this study", metric, where, sigma, n, confidence))
     return rows
 
 

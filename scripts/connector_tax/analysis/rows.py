@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from connector_tax.analysis.ingest import Cell, CellKey, Study
+from connector_tax.analysis.ingest import Cell, CellKey, Study, merged_reasons
 from connector_tax.analysis.measure import Requests, request_columns
 from connector_tax.analysis.percentiles import PERCENTS
 from connector_tax.analysis.reference import Sweep
@@ -206,9 +206,9 @@ def _saturation_columns(
 
 def _pooled(group: Sequence[Row], confidence: float) -> Row:
     valid = [row for row in group if row["status"] == "valid"]
-    lost = [f"block {r['block']}: {r['reason']}" for r in group if r["status"] != "valid"]
+    lost = [(row["block"], row["reason"]) for row in group if row["status"] != "valid"]
     row = dict.fromkeys(COLUMNS) | {k: group[0][k] for k in COLUMNS[:11]}
-    row |= {"block": POOLED, "reason": "; ".join(lost) or None}
+    row |= {"block": POOLED, "reason": merged_reasons(lost) or None}
     if not valid:
         return row
     row |= {"status": "valid", "rate_rps": valid[0]["rate_rps"]}

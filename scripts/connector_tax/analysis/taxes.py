@@ -10,7 +10,7 @@ from typing import Any
 
 from connector_tax.analysis.bootstrap import holm
 from connector_tax.analysis.effects import METRICS, Effect, TaxTable, Term
-from connector_tax.analysis.ingest import CLOSING_PLAIN, PHASES, Study
+from connector_tax.analysis.ingest import CLOSING_PLAIN, PHASES, Study, merged_reasons
 
 TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"
@@ -125,7 +125,7 @@ def _tax_row(
         "p_value": effect.interval.p,
         **tables.step_means.get((config, phase, cell), {}),
         "status": "valid",
-        "reason": "; ".join(reason for _, reason in lost) or None,
+        "reason": merged_reasons([(block, reason) for _, block, reason in lost]) or None,
     }
 
 
@@ -146,11 +146,11 @@ def _capacity_ratio(config: str, rates: Mapping[str, Any]) -> float | None:
     return None if ours is None or plain is None else float(ours / plain)
 
 
-def _worst(lost: Sequence[tuple[str, str]]) -> tuple[str, str]:
+def _worst(lost: Sequence[tuple[str, int, str]]) -> tuple[str, str]:
     for status in ("void", "missing", "skipped"):
-        reasons = [reason for found, reason in lost if found == status]
+        reasons = [(block, reason) for found, block, reason in lost if found == status]
         if reasons:
-            return status, "; ".join(reasons)
+            return status, merged_reasons(reasons)
     raise AssertionError("a tax without a number has a block that lost it")
 
 
@@ -207,17 +207,16 @@ def _amplification_row(tables: Tables, config: str, metric: str) -> dict[str, An
     if safe == load:
         return row | {"reason": "ref_load equals ref_safe"}
     taxes = tables.taxes
-    gap = taxes.combination(
-        [Term(1, config, "A", load, metric), Term(-1, config, "A", safe, metric)]
-    )
-    at_safe, at_load = (taxes.tax(config, "A", cell, metric) for cell in (safe, load))
-    if gap is None or at_safe is None or at_load is None:
+    terms = [Term(1, config, "A", load, metric), Term(-1, config, "A", safe, metric)]
+    gap = taxes.combination(terms)
+    if gap is None:
         lost = [taxes.lost(config, "A", cell, metric) for cell in (safe, load)]
         status, reason = _worst([*lost[0], *lost[1]])
         return row | {"status": status, "reason": reason}
+    at_load, at_safe = (taxes.point(term, taxes.common_blocks(terms)) for term in terms)
     return row | {
-        "tax_ref_safe": at_safe.point,
-        "tax_ref_load": at_load.point,
+        "tax_ref_safe": at_safe,
+        "tax_ref_load": at_load,
         "gap": gap.point,
         "gap_lo": gap.interval.lo,
         "gap_hi": gap.interval.hi,
