@@ -7,6 +7,7 @@ so can the kernel's receive time come along with the bytes. Every read is stampe
 import asyncio
 import contextlib
 import errno
+import select
 import socket
 import struct
 import time
@@ -41,6 +42,56 @@ def enable_kernel_stamps(sock: socket.socket) -> bool:
     return True
 
 
+class Poller:
+    """Watches the connections' sockets with one epoll set inside the event loop.
+
+    uvloop's own add_reader would do but for one case: when bytes and a reset arrive together it
+    calls the reader once and then stops watching (libuv ends a poll on POLLERR), so that the reset
+    is never seen. One loop callback also serves every socket that is ready.
+    """
+
+    BATCH = 256
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._epoll = select.epoll()
+        self._connections: dict[int, Connection] = {}
+        loop.add_reader(self._epoll.fileno(), self._on_ready)
+
+    def add(self, connection: "Connection") -> None:
+        """Call `connection.on_readable` whenever there is something to read."""
+        descriptor = connection.sock.fileno()
+        self._connections[descriptor] = connection
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def want_write(self, connection: "Connection", wanted: bool) -> None:
+        """Also call, or stop calling, `connection.on_writable`."""
+        mask = select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN
+        self._epoll.modify(connection.sock.fileno(), mask)
+
+    def remove(self, connection: "Connection") -> None:
+        """Stop watching."""
+        descriptor = connection.sock.fileno()
+        if self._connections.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def close(self) -> None:
+        """Let go of the loop."""
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def _on_ready(self) -> None:
+        connections = self._connections
+        for descriptor, events in self._epoll.poll(0, self.BATCH):
+            connection = connections.get(descriptor)
+            if connection is None:
+                continue
+            if events & select.EPOLLOUT:
+                connection.on_writable()
+            if events & ~select.EPOLLOUT:
+                connection.on_readable()
+
+
 class Connection:
     """One connection. At most one response at a time is read from it.
 
@@ -61,6 +112,7 @@ class Connection:
         "_parser",
         "_parts",
         "_poisoned",
+        "_poller",
         "_read",
         "_status",
         "_unsent",
@@ -77,6 +129,7 @@ class Connection:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        poller: Poller,
         sock: socket.socket,
         kernel_stamps: bool,
         buffer: memoryview,
@@ -84,6 +137,7 @@ class Connection:
     ) -> None:
         # Of the connection.
         self._loop = loop
+        self._poller = poller
         self.sock = sock
         self._on_idle_data = on_idle_data
         self._parser = httptools.HttpResponseParser(self)
@@ -95,7 +149,7 @@ class Connection:
         # Of the response being read.
         self._reset()
         self.busy = False
-        loop.add_reader(sock.fileno(), self._on_readable)
+        poller.add(self)
 
     def _reset(self) -> None:
         self._chunks: list[tuple[int, bytes]] = []
@@ -130,23 +184,23 @@ class Connection:
             raise RequestFailed("reset_before_headers", _os_text(error)) from None
         if sent < len(head) + len(body):
             self._unsent = memoryview(head + body)[sent:]
-            self._loop.add_writer(self.sock.fileno(), self._on_writable)
+            self._poller.want_write(self, True)
         return stamp
 
-    def _on_writable(self) -> None:
-        assert self._unsent is not None
+    def on_writable(self) -> None:
+        """Send more of a request that the kernel did not take at once."""
+        if self._unsent is None:
+            return
         try:
             sent = self.sock.send(self._unsent)
         except BlockingIOError:
             return
         except OSError as error:
-            self._loop.remove_writer(self.sock.fileno())
             self._fail(RequestFailed("reset_before_headers", _os_text(error)))
             return
-        self._unsent = self._unsent[sent:]
-        if not self._unsent:
-            self._unsent = None
-            self._loop.remove_writer(self.sock.fileno())
+        self._unsent = self._unsent[sent:] or None
+        if self._unsent is None:
+            self._poller.want_write(self, False)
 
     # ---- response: each await suspends only when nothing is buffered
 
@@ -231,7 +285,8 @@ class Connection:
 
         return read
 
-    def _on_readable(self) -> None:
+    def on_readable(self) -> None:
+        """Read once, stamp, parse, wake the waiting task."""
         try:
             data, stamp = self._read()
         except OSError as error:
@@ -285,7 +340,7 @@ class Connection:
     def _fail(self, failure: RequestFailed) -> None:
         self._poisoned = True
         # A dead socket stays readable for ever; without this the loop would spin on it.
-        self._loop.remove_reader(self.sock.fileno())
+        self._poller.remove(self)
         if not self._complete and self._failure is None:
             self._failure = failure
         self._wake()
@@ -360,9 +415,7 @@ class Connection:
         if self.closed:
             return
         self.closed = True
-        descriptor = self.sock.fileno()
-        self._loop.remove_reader(descriptor)
-        self._loop.remove_writer(descriptor)
+        self._poller.remove(self)
         self.sock.close()
         # These refer back to the connection; the collector does not run during a cell.
         del self._parser, self._read
@@ -392,6 +445,7 @@ class Pool:
         self._limit = limit
         self._kernel_stamps = kernel_stamps
         self._buffer = memoryview(bytearray(READ_BYTES))
+        self._poller = Poller(loop)
         self._idle: list[Connection] = []
         self._size = 0
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
@@ -472,9 +526,10 @@ class Pool:
             self._discard(connection)
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections; none may be in use."""
         while self._idle:
             self._discard(self._idle.pop())
+        self._poller.close()
 
     def _offer(self, connection: Connection) -> None:
         if not self._wake_next(connection):
@@ -520,7 +575,14 @@ class Pool:
                 raise RequestFailed("connect_failed", _os_text(error)) from None
             raise
         self.opened += 1
-        return Connection(self._loop, sock, self._kernel_stamps, self._buffer, self._on_idle_data)
+        return Connection(
+            self._loop,
+            self._poller,
+            sock,
+            self._kernel_stamps,
+            self._buffer,
+            self._on_idle_data,
+        )
 
 
 def _os_text(error: OSError) -> str:

@@ -42,10 +42,12 @@ class EventSplitter:
                 return b""
         if not self._pending and chunk.endswith(b"\n\n"):
             return chunk
-        end = chunk.rfind(b"\n\n") + 2
-        if end < 2 and self._ends_line and chunk.startswith(b"\n"):
+        found = chunk.rfind(b"\n\n")
+        if found >= 0:
+            end = found + 2
+        elif self._ends_line and chunk.startswith(b"\n"):
             end = 1
-        if end < 2 and end != 1:
+        else:
             self._keep(chunk)
             return b""
         block = b"".join((*self._pending, chunk[:end]))

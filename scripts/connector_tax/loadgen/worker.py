@@ -353,7 +353,7 @@ def _die_with(parent: int, leave: Callable[[], None], loop: asyncio.AbstractEven
 def main() -> None:
     """Run until the main process says or shows that it is over."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to handle
-    print("up", flush=True)
+    os.write(sys.stdout.fileno(), b"up\n")  # one write, whatever buffering the user has set
     settings = msgspec.json.decode(sys.stdin.readline(), type=WorkerSettings)
     if settings.cpus is not None:
         os.sched_setaffinity(0, settings.cpus)  # before any thread starts, so that all inherit it

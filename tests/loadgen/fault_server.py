@@ -1,0 +1,156 @@
+"""A server that answers byte for byte as it is told, in its own thread, on a loopback port.
+
+The script of an answer is a list of steps. The client names the script in its request body, as
+`{"script": "name"}`, so that one run of the load generator can contain every fault at once.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Wait before the next step."""
+
+    seconds: float
+
+
+class Fin:
+    """Close in order; nothing more is sent."""
+
+
+class Reset:
+    """Close with RST."""
+
+
+class Hang:
+    """Never say anything again, until the client goes away."""
+
+
+Step = bytes | Pause | type[Fin] | type[Reset] | type[Hang]
+
+
+def event(data: str, ending: str = "\n") -> bytes:
+    """Return one server-sent event."""
+    return f"data: {data}{ending}{ending}".encode()
+
+
+def token(text: str = " tok", finish: str | None = None) -> str:
+    """Return a completion chunk in vLLM's compact form."""
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}
+    chunk = {"id": "cmpl-1", "object": "text_completion", "choices": [choice], "usage": None}
+    return json.dumps(chunk, separators=(",", ":"))
+
+
+def usage(prompt: int = 4, completion: int = 3) -> str:
+    """Return the usage chunk."""
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": 7}
+    return json.dumps({"id": "cmpl-1", "choices": [], "usage": counts}, separators=(",", ":"))
+
+
+def chunked(*parts: bytes, last: bool = True) -> bytes:
+    """Return `parts` in chunked transfer coding, one chunk each."""
+    return b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in parts) + (b"0\r\n\r\n" if last else b"")
+
+
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+
+
+def good_events(ending: str = "\n") -> list[bytes]:
+    """Return the events of a good answer: three tokens, usage, [DONE]."""
+    datas = [token(), token(), token(finish="length"), usage(), "[DONE]"]
+    return [event(data, ending) for data in datas]
+
+
+def good_answer(ending: str = "\n") -> bytes:
+    """Return a complete good answer."""
+    return HEAD + chunked(*good_events(ending))
+
+
+class FaultServer:
+    """Serves scripts; `requests` counts how many arrived."""
+
+    def __init__(self, scripts: Mapping[str, Sequence[Step]]) -> None:
+        self._scripts = scripts
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._server: asyncio.Server | None = None
+        self.port = 0
+        self.requests: list[str] = []
+        self.on_request: Callable[[str], None] | None = None
+
+    def __enter__(self) -> "FaultServer":
+        """Listen on a free port."""
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                name = json.loads(await reader.readexactly(length))["script"]
+                self.requests.append(name)
+                if self.on_request is not None:
+                    self.on_request(name)
+                if not await self._play(self._scripts[name], reader, writer):
+                    break
+        writer.close()
+
+    async def _play(
+        self, script: Sequence[Step], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Return True if the connection stays open for another request."""
+        for step in script:
+            if isinstance(step, bytes):
+                writer.write(step)
+                await writer.drain()
+            elif isinstance(step, Pause):
+                await asyncio.sleep(step.seconds)
+            elif step is Hang:
+                await reader.read(1)
+                return False
+            elif step is Fin:
+                return False
+            else:
+                sock: socket.socket = writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+                return False
+        return True
+
+
+@contextlib.contextmanager
+def refused_port() -> Iterator[int]:
+    """Yield a port that refuses connections: bound, but not listening."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield sock.getsockname()[1]
