@@ -136,7 +136,13 @@ class Dispatcher:
         # is killed at any later time leaves no socket behind.
         self._folder = tempfile.mkdtemp(prefix="connector-tax-loadgen-")
         pull = private_socket(self._context, zmq.PULL)
-        pull.bind(f"ipc://{self._folder}/results")
+        try:
+            pull.bind(f"ipc://{self._folder}/results")
+        except zmq.ZMQError as error:
+            raise LoadGeneratorError(
+                f"cannot make a socket in {self._folder}: {error}; TMPDIR must name a folder that is "
+                "writable and whose path is short (a Unix socket's path holds 107 bytes)"
+            ) from None
         decoder = msgspec.msgpack.Decoder(FromWorker)
         self._results = Receiver(self._loop, pull, decoder, self._on_message)
         ups = []
@@ -195,7 +201,8 @@ class Dispatcher:
             self._results.close()
         self._remove_folder()
         self._probe.close()
-        self._context.term()
+        # Also closes a socket whose bind failed; term() would wait for it for ever.
+        self._context.destroy(linger=0)
 
     def _remove_folder(self) -> None:
         if self._folder:
