@@ -108,8 +108,8 @@ def label_of_h3(tables: Tables) -> Finding:
         label, tail = "mixed", "neither the framework nor the implementation dominates"
     elif upper.hi < 0:
         tail = (
-            f"the framework is less than {limits['h3_framework_share']:.0%} of the tax; whether it is"
-            f" less than {limits['h3_implementation_share']:.0%} cannot be told"
+            f"the framework is less than {limits['h3_framework_share']:.0%} of the tax; whether"
+            f" it is less than {limits['h3_implementation_share']:.0%} cannot be told"
         )
     share = noop.point / mooncake.point if mooncake.point > 0 else None
     numbers = {
