@@ -48,7 +48,7 @@ def launch_indexes(phase):
 
 def modules(room):
     """The source files of a room: inputs of what is cheap to remake when its code changes."""
-    return sorted(str(path) for path in Path("scripts/connector_tax", room).glob("*.py"))
+    return sorted(str(path) for path in Path(workflow.basedir, "scripts/connector_tax", room).glob("*.py"))
 
 
 def launch_priority(phase):

@@ -21,9 +21,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from connector_tax.analysis.summary import summarise_cell
+from connector_tax.analysis.measure import summarise_cell
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
-from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
+from connector_tax.loadgen import (
+    LoadGenerator,
+    LoadGeneratorError,
+    LoadGeneratorOptions,
+    Target,
+)
 from connector_tax.study import cell as cells
 from connector_tax.study.design import PHASES, Launch, cell_order, launches
 from connector_tax.study.guard import (
@@ -145,7 +150,7 @@ class LaunchDriver:
         try:
             with contextlib.ExitStack() as stack:
                 self._measure_all(stack, missing, rate_rps, attempt)
-        except ServerError as error:
+        except (ServerError, LoadGeneratorError) as error:
             attempt["failure"] = str(error)
             self.progress.say(f"FAILED: {error}")
             return str(error)
@@ -194,6 +199,7 @@ class LaunchDriver:
                     on_progress=self.progress.update,
                 )
                 if content["valid"]:
+                    self.progress.say(f"cell {cell['cell']} {_counted(content['counts'])}")
                     break
                 self.progress.say(f"cell {cell['cell']} VOID: {'; '.join(content['void_reasons'])}")
                 if measurement < MEASUREMENTS_OF_A_VOID_CELL:
@@ -297,6 +303,10 @@ class LaunchDriver:
             "release_s": self.study["config"]["server"]["release_s"] * len(self._attempts),
             "wall_s": sum(a.get("wall_s", 0.0) for a in self._attempts),
         }
+
+
+def _counted(counts: Mapping[str, Any]) -> str:
+    return f"valid: {counts['measured_ok']} measured, {counts['ok']} of {counts['planned']} served"
 
 
 def _now() -> str:

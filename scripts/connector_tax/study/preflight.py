@@ -25,6 +25,7 @@ from connector_tax.study.guard import DeviceBusyError, device_lock, kill_leftove
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.sampler import parse_metrics
 from connector_tax.study.server import Server, ServerError, command_for, free_port, served_model
+from connector_tax.study.steplog import StepLog
 
 FAILED_COUNTER = "vllm:engine_core_failed_total"
 PROMPT_TOKENS = 32
@@ -80,6 +81,7 @@ def run_gate(
             _check_engine(server, note)
         finally:
             note(f"stopped by {server.stop(settings['stop_grace_s'])}")
+            StepLog(folder).remove()
     except ServerError as error:
         raise GateError(str(error)) from error
 

@@ -1,0 +1,110 @@
+"""Runs Snakemake on the tiny study in a folder of its own."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from connector_tax.config import ROOT
+from connector_tax.study.guard import PARENT_VARIABLE
+
+TINY = Path(__file__).with_name("tiny.yaml")
+
+
+def command(folder: Path, *targets: str, options: tuple[str, ...] = ()) -> list[str]:
+    return [
+        str(Path(sys.executable).with_name("snakemake")),
+        *("--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)),
+        *("--cores", "1", "--configfile", str(folder / "study.yaml"), *options, "--", *targets),
+    ]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    # The device lock lives below TMPDIR: studies of different tests must not exclude each other.
+    inherited = {k: v for k, v in os.environ.items() if k != PARENT_VARIABLE}
+    return {
+        **inherited,
+        "TMPDIR": str(temporary_folder(folder)),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+    }
+
+
+def temporary_folder(folder: Path) -> Path:
+    """A private folder with a short path (it holds Unix sockets) that belongs to `folder` alone."""
+    name = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+    path = Path(tempfile.gettempdir()) / f"ct-{name}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def prepare(folder: Path, edit: Callable[[str], str] = str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "study.yaml").write_text(edit(TINY.read_text()))
+    return folder
+
+
+def run(
+    folder: Path, *targets: str, options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(folder, *targets, options=options),
+        env=environment(folder),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+
+
+def start(folder: Path, *targets: str) -> subprocess.Popen[bytes]:
+    output = (folder / "snakemake.log").open("wb")
+    return subprocess.Popen(
+        command(folder, *targets),
+        env=environment(folder),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def wait_for(
+    condition: Callable[[], bool], process: subprocess.Popen[bytes], timeout_s: float = 120
+) -> None:
+    """Wait for a state of the file system or the process table, which announce nothing."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, "Snakemake ended before the condition came true"
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.01)
+
+
+def of_this_study(folder: Path) -> Iterator[psutil.Process]:
+    """Every process whose command line or environment names the folder."""
+    name = str(folder)
+    for process in psutil.process_iter():
+        try:
+            texts = [*process.cmdline(), *process.environ().values()]
+            if process.pid != os.getpid() and any(name in text for text in texts):
+                yield process
+        except psutil.Error:
+            continue
+
+
+def gone(folder: Path, timeout_s: float = 20) -> list[str]:
+    """Command lines of the study's processes that are still there after `timeout_s`."""
+    _, alive = psutil.wait_procs(list(of_this_study(folder)), timeout=timeout_s)
+    return [" ".join(process.cmdline()) for process in alive if process.is_running()]
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL Snakemake's process group: Snakemake, its shells and drivers."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

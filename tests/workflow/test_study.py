@@ -1,0 +1,239 @@
+"""A real study, end to end: every artifact, a server that dies, and nothing measured twice."""
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from connector_tax.config import ROOT
+from connector_tax.files import read_json, read_jsonl, sha256_file
+from connector_tax.provenance.manifest import parse
+from connector_tax.study.guard import LAUNCH_VARIABLE
+from tests.workflow.harness import gone, prepare, run, start, temporary_folder, wait_for
+from tests.workflow.test_dry_run import MEASURING, planned
+
+pytestmark = [pytest.mark.workflow, pytest.mark.timeout(600)]
+
+
+@dataclass
+class Study:
+    """A study whose server for mooncake_both died once in Phase B, and which was run again."""
+
+    folder: Path
+    results: Path
+    first_status: int
+    first_output: str
+    first_hashes: dict[str, str]
+    second: subprocess.CompletedProcess[str]
+
+
+def finished_files(results: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(results)): sha256_file(path)
+        for cell in results.glob("runs/*/block*/*/*x*")
+        if not cell.suffix
+        for path in cell.iterdir()
+    } | {
+        str(path.relative_to(results)): sha256_file(path)
+        for path in results.glob("runs/*/block*/A/r*/*")
+    }
+
+
+def server_of(launch: Path) -> psutil.Process | None:
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(LAUNCH_VARIABLE) == str(launch.resolve()):
+                return process
+        except psutil.Error:
+            continue
+    return None
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    folder = prepare(tmp_path_factory.mktemp("end_to_end") / "study")
+    results = folder / "results" / "tiny"
+    process = start(folder, "all")
+    launch = results / "runs" / "mooncake_both" / "block0" / "B"
+    wait_for(lambda: any(launch.glob("*.partial/metrics_*.jsonl")), process, timeout_s=250)
+    server = server_of(launch)
+    assert server is not None
+    server.kill()
+    status = process.wait(timeout=250)
+    output = (folder / "snakemake.log").read_text()
+    hashes = finished_files(results)
+    return Study(folder, results, status, output, hashes, run(folder, "all"))
+
+
+def test_a_dead_server_is_told_and_the_other_configurations_go_on(study: Study) -> None:
+    assert study.first_status != 0
+    assert "MISSING results/tiny/runs/mooncake_both/block0/B" in study.first_output
+    assert "the server ended with status -9" in study.first_output
+    measured = {name.split("/")[1] for name in study.first_hashes if "/B/" in name}
+    assert {"plain", "noop_connector", "plain_last"} <= measured
+
+
+def test_the_next_run_completes_and_keeps_every_finished_cell(study: Study) -> None:
+    assert study.second.returncode == 0, study.second.stdout + study.second.stderr
+    after = finished_files(study.results)
+    assert study.first_hashes.items() <= after.items()
+    assert len(after) > len(study.first_hashes)
+
+
+def test_every_launch_has_its_artifacts(study: Study) -> None:
+    content = read_json(study.results / "study.json")
+    for phase, entries in content["run_order"].items():
+        for entry in entries:
+            launch = study.results / "runs" / entry["config"] / f"block{entry['block']}" / phase
+            index = read_json(launch / "index.json")
+            assert index["status"] in ("done", "skipped"), index
+            if index["status"] == "skipped":
+                assert index["reason"]
+                continue
+            for name in ("config.json", "launch.sh", "vllm_stdout.log", "env.txt", "summary.json"):
+                assert (launch / name).is_file(), launch / name
+            for cell in index["cells"]:
+                suffix = f"{phase}_{cell['cell']}"
+                assert sorted(cell["files"]) == [
+                    f"cell_{suffix}.json",
+                    f"engine_step_{suffix}.jsonl",
+                    f"metrics_{suffix}.jsonl",
+                    f"requests_{suffix}.jsonl",
+                ]
+                for name, digest in cell["files"].items():
+                    assert sha256_file(launch / cell["cell"] / name) == digest
+
+
+def test_records_hold_what_was_asked_for(study: Study) -> None:
+    cell = study.results / "runs" / "plain" / "block0" / "A" / "r40"
+    info = read_json(cell / "cell_A_r40.json")
+    records = list(read_jsonl(cell / "requests_A_r40.jsonl"))
+    assert len(records) == info["counts"]["planned"] == info["schedule"]["n"]
+    assert [record["seq"] for record in records] == list(range(len(records)))
+    origin = info["window"]["t_origin_ns"]
+    due = [record["t_intended_ns"] - origin for record in records]
+    assert due == [round(k * 1e9 / 40) for k in range(len(records))]
+    for record in records:
+        assert record["status"] == "ok"
+        assert (record["prompt_tokens"], record["completion_tokens"]) == (64, 8)
+        stamps = [record[f"t_{name}_ns"] for name in ("send", "first_token", "last_token", "done")]
+        assert stamps == sorted(stamps)
+        assert record["warmup"] == (record["t_intended_ns"] < info["window"]["t_warmup_end_ns"])
+
+
+def test_every_configuration_gets_the_same_arrivals_and_fresh_content(study: Study) -> None:
+    runs = study.results / "runs"
+    cells = [runs / name / "block0" / "A" / "r40" for name in ("plain", "mooncake_both")]
+    infos = [read_json(cell / "cell_A_r40.json") for cell in cells]
+    assert infos[0]["schedule"] == infos[1]["schedule"]
+    ids = [{r["request_id"] for r in read_jsonl(c / "requests_A_r40.jsonl")} for c in cells]
+    assert not ids[0] & ids[1]
+
+
+def test_step_logs_hold_both_processes_and_the_connectors_callbacks(study: Study) -> None:
+    def steps(config: str) -> list[dict[str, Any]]:
+        path = study.results / "runs" / config / "block0" / "A" / "r40" / "engine_step_A_r40.jsonl"
+        return list(read_jsonl(path))
+
+    assert {step["process"] for step in steps("plain")} == {"scheduler", "worker"}
+    assert all(step["build_meta_us"] is None for step in steps("plain"))
+    assert any(step["build_meta_us"] for step in steps("mooncake_both"))
+
+
+def test_figures_tables_report_and_manifest_are_there(study: Study) -> None:
+    for number in range(1, 9):
+        for kind in ("png", "svg", "csv"):
+            found = list(study.results.glob(f"figures/fig{number}_*.{kind}"))
+            assert len(found) == 1
+            assert found[0].stat().st_size > 0
+    for name in ("aggregate.json", "aggregate.csv", "taxes.csv", "hypotheses.json", "steps.csv"):
+        assert (study.results / "analysis" / name).stat().st_size > 0
+    hypotheses = read_json(study.results / "analysis" / "hypotheses.json")
+    assert [h["id"] for h in hypotheses["hypotheses"]] == [f"H{n}" for n in range(1, 7)]
+    assert [c["id"] for c in hypotheses["criteria"]] == list(range(1, 8))
+    rows = parse((study.folder / "MANIFEST.md").read_text())
+    assert rows == read_json(study.results / "manifest.json")
+    assert len(rows) == 11
+    assert {row["engine"] for row in rows} == {"embedded (emulated)"}
+    assert "emulated" in (study.results / "report.html").read_text()
+
+
+def test_nothing_of_the_run_is_left(study: Study) -> None:
+    assert gone(study.folder, timeout_s=5) == []
+    assert not list(study.results.rglob("*.partial"))
+    assert not list(study.results.rglob(".*.tmp"))
+    kept = [path.name for path in temporary_folder(study.folder).rglob("*") if path.is_file()]
+    assert kept == ["tiny.lock"]
+
+
+def test_a_second_run_has_nothing_to_do(study: Study) -> None:
+    done = run(study.folder, "all")
+    assert done.returncode == 0
+    assert "Nothing to be done" in done.stdout + done.stderr
+
+
+def test_touched_code_never_plans_a_measurement(study: Study) -> None:
+    touched = [*(ROOT / "workflow").rglob("*.smk"), ROOT / "Snakefile"]
+    touched += (ROOT / "scripts" / "connector_tax").rglob("*.py")
+    for path in touched:
+        os.utime(path)
+    done = run(study.folder, "all", options=("--dry-run",))
+    jobs = planned(done.stdout + done.stderr)
+    assert not jobs.keys() & set(MEASURING)
+    assert jobs["figure"] >= 8
+
+
+def test_the_plan_shows_every_cell_done(study: Study) -> None:
+    done = run(study.folder, "plan")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    rows = [words for words in lines if words[1:2] in (["A"], ["B"], ["Bp"])]
+    assert len(rows) == 4 * 3 + 4 * 2 + 3
+    assert {row[5] for row in rows} <= {"done", "skipped"}
+    assert "0 still to measure" in done.stdout
+
+
+def test_a_changed_design_is_refused_and_a_new_name_accepted(study: Study) -> None:
+    text = (study.folder / "study.yaml").read_text()
+    changed = text.replace("output_tokens: 8}", "output_tokens: 9}", 1)
+    try:
+        (study.folder / "study.yaml").write_text(changed)
+        refused = run(study.folder, "all", options=("--dry-run",))
+        (study.folder / "study.yaml").write_text(changed.replace("study: tiny", "study: other"))
+        accepted = run(study.folder, "all", options=("--dry-run",))
+    finally:
+        (study.folder / "study.yaml").write_text(text)
+    assert refused.returncode != 0
+    assert "phase_a.output_tokens: 8 -> 9" in refused.stdout + refused.stderr
+    assert accepted.returncode == 0
+
+
+def test_a_changed_margin_is_analysed_again_without_measuring(study: Study) -> None:
+    text = (study.folder / "study.yaml").read_text()
+    try:
+        (study.folder / "study.yaml").write_text(text.replace("margin: 0.03", "margin: 0.05"))
+        done = run(study.folder, "all", options=("--dry-run",))
+    finally:
+        (study.folder / "study.yaml").write_text(text)
+    jobs = planned(done.stdout + done.stderr)
+    assert not jobs.keys() & set(MEASURING)
+    assert jobs["aggregate"] == 1
+
+
+def test_a_damaged_cell_is_moved_aside_and_measured_again(study: Study) -> None:
+    launch = study.results / "runs" / "plain_last" / "block0" / "A"
+    path = launch / "r20" / "requests_A_r20.jsonl"
+    intact = sha256_file(launch / "r40" / "requests_A_r40.jsonl")
+    path.chmod(0o644)
+    path.write_text(path.read_text().replace('"ok"', '"error"', 1))
+    (launch / "index.json").unlink()
+    done = run(study.folder, str((launch / "index.json").relative_to(study.folder)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "requests_A_r20.jsonl: missing or changed since it was measured" in done.stderr
+    assert (launch / "r20.damaged1").is_dir()
+    assert json.loads((launch / "index.json").read_text())["status"] == "done"
+    assert sha256_file(launch / "r40" / "requests_A_r40.jsonl") == intact
