@@ -124,7 +124,8 @@ class Dispatcher:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         descriptor = os.memfd_create("loadgen-inflight")
         os.ftruncate(descriptor, 8 * len(self._settings))
-        self._inflight = memoryview(mmap.mmap(descriptor, 8 * len(self._settings))).cast("q")
+        self._shared = mmap.mmap(descriptor, 8 * len(self._settings))
+        self._inflight = memoryview(self._shared).cast("q")
         # Spawned from this thread: PR_SET_PDEATHSIG fires when the *thread* that forked ends.
         for settings in self._settings:
             settings.inflight_fd = descriptor
@@ -203,6 +204,8 @@ class Dispatcher:
         self._probe.close()
         # Also closes a socket whose bind failed; term() would wait for it for ever.
         self._context.destroy(linger=0)
+        self._inflight.release()
+        self._shared.close()
 
     def _remove_folder(self) -> None:
         if self._folder:

@@ -1,0 +1,195 @@
+"""Deaths: of a worker, of the main process; nothing hangs, spins, or is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from connector_tax.loadgen import (
+    LoadGenerator,
+    LoadGeneratorError,
+    LoadGeneratorOptions,
+    Progress,
+    Target,
+)
+from tests.loadgen.fault_server import FaultServer, Hang, Step, good_answer
+from tests.loadgen.running import planned, rule, run_scripts, spread
+
+SCRIPTS: dict[str, list[Step]] = {"good": [good_answer()], "hang": [Hang]}
+
+
+def _gone(pids: list[int], timeout_s: float = 5.0) -> bool:
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
+    return not alive
+
+
+class _KillOnce:
+    """A progress callback that kills one worker once it holds requests."""
+
+    def __init__(self, generator: LoadGenerator, worker: int) -> None:
+        self._generator = generator
+        self._worker = worker
+        self.done = False
+
+    def __call__(self, progress: Progress) -> None:
+        if not self.done and progress.inflight > 1:
+            os.kill(self._generator.worker_pids[self._worker], signal.SIGKILL)
+            self.done = True
+
+
+def test_a_dead_worker_fails_its_requests_and_the_run_goes_on() -> None:
+    options = LoadGeneratorOptions(workers=2, connections_per_worker=32, stop_on_worker_death=False)
+    with (
+        FaultServer(SCRIPTS) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
+    ):
+        scripts = ["hang"] * 10 + ["good"] * 200
+        result = generator.run_cell(
+            spread(len(scripts), 2.0),
+            [planned(script) for script in scripts],
+            rule(floor_s=2.0, cap_s=2.0, drain_s=0.5),
+            _KillOnce(generator, 0),
+        )
+        assert len(result.records) == len(scripts)
+        hung = Counter(r.error_kind for r in result.records[:10])
+        assert hung == {"worker_died": 5, "drain_timeout": 5}
+        late = result.records[-50:]
+        assert {(r.status, r.worker) for r in late} == {("ok", 1)}
+        assert result.health["workers_died"] == [0]
+        assert "worker0" not in result.health["processes"]
+        assert result.health["processes"]["main"]["cpu_share"] < 0.5  # it does not spin
+        assert not psutil.pid_exists(generator.worker_pids[0])
+        # Cells after it run on the worker that is left.
+        assert {r.status for r in run_scripts(generator, ["good"] * 10).records} == {"ok"}
+
+
+def test_a_dead_worker_ends_the_run_if_so_configured() -> None:
+    options = LoadGeneratorOptions(workers=2, connections_per_worker=32)
+    with (
+        FaultServer(SCRIPTS) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
+    ):
+        result = generator.run_cell(
+            spread(2000, 20.0),
+            [planned("good" if k % 4 else "hang") for k in range(2000)],
+            rule(floor_s=20.0, cap_s=20.0, drain_s=0.3),
+            _KillOnce(generator, 1),
+        )
+    assert result.t_stop_ns - result.t_origin_ns < 5e9
+    assert len(result.records) < 2000
+    assert all(r.t_intended_ns < result.t_stop_ns for r in result.records)
+    assert "worker_died" in {r.error_kind for r in result.records}
+
+
+def test_the_death_of_the_only_worker_ends_the_run_and_the_next_is_refused() -> None:
+    options = LoadGeneratorOptions(workers=1, connections_per_worker=32, stop_on_worker_death=False)
+    with (
+        FaultServer(SCRIPTS) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
+    ):
+        result = generator.run_cell(
+            spread(1000, 20.0),
+            [planned("hang")] * 1000,
+            rule(floor_s=20.0, cap_s=20.0, drain_s=5.0),
+            _KillOnce(generator, 0),
+        )
+        assert {r.error_kind for r in result.records} == {"worker_died"}
+        assert result.t_drained_ns - result.t_origin_ns < 5e9
+        with pytest.raises(LoadGeneratorError, match="no worker is left"):
+            run_scripts(generator, ["good"])
+
+
+MAIN = """
+import sys
+from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
+from tests.loadgen.running import planned, rule, spread
+options = LoadGeneratorOptions(workers=2, connections_per_worker=8)
+with LoadGenerator(Target("127.0.0.1", int(sys.argv[1])), options) as generator:
+    def report(progress):
+        if progress.inflight > 2:
+            print(*generator.worker_pids, flush=True)
+    generator.run_cell(
+        spread(600, 60.0), [planned("hang")] * 600, rule(floor_s=60, cap_s=60), report
+    )
+"""
+
+
+def _start_main(port: int, folder: Path) -> "tuple[subprocess.Popen[str], list[int]]":
+    """Start a run that would take a minute; return once requests are in flight."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, str(port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    assert process.stdout is not None
+    return process, [int(pid) for pid in process.stdout.readline().split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_end_of_the_main_process_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    with FaultServer(SCRIPTS) as server:
+        process, pids = _start_main(server.port, tmp_path)
+        assert len(pids) == 2
+        assert all(psutil.pid_exists(pid) for pid in pids)
+        process.send_signal(number)
+        process.communicate(timeout=10)
+        assert process.returncode != 0
+        assert _gone(pids)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closing_leaves_no_process_socket_or_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = set(Path("/proc/self/fd").iterdir())
+    with FaultServer(SCRIPTS) as server:
+        target = Target("127.0.0.1", server.port)
+        with LoadGenerator(target, LoadGeneratorOptions(workers=2)) as generator:
+            pids = generator.worker_pids
+            assert list(tmp_path.iterdir()) == []  # gone as soon as everyone is connected
+    assert _gone(pids, 0)
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_credentials_are_on_no_command_line_and_in_no_description() -> None:
+    with FaultServer(SCRIPTS) as server:
+        target = Target("127.0.0.1", server.port, headers={"Authorization": "Bearer hush"})
+        with LoadGenerator(target, LoadGeneratorOptions()) as generator:
+            lines = [" ".join(psutil.Process(pid).cmdline()) for pid in generator.worker_pids]
+            assert all("hush" not in line for line in lines)
+            assert "hush" not in repr(generator.describe()) + repr(target)
+            assert generator.describe()["target"]["header_names"] == ["Authorization"]
+
+
+def test_an_unknown_host_is_a_clear_error() -> None:
+    generator = LoadGenerator(Target("no-such-host.invalid", 1), LoadGeneratorOptions())
+    with pytest.raises(LoadGeneratorError, match=r"no-such-host\.invalid"):
+        generator.__enter__()
+
+
+def test_a_stalled_main_process_does_not_delay_the_sends() -> None:
+    """The workers fire by their own clock; the lead covers hiccups of the main process."""
+    options = LoadGeneratorOptions(workers=1, connections_per_worker=32, lead_ms=300.0)
+
+    def stall(_progress: Progress) -> None:
+        end = time.perf_counter() + 0.2
+        while time.perf_counter() < end:
+            sum(range(1000))
+
+    with (
+        FaultServer(SCRIPTS) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
+    ):
+        result = generator.run_cell(spread(100, 1.0), [planned("good")] * 100, rule(), stall)
+    received = [(r.t_intended_ns - (r.t_worker_ns or 0)) / 1e6 for r in result.records]
+    assert min(received) > 0, "a request reached its worker after it was due"

@@ -1,0 +1,113 @@
+"""Event streams: the same events whatever the line ends and wherever the bytes are cut."""
+
+import itertools
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector_tax.loadgen.messages import RequestFailed
+from connector_tax.loadgen.sse import MAX_EVENT_BYTES, EventSplitter, StreamAccumulator
+from tests.loadgen.fault_server import event, good_events, token, usage
+
+ENDINGS = st.sampled_from(["\n", "\r\n", "\r"])
+LINES = st.lists(
+    st.text(st.characters(codec="ascii", exclude_characters="\r\n"), min_size=1), min_size=1
+)
+
+
+def cut(data: bytes, points: list[int]) -> list[bytes]:
+    edges = sorted({0, len(data), *(p % (len(data) + 1) for p in points)})
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
+
+
+@given(st.lists(LINES, max_size=6), ENDINGS, st.lists(st.integers(0, 10_000), max_size=30))
+def test_splitting_does_not_depend_on_cuts_or_line_ends(
+    events: list[list[str]], ending: str, points: list[int]
+) -> None:
+    stream = "".join(ending.join(lines) + ending * 2 for lines in events).encode()
+    splitter = EventSplitter()
+    got = b"".join(splitter.feed(piece) for piece in cut(stream, points))
+    assert got == "".join("\n".join(lines) + "\n\n" for lines in events).encode()
+    assert not splitter.unfinished
+
+
+@given(ENDINGS, st.integers(1, 40), st.lists(st.integers(0, 10_000), max_size=30), st.booleans())
+def test_counts_do_not_depend_on_cuts_or_line_ends(
+    ending: str, tokens: int, points: list[int], spaced: bool
+) -> None:
+    datas = [token() for _ in range(tokens - 1)] + [token(finish="length"), usage(5, tokens)]
+    if spaced:
+        datas = [json.dumps(json.loads(data)) for data in datas]
+    stream = b"".join(event(data, ending) for data in [*datas, "[DONE]"])
+    accumulator = StreamAccumulator(chat=False, capture="counts")
+    assert sum(accumulator.feed(piece) for piece in cut(stream, points)) == tokens
+    accumulator.finish()
+    assert accumulator.usage is not None
+    assert accumulator.usage.completion_tokens == tokens
+    assert accumulator.finish_reason == "length"
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=20), st.lists(st.integers(0, 9999)))
+def test_text_is_collected_exactly_and_counts_agree(texts: list[str], points: list[int]) -> None:
+    """Whatever the text holds, also if it looks like a field of the protocol."""
+    stream = b"".join([*(event(token(text)) for text in texts), event("[DONE]")])
+    collecting = StreamAccumulator(chat=False, capture="text")
+    counting = StreamAccumulator(chat=False, capture="counts")
+    for piece in cut(stream, points):
+        assert collecting.feed(piece) == counting.feed(piece)
+    assert collecting.text == texts
+    assert counting.token_events == len(texts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['"text":"', '"finish_reason":"', "[DONE]", '"error"', '"usage":{', '"choices":[]', "\n\n"],
+)
+def test_text_that_imitates_the_protocol_is_only_text(text: str) -> None:
+    accumulator = StreamAccumulator(chat=False, capture="counts")
+    assert accumulator.feed(b"".join([event(token()), event(token(text)), event(token())])) == 3
+    assert not accumulator.done
+    assert accumulator.finish_reason is None
+
+
+def test_several_events_in_one_read_with_the_end_among_them_are_all_seen() -> None:
+    accumulator = StreamAccumulator(chat=False, capture="counts")
+    assert accumulator.feed(b"".join(good_events())) == 3
+    accumulator.finish()
+
+
+def test_the_role_chunk_of_a_chat_is_not_a_token() -> None:
+    def delta(**fields: str) -> bytes:
+        return event(json.dumps({"choices": [{"delta": fields, "finish_reason": None}]}))
+
+    accumulator = StreamAccumulator(chat=True, capture="counts")
+    assert accumulator.feed(delta(role="assistant", content="")) == 0
+    assert accumulator.feed(delta(content="a")) == 1
+    assert accumulator.feed(delta(content="")) == 1
+
+
+def test_an_endless_event_is_refused_not_collected() -> None:
+    splitter = EventSplitter()
+    for _ in range(MAX_EVENT_BYTES // 65536):
+        splitter.feed(b"x" * 65536)
+    with pytest.raises(RequestFailed) as caught:
+        splitter.feed(b"x")
+    assert caught.value.kind == "oversized_event"
+
+
+def test_byte_by_byte_is_linear() -> None:
+    """An event of n bytes in n pieces: ten times the bytes may not take a hundred times as long."""
+
+    def seconds(size: int) -> float:
+        splitter = EventSplitter()
+        begin = time.process_time()
+        for _ in range(size):
+            splitter.feed(b"x")
+        assert splitter.feed(b"\n\n")
+        return time.process_time() - begin
+
+    small = min(seconds(20_000) for _ in range(3))
+    assert min(seconds(200_000) for _ in range(3)) < 40 * small

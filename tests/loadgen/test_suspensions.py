@@ -1,0 +1,295 @@
+"""Every await of the hot path suspends only when nothing is buffered, and drains what is."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+import uvloop
+import zmq
+
+from connector_tax.loadgen import eager
+from connector_tax.loadgen.http import Connection, Pool
+from connector_tax.loadgen.messages import End, Issue, RequestFailed, ToWorker
+from connector_tax.loadgen.sse import StreamAccumulator
+from connector_tax.loadgen.transport import Receiver, Sender, private_socket
+from tests.loadgen.fault_server import (
+    HEAD,
+    FaultServer,
+    Pause,
+    Step,
+    chunked,
+    event,
+    good_events,
+    token,
+)
+
+T = TypeVar("T")
+
+BODY = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n0123456789"
+SCRIPTS: dict[str, list[Step]] = {
+    "whole": [BODY],
+    "late": [Pause(0.05), BODY],
+    "halves": [BODY[:-5], Pause(0.05), BODY[-5:]],
+    "stream": [
+        HEAD,
+        Pause(0.005),
+        *(step for e in good_events() for step in (chunked(e, last=False), Pause(0.005))),
+        b"0\r\n\r\n",
+    ],
+}
+
+
+class _Counted(Awaitable[T]):
+    """Awaits a coroutine and counts how often it suspends."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self.suspensions = 0
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        while True:
+            try:
+                pending = self._coroutine.send(None)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            self.suspensions += 1
+            yield pending
+
+
+async def suspensions(coroutine: Coroutine[Any, Any, T]) -> tuple[T, int]:
+    counted = _Counted(coroutine)
+    return await counted, counted.suspensions
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until `condition` holds."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultServer]:
+    with FaultServer(SCRIPTS) as running:
+        yield running
+
+
+def run(main: Callable[[Pool], Coroutine[Any, Any, None]], port: int, limit: int = 2) -> None:
+    async def with_pool() -> None:
+        loop = asyncio.get_running_loop()
+        pool = Pool(loop, socket.AF_INET, ("127.0.0.1", port), limit, kernel_stamps=True)
+        await main(pool)
+        pool.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(with_pool())
+
+
+def ask(connection: Connection, script: str) -> None:
+    body = json.dumps({"script": script}).encode()
+    connection.write(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body), body)
+
+
+def test_acquire_suspends_only_without_an_idle_connection(server: FaultServer) -> None:
+    async def main(pool: Pool) -> None:
+        first, opened = await suspensions(pool.acquire())
+        assert opened >= 1
+        pool.release(first)  # never used, hence not reusable: closed
+        assert await pool.fill() is None
+        a, suspended = await suspensions(pool.acquire())
+        b, again = await suspensions(pool.acquire())
+        assert (suspended, again) == (0, 0)
+        waiting = asyncio.ensure_future(suspensions(pool.acquire()))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        ask(a, "whole")
+        await a.read_headers()
+        await a.read_body()
+        pool.release(a)
+        handed, waited = await waiting
+        assert handed is a
+        assert waited == 1
+        for connection in (a, b):
+            ask(connection, "whole")
+            await connection.read_body()
+            pool.release(connection)
+        assert pool.idle == 2
+        # Last in, first out: the working set stays warm.
+        assert await pool.acquire() is b
+        pool.release(b)
+
+    run(main, server.port)
+
+
+def test_headers_and_body_suspend_only_until_they_are_buffered(server: FaultServer) -> None:
+    async def main(pool: Pool) -> None:
+        connection = await pool.acquire()
+        ask(connection, "whole")
+        await until(lambda: connection.t_done_ns is not None)
+        assert await suspensions(connection.read_headers()) == (200, 0)
+        assert await suspensions(connection.read_body()) == (b"0123456789", 0)
+        pool.release(connection)
+
+        connection = await pool.acquire()
+        ask(connection, "late")
+        assert await suspensions(connection.read_headers()) == (200, 1)
+        assert (await connection.read_body()) == b"0123456789"
+        pool.release(connection)
+
+        connection = await pool.acquire()
+        ask(connection, "halves")
+        await connection.read_headers()
+        assert await suspensions(connection.read_body()) == (b"0123456789", 1)
+        pool.release(connection)
+
+    run(main, server.port)
+
+
+def test_a_late_reader_gets_every_buffered_chunk_in_one_await(server: FaultServer) -> None:
+    async def main(pool: Pool) -> None:
+        connection = await pool.acquire()
+        ask(connection, "stream")
+        await connection.read_headers()
+        await until(lambda: connection.t_done_ns is not None)
+        chunks, suspended = await suspensions(connection.read_chunks())
+        assert suspended == 0
+        assert len(chunks) == len(good_events())  # each with the stamp of its own arrival
+        stamps = [stamp for stamp, _ in chunks]
+        assert stamps == sorted(set(stamps))
+        assert await suspensions(connection.read_chunks()) == ([], 0)
+        pool.release(connection)
+
+    run(main, server.port)
+
+
+def test_a_prompt_reader_suspends_once_per_arrival(server: FaultServer) -> None:
+    async def main(pool: Pool) -> None:
+        connection = await pool.acquire()
+        ask(connection, "stream")
+        await connection.read_headers()
+        seen = 0
+        while True:
+            chunks, suspended = await suspensions(connection.read_chunks())
+            if not chunks:
+                break
+            assert suspended == 1
+            seen += len(chunks)
+        assert seen == len(good_events())
+        pool.release(connection)
+
+    run(main, server.port)
+
+
+def test_a_cancelled_waiter_passes_its_connection_on(server: FaultServer) -> None:
+    async def main(pool: Pool) -> None:
+        held = await pool.acquire()
+        first = asyncio.ensure_future(pool.acquire())
+        second = asyncio.ensure_future(pool.acquire())
+        await asyncio.sleep(0)
+        ask(held, "whole")
+        await held.read_body()
+        pool.release(held)  # goes to the first waiter, which is cancelled in the same moment
+        first.cancel()
+        assert await asyncio.wait_for(second, 5) is held
+        assert first.cancelled()
+        held.close()
+
+    run(main, server.port, limit=1)
+
+
+def test_a_failed_connect_makes_room_for_the_next_waiter() -> None:
+    async def main(pool: Pool) -> None:
+        outcomes = await asyncio.gather(*(pool.acquire() for _ in range(5)), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [RequestFailed] * 5
+
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        run(main, bound.getsockname()[1], limit=1)
+
+
+def test_the_receive_loop_takes_a_burst_with_one_suspension() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        pull = private_socket(context, zmq.PULL)
+        port = pull.bind_to_random_port("tcp://127.0.0.1")
+        push = private_socket(context, zmq.PUSH)
+        push.connect(f"tcp://127.0.0.1:{port}")
+        receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
+        sender = Sender(loop, push, backlog=1000)
+        encode = msgspec.msgpack.Encoder().encode
+        for seq in range(100):
+            assert sender.send(encode(Issue(seq, 0, None, None)), b"body %d" % seq)
+        total = 0
+        for seq in range(100):
+            (message, body), suspended = await suspensions(receiver.recv())
+            assert (message.seq, body) == (seq, b"body %d" % seq)
+            total += suspended
+        assert total <= 100 / 10, "the burst is not drained at once"
+        empty = asyncio.ensure_future(suspensions(receiver.recv()))
+        await asyncio.sleep(0.02)
+        assert not empty.done()
+        sender.send(encode(End()))
+        assert await empty == ((End(), None), 1)
+        sender.close()
+        receiver.close()
+        context.term()
+
+    uvloop.run(main())
+
+
+def test_one_feed_counts_every_complete_event() -> None:
+    accumulator = StreamAccumulator(chat=False, capture="counts")
+    block = b"".join(event(token()) for _ in range(500))
+    assert accumulator.feed(block[:-7]) == 499
+    assert accumulator.feed(block[-7:]) == 1
+
+
+def test_a_coroutine_that_never_suspends_runs_at_once_and_makes_no_task() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        seen: list[str] = []
+
+        async def straight() -> None:
+            seen.append("straight")
+
+        async def with_pause() -> None:
+            seen.append("before")
+            await asyncio.sleep(0)
+            seen.append("after")
+
+        assert eager.start(loop, straight()) is None
+        task = eager.start(loop, with_pause())
+        assert seen == ["straight", "before"]
+        assert task is not None
+        await task
+        assert seen[-1] == "after"
+
+    uvloop.run(main())
+
+
+def test_a_task_started_at_once_can_be_cancelled_where_it_waits() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        outcome: list[str] = []
+
+        async def waits() -> None:
+            try:
+                await loop.create_future()
+            except asyncio.CancelledError:
+                outcome.append("cancelled")
+
+        task = eager.start(loop, waits())
+        assert task is not None
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert outcome == ["cancelled"]
+        assert not task.cancelled()
+
+    uvloop.run(main())

@@ -1,0 +1,101 @@
+"""The wire between the processes: bounded, ordered, counted."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import uvloop
+import zmq
+
+from connector_tax.loadgen.messages import Cancel, Done, FromWorker, Issue, ToWorker
+from connector_tax.loadgen.transport import Receiver, Sender, private_socket
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+def with_sockets(
+    main: Callable[["zmq.Socket[bytes]", "zmq.Socket[bytes]"], Coroutine[Any, Any, None]],
+) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    pull, push = private_socket(context, zmq.PULL), private_socket(context, zmq.PUSH)
+    port = pull.bind_to_random_port("tcp://127.0.0.1")
+    push.connect(f"tcp://127.0.0.1:{port}")
+    uvloop.run(main(push, pull))
+    context.term()
+
+
+async def gather(receiver: Receiver, count: int) -> list[Any]:
+    async with asyncio.timeout(10):
+        return [await receiver.recv() for _ in range(count)]
+
+
+def test_bad_messages_are_counted_and_the_good_ones_get_through() -> None:
+    async def main(push: "zmq.Socket[bytes]", pull: "zmq.Socket[bytes]") -> None:
+        loop = asyncio.get_running_loop()
+        receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker), buffer_bytes=1000)
+        sender = Sender(loop, push, backlog=10)
+        issue = Issue(1, 2, 3, 4)
+        sender.send(b"\xc1 not msgpack")
+        sender.send(encode([99, "unknown tag"]))
+        sender.send(encode([1, "a", "wrong", "types", 0]), b"its body is skipped too")
+        sender.send(b"x" * 5000)
+        sender.send(encode(issue), b"y" * 5000)
+        sender.send(encode(issue), b"z" * 1000)
+        sender.send(encode(Cancel("drain_timeout", None)))
+        assert await gather(receiver, 2) == [
+            (issue, b"z" * 1000),
+            (Cancel("drain_timeout", None), None),
+        ]
+        assert receiver.undecodable == 3
+        assert receiver.oversized == 2
+        sender.close()
+        receiver.close()
+
+    with_sockets(main)
+
+
+def test_a_slow_peer_gets_everything_in_order_once_it_reads() -> None:
+    async def main(push: "zmq.Socket[bytes]", pull: "zmq.Socket[bytes]") -> None:
+        loop = asyncio.get_running_loop()
+        sender = Sender(loop, push, backlog=50_000)
+        count = 40_000  # more than both high-water marks hold
+        for seq in range(count):
+            assert sender.send(encode(Issue(seq, 0, None, None)), b"b" * 500)
+        receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
+        seqs = [message.seq for message, _ in await gather(receiver, count)]
+        assert seqs == list(range(count))
+        assert sender.dropped == 0
+        sender.close()
+        receiver.close()
+
+    with_sockets(main)
+
+
+def test_a_peer_that_never_reads_costs_bounded_memory_and_is_counted() -> None:
+    async def main(push: "zmq.Socket[bytes]", pull: "zmq.Socket[bytes]") -> None:
+        loop = asyncio.get_running_loop()
+        sender = Sender(loop, push, backlog=100)
+        sent = [sender.send(b"x" * 1000) for _ in range(60_000)]
+        refused = sent.count(False)
+        assert refused == sender.dropped > 0
+        assert sent[-1] is False
+        # It does not spin either: the loop turns freely and nothing more happens.
+        turns = 0
+        end = loop.time() + 0.05
+        while loop.time() < end:
+            await asyncio.sleep(0.001)
+            turns += 1
+        assert turns > 10
+        assert sender.dropped == refused
+        sender.close()
+        pull.close()
+
+    with_sockets(main)
+
+
+def test_a_result_survives_the_wire_unchanged() -> None:
+    done = Done(7, 1, 42, None, None, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, b"\0" * 32, "tëxt", [1, 2])
+    decoded = msgspec.msgpack.Decoder(FromWorker).decode(encode(done))
+    assert decoded == done
+    assert isinstance(decoded, Done)
