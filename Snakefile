@@ -1,6 +1,7 @@
 # The connector-tax study: what does an idle KV connector cost in vLLM?
 # Table of contents: configuration, stages in the order data flows, targets.
 
+
 include: "workflow/rules/common.smk"
 include: "workflow/rules/environment.smk"
 include: "workflow/rules/preflight.smk"

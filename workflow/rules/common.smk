@@ -1,13 +1,12 @@
 # Configuration, its checks, and what the other stages share.
 import json
-import os
-import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
 from connector_tax.config import ConfigError
 from connector_tax.study.design import launches, refuse_changed_design, resolve
+from connector_tax.study.guard import own_jobs
 
 # A configuration named on the command line stands alone; it is not laid over the default.
 if not workflow.overwrite_configfiles:
@@ -15,9 +14,7 @@ if not workflow.overwrite_configfiles:
     configfile: "config/config.yaml"
 
 
-# Jobs find the interpreter that runs Snakemake, and know whom to die with.
-os.environ["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
-os.environ.setdefault("CONNECTOR_TAX_PARENT_PID", str(os.getpid()))
+own_jobs()
 
 SOURCE = ", ".join(map(str, workflow.configfiles))
 try:
@@ -48,7 +45,10 @@ def launch_indexes(phase):
 
 def modules(room):
     """The source files of a room: inputs of what is cheap to remake when its code changes."""
-    return sorted(str(path) for path in Path(workflow.basedir, "scripts/connector_tax", room).glob("*.py"))
+    return sorted(
+        str(path)
+        for path in Path(workflow.basedir, "scripts/connector_tax", room).glob("*.py")
+    )
 
 
 def launch_priority(phase):

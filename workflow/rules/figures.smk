@@ -1,17 +1,9 @@
-# Eight figures of the design and one forest plot of all taxes; default triggers re-plot them.
+# Eight figures of the design and a forest plot of all taxes; default triggers re-plot them.
 
-FIGURES = [
-    "fig1_ttft_vs_rate",
-    "fig2_tpot_vs_rate",
-    "fig3_throughput",
-    "fig4_tax_bars",
-    "fig5_shape_heatmap",
-    "fig6_step_cdf",
-    "fig7_decomposition",
-    "fig8_additivity",
-]
+from connector_tax.figures.names import NAMES
+
 FIGURE_FILES = expand(
-    f"{RESULTS}/figures/{{figure}}.{{kind}}", figure=FIGURES, kind=["png", "svg", "csv"]
+    f"{RESULTS}/figures/{{figure}}.{{kind}}", figure=NAMES, kind=["png", "svg", "csv"]
 )
 
 
@@ -22,7 +14,11 @@ rule figure:
         study=f"{RESULTS}/study.json",
         rates=f"{RESULTS}/reference_rates.json",
     output:
-        f"{RESULTS}/figures/{{figure}}.png",
+        report(
+            f"{RESULTS}/figures/{{figure}}.png",
+            caption="../report/{figure}.rst",
+            category="Figures",
+        ),
         f"{RESULTS}/figures/{{figure}}.svg",
         f"{RESULTS}/figures/{{figure}}.csv",
     log:

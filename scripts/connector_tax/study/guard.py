@@ -12,6 +12,7 @@ import fcntl
 import os
 import select
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -33,6 +34,13 @@ class DeviceBusyError(Exception):
 def die_with_parent() -> None:
     """Pre-exec hook: the kernel kills this process when the thread that started it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def own_jobs() -> None:
+    """Make the jobs of this process (Snakemake) run its interpreter, and die with it."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    os.environ.update({"PATH": path})
+    os.environ.setdefault(PARENT_VARIABLE, str(os.getpid()))
 
 
 def watch_parent(on_death: Callable[[], None]) -> None:
