@@ -10,6 +10,7 @@ SIGTERM ends the driver after the current cell, SIGINT at once; neither leaves a
 
 import argparse
 import contextlib
+import importlib
 import os
 import shutil
 import signal
@@ -21,7 +22,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from connector_tax.analysis.measure import summarise_cell
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
 from connector_tax.loadgen import (
     LoadGenerator,
@@ -44,6 +44,7 @@ from connector_tax.study.server import Server, ServerError, command_for, free_po
 from connector_tax.study.steplog import StepLog
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
+SUMMARY_MODULE = "connector_tax.analysis.measure"
 
 
 class StopRequested(BaseException):
@@ -173,6 +174,8 @@ class LaunchDriver:
         stack.callback(self._stop_server, server, attempt)
         config = self.study["config"]
         sampler = stack.enter_context(MetricsSampler(server.url, config["metrics"]["interval_s"]))
+        # Its imports (scipy, polars) take half a second that the server's start-up has to spare.
+        importlib.import_module(SUMMARY_MODULE)
         attempt["startup_s"] = server.wait_ready(config["server"]["ready_timeout_s"])
         generator = stack.enter_context(self._load_generator(server))
         attempt["load_generator"] = generator.describe()
@@ -315,8 +318,9 @@ def _now() -> str:
 
 def write_summary(driver: LaunchDriver) -> None:
     """summary.json: percentiles of each finished cell."""
+    module = importlib.import_module(SUMMARY_MODULE)
     summaries = {
-        path.name: summarise_cell(path)
+        path.name: module.summarise_cell(path)
         for cell in cell_order(driver.study, driver.launch)
         if (path := driver.folder / cell["cell"]).exists()
     }

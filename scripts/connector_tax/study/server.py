@@ -105,6 +105,7 @@ class Server:
         self._command = command
         self._title = title
         self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
 
     @property
     def url(self) -> str:
@@ -129,6 +130,7 @@ class Server:
             LAUNCH_VARIABLE: str(self.folder.resolve()),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
+        self._started = time.monotonic()
         with contextlib.ExitStack() as stack:
             out, err = (stack.enter_context((self.folder / name).open("wb")) for name in LOGS)
             self._process = subprocess.Popen(
@@ -142,19 +144,18 @@ class Server:
             )
 
     def wait_ready(self, timeout_s: float) -> float:
-        """Wait until /v1/models answers 200; the seconds it took.
+        """Wait until /v1/models answers 200; the seconds that took since `start`.
 
         Raises:
             ServerError: the process ended first, or `timeout_s` passed.
         """
-        started = time.monotonic()
         with httpx.Client(trust_env=False, timeout=5.0) as client:
             while True:
                 self.check_alive("before it was ready")
                 with contextlib.suppress(httpx.TransportError):
                     if client.get(f"{self.url}/v1/models").status_code == httpx.codes.OK:
-                        return time.monotonic() - started
-                if time.monotonic() - started > timeout_s:
+                        return time.monotonic() - self._started
+                if time.monotonic() - self._started > timeout_s:
                     limit = f"{timeout_s:g} s (server.ready_timeout_s)"
                     raise ServerError(f"not ready after {limit}\n{self.log_tail()}")
                 time.sleep(0.02)

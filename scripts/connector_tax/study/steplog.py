@@ -12,7 +12,7 @@ import msgspec
 
 from connector_tax.study.server import STEP_LOG_PREFIX, STEP_LOG_PROCESSES
 
-FLUSH_S = 0.15
+FLUSH_S = 0.12
 
 
 class _Stamp(msgspec.Struct):
