@@ -104,6 +104,7 @@ class _Writer:
     ttft_growth: float
     tpot_growth: float
     steps_per_cell: int
+    noise: float
     now_ns: int = 10**15
     reference_sha256: str | None = None
     rates: dict[str, float] = field(default_factory=dict)
@@ -124,6 +125,7 @@ def write_synthetic_study(
     ttft_growth: float = 0.0,
     tpot_growth: float = 0.0,
     steps_per_cell: int = 300,
+    noise: float = 1.0,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `root/study.json` and everything around it; returns the path of study.json.
@@ -142,6 +144,7 @@ def write_synthetic_study(
         ttft_growth: added to every non-zero TTFT tax per doubling of the input above 128 tokens.
         tpot_growth: added to every non-zero TPOT tax per doubling of the output above 16 tokens.
         steps_per_cell: scheduler steps in each cell; as many worker records.
+        noise: factor on the standard deviations of requests and steps.
         config: sections that replace those of CONFIG, merged key by key.
 
     The shape and the rates are CONFIG's. reference_rates.json is the analysis' own.
@@ -160,6 +163,7 @@ def write_synthetic_study(
         ttft_growth=ttft_growth,
         tpot_growth=tpot_growth,
         steps_per_cell=steps_per_cell,
+        noise=noise,
     )
     root.mkdir(parents=True, exist_ok=True)
     _dump(root / "study.json", document)
@@ -423,8 +427,13 @@ def _requests(
     ttft_factor = 1 + true_tax(writer.taxes, config, inputs, 128, writer.ttft_growth)
     tpot_factor = 1 + true_tax(writer.taxes, config, outputs, 16, writer.tpot_growth)
     behind = max(0.0, rate * (1 + tax) / PLAIN_CAPACITY_RPS - 1)
-    ttft_s = 0.01 * (inputs / 128) ** 0.5 * ttft_factor * np.exp(rng.normal(offset, TTFT_SIGMA, n))
-    tpot_s = 0.002 * tpot_factor * np.exp(rng.normal(offset, TPOT_SIGMA, n))
+    ttft_s = (
+        0.01
+        * (inputs / 128) ** 0.5
+        * ttft_factor
+        * np.exp(rng.normal(offset, writer.noise * TTFT_SIGMA, n))
+    )
+    tpot_s = 0.002 * tpot_factor * np.exp(rng.normal(offset, writer.noise * TPOT_SIGMA, n))
     intended = window["t_origin_ns"] + np.round(at_s * 1e9).astype(np.int64)
     send = intended + rng.integers(50_000, 150_000, n)
     first = intended + np.round((ttft_s + behind * at_s) * 1e9).astype(np.int64)
@@ -497,7 +506,7 @@ def _steps(
     )
     empty = np.arange(n) % 10 == 9
     tax = writer.taxes.get(config, 0.0)
-    duration = STEP_US * (1 + tax) * np.exp(rng.normal(offset, STEP_SIGMA, n))
+    duration = STEP_US * (1 + tax) * np.exp(rng.normal(offset, writer.noise * STEP_SIGMA, n))
     duration[empty] = 20.0
     connector = config not in ("plain", "plain_last")
     callbacks = 0.6 * tax * STEP_US * np.exp(rng.normal(0, 0.02, n))

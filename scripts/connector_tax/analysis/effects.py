@@ -134,7 +134,9 @@ class TaxTable:
             return None
         points, replicates = self._log_ratios(blocks, config, phase, cell, metric)
         mean = float(points.mean())
-        found = interval(mean, points, self._mean(replicates), self._statistics["confidence"])
+        found = interval(
+            mean, points, self._mean(points, replicates), self._statistics["confidence"]
+        )
         bounds = [None if b is None else float(np.expm1(b)) for b in (found.lo, found.hi)]
         return Effect(
             float(np.expm1(mean)), found._replace(lo=bounds[0], hi=bounds[1]), len(blocks)
@@ -160,7 +162,7 @@ class TaxTable:
             points, resampled = self._log_ratios(blocks, *where)
             point += weight * float(np.expm1(points.mean()))
             per_block += weight * np.expm1(points)
-            replicates += weight * np.expm1(self._mean(resampled))
+            replicates += weight * np.expm1(self._mean(points, resampled))
         level = self._statistics["confidence"] if confidence is None else confidence
         return Effect(point, interval(point, per_block, replicates, level), len(blocks))
 
@@ -179,7 +181,9 @@ class TaxTable:
         ours, ours_resampled = self._logs(blocks, config, phase, cell, metric)
         plain, plain_resampled = self._logs(blocks, "plain", phase, cell, metric)
         config_ms, plain_ms = (float(np.exp(logs.mean())) for logs in (ours, plain))
-        resampled = np.exp(self._mean(ours_resampled)) - np.exp(self._mean(plain_resampled))
+        resampled = np.exp(self._mean(ours, ours_resampled)) - np.exp(
+            self._mean(plain, plain_resampled)
+        )
         found = interval(
             config_ms - plain_ms,
             np.exp(ours) - np.exp(plain),
@@ -216,12 +220,12 @@ class TaxTable:
         ours, plain = self._logs(blocks, config, *rest), self._logs(blocks, "plain", *rest)
         return ours[0] - plain[0], ours[1] - plain[1]
 
-    def _mean(self, replicates: Floats) -> Floats:
+    def _mean(self, points: Floats, replicates: Floats) -> Floats:
         n, resamples = replicates.shape
         if n not in self._draws:
             rng = named_generator(f"{self._seed}/bootstrap/{n} blocks")
             self._draws[n] = block_draws(n, resamples, rng)
-        return hierarchical_mean(replicates, self._draws[n])
+        return hierarchical_mean(points, replicates, self._draws[n])
 
 
 def _why_lost(state: Cell | None, metric: str) -> tuple[str, str]:
