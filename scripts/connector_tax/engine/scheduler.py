@@ -252,11 +252,11 @@ class Scheduler:
 
     def _count(self, plan: StepPlan) -> None:
         for sequence, tokens in plan.tokens.items():
-            if sequence.generated and sequence.computed == sequence.prefill_len - 1:
+            if sequence in self._prefilling:
+                plan.prefill_tokens += tokens
+            else:
                 plan.decode_seqs += 1
                 plan.kv_tokens += sequence.computed
-            else:
-                plan.prefill_tokens += tokens
 
     # -- after a step ---------------------------------------------------------------------------
 

@@ -1,0 +1,192 @@
+"""`python -m connector_tax.engine.fit LOG...`: fit the step's cost to the step log of one launch.
+
+    t = delta + beta0 + beta1 * prefill tokens + beta2 * decoding sequences + beta3 * KV tokens
+
+Works on any log in the design's format (CONTRACTS.md, engine_step), so the embedded engine can be
+calibrated to a measured vLLM. The connector's callbacks are known in the log and taken off first.
+The betas are fitted to the worker's records by non-negative least squares, delta is the mean of
+what the scheduler's record of the same step has beyond the worker's. Without worker records delta
+and beta0 cannot be told apart and are given as one. The lines printed belong into
+config/embedded.yaml.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from connector_tax.files import ArtifactError, read_jsonl
+
+_COLUMNS = ("prefill_tokens", "decode_tokens", "kv_tokens")
+_NAMES = (
+    "beta0_us",
+    "beta1_us_per_prefill_token",
+    "beta2_us_per_decode_seq",
+    "beta3_us_per_kv_token",
+)
+_MIN_STEPS = 10
+_COLLINEAR = 0.99
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The fitted cost.
+
+    Attributes:
+        coefficients: microseconds by the name the configuration gives them; delta_us is None where
+            it cannot be told from beta0_us.
+        undetermined: the reason for each coefficient the log says nothing certain about.
+        steps: steps fitted.
+        r2: share of the variance explained.
+        residuals_us: measured minus fitted, one for each step.
+        relative_sd: standard deviation of the residuals relative to the fitted time.
+    """
+
+    coefficients: dict[str, float | None]
+    undetermined: dict[str, str]
+    steps: int
+    r2: float
+    residuals_us: Array
+    relative_sd: float
+
+
+def read_steps(paths: Sequence[Path]) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """The records of one launch by process and step id.
+
+    Raises:
+        ArtifactError: a file that does not parse, a record without its fields, a step that stands
+            twice; names file and line.
+    """
+    steps: dict[str, dict[int, Mapping[str, Any]]] = {"scheduler": {}, "worker": {}}
+    for path in paths:
+        for number, record in enumerate(read_jsonl(path), 1):
+            try:
+                process = steps[record["process"]]
+                known = record["step_id"] in process
+                process[record["step_id"]] = record
+                float(record["step_duration_us"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise ArtifactError(f"{path}:{number}: not a step record: {error!r}") from error
+            if known:
+                raise ArtifactError(
+                    f"{path}:{number}: step {record['step_id']} of {record['process']} a second "
+                    "time; give the files of one launch"
+                )
+    return steps
+
+
+def fit(steps: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Fit:
+    """Fit the cost to the steps of one launch.
+
+    Raises:
+        ArtifactError: fewer than 10 steps.
+    """
+    scheduler, worker = steps["scheduler"], steps["worker"]
+    joined = sorted(scheduler.keys() & worker.keys())
+    if joined:
+        rows = [{**scheduler[i], **_known(worker[i])} for i in joined]
+        durations = np.array([_device_us(worker[i]) for i in joined])
+        host = np.array([_host_us(scheduler[i]) - worker[i]["step_duration_us"] for i in joined])
+        delta: float | None = max(0.0, float(host.mean()))
+    else:
+        rows = [dict(record) for record in (scheduler or worker).values()]
+        durations = np.array([_host_us(row) - (row["start_load_kv_us"] or 0.0) for row in rows])
+        delta = None
+    if len(rows) < _MIN_STEPS:
+        raise ArtifactError(f"found {len(rows)} steps; a fit needs at least {_MIN_STEPS}")
+    return _least_squares(rows, durations, delta)
+
+
+def _known(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if value is not None}
+
+
+def _device_us(record: Mapping[str, Any]) -> float:
+    return float(record["step_duration_us"]) - (record["start_load_kv_us"] or 0.0)
+
+
+def _host_us(record: Mapping[str, Any]) -> float:
+    callbacks = (record["build_meta_us"] or 0.0) + (record["get_finished_us"] or 0.0)
+    return float(record["step_duration_us"]) - float(callbacks)
+
+
+def _least_squares(rows: Sequence[Mapping[str, Any]], durations: Array, delta: float | None) -> Fit:
+    columns: dict[str, Array] = {_NAMES[0]: np.ones(len(rows))}
+    undetermined: dict[str, str] = {}
+    for name, key in zip(_NAMES[1:], _COLUMNS, strict=True):
+        values = np.array([row.get(key) for row in rows], dtype=float)
+        if np.isnan(values).any():
+            undetermined[name] = f"the log has no {key}"
+        elif np.ptp(values) == 0:
+            undetermined[name] = f"{key} is {values[0]:g} in every step"
+        else:
+            columns[name] = values
+    if _NAMES[2] in columns and _NAMES[3] in columns:
+        correlation = float(np.corrcoef(columns[_NAMES[2]], columns[_NAMES[3]])[0, 1])
+        if correlation > _COLLINEAR:
+            reason = (
+                f"decode and KV tokens move together (r = {correlation:.3f}); mix input lengths"
+            )
+            undetermined |= dict.fromkeys(_NAMES[2:], reason)
+    matrix = np.column_stack(list(columns.values()))
+    scale = np.abs(matrix).max(axis=0)
+    solution, _ = nnls(matrix / scale, durations)
+    fitted = matrix @ (solution / scale)
+    residuals = durations - fitted
+    spread = float(((durations - durations.mean()) ** 2).sum())
+    found = dict(zip(columns, (float(value) for value in solution / scale), strict=True))
+    coefficients: dict[str, float | None] = {"delta_us": delta}
+    coefficients |= {name: found.get(name, 0.0) for name in _NAMES}
+    return Fit(
+        coefficients=coefficients,
+        undetermined=undetermined,
+        steps=len(rows),
+        r2=1.0 - float((residuals**2).sum()) / spread if spread else float("nan"),
+        residuals_us=residuals,
+        relative_sd=float((residuals / np.maximum(fitted, 1.0)).std()),
+    )
+
+
+def report(result: Fit) -> str:
+    """The fit as text: the configuration's lines, then how well they fit."""
+    lines = ["step_cost:"]
+    for name, value in result.coefficients.items():
+        if value is None:
+            lines.append("  delta_us: 0.0    # no worker records: part of beta0_us")
+            continue
+        note = result.undetermined.get(name)
+        lines.append(f"  {name}: {value:.4f}" + (f"    # undetermined: {note}" if note else ""))
+    lines.append(f"  jitter_rel_sd: {result.relative_sd:.4f}")
+    lines.append("  launch_offset_rel_sd: 0.0    # one launch says nothing about the next")
+    size = np.abs(result.residuals_us)
+    p50, p90, p99 = np.percentile(size, [50, 90, 99])
+    lines.append(f"# {result.steps} steps, R2 = {result.r2:.4f}")
+    lines.append(
+        f"# residuals: mean {result.residuals_us.mean():+.1f} us, |p50| {p50:.1f} us, "
+        f"|p90| {p90:.1f} us, |p99| {p99:.1f} us, largest {size.max():.1f} us"
+    )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Print the fit; the process's exit status."""
+    parser = argparse.ArgumentParser(prog="python -m connector_tax.engine.fit", description=__doc__)
+    parser.add_argument("log", type=Path, nargs="+", help="the step log files of one launch")
+    try:
+        print(report(fit(read_steps(parser.parse_args().log))))
+    except ArtifactError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The fit gives back the cost a log was made with."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.engine.fit import fit, read_steps, report
+from connector_tax.engine.model import StepClock, StepCost
+from connector_tax.files import ArtifactError
+
+COST = StepCost(300.0, 2000.0, 15.0, 40.0, 0.05, 0.01, 0.0)
+
+
+def write_log(path: Path, *, worker: bool = True, kv: bool = True, steps: int = 2000) -> Path:
+    shapes = random.Random(1)
+    clock = StepClock(COST, 1)
+    lines = []
+    for step_id in range(steps):
+        prefill = shapes.choice([0, 0, 0, 128, 512])
+        decodes = shapes.randint(0, 40)
+        tokens = decodes * shapes.randint(100, 900)
+        host, device = clock.draw_us(prefill, decodes, tokens)
+        shared: dict[str, Any] = {"step_id": step_id, "prefill_tokens": prefill}
+        shared |= {"decode_tokens": decodes, "t_ns": step_id}
+        shared |= {"kv_tokens": tokens} if kv else {}
+        lines.append(
+            {
+                **shared,
+                "process": "scheduler",
+                "step_duration_us": host + 70.0 + 55.0 + device,
+                "build_meta_us": 40.0,
+                "get_finished_us": 30.0,
+                "start_load_kv_us": None if worker else 55.0,
+            }
+        )
+        if worker:
+            lines.append(
+                {
+                    **shared,
+                    "process": "worker",
+                    "step_duration_us": device + 55.0,
+                    "build_meta_us": None,
+                    "get_finished_us": None,
+                    "start_load_kv_us": 55.0,
+                }
+            )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_every_coefficient_comes_back_without_the_tax(tmp_path: Path) -> None:
+    result = fit(read_steps([write_log(tmp_path / "log.jsonl")]))
+    assert result.coefficients == {
+        "delta_us": pytest.approx(300, rel=0.01),
+        "beta0_us": pytest.approx(2000, rel=0.02),
+        "beta1_us_per_prefill_token": pytest.approx(15, rel=0.02),
+        "beta2_us_per_decode_seq": pytest.approx(40, rel=0.1),
+        "beta3_us_per_kv_token": pytest.approx(0.05, rel=0.1),
+    }
+    assert result.r2 > 0.99
+    assert result.relative_sd == pytest.approx(0.01, rel=0.1)
+    assert not result.undetermined
+
+
+def test_without_worker_records_delta_is_part_of_beta0(tmp_path: Path) -> None:
+    result = fit(read_steps([write_log(tmp_path / "log.jsonl", worker=False)]))
+    assert result.coefficients["delta_us"] is None
+    assert result.coefficients["beta0_us"] == pytest.approx(2300, rel=0.02)
+    assert "part of beta0_us" in report(result)
+
+
+def test_what_the_log_does_not_tell_is_named(tmp_path: Path) -> None:
+    result = fit(read_steps([write_log(tmp_path / "log.jsonl", kv=False)]))
+    assert result.undetermined == {"beta3_us_per_kv_token": "the log has no kv_tokens"}
+    assert "undetermined: the log has no kv_tokens" in report(result)
+
+
+def test_two_launches_in_one_log_are_refused(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl", steps=20)
+    with pytest.raises(ArtifactError, match=r"log\.jsonl:1: step 0 of scheduler a second time"):
+        read_steps([log, log])
+
+
+def test_a_broken_log_is_named_with_its_line(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl", steps=20)
+    log.write_text(log.read_text() + '{"process": "scheduler"}\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "connector_tax.engine.fit", str(log)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "log.jsonl:41: not a step record" in done.stderr
+
+
+def test_too_few_steps_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="found 5 steps"):
+        fit(read_steps([write_log(tmp_path / "log.jsonl", steps=5)]))

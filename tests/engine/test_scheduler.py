@@ -1,0 +1,216 @@
+"""Continuous batching: limits of a step, KV blocks, preemption, the prefix cache."""
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from connector_tax.engine.admission import AdmissionOptions
+from connector_tax.engine.kv import BlockPool, Holding, block_digests
+from connector_tax.engine.scheduler import Scheduler, SchedulerOptions, Sequence
+
+MAX_LEN = 64
+BLOCK = 4
+
+
+def options(**changes: Any) -> SchedulerOptions:
+    values: dict[str, Any] = {
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 8,
+        "max_decode_seqs_per_step": None,
+        "kv_blocks": 64,
+        "kv_block_size": BLOCK,
+        "enable_prefix_caching": True,
+        "admission": AdmissionOptions(decode_first=True),
+    }
+    return SchedulerOptions(**{**values, **changes})
+
+
+def sequence(arrival: int, prompt_len: int, output_len: int, text: bytes = b"") -> Sequence:
+    prompt = (text or bytes([arrival % 256])) * prompt_len
+    return Sequence(arrival, prompt_len, output_len, block_digests(prompt[:prompt_len], 1, BLOCK))
+
+
+def step(scheduler: Scheduler) -> list[int]:
+    """Run one step; the arrivals that got a token."""
+    return [s.arrival for s in scheduler.commit(scheduler.plan())]
+
+
+def test_a_long_prompt_is_prefilled_in_chunks() -> None:
+    scheduler = Scheduler(options(max_num_batched_tokens=8), MAX_LEN)
+    scheduler.add(sequence(0, 20, 2))
+    chunks = []
+    while scheduler.has_work:
+        plan = scheduler.plan()
+        chunks.append((plan.prefill_tokens, plan.decode_seqs, plan.kv_tokens))
+        scheduler.commit(plan)
+    assert chunks == [(8, 0, 0), (8, 0, 0), (4, 0, 0), (0, 1, 20)]
+
+
+def test_decodes_and_prefill_share_a_step() -> None:
+    scheduler = Scheduler(options(max_num_batched_tokens=10), MAX_LEN)
+    scheduler.add(sequence(0, 4, 5))
+    step(scheduler)
+    scheduler.add(sequence(1, 20, 1))
+    plan = scheduler.plan()
+    assert (plan.decode_seqs, plan.prefill_tokens) == (1, 9)
+
+
+@pytest.mark.parametrize(("decode_first", "prefill"), [(True, 3), (False, 4)])
+def test_decode_first_decides_who_takes_the_last_token(decode_first: bool, prefill: int) -> None:
+    admission = AdmissionOptions(decode_first=decode_first)
+    scheduler = Scheduler(options(max_num_batched_tokens=4, admission=admission), MAX_LEN)
+    scheduler.add(sequence(0, 4, 5))
+    step(scheduler)
+    scheduler.add(sequence(1, 8, 1))
+    assert scheduler.plan().prefill_tokens == prefill
+
+
+def test_decoding_takes_turns_under_a_limit() -> None:
+    scheduler = Scheduler(options(max_decode_seqs_per_step=2), MAX_LEN)
+    for arrival in range(3):
+        scheduler.add(sequence(arrival, 1, 9))
+    step(scheduler)
+    assert [step(scheduler) for _ in range(3)] == [[0, 1], [2, 0], [1, 2]]
+
+
+def test_at_most_max_num_seqs_run() -> None:
+    scheduler = Scheduler(options(max_num_seqs=2), MAX_LEN)
+    for arrival in range(3):
+        scheduler.add(sequence(arrival, 4, 2))
+    step(scheduler)
+    assert (scheduler.running, len(scheduler.waiting)) == (2, 1)
+    assert step(scheduler) == [0, 1]
+    assert step(scheduler) == [2]
+
+
+def test_the_latest_arrival_gives_up_its_blocks_and_comes_back() -> None:
+    scheduler = Scheduler(options(kv_blocks=16), MAX_LEN)
+    first, second = sequence(0, 28, 20), sequence(1, 28, 20)
+    scheduler.add(first)
+    scheduler.add(second)
+    tokens: dict[int, int] = {0: 0, 1: 0}
+    while scheduler.has_work:
+        for arrival in step(scheduler):
+            tokens[arrival] += 1
+    assert tokens == {0: 20, 1: 20}
+    assert (first.preemptions, second.preemptions > 0) == (0, True)
+    assert scheduler.preemptions == second.preemptions
+
+
+def test_a_repeated_prompt_hits_the_prefix_cache_but_for_its_last_token() -> None:
+    scheduler = Scheduler(options(), MAX_LEN)
+    for arrival in range(2):
+        scheduler.add(sequence(arrival, 16, 1, b"same"))
+        plan = scheduler.plan()
+        assert plan.prefill_tokens == (16 if arrival == 0 else 4)
+        scheduler.commit(plan)
+    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (32, 12)
+    assert scheduler.pool.reset_cache()
+    assert scheduler.pool.cached == 0
+
+
+def test_different_prompts_never_hit() -> None:
+    scheduler = Scheduler(options(), MAX_LEN)
+    for arrival in range(20):
+        scheduler.add(sequence(arrival, 16, 2))
+        while scheduler.has_work:
+            step(scheduler)
+    assert scheduler.prefix_hits == 0
+    assert scheduler.pool.cached > 0
+
+
+def test_the_cache_cannot_be_reset_under_a_running_request() -> None:
+    scheduler = Scheduler(options(), MAX_LEN)
+    scheduler.add(sequence(0, 16, 5))
+    step(scheduler)
+    assert not scheduler.pool.reset_cache()
+
+
+def test_a_pool_smaller_than_one_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match="kv_blocks: found 15; allowed: at least 16"):
+        Scheduler(options(kv_blocks=15), MAX_LEN)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=1, max_size=25),
+    st.integers(1, 40),
+    st.integers(1, 6),
+    st.none() | st.integers(1, 4),
+    st.integers(16, 40),
+    st.booleans(),
+    st.sampled_from(["fifo", "pack"]),
+    st.none() | st.integers(4, 60),
+    st.sets(st.integers(0, 24)),
+    st.sampled_from([b"", b"a", b"ab"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_every_request_gets_exactly_its_tokens_within_the_limits(
+    shapes: Seq[tuple[int, int]],
+    budget: int,
+    seqs: int,
+    decodes: int | None,
+    blocks: int,
+    decode_first: bool,
+    policy: str,
+    prefill_budget: int | None,
+    aborted: set[int],
+    text: bytes,
+) -> None:
+    admission = AdmissionOptions(policy, 4, 3, prefill_budget, None, decode_first)
+    scheduler = Scheduler(
+        options(
+            max_num_batched_tokens=budget,
+            max_num_seqs=seqs,
+            max_decode_seqs_per_step=decodes,
+            kv_blocks=blocks,
+            admission=admission,
+        ),
+        MAX_LEN,
+    )
+    sequences = [sequence(i, p, o, text) for i, (p, o) in enumerate(shapes)]
+    tokens = dict.fromkeys(range(len(shapes)), 0)
+    steps = 0
+    pending = list(sequences)
+    while scheduler.has_work or pending:
+        if pending:
+            scheduler.add(pending.pop(0))
+        plan = scheduler.plan()
+        assert sum(plan.tokens.values()) <= budget
+        assert scheduler.running <= seqs
+        if decodes is not None:
+            assert plan.decode_seqs <= decodes
+        for victim in list(plan.tokens):
+            if victim.arrival in aborted and steps % 2:
+                scheduler.abort(victim)
+        for emitted in scheduler.commit(plan):
+            tokens[emitted.arrival] += 1
+        held = sum(s.holding.own for s in sequences)
+        assert scheduler.pool.available + held <= blocks
+        steps += 1
+        assert steps < 20_000
+    for s in sequences:
+        assert s.aborted or tokens[s.arrival] == s.output_len
+        assert s.holding.blocks == 0
+    # Every block is back.
+    assert scheduler.pool.available == blocks
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), max_size=60))
+def test_the_pool_never_gives_a_block_twice(moves: list[tuple[int, int]]) -> None:
+    pool = BlockPool(20, BLOCK, prefix_caching=True)
+    holdings = [Holding() for _ in range(4)]
+    for who, tokens in moves:
+        holding = holdings[who]
+        if holding.blocks and tokens % 3 == 0:
+            pool.release(holding)
+        elif pool.grow(holding, tokens) and tokens % 2:
+            pool.publish(holding, block_digests(bytes([who]) * tokens, 1, BLOCK))
+        shared = {digest for h in holdings for digest in h.shared}
+        in_use = sum(h.own for h in holdings) + len(shared)
+        assert pool.available + in_use == pool.total
+    for holding in holdings:
+        pool.release(holding)
+    assert pool.available == pool.total

@@ -1,0 +1,407 @@
+"""The vLLM surface, over real sockets."""
+
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.serving import (
+    EMBEDDED,
+    MODEL,
+    Launched,
+    command,
+    completion,
+    config_with,
+    events,
+    free_port,
+    launched,
+    texts,
+)
+
+
+def test_the_model_is_listed(server: Launched) -> None:
+    listing = server.get_json("/v1/models")
+    assert [card["id"] for card in listing["data"]] == [MODEL]
+    assert listing["data"][0]["max_model_len"] == 8192
+    assert server.request("GET", "/health") == (200, b"")
+    assert "embedded" in server.get_json("/version")["version"]
+
+
+def test_a_stream_has_one_event_for_each_token_then_usage_then_done(server: Launched) -> None:
+    got = events(server.stream(prompt=list(range(40)), max_tokens=20))
+    tokens, usage, done = got[:20], got[20], got[21:]
+    assert all(len(e["choices"]) == 1 and e["choices"][0]["text"] for e in tokens)
+    assert [e["choices"][0]["finish_reason"] for e in tokens] == [None] * 19 + ["length"]
+    assert usage["choices"] == []
+    assert usage["usage"]["prompt_tokens"] == 40
+    assert usage["usage"]["completion_tokens"] == 20
+    assert done == ["[DONE]"]
+    assert len({e["id"] for e in [*tokens, usage]}) == 1
+
+
+def test_no_usage_unless_asked_for(server: Launched) -> None:
+    got = events(server.stream(stream_options=None))
+    assert len(got) == 9
+    assert got[-1] == "[DONE]"
+
+
+def test_the_output_follows_from_the_prompt(server: Launched) -> None:
+    first, again = server.stream(prompt=[5, 6]), server.stream(prompt=[5, 6])
+    assert texts(first) == texts(again)
+    assert texts(first) != texts(server.stream(prompt=[5, 7]))
+    whole = json.loads(server.stream(prompt=[5, 6], stream=False, stream_options=None))
+    assert whole["choices"][0]["text"] == "".join(texts(first))
+    assert whole["usage"]["completion_tokens"] == 8
+
+
+def test_a_text_prompt_is_the_token_prompt_it_tokenizes_to(server: Launched) -> None:
+    status, body = server.request("POST", "/tokenize", {"model": MODEL, "prompt": "w5 hello w6"})
+    tokens = json.loads(body)
+    assert status == 200
+    assert tokens["count"] == 3
+    assert (tokens["tokens"][0], tokens["tokens"][2]) == (5, 6)
+    assert texts(server.stream(prompt="w5 hello w6")) == texts(
+        server.stream(prompt=tokens["tokens"])
+    )
+
+
+def test_without_ignore_eos_the_model_ends_its_sentence(server: Launched) -> None:
+    got = events(server.stream(ignore_eos=False, max_tokens=2000))
+    assert got[-3]["choices"][0]["finish_reason"] == "stop"
+    length = got[-2]["usage"]["completion_tokens"]
+    assert length < 300
+    longer = events(server.stream(ignore_eos=False, max_tokens=2000, min_tokens=300))
+    assert longer[-2]["usage"]["completion_tokens"] == 300
+
+
+def test_chat(server: Launched) -> None:
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
+    messages: Any = [{"role": "user", "content": "good morning"}]
+    whole = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=12)
+    parts = client.chat.completions.create(
+        model=MODEL,
+        messages=messages,
+        max_tokens=12,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(parts)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 12
+
+
+def test_the_openai_client_completes(server: Launched) -> None:
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
+    assert [model.id for model in client.models.list()] == [MODEL]
+    answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=5)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 5
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.completions.create(model="other", prompt="hello")
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 8192"):
+        client.completions.create(model=MODEL, prompt="hello", max_tokens=9000)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "says"),
+    [
+        ("GET", "/nowhere", None, 404, "Not Found"),
+        ("GET", "/v1/completions", None, 405, "Method Not Allowed"),
+        ("POST", "/v1/completions", b"{", 400, "Invalid request body"),
+        ("POST", "/v1/completions", b"\xff\xfe", 400, "Invalid request body"),
+        ("POST", "/v1/completions", completion(model="x"), 404, "`x` does not exist"),
+        ("POST", "/v1/completions", completion(prompt=[]), 400, "at least one token"),
+        ("POST", "/v1/completions", completion(prompt=[1, "a"]), 400, "list of token ids"),
+        ("POST", "/v1/completions", completion(prompt=[40000]), 400, "40000 is out of vocab"),
+        ("POST", "/v1/completions", completion(prompt=[-1]), 400, "-1 is out of vocab"),
+        ("POST", "/v1/completions", completion(max_tokens=0), 400, "at least 1"),
+        ("POST", "/v1/completions", completion(min_tokens=9), 400, "min_tokens must be"),
+        ("POST", "/v1/completions", completion(max_tokens="x"), 400, "max_tokens"),
+        ("POST", "/v1/completions", completion(n=2), 400, "n must be 1"),
+        ("POST", "/v1/completions", completion(logprobs=3), 400, "logprobs is not supported"),
+        ("POST", "/v1/completions", completion(prompt=[[1], [2]]), 400, "one prompt"),
+        ("POST", "/v1/chat/completions", {"messages": []}, 400, "at least one message"),
+        ("POST", "/tokenize", {}, 400, "prompt or messages is required"),
+    ],
+)
+def test_errors_have_vllms_shape(
+    server: Launched, method: str, path: str, body: Any, status: int, says: str
+) -> None:
+    got, answer = server.request(method, path, body)
+    error = json.loads(answer)["error"]
+    assert (got, error["code"]) == (status, status)
+    assert says in error["message"]
+    assert {"type", "param"} <= set(error)
+
+
+def test_a_connection_carries_many_requests_and_pipelined_ones_in_order(server: Launched) -> None:
+    payload = b""
+    for prompt in range(5):
+        body = json.dumps(completion(prompt=[prompt], max_tokens=3)).encode()
+        payload += b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    payload += b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(payload)
+        got = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert got.count(b"HTTP/1.1 200 OK") == 6
+    alone = [texts(server.stream(prompt=[p], max_tokens=3)) for p in range(5)]
+    assert texts(got) == [word for words in alone for word in words]
+
+
+@settings(max_examples=25, deadline=None)
+@given(cuts=st.lists(st.integers(1, 250), max_size=4))
+def test_a_request_may_arrive_in_any_pieces(server: Launched, cuts: list[int]) -> None:
+    body = json.dumps(completion(max_tokens=2)).encode()
+    payload = (
+        b"POST /v1/completions HTTP/1.1\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+        % (len(body), body)
+    )
+    edges = [0, *sorted({c for c in cuts if c < len(payload)}), len(payload)]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for begin, end in itertools.pairwise(edges):
+            connection.sendall(payload[begin:end])
+        got = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("payload", "status"),
+    [
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\n" + b"x: long value\r\n" * 7000 + b"\r\n", b"413"),
+    ],
+)
+def test_what_is_not_http_is_refused(server: Launched, payload: bytes, status: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(payload)
+        assert connection.recv(1 << 16).split()[1] == status
+
+
+def test_http_1_0_gets_a_body_that_ends_with_the_connection(server: Launched) -> None:
+    body = json.dumps(completion()).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        got = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    head, _, rest = got.partition(b"\r\n\r\n")
+    assert b"chunked" not in head
+    assert rest.endswith(b"data: [DONE]\n\n")
+
+
+def test_expect_100_continue(server: Launched) -> None:
+    body = json.dumps(completion()).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nexpect: 100-continue\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n" % len(body)
+        )
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert b"[DONE]" in b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def test_curl_works_unchanged(server: Launched) -> None:
+    url = f"http://127.0.0.1:{server.port}/v1/completions"
+    payload = json.dumps(completion(max_tokens=4))
+    answer = subprocess.run(
+        ["curl", "-sS", "--fail", "-N", url, "-H", "Content-Type: application/json", "-d", payload],
+        capture_output=True,
+        timeout=20,
+        check=True,
+    )
+    assert len(texts(answer.stdout)) == 4
+
+
+def test_counters_are_complete_when_the_client_has_done(server: Launched) -> None:
+    for _ in range(5):
+        before = server.metrics()
+        server.stream(prompt=list(range(30)), max_tokens=6)
+        after = server.metrics()
+        delta = {name: after[name] - before[name] for name in after}
+        assert delta["vllm:request_success_total{length}"] == 1
+        assert delta["vllm:prompt_tokens_total"] == 30
+        assert delta["vllm:generation_tokens_total"] == 6
+        assert delta["vllm:e2e_request_latency_seconds_count"] == 1
+        assert delta["vllm:time_to_first_token_seconds_count"] == 1
+        assert delta["vllm:inter_token_latency_seconds_count"] == 5
+        # The second time round the same prompt is cached, but for its last block.
+    assert delta["vllm:prefix_cache_hits_total"] == 16
+
+
+def test_every_metric_of_the_study_is_there(server: Launched) -> None:
+    names = {name.partition("{")[0] for name in server.metrics()}
+    assert {
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:num_requests_waiting_by_reason",
+        "vllm:kv_cache_usage_perc",
+        "vllm:num_preemptions_total",
+        "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:external_prefix_cache_queries_total",
+        "vllm:external_prefix_cache_hits_total",
+        "vllm:prompt_tokens_total",
+        "vllm:prompt_tokens_by_source_total",
+        "vllm:generation_tokens_total",
+        "vllm:request_success_total",
+        "vllm:iteration_tokens_total_bucket",
+        "vllm:time_to_first_token_seconds_bucket",
+        "vllm:request_queue_time_seconds_sum",
+        "vllm:request_prefill_time_seconds_count",
+        "vllm:request_decode_time_seconds_count",
+        "vllm:e2e_request_latency_seconds_bucket",
+    } <= names
+
+
+def test_the_prefix_cache_can_be_reset(server: Launched) -> None:
+    prompt = list(range(100, 164))
+    server.stream(prompt=prompt)
+    assert server.request("POST", "/reset_prefix_cache") == (200, b"")
+    before = server.metrics()["vllm:prefix_cache_hits_total"]
+    server.stream(prompt=prompt)
+    assert server.metrics()["vllm:prefix_cache_hits_total"] == before
+
+
+def test_a_client_that_leaves_aborts_its_request(server: Launched) -> None:
+    before = server.metrics()["vllm:request_success_total{abort}"]
+    body = json.dumps(completion(max_tokens=5000)).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        connection.recv(1 << 16)
+    deadline = time.monotonic() + 10
+    while server.metrics()["vllm:request_success_total{abort}"] == before:
+        assert time.monotonic() < deadline
+    metrics = server.metrics()
+    assert metrics["vllm:num_requests_running"] == 0
+    assert metrics["vllm:kv_cache_usage_perc"] == 0
+
+
+# -- launching and stopping -----------------------------------------------------------------------
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def test_sigterm_ends_everything_orderly_with_requests_in_flight(tmp_path: Path) -> None:
+    with launched(tmp_path, "nixl_both") as server:
+        processes = tree(server.process.pid)
+        assert len(processes) == 3  # the server, its worker, the background load
+        body = json.dumps(completion(max_tokens=5000)).encode()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+            )
+            connection.recv(1 << 16)
+            begin = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - begin < 1
+            while connection.recv(1 << 16):
+                pass
+        assert not any(p.is_running() for p in processes)
+        assert server.records("truth.jsonl")[-1]["outcome"] == "stopped"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+
+
+def test_killing_the_server_takes_its_children(tmp_path: Path) -> None:
+    with launched(tmp_path, "nixl_both") as server:
+        children = tree(server.process.pid)[1:]
+        server.stop(signal.SIGKILL)
+        _, alive = psutil.wait_procs(children, timeout=5)
+        assert not alive
+
+
+def test_a_dead_worker_fails_requests_and_ends_the_server(tmp_path: Path) -> None:
+    with launched(tmp_path) as server:
+        stream = server.raw(json.dumps(completion(max_tokens=5000)).encode())
+        next(stream)
+        os.kill(tree(server.process.pid)[1].pid, signal.SIGKILL)
+        rest = b"".join(stream)
+        assert b"EngineDeadError" in rest
+        assert b"[DONE]" not in rest
+        assert server.process.wait(10) == 1
+    assert any("EngineDeadError" in line for line in server.stderr)
+    assert server.records("truth.jsonl")[-1]["outcome"] == "engine dead"
+
+
+@pytest.mark.parametrize(
+    ("changes", "configuration", "says"),
+    [
+        ({}, "nope", "found no configuration 'nope'; allowed: plain, noop_connector"),
+        ({"scheduler": {"kv_bloks": 1}}, "plain", "scheduler.kv_bloks: unknown key; allowed here"),
+        ({"scheduler": {"kv_blocks": 100}}, "plain", "kv_blocks: found 100; allowed: at least 512"),
+        (
+            {"scheduler": {"prefill_admission_policy": "lifo"}},
+            "plain",
+            "scheduler.prefill_admission_policy: found 'lifo'; allowed: one of fifo, pack",
+        ),
+        ({"step_cost": {"beta0_us": -1}}, "plain", "step_cost.beta0_us: found -1; allowed: >= 0"),
+        (
+            {"faults": {"seed": 1, "rules": [{"kind": "refuse_start"}]}},
+            "plain",
+            "refuse_start is set",
+        ),
+        (
+            {"faults": {"seed": 1, "rules": [{"kind": "gremlin"}]}},
+            "plain",
+            "faults.rules[0].kind: found 'gremlin'",
+        ),
+    ],
+)
+def test_a_bad_launch_says_why(
+    tmp_path: Path, changes: dict[str, Any], configuration: str, says: str
+) -> None:
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps(config_with(changes)))
+    done = subprocess.run(
+        command(path, configuration, free_port(), tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert str(path) in done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_named(server: Launched, tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(EMBEDDED, "plain", server.port, tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"127.0.0.1:{server.port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_only_loopback_is_served(tmp_path: Path) -> None:
+    arguments = command(EMBEDDED, "plain", free_port(), tmp_path)
+    arguments[arguments.index("127.0.0.1")] = "0.0.0.0"
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 2
+    assert "found 0.0.0.0; allowed: a loopback address" in done.stderr
