@@ -1,5 +1,11 @@
 """Open-loop load generator for OpenAI-compatible endpoints, stamped where the bytes arrive."""
 
+from connector_tax.loadgen.affinity import (
+    AffinityPlan,
+    Topology,
+    plan_affinity,
+    read_topology,
+)
 from connector_tax.loadgen.arrivals import ArrivalKind, make_offsets, named_generator
 from connector_tax.loadgen.cell import CellRule, PlannedRequest, Progress
 from connector_tax.loadgen.dispatcher import LoadGeneratorError
@@ -13,6 +19,7 @@ from connector_tax.loadgen.messages import FAILURES, RequestRecord
 
 __all__ = [
     "FAILURES",
+    "AffinityPlan",
     "ArrivalKind",
     "CellResult",
     "CellRule",
@@ -23,6 +30,9 @@ __all__ = [
     "Progress",
     "RequestRecord",
     "Target",
+    "Topology",
     "make_offsets",
     "named_generator",
+    "plan_affinity",
+    "read_topology",
 ]

@@ -1,15 +1,291 @@
-"""Stub."""
+"""Which process runs on which CPUs: topology from sysfs, and a plan for client and server.
 
-from dataclasses import dataclass
+The session and event-loop threads are the load generator's bottleneck and get the fastest physical
+cores of the primary NUMA node; each worker gets one physical core (all its SMT siblings), first on
+the same node, then on the next; the server gets every core that is left. Source: the pinning
+section of the "performance-critical data flow" document (000_94bf17e94ce0763c.txt); sysfs names as
+in the kernel's admin-guide/cputopology.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+LOADGEN_CORES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A physical core: its usable logical CPUs, NUMA node, and rank (higher is faster)."""
+
+    cpus: tuple[int, ...]
+    node: int
+    performance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The cores this process may use, in order of preference, and its CPU quota, if any.
+
+    Nodes come by their fastest core, cores of a node from fast to slow, ties by number.
+    `ranked_by` names the sysfs source of `performance`; None: nothing to tell cores apart.
+    """
+
+    cores: tuple[Core, ...]
+    quota_cpus: float | None
+    ranked_by: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class AffinityPlan:
+    """Logical CPUs for the main process's threads, each worker, and the server.
+
+    With `enabled` false nothing is pinned and the CPU sets are what everyone may use.
+    """
+
     loadgen: tuple[int, ...]
     workers: tuple[tuple[int, ...], ...]
     server: tuple[int, ...]
-    enabled: bool = True
+    enabled: bool
+    warnings: tuple[str, ...]
+    topology: Topology
 
     def describe(self) -> dict[str, Any]:
-        return {}
+        """Return the plan as plain data, for the records."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Return the plan as lines to print."""
+        if not self.enabled:
+            return ["CPU affinity: off", *(f"warning: {text}" for text in self.warnings)]
+        return [
+            f"load generator on CPUs {format_cpus(self.loadgen)}",
+            *(f"worker {i} on CPUs {format_cpus(cpus)}" for i, cpus in enumerate(self.workers)),
+            f"server on CPUs {format_cpus(self.server)}",
+            *(f"warning: {text}" for text in self.warnings),
+        ]
+
+
+def plan_affinity(
+    topology: Topology, workers: int, server_cores: int = 1, enable_cpu_affinity: bool = True
+) -> AffinityPlan:
+    """Place the load generator, `workers` worker processes and a server of >= `server_cores` cores.
+
+    With too few cores the load generator shrinks to one core, then workers share cores, then all of
+    the client shares one; the server keeps its cores to itself as long as there are two cores. On
+    a single core nothing is pinned. Every such step back is a warning.
+
+    Raises:
+        ValueError: workers or server_cores below 1.
+    """
+    if workers < 1 or server_cores < 1:
+        raise ValueError(f"workers is {workers}, server_cores {server_cores}; both must be >= 1")
+    warnings: list[str] = []
+    cores = list(topology.cores)
+    everything = _cpus(cores)
+    if topology.quota_cpus is not None and topology.quota_cpus < len(everything):
+        warnings.append(
+            f"the cgroup grants {topology.quota_cpus:g} CPUs of time on {len(everything)} CPUs; "
+            "throttling would distort timings, so only that many cores are planned with"
+        )
+        cores = cores[: max(1, math.floor(topology.quota_cpus))]
+    if not enable_cpu_affinity or len(cores) == 1:
+        if enable_cpu_affinity:
+            warnings.append("one core for client and server: they disturb each other; not pinned")
+        sets = (everything,) * workers
+        return AffinityPlan(everything, sets, everything, False, tuple(warnings), topology)
+    client = max(1, len(cores) - server_cores)
+    if client >= LOADGEN_CORES + workers:
+        mine = LOADGEN_CORES
+    else:
+        mine = 1
+        warnings.append(_shortage(len(cores), client, workers, server_cores))
+    places = cores[mine : min(mine + workers, client)] or cores[:mine]
+    used = min(mine + workers, client)
+    return AffinityPlan(
+        loadgen=_cpus(cores[:mine]),
+        workers=tuple(places[i % len(places)].cpus for i in range(workers)),
+        server=_cpus(cores[used:]),
+        enabled=True,
+        warnings=tuple(warnings),
+        topology=topology,
+    )
+
+
+def _shortage(cores: int, client: int, workers: int, server_cores: int) -> str:
+    wanted = f"{LOADGEN_CORES} + {workers} + {server_cores}"
+    if client == 1:
+        how = "the load generator and its workers share one core"
+    elif client < 1 + workers:
+        how = "workers share cores"
+    else:
+        how = "the load generator has one core instead of two"
+    return f"{cores} cores, {wanted} wanted (load generator, workers, server): {how}"
+
+
+def _cpus(cores: list[Core]) -> tuple[int, ...]:
+    return tuple(sorted(cpu for core in cores for cpu in core.cpus))
+
+
+# ---- reading sysfs
+
+
+def read_topology(root: Path = Path("/"), inherited: set[int] | None = None) -> Topology:
+    """Read the cores that are online, allowed by the cgroup and in the inherited mask.
+
+    `root` is where /sys and /proc are found; `inherited` is this process's mask unless given.
+
+    Raises:
+        ValueError: sysfs is unreadable or malformed, or no CPU is left.
+    """
+    if inherited is None:
+        inherited = os.sched_getaffinity(0)
+    system = root / "sys/devices/system"
+    online = parse_cpus(_required(system / "cpu/online"))
+    cgroup = _Cgroup(root)
+    allowed = online & inherited
+    if cgroup.cpus is not None:
+        allowed &= cgroup.cpus
+    if not allowed:
+        raise ValueError(f"no CPU is online, in the cgroup and in the mask {sorted(inherited)}")
+    ranked_by, performance = _performance(system / "cpu", allowed)
+    cores = [
+        Core(siblings, _node_of(system / "node", siblings[0]), max(map(performance, siblings)))
+        for siblings in _physical_cores(system / "cpu", allowed)
+    ]
+    best: dict[int, int] = {}
+    for core in cores:
+        best[core.node] = max(core.performance, best.get(core.node, core.performance))
+    cores.sort(key=lambda c: (-best[c.node], c.node, -c.performance, c.cpus))
+    return Topology(tuple(cores), cgroup.quota_cpus, ranked_by)
+
+
+def parse_cpus(text: str) -> set[int]:
+    """Parse a CPU list such as "0-3,8,10-11"; empty text is the empty set.
+
+    Raises:
+        ValueError: not a CPU list.
+    """
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        try:
+            found.update(range(int(first), int(last or first) + 1))
+        except ValueError:
+            raise ValueError(f"{text!r} is not a CPU list such as 0-3,8") from None
+    return found
+
+
+def format_cpus(cpus: tuple[int, ...]) -> str:
+    """Return the kernel's short form of a CPU list."""
+    parts: list[str] = []
+    numbers = sorted(cpus)
+    start = 0
+    for i, cpu in enumerate(numbers):
+        if i + 1 == len(numbers) or numbers[i + 1] != cpu + 1:
+            parts.append(f"{cpu}" if cpu == numbers[start] else f"{numbers[start]}-{cpu}")
+            start = i + 1
+    return ",".join(parts)
+
+
+def _required(path: Path) -> str:
+    text = _read(path)
+    if text is None:
+        raise ValueError(f"{path} cannot be read")
+    return text
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _physical_cores(cpu_folder: Path, allowed: set[int]) -> list[tuple[int, ...]]:
+    groups: set[tuple[int, ...]] = set()
+    for cpu in allowed:
+        topology = cpu_folder / f"cpu{cpu}/topology"
+        listed = _read(topology / "core_cpus_list") or _read(topology / "thread_siblings_list")
+        siblings = parse_cpus(listed) & allowed if listed is not None else {cpu}
+        groups.add(tuple(sorted(siblings | {cpu})))
+    return sorted(groups)
+
+
+def _node_of(node_folder: Path, cpu: int) -> int:
+    for folder in sorted(node_folder.glob("node[0-9]*")):
+        if cpu in parse_cpus(_read(folder / "cpulist") or ""):
+            return int(folder.name.removeprefix("node"))
+    return 0  # a kernel without NUMA support has no node folders
+
+
+def _performance(cpu_folder: Path, allowed: set[int]) -> tuple[str | None, Callable[[int], int]]:
+    """Return the first source that every CPU has (their scales differ), and how to look it up."""
+    for source in ("acpi_cppc/highest_perf", "cpu_capacity", "cpufreq/cpuinfo_max_freq"):
+        texts = {cpu: _read(cpu_folder / f"cpu{cpu}" / source) for cpu in allowed}
+        values = {cpu: int(text) for cpu, text in texts.items() if text}
+        if len(values) == len(allowed):
+            return source, values.__getitem__
+    return None, lambda _cpu: 0
+
+
+class _Cgroup:
+    """The CPU set and quota of this process's control group, version 1 or 2.
+
+    A limit anywhere on the way to the root binds, so every level is read. Inside a container the
+    path of /proc/self/cgroup may be the host's; then the mount's own root is the group.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._mount = root / "sys/fs/cgroup"
+        self.cpus: set[int] | None = None
+        self.quota_cpus: float | None = None
+        for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                hybrid = self._mount / "unified"  # version 2 beside version 1 controllers
+                base = hybrid if hybrid.is_dir() else self._mount
+                self._version_2(self._levels(base, path))
+                continue
+            base = self._mount / controllers
+            if "cpuset" in controllers.split(","):
+                self._version_1_cpus(self._levels(base, path))
+            if "cpu" in controllers.split(","):
+                self._version_1_quota(self._levels(base, path))
+
+    @staticmethod
+    def _levels(base: Path, path: str) -> list[Path]:
+        folder = base / path.lstrip("/")
+        if not folder.is_dir():
+            folder = base
+        return [folder, *(p for p in folder.parents if p == base or base in p.parents)]
+
+    def _version_2(self, levels: list[Path]) -> None:
+        for folder in levels:
+            self._limit_cpus(_read(folder / "cpuset.cpus.effective"))
+            quota, _, period = (_read(folder / "cpu.max") or "max").partition(" ")
+            if quota != "max":
+                self._limit_quota(int(quota) / int(period))
+
+    def _version_1_cpus(self, levels: list[Path]) -> None:
+        for folder in levels:
+            self._limit_cpus(
+                _read(folder / "cpuset.effective_cpus") or _read(folder / "cpuset.cpus")
+            )
+
+    def _version_1_quota(self, levels: list[Path]) -> None:
+        for folder in levels:
+            quota = int(_read(folder / "cpu.cfs_quota_us") or -1)
+            if quota > 0:
+                self._limit_quota(quota / int(_required(folder / "cpu.cfs_period_us")))
+
+    def _limit_cpus(self, text: str | None) -> None:
+        if text:
+            cpus = parse_cpus(text)
+            self.cpus = cpus if self.cpus is None else self.cpus & cpus
+
+    def _limit_quota(self, quota: float) -> None:
+        self.quota_cpus = quota if self.quota_cpus is None else min(self.quota_cpus, quota)

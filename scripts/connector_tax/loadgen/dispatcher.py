@@ -141,8 +141,8 @@ class Dispatcher:
             pull.bind(f"ipc://{self._folder}/results")
         except zmq.ZMQError as error:
             raise LoadGeneratorError(
-                f"cannot make a socket in {self._folder}: {error}; TMPDIR must name a folder that is "
-                "writable and whose path is short (a Unix socket's path holds 107 bytes)"
+                f"cannot make a socket in {self._folder}: {error}; TMPDIR must name a folder that "
+                "is writable and whose path is short (a Unix socket's path holds 107 bytes)"
             ) from None
         decoder = msgspec.msgpack.Decoder(FromWorker)
         self._results = Receiver(self._loop, pull, decoder, self._on_message)

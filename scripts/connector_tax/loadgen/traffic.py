@@ -1,0 +1,218 @@
+"""Traffic: when sessions start, and which of their requests are ready when.
+
+One scheduler serves both kinds of traffic; they differ only in when the next session may start:
+
+- rate (open loop): session k starts at its own offset, whatever is running;
+- concurrency (closed loop): a session starts as soon as fewer than target(t) are active, where
+  target(t) = floor(N t / ramp) during the ramp and N after it. The ramp is a function of time
+  alone, so sessions that outlast it neither hold it up nor let it overshoot.
+
+The scheduler has no clock: it is told the time, and the same code runs on a virtual one in tests.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from connector_tax.loadgen.sessions import History, Node, Session, Turn, merge_histories
+
+
+class Admission(Protocol):
+    """Decides when sessions start."""
+
+    def next_start_ns(self, started: int, active: int, now_ns: int) -> int | None:
+        """Return when the next session may start; None: not before another one ends, or never."""
+
+
+class RateAdmission:
+    """Session k starts at `starts_ns[k]` (ascending, absolute)."""
+
+    def __init__(self, starts_ns: Sequence[int]) -> None:
+        self._starts_ns = starts_ns
+
+    def next_start_ns(self, started: int, active: int, now_ns: int) -> int | None:  # noqa: ARG002
+        """Return the session's own start, whatever else is going on."""
+        return self._starts_ns[started] if started < len(self._starts_ns) else None
+
+
+class ConcurrencyAdmission:
+    """Keeps `target` sessions active, rising linearly from `origin_ns` over `rampup_ns`."""
+
+    def __init__(self, target: int, origin_ns: int, rampup_ns: int) -> None:
+        self._target = target
+        self._origin_ns = origin_ns
+        self._rampup_ns = rampup_ns
+
+    def target_at(self, t_ns: int) -> int:
+        """Return how many sessions may be active at `t_ns`."""
+        since_ns = t_ns - self._origin_ns
+        if since_ns < 0:
+            return 0
+        if since_ns >= self._rampup_ns:
+            return self._target
+        return self._target * since_ns // self._rampup_ns
+
+    def next_start_ns(self, started: int, active: int, now_ns: int) -> int | None:  # noqa: ARG002
+        """Return the first moment, now or later, at which the target exceeds `active`."""
+        if active >= self._target:
+            return None
+        ramp_ns = -(-self._rampup_ns * (active + 1) // self._target)
+        return max(now_ns, self._origin_ns + ramp_ns)
+
+
+@dataclass(slots=True)
+class _State:
+    """One active session."""
+
+    session: Session
+    waits_for: list[int]  # per node: parents that have not ended
+    ready_ns: list[int]  # per node: latest end of a parent so far
+    in_flight: set[int] = field(default_factory=set)
+    pending: set[int] = field(default_factory=set)  # neither issued nor given up
+    histories: dict[str, History] = field(default_factory=dict)
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A request to send at `due_ns`."""
+
+    due_ns: int
+    session: int
+    node_index: int
+    node: Node
+    history: History
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an ended request means for the rest: `cancel` are in-flight nodes of its session to
+    cancel, `given_up` nodes that will never be sent."""
+
+    cancel: tuple[int, ...] = ()
+    given_up: tuple[int, ...] = ()
+
+
+class Scheduler:
+    """Starts sessions as `admission` allows and yields their requests when they are ready.
+
+    Invariants: a request is due no earlier than the end of its last parent plus its own wait, and
+    never before its session's start; equal due times keep the order in which they became ready;
+    a session is active from its start until its last request has ended or been given up.
+    """
+
+    def __init__(
+        self, sessions: Sequence[Session], admission: Admission, cancel_session_on_failure: bool
+    ) -> None:
+        self._sessions = sessions
+        self._admission = admission
+        self._cancel_on_failure = cancel_session_on_failure
+        self._active: dict[int, _State] = {}
+        self._queue: list[tuple[int, int, int, int]] = []  # due_ns, arrival, session, node
+        self._arrivals = 0
+        self.started = 0
+        self.admitting = True
+
+    @property
+    def active(self) -> int:
+        """How many sessions have started and not ended."""
+        return len(self._active)
+
+    @property
+    def finished(self) -> bool:
+        """True when nothing is active and no session will start."""
+        exhausted = not self.admitting or self.started >= len(self._sessions)
+        return exhausted and not self._active
+
+    def pop_ready(self, now_ns: int, horizon_ns: int) -> list[Ready]:
+        """Take every request due at or before `horizon_ns`, starting sessions as they may."""
+        ready: list[Ready] = []
+        while True:
+            start_ns = self._next_start_ns(now_ns)
+            if start_ns is not None and start_ns <= horizon_ns:
+                self._start(start_ns)
+            elif self._queue and self._queue[0][0] <= horizon_ns:
+                due_ns, _, session, node = heapq.heappop(self._queue)
+                state = self._active.get(session)
+                if state is not None and node in state.pending:
+                    ready.append(self._issue(due_ns, session, node, state))
+            else:
+                # Starting sessions first may queue requests out of order; sorted() is stable.
+                return sorted(ready, key=lambda request: request.due_ns)
+
+    def next_ns(self, now_ns: int) -> int | None:
+        """Return when something is next due; None: only after a request in flight has ended."""
+        candidates = [self._next_start_ns(now_ns), self._queue[0][0] if self._queue else None]
+        return min((t for t in candidates if t is not None), default=None)
+
+    def complete(
+        self, session: int, node_index: int, end_ns: int, output: str | list[int] | None
+    ) -> Outcome:
+        """Take the end of a request; `output` None means that it failed."""
+        state = self._active[session]
+        state.in_flight.discard(node_index)
+        node = state.session.nodes[node_index]
+        outcome = Outcome()
+        if output is not None:
+            known = self._history(state, node)
+            state.histories[node.id] = (*known, Turn(node.id, node.prompt, output))
+        elif self._cancel_on_failure and not state.failed:
+            state.failed = True
+            outcome = Outcome(tuple(sorted(state.in_flight)), tuple(sorted(state.pending)))
+            state.pending.clear()
+        if not state.failed:
+            self._release_children(session, state, node, end_ns)
+        if not state.in_flight and not state.pending:
+            del self._active[session]
+        return outcome
+
+    def _next_start_ns(self, now_ns: int) -> int | None:
+        if not self.admitting or self.started >= len(self._sessions):
+            return None
+        return self._admission.next_start_ns(self.started, len(self._active), now_ns)
+
+    def _start(self, start_ns: int) -> None:
+        index = self.started
+        self.started += 1
+        session = self._sessions[index]
+        state = _State(
+            session,
+            [len(node.parents) for node in session.nodes],
+            [start_ns] * len(session.nodes),
+        )
+        state.pending.update(range(len(session.nodes)))
+        self._active[index] = state
+        for i, node in enumerate(session.nodes):
+            if not node.parents:
+                self._enqueue(index, i, start_ns + _wait_ns(node))
+
+    def _issue(self, due_ns: int, session: int, node_index: int, state: _State) -> Ready:
+        state.pending.discard(node_index)
+        state.in_flight.add(node_index)
+        node = state.session.nodes[node_index]
+        return Ready(due_ns, session, node_index, node, self._history(state, node))
+
+    @staticmethod
+    def _history(state: _State, node: Node) -> History:
+        # A parent that failed (and did not end the session) has no turn to hand on.
+        return merge_histories(
+            [state.histories.get(parent.node, ()) for parent in node.parents if parent.history]
+        )
+
+    def _release_children(self, session: int, state: _State, ended: Node, end_ns: int) -> None:
+        for i, node in enumerate(state.session.nodes):
+            if all(parent.node != ended.id for parent in node.parents):
+                continue
+            state.waits_for[i] -= 1
+            state.ready_ns[i] = max(state.ready_ns[i], end_ns)
+            if state.waits_for[i] == 0:
+                self._enqueue(session, i, state.ready_ns[i] + _wait_ns(node))
+
+    def _enqueue(self, session: int, node_index: int, due_ns: int) -> None:
+        heapq.heappush(self._queue, (due_ns, self._arrivals, session, node_index))
+        self._arrivals += 1
+
+
+def _wait_ns(node: Node) -> int:
+    return round(node.wait_after_ready_s * 1e9)

@@ -1,0 +1,71 @@
+"""Builds /sys and /proc trees of machines in the form in which the kernel shows them."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+
+def write_tree(root: Path, files: Mapping[str, str]) -> Path:
+    """Write `files` (path below the root -> content) and return the root."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return root
+
+
+def machine(
+    cores: Iterable[tuple[int, tuple[int, ...]]],
+    *,
+    ranks: Mapping[int, int] | None = None,
+    source: str = "cpufreq/cpuinfo_max_freq",
+    offline: Iterable[int] = (),
+) -> dict[str, str]:
+    """Return the files of a machine of `cores`: (NUMA node, logical CPUs of the core).
+
+    `ranks` is the content of `source` per CPU. An offline CPU keeps its folder but loses its
+    topology, as on a real kernel.
+    """
+    gone = set(offline)
+    files: dict[str, str] = {}
+    nodes: dict[int, list[int]] = {}
+    online: list[int] = []
+    for node, cpus in cores:
+        here = [cpu for cpu in cpus if cpu not in gone]
+        online += here
+        nodes.setdefault(node, []).extend(here)
+        listed = ",".join(map(str, here)) + "\n"
+        for cpu in cpus:
+            folder = f"sys/devices/system/cpu/cpu{cpu}"
+            files[f"{folder}/uevent"] = ""
+            if cpu in gone:
+                continue
+            files[f"{folder}/topology/core_cpus_list"] = listed
+            files[f"{folder}/topology/thread_siblings_list"] = listed
+            if ranks is not None:
+                files[f"{folder}/{source}"] = f"{ranks[cpu]}\n"
+    for node, here in nodes.items():
+        files[f"sys/devices/system/node/node{node}/cpulist"] = ",".join(map(str, here)) + "\n"
+    files["sys/devices/system/cpu/online"] = ",".join(map(str, sorted(online))) + "\n"
+    files["proc/self/cgroup"] = "0::/\n"
+    return files
+
+
+def two_sockets_smt(cores_per_socket: int = 8) -> dict[str, str]:
+    """Two sockets, SMT on, numbered as Intel servers are: siblings half the machine apart."""
+    total = 2 * cores_per_socket
+    return machine([(i // cores_per_socket, (i, i + total)) for i in range(total)])
+
+
+def hybrid() -> dict[str, str]:
+    """A desktop of 4 performance cores with SMT and 4 efficiency cores without, ranked by CPPC."""
+    cores = [(0, (2 * i, 2 * i + 1)) for i in range(4)] + [(0, (8 + i,)) for i in range(4)]
+    ranks = {cpu: (66 if cpu < 8 else 42) for cpu in range(12)}
+    ranks[4] = ranks[5] = 70  # the favoured core
+    return machine(cores, ranks=ranks, source="acpi_cppc/highest_perf")
+
+
+def arm_big_little() -> dict[str, str]:
+    """arm64: 4 little and 4 big cores, ranked by cpu_capacity, no NUMA folders, no CPPC."""
+    ranks = {cpu: 446 if cpu < 4 else 1024 for cpu in range(8)}
+    files = machine([(0, (i,)) for i in range(8)], ranks=ranks, source="cpu_capacity")
+    return {name: text for name, text in files.items() if "/node/" not in name}

@@ -1,0 +1,252 @@
+"""Affinity plans on recorded and built sysfs trees."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
+from connector_tax.loadgen.affinity import (
+    AffinityPlan,
+    Core,
+    Topology,
+    format_cpus,
+    parse_cpus,
+    plan_affinity,
+    read_topology,
+)
+from tests.loadgen.fault_server import FaultServer, good_answer
+from tests.loadgen.running import run_scripts
+from tests.loadgen.sysfs_trees import (
+    arm_big_little,
+    hybrid,
+    machine,
+    two_sockets_smt,
+    write_tree,
+)
+
+ALL = set(range(1024))
+RECORDED = Path(__file__).parent / "topologies"
+
+
+def read(files: dict[str, str], root: Path, mask: set[int] = ALL) -> Topology:
+    return read_topology(write_tree(root, files), mask)
+
+
+def test_one_socket_without_smt(tmp_path: Path) -> None:
+    plan = plan_affinity(read(machine([(0, (i,)) for i in range(8)]), tmp_path), 3)
+    assert plan.loadgen == (0, 1)
+    assert plan.workers == ((2,), (3,), (4,))
+    assert plan.server == (5, 6, 7)
+    assert plan.warnings == ()
+    assert plan.topology.ranked_by is None
+
+
+def test_two_sockets_with_smt_keep_siblings_together_and_spill_over(tmp_path: Path) -> None:
+    plan = plan_affinity(read(two_sockets_smt(4), tmp_path), 4, server_cores=2)
+    assert plan.loadgen == (0, 1, 8, 9)  # two physical cores, four logical
+    assert plan.workers == ((2, 10), (3, 11), (4, 12), (5, 13))  # the last two on node 1
+    assert plan.server == (6, 7, 14, 15)
+    assert [core.node for core in plan.topology.cores] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_smt_switched_off_is_seen_as_offline_siblings(tmp_path: Path) -> None:
+    cores = [(i // 2, (i, i + 4)) for i in range(4)]
+    topology = read(machine(cores, offline=range(4, 8)), tmp_path)
+    assert [core.cpus for core in topology.cores] == [(0,), (1,), (2,), (3,)]
+
+
+def test_offline_cpus_are_not_planned_with(tmp_path: Path) -> None:
+    topology = read(machine([(0, (i,)) for i in range(6)], offline=[0, 3]), tmp_path)
+    assert [core.cpus for core in topology.cores] == [(1,), (2,), (4,), (5,)]
+
+
+def test_the_node_with_the_fastest_core_comes_first(tmp_path: Path) -> None:
+    ranks = dict.fromkeys(range(8), 3000000) | {6: 3_500_000}
+    topology = read(machine([(i // 4, (i,)) for i in range(8)], ranks=ranks), tmp_path)
+    plan = plan_affinity(topology, 1)
+    assert plan.loadgen == (4, 6)
+    assert plan.workers == ((5,),)
+    assert topology.ranked_by == "cpufreq/cpuinfo_max_freq"
+
+
+def test_hybrid_cores_are_ranked_by_cppc(tmp_path: Path) -> None:
+    plan = plan_affinity(read(hybrid(), tmp_path), 2)
+    assert plan.loadgen == (0, 1, 4, 5)  # the favoured core and the next performance core
+    assert plan.workers == ((2, 3), (6, 7))
+    assert plan.server == (8, 9, 10, 11)
+    assert plan.topology.ranked_by == "acpi_cppc/highest_perf"
+
+
+def test_arm64_is_ranked_by_capacity_and_needs_no_numa(tmp_path: Path) -> None:
+    plan = plan_affinity(read(arm_big_little(), tmp_path), 1)
+    assert plan.loadgen == (4, 5)
+    assert plan.workers == ((6,),)
+    assert plan.server == (0, 1, 2, 3, 7)
+    assert plan.topology.ranked_by == "cpu_capacity"
+
+
+def test_a_ranking_that_not_every_cpu_has_is_not_used(tmp_path: Path) -> None:
+    files = machine([(0, (i,)) for i in range(4)], ranks=dict.fromkeys(range(4), 5))
+    files["sys/devices/system/cpu/cpu3/acpi_cppc/highest_perf"] = "200\n"
+    topology = read(files, tmp_path)
+    assert topology.ranked_by == "cpufreq/cpuinfo_max_freq"
+
+
+def test_the_inherited_mask_cuts_siblings_too(tmp_path: Path) -> None:
+    topology = read(two_sockets_smt(2), tmp_path, mask={1, 2, 5})
+    assert [core.cpus for core in topology.cores] == [(1, 5), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "extra", "cpus", "quota"),
+    [
+        ("0::/\n", {"cpuset.cpus.effective": "0-3\n", "cpu.max": "max 100000\n"}, 4, None),
+        ("0::/a/b\n", {"a/cpuset.cpus.effective": "2-5\n", "a/b/x": ""}, 4, None),
+        ("0::/a/b\n", {"a/cpu.max": "250000 100000\n", "a/b/cpu.max": "max 100000\n"}, 8, 2.5),
+        ("0::/on/the/host\n", {"cpuset.cpus.effective": "6-7\n"}, 2, None),
+        (
+            "4:cpuset:/job\n2:cpu,cpuacct:/job\n1:name=systemd:/\n",
+            {
+                "cpuset/cpuset.cpus": "0-7\n",
+                "cpuset/job/cpuset.cpus": "1,3,5\n",
+                "cpu,cpuacct/job/cpu.cfs_quota_us": "150000\n",
+                "cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
+            },
+            3,
+            1.5,
+        ),
+        (
+            "2:cpu:/\n0::/\n",
+            {"unified/cpu.max": "max 1\n", "cpu/cpu.cfs_quota_us": "-1\n"},
+            8,
+            None,
+        ),
+    ],
+    ids=["v2-root", "v2-ancestor", "v2-quota", "v2-container", "v1", "hybrid"],
+)
+def test_cgroup_limits_bind(
+    cgroup: str, extra: dict[str, str], cpus: int, quota: float | None, tmp_path: Path
+) -> None:
+    files = machine([(0, (i,)) for i in range(8)])
+    files["proc/self/cgroup"] = cgroup
+    files |= {f"sys/fs/cgroup/{name}": text for name, text in extra.items()}
+    topology = read(files, tmp_path)
+    assert len(topology.cores) == cpus
+    assert topology.quota_cpus == quota
+    plan = plan_affinity(topology, 1)
+    if quota is not None:
+        assert any("throttling" in text for text in plan.warnings)
+        planned = {*plan.loadgen, *plan.server, *plan.workers[0]}
+        assert len(planned) == max(1, int(quota)) or not plan.enabled
+
+
+def test_two_cores_share_the_client_on_one_and_warn(tmp_path: Path) -> None:
+    plan = plan_affinity(read(machine([(0, (0,)), (0, (1,))]), tmp_path), 2)
+    assert (plan.loadgen, plan.workers, plan.server) == ((0,), ((0,), (0,)), (1,))
+    assert "share one core" in plan.warnings[0]
+
+
+def test_one_core_is_not_pinned_and_warns(tmp_path: Path) -> None:
+    plan = plan_affinity(read(machine([(0, (0, 1))]), tmp_path), 1)
+    assert not plan.enabled
+    assert plan.server == (0, 1)
+    assert "one core" in plan.warnings[0]
+
+
+def test_switched_off_pins_nothing_and_does_not_warn(tmp_path: Path) -> None:
+    plan = plan_affinity(read(two_sockets_smt(), tmp_path), 2, enable_cpu_affinity=False)
+    assert not plan.enabled
+    assert plan.warnings == ()
+    assert plan.lines() == ["CPU affinity: off"]
+
+
+@given(
+    shape=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 2), st.integers(0, 3)), min_size=2, max_size=40
+    ),
+    workers=st.integers(1, 20),
+    server_cores=st.integers(1, 8),
+)
+def test_the_server_never_shares_and_no_core_is_split(
+    shape: list[tuple[int, int, int]], workers: int, server_cores: int
+) -> None:
+    next_cpu, cores = 0, []
+    for node, threads, rank in shape:
+        cores.append(Core(tuple(range(next_cpu, next_cpu + threads)), node, rank))
+        next_cpu += threads
+    plan = plan_affinity(Topology(tuple(cores), None, None), workers, server_cores)
+    client = {*plan.loadgen, *(cpu for cpus in plan.workers for cpu in cpus)}
+    assert len(plan.workers) == workers
+    assert all(plan.workers)
+    assert plan.loadgen
+    assert plan.server
+    assert client.isdisjoint(plan.server)
+    assert client | set(plan.server) == set(range(next_cpu))
+    for core in cores:
+        for place in (plan.loadgen, plan.server, *plan.workers):
+            assert set(core.cpus) <= set(place) or set(core.cpus).isdisjoint(place)
+    if len(cores) >= 2 + workers + server_cores:
+        assert plan.warnings == ()
+        assert len({*plan.workers, plan.loadgen}) == workers + 1
+    else:
+        assert plan.warnings
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_cpu_lists_survive_the_round_trip(cpus: set[int]) -> None:
+    assert parse_cpus(format_cpus(tuple(cpus))) == cpus
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
+def test_recorded_machines_get_a_complete_plan(path: Path, tmp_path: Path) -> None:
+    record = json.loads(path.read_text())
+    topology = read(record["files"], tmp_path, set(record["mask"]))
+    plan = plan_affinity(topology, 1)
+    assert {*plan.loadgen, *plan.workers[0], *plan.server} == set(record["mask"])
+    assert set(plan.loadgen).isdisjoint(plan.server)
+    assert json.loads(json.dumps(plan.describe()))["server"] == list(plan.server)
+
+
+def test_malformed_sysfs_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cpu/online cannot be read"):
+        read_topology(tmp_path, {0})
+    with pytest.raises(ValueError, match="'0-x' is not a CPU list"):
+        read({"sys/devices/system/cpu/online": "0-x\n"}, tmp_path)
+    with pytest.raises(ValueError, match="no CPU is online"):
+        read(machine([(0, (0,))]), tmp_path, mask={7})
+
+
+def _threads_on(pid: int) -> set[frozenset[int]]:
+    return {
+        frozenset(os.sched_getaffinity(int(task.name)))
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    }
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs to tell them apart")
+def test_workers_pin_every_thread_and_the_calling_thread_stays_free() -> None:
+    everyone = os.sched_getaffinity(0)
+    first, second, *_ = sorted(everyone)
+    plan = AffinityPlan((second,), ((first,),), (second,), True, (), read_topology())
+    options = LoadGeneratorOptions(cpus=plan)
+    with (
+        FaultServer({"good": [good_answer()]}) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
+    ):
+        assert _threads_on(generator.worker_pids[0]) == {frozenset({first})}
+        assert frozenset({second}) in _threads_on(os.getpid())  # the event loop and ZMQ
+        assert os.sched_getaffinity(0) == everyone
+        result = run_scripts(generator, ["good"] * 5)
+        assert {r.status for r in result.records} == {"ok"}
+        described = generator.describe()["affinity"]
+        assert described["workers"] == ((first,),)
+
+
+def test_a_plan_for_another_number_of_workers_is_refused(tmp_path: Path) -> None:
+    plan = plan_affinity(read(two_sockets_smt(), tmp_path), 2)
+    with pytest.raises(ValueError, match="affinity plan is for 2 workers"):
+        LoadGeneratorOptions(workers=1, cpus=plan)

@@ -1,0 +1,297 @@
+"""Both kinds of traffic over session graphs, on a virtual clock."""
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from connector_tax.loadgen.sessions import Node, Parent, Session
+from connector_tax.loadgen.traffic import (
+    Admission,
+    ConcurrencyAdmission,
+    RateAdmission,
+    Ready,
+    Scheduler,
+)
+
+S = 1_000_000_000
+
+
+@dataclass
+class Log:
+    """What happened in a simulated run."""
+
+    sent: list[Ready] = field(default_factory=list)
+    popped_ns: list[int] = field(default_factory=list)
+    ended: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
+    given_up: set[tuple[int, int]] = field(default_factory=set)
+    active: list[tuple[int, int]] = field(default_factory=list)  # (time, sessions)
+
+
+def simulate(
+    scheduler: Scheduler, service_ns: "ServiceTimes", failing: set[tuple[int, int]], lead_ns: int
+) -> Log:
+    """Run to the end: each request takes its service time, or until it is cancelled."""
+    log = Log()
+    now = 0
+    running: list[tuple[int, int, int]] = []
+    cancelled: set[tuple[int, int]] = set()
+    while not scheduler.finished:
+        for ready in scheduler.pop_ready(now, now + lead_ns):
+            assert ready.due_ns <= now + lead_ns
+            log.sent.append(ready)
+            log.popped_ns.append(now)
+            log.active.append((ready.due_ns, scheduler.active))
+            end = ready.due_ns + service_ns(ready.session, ready.node_index)
+            heapq.heappush(running, (end, ready.session, ready.node_index))
+        times = [running[0][0]] if running else []
+        due = scheduler.next_ns(now)
+        if due is not None:
+            times.append(max(due - lead_ns, now))
+        assert times, "nothing to wait for, yet not finished: the run would hang"
+        now = max(now, min(times))
+        while running and running[0][0] <= now:
+            end, session, node = heapq.heappop(running)
+            key = (session, node)
+            how = "cancelled" if key in cancelled else "failed" if key in failing else "ok"
+            log.ended[key] = (end, how)
+            output = f"<{session}.{node}>" if how == "ok" else None
+            outcome = scheduler.complete(session, node, end, output)
+            log.given_up |= {(session, i) for i in outcome.given_up}
+            for i in outcome.cancel:
+                cancelled.add((session, i))
+                running = [
+                    (end, s, n) if (s, n) == (session, i) else (e, s, n) for e, s, n in running
+                ]
+            heapq.heapify(running)
+    return log
+
+
+class ServiceTimes:
+    """Deterministic service times between 1 ms and 3 s, different per request."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __call__(self, session: int, node: int) -> int:
+        return (
+            1_000_000
+            + (self._seed * 7919 + session * 104_729 + node * 1_299_709) % 3000 * 1_000_000
+        )
+
+
+@st.composite
+def session_lists(draw: st.DrawFn) -> list[Session]:
+    """Random sessions: up to 6 nodes, each with any earlier nodes as parents."""
+    sessions = []
+    for s in range(draw(st.integers(1, 12))):
+        nodes: list[Node] = []
+        for n in range(draw(st.integers(1, 6))):
+            chosen = draw(st.lists(st.integers(0, n - 1), unique=True, max_size=3)) if n else []
+            parents = tuple(Parent(f"n{p}", draw(st.booleans())) for p in chosen)
+            wait = draw(st.sampled_from([0.0, 0.1, 1.5]))
+            nodes.append(Node(f"n{n}", f"p{n}", 4, wait, parents))
+        sessions.append(Session(f"s{s}", tuple(nodes)))
+    return sessions
+
+
+def check(sessions: list[Session], log: Log, started: int, cancel: bool) -> None:
+    sent = {(ready.session, ready.node_index): ready for ready in log.sent}
+    assert len(sent) == len(log.sent), "a request was sent twice"
+    # sent = ok + failed + cancelled, and every other request of a started session was given up.
+    assert set(sent) == set(log.ended)
+    everything = {(s, n) for s in range(started) for n in range(len(sessions[s].nodes))}
+    assert set(sent) | log.given_up == everything
+    assert set(sent).isdisjoint(log.given_up)
+    for (s, _), ready in sent.items():
+        ends = []
+        for parent in ready.node.parents:
+            index = next(i for i, n in enumerate(sessions[s].nodes) if n.id == parent.node)
+            end, how = log.ended[s, index]
+            ends.append(end)
+            assert how == "ok" or not cancel, "sent although its session had failed"
+            inherited = {turn.node for turn in ready.history}
+            if parent.history:
+                assert (parent.node in inherited) == (how == "ok")
+        if ends:
+            assert ready.due_ns == max(ends) + round(ready.node.wait_after_ready_s * S)
+        assert len({turn.node for turn in ready.history}) == len(ready.history)
+        for turn in ready.history:
+            index = int(turn.node[1:])
+            assert turn.output == f"<{s}.{index}>"
+    if not cancel:
+        assert not log.given_up
+        assert "cancelled" not in {how for _, how in log.ended.values()}
+
+
+@settings(deadline=None)
+@given(
+    sessions=session_lists(),
+    gaps=st.lists(st.integers(0, 2 * S), min_size=12, max_size=12),
+    seed=st.integers(0, 100),
+    failing=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 5)), max_size=8),
+    cancel=st.booleans(),
+    lead_ns=st.sampled_from([0, 20_000_000]),
+)
+def test_rate_traffic_keeps_its_invariants(
+    sessions: list[Session],
+    gaps: list[int],
+    seed: int,
+    failing: set[tuple[int, int]],
+    cancel: bool,
+    lead_ns: int,
+) -> None:
+    starts = [sum(gaps[: k + 1]) for k in range(len(sessions))]
+    scheduler = Scheduler(sessions, RateAdmission(starts), cancel)
+    log = simulate(scheduler, ServiceTimes(seed), failing, lead_ns)
+    assert scheduler.started == len(sessions)
+    check(sessions, log, scheduler.started, cancel)
+    for ready in log.sent:
+        if not ready.node.parents:  # open loop: nothing that runs delays a session's start
+            wait = round(ready.node.wait_after_ready_s * S)
+            assert ready.due_ns == starts[ready.session] + wait
+
+
+@settings(deadline=None)
+@given(
+    sessions=session_lists(),
+    target=st.integers(1, 8),
+    rampup_ns=st.sampled_from([0, S, 10 * S]),
+    seed=st.integers(0, 100),
+    failing=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 5)), max_size=8),
+    cancel=st.booleans(),
+    lead_ns=st.sampled_from([0, 20_000_000]),
+)
+def test_concurrent_traffic_keeps_its_invariants(
+    sessions: list[Session],
+    target: int,
+    rampup_ns: int,
+    seed: int,
+    failing: set[tuple[int, int]],
+    cancel: bool,
+    lead_ns: int,
+) -> None:
+    admission = ConcurrencyAdmission(target, 0, rampup_ns)
+    scheduler = Scheduler(sessions, admission, cancel)
+    log = simulate(scheduler, ServiceTimes(seed), failing, lead_ns)
+    assert scheduler.started == len(sessions)
+    check(sessions, log, scheduler.started, cancel)
+    for due_ns, active in log.active:
+        assert active <= target
+        assert active <= admission.target_at(due_ns), "more active than the ramp allows"
+
+
+def _endless(count: int) -> list[Session]:
+    return [Session(f"s{i}", (Node("n0", "p", 1),)) for i in range(count)]
+
+
+def test_the_ramp_is_linear_also_for_sessions_longer_than_it() -> None:
+    admission = ConcurrencyAdmission(8, 0, 10 * S)
+    scheduler = Scheduler(_endless(50), admission, True)
+    log = simulate(scheduler, lambda _s, _n: 60 * S, set(), 0)  # type: ignore[arg-type]
+    first = [ready.due_ns / S for ready in log.sent[:8]]
+    assert first == [1.25 * (k + 1) for k in range(8)]  # int(8 t / 10) steps up each 1.25 s
+    assert [ready.due_ns / S for ready in log.sent[8:16]] == [t + 60 for t in first]
+
+
+def test_after_the_ramp_the_target_is_held() -> None:
+    admission = ConcurrencyAdmission(4, 0, S)
+    scheduler = Scheduler(_endless(200), admission, True)
+    log = simulate(scheduler, ServiceTimes(3), set(), 0)
+    last_start = log.sent[-1].due_ns
+    for ready in log.sent:
+        if S <= ready.due_ns < last_start:
+            running = sum(
+                1 for r in log.sent if r.due_ns <= ready.due_ns < log.ended[r.session, 0][0]
+            )
+            assert running == 4
+
+
+def test_the_ready_queue_is_stable() -> None:
+    nodes = tuple(Node(f"n{i}", "p", 1) for i in range(6))
+    scheduler = Scheduler([Session("a", nodes), Session("b", nodes)], RateAdmission([S, S]), True)
+    ready = scheduler.pop_ready(S, S)
+    assert [(r.session, r.node_index) for r in ready] == [
+        (s, n) for s in range(2) for n in range(6)
+    ]
+
+
+def test_a_failure_cancels_siblings_in_flight_and_gives_up_the_rest() -> None:
+    nodes = (
+        Node("n0", "p", 1),
+        Node("n1", "p", 1),
+        Node("n2", "p", 1, 0.0, (Parent("n0"), Parent("n1"))),
+    )
+    scheduler = Scheduler([Session("a", nodes)], RateAdmission([0]), True)
+    assert len(scheduler.pop_ready(0, 0)) == 2
+    outcome = scheduler.complete(0, 0, S, None)
+    assert (outcome.cancel, outcome.given_up) == ((1,), (2,))
+    assert not scheduler.finished  # its sibling has not yet ended
+    assert scheduler.complete(0, 1, S, None).cancel == ()
+    assert scheduler.finished
+
+
+def test_without_cancellation_children_of_a_failure_are_still_attempted() -> None:
+    nodes = (
+        Node("n0", "p0", 1),
+        Node("n1", "p1", 1, 0.5, (Parent("n0"),)),
+        Node("n2", "p2", 1, 0.0, (Parent("n1"),)),
+    )
+    scheduler = Scheduler([Session("a", nodes)], RateAdmission([0]), False)
+    scheduler.pop_ready(0, 0)
+    scheduler.complete(0, 0, S, None)
+    (second,) = scheduler.pop_ready(2 * S, 2 * S)
+    assert second.due_ns == S + S // 2
+    assert second.history == ()
+    scheduler.complete(0, 1, 3 * S, "out")
+    (third,) = scheduler.pop_ready(3 * S, 3 * S)
+    assert [(turn.prompt, turn.output) for turn in third.history] == [("p1", "out")]
+
+
+def test_history_of_several_parents_holds_each_turn_once() -> None:
+    nodes = (
+        Node("root", "r", 1),
+        Node("left", "l", 1, 0.0, (Parent("root"),)),
+        Node("right", "x", 1, 0.0, (Parent("root"),)),
+        Node("side", "s", 1, 0.0, (Parent("root", history=False),)),
+        Node("join", "j", 1, 0.0, (Parent("left"), Parent("right"), Parent("side", False))),
+    )
+    scheduler = Scheduler([Session("a", nodes)], RateAdmission([0]), True)
+    scheduler.pop_ready(0, 0)
+    scheduler.complete(0, 0, 1, "R")
+    assert len(scheduler.pop_ready(1, 1)) == 3
+    for node, output in ((3, "S"), (2, "X"), (1, "L")):
+        scheduler.complete(0, node, 2, output)
+    (join,) = scheduler.pop_ready(2, 2)
+    assert [(turn.node, turn.output) for turn in join.history] == [
+        ("root", "R"),
+        ("left", "L"),
+        ("right", "X"),
+    ]
+
+
+def test_when_admission_stops_active_sessions_still_finish() -> None:
+    scheduler = Scheduler(_endless(10), RateAdmission([0] * 10), True)
+    scheduler.admitting = False
+    assert scheduler.finished
+    admission: Admission = ConcurrencyAdmission(2, 0, 0)
+    scheduler = Scheduler(_endless(10), admission, True)
+    assert Counter(r.session for r in scheduler.pop_ready(0, 0)) == {0: 1, 1: 1}
+    scheduler.admitting = False
+    scheduler.complete(0, 0, 5, "x")
+    assert scheduler.pop_ready(5, 5) == []
+    scheduler.complete(1, 0, 6, "x")
+    assert scheduler.finished
+
+
+@pytest.mark.parametrize("target", [1, 3, 7, 8])
+def test_the_target_reaches_its_steps_exactly_when_sessions_may_start(target: int) -> None:
+    admission = ConcurrencyAdmission(target, 100, 1000)
+    for active in range(target):
+        start = admission.next_start_ns(0, active, 0)
+        assert start is not None
+        assert admission.target_at(start) >= active + 1
+        assert admission.target_at(start - 1) <= active
