@@ -48,10 +48,12 @@ def quantile(values: NDArray[np.float64], percent: float, confidence: float) -> 
         return Quantile(None, None, None)
     ordered = np.sort(values)
     low, high = order_statistic_ranks(n, percent, confidence)
+    value = float(np.percentile(ordered, percent))
+    # In a tiny sample the interpolated percentile can lie outside; widening keeps the coverage.
     return Quantile(
-        float(np.percentile(ordered, percent)),
-        None if low is None else float(ordered[low - 1]),
-        None if high is None else float(ordered[high - 1]),
+        value,
+        None if low is None else min(value, float(ordered[low - 1])),
+        None if high is None else max(value, float(ordered[high - 1])),
     )
 
 

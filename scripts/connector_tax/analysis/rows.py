@@ -64,8 +64,8 @@ COLUMNS = (
     "saturation_criteria",
     "warming_up",
     "mser5_discard",
-    "halves_change",
-    "halves_p",
+    "start_change",
+    "start_p",
     *STEP_COLUMNS,
     *COUNTS,
 )

@@ -1,4 +1,4 @@
-"""Is a cell still warming up? MSER-5 and a comparison of halves, on TPOT in order of arrival.
+"""Is a cell still warming up? MSER-5 and its start against its second half, on TPOT by arrival.
 
 Sources: White, "An effective truncation heuristic for bias reduction in simulation output" (1997),
 MSER-5; Georges et al. (OOPSLA'07) on steady state. Neither removes data: the warm-up that is
@@ -13,24 +13,24 @@ from scipy.stats import mannwhitneyu
 
 BATCH = 5
 SIGNIFICANCE = 0.01
-MIN_BATCHES = 8
+MIN_BATCHES = 16
 
 
 class Stationarity(NamedTuple):
     """The verdict on one cell.
 
     Attributes:
-        warming_up: both signs agree: the halves differ by more than the margin and significantly,
-            and MSER-5 would discard a beginning. None: too few requests to tell.
+        warming_up: both signs agree: the first quarter differs from the second half by more than
+            the margin and significantly, and MSER-5 would discard a beginning. None: too few requests to tell.
         mser5_discard: share of the requests MSER-5 would discard, 0 to 0.5.
-        halves_change: median of the second half over that of the first, minus 1.
-        halves_p: Mann-Whitney p-value of batch means of the two halves.
+        start_change: median of the first quarter over that of the second half, minus 1.
+        start_p: Mann-Whitney p-value of the two, on batch means.
     """
 
     warming_up: bool | None
     mser5_discard: float | None
-    halves_change: float | None
-    halves_p: float | None
+    start_change: float | None
+    start_p: float | None
 
 
 def stationarity(values: NDArray[np.float64], margin: float) -> Stationarity:
@@ -38,10 +38,9 @@ def stationarity(values: NDArray[np.float64], margin: float) -> Stationarity:
     batches = values[: len(values) // BATCH * BATCH].reshape(-1, BATCH).mean(axis=1)
     if len(batches) < MIN_BATCHES:
         return Stationarity(None, None, None, None)
-    half = len(batches) // 2
-    first, second = np.array_split(values, 2)
-    change = float(np.median(second) / np.median(first) - 1)
-    p = float(mannwhitneyu(batches[:half], batches[half:], method="asymptotic").pvalue)
+    start, settled = len(values) // 4, len(values) // 2
+    change = float(np.median(values[:start]) / np.median(values[settled:]) - 1)
+    p = float(mannwhitneyu(batches[: start // BATCH], batches[settled // BATCH :]).pvalue)
     discard = mser(batches) / len(batches)
     warming = p < SIGNIFICANCE and abs(change) > margin and discard > 0
     return Stationarity(warming, discard, change, p)

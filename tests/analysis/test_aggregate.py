@@ -1,0 +1,309 @@
+"""The whole way from raw files to tables: known answers, and what must never feed a number."""
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from connector_tax.analysis.aggregate import main as aggregate
+from connector_tax.analysis.measure import summarise_cell
+from connector_tax.analysis.reference import main as reference
+from connector_tax.files import ArtifactError
+from tests.analysis.conftest import FAIL_REASON, SKIP_REASON, VOID_REASON
+from tests.analysis.synthetic import TAXES, write_synthetic_study
+
+FILES = (
+    "aggregate.csv",
+    "aggregate.json",
+    "amplification.csv",
+    "hypotheses.json",
+    "step_cdf.csv",
+    "steps.csv",
+    "taxes.csv",
+)
+
+
+def table(root: Path, name: str) -> list[dict[str, str]]:
+    """The rows of a CSV under analysis/."""
+    with (root / "analysis" / name).open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def select(rows: list[dict[str, str]], **where: str) -> list[dict[str, str]]:
+    """The rows with the given values."""
+    return [row for row in rows if all(row[k] == v for k, v in where.items())]
+
+
+def one(rows: list[dict[str, str]], **where: str) -> dict[str, str]:
+    """The only row with the given values."""
+    found = select(rows, **where)
+    assert len(found) == 1, (where, len(found))
+    return found[0]
+
+
+def test_taxes_are_recovered_within_their_intervals(crisp: Path) -> None:
+    rows = table(crisp, "taxes.csv")
+    covered = 0
+    for config, truth in TAXES.items():
+        row = one(rows, config=config, reference="ref_safe", phase="A", metric="tpot_p90")
+        # Phase A has 32 output tokens, one doubling above 16.
+        assert float(row["tax"]) == pytest.approx(truth + 0.05, abs=0.004)
+        covered += float(row["tax_lo"]) <= truth + 0.05 <= float(row["tax_hi"])
+        assert row["verdict"] == "TAX"
+        assert row["n_blocks"] == "5"
+    assert covered >= 6
+
+
+def test_the_closing_plain_shows_no_tax_and_stands_beside_every_tax(crisp: Path) -> None:
+    rows = table(crisp, "taxes.csv")
+    noise = one(rows, config="plain_last", reference="ref_safe", phase="A", metric="tpot_p90")
+    assert noise["verdict"] == "NO TAX"
+    other = one(rows, config="nixl_both", reference="ref_safe", phase="A", metric="tpot_p90")
+    assert (other["aa_tax"], other["aa_lo"]) == (noise["tax"], noise["tax_lo"])
+
+
+def test_absolute_difference_and_ratio_agree(crisp: Path) -> None:
+    for row in select(table(crisp, "taxes.csv"), status="valid"):
+        plain, ours = float(row["plain_ms"]), float(row["config_ms"])
+        assert float(row["abs_ms"]) == pytest.approx(ours - plain)
+        assert float(row["tax"]) == pytest.approx(ours / plain - 1)
+
+
+def test_capacity_and_step_taxes_stand_beside_the_ratio(crisp: Path) -> None:
+    row = one(
+        table(crisp, "taxes.csv"),
+        config="mooncake_both",
+        reference="ref_safe",
+        phase="A",
+        metric="ttft_p90",
+    )
+    assert float(row["capacity_ratio"]) == 80 / 160
+    assert float(row["step_tax_us"]) == pytest.approx(450, rel=0.02)
+    assert float(row["callback_us"]) == pytest.approx(0.6 * 450, rel=0.01)
+    gap = float(row["step_tax_us"]) - float(row["callback_us"])
+    assert float(row["unattributed_us"]) == pytest.approx(gap)
+
+
+def test_amplification_is_the_difference_of_the_taxes_with_its_own_interval(crisp: Path) -> None:
+    rows = table(crisp, "amplification.csv")
+    grown = one(rows, config="mooncake_both", metric="ttft_p90")
+    assert float(grown["gap"]) == pytest.approx(
+        float(grown["tax_ref_load"]) - float(grown["tax_ref_safe"])
+    )
+    assert float(grown["gap_lo"]) > 1  # saturated at ref_load: a queue, not a tax of some per cent
+    flat = one(rows, config="noop_connector", metric="tpot_p90")
+    assert float(flat["gap_lo"]) < 0 < float(flat["gap_hi"])
+
+
+def test_every_planned_cell_and_tax_has_a_row(damaged: Path) -> None:
+    study = json.loads((damaged / "study.json").read_text())
+    planned = {
+        (launch["config"], str(launch["block"]), phase, cell["cell"])
+        for phase in ("A", "B", "Bp")
+        for launch in study["run_order"][phase]
+        for cell in study["cells"][phase]
+    }
+    rows = [row for row in table(damaged, "aggregate.csv") if row["block"] != "all"]
+    assert {(r["config"], r["block"], r["phase"], r["cell"]) for r in rows} == planned
+    taxes = table(damaged, "taxes.csv")
+    assert len(taxes) == 5 * sum(config != "plain" for config, *_ in planned)
+    assert all(row["reason"] for row in taxes if row["status"] != "valid")
+    assert all((row["tax"] != "") == (row["status"] == "valid") for row in taxes)
+
+
+def test_lost_cells_keep_their_reason_and_feed_nothing(damaged: Path) -> None:
+    cells, taxes = table(damaged, "aggregate.csv"), table(damaged, "taxes.csv")
+    skipped = one(cells, config="mooncake_consumer", block="0", cell="r40", phase="A")
+    assert (skipped["status"], skipped["reason"]) == ("skipped", SKIP_REASON)
+    void = one(cells, config="lmcache_only", block="0", phase="A", cell="r40")
+    assert (void["status"], void["reason"]) == ("void", VOID_REASON)
+    assert (void["n"], void["ttft_p90_ms"]) == ("120", "")
+    failed = select(cells, config="nixl_both", block="0", phase="B")
+    assert {(row["status"], row["reason"]) for row in failed} == {("failed", FAIL_REASON)}
+    orphan = one(taxes, config="mooncake_both", phase="B", cell="128x16", metric="ttft_p90")
+    assert orphan["status"] == "void"
+    assert orphan["reason"] == f"block 0: plain: {VOID_REASON}"
+    lost = one(taxes, config="nixl_both", phase="B", cell="512x64", metric="ttft_p90")
+    assert (lost["status"], lost["tax"]) == ("missing", "")
+    assert FAIL_REASON in lost["reason"]
+
+
+def test_one_block_gives_intervals_without_verdicts(damaged: Path) -> None:
+    valid = select(table(damaged, "taxes.csv"), status="valid")
+    assert {row["verdict"] for row in valid} == {"point estimate, no verdict"}
+    assert {row["interval_method"] for row in valid} == {"within-launch bootstrap"}
+    assert all(float(r["tax_lo"]) <= float(r["tax_hi"]) for r in valid)
+    assert all(row["p_value"] == "" for row in valid)
+
+
+def test_without_step_timing_step_columns_are_empty_with_the_reason(damaged: Path) -> None:
+    rows = select(table(damaged, "steps.csv"), status="valid")
+    assert rows
+    assert {row["reason"] for row in rows} == {
+        "step timing is not available: the probe does not fit this engine version"
+    }
+    assert all(row["tax_step_p50"] == row["n_steps"] == "" for row in rows)
+    assert [row["config"] for row in table(damaged, "step_cdf.csv")] in ([], [""])
+
+
+def test_pooled_rows_are_geometric_means_of_the_blocks(crisp: Path) -> None:
+    rows = table(crisp, "aggregate.csv")
+    blocks = [
+        float(row["ttft_p90_ms"])
+        for row in select(rows, config="nixl_both", phase="A", cell="r40")
+        if row["block"] != "all"
+    ]
+    pooled = one(rows, config="nixl_both", phase="A", cell="r40", block="all")
+    assert len(blocks) == 5
+    assert float(pooled["ttft_p90_ms"]) == pytest.approx(np.exp(np.mean(np.log(blocks))))
+    assert float(pooled["ttft_p90_lo_ms"]) < min(blocks) or float(pooled["ttft_p90_lo_ms"]) > 0
+    assert pooled["n"] == str(5 * 120)
+
+
+def test_a_p99_below_the_minimum_is_refused_in_words(crisp: Path) -> None:
+    row = one(table(crisp, "aggregate.csv"), config="plain", phase="A", cell="r40", block="0")
+    assert (row["ttft_p99_ms"], row["p99_reason"]) == ("", "n too small")
+
+
+def test_aggregate_json_holds_the_rows_and_says_what_was_measured(crisp: Path) -> None:
+    found = json.loads((crisp / "analysis" / "aggregate.json").read_text())
+    assert (found["engine_label"], found["emulated"]) == ("embedded (emulated)", True)
+    assert len(found["rows"]) == len(table(crisp, "aggregate.csv"))
+
+
+def test_the_step_cdf_is_a_distribution_of_at_most_400_points(crisp: Path) -> None:
+    rows = select(table(crisp, "step_cdf.csv"), config="plain")
+    shares, durations = ([float(row[k]) for row in rows] for k in ("cdf", "step_duration_us"))
+    assert len(rows) == 400
+    assert shares[-1] == 1
+    assert np.all(np.diff(shares) > 0)
+    assert np.all(np.diff(durations) >= 0)
+    assert durations[0] > 100  # the empty polling steps of 20 us are not in it
+
+
+def test_same_input_same_bytes(damaged: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(damaged, copy)
+    shutil.rmtree(copy / "analysis")
+    assert aggregate(["--study", str(copy / "study.json")]) == 0
+    for name in FILES:
+        assert (copy / "analysis" / name).read_bytes() == (damaged / "analysis" / name).read_bytes()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A small study of its own for a test that damages it."""
+    return write_synthetic_study(tmp_path / "x", steps_per_cell=20).parent
+
+
+def flip(path: Path) -> None:
+    """Change the last digit of a file."""
+    data = bytearray(path.read_bytes())
+    position = max(i for i, byte in enumerate(data) if chr(byte).isdigit())
+    data[position] = ord("1") if data[position] != ord("1") else ord("2")
+    path.write_bytes(data)
+
+
+def edit(path: Path, change: Callable[[Any], None]) -> None:
+    """Change a JSON file."""
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def refused(root: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run the aggregate command, which must fail and write nothing; its message."""
+    assert aggregate(["--study", str(root / "study.json")]) == 2
+    assert not (root / "analysis").exists()
+    return capsys.readouterr().err
+
+
+CELL = Path("runs/nixl_both/block0/A/r40")
+
+
+@pytest.mark.parametrize("kind", ["requests", "metrics", "engine_step", "cell"])
+def test_a_changed_raw_file_is_refused(
+    small: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = next((small / CELL).glob(f"{kind}_*"))
+    flip(path)
+    message = refused(small, capsys)
+    assert str(path) in message
+    assert "changed after it was measured" in message
+
+
+def test_a_bad_line_is_refused_by_file_and_line(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small / CELL / "requests_A_r40.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[6] = lines[6][:50] + b"\n"
+    path.write_bytes(b"".join(lines))
+    assert f"{path}:7: not valid JSON" in refused(small, capsys)
+
+
+def test_a_launch_of_another_design_is_refused(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small / CELL.parent / "index.json"
+    edit(path, lambda index: index["depends"].update(design_sha256="f" * 64))
+    message = refused(small, capsys)
+    assert f"{path}: depends.design_sha256" in message
+    assert "mixtures are refused" in message
+    assert reference(["--study", str(small / "study.json")]) == 2
+
+
+def test_phase_b_of_other_reference_rates_is_refused(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(small / "reference_rates.json", lambda rates: rates.update(note="touched"))
+    assert "depends.reference_rates_sha256" in refused(small, capsys)
+
+
+def test_reference_rates_that_the_raw_cells_do_not_give_are_refused(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(
+        small / "study.json",
+        lambda study: (
+            study["config"]["saturation"].update(waiting_p50_max=1e9)
+            or study["config"]["saturation"].update(throughput_ratio_min=0.0)
+            or study["config"]["saturation"].update(ttft_p90_ratio_max=1e9)
+        ),
+    )
+    assert "ref_safe is 40.0, the raw cells and the thresholds" in refused(small, capsys)
+
+
+def test_an_index_and_a_cell_that_disagree_are_refused(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small / CELL.parent / "index.json"
+    edit(path, lambda index: index["cells"][1].update(status="void", reason="no"))
+    assert "valid is True, index.json says 'void'" in refused(small, capsys)
+
+
+def test_a_launch_without_index_is_missing_not_forgotten(small: Path) -> None:
+    (small / CELL.parent / "index.json").unlink()
+    assert reference(["--study", str(small / "study.json")]) == 0
+    for index in small.glob("runs/*/block0/B*/index.json"):
+        # The rates file names nixl_both as left out now; these launches used the earlier one.
+        index.unlink()
+    assert aggregate(["--study", str(small / "study.json")]) == 0
+    row = one(
+        table(small, "taxes.csv"), config="nixl_both", phase="A", cell="r40", metric="ttft_p90"
+    )
+    assert (row["status"], row["reason"]) == ("missing", "block 0: the launch has no index.json")
+
+
+def test_summarise_cell_gives_the_aggregate_table_s_numbers(crisp: Path) -> None:
+    found = summarise_cell(crisp / "runs" / "nixl_both" / "block2" / "A" / "r40")
+    row = one(table(crisp, "aggregate.csv"), config="nixl_both", phase="A", cell="r40", block="2")
+    for key in ("n", "ttft_p90_ms", "ttft_p90_hi_ms", "tpot_p50_ms", "throughput_ratio"):
+        assert found[key] == float(row[key])
+    with pytest.raises(ArtifactError, match=r"found 0 files cell_\*\.json"):
+        summarise_cell(crisp)

@@ -1,0 +1,146 @@
+"""H1 to H6 and the success criteria on studies whose true taxes are known."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.analysis.aggregate import main as aggregate
+from connector_tax.analysis.resolution import half_width
+from tests.analysis.synthetic import CONFIGURATIONS, TAXES, write_synthetic_study
+
+Findings = dict[Any, dict[str, Any]]
+
+
+def analyse(root: Path, **arguments: Any) -> Findings:
+    """Findings by id of a new study with little noise and no saturation."""
+    config = {
+        "phase_a": {"rates_rps": [20.0, 40.0]},
+        "phase_b": {"input_tokens": [128, 256, 512], "output_tokens": [16, 32]},
+    }
+    options: dict[str, Any] = {"blocks": 3, "noise": 0.05, "launch_sigma": 0.0005}
+    study = write_synthetic_study(
+        root / "x", config=config, steps_per_cell=10, **{**options, **arguments}
+    )
+    assert aggregate(["--study", str(study)]) == 0
+    return findings(root / "x")
+
+
+def findings(root: Path) -> Findings:
+    """Hypotheses and criteria by id."""
+    content = json.loads((root / "analysis" / "hypotheses.json").read_text())
+    return {f["id"]: f for f in content["hypotheses"] + content["criteria"]}
+
+
+def verdicts(found: Findings) -> list[str]:
+    """The verdicts of H1 to H6."""
+    return [found[f"H{i}"]["verdict"] for i in range(1, 7)]
+
+
+def with_taxes(**changes: float) -> Mapping[str, float]:
+    """The default taxes with some changed."""
+    return {**TAXES, **changes}
+
+
+def test_the_prior_s_world_supports_every_hypothesis(tmp_path: Path) -> None:
+    found = analyse(tmp_path, ttft_growth=0.05, tpot_growth=0.05)
+    assert verdicts(found) == ["supported"] * 6
+    assert found[1]["numbers"]["label"] == "accepted"
+    assert found[2]["numbers"]["label"] == "agrees"
+    # Phase A is one doubling above the base: 0.15 / 0.50 is exactly the border of 30%.
+    assert found[3]["numbers"]["label"] in ("mixed", "undecided", "implementation-cost-dominated")
+    assert found[4]["numbers"]["label"] == "linear"
+    assert found["H5"]["numbers"]["per_doubling"] == pytest.approx(0.05, abs=0.01)
+    assert [found[i]["verdict"] for i in range(1, 8)] == ["met"] * 7
+
+
+def test_the_opposite_world_refutes_every_hypothesis(tmp_path: Path) -> None:
+    taxes = with_taxes(
+        mooncake_both=0.06, nixl_both=0.05, noop_connector=0.05, multi_mooncake_lmcache=0.60
+    )
+    found = analyse(tmp_path, taxes=taxes)
+    assert verdicts(found) == ["refuted"] * 6
+    assert "comes from coupling" in found["H1"]["sentence"]
+    assert "super-additive" in found["H4"]["sentence"].lower()
+    assert found[1]["numbers"]["label"] == "revised"
+    assert found[2]["numbers"]["label"] == "disagrees"
+    assert found[3]["numbers"]["label"] == "framework-cost-dominated"
+    assert found[4]["numbers"]["label"] == "not linear"
+
+
+def test_sub_additive_inverted_and_falling(tmp_path: Path) -> None:
+    taxes = with_taxes(nixl_both=0.60, multi_mooncake_lmcache=0.30, noop_connector=0.05)
+    found = analyse(tmp_path, taxes=taxes, ttft_growth=-0.05, tpot_growth=-0.02)
+    assert "sub-additive" in found["H4"]["sentence"].lower()
+    assert "inverted" in found["H2"]["sentence"]
+    assert [found[h]["verdict"] for h in ("H5", "H6")] == ["refuted", "refuted"]
+    assert found["H5"]["numbers"]["sign"] == "-"
+
+
+def test_no_tax_leaves_nothing_to_split_or_to_add(tmp_path: Path) -> None:
+    found = analyse(tmp_path, taxes=dict.fromkeys(CONFIGURATIONS, 0.0))
+    assert found["H1"]["verdict"] == "refuted"
+    assert [found[h]["verdict"] for h in ("H3", "H4")] == ["cannot tell", "cannot tell"]
+    assert "nothing to split" in found["H3"]["sentence"]
+
+
+def test_noise_makes_it_cannot_tell_and_not_a_guess(tmp_path: Path) -> None:
+    found = analyse(tmp_path, taxes=with_taxes(mooncake_both=0.10), noise=1.0, launch_sigma=0.03)
+    assert found["H1"]["verdict"] == "cannot tell"
+    assert "holds 10%" in found["H1"]["sentence"]
+
+
+def test_one_block_reports_numbers_without_verdicts(damaged: Path) -> None:
+    found = findings(damaged)
+    assert set(verdicts(found)) == {"cannot tell"}
+    assert "a verdict needs 3" in found["H1"]["sentence"]
+    assert found["H1"]["numbers"]["tax_ttft_p90"]["lo"] is not None
+    assert found[1]["verdict"] == "met"
+
+
+def test_a_failed_launch_fails_the_artifact_criterion_with_its_reason(damaged: Path) -> None:
+    found = findings(damaged)
+    assert found[6]["verdict"] == "not met"
+    assert "EngineDeadError" in found[6]["numbers"]["missing"][0]
+
+
+def test_a_lost_file_and_an_unexplained_skip_fail_the_artifact_criterion(tmp_path: Path) -> None:
+    study = write_synthetic_study(tmp_path / "x", steps_per_cell=10, skipped={"nixl_both": "no"})
+    root = study.parent
+    (root / "runs" / "plain" / "block0" / "A" / "launch.sh").unlink()
+    status = json.loads((root / "preflight" / "preflight_status.json").read_text())
+    status["nixl_both"]["reason"] = None
+    (root / "preflight" / "preflight_status.json").write_text(json.dumps(status))
+    assert aggregate(["--study", str(study)]) == 0
+    found = findings(root)
+    assert found["H2"]["verdict"] == "cannot tell"
+    assert "nixl_both: skipped (block 0: no)" in found["H2"]["sentence"]
+    assert found[2]["verdict"] == "not met"
+    missing = found[6]["numbers"]["missing"]
+    assert "runs/plain/block0/A/launch.sh" in missing
+    assert "runs/nixl_both/block0/A: skipped without a reason in preflight_status.json" in missing
+
+
+def test_the_prior_stands_beside_the_measurement(crisp: Path) -> None:
+    content = json.loads((crisp / "analysis" / "hypotheses.json").read_text())
+    rows = {row["config"]: row for row in content["prior"]["rows"]}
+    assert rows["mooncake_both"]["prior_ttft_p90_s"] == 10.67
+    assert rows["mooncake_both"]["prior_tax"] == pytest.approx(0.452, abs=0.001)
+    assert rows["mooncake_both"]["measured_tax"]["point"] == pytest.approx(0.5, abs=0.01)
+    assert rows["plain"]["measured_ttft_p90_s"] == pytest.approx(0.0144, rel=0.1)
+
+
+def test_what_200_requests_resolve() -> None:
+    assert half_width(0.1, 200) == pytest.approx(0.034, abs=0.0005)
+    assert half_width(0.3, 200) == pytest.approx(0.10, abs=0.001)
+    assert half_width(0.8, 200) == pytest.approx(0.27, abs=0.003)
+
+
+def test_the_study_s_own_resolution_uses_its_own_sigma(crisp: Path) -> None:
+    content = json.loads((crisp / "analysis" / "hypotheses.json").read_text())
+    own = [row for row in content["resolution"] if row["source"] == "this study"]
+    at_safe = [row for row in own if "ref_safe" in row["where"] and row["metric"] == "ttft"]
+    assert at_safe[0]["sigma"] == pytest.approx(0.015, rel=0.1)
+    assert at_safe[0]["n"] == 120

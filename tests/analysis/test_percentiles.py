@@ -1,0 +1,65 @@
+"""Percentiles and their order-statistic intervals."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from connector_tax.analysis.percentiles import order_statistic_ranks, quantile, quantiles
+
+samples = st.lists(st.floats(0, 1e6), min_size=1, max_size=300).map(np.array)
+
+
+@given(st.integers(1, 5000), st.sampled_from([50, 90, 99]), st.sampled_from([0.9, 0.95, 0.99]))
+def test_ranks_cover_by_the_binomial_law_and_no_tighter_pair_would(
+    n: int, percent: int, confidence: float
+) -> None:
+    low, high = order_statistic_ranks(n, percent, confidence)
+    p, tail = percent / 100, (1 - confidence) / 2
+    if low is not None:
+        assert binom.cdf(low - 1, n, p) <= tail
+        assert binom.cdf(low, n, p) > tail or low == n
+    else:
+        assert binom.cdf(0, n, p) > tail
+    if high is not None:
+        assert binom.sf(high - 1, n, p) <= tail
+        assert binom.sf(high - 2, n, p) > tail or high == 1
+    else:
+        assert binom.sf(n - 1, n, p) > tail
+
+
+@given(samples, st.sampled_from([50, 90, 99]))
+def test_the_interval_encloses_the_value_and_scales_with_the_data(
+    values: np.ndarray, percent: int
+) -> None:
+    found = quantile(values, percent, 0.95)
+    assert found.value is not None
+    assert found.value == np.percentile(values, percent, method="linear")
+    assert found.lo is None or found.lo <= found.value
+    assert found.hi is None or found.hi >= found.value
+    doubled = quantile(2 * np.flip(values), percent, 0.95)
+    assert doubled == tuple(None if v is None else pytest.approx(2 * v) for v in found)
+
+
+@pytest.mark.parametrize(("n", "percent"), [(80, 50), (80, 90), (200, 90), (2000, 99)])
+def test_simulated_coverage_is_at_least_nominal(n: int, percent: int) -> None:
+    rng = np.random.default_rng(11)
+    truth = np.exp(0.5 * {50: 0.0, 90: 1.2815515655, 99: 2.3263478740}[percent])
+    hits = 0
+    for _ in range(2000):
+        found = quantile(np.exp(0.5 * rng.normal(size=n)), percent, 0.95)
+        hits += found.lo is not None and found.hi is not None and found.lo <= truth <= found.hi
+    # Discrete ranks make it conservative; three standard errors of the simulation are 0.015.
+    assert 0.935 <= hits / 2000 <= 0.99
+
+
+def test_too_small_a_sample_has_no_bound_rather_than_a_wrong_one() -> None:
+    assert quantile(np.arange(10.0), 90, 0.95).hi is None
+    assert quantile(np.array([]), 90, 0.95) == (None, None, None)
+
+
+def test_p99_is_refused_below_the_minimum() -> None:
+    rng = np.random.default_rng(3)
+    assert quantiles(rng.random(999), 0.95, 1000)[99] == (None, None, None)
+    assert quantiles(rng.random(1000), 0.95, 1000)[99].value is not None

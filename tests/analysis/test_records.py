@@ -1,0 +1,140 @@
+"""The strict reader: every way a line can be wrong stops with the file and the line's number."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector_tax.analysis import records
+from connector_tax.analysis.records import REQUESTS, STEPS, read_records
+from connector_tax.files import ArtifactError
+
+STEP: dict[str, Any] = {
+    "t_ns": 10**15,
+    "step_id": 1,
+    "process": "scheduler",
+    "step_duration_us": 900.5,
+    "build_meta_us": None,
+    "get_finished_us": 3,
+    "start_load_kv_us": None,
+    "num_running": 2,
+    "num_waiting": 0,
+    "prefill_tokens": 512,
+    "decode_tokens": 2,
+}
+GOOD = json.dumps(STEP).encode() + b"\n"
+
+
+def line(**changes: Any) -> bytes:
+    """A step record with some values changed."""
+    return json.dumps({**STEP, **changes}).encode() + b"\n"
+
+
+def without(key: str) -> bytes:
+    """A step record that lacks a key."""
+    return json.dumps({k: v for k, v in STEP.items() if k != key}).encode() + b"\n"
+
+
+def read(path: Path, data: bytes) -> pl.DataFrame:
+    """Write and read step records."""
+    path.write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    return pl.concat(list(read_records(path, STEPS, digest)))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (b"hello\n", "not valid JSON"),
+        (GOOD[:30] + b"\n", "not valid JSON"),
+        (GOOD[:-1] + GOOD, "not valid JSON"),
+        (b"\n", "blank line"),
+        (b"[1, 2]\n", "must be a JSON object, found list"),
+        (GOOD.replace(b"900.5", b"NaN"), "NaN is not JSON"),
+        (GOOD.replace(b"scheduler", b"sched\xff"), "not valid JSON"),
+        (line(step_id="1"), "step_id is '1', a str"),
+        (line(step_id=1.5), "step_id is 1.5, a float"),
+        (line(step_id=True), "step_id is True, a bool"),
+        (line(step_id=10**30), "does not fit 64 bits"),
+        (line(step_duration_us="fast"), "step_duration_us is 'fast', a str"),
+        (line(step_duration_us=None), "step_duration_us is null in a record with process"),
+        (line(t_ns=None), "t_ns is null"),
+        (line(process="gpu"), "process is 'gpu'; allowed: scheduler, worker"),
+        (line(process=7), "process is 7, a int"),
+        (without("step_id"), "key 'step_id' is missing"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_number(tmp_path: Path, bad: bytes, message: str) -> None:
+    path = tmp_path / "engine_step_A_r1.jsonl"
+    with pytest.raises(ArtifactError) as error:
+        read(path, GOOD * 2 + bad + GOOD)
+    assert f"{path}:3: " in str(error.value)
+    assert message in str(error.value)
+
+
+def test_a_missing_nullable_key_in_the_first_line_is_not_read_as_null(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r":1: key 'build_meta_us' is missing"):
+        read(tmp_path / "s.jsonl", without("build_meta_us") + GOOD)
+
+
+def test_a_file_cut_off_in_its_last_line_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r":2: the last line has no newline"):
+        read(tmp_path / "s.jsonl", GOOD + GOOD[:-1])
+    with pytest.raises(ArtifactError, match=r":2: not valid JSON"):
+        read(tmp_path / "s.jsonl", GOOD + GOOD[:-9])
+
+
+def test_line_numbers_count_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "BLOCK_BYTES", 100)
+    with pytest.raises(ArtifactError, match=r"s\.jsonl:41: "):
+        read(tmp_path / "s.jsonl", GOOD * 40 + b"{\n" + GOOD)
+
+
+def test_a_changed_byte_is_found_by_its_hash(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(GOOD.replace(b"900.5", b"900.6"))
+    with pytest.raises(ArtifactError, match="the file changed after it was measured"):
+        list(read_records(path, STEPS, hashlib.sha256(GOOD).hexdigest()))
+
+
+def test_a_success_without_its_stamps_is_refused(tmp_path: Path) -> None:
+    record: dict[str, Any] = dict.fromkeys(REQUESTS.columns, 1)
+    path = tmp_path / "r.jsonl"
+    path.write_text(json.dumps({**record, "status": "ok", "t_first_token_ns": None}) + "\n")
+    with pytest.raises(ArtifactError, match=r":1: t_first_token_ns is null"):
+        list(read_records(path, REQUESTS, None))
+    path.write_text(json.dumps({**record, "status": "timeout", "t_first_token_ns": None}) + "\n")
+    assert next(read_records(path, REQUESTS, None))["t_first_token_ns"][0] is None
+
+
+duration = st.floats(min_value=0, max_value=1e9) | st.integers(0, 10**9)
+step_records = st.fixed_dictionaries(
+    {
+        "t_ns": st.integers(0, 2**62),
+        "step_id": st.integers(0, 2**62),
+        "process": st.sampled_from(["scheduler", "worker"]),
+        "step_duration_us": duration,
+        "build_meta_us": st.none() | duration,
+        "get_finished_us": st.none() | duration,
+        "start_load_kv_us": st.none() | duration,
+        "prefill_tokens": st.integers(0, 10**6),
+        "decode_tokens": st.integers(0, 10**6),
+        "note": st.text(),
+    }
+)
+
+
+@given(st.lists(step_records, min_size=1, max_size=20), st.integers(1, 4000))
+def test_reading_gives_back_what_was_written_whatever_the_block_size(
+    tmp_path_factory: pytest.TempPathFactory, written: list[dict[str, Any]], block: int
+) -> None:
+    path = tmp_path_factory.mktemp("records") / "s.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "BLOCK_BYTES", block)
+        found = read(path, b"".join(json.dumps(r).encode() + b"\n" for r in written))
+    assert found.to_dicts() == [{k: r[k] for k in STEPS.columns} for r in written]

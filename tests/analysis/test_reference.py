@@ -1,0 +1,204 @@
+"""Saturation criteria and the choice of reference rates."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from connector_tax.analysis.ingest import Cell, CellKey, Study
+from connector_tax.analysis.measure import Requests
+from connector_tax.analysis.reference import (
+    NoReferenceRateError,
+    Sweep,
+    main,
+    reference_rates,
+)
+from connector_tax.analysis.saturation import Judgement, Load, combine, judge, judge_sweep
+from tests.analysis.synthetic import CONFIG, write_synthetic_study
+
+BOUNDS = CONFIG["saturation"]
+RATES = [1.0, 2.0, 4.0, 8.0]
+
+
+def load(ratio: float = 1.0, waiting: float = 0.0, ttft: float = 100.0) -> Load:
+    """The load figures of a cell that keeps up unless told otherwise."""
+    return Load(ratio, waiting, ttft, [0.0, 0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("cell", "half", "names"),
+    [
+        (load(), load(), ""),
+        (load(ratio=0.949), load(), "throughput_ratio"),
+        (load(ratio=0.95), load(), ""),
+        (load(waiting=1.5), load(), "waiting"),
+        (load(waiting=1.0), load(), ""),
+        (load(ttft=151.0), load(), "ttft_ratio"),
+        (load(ttft=150.0), load(), ""),
+        (load(0.5, 9.0, 900.0), load(), "throughput_ratio;waiting;ttft_ratio"),
+        (load(ttft=900.0), None, ""),
+    ],
+)
+def test_each_criterion_fires_beyond_its_bound(cell: Load, half: Load | None, names: str) -> None:
+    found = judge(cell, half, BOUNDS)
+    assert found.names == names
+    assert found.saturated == bool(names)
+
+
+def test_a_rate_without_its_half_in_the_grid_is_not_applicable_rather_than_false() -> None:
+    sweep = judge_sweep({1.0: load(), 3.0: load(ttft=900.0)}, BOUNDS)
+    assert sweep[3.0].fired["ttft_ratio"] is None
+    entry = combine([sweep[3.0]], BOUNDS)
+    assert entry["ttft_ratio"] == {"value": None, "bound": 1.5, "fired": None}
+    assert entry["saturated"] is False
+
+
+@pytest.mark.parametrize(
+    ("saturated", "expected"),
+    [([True, False, False], False), ([True, True, False], True), ([True, False], True), ([], None)],
+)
+def test_at_least_half_of_the_valid_launches_decide(
+    saturated: list[bool], expected: bool | None
+) -> None:
+    judged = [judge(load(waiting=5.0 if s else 0.0), None, BOUNDS) for s in saturated]
+    assert combine(judged, BOUNDS)["saturated"] is expected
+
+
+def study_of(configs: list[str], fallback: float | None = None) -> Study:
+    """A study document with one block of the given configurations at RATES."""
+    return Study(
+        Path("x"),
+        {
+            "config": {"saturation": BOUNDS, "reference": {"fallback_rps": fallback}},
+            "configurations": [{"id": c} for c in configs if c != "plain_last"],
+            "run_order": {"A": [{"config": c, "block": 0} for c in configs]},
+            "cells": {"A": [{"cell": f"r{r:g}", "rate_rps": r} for r in RATES]},
+        },
+    )
+
+
+def choose(fallback: float | None = None, **marks: str) -> dict[str, Any]:
+    """Reference rates from one mark for each rate: `.` keeps up, `#` saturated, `?` not valid."""
+    judgements = {".": judge(load(), None, BOUNDS), "#": judge(load(0.5), None, BOUNDS)}
+    sweeps: dict[tuple[str, int], Sweep] = {}
+    cells = []
+    for config, text in marks.items():
+        found: dict[float, Judgement] = {}
+        for rate, mark in zip(RATES, text, strict=True):
+            if mark != "?":
+                found[rate] = judgements[mark]
+            reason = "lagged" if mark == "?" else None
+            key = CellKey(config, 0, "A", f"r{rate:g}")
+            cells.append(Cell(key, config, "", reason, Path(), {}, None, rate, 1, 1))
+        sweeps[config, 0] = found
+    return reference_rates(study_of(list(marks), fallback), cells, sweeps)
+
+
+def test_ref_safe_needs_every_configuration_and_ref_load_only_plain() -> None:
+    rates = choose(plain="...#", x="..##", y="...#")
+    assert (rates["ref_safe"], rates["ref_load"]) == (2.0, 4.0)
+    assert rates["saturation_rate_rps"] == {"plain": 8.0, "x": 4.0, "y": 8.0}
+    assert not rates["left_out"]
+
+
+def test_a_rate_above_a_saturated_one_never_qualifies() -> None:
+    assert choose(plain="....", x=".#..")["ref_safe"] == 1.0
+
+
+def test_one_broken_connector_does_not_drag_everyone_down() -> None:
+    rates = choose(plain="...#", broken="####", gone="????")
+    assert rates["ref_safe"] == 4.0
+    assert rates["left_out"] == {
+        "broken": "saturated at 1 req/s, its lowest valid rate",
+        "gone": "no valid Phase A cell: lagged",
+    }
+
+
+def test_a_rate_without_a_valid_cell_does_not_qualify_but_higher_ones_may() -> None:
+    assert choose(plain="....", x="..?#")["ref_safe"] == 2.0
+    assert choose(plain="....", x=".?.#")["ref_safe"] == 4.0
+
+
+def test_the_closing_plain_has_no_say() -> None:
+    rates = choose(plain="...#", x="...#", plain_last=".###")
+    assert rates["ref_safe"] == 4.0
+    assert rates["saturation_rate_rps"]["plain_last"] == 2.0
+
+
+def test_no_qualifying_rate_is_an_error_that_names_who_is_in_the_way() -> None:
+    with pytest.raises(NoReferenceRateError) as error:
+        choose(plain="####", x="....")
+    assert "plain left out: saturated at 1 req/s" in str(error.value)
+    with pytest.raises(NoReferenceRateError, match="1 req/s: x without a valid cell"):
+        choose(plain=".###", x="?.##")
+
+
+def test_a_fallback_takes_its_place_and_is_recorded() -> None:
+    rates = choose(0.5, plain="####", x="....")
+    assert (rates["ref_safe"], rates["ref_load"], rates["fallback_used"]) == (0.5, 0.5, True)
+    assert choose(0.5, plain="..##", x="..##")["fallback_used"] is False
+
+
+def test_a_growing_backlog_counts_against_throughput_although_all_are_served() -> None:
+    n = 200
+    at_s = np.arange(n) / 20
+    behind = Requests(
+        *(np.full(n, 1.0),) * 3,
+        100 + 150 * at_s,
+        at_s,
+        window_s=10.0,
+        arrivals=n,
+        failed=0,
+        dropped=0,
+    )
+    assert behind.throughput_ratio == pytest.approx(10 / (10 + 0.15 * 9), rel=1e-3)
+    assert behind.backlog_by_quarter_s == pytest.approx([0, 0.375, 0.75, 1.125])
+    kept_up = Requests(
+        *(np.full(n, 1.0),) * 3,
+        np.full(n, 100.0),
+        at_s,
+        window_s=10.0,
+        arrivals=n,
+        failed=0,
+        dropped=0,
+    )
+    assert kept_up.throughput_ratio == 1.0
+    dropped = Requests(
+        *(np.full(n, 1.0),) * 3,
+        np.full(n, 100.0),
+        at_s,
+        10.0,
+        arrivals=n + 20,
+        failed=5,
+        dropped=15,
+    )
+    assert dropped.throughput_ratio == pytest.approx(n / (n + 20))
+    assert dropped.error_rate == pytest.approx(5 / (n + 5))
+
+
+def test_the_command_says_what_no_rate_means_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_synthetic_study(tmp_path / "x", steps_per_cell=10)
+    (study.parent / "reference_rates.json").unlink()
+    document = json.loads(study.read_text())
+    document["config"]["saturation"]["throughput_ratio_min"] = 2.0
+    study.write_text(json.dumps(document))
+    assert main(["--study", str(study)]) == 2
+    message = capsys.readouterr().err
+    assert "no rate qualifies" in message
+    assert "reference.fallback_rps" in message
+    assert not (study.parent / "reference_rates.json").exists()
+
+
+def test_several_blocks_and_a_void_cell(tmp_path: Path) -> None:
+    study = write_synthetic_study(
+        tmp_path / "x", blocks=3, steps_per_cell=10, void={("plain", 1, "A", "r80"): "late"}
+    )
+    entry = json.loads((study.parent / "reference_rates.json").read_text())["criteria"]["plain"]
+    assert [entry[rate]["n_launches"] for rate in ("40", "80")] == [3, 2]
+    assert entry["160"]["saturated"] is True
+    assert len(entry["160"]["backlog_growth"]) == 4
+    assert entry["160"]["backlog_growth"][3] > 1

@@ -1,0 +1,127 @@
+"""Steps of scheduler and worker, joined by step id."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector_tax.analysis.ingest import Cell, CellKey
+from connector_tax.analysis.steps import Steps, read_steps, step_cdf, step_columns, step_taxes
+from connector_tax.files import ArtifactError
+
+START, STOP = 1000, 2000
+
+
+def scheduler(step_id: int, **changes: Any) -> dict[str, Any]:
+    """A scheduler record inside the window."""
+    return {
+        "t_ns": 1500,
+        "step_id": step_id,
+        "process": "scheduler",
+        "step_duration_us": 100.0,
+        "build_meta_us": 10.0,
+        "get_finished_us": 5.0,
+        "start_load_kv_us": None,
+        "num_running": 1,
+        "num_waiting": 0,
+        "prefill_tokens": 0,
+        "decode_tokens": 1,
+        **changes,
+    }
+
+
+def worker(step_id: int, **changes: Any) -> dict[str, Any]:
+    """The worker's record of a step."""
+    nothing = dict.fromkeys(("build_meta_us", "get_finished_us", "prefill_tokens", "decode_tokens"))
+    nothing |= dict.fromkeys(("num_running", "num_waiting"))
+    own = {"process": "worker", "step_duration_us": 80.0, "start_load_kv_us": 2.0}
+    return {**scheduler(step_id), **nothing, **own, **changes}
+
+
+def steps_of(folder: Path, records: list[dict[str, Any]]) -> Steps:
+    """Write the records as a valid cell's step file and read it."""
+    data = "".join(json.dumps(record) + "\n" for record in records).encode()
+    path = folder / "engine_step_A_r1.jsonl"
+    path.write_bytes(data)
+    window = {"t_warmup_end_ns": START, "t_stop_ns": STOP}
+    files = {path.name: hashlib.sha256(data).hexdigest()}
+    key = CellKey("x", 0, "A", "r1")
+    return read_steps(Cell(key, "x", "valid", None, folder, files, {"window": window}, 1.0, 1, 1))
+
+
+def test_empty_polling_steps_are_counted_apart(tmp_path: Path) -> None:
+    idle = scheduler(3, decode_tokens=0, step_duration_us=1.0)
+    found = steps_of(tmp_path, [scheduler(1), idle, worker(1), worker(3)])
+    assert (len(found.duration_us), found.n_empty) == (1, 1)
+    assert found.duration_us.tolist() == [100.0]
+
+
+def test_steps_outside_the_measured_window_do_not_count(tmp_path: Path) -> None:
+    edges = [scheduler(i, t_ns=t) for i, t in enumerate((START - 1, START, STOP - 1, STOP))]
+    assert len(steps_of(tmp_path, edges).duration_us) == 2
+
+
+def test_the_callback_median_is_of_per_step_sums_not_a_sum_of_medians(tmp_path: Path) -> None:
+    builds, loads = [1.0, 100.0, 2.0], [90.0, 3.0, 4.0]
+    records = [scheduler(i, build_meta_us=b) for i, b in enumerate(builds)]
+    records += [worker(i, start_load_kv_us=x) for i, x in enumerate(loads)]
+    row = step_columns(steps_of(tmp_path, records))
+    assert row["connector_total_us_p50"] == np.median([1 + 5 + 90, 100 + 5 + 3, 2 + 5 + 4])
+    assert (
+        row["connector_total_us_p50"] != row["build_meta_us_p50"] + 5 + row["start_load_kv_us_p50"]
+    )
+
+
+def test_a_step_without_its_worker_has_no_callback_sum(tmp_path: Path) -> None:
+    found = steps_of(tmp_path, [scheduler(1), scheduler(2), worker(2), worker(9)])
+    assert (len(found.duration_us), len(found.total_us), found.n_incomplete) == (2, 1, 1)
+
+
+def test_a_hook_timed_in_either_process_is_found(tmp_path: Path) -> None:
+    found = steps_of(tmp_path, [scheduler(1, get_finished_us=None), worker(1, get_finished_us=7.0)])
+    assert found.total_us.tolist() == [10.0 + 7.0 + 2.0]
+
+
+def test_the_slowest_tensor_parallel_rank_counts(tmp_path: Path) -> None:
+    ranks = [worker(1, start_load_kv_us=2.0), worker(1, start_load_kv_us=8.0)]
+    assert steps_of(tmp_path, [scheduler(1), *ranks]).total_us.tolist() == [23.0]
+
+
+def test_two_scheduler_records_of_one_step_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="two records of step_id 4"):
+        steps_of(tmp_path, [scheduler(4), scheduler(4)])
+
+
+def test_plain_has_a_duration_and_no_callbacks(tmp_path: Path) -> None:
+    nothing = dict.fromkeys(("build_meta_us", "get_finished_us"))
+    found = steps_of(tmp_path, [scheduler(1, **nothing), worker(1, start_load_kv_us=None)])
+    row = step_columns(found) | {"configuration": "plain"}
+    assert row["connector_total_us_p50"] is None
+    assert step_taxes(row, row) == {"tax_step_p50": 0, "tax_callback_p50": 0, "unattributed": 0}
+
+
+def test_an_empty_file_gives_empty_columns(tmp_path: Path) -> None:
+    row = step_columns(steps_of(tmp_path, []))
+    assert (row["n_steps"], row["step_duration_us_p50"]) == (0, None)
+
+
+def test_what_callbacks_do_not_explain_is_named(tmp_path: Path) -> None:
+    plain = step_columns(steps_of(tmp_path, [scheduler(1)]))
+    ours = step_columns(steps_of(tmp_path, [scheduler(1, step_duration_us=130.0), worker(1)]))
+    taxes = step_taxes(ours | {"configuration": "x"}, plain)
+    assert taxes == {"tax_step_p50": 30.0, "tax_callback_p50": 17.0, "unattributed": 13.0}
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=900))
+def test_the_cdf_is_the_sample_s_own(values: list[float]) -> None:
+    sample = np.array(values)
+    points = step_cdf(sample)
+    assert len(points) == min(400, len(values))
+    for value, share in points:
+        assert value in sample
+        assert np.mean(sample <= value) >= share - 1e-9
