@@ -4,7 +4,6 @@ The numbers follow a queue-like model (TTFT grows as 1/(1 - load)) with a known 
 configuration, so a test can say what a figure must show.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -174,6 +173,7 @@ def _aggregate_rows(design: Design) -> Iterable[dict[str, Any]]:
                     "error_rate": 0.0 if valid else None,
                     "saturated": bool(fired) if phase == "A" and valid else None,
                     "saturation_criteria": ";".join(fired),
+                    "warming_up": False if valid else None,
                 }
                 row["n"] = row["n"] if valid else None
                 row["n_steps"] = 5 * row["n"] if valid and design.step_timing else None
@@ -247,6 +247,16 @@ def _cdf_rows(design: Design) -> Iterable[dict[str, Any]]:
                 "step_duration_us": middle * math.exp(max(-1.0, spread)),
                 "cdf": quantile,
             }
+
+
+def _amplification_rows(design: Design) -> Iterable[dict[str, Any]]:
+    for config in _configs(design):
+        for metric in METRICS if config != "plain" else ():
+            yield {
+                "config": config, "metric": metric, "tax_ref_safe": 0.3, "tax_ref_load": 0.5,
+                "gap": 0.2, "gap_lo": 0.1, "gap_hi": 0.3, "n_blocks": design.blocks,
+                "status": "valid", "reason": "",
+            }  # fmt: skip
 
 
 def _step_rows(design: Design) -> Iterable[dict[str, Any]]:
@@ -324,8 +334,10 @@ def _hypotheses() -> dict[str, Any]:
              "sentence": f"Sentence of criterion {number}.", "numbers": {}}
             for number in range(1, 8)
         ],
-        "prior": {"plain_ttft_p90_s": 7.35, "nixl_ttft_p90_s": 10.1,
-                  "mooncake_both_ttft_p90_s": 10.67},
+        "resolution": [
+            {"source": "METHOD.md", "metric": "tpot", "where": "light load", "sigma": 0.1,
+             "n": 200, "half_width": 0.034},
+        ],
     }  # fmt: skip
 
 
@@ -383,8 +395,11 @@ def _write_launch(
     )  # fmt: skip
 
 
-def write_study(root: Path, design: Design | None = None) -> Path:
-    """Write the tables of a study into `root`; returns the path of its study.json."""
+def write_study(root: Path, design: Design | None = None, runs: bool = False) -> Path:
+    """Write the tables of a study into `root`, and the records of its launches if `runs`.
+
+    Returns the path of its study.json.
+    """
     design = design or Design()
     phases = sorted({cell[0] for cell in _grid(design)})
     write_json(
@@ -414,6 +429,7 @@ def write_study(root: Path, design: Design | None = None) -> Path:
     )  # fmt: skip
     write_text(root / "analysis" / "aggregate.csv", _csv(_aggregate_rows(design)))
     write_text(root / "analysis" / "taxes.csv", _csv(_tax_rows(design)))
+    write_text(root / "analysis" / "amplification.csv", _csv(_amplification_rows(design)))
     write_text(root / "analysis" / "steps.csv", _csv(_step_rows(design)))
     cdf = _csv(_cdf_rows(design)) if design.step_timing else "config,step_duration_us,cdf\n"
     write_text(root / "analysis" / "step_cdf.csv", cdf)
@@ -434,18 +450,6 @@ def write_study(root: Path, design: Design | None = None) -> Path:
                   "reason": design.skipped.get(config, "no gate"), "evidence": ""}
          for config in design.labels},
     )  # fmt: skip
-    _write_runs(root, design)
+    if runs:
+        _write_runs(root, design)
     return root / "study.json"
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file as text."""
-    import csv
-
-    with path.open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
-def dump(value: Any) -> str:
-    """Compact JSON, for messages of failing tests."""
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)

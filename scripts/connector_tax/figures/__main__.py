@@ -5,20 +5,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import Study
 from connector_tax.files import ArtifactError
-
-NAMES = (
-    "fig1_ttft_vs_rate",
-    "fig2_tpot_vs_rate",
-    "fig3_throughput",
-    "fig4_tax_bars",
-    "fig5_shape_heatmap",
-    "fig6_step_cdf",
-    "fig7_decomposition",
-    "fig8_additivity",
-    "fig9_forest",
-)
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from connector_tax.figures.tables import PLAIN_LAST, Study, TaxRow
 
 METRIC_LABELS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
 LOG_ABOVE = 1.5  # beyond +150 % a linear axis would hide every small tax
+TICK_IN = 0.3  # room for one tick label
 LOG_TICKS = (0.0, 0.5, 1, 2, 4, 9, 19, 49, 99, 499, 999, -0.5, -0.75)
 
 
@@ -21,7 +22,7 @@ def numbers(row: TaxRow | None) -> list[float]:
     return [value for value in (row.tax, row.tax_lo, row.tax_hi) if value is not None]
 
 
-def tax_axis(axes: Axes, values: Iterable[float], room: float = 0.2, most_ticks: int = 6) -> None:
+def tax_axis(axes: Axes, values: Iterable[float], room: float = 0.2) -> None:
     """Scale the x axis for taxes, ticks in per cent, with `room` (a share) right of the data.
 
     Linear, or, when a tax exceeds +150 %, logarithmic in config/plain (zero stays the base line).
@@ -31,7 +32,9 @@ def tax_axis(axes: Axes, values: Iterable[float], room: float = 0.2, most_ticks:
     if high <= LOG_ABOVE:
         span = max(high - low, 0.05)
         axes.set_xlim(low - 0.04 * span, high + room * span)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=most_ticks, steps=[1, 2, 5, 10]))
+        width_in = axes.get_window_extent().width / style.DPI
+        bins = max(2, min(6, int(width_in / TICK_IN)))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=bins, steps=[1, 2, 5, 10]))
         suffix = ""
     else:
         axes.set_xscale("function", functions=(lambda x: np.log1p(np.maximum(x, -0.999)), np.expm1))
@@ -152,7 +155,7 @@ TAX_COLUMNS = (
 
 def sample_note(rows: Iterable[TaxRow | None]) -> str:
     """How many requests stand behind the taxes drawn, as text."""
-    counts = [row.n_config for row in rows if row is not None and row.n_config is not None]
+    counts = [row.n_config for row in rows if row is not None and row.n_config and numbers(row)]
     if not counts:
         return "n = 0"
     low, high = min(counts), max(counts)

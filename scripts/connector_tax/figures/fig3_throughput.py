@@ -74,6 +74,11 @@ def draw(study: Study) -> Picture:
     _ratio_panel(drawing, kept)
     drawing.references()
     drawing.key(
-        ("grey line: y = x", f"shaded: ≥ {kept:g} of rate", "○ knee: first", "  saturated rate")
+        (
+            "grey line: y = x",
+            f"shaded: ≥ {kept:g} of rate",
+            "○ knee: first",
+            "\u00a0 saturated rate",
+        )
     )
     return drawing.picture()

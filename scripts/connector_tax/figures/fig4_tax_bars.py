@@ -57,7 +57,7 @@ def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[
             )  # fmt: skip
             bars.interval(axes, y, row)
             bars.beside(axes, y, bars.numbers(row), style.percent(row.tax))
-    bars.row_labels(axes, [item.label for item in study.connectors], 1.0)
+    bars.row_labels(axes, [item.label for item in study.connectors], 1.2)
     axes.set_title(f"{bars.METRIC_LABELS[metric]}", loc="left")
     return records
 
@@ -69,7 +69,7 @@ def draw(study: Study) -> Picture:
         return absent
     metrics = list(bars.METRIC_LABELS)
     panel = ROW_IN * len(study.connectors)
-    left = 0.1 + style.label_margin_in([item.label for item in study.connectors], 6)
+    left = 0.15 + style.label_margin_in([item.label for item in study.connectors], 6)
     width = style.COLUMN_IN - left - 0.1
     shown = [row for metric in metrics for reference in _references(study)
              for row in study.taxes_at(reference, metric).values()]  # fmt: skip
@@ -99,5 +99,6 @@ def _legend(study: Study, figure: Figure) -> None:
         handles=handles, loc="lower left", bbox_to_anchor=(0.0, 0.27 / height), ncols=2,
         frameon=False, fontsize=5.5, handlelength=1.6, columnspacing=1.2, borderaxespad=0.1,
     )  # fmt: skip
-    note = bars.aa_text(study) + ("; dashed: at ref_load" if len(names) > 1 else "")
+    dashed = len(names) > 1 and bars.aa_interval(study, "ref_load", "ttft_p90") is not None
+    note = bars.aa_text(study) + ("; dashed: at ref_load" if dashed else "")
     figure.text(0.06 / style.COLUMN_IN, 0.19 / height, note, fontsize=5, va="bottom")

@@ -68,7 +68,7 @@ def _tax_panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[d
             record |= {"framework_tax": noop, "implementation_tax": row.tax - noop}
         bars.interval(axes, index, row)
         bars.beside(axes, index, bars.numbers(row), style.percent(row.tax))
-    bars.row_labels(axes, [item.label for item in study.connectors], 1.0)
+    bars.row_labels(axes, [item.label for item in study.connectors], 1.2)
     axes.set_title(bars.METRIC_LABELS[metric], loc="left")
     return records
 
@@ -99,7 +99,7 @@ def _step_panel(study: Study, axes: Axes, width_in: float) -> list[dict[str, obj
     _step_noise(study, axes)
     axes.grid(axis="x")
     axes.set_xlabel("step duration p50 over plain (µs)")
-    bars.row_labels(axes, [item.label for item in study.connectors], 1.0)
+    bars.row_labels(axes, [item.label for item in study.connectors], 1.2)
     axes.set_title("Per step", loc="left")
     return records
 
@@ -146,7 +146,7 @@ def draw(study: Study) -> Picture:
     if absent:
         return absent
     panel = ROW_IN * len(study.connectors)
-    left = 0.1 + style.label_margin_in([item.label for item in study.connectors], 6)
+    left = 0.15 + style.label_margin_in([item.label for item in study.connectors], 6)
     width = style.COLUMN_IN - left - 0.1
     rows = list(study.taxes_at("ref_safe", "ttft_p90").values())
     figure = style.new_figure(study, style.COLUMN_IN, 3 * panel + 1.98, bars.sample_note(rows))

@@ -64,9 +64,7 @@ def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[
     )
     ends = sum_interval(parts) or ()
     known = [value for row in (*parts, whole) for value in bars.numbers(row)]
-    bars.tax_axis(
-        axes, [*known, *ends, *allowed, sum(p.tax or 0.0 for p in parts)], room=0.3, most_ticks=4
-    )
+    bars.tax_axis(axes, [*known, *ends, *allowed, sum(p.tax or 0.0 for p in parts)], room=0.3)
     bars.aa_band(axes, band)
     records = []
     for index, config in enumerate((*PARTS, SUM, STACKED)):
@@ -119,7 +117,7 @@ def draw(study: Study) -> Picture:
     names = {item.id: item.label for item in study.configurations}
     labels = [names[PARTS[0]], names[PARTS[1]], SUM, names[STACKED]]
     panel = ROW_IN * len(labels)
-    left = 0.1 + style.label_margin_in(labels, 6)
+    left = 0.15 + style.label_margin_in(labels, 6)
     width = (style.COLUMN_IN - left - 0.18) / 2
     metrics = list(bars.METRIC_LABELS)
     rows = [row for metric in metrics for row in study.taxes_at("ref_safe", metric).values()
@@ -129,7 +127,7 @@ def draw(study: Study) -> Picture:
     for position, metric in enumerate(metrics):
         axes = style.axes_in(figure, left + position * (width + 0.12), 0.72, width, panel)
         records += _panel(study, axes, metric, width - 0.08)
-        bars.row_labels(axes, labels if position == 0 else [""] * len(labels), 1.0)
+        bars.row_labels(axes, labels if position == 0 else [""] * len(labels), 1.2)
     tolerance = study.settings["hypotheses"]["h4_tolerance"]
     height = figure.get_figheight()
     figure.text(

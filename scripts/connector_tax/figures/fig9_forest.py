@@ -92,13 +92,13 @@ def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[
         if item.id in prior:
             axes.plot(prior[item.id], index, "D", ms=4, mfc="white", mec="black", mew=0.6, zorder=5)
         _row(axes, index, row, marks[item.id], width_in)
-    bars.row_labels(axes, [item.label for item in shown], 1.0)
+    bars.row_labels(axes, [item.label for item in shown], 1.2)
     rate = study.reference["ref_safe"]
     bare = any(row.verdict == NO_VERDICT for row in taxes.values())
     axes.set_title(
         f"{bars.METRIC_LABELS[metric]} at ref_safe ({rate:g} req/s)"
         f"{': point estimates, no verdicts' if bare else ''}",
-        loc="left", x=-0.55,
+        loc="left", x=(0.08 - axes.get_position().x0 * style.COLUMN_IN) / width_in,
     )  # fmt: skip
     return records
 
@@ -111,7 +111,7 @@ def draw(study: Study) -> Picture:
     metrics = list(bars.METRIC_LABELS)
     shown = [item for item in study.launched if item.id != "plain"]
     panel = ROW_IN * len(shown)
-    left = 0.1 + style.label_margin_in([item.label for item in shown], 6)
+    left = 0.15 + style.label_margin_in([item.label for item in shown], 6)
     width = style.COLUMN_IN - left - TEXT_IN - 0.08
     rows = [row for metric in metrics for row in study.taxes_at("ref_safe", metric).values()]
     figure = style.new_figure(study, style.COLUMN_IN, 2 * panel + 1.42, bars.sample_note(rows))

@@ -86,7 +86,7 @@ class RateFigure:
         self.rates = sorted({float(rate) for rate in study.settings["phase_a"]["rates_rps"]})
         counts = [row.n for row in cells.values() if row.n]
         launched = study.launched
-        self.left = 0.42 + style.label_margin_in([item.label for item in launched], 6)
+        self.left = 0.45 + style.label_margin_in([item.label for item in launched], 6)
         strip = ROW_IN * len(launched)
         below = BOTTOM_IN + strip + GAP_IN + quantity.room_below_in
         self.figure: Figure = style.new_figure(
@@ -211,7 +211,7 @@ class RateFigure:
         width = self._width()
         style.line_sample(self.strip, (-0.32 / width, -0.05 / width), y, self.marks[config])
         self.strip.text(
-            -0.37 / width, y, style.fitted(label, self.left - 0.4, 6), ha="right",
+            -0.37 / width, y, style.fitted(label, self.left - 0.43, 6), ha="right",
             va="center_baseline", fontsize=6, transform=self.strip.transAxes,
         )  # fmt: skip
 
@@ -268,12 +268,12 @@ class RateFigure:
             "in the rows below,",
             "by slot of three:",
             "· left: throughput",
-            f"  / rate < {bounds['throughput_ratio_min']:g}",
+            f"\u00a0 / rate < {bounds['throughput_ratio_min']:g}",
             "· middle: median",
-            f"  queue > {bounds['waiting_p50_max']:g}",
+            f"\u00a0 queue > {bounds['waiting_p50_max']:g}",
             "· right: TTFT p90(r)",
-            f"  / p90(r/2) > {bounds['ttft_p90_ratio_max']:g}",
-            "  (no r/2: no dot)",
+            f"\u00a0 / p90(r/2) > {bounds['ttft_p90_ratio_max']:g}",
+            "\u00a0 (no r/2: no dot)",
             "hatched: no number",
             "(half: in some blocks)",
         )

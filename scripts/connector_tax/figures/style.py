@@ -186,7 +186,7 @@ def label_margin_in(labels: Sequence[str], points: float, most: float = 1.2) -> 
 def percent(value: float, like: float | None = None) -> str:
     """A tax in per cent, signed; one decimal if it (or `like`) is below 10 %, else none."""
     decimals = 1 if abs(100 * (value if like is None else like)) < 9.95 else 0
-    return f"{100 * value:+.{decimals}f}".replace("-", MINUS)
+    return f"{round(100 * value, decimals) + 0.0:+.{decimals}f}".replace("-", MINUS)
 
 
 def line_sample(axes: Axes, x: tuple[float, float], y: float, mark: Mark) -> None:

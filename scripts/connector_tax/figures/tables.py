@@ -60,6 +60,7 @@ class AggregateRow:
     error_rate: float | None
     saturated: bool | None
     saturation_criteria: str
+    warming_up: bool | None
     n_steps: int | None
 
 
@@ -101,6 +102,22 @@ class TaxRow:
 
 
 @dataclass(frozen=True)
+class AmplificationRow:
+    """tax(ref_load) - tax(ref_safe) of a configuration and metric (analysis/amplification.csv)."""
+
+    config: str
+    metric: str
+    tax_ref_safe: float | None
+    tax_ref_load: float | None
+    gap: float | None
+    gap_lo: float | None
+    gap_hi: float | None
+    n_blocks: int
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class StepRow:
     """The step tax of one (configuration, block, phase, cell) of analysis/steps.csv, in µs."""
 
@@ -122,7 +139,7 @@ class StepPoint:
     cdf: float
 
 
-Row = TypeVar("Row", AggregateRow, TaxRow, StepRow, StepPoint)
+Row = TypeVar("Row", AggregateRow, TaxRow, AmplificationRow, StepRow, StepPoint)
 
 
 def _boolean(text: str) -> bool:
@@ -159,6 +176,8 @@ def _column_types(row_type: type) -> dict[str, tuple[type, bool]]:
 def read_table(path: Path, row_type: type[Row]) -> list[Row]:
     """Read a CSV into rows of `row_type`; columns the class does not name are ignored.
 
+    A line without any value stands for an empty table and is no row.
+
     Raises:
         ArtifactError: the file or a column is missing, or a value does not parse; names file, line
             and column, what was found and what is allowed.
@@ -175,6 +194,8 @@ def read_table(path: Path, row_type: type[Row]) -> list[Row]:
             raise ArtifactError(f"{path}:1: missing column(s): {', '.join(missing)}")
         rows = []
         for record in reader:
+            if not any(record.values()):
+                continue
             values: dict[str, Any] = {}
             for name, (scalar, optional) in columns.items():
                 text = record[name]
@@ -240,6 +261,10 @@ class Study:
     @cached_property
     def taxes(self) -> list[TaxRow]:
         return read_table(self.root / "analysis" / "taxes.csv", TaxRow)
+
+    @cached_property
+    def amplification(self) -> list[AmplificationRow]:
+        return read_table(self.root / "analysis" / "amplification.csv", AmplificationRow)
 
     @cached_property
     def steps(self) -> list[StepRow]:

@@ -1,0 +1,1 @@
+"""The report of a study: one HTML file that holds its figures and needs no network."""

@@ -1,0 +1,111 @@
+"""Every launch of the study in the order it was planned, with its cells, checks and timing."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from connector_tax.figures.tables import Study
+from connector_tax.files import read_json
+
+
+@dataclass(frozen=True)
+class CellState:
+    """One cell: its state with the reason, and what its record says (None: there is no record)."""
+
+    name: str
+    status: str
+    reason: str
+    record: dict[str, Any] | None
+    link: str | None
+
+    @property
+    def failed_checks(self) -> list[str]:
+        """Names of the validity checks that did not pass."""
+        health = self.record["health"] if self.record else {}
+        return [name for name, check in health.items() if not check["pass"]]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One server launch; `timing` is empty where it never ran."""
+
+    phase: str
+    config: str
+    block: int
+    position: int
+    status: str
+    reason: str
+    link: str | None
+    started_utc: str
+    timing: dict[str, float] = field(default_factory=dict)
+    cells: list[CellState] = field(default_factory=list)
+
+
+def read_launches(study: Study) -> list[Launch]:
+    """All launches of the run order; one that left no index.json is `missing`."""
+    return [
+        _launch(study, phase, position, planned["config"], planned["block"])
+        for phase, order in study.document["run_order"].items()
+        for position, planned in enumerate(order, 1)
+    ]
+
+
+def _launch(study: Study, phase: str, position: int, config: str, block: int) -> Launch:
+    relative = Path("runs") / config / f"block{block}" / phase
+    planned = [cell["cell"] for cell in study.document["cells"][phase]]
+    if not (study.root / relative / "index.json").exists():
+        cells = [CellState(name, "missing", "no index.json", None, None) for name in planned]
+        reason = "no index.json: not measured"
+        return Launch(phase, config, block, position, "missing", reason, None, "", {}, cells)
+    index = read_json(study.root / relative / "index.json")
+    states = {entry["cell"]: entry for entry in index["cells"]}
+    cells = [_cell(study, relative, phase, name, states.get(name), index) for name in planned]
+    started = [c.record["window"]["started_utc"] for c in cells if c.record]
+    return Launch(
+        phase, config, block, position, index["status"], index["reason"] or "",
+        (relative / "index.json").as_posix(), min(started, default=""), index["timing"], cells,
+    )  # fmt: skip
+
+
+def _cell(
+    study: Study,
+    relative: Path,
+    phase: str,
+    name: str,
+    entry: dict[str, Any] | None,
+    index: dict[str, Any],
+) -> CellState:
+    path = relative / name / f"cell_{phase}_{name}.json"
+    record = read_json(study.root / path) if (study.root / path).exists() else None
+    link = path.as_posix() if record is not None else None
+    if entry is None:
+        return CellState(name, "missing", index["reason"] or "not in index.json", record, link)
+    return CellState(name, entry["status"], entry["reason"] or "", record, link)
+
+
+def count_states(launches: list[Launch]) -> Counter[str]:
+    """How many cells are valid, void, skipped, missing."""
+    return Counter(cell.status for launch in launches for cell in launch.cells)
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Wall time of all launches beside what they cannot do without, in seconds."""
+
+    wall_s: float
+    startup_s: float
+    cells_s: float
+    release_s: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Wall time over cell windows + start-ups + release times; None when nothing ran."""
+        needed = self.startup_s + self.cells_s + self.release_s
+        return self.wall_s / needed if needed > 0 else None
+
+
+def overhead(launches: list[Launch]) -> Overhead:
+    """The sums over every launch that ran."""
+    names = ("wall_s", "startup_s", "cells_s", "release_s")
+    return Overhead(*(sum(launch.timing.get(name, 0.0) for launch in launches) for name in names))

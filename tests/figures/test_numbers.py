@@ -1,0 +1,226 @@
+"""What each figure's CSV must hold, given the tables it was drawn from."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.analysis import aggregate
+from connector_tax.figures import style
+from connector_tax.figures.__main__ import main
+from connector_tax.figures.names import NAMES
+from connector_tax.figures.tables import AggregateRow, Study, read_table
+from connector_tax.files import ArtifactError
+from tests.analysis.synthetic import write_synthetic_study
+from tests.figures.figure_study import Design, write_study
+
+VOID = {
+    ("lmcache_only", "A", "r4"): "error_rate 0.2 > 0.01",
+    ("mooncake_both", "B", "4096x64"): "late",
+}
+SKIPPED = {"nixl_both": "NIXL is not installed"}
+
+
+def _rows(tmp_path: Path, design: Design, name: str) -> tuple[Study, list[dict[str, Any]]]:
+    study = Study(write_study(tmp_path / "s", design))
+    picture = import_module(f"connector_tax.figures.{name}").draw(study)
+    return study, [dict(row) for row in picture.rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("fig1_ttft_vs_rate", "ttft_p90_ms"),
+        ("fig2_tpot_vs_rate", "tpot_p90_ms"),
+        ("fig3_throughput", "effective_throughput_rps"),
+    ],
+)
+def test_rate_figures_plot_the_pooled_value_of_every_cell(
+    tmp_path: Path, name: str, field: str
+) -> None:
+    study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), name)
+    pooled = study.pooled("A")
+    assert len(rows) == len(pooled) == 9 * 7
+    for row in rows:
+        cell = pooled[row["config"], f"r{row['rate_rps']:g}"]
+        assert row["value"] == getattr(cell, field)
+        assert (row["status"], row["reason"], row["n"]) == (cell.status, cell.reason, cell.n)
+        assert (row["value"] is None) == (row["status"] != "valid")
+
+
+def test_cells_without_a_number_are_written_on_the_rate_figure(tmp_path: Path) -> None:
+    study = Study(write_study(tmp_path / "s", Design(void=VOID, skipped=SKIPPED)))
+    module = import_module("connector_tax.figures.fig1_ttft_vs_rate")
+    style.save(module.draw(study), tmp_path, "f", "t")
+    drawn = (tmp_path / "f.svg").read_text()
+    assert ">void<" in drawn
+    assert ">skipped: NIXL is not installed<" in drawn
+
+
+def test_the_knee_is_the_lowest_saturated_rate_or_above_the_grid(tmp_path: Path) -> None:
+    _, rows = _rows(tmp_path, Design(rates_rps=(0.5, 1, 2, 4, 8)), "fig3_throughput")
+    knees = {row["config"]: row["knee_rps"] for row in rows}
+    assert knees["plain"] == ">8"
+    assert knees["multi_mooncake_lmcache"] == "8"
+
+
+def test_tax_bars_carry_both_references_with_intervals_and_band(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), "fig4_tax_bars")
+    assert {(row["metric"], row["reference"]) for row in rows} == {
+        (metric, reference)
+        for metric in ("ttft_p90", "tpot_p90")
+        for reference in ("ref_safe", "ref_load")
+    }
+    for row in rows:
+        tax = study.taxes_at(row["reference"], row["metric"])[row["config"]]
+        noise = study.taxes_at(row["reference"], row["metric"])["plain_last"]
+        assert (row["tax"], row["tax_lo"], row["tax_hi"]) == (tax.tax, tax.tax_lo, tax.tax_hi)
+        assert (row["aa_lo"], row["aa_hi"]) == (noise.tax_lo, noise.tax_hi)
+    lost = {(row["config"], row["reference"]): row for row in rows if row["tax"] is None}
+    assert lost["lmcache_only", "ref_safe"]["reason"] == "error_rate 0.2 > 0.01"
+    assert lost["nixl_both", "ref_load"]["status"] == "skipped"
+
+
+def test_one_reference_rate_gives_one_bar_per_configuration(tmp_path: Path) -> None:
+    _, rows = _rows(tmp_path, Design(ref_load=4), "fig4_tax_bars")
+    assert {row["reference"] for row in rows} == {"ref_safe"}
+    assert len(rows) == 2 * 7
+
+
+def test_heat_maps_mark_cells_whose_interval_includes_zero(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), "fig5_shape_heatmap")
+    assert len(rows) == 8 * 9
+    taxes = {
+        (row.config, row.cell): row
+        for row in study.taxes
+        if row.phase == "B" and row.metric == "ttft_p90"
+    }
+    for row in rows:
+        tax = taxes[row["config"], row["cell"]]
+        if tax.tax_lo is None or tax.tax_hi is None:
+            assert row["interval_includes_0"] is None
+            assert row["status"] in ("void", "skipped")
+        else:
+            assert row["interval_includes_0"] == (tax.tax_lo <= 0 <= tax.tax_hi)
+    marked = {row["config"] for row in rows if row["interval_includes_0"]}
+    assert marked == {"plain_last"}
+
+
+def test_the_step_cdf_holds_every_point_and_names_who_has_none(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(skipped=SKIPPED), "fig6_step_cdf")
+    drawn = [(row["config"], row["step_duration_us"]) for row in rows if row["status"] == "valid"]
+    assert sorted(drawn) == sorted((p.config, p.step_duration_us) for p in study.step_cdf)
+    (lost,) = [row for row in rows if row["status"] != "valid"]
+    assert (lost["config"], lost["status"]) == ("nixl_both", "skipped")
+
+
+def test_framework_and_implementation_add_up_to_the_tax(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(), "fig7_decomposition")
+    noop = study.taxes_at("ref_safe", "ttft_p90")["noop_connector"].tax
+    stacked = [row for row in rows if row["metric"] == "ttft_p90"]
+    assert len(stacked) == 7
+    for row in stacked:
+        assert row["framework_tax"] == noop
+        assert row["framework_tax"] + row["implementation_tax"] == pytest.approx(row["tax"])
+    steps = [row for row in rows if row["metric"] == "step_p50"]
+    for row in steps:
+        assert row["callback_us"] + row["unattributed_us"] == pytest.approx(row["step_tax_us"])
+        assert len(row["step_tax_us_by_block"].split()) == 3
+
+
+def test_without_the_no_op_connector_the_bars_are_single(tmp_path: Path) -> None:
+    design = Design(skipped={"noop_connector": "the gate failed"})
+    study, rows = _rows(tmp_path, design, "fig7_decomposition")
+    taxes = [row for row in rows if row["metric"] != "step_p50"]
+    assert all(row["framework_tax"] is None for row in taxes)
+    assert sum(row["tax"] is not None for row in taxes) == 2 * 6
+    module = import_module("connector_tax.figures.fig7_decomposition")
+    style.save(module.draw(study), tmp_path, "f", "t")
+    assert "not split into framework and implementation" in (tmp_path / "f.svg").read_text()
+
+
+@pytest.mark.parametrize("name", ["fig6_step_cdf", "fig7_decomposition"])
+def test_without_step_timing_a_picture_says_why_there_is_none(tmp_path: Path, name: str) -> None:
+    _, rows = _rows(tmp_path, Design(step_timing=False), name)
+    (row,) = rows
+    assert "no step timing" in row["absent_because"]
+
+
+def test_the_sum_of_the_parts_has_the_conservative_interval(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(), "fig8_additivity")
+    taxes = study.taxes_at("ref_safe", "ttft_p90")
+    parts = [taxes["mooncake_both"], taxes["lmcache_only"]]
+    (total,) = [row for row in rows if row["config"] == "sum of the two"][:1]
+    for field in ("tax", "tax_lo", "tax_hi"):
+        assert total[field] == pytest.approx(sum(getattr(part, field) for part in parts))
+    whole = taxes["multi_mooncake_lmcache"].tax
+    assert whole is not None
+    assert (total["tolerance_lo"], total["tolerance_hi"]) == pytest.approx(
+        (0.7 * whole, 1.3 * whole)
+    )
+
+
+def test_no_sum_without_both_parts(tmp_path: Path) -> None:
+    _, rows = _rows(tmp_path, Design(void=VOID), "fig8_additivity")
+    total = [row for row in rows if row["config"] == "sum of the two"]
+    assert {(row["tax"], row["status"]) for row in total} == {(None, "missing")}
+
+
+def test_the_forest_shows_the_prior_beside_the_measurement(tmp_path: Path) -> None:
+    _, rows = _rows(tmp_path, Design(), "fig9_forest")
+    priors = {row["config"]: row["prior_tax"] for row in rows if row["prior_tax"] is not None}
+    assert priors == pytest.approx(
+        {"mooncake_both": 10.67 / 7.35 - 1, "nixl_both": 10.1 / 7.35 - 1}
+    )
+    assert {row["config"] for row in rows} >= {"plain_last", "noop_connector"}
+
+
+def test_a_reference_rate_off_the_grid_is_said_instead_of_drawn(tmp_path: Path) -> None:
+    _, rows = _rows(tmp_path, Design(ref_safe=3, ref_load=3), "fig9_forest")
+    assert rows == [{"absent_because": "ref_safe, 3 req/s, is not a rate of Phase A."}]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("ttft_p90_ms", "ttft_ms", "aggregate.csv:1: missing column(s): ttft_p90_ms"),
+        ("\nplain,plain,A,r0.5,0.5,", "\nplain,plain,A,r0.5,fast,", "rate_rps: 'fast'; allowed"),
+        ("\nplain,plain,A,r0.5,0.5,", "\nplain,plain,A,r0.5,nan,", "rate_rps: 'nan'; allowed"),
+    ],
+)
+def test_a_broken_table_is_refused_with_its_place(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    write_study(tmp_path / "s")
+    path = tmp_path / "s" / "analysis" / "aggregate.csv"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ArtifactError) as error:
+        read_table(path, AggregateRow)
+    assert message in str(error.value)
+
+
+def test_the_command_names_the_missing_file_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study_file = write_study(tmp_path / "s")
+    (tmp_path / "s" / "analysis" / "taxes.csv").unlink()
+    monkeypatch.setattr("sys.argv", ["figures", "fig9_forest", "--study", str(study_file)])
+    assert main() == 1
+    assert "taxes.csv: no such file" in capsys.readouterr().err
+    assert not (tmp_path / "s" / "figures").exists()
+
+
+def test_every_figure_can_be_drawn_from_what_the_analysis_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study_file = write_synthetic_study(tmp_path / "s", blocks=2, skipped=SKIPPED)
+    assert aggregate.main(["--study", str(study_file)]) == 0
+    monkeypatch.setattr("sys.argv", ["figures", *NAMES, "--study", str(study_file)])
+    assert main() == 0
+    for name in NAMES:
+        text = (tmp_path / "s" / "figures" / f"{name}.csv").read_text()
+        assert text.count("\n") > 4
+        assert "absent_because" not in text

@@ -1,0 +1,178 @@
+"""Every figure of several studies: files, watermark, legibility, determinism."""
+
+import io
+import itertools
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from matplotlib.backend_bases import RendererBase
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from connector_tax.figures import style
+from connector_tax.figures.names import NAMES
+from connector_tax.figures.style import Picture
+from connector_tax.figures.tables import Study
+from tests.figures.figure_study import LABELS, Design, write_study
+
+HOSTILE = "<script>alert('$x_1$')</script> & \"co\""
+DESIGNS = {
+    "full": Design(),
+    "one_block": Design(
+        blocks=1,
+        rates_rps=(2, 4, 8, 16),
+        inputs=(512, 4096),
+        outputs=(64, 256),
+        skipped={"nixl_both": "pre-flight: NIXL is not installed (no module named 'nixl')"},
+        void={("lmcache_only", "A", "r8"): "error_rate 0.2 > 0.01"},
+    ),
+    "no_steps": Design(step_timing=False, skipped={"noop_connector": "gate failed"}, ref_load=4),
+    "no_closing_plain": Design(closing_plain=False),
+    "hostile": Design(labels=LABELS | {"mooncake_both": HOSTILE}),
+}
+
+
+def _draw(study: Study, name: str) -> Picture:
+    picture = import_module(f"connector_tax.figures.{name}").draw(study)
+    assert isinstance(picture, Picture)
+    return picture
+
+
+@pytest.fixture(scope="module", params=DESIGNS)
+def pictures(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Picture]:
+    """Every figure of one of the studies."""
+    root = tmp_path_factory.mktemp("figures") / "s"
+    study = Study(write_study(root, DESIGNS[request.param]))
+    return {name: _draw(study, name) for name in NAMES}
+
+
+def _svg_texts(path: Path) -> list[str]:
+    root = ET.parse(path).getroot()
+    return [
+        "".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")
+    ]
+
+
+def _drawn_texts(picture: Picture, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Bbox]]:
+    """Every text that is really drawn but the watermark, with its extent in pixels."""
+    drawn: list[tuple[str, Bbox]] = []
+    draw_text = Text.draw
+
+    def draw_and_note(text: Text, renderer: RendererBase) -> None:
+        draw_text(text, renderer)
+        if text.get_visible() and text.get_text().strip() and text.get_alpha() is None:
+            drawn.append((text.get_text(), text.get_window_extent(renderer)))
+
+    monkeypatch.setattr(Text, "draw", draw_and_note)
+    picture.figure.savefig(io.BytesIO(), format="png", dpi=style.DPI)
+    return drawn
+
+
+def test_each_figure_has_three_files_and_says_what_engine_it_shows(
+    pictures: dict[str, Picture], tmp_path: Path
+) -> None:
+    for name, picture in pictures.items():
+        style.save(picture, tmp_path, name, name)
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        texts = _svg_texts(tmp_path / f"{name}.svg")
+        assert "EMULATED" in texts
+        assert any("embedded (emulated)" in text for text in texts)
+        header = (tmp_path / f"{name}.csv").read_text().splitlines()[0]
+        assert header == ",".join(picture.columns)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_text_leaves_the_figure_and_no_two_texts_overlap(
+    pictures: dict[str, Picture], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = pictures[name]
+    width, height = picture.figure.canvas.get_width_height()
+    texts = _drawn_texts(picture, monkeypatch)
+    outside = [
+        text
+        for text, box in texts
+        if box.x0 < -2 or box.y0 < -2 or box.x1 > width + 2 or box.y1 > height + 2
+    ]
+    assert outside == []
+    # Boxes include ascent and descent of the font: less than a third of a line is no collision.
+    clashes = [
+        (one, other)
+        for (one, a), (other, b) in itertools.combinations(texts, 2)
+        if min(a.x1, b.x1) - max(a.x0, b.x0) > 2 and min(a.y1, b.y1) - max(a.y0, b.y0) > 8
+    ]
+    assert clashes == []
+
+
+def test_figures_fit_a_column_or_a_page(pictures: dict[str, Picture]) -> None:
+    for name, picture in pictures.items():
+        width, height = picture.figure.get_size_inches()
+        assert width == (style.PAGE_IN if name == "fig5_shape_heatmap" else style.COLUMN_IN)
+        assert height < 6
+
+
+def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
+    study = Study(write_study(tmp_path / "s", DESIGNS["hostile"]))
+    style.save(_draw(study, "fig9_forest"), tmp_path, "x", "t")
+    assert "<script" not in (tmp_path / "x.svg").read_text()
+    assert any(text.startswith("<script>") for text in _svg_texts(tmp_path / "x.svg"))
+
+
+@pytest.mark.parametrize(
+    ("label", "emulated", "expected"),
+    [
+        ("embedded (emulated)", True, "EMULATED"),
+        ("real vLLM, CPU, tiny model", False, "real vLLM, CPU, tiny model"),
+        ("real vLLM, GPU", False, None),
+    ],
+)
+def test_only_a_real_gpu_goes_without_a_watermark(
+    tmp_path: Path, label: str, emulated: bool, expected: str | None
+) -> None:
+    design = Design(engine_label=label, emulated=emulated)
+    study = Study(write_study(tmp_path / "s", design))
+    faint = [
+        text.get_text()
+        for text in _draw(study, "fig2_tpot_vs_rate").figure.findobj(Text)
+        if isinstance(text, Text) and text.get_alpha() is not None
+    ]
+    assert faint == ([] if expected is None else [expected])
+
+
+def test_every_configuration_has_its_own_colour_marker_and_line() -> None:
+    known = [mark for config, mark in style.MARKS.items() if config != "plain_last"]
+    assert len({mark.color for mark in known}) == len(known)
+    assert len({mark.marker for mark in known}) == len(known)
+    assert {mark.marker for mark in known}.isdisjoint({"x", "X"})  # x is the saturation mark
+
+
+def test_same_inputs_give_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+    files = []
+    for seed in ("1", "2"):
+        study_file = write_study(tmp_path / seed / "s", DESIGNS["one_block"])
+        command = [
+            sys.executable,
+            "-m",
+            "connector_tax.figures",
+            *NAMES,
+            "--study",
+            str(study_file),
+        ]
+        subprocess.run(command, check=True, env=os.environ | {"PYTHONHASHSEED": seed})
+        folder = study_file.parent / "figures"
+        files.append({path.name: path.read_bytes() for path in sorted(folder.iterdir())})
+    assert len(files[0]) == 3 * len(NAMES)
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_caption_beside_the_rules_is_the_figures_caption(name: str) -> None:
+    root = Path(__file__).parents[2]
+    caption = (root / "workflow" / "report" / f"{name}.rst").read_text()
+    assert caption.split() == import_module(f"connector_tax.figures.{name}").CAPTION.split()

@@ -1,0 +1,194 @@
+"""The report: self-contained, escaped, complete, and honest about what is missing."""
+
+import re
+from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from connector_tax.analysis import aggregate
+from connector_tax.figures import style
+from connector_tax.figures.names import NAMES
+from connector_tax.figures.tables import Study
+from connector_tax.files import read_json, write_text
+from connector_tax.report.__main__ import main
+from connector_tax.report.page import render
+from tests.analysis.synthetic import write_synthetic_study
+from tests.figures.figure_study import LABELS, Design, write_study
+
+HOSTILE = "<script>alert(1)</script>"
+SKIPPED = {"nixl_both": "NIXL <b>is</b> not installed"}
+VOID = {("lmcache_only", "A", "r8"): "error_rate 0.2 > 0.01"}
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.sources: list[str] = []
+        self.words: list[str] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on")
+            if name == "href":
+                self.links.append(value or "")
+            elif name in ("src", "srcset", "data", "action"):
+                self.sources.append(value or "")
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.words).split())
+
+
+def _draw_all(study: Study) -> None:
+    for name in NAMES:
+        module = import_module(f"connector_tax.figures.{name}")
+        style.save(module.draw(study), study.root / "figures", name, module.TITLE)
+
+
+def _study(root: Path, design: Design) -> Study:
+    """A study whose figures are empty pictures: the page only inlines them."""
+    study = Study(write_study(root, design, runs=True))
+    for name in NAMES:
+        write_text(root / "figures" / f"{name}.svg", '<svg xmlns="http://www.w3.org/2000/svg"/>')
+    return study
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    labels = LABELS | {"mooncake_both": HOSTILE}
+    design = Design(labels=labels, skipped=SKIPPED, void=VOID)
+    study = Study(write_study(tmp_path_factory.mktemp("report") / "odd name #1", design, runs=True))
+    _draw_all(study)
+    return study
+
+
+def test_the_page_is_self_contained(full: Study) -> None:
+    source = render(full)
+    page = Page(source)
+    assert {"script", "link", "iframe", "object"}.isdisjoint(page.tags)
+    assert len(page.sources) == len(NAMES)
+    assert all(found.startswith("data:image/svg+xml;base64,") for found in page.sources)
+    css = source[source.index("<style>") : source.index("</style>")]
+    assert "url(" not in css
+    assert "@import" not in css
+    assert not re.search(r"https?://", re.sub(r"data:image[^\"]*", "", source))
+
+
+def test_every_link_leads_to_a_file_or_a_section(full: Study) -> None:
+    source = render(full)
+    links = Page(source).links
+    assert len(links) > 100
+    for link in links:
+        if link.startswith("#"):
+            assert f'id="{link[1:]}"' in source
+        else:
+            assert (full.root / unquote(link)).is_file(), link
+
+
+def test_hostile_text_stays_text(full: Study) -> None:
+    source = render(full)
+    assert HOSTILE not in source
+    assert "<b>is</b>" not in source
+    page = Page(source)
+    assert HOSTILE in page.text
+    assert "NIXL <b>is</b> not installed" in page.text
+
+
+def test_the_headline_has_intervals_and_the_verdict(full: Study) -> None:
+    text = Page(render(full)).text
+    assert re.search(r"costs \+63\.5 % \(95 % interval \+57\.\d to \+69\.\d %\) on TTFT p90", text)
+    assert "at 4 requests/s (ref_safe): TAX." in text
+    assert "EMULATED Measured on: embedded (emulated)." in text
+
+
+def test_one_block_has_no_verdict(tmp_path: Path) -> None:
+    text = Page(render(_study(tmp_path / "s", Design(blocks=1)))).text
+    assert "(ref_safe): point estimate, no verdict." in text
+    assert "point estimates without verdicts" in text
+
+
+def test_the_headline_says_why_there_is_no_number(tmp_path: Path) -> None:
+    design = Design(void={("mooncake_both", "A", "r4"): "late sends"})
+    text = Page(render(_study(tmp_path / "s", design))).text
+    assert "Mooncake both, idle: no TTFT p90 tax at ref_safe (void: late sends)." in text
+
+
+def test_every_cell_is_listed_with_its_checks(full: Study) -> None:
+    source = render(full)
+    text = Page(source).text
+    planned = sum(
+        len(order) * len(full.document["cells"][phase])
+        for phase, order in full.document["run_order"].items()
+    )
+    assert f"of {planned} planned" in text
+    valid = len(list(full.root.glob("runs/*/*/*/*/cell_*.json")))
+    assert source.count("<td>schedule_lag_p99_ms</td>") == valid
+    assert "error_rate 0.2 > 0.01" in text
+
+
+def test_a_launch_that_left_nothing_is_missing_not_absent(tmp_path: Path) -> None:
+    study = _study(tmp_path / "s", Design())
+    (tmp_path / "s" / "runs" / "nixl_both" / "block1" / "A" / "index.json").unlink()
+    text = Page(render(study)).text
+    assert "7 missing, of" in text
+    assert "no index.json" in text
+
+
+def test_overhead_is_the_ratio_of_the_summed_times(full: Study) -> None:
+    timings = [read_json(path)["timing"] for path in full.root.glob("runs/*/*/*/index.json")]
+    wall, needed = (
+        sum(t["wall_s"] for t in timings),
+        sum(t["startup_s"] + t["cells_s"] + t["release_s"] for t in timings),
+    )
+    assert f"Overhead: {wall / needed:.3f} = wall time" in Page(render(full)).text
+
+
+def test_rates_show_the_criteria_that_fired_and_prior_stands_beside_measured(full: Study) -> None:
+    text = Page(render(full)).text
+    assert "ref_safe 4 requests/s" in text
+    assert "1 × / 1 × / 1 ×" in text.replace("×", " × ").replace("  ", " ")
+    assert "+45.2 %" in text
+    assert "+37.4 %" in text
+
+
+def test_same_study_same_page(full: Study) -> None:
+    assert render(full) == render(Study(full.root / "study.json"))
+
+
+def test_a_missing_figure_is_an_error_that_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = _study(tmp_path / "s", Design())
+    (tmp_path / "s" / "figures" / "fig6_step_cdf.svg").unlink()
+    monkeypatch.setattr("sys.argv", ["report", "--study", str(study.root / "study.json")])
+    assert main() == 1
+    assert "fig6_step_cdf.svg: no such file" in capsys.readouterr().err
+    assert not (tmp_path / "s" / "report.html").exists()
+
+
+def test_the_report_of_what_the_analysis_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    void = {("mooncake_producer", 0, "A", "r20"): "loop lag"}
+    failed = {("lmcache_only", 0, "B"): "the server died"}
+    study_file = write_synthetic_study(tmp_path / "s", blocks=1, void=void, failed=failed)
+    assert aggregate.main(["--study", str(study_file)]) == 0
+    _draw_all(Study(study_file))
+    monkeypatch.setattr("sys.argv", ["report", "--study", str(study_file)])
+    assert main() == 0
+    text = Page((tmp_path / "s" / "report.html").read_text()).text
+    assert "the server died" in text
+    assert "loop lag" in text
+    assert "H6" in text
