@@ -21,7 +21,8 @@ class Stationarity(NamedTuple):
 
     Attributes:
         warming_up: both signs agree: the first quarter differs from the second half by more than
-            the margin and significantly, and MSER-5 would discard a beginning. None: too few requests to tell.
+            the margin and significantly, and MSER-5 would discard a beginning. None: too few
+            requests to tell.
         mser5_discard: share of the requests MSER-5 would discard, 0 to 0.5.
         start_change: median of the first quarter over that of the second half, minus 1.
         start_p: Mann-Whitney p-value of the two, on batch means.
@@ -40,7 +41,8 @@ def stationarity(values: NDArray[np.float64], margin: float) -> Stationarity:
         return Stationarity(None, None, None, None)
     start, settled = len(values) // 4, len(values) // 2
     change = float(np.median(values[:start]) / np.median(values[settled:]) - 1)
-    p = float(mannwhitneyu(batches[: start // BATCH], batches[settled // BATCH :]).pvalue)
+    first, last = batches[: start // BATCH], batches[settled // BATCH :]
+    p = float(mannwhitneyu(first, last, method="asymptotic").pvalue)
     discard = mser(batches) / len(batches)
     warming = p < SIGNIFICANCE and abs(change) > margin and discard > 0
     return Stationarity(warming, discard, change, p)
