@@ -33,6 +33,9 @@ DESIGNS = {
     ),
     "no_steps": Design(step_timing=False, skipped={"noop_connector": "gate failed"}, ref_load=4),
     "no_closing_plain": Design(closing_plain=False),
+    "few_short_labels": Design(
+        labels={"plain": "p", "noop_connector": "n", "mooncake_both": "m"}, rates_rps=(2, 4, 8)
+    ),
     "hostile": Design(labels=LABELS | {"mooncake_both": HOSTILE}),
 }
 

@@ -35,8 +35,16 @@ def _noop_tax(study: Study, metric: str) -> float | None:
 
 
 def _stack(axes: Axes, y: float, first: float, total: float, color: str) -> None:
-    """Framework up to `first`, implementation from there to `total`; crossed if negative."""
-    axes.barh(y, first, height=0.72, color=style.MARKS[NOOP].color, zorder=3)
+    """Framework up to `first`, implementation from there to `total`; crossed if negative.
+
+    A negative framework part lies under the implementation's bar: it is drawn narrow, over it.
+    """
+    below = first < 0
+    axes.barh(
+        y, first, height=0.26 if below else 0.72, zorder=3.8 if below else 3, lw=0.6,
+        color="white" if below else style.MARKS[NOOP].color, edgecolor=style.MARKS[NOOP].color,
+        hatch="xxxxxx" if below else None,
+    )  # fmt: skip
     negative = total < first
     axes.barh(
         y, total - first, left=first, height=0.72, zorder=3.5, lw=0.6, edgecolor=color,

@@ -26,6 +26,7 @@ ROW_IN = 0.117
 BOTTOM_IN = 0.5
 GAP_IN = 0.14
 KNEE_IN = 0.36
+KEY_IN = 1.4  # least room left of the axes: the key, the axis label and the tick labels
 SPREAD = 0.14  # of the distance between neighbouring rates, all configurations together
 
 
@@ -86,7 +87,8 @@ class RateFigure:
         self.rates = sorted({float(rate) for rate in study.settings["phase_a"]["rates_rps"]})
         counts = [row.n for row in cells.values() if row.n]
         launched = study.launched
-        self.left = 0.45 + style.label_margin_in([item.label for item in launched], 6)
+        labels = style.label_margin_in([item.label for item in launched], 6)
+        self.left = max(KEY_IN, 0.45 + labels)
         strip = ROW_IN * len(launched)
         below = BOTTOM_IN + strip + GAP_IN + quantity.room_below_in
         self.figure: Figure = style.new_figure(

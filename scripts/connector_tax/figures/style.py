@@ -255,9 +255,11 @@ def save(picture: Picture, folder: Path, name: str, title: str) -> None:
 
 
 def log_ticks(axes: Axes, low: float, high: float) -> None:
-    """Plain numbers on a logarithmic y axis: 1, 2, 5 per decade, only tens over many decades."""
+    """Plain numbers on a logarithmic y axis, fewer per decade the more decades there are."""
     decades = math.log10(high / low)
-    subdivisions = (1.0,) if decades > 3 else (1.0, 2.0, 5.0)
+    subdivisions: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    if decades > 0.8:
+        subdivisions = (1.0,) if decades > 3 else (1.0, 2.0, 5.0)
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=subdivisions, numticks=20))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
