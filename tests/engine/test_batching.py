@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 
 from connector_tax.engine.batching import (
     BatchedService,
@@ -18,6 +19,13 @@ from connector_tax.engine.batching import (
 )
 from connector_tax.engine.transformer import VectorTransformer
 from tests.engine import transformers as t
+
+_loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+
+
+@pytest.fixture(autouse=True, params=[asyncio.new_event_loop, uvloop.new_event_loop])
+def _both_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "_loop_factory", request.param)
 
 
 def run(
@@ -39,7 +47,8 @@ def run(
         assert not psutil.pid_exists(pid)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=_loop_factory) as runner:
+        runner.run(main())
 
 
 async def outcomes(service: BatchedService, items: list[Any]) -> list[Any]:

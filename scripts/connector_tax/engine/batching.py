@@ -82,6 +82,7 @@ class BatchedService:
 
         self._buffer: dict[_Future, tuple[Any, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due: float | None = None
         self._in_flight = 0
         self._batches: asyncio.Queue[list[tuple[_Future, Any]]] = asyncio.Queue()
         self._at_worker: deque[list[_Future]] = deque()
@@ -144,21 +145,19 @@ class BatchedService:
         wanted = None
         if self._buffer and self._in_flight < self.max_queue_size:
             wanted = next(iter(self._buffer.values()))[1]
+        if wanted == self._timer_due:
+            return
         if self._timer is not None:
-            if wanted == self._timer.when():
-                return
             self._timer.cancel()
             self._timer = None
+        self._timer_due = wanted
         if wanted is not None:
-            self._timer = asyncio.get_running_loop().call_at(wanted, self._on_timer, wanted)
+            self._timer = asyncio.get_running_loop().call_at(wanted, self._on_timer)
 
-    def _on_timer(self, due: float) -> None:
+    def _on_timer(self) -> None:
+        # An event loop's timer may fire a fraction of a millisecond early; then it is set again.
         self._timer = None
-        loop = asyncio.get_running_loop()
-        # An event loop's timer may fire a fraction of a millisecond early; wait out the rest.
-        if loop.time() < due:
-            self._timer = loop.call_at(due, self._on_timer, due)
-            return
+        self._timer_due = None
         self._submit()
 
     def _end_batch(self) -> None:
@@ -272,7 +271,7 @@ class BatchedService:
         self._refusal = error
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = self._timer_due = None
         self._buffer.clear()
         _fail(list(self._unanswered), error)
 

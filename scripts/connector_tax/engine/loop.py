@@ -19,7 +19,7 @@ from connector_tax.engine.truth import LaunchTruth
 
 _LOG = logging.getLogger(__name__)
 # Behind its own deadlines by more than this, the engine gives up catching up and says so.
-_MAX_DEBT_NS = 50_000_000
+_MAX_DEBT_NS = 250_000_000
 
 
 class Sink(Protocol):

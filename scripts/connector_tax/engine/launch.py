@@ -1,0 +1,67 @@
+"""Launch an engine as a child process and wait until it is ready, for the engine's own studies."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_READY_S = 20.0
+
+
+class LaunchError(Exception):
+    """The engine did not become ready."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A ready engine's process id and port."""
+
+    pid: int
+    port: int
+
+
+def free_port() -> int:
+    """A loopback port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.asynccontextmanager
+async def running(config: Path, *, truth_log: Path | None = None) -> AsyncIterator[Running]:
+    """A ready engine, configuration `plain`; what it logs later goes to standard error at the end.
+
+    Raises:
+        LaunchError: it ended, or was not ready in time.
+    """
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "connector_tax.engine", "--config", str(config)),
+        *("--configuration", "plain", "--port", str(port), "--launch-seed", "1"),
+        *(("--truth-log", str(truth_log)) if truth_log else ()),
+        env={k: v for k, v in os.environ.items() if k != "AGENTIC_STEP_LOG_PATH"},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    seen = b""
+    try:
+        try:
+            async with asyncio.timeout(_READY_S):
+                while b"ready on port" not in (line := await process.stderr.readline()):
+                    seen += line
+                    if not line:
+                        raise LaunchError(f"the engine did not start: {seen.decode()}")
+        except TimeoutError:
+            raise LaunchError(f"the engine was not ready in {_READY_S:g} s") from None
+        yield Running(process.pid, port)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        _, rest = await process.communicate()
+        sys.stderr.write(rest.decode())

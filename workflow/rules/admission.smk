@@ -1,0 +1,14 @@
+# Source 004's experiment on the embedded engine: fifo against pack, beside the source's own tables.
+
+
+rule admission_study:
+    input:
+        "config/embedded.yaml",
+    output:
+        "results/admission/admission.json",
+        "results/admission/admission.txt",
+    log:
+        "results/admission/admission.log",
+    shell:
+        "python -m connector_tax.engine.admission_study --config {input}"
+        " --output results/admission 2>{log}"
