@@ -81,7 +81,7 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
         {key: m.steps for key, m in measured.items() if m.steps is not None}, no_steps
     )
     taxes = TaxTable(study, cells, {key: m.samples for key, m in measured.items()})
-    tables = Tables(study, taxes, rates, step_table.means(study))
+    tables = Tables(study, taxes, rates, step_table.means())
     rows = aggregate_rows(
         study,
         cells,

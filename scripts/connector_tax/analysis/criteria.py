@@ -7,6 +7,7 @@ label is read off an interval and needs three blocks, else the number stands wit
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from connector_tax.analysis.effects import Effect
@@ -170,7 +171,9 @@ def artifacts(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> Findi
     return Finding("6", MET, sentence, numbers)
 
 
-def _missing_files(folder: Any, name: str, members: Sequence[Cell], step_timing: bool) -> list[str]:
+def _missing_files(
+    folder: Path, name: str, members: Sequence[Cell], step_timing: bool
+) -> list[str]:
     if all(cell.status in ("skipped", "failed", "missing") for cell in members):
         # A failed launch is missing its cells; the aggregate table says so row by row.
         return [f"{name}: {c.key.cell}: {c.reason}" for c in members if c.status != "skipped"]

@@ -175,7 +175,9 @@ class TaxTable:
         )
         return ours, plain
 
-    def difference_ms(self, config: str, phase: str, cell: str, metric: str) -> tuple[Any, ...]:
+    def difference_ms(
+        self, config: str, phase: str, cell: str, metric: str
+    ) -> tuple[float, float, Interval]:
         """(plain_ms, config_ms, Interval of their difference): geometric block means."""
         blocks = self.blocks(config, phase, cell, metric)
         ours, ours_resampled = self._logs(blocks, config, phase, cell, metric)

@@ -89,11 +89,11 @@ class StepTable:
         """steps.csv: a row for each planned cell, in us."""
         return [self._row(cell) for cell in cells]
 
-    def means(self, study: Study) -> dict[tuple[str, str, str], dict[str, float | None]]:
+    def means(self) -> dict[tuple[str, str, str], dict[str, float | None]]:
         """(config, phase, cell) to the step taxes, averaged over the blocks that have them."""
         groups: dict[tuple[str, str, str], list[Mapping[str, float | None]]] = {}
         for key in self.cells:
-            if study.document["blocks"] > key.block and key.config != "plain":
+            if key.config != "plain":
                 groups.setdefault((key.config, key.phase, key.cell), []).append(self._taxes(key))
         renamed = zip(("step_tax_us", "callback_us", "unattributed_us"), TAXES, strict=True)
         names = tuple(renamed)
