@@ -12,6 +12,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -77,16 +78,22 @@ def good_answer(ending: str = "\n") -> bytes:
 
 
 class FaultServer:
-    """Serves scripts; `requests` counts how many arrived."""
+    """Serves scripts; `requests` lists their names and `bodies` the JSON, as they arrived."""
 
-    def __init__(self, scripts: Mapping[str, Sequence[Step]]) -> None:
+    def __init__(
+        self,
+        scripts: Mapping[str, Sequence[Step]],
+        choose: Callable[[dict[str, Any]], str] = lambda body: str(body["script"]),
+    ) -> None:
         self._scripts = scripts
+        self._choose = choose
+        self.bodies: list[dict[str, Any]] = []
+        self.heads: list[bytes] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server: asyncio.Server | None = None
         self.port = 0
         self.requests: list[str] = []
-        self.on_request: Callable[[str], None] | None = None
 
     def __enter__(self) -> "FaultServer":
         """Listen on a free port."""
@@ -119,10 +126,11 @@ class FaultServer:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-                name = json.loads(await reader.readexactly(length))["script"]
+                body = json.loads(await reader.readexactly(length))
+                name = self._choose(body)
+                self.heads.append(head)
+                self.bodies.append(body)
                 self.requests.append(name)
-                if self.on_request is not None:
-                    self.on_request(name)
                 if not await self._play(self._scripts[name], reader, writer):
                     break
         writer.close()

@@ -189,7 +189,7 @@ class OpenLoopCell:
 
 
 def make_record(
-    done: Done, *, request_id: str, warmup: bool, due_ns: int, issued_ns: int
+    done: Done, *, request_id: str, warmup: bool, due_ns: int, issued_ns: int | None
 ) -> RequestRecord:
     """Join a worker's result with what the main process knows of the request."""
     reads = None

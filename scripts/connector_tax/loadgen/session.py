@@ -60,6 +60,7 @@ class SessionThread:
         self._cpus = cpus
         self._results: deque[Done] = deque()
         self._wake = threading.Event()
+        self._ended = threading.Event()
         self._interrupted = False
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="loadgen-session", daemon=True)
@@ -72,8 +73,8 @@ class SessionThread:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end; True if it is over. Raises what the thread raised."""
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        # Not Thread.join: interrupted by Ctrl-C, Python 3.11 takes the running thread for ended.
+        if not self._ended.wait(timeout_s):
             return False
         if self._error is not None:
             raise self._error
@@ -104,6 +105,8 @@ class SessionThread:
             self.t_drained_ns = time.monotonic_ns()
         except BaseException as error:  # handed to the thread that joins
             self._error = error
+        finally:
+            self._ended.set()
 
     def _take_results(self) -> None:
         while self._results:

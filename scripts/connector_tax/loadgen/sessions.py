@@ -8,8 +8,8 @@ A session file has one JSON object per line:
        "parents": [{"node": "a", "history": true}]}]}
 
 `prompt` is text or a list of token ids. A node becomes ready when every parent has ended, and is
-due `wait_after_ready_s` later. Its history is every turn (prompt and output) that its history parents
-know, their own included, each turn once, in the order of the parents.
+due `wait_after_ready_s` later. Its history is every turn (prompt and output) that its history
+parents know, their own included, each turn once, in the order of the parents.
 """
 
 import json

@@ -1,0 +1,137 @@
+"""Timing verification: did the load generator do what the schedule says?
+
+Every check has a value and a bound, is two-sided where the quantity can err both ways, and fails
+when its data are missing. Bounds as in METHOD.md, "A cell is valid, or it is void with a reason".
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from connector_tax.loadgen.messages import RequestRecord
+from connector_tax.loadgen.session_run import SessionRecord
+
+LAG_FLOOR_MS = 2.0
+LAG_SHARE_OF_TTFT = 0.02
+RATE_TOLERANCE = 0.01
+ERROR_RATE_MAX = 0.01
+LOOP_LAG_P99_MAX_MS = 10.0
+CPU_SHARE_MAX = 0.95
+COUNTERS = ("undecodable", "oversized", "dropped_messages", "late_results")
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One verified property; `value` is null when there are no data, which fails."""
+
+    name: str
+    value: float | None
+    bound: str
+    passed: bool
+
+
+def check_requests(records: Sequence[RequestRecord]) -> list[Check]:
+    """Check lag, early sends, sent rate and errors of the requests of one run."""
+    sent = [r for r in records if r.t_send_ns is not None]
+    lags_ms = [(r.t_send_ns - r.t_intended_ns) / 1e6 for r in sent if r.t_send_ns is not None]
+    ttfts_ms = [
+        (r.t_first_token_ns - r.t_intended_ns) / 1e6
+        for r in sent
+        if r.status == "ok" and r.t_first_token_ns is not None
+    ]
+    lag_bound_ms = LAG_FLOOR_MS
+    if ttfts_ms:
+        lag_bound_ms = max(LAG_FLOOR_MS, LAG_SHARE_OF_TTFT * float(np.median(ttfts_ms)))
+    failed = sum(r.status in ("error", "timeout") for r in records)
+    attempted = sum(r.status != "cancelled" for r in records)
+    return [
+        _at_most("schedule_lag_p99_ms", _percentile(lags_ms, 99), lag_bound_ms),
+        _at_most("earliest_send_ms", -min(lags_ms) if lags_ms else None, 0.0),
+        _at_most("error_rate", failed / attempted if attempted else None, ERROR_RATE_MAX),
+        _at_most("dropped", float(sum(r.status == "dropped" for r in records)), 0.0),
+    ]
+
+
+def check_session_rate(records: Sequence[SessionRecord], planned_starts_ns: Sequence[int]) -> Check:
+    """Check the rate at which sessions were dispatched against the plan, both ways.
+
+    The first request that a session sent stands for its start; `planned_starts_ns` are the starts
+    due within the run.
+    """
+    first: dict[str, int] = {}
+    for entry in records:
+        sent_ns = entry.record.t_send_ns
+        if sent_ns is not None and not entry.parents:
+            begin_ns = sent_ns - entry.wait_after_ready_ns
+            first[entry.session] = min(begin_ns, first.get(entry.session, begin_ns))
+    name = "session_rate_ratio"
+    bound = f"1 ± {RATE_TOLERANCE:g}"
+    if len(first) < 2 or len(planned_starts_ns) < 2:
+        return Check(name, None, bound, False)
+    planned_span = planned_starts_ns[-1] - planned_starts_ns[0]
+    span = max(first.values()) - min(first.values())
+    if planned_span <= 0 or span <= 0:
+        return Check(name, None, bound, False)
+    ratio = (len(first) - 1) / span / ((len(planned_starts_ns) - 1) / planned_span)
+    return Check(name, ratio, bound, abs(ratio - 1) <= RATE_TOLERANCE)
+
+
+def check_intra_session(records: Sequence[SessionRecord]) -> list[Check]:
+    """Check that every request with parents was sent when they had ended plus its wait: not before,
+    and not late. Computed anew from the stamps of the parents, not from the scheduler's due times.
+    """
+    ended = {(entry.session, entry.node): entry.record.t_done_ns for entry in records}
+    delays_ms: list[float] = []
+    for entry in records:
+        sent_ns = entry.record.t_send_ns
+        if not entry.parents or sent_ns is None:
+            continue
+        ends = [ended.get((entry.session, parent)) for parent in entry.parents]
+        if any(end is None for end in ends):
+            return [Check("intra_session_parents", None, "every parent recorded", False)]
+        due_ns = max(end for end in ends if end is not None) + entry.wait_after_ready_ns
+        delays_ms.append((sent_ns - due_ns) / 1e6)
+    return [
+        _at_most("intra_session_delay_p99_ms", _percentile(delays_ms, 99), 5.0),
+        _at_most("intra_session_earliest_ms", -min(delays_ms) if delays_ms else None, 0.0),
+    ]
+
+
+def check_concurrency(records: Sequence[SessionRecord], target: int) -> Check:
+    """Check that never more than `target` sessions were under way at once."""
+    spans: dict[str, tuple[int, int]] = {}
+    for entry in records:
+        sent_ns, done_ns = entry.record.t_send_ns, entry.record.t_done_ns
+        if sent_ns is None or done_ns is None:
+            continue
+        begin, end = spans.get(entry.session, (sent_ns, done_ns))
+        spans[entry.session] = (min(begin, sent_ns), max(end, done_ns))
+    if not spans:
+        return Check("concurrent_sessions_max", None, f"<= {target}", False)
+    # At equal times an end counts before a start.
+    edges = sorted([(b, 1) for b, _ in spans.values()] + [(e, -1) for _, e in spans.values()])
+    highest = int(np.cumsum([step for _, step in edges]).max())
+    return _at_most("concurrent_sessions_max", float(highest), float(target))
+
+
+def check_processes(health: dict[str, Any]) -> list[Check]:
+    """Check event-loop lag, CPU share and message counters of every process, and that all live."""
+    checks: list[Check] = []
+    for name, values in health["processes"].items():
+        lag, share = values.get("loop_lag_p99_ms"), values.get("cpu_share")
+        checks.append(_at_most(f"{name}_loop_lag_p99_ms", lag, LOOP_LAG_P99_MAX_MS))
+        checks.append(_at_most(f"{name}_cpu_share", share, CPU_SHARE_MAX))
+        lost = sum(values.get(counter, 0) for counter in COUNTERS)
+        checks.append(_at_most(f"{name}_messages_lost", float(lost), 0.0))
+    checks.append(_at_most("workers_died", float(len(health["workers_died"])), 0.0))
+    return checks
+
+
+def _at_most(name: str, value: float | None, bound: float) -> Check:
+    passed = value is not None and value <= bound
+    return Check(name, value, f"<= {bound:g}", passed)
+
+
+def _percentile(values: Sequence[float], q: float) -> float | None:
+    return float(np.percentile(values, q)) if values else None

@@ -1,0 +1,307 @@
+"""The stand-alone command: sessions end to end, output, checks and exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.loadgen.__main__ import main
+from tests.loadgen.fault_server import HEAD as HTTP_HEAD
+from tests.loadgen.fault_server import (
+    FaultServer,
+    Hang,
+    Step,
+    chunked,
+    event,
+    good_answer,
+    refused_port,
+    token,
+    usage,
+)
+
+
+def answer(text: str, prompt: int = 4) -> list[Step]:
+    """Return a stream whose three tokens are `text`, "." and "!"."""
+    chunks = [event(token(text)), event(token(".")), event(token("!", "stop"))]
+    return [HTTP_HEAD + chunked(*chunks, event(usage(prompt, 3)), event("[DONE]"))]
+
+
+def run(port: int, *arguments: str, output: Path | None = None) -> tuple[int, list[dict[str, Any]]]:
+    where = ["--url", f"http://127.0.0.1:{port}", "--model", "m", "--connections", "16"]
+    extra = ["--output", str(output)] if output is not None else []
+    status = main([*where, "--no-affinity", "--drain", "2", *arguments, *extra])
+    records = []
+    if output is not None:
+        records = [json.loads(line) for line in output.read_text().splitlines()]
+    return status, records
+
+
+def write_sessions(folder: Path, *sessions: dict[str, Any]) -> str:
+    path = folder / "sessions.jsonl"
+    path.write_text("".join(json.dumps(session) + "\n" for session in sessions))
+    return str(path)
+
+
+CHAIN = [
+    {"id": "a", "prompt": "one", "max_tokens": 3},
+    {
+        "id": "b",
+        "prompt": "two",
+        "max_tokens": 3,
+        "wait_after_ready_s": 0.05,
+        "parents": [{"node": "a"}],
+    },
+    {"id": "c", "prompt": "three", "max_tokens": 3, "parents": [{"node": "b"}]},
+]
+
+
+def test_open_loop_traffic_is_recorded_summarised_and_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FaultServer({"x": answer("t", 5)}, lambda _body: "x") as server:
+        status, records = run(
+            server.port,
+            *("--rate", "100", "--arrivals", "fixed", "--duration", "1"),
+            *("--prompt-tokens", "5", "--vocabulary", "50", "--max-tokens", "3"),
+            "--ignore-eos",
+            output=tmp_path / "out.jsonl",
+        )
+        bodies = server.bodies
+    assert status == 0
+    assert len(records) == len(bodies) == 100
+    assert all(len(body["prompt"]) == 5 and max(body["prompt"]) < 50 for body in bodies)
+    assert all(body["ignore_eos"] and body["max_tokens"] == 3 for body in bodies)
+    assert len({tuple(body["prompt"]) for body in bodies}) > 90  # fresh ones, not one repeated
+    assert {record["status"] for record in records} == {"ok"}
+    assert {record["completion_tokens"] for record in records} == {3}
+    printed = capsys.readouterr()
+    assert "100 ok" in printed.out
+    assert "n too small" in printed.out
+    assert "session_rate_ratio" in printed.out
+    assert "FAIL" not in printed.out
+    assert "100 sent" in printed.err or "sent" in printed.err
+
+
+@pytest.mark.parametrize("load", [["--rate", "20"], ["--concurrency", "2", "--rampup", "0.2"]])
+def test_children_inherit_prompts_and_outputs(load: list[str], tmp_path: Path) -> None:
+    scripts = {"one": answer("A"), "two": answer("B"), "three": answer("C")}
+    with FaultServer(scripts, lambda body: body["messages"][-1]["content"]) as server:
+        sessions = [{"id": f"s{i}", "nodes": CHAIN} for i in range(6)]
+        status, records = run(
+            server.port,
+            *load,
+            *("--chat", "--arrivals", "fixed", "--duration", "5"),
+            *("--session-file", write_sessions(tmp_path, *sessions)),
+            *("--url", f"http://127.0.0.1:{server.port}/v1/chat/completions"),
+            output=tmp_path / "out.jsonl",
+        )
+        last = [body for body in server.bodies if len(body["messages"]) == 5]
+    assert status == 0
+    assert len(records) == 18
+    assert len(last) == 6
+    assert [(m["role"], m["content"]) for m in last[0]["messages"]] == [
+        ("user", "one"),
+        ("assistant", "A.!"),
+        ("user", "two"),
+        ("assistant", "B.!"),
+        ("user", "three"),
+    ]
+    by_key = {(r["session"], r["node"]): r for r in records}
+    for i in range(6):
+        a, b = by_key[f"s{i}", "a"], by_key[f"s{i}", "b"]
+        assert b["t_intended_ns"] == a["t_done_ns"] + 50_000_000
+        assert b["t_send_ns"] >= b["t_intended_ns"]
+
+
+def test_token_ids_are_inherited_when_the_server_gives_them(tmp_path: Path) -> None:
+    def chunk(*ids: int) -> bytes:
+        choice = {"index": 0, "text": "x", "token_ids": list(ids), "finish_reason": None}
+        return event(json.dumps({"choices": [choice]}))
+
+    def script(prompt: int, *, ids: bool) -> list[Step]:
+        tokens = [chunk(7), chunk(8, 9)] if ids else [event(token())] * 3
+        ending = [event(usage(prompt, 3)), event("[DONE]")]
+        return [HTTP_HEAD + chunked(*tokens, *ending)]
+
+    nodes = [
+        {"id": "a", "prompt": [1, 2], "max_tokens": 3},
+        {"id": "b", "prompt": [3], "max_tokens": 3, "parents": [{"node": "a"}]},
+    ]
+    path = write_sessions(tmp_path, {"id": "s", "nodes": nodes})
+    load = ("--rate", "50", "--arrivals", "fixed", "--duration", "1", "--session-file", path)
+    scripts = {"2": script(2, ids=True), "6": script(6, ids=True)}
+    with FaultServer(scripts, lambda body: str(len(body["prompt"]))) as server:
+        status, _ = run(server.port, *load)
+        assert status == 0
+        assert [body["prompt"] for body in server.bodies] == [[1, 2], [1, 2, 7, 8, 9, 3]]
+        assert all(body["return_token_ids"] for body in server.bodies)
+    with FaultServer({"2": script(2, ids=False)}, lambda body: str(len(body["prompt"]))) as server:
+        status, records = run(server.port, *load, output=tmp_path / "out.jsonl")
+    assert status == 3
+    assert [r["error_kind"] for r in records] == ["missing_token_ids", "session_failed"]
+
+
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_a_failure_ends_its_session_unless_told_to_go_on(keep_going: bool, tmp_path: Path) -> None:
+    bad: list[Step] = [b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n"]
+    scripts = {"one": answer("A"), "two": bad, "three": answer("C")}
+    names = {"one": "one", "oneA.!two": "two", "three": "three", "oneA.!three": "three"}
+    with FaultServer(scripts, lambda body: names[body["prompt"]]) as server:
+        sessions = [{"id": f"s{i}", "nodes": CHAIN} for i in range(2)]
+        status, records = run(
+            server.port,
+            *("--rate", "20", "--duration", "3", "--no-affinity"),
+            *("--session-file", write_sessions(tmp_path, *sessions)),
+            *(["--keep-going"] if keep_going else []),
+            output=tmp_path / "out.jsonl",
+        )
+    assert status == 1  # a third of the requests failed
+    kinds = sorted((r["node"], r["error_kind"]) for r in records)
+    last = None if keep_going else "session_failed"
+    assert kinds == sorted(
+        [("a", None), ("b", "http_status"), ("c", last)] * 2, key=lambda k: (k[0], str(k[1]))
+    )
+
+
+def test_whole_responses_work_too(tmp_path: Path) -> None:
+    body = json.dumps(
+        {
+            "choices": [{"text": "abc", "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 3},
+        }
+    ).encode()
+    script: list[Step] = [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body]
+    with FaultServer({"x": script}, lambda _body: "x") as server:
+        status, records = run(
+            server.port,
+            *("--concurrency", "3", "--requests", "30", "--prompt", "hi", "--no-stream"),
+            output=tmp_path / "out.jsonl",
+        )
+        assert server.bodies[0]["stream"] is False
+        assert "stream_options" not in server.bodies[0]
+    assert status == 0
+    assert {r["status"] for r in records} == {"ok"}
+
+
+def test_the_key_travels_in_a_header_and_is_never_printed(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_KEY", "very-secret")
+    with FaultServer({"x": answer("t")}, lambda _body: "x") as server:
+        load = ("--rate", "20", "--duration", "0.5", "--prompt", "p")
+        assert run(server.port, *load, "--api-key-env", "TEST_KEY")[0] == 0
+        assert b"Authorization: Bearer very-secret\r\n" in server.heads[0]
+    printed = capfd.readouterr()
+    assert "very-secret" not in printed.out + printed.err
+
+
+def test_when_nothing_succeeds_the_status_says_so() -> None:
+    with refused_port() as port:
+        assert run(port, "--rate", "20", "--duration", "0.5", "--prompt", "p")[0] == 3
+
+
+def test_a_run_whose_schedule_was_not_kept_fails() -> None:
+    """More in flight than the cap: requests are dropped, and a run with drops is not believed."""
+    with FaultServer({"x": [Hang]}, lambda _body: "x") as server:
+        load = ("--rate", "20", "--duration", "1", "--prompt", "p", "--timeout", "0.4")
+        assert run(server.port, *load, "--inflight-cap", "2")[0] in (1, 3)
+
+
+GOOD_URL = ["--url", "http://127.0.0.1:1", "--model", "m"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--url", "https://x", "--model", "m", "--rate", "1", "--prompt", "p"], "--url"),
+        ([*GOOD_URL, "--prompt", "p"], "--rate"),
+        ([*GOOD_URL, "--rate", "1", "--concurrency", "1", "--prompt", "p"], "--concurrency"),
+        ([*GOOD_URL, "--rate", "-1", "--prompt", "p"], "rate_rps"),
+        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--duration", "0"], "--duration"),
+        ([*GOOD_URL, "--concurrency", "1", "--prompt", "p"], "--requests"),
+        ([*GOOD_URL, "--rate", "1", "--arrivals", "gamma", "--prompt", "p"], "gamma_shape"),
+        ([*GOOD_URL, "--rate", "1", "--session-file", "/nonexistent"], "/nonexistent"),
+        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--api-key-env", "NO_SUCH"], "NO_SUCH"),
+    ],
+)
+def test_bad_arguments_are_named_and_exit_with_2(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("{", "truncated"),
+        ('{"id":"s","nodes":[]}', "length >= 1"),
+        ('{"id":"s","nodes":[{"id":"a","prompt":"x"}]}', "max_tokens"),
+        ('{"id":"s","nodes":[{"id":"a","prompt":"x","max_tokens":0}]}', ">= 1"),
+        ('{"id":"s","nodes":[{"id":"a","prompt":"x","max_tokens":1,"parent":1}]}', "parent"),
+        (
+            '{"id":"s","nodes":[{"id":"a","prompt":"x","max_tokens":1,"parents":[{"node":"b"}]},'
+            '{"id":"b","prompt":"x","max_tokens":1}]}',
+            "'b' must stand before",
+        ),
+        (
+            '{"id":"s","nodes":[{"id":"a","prompt":"x","max_tokens":1},'
+            '{"id":"a","prompt":"x","max_tokens":1}]}',
+            "defined twice",
+        ),
+        (
+            '{"id":"s","nodes":[{"id":"a","prompt":"x","max_tokens":1},'
+            '{"id":"b","prompt":[1],"max_tokens":1,"parents":[{"node":"a"}]}]}',
+            "mixed",
+        ),
+    ],
+)
+def test_a_bad_session_file_names_file_line_and_fault(
+    line: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sessions.jsonl"
+    good = '{"id":"first","nodes":[{"id":"a","prompt":"x","max_tokens":1}]}\n'
+    path.write_text(good + line + "\n")
+    with pytest.raises(SystemExit) as caught:
+        main([*GOOD_URL, "--rate", "1", "--session-file", str(path)])
+    assert caught.value.code == 2
+    printed = capsys.readouterr().err
+    assert f"{path}:2:" in printed
+    assert named in printed
+
+
+def test_interruption_keeps_what_was_measured(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    with FaultServer(
+        {"good": [good_answer()], "hang": [Hang]},
+        lambda body: "hang" if len(server.requests) % 5 == 4 else "good",  # noqa: ARG005
+    ) as server:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "connector_tax.loadgen", "--model", "m"),
+                *("--url", f"http://127.0.0.1:{server.port}", "--prompt", "p"),
+                *("--rate", "50", "--duration", "60", "--output", str(output)),
+            ],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+        assert process.stderr is not None
+        while b" sent" not in process.stderr.readline():
+            pass
+        while len(server.requests) < 20:
+            os.sched_yield()
+        process.send_signal(signal.SIGINT)
+        _, printed = process.communicate(timeout=20)
+    assert process.returncode == 130, printed.decode()
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert {r["status"] for r in records} == {"ok", "cancelled"}
+    assert {r["error_kind"] for r in records} == {None, "interrupted"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]

@@ -1,0 +1,142 @@
+"""Timing verification: two-sided, and missing data fail."""
+
+from typing import Any
+
+import pytest
+
+from connector_tax.loadgen import RequestRecord
+from connector_tax.loadgen.health import (
+    Check,
+    check_concurrency,
+    check_intra_session,
+    check_processes,
+    check_requests,
+    check_session_rate,
+)
+from connector_tax.loadgen.session_run import SessionRecord
+
+MS = 1_000_000
+
+
+def record(k: int = 0, **changes: Any) -> RequestRecord:
+    """Return a success due at 10 ms x k, sent 0.1 ms late, first token 20 ms after."""
+    due = 10 * k * MS
+    fields: dict[str, Any] = {
+        "request_id": f"r{k}",
+        "seq": k,
+        "status": "ok",
+        "error_kind": None,
+        "error_detail": None,
+        "warmup": False,
+        "t_intended_ns": due,
+        "t_issue_ns": due,
+        "t_worker_ns": due,
+        "t_conn_ns": due,
+        "t_send_ns": due + MS // 10,
+        "t_headers_ns": due + 20 * MS,
+        "t_first_token_ns": due + 20 * MS,
+        "t_last_token_ns": due + 40 * MS,
+        "t_done_ns": due + 40 * MS,
+        "prompt_tokens": 1,
+        "completion_tokens": 3,
+        "inflight_at_send": 0,
+        "worker": 0,
+        "reads": None,
+    }
+    return RequestRecord(**(fields | changes))
+
+
+def entry(k: int, session: str, node: str, *parents: str, **changes: Any) -> SessionRecord:
+    return SessionRecord(
+        session=session,
+        node=node,
+        parents=list(parents),
+        wait_after_ready_ns=0,
+        record=record(k, **changes),
+    )
+
+
+def named(checks: list[Check], name: str) -> Check:
+    return next(check for check in checks if check.name == name)
+
+
+def test_a_good_run_passes() -> None:
+    assert all(check.passed for check in check_requests([record(k) for k in range(100)]))
+
+
+def test_late_early_and_failed_requests_each_fail_their_check() -> None:
+    good = [record(k) for k in range(50)]
+    late = [*good, *(record(k, t_send_ns=10 * k * MS + 5 * MS) for k in range(50, 53))]
+    assert not named(check_requests(late), "schedule_lag_p99_ms").passed
+    early = [*good, record(50, t_send_ns=500 * MS - 1)]
+    assert not named(check_requests(early), "earliest_send_ms").passed
+    failed = [*good, record(50, status="error", error_kind="http_status")]
+    assert not named(check_requests(failed), "error_rate").passed
+    dropped = [*good, record(50, status="dropped", t_send_ns=None)]
+    assert not named(check_requests(dropped), "dropped").passed
+
+
+def test_lag_is_judged_against_two_percent_of_a_long_ttft() -> None:
+    slow = [
+        record(k, t_send_ns=10 * k * MS + 5 * MS, t_first_token_ns=10 * k * MS + 400 * MS)
+        for k in range(20)
+    ]
+    assert named(check_requests(slow), "schedule_lag_p99_ms").passed  # 2% of 400 ms is 8 ms
+
+
+def test_no_data_fails_every_check_that_needs_them() -> None:
+    checks = check_requests([])
+    for name in ("schedule_lag_p99_ms", "earliest_send_ms", "error_rate"):
+        assert not named(checks, name).passed
+        assert named(checks, name).value is None
+    assert not check_session_rate([], [0, 1]).passed
+    assert not check_concurrency([], 3).passed
+    assert not any(check.passed for check in check_intra_session([]))
+    processes = check_processes({"processes": {"main": {}}, "workers_died": []})
+    assert not named(processes, "main_loop_lag_p99_ms").passed
+
+
+@pytest.mark.parametrize(
+    ("stretch", "passed"), [(1.0, True), (1.005, True), (1.02, False), (0.98, False)]
+)
+def test_the_session_rate_is_checked_both_ways(stretch: float, passed: bool) -> None:
+    planned = [k * 10 * MS for k in range(200)]
+    entries = [
+        entry(k, f"s{k}", "a", t_send_ns=round(due * stretch)) for k, due in enumerate(planned)
+    ]
+    assert check_session_rate(entries, planned).passed is passed
+
+
+def test_sessions_that_never_started_lower_the_rate() -> None:
+    planned = [k * 10 * MS for k in range(200)]
+    entries = [entry(k, f"s{k}", "a") for k in range(0, 200, 2)]
+    assert not check_session_rate(entries, planned).passed
+
+
+def test_children_before_or_long_after_their_parents_fail() -> None:
+    def chain(sent_after_ms: float) -> list[SessionRecord]:
+        done = 40 * MS
+        child = entry(1, "s", "b", "a", t_send_ns=done + round(sent_after_ms * MS))
+        return [entry(0, "s", "a"), child]
+
+    assert all(check.passed for check in check_intra_session(chain(1)))
+    assert not named(check_intra_session(chain(50)), "intra_session_delay_p99_ms").passed
+    assert not named(check_intra_session(chain(-0.001)), "intra_session_earliest_ms").passed
+    orphan = check_intra_session(chain(1)[1:])
+    assert not any(check.passed for check in orphan)
+
+
+def test_overlapping_sessions_are_counted() -> None:
+    entries = [entry(k, f"s{k}", "a") for k in range(10)]  # 10 ms apart, each about 40 ms long
+    assert check_concurrency(entries, 4).passed
+    assert not check_concurrency(entries, 3).passed
+
+
+@pytest.mark.parametrize("counter", ["undecodable", "oversized", "dropped_messages"])
+def test_a_lost_message_or_a_dead_worker_fails(counter: str) -> None:
+    good = {"loop_lag_p99_ms": 0.1, "cpu_share": 0.2}
+    health: dict[str, Any] = {"processes": {"main": good, "worker0": good}, "workers_died": []}
+    assert all(check.passed for check in check_processes(health))
+    bad = {**health, "processes": {"main": good, "worker0": {**good, counter: 1}}}
+    assert not named(check_processes(bad), "worker0_messages_lost").passed
+    assert not named(check_processes({**health, "workers_died": [0]}), "workers_died").passed
