@@ -14,6 +14,7 @@ rule aggregate:
         f"{RESULTS}/analysis/aggregate.json",
         f"{RESULTS}/analysis/aggregate.csv",
         f"{RESULTS}/analysis/taxes.csv",
+        f"{RESULTS}/analysis/amplification.csv",
         f"{RESULTS}/analysis/steps.csv",
         f"{RESULTS}/analysis/step_cdf.csv",
         f"{RESULTS}/analysis/hypotheses.json",

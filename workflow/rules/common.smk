@@ -45,10 +45,8 @@ def launch_indexes(phase):
 
 def modules(room):
     """The source files of a room: inputs of what is cheap to remake when its code changes."""
-    return sorted(
-        str(path)
-        for path in Path(workflow.basedir, "scripts/connector_tax", room).glob("*.py")
-    )
+    folder = Path(workflow.basedir, "scripts/connector_tax", room)
+    return sorted(str(path) for path in folder.iterdir() if path.is_file())
 
 
 def launch_priority(phase):

@@ -22,9 +22,15 @@ rule report_html:
     input:
         FIGURE_FILES,
         rules.aggregate.output,
+        launch_indexes("A"),
+        launch_indexes("B"),
+        launch_indexes("Bp"),
         modules("report"),
         study=f"{RESULTS}/study.json",
         environment=f"{RESULTS}/environment.json",
+        preflight=f"{RESULTS}/preflight/preflight_status.json",
+        patch=f"{RESULTS}/patch/patch_status.json",
+        rates=f"{RESULTS}/reference_rates.json",
     output:
         f"{RESULTS}/report.html",
     log:

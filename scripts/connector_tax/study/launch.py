@@ -29,6 +29,7 @@ from connector_tax.loadgen import (
     LoadGeneratorOptions,
     Target,
 )
+from connector_tax.loadgen.affinity import AffinityPlan, plan_affinity, read_topology
 from connector_tax.study import cell as cells
 from connector_tax.study.design import PHASES, Launch, cell_order, launches
 from connector_tax.study.guard import (
@@ -167,9 +168,10 @@ class LaunchDriver:
         rate_rps: float | None,
         attempt: dict[str, Any],
     ) -> None:
+        plan = self._affinity_plan()
         step_log = StepLog(self.folder)
         step_log.remove()
-        server = self._start_server(attempt)
+        server = self._start_server(attempt, plan)
         stack.callback(step_log.remove)
         stack.callback(self._stop_server, server, attempt)
         config = self.study["config"]
@@ -177,7 +179,7 @@ class LaunchDriver:
         # Its imports (scipy, polars) take half a second that the server's start-up has to spare.
         importlib.import_module(SUMMARY_MODULE)
         attempt["startup_s"] = server.wait_ready(config["server"]["ready_timeout_s"])
-        generator = stack.enter_context(self._load_generator(server))
+        generator = stack.enter_context(self._load_generator(server, plan))
         attempt["load_generator"] = generator.describe()
         for position, cell in enumerate(missing, 1):
             rate = cell["rate_rps"] if cell["rate_rps"] is not None else rate_rps
@@ -208,13 +210,29 @@ class LaunchDriver:
                 if measurement < MEASUREMENTS_OF_A_VOID_CELL:
                     cells.move_aside(self.folder, cell["cell"], "void")
 
-    def _start_server(self, attempt: dict[str, Any]) -> Server:
+    def _affinity_plan(self) -> AffinityPlan:
+        """Where server and load generator run; this process and its helpers move off the server."""
+        options = self.study["config"]["load_generator"]
+        plan = plan_affinity(
+            read_topology(),
+            options["workers"],
+            self.study["config"]["server"]["cores"],
+            options["enable_cpu_affinity"],
+        )
+        for line in plan.lines():
+            self.progress.note(line)
+        if plan.enabled:
+            os.sched_setaffinity(0, plan.loadgen)
+        return plan
+
+    def _start_server(self, attempt: dict[str, Any], plan: AffinityPlan) -> Server:
         host = self.study["config"]["server"]["host"]
         port = free_port(host)
         attempt["port"] = port
         command = command_for(self.study, self.launch, port)
         title = f"{self.launch.name} of study {self.study['study']} ({self.study['engine_label']})"
-        self._server = server = Server(self.folder, command, title, host, port)
+        cpus = plan.server if plan.enabled else ()
+        self._server = server = Server(self.folder, command, title, host, port, cpus)
         write_json(
             self.folder / "config.json",
             {
@@ -242,7 +260,7 @@ class LaunchDriver:
         self._server = None
         time.sleep(self.study["config"]["server"]["release_s"])
 
-    def _load_generator(self, server: Server) -> LoadGenerator:
+    def _load_generator(self, server: Server, plan: AffinityPlan) -> LoadGenerator:
         options = self.study["config"]["load_generator"]
         return LoadGenerator(
             Target(host=server.host, port=server.port),
@@ -250,6 +268,7 @@ class LaunchDriver:
                 workers=options["workers"],
                 connections_per_worker=options["connections_per_worker"],
                 keep_reads=options["keep_reads"],
+                cpus=plan,
             ),
         )
 

@@ -76,11 +76,16 @@ class LaunchProgress:
 
     def say(self, message: str) -> None:
         """A line of its own, on the terminal and in the log."""
+        line = self.note(message)
+        self._console.print(Text(line), soft_wrap=True)
+
+    def note(self, message: str) -> str:
+        """A line in the log only; returns it."""
         line = f"{datetime.now():%H:%M:%S} {self._title}  {message}"
         with self._lock:
             self._log.write(line + "\n")
             self._log.flush()
-            self._console.print(Text(line), soft_wrap=True)
+        return line
 
     def start_cell(self, name: str, position: int, count: int, rate_rps: float) -> None:
         """A new cell begins."""
@@ -101,12 +106,9 @@ class LaunchProgress:
             self._live.update(self._bar(progress, counts, times), refresh=True)
         if time.monotonic() - self._last_plain >= PLAIN_INTERVAL_S:
             self._last_plain = time.monotonic()
-            line = f"{datetime.now():%H:%M:%S} {self._title}  {self._cell}  {counts}  {times}"
-            with self._lock:
-                self._log.write(line + "\n")
-                self._log.flush()
-                if self._live is None:
-                    print(line, file=sys.stderr, flush=True)
+            line = self.note(f"{self._cell}  {counts}  {times}")
+            if self._live is None:
+                print(line, file=sys.stderr, flush=True)
 
     def _bar(self, progress: Progress, counts: str, times: str) -> Table:
         table = Table.grid(padding=(0, 1))

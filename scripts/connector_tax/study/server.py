@@ -21,6 +21,7 @@ import httpx
 import psutil
 
 from connector_tax.files import write_json, write_text
+from connector_tax.loadgen.affinity import format_cpus
 from connector_tax.study.design import Launch, launch_seed
 from connector_tax.study.guard import LAUNCH_VARIABLE, die_with_parent, kill_leftovers
 
@@ -80,15 +81,20 @@ def command_for(study: Mapping[str, Any], launch: Launch, port: int) -> ServerCo
     )
 
 
-def launch_script(command: ServerCommand, title: str) -> str:
-    """The text of launch.sh; every value is quoted, so none is ever interpreted by the shell."""
+def launch_script(command: ServerCommand, title: str, cpus: tuple[int, ...] = ()) -> str:
+    """The text of launch.sh; every value is quoted, so none is ever interpreted by the shell.
+
+    Args:
+        cpus: logical CPUs the server is pinned to; empty: not pinned.
+    """
+    pinned = ["taskset", "--cpu-list", format_cpus(cpus)] if cpus else []
     lines = [
         "#!/usr/bin/env bash",
         f"# {title}".replace("\n", " "),
         "set -euo pipefail",
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
         *(f"export {name}={shlex.quote(value)}" for name, value in command.environment.items()),
-        f"exec {shlex.join(command.argv)}",
+        f"exec {shlex.join([*pinned, *command.argv])}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -97,13 +103,20 @@ class Server:
     """A launched server process group in `folder`, from `start` to `stop`."""
 
     def __init__(
-        self, folder: Path, command: ServerCommand, title: str, host: str, port: int
+        self,
+        folder: Path,
+        command: ServerCommand,
+        title: str,
+        host: str,
+        port: int,
+        cpus: tuple[int, ...] = (),
     ) -> None:
         self.folder = folder
         self.host = host
         self.port = port
         self._command = command
         self._title = title
+        self._cpus = cpus
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
 
@@ -123,7 +136,7 @@ class Server:
         script = self.folder / "launch.sh"
         for name, content in self._command.files.items():
             write_json(self.folder / name, content)
-        write_text(script, launch_script(self._command, self._title))
+        write_text(script, launch_script(self._command, self._title, self._cpus))
         script.chmod(0o755)
         environment = {
             **os.environ,
