@@ -17,11 +17,13 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+from connector_tax.engine.timer import Timer
 from connector_tax.engine.transformer import VectorTransformer, class_path, pack, split_frames
 
 _LOG = logging.getLogger(__name__)
@@ -77,12 +79,12 @@ class BatchedService:
         self.max_batch_size = max_batch_size
         self.timeout_seconds = timeout_seconds
         self.max_queue_size = max_queue_size
+        self._timeout_ns = round(timeout_seconds * 1e9)
         # Called once when the worker process ends on its own, also while no request waits for it.
         self.on_worker_death: Callable[[WorkerDied], None] | None = None
 
-        self._buffer: dict[_Future, tuple[Any, float]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due: float | None = None
+        self._buffer: dict[_Future, tuple[Any, int]] = {}
+        self._timer: Timer | None = None
         self._in_flight = 0
         self._batches: asyncio.Queue[list[tuple[_Future, Any]]] = asyncio.Queue()
         self._at_worker: deque[list[_Future]] = deque()
@@ -108,7 +110,7 @@ class BatchedService:
             raise self._refusal
         loop = asyncio.get_running_loop()
         future: _Future = loop.create_future()
-        self._buffer[future] = (x, loop.time() + self.timeout_seconds)
+        self._buffer[future] = (x, time.monotonic_ns() + self._timeout_ns)
         self._unanswered.add(future)
         self._submit()
         try:
@@ -130,7 +132,7 @@ class BatchedService:
 
     def _submit(self) -> None:
         """Send every batch that is due and has room in the pipeline; arm the timer for the rest."""
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic_ns()
         while self._buffer and self._in_flight < self.max_queue_size:
             due = next(iter(self._buffer.values()))[1] <= now
             if not due and len(self._buffer) < self.max_batch_size:
@@ -142,23 +144,9 @@ class BatchedService:
 
     def _arm(self) -> None:
         # With the pipeline full no timer is needed: the end of a batch calls `_submit`.
-        wanted = None
-        if self._buffer and self._in_flight < self.max_queue_size:
-            wanted = next(iter(self._buffer.values()))[1]
-        if wanted == self._timer_due:
-            return
         if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._timer_due = wanted
-        if wanted is not None:
-            self._timer = asyncio.get_running_loop().call_at(wanted, self._on_timer)
-
-    def _on_timer(self) -> None:
-        # An event loop's timer may fire a fraction of a millisecond early; then it is set again.
-        self._timer = None
-        self._timer_due = None
-        self._submit()
+            waits = self._buffer and self._in_flight < self.max_queue_size
+            self._timer.set(next(iter(self._buffer.values()))[1] if waits else None)
 
     def _end_batch(self) -> None:
         self._in_flight -= 1
@@ -239,6 +227,7 @@ class BatchedService:
             await self.stop()
             raise WorkerDied(answer[1]) if answer[0] == "died" else TransformError(*answer[1:])
         self._refusal = None
+        self._timer = Timer(self._submit)
         self._tasks = [
             asyncio.create_task(self._run_preprocess()),
             asyncio.create_task(self._run_postprocess()),
@@ -270,8 +259,8 @@ class BatchedService:
         """Fail every request that still waits, and every one to come, with `error`."""
         self._refusal = error
         if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._timer_due = None
+            self._timer.close()
+            self._timer = None
         self._buffer.clear()
         _fail(list(self._unanswered), error)
 

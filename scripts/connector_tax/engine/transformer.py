@@ -9,6 +9,7 @@ msgpack pass over a socket pair, so that nothing is unpickled and nothing polls.
                       ["error", type, message, traceback]
 """
 
+import contextlib
 import importlib
 import os
 import socket
@@ -53,8 +54,10 @@ class VectorTransformer(ABC):
     def run(self, connection: socket.socket) -> None:
         """Signal ready, then answer batches in order until the main process closes its end."""
         connection.sendall(pack(["ready"]))
-        for batch in _frames(connection):
-            connection.sendall(self._answer(batch))
+        # The main process may close its end while a batch is being computed.
+        with contextlib.suppress(BrokenPipeError):
+            for batch in _frames(connection):
+                connection.sendall(self._answer(batch))
 
     def _answer(self, batch: list[Any]) -> bytes:
         try:

@@ -1,0 +1,207 @@
+"""The HTTP surface: tokens and requests a second, and how late tokens leave against their schedule.
+
+The server (with its worker process) is pinned to one core, the client to another where there is
+one. The baseline answers the same requests with one sleeping task for each (sleepers.py). Lateness
+is the server's own: the time of the write less the end of the step (or sleep) that made the token.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from connector_tax.config import ROOT, load_yaml
+from connector_tax.engine.launch import free_port, running
+from connector_tax.files import read_json, read_jsonl, write_json
+
+_WARMUP_S = 1.0
+_MEASURE_S = 4.0
+_DONE = b"data: [DONE]"
+_TOKEN = b'"text":'
+
+
+@dataclass(frozen=True)
+class Load:
+    """Connections that each ask for `tokens` tokens, again and again; steps of `step_s`."""
+
+    name: str
+    connections: int
+    tokens: int
+    step_s: float
+
+
+_LOADS = (
+    Load("15,000 tokens/s offered", 30, 400, 0.002),
+    Load("30,000 tokens/s offered", 60, 400, 0.002),
+    Load("all it can, long", 128, 400, 0.0005),
+    Load("750 requests/s or so", 8, 4, 0.002),
+    Load("all it can, short", 64, 4, 0.0005),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the client saw in the measured seconds, and the server's lateness."""
+
+    tokens_s: float
+    requests_s: float
+    cpu_share: float
+    late_ms: tuple[float, float, float]
+
+
+def _payload(tokens: int) -> bytes:
+    body = {"prompt": [1], "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    data = json.dumps(body).encode()
+    return b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
+
+
+def _drive(port: int, load: Load, cpu: "_Cpu") -> tuple[float, float, float]:
+    """Keep every connection busy; tokens/s, requests/s and CPU share of the measured seconds."""
+    payload = _payload(load.tokens)
+    selector = selectors.EpollSelector()
+    tails: dict[socket.socket, bytes] = {}
+    for _ in range(load.connections):
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.setblocking(False)
+        connection.sendall(payload)
+        selector.register(connection, selectors.EVENT_READ)
+        tails[connection] = b""
+    begin = time.monotonic() + _WARMUP_S
+    end = begin + _MEASURE_S
+    tokens = requests = 0
+    cpu_begin = -1.0
+    while (now := time.monotonic()) < end:
+        if cpu_begin < 0 and now >= begin:
+            tokens = requests = 0
+            cpu_begin = cpu.seconds()
+        for key, _ in selector.select(0.05):
+            connection = key.fileobj  # type: ignore[assignment]
+            data = connection.recv(1 << 16)
+            if not data:
+                raise RuntimeError("the server closed a connection")
+            # A mark may be cut by the end of a read; all but its last byte is looked at again.
+            seen = tails[connection] + data
+            tokens += seen.count(_TOKEN) - tails[connection].count(_TOKEN)
+            if _DONE in seen:
+                requests += 1
+                tails[connection] = b""
+                connection.sendall(payload)
+            else:
+                tails[connection] = seen[-len(_DONE) + 1 :]
+    share = (cpu.seconds() - cpu_begin) / _MEASURE_S
+    for connection in tails:
+        connection.close()
+    return tokens / _MEASURE_S, requests / _MEASURE_S, share
+
+
+class _Cpu:
+    """The processor time of a server and its children."""
+
+    def __init__(self, pid: int) -> None:
+        server = psutil.Process(pid)
+        self._processes = [server, *server.children(recursive=True)]
+
+    def pin(self, core: int) -> None:
+        """Keep all of them on one core."""
+        for process in self._processes:
+            process.cpu_affinity([core])
+
+    def seconds(self) -> float:
+        """User and system time so far."""
+        return sum(sum(process.cpu_times()[:2]) for process in self._processes)
+
+
+async def _measure(pid: int, port: int, load: Load) -> tuple[float, float, float]:
+    cpu = _Cpu(pid)
+    cores = sorted(os.sched_getaffinity(0))
+    cpu.pin(cores[-1])
+    os.sched_setaffinity(0, {cores[0]})
+    try:
+        return await asyncio.to_thread(_drive, port, load, cpu)
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _late_ms(late_ns: list[int]) -> tuple[float, float, float]:
+    p50, p99, p999 = np.percentile(np.array(late_ns) / 1e6, [50, 99, 99.9])
+    return float(p50), float(p99), float(p999)
+
+
+async def _engine(load: Load, folder: Path) -> Result:
+    base: dict[str, Any] = load_yaml(ROOT / "config" / "embedded.yaml")
+    cost = {**dict.fromkeys(base["step_cost"], 0.0), "beta0_us": load.step_s * 1e6}
+    config = folder / "engine.json"
+    truth = folder / "truth.jsonl"
+    write_json(config, {**base, "step_cost": cost, "connectors": {"plain": None}})
+    async with running(config, truth_log=truth) as engine:
+        seen = await _measure(engine.pid, engine.port, load)
+    late_ns = [
+        written - deadline
+        for record in read_jsonl(truth)
+        for written, tokens, deadline in record.get("writes", [])
+        if tokens
+    ]
+    return Result(*seen, _late_ms(late_ns))
+
+
+async def _sleepers(load: Load, folder: Path) -> Result:
+    port, log = free_port(), folder / "late.json"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "connector_tax.engine.bench.sleepers"),
+        *(str(port), str(load.step_s), str(log)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    try:
+        assert b"ready" in await process.stderr.readline()
+        seen = await _measure(process.pid, port, load)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        await process.communicate()
+    return Result(*seen, _late_ms(read_json(log)))
+
+
+@contextlib.asynccontextmanager
+async def _folder() -> AsyncIterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="engine-bench-") as name:
+        yield Path(name)
+
+
+async def run() -> None:
+    """Print the table."""
+    print(
+        f"{'':25}{'':9}{'tokens/s':>10}{'requests/s':>12}{'CPU share':>11}"
+        f"{'lateness p50':>14}{'p99':>8}{'p99.9 ms':>10}"
+    )
+    for load in _LOADS:
+        results = {}
+        for name, server in (("engine", _engine), ("sleepers", _sleepers)):
+            async with _folder() as folder:
+                result = results[name] = await server(load, folder)
+            p50, p99, p999 = result.late_ms
+            print(
+                f"{load.name:25}{name:9}{result.tokens_s:10.0f}{result.requests_s:12.0f}"
+                f"{result.cpu_share:11.2f}{p50:14.3f}{p99:8.3f}{p999:10.3f}",
+                flush=True,
+            )
+        ours, theirs = results["engine"], results["sleepers"]
+        print(
+            f"{'':25}{'ratio':9}{ours.tokens_s / theirs.tokens_s:10.2f}"
+            f"{ours.requests_s / theirs.requests_s:12.2f}"
+            f"{ours.cpu_share / theirs.cpu_share:11.2f}"
+            f"{ours.late_ms[0] / theirs.late_ms[0]:14.2f}{ours.late_ms[1] / theirs.late_ms[1]:8.2f}"
+        )
