@@ -224,7 +224,7 @@ def test_the_receive_loop_takes_a_burst_with_one_suspension() -> None:
         sender = Sender(loop, push, backlog=1000)
         encode = msgspec.msgpack.Encoder().encode
         for seq in range(100):
-            assert sender.send(encode(Issue(seq, 0, None, None)), b"body %d" % seq)
+            assert sender.send(encode(Issue(seq, 0, "r", None, None)), b"body %d" % seq)
         total = 0
         for seq in range(100):
             (message, body), suspended = await suspensions(receiver.recv())

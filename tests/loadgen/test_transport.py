@@ -35,7 +35,7 @@ def test_bad_messages_are_counted_and_the_good_ones_get_through() -> None:
         loop = asyncio.get_running_loop()
         receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker), buffer_bytes=1000)
         sender = Sender(loop, push, backlog=10)
-        issue = Issue(1, 2, 3, 4)
+        issue = Issue(1, 2, "r", 3, 4)
         sender.send(b"\xc1 not msgpack")
         sender.send(encode([99, "unknown tag"]))
         sender.send(encode([1, "a", "wrong", "types", 0]), b"its body is skipped too")
@@ -61,7 +61,7 @@ def test_a_slow_peer_gets_everything_in_order_once_it_reads() -> None:
         sender = Sender(loop, push, backlog=50_000)
         count = 40_000  # more than both high-water marks hold
         for seq in range(count):
-            assert sender.send(encode(Issue(seq, 0, None, None)), b"b" * 500)
+            assert sender.send(encode(Issue(seq, 0, "r", None, None)), b"b" * 500)
         receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
         seqs = [message.seq for message, _ in await gather(receiver, count)]
         assert seqs == list(range(count))

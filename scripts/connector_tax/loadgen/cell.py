@@ -17,13 +17,18 @@ class PlannedRequest:
     """A request made before the run: `body` is the complete JSON of the POST.
 
     The response's usage must equal the token counts, else the request fails with `wrong_length`;
-    None leaves a count unchecked.
+    None leaves a count unchecked. `request_id` is sent as X-Request-Id, so that a server's own log
+    of the request can be joined to the record.
     """
 
     request_id: str
     body: bytes
     prompt_tokens: int | None
     completion_tokens: int | None
+
+    def __post_init__(self) -> None:
+        if not (self.request_id.isascii() and self.request_id.isprintable()):
+            raise ValueError(f"request_id {self.request_id!r} is not printable ASCII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,13 @@ class OpenLoopCell:
         k = len(self._issued_ns)
         while k < len(self._due_ns) and self._due_ns[k] < min(horizon_ns + 1, end_ns):
             request = self._requests[k]
-            issue = Issue(k, self._due_ns[k], request.prompt_tokens, request.completion_tokens)
+            issue = Issue(
+                k,
+                self._due_ns[k],
+                request.request_id,
+                request.prompt_tokens,
+                request.completion_tokens,
+            )
             items.append((issue, request.body))
             self._issued_ns.append(now_ns)
             k += 1

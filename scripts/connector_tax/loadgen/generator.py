@@ -304,7 +304,7 @@ def _resolve(host: str, port: int) -> tuple[int, str]:
 
 
 def _request_head(target: Target) -> str:
-    """Return the request head up to the value of Content-Length."""
+    """Return the request head without its per-request headers, which the worker adds."""
     headers = {
         "Host": f"{target.host}:{target.port}",
         "Content-Type": "application/json",
@@ -315,4 +315,4 @@ def _request_head(target: Target) -> str:
         if any(character in name + value for character in "\r\n"):
             raise ValueError(f"header {name!r} contains a line break")
     lines = [f"POST {target.path} HTTP/1.1", *(f"{n}: {v}" for n, v in headers.items())]
-    return "\r\n".join(lines) + "\r\nContent-Length: "
+    return "\r\n".join(lines) + "\r\n"

@@ -109,6 +109,7 @@ class Issue(msgspec.Struct, array_like=True, tag=1):
 
     seq: int
     due_ns: int
+    request_id: str
     prompt_tokens: int | None
     completion_tokens: int | None
 

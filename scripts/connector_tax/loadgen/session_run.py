@@ -109,7 +109,13 @@ class SessionPlan:
         self.sent.append((ready, now_ns))
         self._seq_of[ready.session, ready.node_index] = seq
         self.outstanding += 1
-        issue = Issue(seq, ready.due_ns, request.prompt_tokens, request.completion_tokens)
+        issue = Issue(
+            seq,
+            ready.due_ns,
+            request.request_id,
+            request.prompt_tokens,
+            request.completion_tokens,
+        )
         return issue, request.body
 
     # ---- what came of it

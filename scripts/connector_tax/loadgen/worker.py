@@ -57,10 +57,20 @@ _monotonic_ns = time.monotonic_ns
 class _Request:
     """One request while this worker holds it."""
 
-    __slots__ = ("abort", "body", "completion_tokens", "done", "prompt_tokens", "task", "timeout")
+    __slots__ = (
+        "abort",
+        "body",
+        "completion_tokens",
+        "done",
+        "prompt_tokens",
+        "request_id",
+        "task",
+        "timeout",
+    )
 
     def __init__(self, issue: Issue, body: bytes, done: Done) -> None:
         self.body = body
+        self.request_id = issue.request_id
         self.prompt_tokens = issue.prompt_tokens
         self.completion_tokens = issue.completion_tokens
         self.done = done
@@ -78,7 +88,9 @@ class Worker:
         self._loop = loop
         self._settings = settings
         self._index = settings.worker
-        self._head = settings.head.encode("latin-1")
+        self._head = settings.head.encode("latin-1").replace(b"%", b"%%") + (
+            b"X-Request-Id: %b\r\nContent-Length: %d\r\n\r\n"
+        )
         self._encode = msgspec.msgpack.Encoder().encode
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         push = private_socket(context, zmq.PUSH)
@@ -226,7 +238,8 @@ class Worker:
         try:
             connection = await self._pool.acquire()
             done.t_conn_ns = _monotonic_ns()
-            head = b"%b%d\r\n\r\n" % (self._head, len(request.body))
+            identity = request.request_id.encode()
+            head = self._head % (identity, len(request.body))
             done.t_send_ns = connection.write(head, request.body)
             await self._respond(request, connection)
         except RequestFailed as error:
