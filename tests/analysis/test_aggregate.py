@@ -259,11 +259,14 @@ def test_a_launch_of_another_design_is_refused(
     assert reference(["--study", str(small / "study.json")]) == 2
 
 
-def test_phase_b_of_other_reference_rates_is_refused(
+def test_phase_b_of_another_reference_rate_is_refused(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    edit(small / "reference_rates.json", lambda rates: rates.update(note="touched"))
-    assert "depends.reference_rates_sha256" in refused(small, capsys)
+    path = small / "runs" / "mooncake_both" / "block0" / "B" / "index.json"
+    edit(path, lambda index: index.update(rate_rps=index["rate_rps"] / 2))
+    message = refused(small, capsys)
+    assert f"{path}: rate_rps is" in message
+    assert "mixtures are refused" in message
 
 
 def test_reference_rates_that_the_raw_cells_do_not_give_are_refused(

@@ -14,6 +14,7 @@ from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import Study
 from connector_tax.files import read_json, write_text
 from connector_tax.report.__main__ import main
+from connector_tax.report.launches import Launch, overhead
 from connector_tax.report.page import render
 from tests.analysis.synthetic import write_synthetic_study
 from tests.figures.figure_study import LABELS, Design, write_study
@@ -153,6 +154,23 @@ def test_overhead_is_the_ratio_of_the_summed_times(full: Study) -> None:
         sum(t["startup_s"] + t["cells_s"] + t["release_s"] for t in timings),
     )
     assert f"Overhead: {wall / needed:.3f} = wall time" in Page(render(full)).text
+
+
+def test_overhead_counts_what_lies_between_launches_but_not_an_interruption() -> None:
+    def launch(started: str, ended: str) -> Launch:
+        span = (f"2026-05-26T{started}+00:00", f"2026-05-26T{ended}+00:00")
+        timing = {"wall_s": 60.0, "startup_s": 5.0, "cells_s": 50.0, "release_s": 1.0}
+        return Launch("A", "plain", 0, 1, "done", "", None, "", span, timing)
+
+    found = overhead(
+        [
+            launch("10:01:02", "10:02:02"),  # two seconds after the first
+            launch("10:00:00", "10:01:00"),
+            launch("12:00:00", "12:01:00"),  # resumed two hours later
+        ]
+    )
+    assert found.wall_s == 3 * 60 + 2
+    assert found.ratio == pytest.approx((3 * 60 + 2) / (3 * 56))
 
 
 def test_rates_show_the_criteria_that_fired_and_prior_stands_beside_measured(full: Study) -> None:

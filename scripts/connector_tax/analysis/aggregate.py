@@ -31,7 +31,7 @@ from connector_tax.analysis.rows import StepTable, aggregate_rows, csv_text
 from connector_tax.analysis.saturation import Load, load_of
 from connector_tax.analysis.steps import Steps, read_steps, step_cdf, step_timing_reason
 from connector_tax.analysis.taxes import Tables, amplification_rows, tax_rows
-from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
+from connector_tax.files import ArtifactError, read_json, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     """
     rates_file = study.root / "reference_rates.json"
     rates: dict[str, Any] = read_json(rates_file)
-    digest = sha256_file(rates_file)
-    cells = [cell for phase in PHASES for cell in load_cells(study, phase, digest)]
+    rate_of = {"A": None, "B": rates["ref_safe"], "Bp": rates["ref_load"]}
+    cells = [cell for phase in PHASES for cell in load_cells(study, phase, rate_of[phase])]
     no_steps = step_timing_reason(study)
     valid = [cell for cell in cells if cell.status == "valid"]
     # Hashing, parsing and large array operations release the interpreter lock.

@@ -123,19 +123,18 @@ def load_study(path: Path) -> Study:
     return Study(path.parent, document)
 
 
-def load_cells(study: Study, phase: str, reference_sha256: str | None) -> list[Cell]:
+def load_cells(study: Study, phase: str, rate_rps: float | None = None) -> list[Cell]:
     """Every planned cell of a phase, in the study's order of configurations, blocks and cells.
 
     Args:
         study: the study.
         phase: A, B or Bp.
-        reference_sha256: hash of the present reference_rates.json, which the launches of Phases B
-            and Bp must have used; not looked at in Phase A.
+        rate_rps: the phase's reference rate as of now, which the launches of Phases B and Bp must
+            have been measured at; not looked at in Phase A.
 
     Raises:
-        ArtifactError: a launch belongs to another design or to other reference rates, or an index
-        or
-            a cell file is malformed; names the file and what differs.
+        ArtifactError: a launch belongs to another design or to another reference rate, or an index
+            or a cell file is malformed; names the file and what differs.
     """
     order = study.configs(phase)
     launches = sorted(
@@ -144,12 +143,12 @@ def load_cells(study: Study, phase: str, reference_sha256: str | None) -> list[C
     return [
         cell
         for entry in launches
-        for cell in _launch_cells(study, phase, entry["config"], entry["block"], reference_sha256)
+        for cell in _launch_cells(study, phase, entry["config"], entry["block"], rate_rps)
     ]
 
 
 def _launch_cells(
-    study: Study, phase: str, config: str, block: int, reference_sha256: str | None
+    study: Study, phase: str, config: str, block: int, rate_rps: float | None
 ) -> list[Cell]:
     folder = study.root / "runs" / config / f"block{block}" / phase
     path = folder / "index.json"
@@ -162,7 +161,7 @@ def _launch_cells(
         }
     else:
         index = read_json(path)
-        _check_index(index, path, study, phase, config, block, reference_sha256)
+        _check_index(index, path, study, phase, config, block, rate_rps)
     listed = {entry["cell"]: entry for entry in index["cells"]}
     unknown = listed.keys() - {planned["cell"] for planned in study.cells(phase)}
     if unknown:
@@ -186,7 +185,7 @@ def _check_index(
     phase: str,
     config: str,
     block: int,
-    reference_sha256: str | None,
+    rate_rps: float | None,
 ) -> None:
     for key in ("config", "block", "phase", "status", "reason", "rate_rps", "depends", "cells"):
         if key not in index:
@@ -198,16 +197,17 @@ def _check_index(
         raise ArtifactError(
             f"{path}: status is {index['status']!r}; allowed: {', '.join(LAUNCH_STATUSES)}"
         )
-    wanted = {"design_sha256": study.document["design_sha256"]}
-    if phase != "A":
-        wanted["reference_rates_sha256"] = reference_sha256
-    measured = index["status"] != "skipped"
-    for key, value in wanted.items():
-        if index["depends"].get(key) != value and (measured or key == "design_sha256"):
-            raise ArtifactError(
-                f"{path}: depends.{key} is {index['depends'].get(key)}, this study has {value}:"
-                " the launch belongs to another study; mixtures are refused"
-            )
+    found, wanted = index["depends"].get("design_sha256"), study.document["design_sha256"]
+    if found != wanted:
+        raise ArtifactError(
+            f"{path}: depends.design_sha256 is {found}, this study has {wanted}:"
+            " the launch belongs to another study; mixtures are refused"
+        )
+    if phase != "A" and index["status"] != "skipped" and index["rate_rps"] != rate_rps:
+        raise ArtifactError(
+            f"{path}: rate_rps is {index['rate_rps']}, the reference rate is now {rate_rps}:"
+            " the launch was measured at another rate; mixtures are refused"
+        )
 
 
 def _cell(

@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         study = load_study(arguments.study)
-        cells = load_cells(study, "A", None)
+        cells = load_cells(study, "A")
         rates = reference_rates(study, cells, judge_launches(study, cells, read_loads(cells)))
     except (ArtifactError, NoReferenceRateError) as error:
         print(f"reference rates: {error}", file=sys.stderr)

@@ -2,11 +2,15 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from connector_tax.figures.tables import Study
 from connector_tax.files import read_json
+
+PAUSE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Launch:
     reason: str
     link: str | None
     started_utc: str
+    span_utc: tuple[str, str] = ("", "")
     timing: dict[str, float] = field(default_factory=dict)
     cells: list[CellState] = field(default_factory=list)
 
@@ -57,14 +62,17 @@ def _launch(study: Study, phase: str, position: int, config: str, block: int) ->
     if not (study.root / relative / "index.json").exists():
         cells = [CellState(name, "missing", "no index.json", None, None) for name in planned]
         reason = "no index.json: not measured"
-        return Launch(phase, config, block, position, "missing", reason, None, "", {}, cells)
+        return Launch(
+            phase, config, block, position, "missing", reason, None, "", ("", ""), {}, cells
+        )
     index = read_json(study.root / relative / "index.json")
     states = {entry["cell"]: entry for entry in index["cells"]}
     cells = [_cell(study, relative, phase, name, states.get(name), index) for name in planned]
     started = [c.record["window"]["started_utc"] for c in cells if c.record]
     return Launch(
         phase, config, block, position, index["status"], index["reason"] or "",
-        (relative / "index.json").as_posix(), min(started, default=""), index["timing"], cells,
+        (relative / "index.json").as_posix(), min(started, default=""),
+        (index["started_utc"], index["ended_utc"]), index["timing"], cells,
     )  # fmt: skip
 
 
@@ -91,7 +99,7 @@ def count_states(launches: list[Launch]) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Wall time of all launches beside what they cannot do without, in seconds."""
+    """The study's wall time beside what its launches cannot do without, in seconds."""
 
     wall_s: float
     startup_s: float
@@ -106,6 +114,16 @@ class Overhead:
 
 
 def overhead(launches: list[Launch]) -> Overhead:
-    """The sums over every launch that ran."""
-    names = ("wall_s", "startup_s", "cells_s", "release_s")
-    return Overhead(*(sum(launch.timing.get(name, 0.0) for launch in launches) for name in names))
+    """Sums over every launch that ran; the wall time counts the moments between launches too.
+
+    A gap longer than `PAUSE_S` is an interrupted study, not its overhead.
+    """
+    ran = sorted((launch for launch in launches if launch.timing), key=lambda la: la.span_utc)
+    spans = [tuple(map(datetime.fromisoformat, launch.span_utc)) for launch in ran]
+    gaps = [(b[0] - a[1]).total_seconds() for a, b in pairwise(spans)]
+    between_s = sum(gap for gap in gaps if 0 < gap <= PAUSE_S)
+    wall_s, *needed = (
+        sum(launch.timing[name] for launch in ran)
+        for name in ("wall_s", "startup_s", "cells_s", "release_s")
+    )
+    return Overhead(wall_s + between_s, *needed)

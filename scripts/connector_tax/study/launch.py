@@ -38,6 +38,7 @@ from connector_tax.study.guard import (
     kill_leftovers,
     watch_parent,
 )
+from connector_tax.study.patch import probe_overlay
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.sampler import MetricsSampler
@@ -93,7 +94,7 @@ class LaunchDriver:
             "status": status,
             "reason": reason,
             "rate_rps": rate,
-            "depends": self._depends(),
+            "depends": {"design_sha256": self.study["design_sha256"]},
             "started_utc": self._attempts[0]["started_utc"] if self._attempts else now,
             "ended_utc": self._attempts[-1]["ended_utc"] if self._attempts else now,
             "attempts": self._attempts,
@@ -129,13 +130,6 @@ class LaunchDriver:
         if self.launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:
             return f"ref_load equals ref_safe ({rates['ref_safe']:g} req/s)"
         return None
-
-    def _depends(self) -> dict[str, str | None]:
-        rates = self._study_file.parent / "reference_rates.json"
-        return {
-            "design_sha256": self.study["design_sha256"],
-            "reference_rates_sha256": None if self.launch.phase == "A" else sha256_file(rates),
-        }
 
     def _run_cells(self, rate_rps: float | None) -> str | None:
         """Measure every missing cell; None, or why the launch failed."""
@@ -229,7 +223,8 @@ class LaunchDriver:
         host = self.study["config"]["server"]["host"]
         port = free_port(host)
         attempt["port"] = port
-        command = command_for(self.study, self.launch, port)
+        probe = probe_overlay(self.study, self._study_file.parent)
+        command = command_for(self.study, self.launch, port, probe)
         title = f"{self.launch.name} of study {self.study['study']} ({self.study['engine_label']})"
         cpus = plan.server if plan.enabled else ()
         self._server = server = Server(self.folder, command, title, host, port, cpus)

@@ -1,8 +1,10 @@
-"""Step timing on and off: what the design's patch stage decides and records.
+"""Step timing on and off: what the design's patch stage decides, does and records.
 
 The embedded engine writes the step log itself when AGENTIC_STEP_LOG_PATH is set, so there is
-nothing to install; the stage records that, and the study knows from `step_timing_available` whether
-figures 6 and 7 can be drawn.
+nothing to install. For a real vLLM the step probe's overlay is installed beside the results
+(connector_tax.vllm.overlay), then proved: every hook point is there by name, and a launch of plain
+records steps in both processes. Where that fails, `step_timing_available` is false with the reason,
+and the study goes on without figures 6 and 7, as designed.
 """
 
 import argparse
@@ -11,23 +13,114 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.study.design import Launch
+from connector_tax.study.guard import DeviceBusyError, device_lock
+from connector_tax.study.preflight import GateError, gated_server, steps_of
+from connector_tax.vllm import overlay
+
+OVERLAY = "overlay"
 
 
-def apply(study: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of patch_status.json."""
-    embedded = study["config"]["engine"]["kind"] == "embedded"
-    return {
-        "step_timing_available": embedded,
-        "method": "the embedded engine writes the step log itself" if embedded else None,
-        "reason": None if embedded else "no step probe for this engine",
+def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Switch step timing on for the study whose patch folder is `folder`: patch_status.json.
+
+    Raises:
+        DeviceBusyError: another launch holds the device.
+    """
+    engine = study["config"]["engine"]
+    if engine["kind"] == "embedded":
+        method = "the embedded engine writes the step log itself"
+        return {
+            "step_timing_available": True,
+            "method": method,
+            "reason": None,
+            "targets": [],
+        }
+    method = "vLLM plugin in an overlay folder on the server's PYTHONPATH"
+    status: dict[str, Any] = {
+        "step_timing_available": False,
+        "method": method,
+        "reason": None,
         "targets": [],
     }
+    try:
+        described = overlay.describe_vllm(ROOT / engine["python"])
+        if described["missing"]:
+            lacking = ", ".join(described["missing"])
+            raise overlay.OverlayError(f"vLLM {described['vllm']} lacks {lacking}")
+        overlay.install(folder / OVERLAY)
+        status |= overlay.status_of(folder / OVERLAY, described)
+        status["steps_recorded"] = _prove(study, folder)
+        status["step_timing_available"] = True
+    except (overlay.OverlayError, GateError) as error:
+        status["reason"] = str(error)
+        overlay.remove(folder / OVERLAY)
+    return status
 
 
-def revert(status: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of revert_status.json: what was removed, and whether anything is left."""
-    return {"reverted": True, "removed": status["targets"]}
+def _prove(study: Mapping[str, Any], folder: Path) -> dict[str, int]:
+    """Launch plain with the probe and serve one request: steps recorded, by process."""
+    launch = Launch("plain", 0, "A")
+    lines: list[str] = []
+    holder = f"step probe of study {study['study']}"
+    with (
+        device_lock(study["config"]["server"]["device"], holder),
+        gated_server(
+            study, launch, "step_probe", folder / "launch", lines.append, folder / OVERLAY
+        ),
+    ):
+        steps = steps_of(folder / "launch")
+    counts = {p: sum(s["process"] == p for s in steps) for p in ("scheduler", "worker")}
+    if missing := [process for process, count in counts.items() if not count]:
+        raise GateError(f"no step recorded by the {' and the '.join(missing)} process")
+    return counts
+
+
+def probe_overlay(study: Mapping[str, Any], study_folder: Path) -> Path | None:
+    """The overlay a launch of this study runs with; None without step timing or for no vLLM.
+
+    A reverted overlay is installed again when the study measures again.
+
+    Raises:
+        ArtifactError: the probe has changed since patch_status.json was written.
+    """
+    if study["config"]["engine"]["kind"] == "embedded":
+        return None
+    path = study_folder / "patch" / "patch_status.json"
+    status = read_json(path)
+    if not status["step_timing_available"]:
+        return None
+    folder = study_folder / "patch" / OVERLAY
+    if overlay.install(folder) != status["overlay"]:
+        raise ArtifactError(
+            f"{path}: the step probe has changed since it was applied; delete this file to apply "
+            "the new one"
+        )
+    return folder
+
+
+def revert(study: Mapping[str, Any], status: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Remove the overlay: revert_status.json says what was removed, and whether anything is left.
+
+    Raises:
+        OverlayError: the overlay folder holds a file that is not the probe's.
+    """
+    removed = overlay.remove(folder / OVERLAY)
+    result: dict[str, Any] = {"reverted": True, "removed": removed}
+    before = status.get("vllm_sources_sha256_before")
+    if before is not None:
+        package = Path(overlay.describe_vllm(ROOT / study["config"]["engine"]["python"])["package"])
+        after = overlay.sources_sha256(package)
+        left = overlay.leftovers(package)
+        result |= {
+            "reverted": after == before and not left,
+            "vllm_sources_sha256_before": before,
+            "vllm_sources_sha256_after": after,
+            "leftovers": left,
+        }
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,12 +133,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     folder = arguments.study.parent / "patch"
     try:
+        study = read_json(arguments.study)
         if arguments.action == "apply":
-            write_json(folder / "patch_status.json", apply(read_json(arguments.study)))
+            status = apply(study, folder)
+            write_json(folder / "patch_status.json", status)
+            available = status["step_timing_available"]
+            print(f"step timing: {'available' if available else 'NOT available'}")
+            if status["reason"]:
+                print(status["reason"])
         else:
             status = read_json(folder / "patch_status.json")
-            write_json(folder / "revert_status.json", revert(status))
-    except ArtifactError as error:
+            write_json(folder / "revert_status.json", revert(study, status, folder))
+    except (ArtifactError, DeviceBusyError, overlay.OverlayError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -3,15 +3,19 @@
 A gate launches its configuration's server, waits for /v1/models, sends the design's requests one
 after the other in the design's time and checks that the engine is still alive (design document,
 "Pre-flight Verification"). vLLM 0.32 has no `engine_core_failed_total` (FACTS.md), so liveness is
-the process, /health and, where the series exists, its value.
+the process, its log, /health and, where the series exists, its value.
+
+On a real vLLM every configuration has a gate, and its connector must be really active: created
+under its name, seen by the step probe in every hook, no part of it failed (vllm.evidence).
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,13 +23,24 @@ from typing import Any
 
 import httpx
 
-from connector_tax.files import ArtifactError, read_json, write_json, write_text
+from connector_tax.config import ROOT
+from connector_tax.files import ArtifactError, read_json, read_jsonl, write_json, write_text
 from connector_tax.study.design import Launch
 from connector_tax.study.guard import DeviceBusyError, device_lock, kill_leftovers, watch_parent
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.sampler import parse_metrics
-from connector_tax.study.server import Server, ServerError, command_for, free_port, served_model
-from connector_tax.study.steplog import StepLog
+from connector_tax.study.server import (
+    STEP_LOG_PREFIX,
+    Server,
+    ServerError,
+    command_for,
+    free_port,
+    served_model,
+)
+from connector_tax.study.steplog import FLUSH_S, StepLog
+from connector_tax.vllm import overlay
+from connector_tax.vllm.evidence import inactive_reason
+from connector_tax.vllm.launch import connector_classes, transfer_of
 
 FAILED_COUNTER = "vllm:engine_core_failed_total"
 PROMPT_TOKENS = 32
@@ -49,6 +64,8 @@ GATES = {
     "verify_multi_connector": Gate(requests=5, max_tokens=32, within_s=60.0),
     "verify_noop_connector": Gate(requests=5, max_tokens=32, within_s=30.0),
 }
+# For a configuration the design has no gate for.
+OTHER_GATE = Gate(requests=5, max_tokens=32, within_s=60.0)
 
 
 def run_gate(
@@ -57,33 +74,77 @@ def run_gate(
     name: str,
     folder: Path,
     note: Callable[[str], None],
+    probe: Path | None,
 ) -> None:
     """Launch `configuration` in `folder` and put it through the gate called `name`.
+
+    Args:
+        probe: the step probe's overlay folder, None where it is not available.
 
     Raises:
         GateError: it did not pass; says at which step and with which value.
     """
+    with gated_server(study, Launch(configuration, 0, "A"), name, folder, note, probe) as server:
+        if study["config"]["engine"]["kind"] == "embedded":
+            return
+        steps = steps_of(folder) if probe else None
+        classes = list(connector_classes(transfer_of(server.argv)))
+        reason = inactive_reason(classes, server.log_text(), steps)
+        if reason is not None:
+            raise GateError(reason)
+        seen = "the step probe is not available" if steps is None else f"{len(steps)} step records"
+        note(f"connector: {' > '.join(classes) or 'none'}; {seen}")
+
+
+@contextlib.contextmanager
+def gated_server(
+    study: Mapping[str, Any],
+    launch: Launch,
+    name: str,
+    folder: Path,
+    note: Callable[[str], None],
+    probe: Path | None,
+) -> Iterator[Server]:
+    """A server that has served the requests of the gate `name` in time, and is stopped after.
+
+    Raises:
+        GateError: it did not start, serve or stop as it must.
+    """
     settings = study["config"]["server"]
     port = free_port(settings["host"])
     kill_leftovers(folder)
+    StepLog(folder).remove()
     try:
-        command = command_for(study, Launch(configuration, 0, "A"), port)
+        command = command_for(study, launch, port, probe)
         server = Server(
             folder, command, f"{name} of study {study['study']}", settings["host"], port
         )
+        folder.mkdir(parents=True, exist_ok=True)
         watch_parent(lambda: _die(server))
-        note(f"launching {configuration} on port {port}: {' '.join(command.argv)}")
+        note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")
         server.start()
         try:
             ready = server.wait_ready(settings["ready_timeout_s"])
             note(f"/v1/models answered 200 after {ready:.2f} s")
-            _send_requests(study, server, GATES[name], name, note)
+            _send_requests(study, server, GATES.get(name, OTHER_GATE), name, note)
             _check_engine(server, note)
+            yield server
         finally:
             note(f"stopped by {server.stop(settings['stop_grace_s'])}")
             StepLog(folder).remove()
     except ServerError as error:
         raise GateError(str(error)) from error
+
+
+def steps_of(folder: Path) -> list[dict[str, Any]]:
+    """The step records a running server in `folder` has written by now, of both processes."""
+    # The writer's flush interval is part of its contract and signals nothing to wait for.
+    time.sleep(FLUSH_S)
+    return [
+        record
+        for path in sorted(folder.glob(f"{STEP_LOG_PREFIX}.*.jsonl"))
+        for record in read_jsonl(path)
+    ]
 
 
 def _die(server: Server) -> None:
@@ -148,11 +209,15 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
     """Decide for every configuration; writes verify_<gate>.log beside, returns the status by id."""
     study = read_json(study_file)
     folder = study_file.parent / "preflight"
+    embedded = study["config"]["engine"]["kind"] == "embedded"
     status: dict[str, dict[str, Any]] = {}
     holder = f"pre-flight of study {study['study']}"
-    with device_lock(study["config"]["server"]["device"], holder):
+    with (
+        device_lock(study["config"]["server"]["device"], holder),
+        _probe(study, folder / "overlay") as (probe, probe_note),
+    ):
         for entry in study["configurations"]:
-            gate = entry["gate"]
+            gate = entry["gate"] or (None if embedded else f"verify_{entry['id']}")
             if gate is None:
                 status[entry["id"]] = {"include": True, "reason": "no gate", "evidence": None}
                 continue
@@ -161,8 +226,10 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
             def note(line: str, log: list[str] = log) -> None:
                 log.append(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {line}")
 
+            if probe_note:
+                note(probe_note)
             try:
-                run_gate(study, entry["id"], gate, folder / entry["id"], note)
+                run_gate(study, entry["id"], gate, folder / entry["id"], note, probe)
                 include, reason = True, f"{gate} passed"
             except GateError as error:
                 include, reason = False, f"{gate}: {error}"
@@ -172,6 +239,27 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
             evidence = f"preflight/{gate}.log"
             status[entry["id"]] = {"include": include, "reason": reason, "evidence": evidence}
     return status
+
+
+@contextlib.contextmanager
+def _probe(study: Mapping[str, Any], folder: Path) -> Iterator[tuple[Path | None, str | None]]:
+    """The step probe for the gates of a real vLLM, removed after; else None and why."""
+    engine = study["config"]["engine"]
+    if engine["kind"] == "embedded":
+        yield None, None
+        return
+    try:
+        missing = overlay.describe_vllm(ROOT / engine["python"])["missing"]
+        if missing:
+            raise overlay.OverlayError(f"this vLLM lacks {', '.join(missing)}")
+        overlay.install(folder)
+    except overlay.OverlayError as error:
+        yield None, f"hooks cannot be seen, the step probe is not available: {error}"
+        return
+    try:
+        yield folder, None
+    finally:
+        overlay.remove(folder)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

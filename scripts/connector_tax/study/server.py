@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,18 @@ from typing import Any
 import httpx
 import psutil
 
+from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
 from connector_tax.loadgen.affinity import format_cpus
 from connector_tax.study.design import Launch, launch_seed
 from connector_tax.study.guard import LAUNCH_VARIABLE, die_with_parent, kill_leftovers
+from connector_tax.vllm.launch import (
+    DEAD_ENGINE,
+    ROOT_MARK,
+    Companion,
+    LaunchError,
+    vllm_command,
+)
 
 STEP_LOG_PREFIX = "engine_step"
 STEP_LOG_PROCESSES = ("scheduler", "worker")
@@ -36,11 +44,16 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """What launch.sh runs: arguments, added environment, and JSON files that lie beside it."""
+    """What launch.sh runs: arguments, added environment, JSON files that lie beside it, companions.
+
+    `{root}` in an argument or a value is the project's folder, as launch.sh finds it. Companions
+    are started first and belong to the server: it is not ready without them, and dead with them.
+    """
 
     argv: list[str]
     environment: dict[str, str]
     files: dict[str, Any] = field(default_factory=dict)
+    companions: list[Companion] = field(default_factory=list)
 
 
 def free_port(host: str) -> int:
@@ -59,20 +72,36 @@ def served_model(engine: Mapping[str, Any]) -> tuple[str, int]:
     return engine["served_model_name"], engine["vocab_size"]
 
 
-def command_for(study: Mapping[str, Any], launch: Launch, port: int) -> ServerCommand:
+def command_for(
+    study: Mapping[str, Any], launch: Launch, port: int, probe: Path | None = None
+) -> ServerCommand:
     """The command that starts the launch's server on `port`.
 
+    Args:
+        probe: the step probe's overlay folder, for a real vLLM that is to write the step log.
+
     Raises:
-        ServerError: this engine cannot be launched here; the text says what is missing.
+        ServerError: this configuration cannot be launched; the text says what is missing.
     """
     engine = study["config"]["engine"]
-    if engine["kind"] != "embedded":
-        raise ServerError(
-            f"engine.kind: found {engine['kind']!r}; this version can launch: embedded"
-        )
+    host = study["config"]["server"]["host"]
+    if engine["kind"] == "vllm":
+        try:
+            command = vllm_command(
+                engine,
+                study["configurations"],
+                launch.configuration,
+                host=host,
+                port=port,
+                probe=below_root(probe) if probe else None,
+                free_port=lambda: free_port(host),
+            )
+        except LaunchError as error:
+            raise ServerError(str(error)) from error
+        return ServerCommand(command.argv, command.environment, {}, command.companions)
     argv = ["python", "-m", "connector_tax.engine", "--config", "engine.json"]
     argv += ["--configuration", launch.configuration]
-    argv += ["--host", study["config"]["server"]["host"], "--port", str(port)]
+    argv += ["--host", host, "--port", str(port)]
     argv += ["--launch-seed", str(launch_seed(study, launch))]
     return ServerCommand(
         argv,
@@ -81,11 +110,20 @@ def command_for(study: Mapping[str, Any], launch: Launch, port: int) -> ServerCo
     )
 
 
-def launch_script(command: ServerCommand, title: str, cpus: tuple[int, ...] = ()) -> str:
+def below_root(path: Path) -> str:
+    """`{root}/...` for a path in the project's folder, else the absolute path."""
+    path = path.resolve()
+    if path.is_relative_to(ROOT):
+        return f"{ROOT_MARK}/{path.relative_to(ROOT).as_posix()}"
+    return str(path)
+
+
+def launch_script(command: ServerCommand, title: str, root: str, cpus: tuple[int, ...] = ()) -> str:
     """The text of launch.sh; every value is quoted, so none is ever interpreted by the shell.
 
     Args:
-        cpus: logical CPUs the server is pinned to; empty: not pinned.
+        root: the project's folder, absolute or as seen from the script's.
+        cpus: logical CPUs the server and its companions are pinned to; empty: not pinned.
     """
     pinned = ["taskset", "--cpu-list", format_cpus(cpus)] if cpus else []
     lines = [
@@ -93,10 +131,31 @@ def launch_script(command: ServerCommand, title: str, cpus: tuple[int, ...] = ()
         f"# {title}".replace("\n", " "),
         "set -euo pipefail",
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
-        *(f"export {name}={shlex.quote(value)}" for name, value in command.environment.items()),
-        f"exec {shlex.join([*pinned, *command.argv])}",
+        f"root={shlex.quote(root)}",
+        *(f"export {name}={_quoted(value)}" for name, value in command.environment.items()),
+        *(
+            f"{_joined([*pinned, *c.argv])} >{c.name}.log 2>&1 & echo $! >{c.name}.pid"
+            for c in command.companions
+        ),
+        *(
+            f"until (: </dev/tcp/127.0.0.1/{c.port}) 2>/dev/null; do\n"
+            f"  kill -0 $(<{c.name}.pid); sleep 0.1\n"
+            "done"
+            for c in command.companions
+        ),
+        f"exec {_joined([*pinned, *command.argv])}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _joined(arguments: Sequence[str]) -> str:
+    return " ".join(_quoted(argument) for argument in arguments)
+
+
+def _quoted(value: str) -> str:
+    """`value` for the shell, with `{root}` left to the variable of that name."""
+    literal = [shlex.quote(part) if part else "" for part in value.split(ROOT_MARK)]
+    return '"$root"'.join(literal) or "''"
 
 
 class Server:
@@ -119,11 +178,17 @@ class Server:
         self._cpus = cpus
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
+        self._log_read = dict.fromkeys(LOGS, 0)
 
     @property
     def url(self) -> str:
         """The server's base address."""
         return f"http://{self.host}:{self.port}"
+
+    @property
+    def argv(self) -> list[str]:
+        """The server's arguments, as in launch.sh."""
+        return self._command.argv
 
     @property
     def pid(self) -> int:
@@ -134,9 +199,12 @@ class Server:
     def start(self) -> None:
         """Write launch.sh and run it in a process group of its own; call from the main thread."""
         script = self.folder / "launch.sh"
+        for companion in self._command.companions:
+            (self.folder / f"{companion.name}.pid").unlink(missing_ok=True)
         for name, content in self._command.files.items():
             write_json(self.folder / name, content)
-        write_text(script, launch_script(self._command, self._title, self._cpus))
+        root = os.path.relpath(ROOT, self.folder.resolve())
+        write_text(script, launch_script(self._command, self._title, root, self._cpus))
         script.chmod(0o755)
         environment = {
             **os.environ,
@@ -174,20 +242,50 @@ class Server:
                 time.sleep(0.02)
 
     def check_alive(self, when: str) -> None:
-        """Raise `ServerError` with the log's tail if the server process has ended."""
+        """Raise `ServerError` if the server, a companion or the engine behind it has ended.
+
+        An engine can be dead while its HTTP process answers; the log says so.
+        """
         assert self._process is not None
         status = self._process.poll()
         if status is not None:
             raise ServerError(f"the server ended with status {status} {when}\n{self.log_tail()}")
+        for companion in self._command.companions:
+            if not self._runs(companion.name):
+                log = self._tail_of(f"{companion.name}.log", 20)
+                raise ServerError(f"{companion.name} ended {when}\n{log}")
+        for name in LOGS:
+            with (self.folder / name).open("rb") as stream:
+                stream.seek(self._log_read[name])
+                text = stream.read()
+            # The last line may be half written; it is read again.
+            self._log_read[name] += text.rfind(b"\n") + 1
+            if found := DEAD_ENGINE.search(text.decode(errors="replace")):
+                raise ServerError(f"the engine died ({found[0]}) {when}\n{self.log_tail()}")
+
+    def _runs(self, companion: str) -> bool:
+        """Whether a companion runs; true as long as launch.sh has not come to it."""
+        path = self.folder / f"{companion}.pid"
+        text = path.read_text() if path.exists() else ""
+        if not text.endswith("\n"):
+            return True
+        try:
+            return psutil.Process(int(text)).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def log_text(self) -> str:
+        """Everything the server has printed."""
+        return "".join((self.folder / name).read_text(errors="replace") for name in LOGS)
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of both logs."""
-        parts = []
-        for name in LOGS:
-            path = self.folder / name
-            text = path.read_text(errors="replace") if path.exists() else ""
-            parts += [f"--- end of {name}", *text.splitlines()[-lines:]]
-        return "\n".join(parts)
+        return "\n".join(self._tail_of(name, lines) for name in LOGS)
+
+    def _tail_of(self, name: str, lines: int) -> str:
+        path = self.folder / name
+        text = path.read_text(errors="replace") if path.exists() else ""
+        return "\n".join([f"--- end of {name}", *text.splitlines()[-lines:]])
 
     def stop(self, grace_s: float) -> str:
         """Stop the whole process group and check that it is gone and its port free.
