@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connector_tax.config import ROOT, load_yaml
+from connector_tax.config import ROOT, ConfigError, load_yaml
+from connector_tax.engine.config import load_config
 from connector_tax.engine.connectors import ConnectorTax
 from connector_tax.engine.model import StepClock, StepCost
-from tests.engine.serving import Launched, launched
+from tests.engine.serving import Launched, config_with, launched
 
 EXACT = {"jitter_rel_sd": 0.0, "launch_offset_rel_sd": 0.0}
 
@@ -137,6 +138,17 @@ def test_every_configuration_of_the_study_is_defined() -> None:
     assert list(connectors) == ids
     assert connectors["plain"] is None
     assert "illustrative" in load_yaml(ROOT / "config" / "embedded.yaml")["label"]
+
+
+def test_a_connector_leaves_its_share_of_the_kv_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "embedded.json"
+    path.write_text(json.dumps(config_with({"scheduler": {"kv_blocks": 2000}})))
+    assert load_config(path, "plain").scheduler.kv_blocks == 2000
+    assert load_config(path, "mooncake_both").scheduler.kv_blocks == 1800
+    path.write_text(json.dumps(config_with({"scheduler": {"kv_blocks": 520}})))
+    assert load_config(path, "plain").scheduler.kv_blocks == 520
+    with pytest.raises(ConfigError, match="kv_blocks: found 468; allowed: at least 512"):
+        load_config(path, "mooncake_both")
 
 
 def test_launches_differ_by_their_seed_only() -> None:

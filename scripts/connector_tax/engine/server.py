@@ -257,9 +257,10 @@ class Application:
         fault = self._fault(request)
         packed = prompt_bytes(prompt)
         seed = prompt_seed(packed)
-        limit, reason = max_tokens, "length"
-        if not body.ignore_eos and natural_length(seed) <= max_tokens:
-            limit, reason = max(natural_length(seed), body.min_tokens or 0), "stop"
+        limit = max_tokens
+        if not body.ignore_eos:
+            limit = min(max_tokens, max(natural_length(seed), body.min_tokens or 0))
+        reason = "length" if limit == max_tokens else "stop"
         if fault is not None and fault.kind is FaultKind.WRONG_LENGTH:
             limit = max(1, limit + fault.tokens)
         answer = Answer(
