@@ -323,7 +323,9 @@ class LaunchDriver:
 
 
 def _counted(counts: Mapping[str, Any]) -> str:
-    return f"valid: {counts['measured_ok']} measured, {counts['ok']} of {counts['planned']} served"
+    text = f"valid, {counts['measured_ok']} requests measured"
+    others = {**counts["failed"], "dropped": counts["dropped"]}
+    return ", ".join([text, *(f"{number} {kind}" for kind, number in others.items() if number)])
 
 
 def _now() -> str:
