@@ -122,7 +122,7 @@ def test_values_are_never_interpreted_by_the_shell(tmp_path: Path) -> None:
     hostile = "$(touch pwned) `touch pwned`; touch pwned 'x' \"y\""
     command = ServerCommand(["printf", "%s", hostile], {"VALUE": hostile})
     script = tmp_path / "launch.sh"
-    script.write_text(launch_script(command, "title\ntouch pwned"))
+    script.write_text(launch_script(command, "title\ntouch pwned", "."))
     done = subprocess.run(["bash", script], check=True, capture_output=True, text=True)
     assert done.stdout == hostile
     assert not (tmp_path / "pwned").exists()
@@ -130,6 +130,6 @@ def test_values_are_never_interpreted_by_the_shell(tmp_path: Path) -> None:
 
 def test_launch_sh_runs_by_hand_from_any_folder(tmp_path: Path) -> None:
     script = tmp_path / "launch.sh"
-    script.write_text(launch_script(ServerCommand(["pwd"], {}), "title"))
+    script.write_text(launch_script(ServerCommand(["pwd"], {}), "title", "."))
     done = subprocess.run(["bash", script], check=True, capture_output=True, text=True, cwd="/")
     assert done.stdout.strip() == os.path.realpath(tmp_path)

@@ -1,0 +1,85 @@
+"""A bootstrap server with nobody behind it, so that a Mooncake consumer can be launched alone.
+
+Answers the two calls of vLLM's Mooncake bootstrap protocol: POST /register keeps what a worker
+says, GET /query lists it (empty for a lone consumer). Source: design document 002, pre-flight,
+`verify_kv_consumer`; vLLM 0.32, mooncake_utils.MooncakeBootstrapServer. Standard library only: it
+runs in vLLM's environment.
+"""
+
+import argparse
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+MAX_BODY = 1 << 20
+NOT_SERVED = {"detail": "served here: GET /query and POST /register"}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    workers: dict[int, dict[str, Any]]
+    lock: threading.Lock
+
+    def do_GET(self) -> None:
+        if self.path == "/query":
+            with self.lock:
+                self._answer(200, self.workers)
+        else:
+            self._answer(
+                404, {"detail": f"{self.path}: not served; there are /query and /register"}
+            )
+
+    def do_POST(self) -> None:
+        if self.path != "/register":
+            self._answer(
+                404, {"detail": f"{self.path}: not served; there are /query and /register"}
+            )
+            return
+        try:
+            length = int(self.headers.get("Content-Length", "0"))
+            if not 0 < length <= MAX_BODY:
+                raise ValueError(f"Content-Length {length}; allowed: 1 to {MAX_BODY}")
+            payload = json.loads(self.rfile.read(length))
+            rank, engine = int(payload["dp_rank"]), str(payload["engine_id"])
+            tp_rank, pp_rank = int(payload["tp_rank"]), int(payload["pp_rank"])
+            address = str(payload["addr"])
+        except (ValueError, KeyError, TypeError) as error:
+            self.close_connection = True
+            self._answer(400, {"detail": f"{type(error).__name__}: {error}"})
+            return
+        with self.lock:
+            entry = self.workers.setdefault(rank, {"engine_id": engine, "worker_addr": {}})
+            if entry["engine_id"] != engine:
+                detail = f"dp_rank {rank} belongs to engine {entry['engine_id']}, not {engine}"
+                self._answer(400, {"detail": detail})
+                return
+            entry["worker_addr"].setdefault(tp_rank, {})[pp_rank] = address
+        self._answer(200, {"status": "ok"})
+
+    def _answer(self, status: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def make_server(port: int) -> ThreadingHTTPServer:
+    """The server on 127.0.0.1:`port` (0: any free port), not serving yet."""
+    handler = type("Handler", (_Handler,), {"workers": {}, "lock": threading.Lock()})
+    return ThreadingHTTPServer(("127.0.0.1", port), handler)
+
+
+def main() -> None:
+    """Serve until killed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.vllm.dummy_bootstrap", description=main.__doc__
+    )
+    parser.add_argument("--port", type=int, required=True)
+    make_server(parser.parse_args().port).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

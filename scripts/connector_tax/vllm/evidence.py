@@ -1,0 +1,72 @@
+"""Is a connector really active, or does the server only answer? What a gate looks at.
+
+Source: issue "real vLLM", pre-flight: LMCacheConnectorV1 on a CPU starts, answers 200 and is dead
+inside. The evidence is in the server's log (the class vLLM created, lines that say a part of it
+failed) and in the step log (hooks that were called).
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+# vLLM's connector factory, and the step probe's own line, which names children too.
+_CREATED = re.compile(r"Creating v1 connector with name: (\w+)")
+_WATCHED = re.compile(r"connector_tax step probe watches ([\w >]+) \((?:SCHEDULER|WORKER)\)")
+# A part of the connector that did not come up, in the words of vLLM, Mooncake, NIXL and LMCache.
+_FAILED = re.compile(
+    r"fail(?:ed|ure) to initiali[sz]e|initiali[sz]ation failed|is not available$", re.I
+)
+_NOT_THE_CONNECTOR = re.compile(r"\bTriton\b|\bSwapping\b", re.I)
+SCHEDULER_HOOKS = ("build_meta_us",)
+WORKER_HOOKS = ("get_finished_us", "start_load_kv_us")
+
+
+def failed_parts(log: str) -> list[str]:
+    """Log lines that say a part failed to initialise."""
+    return [line.strip() for line in log.splitlines() if _FAILED.search(line)]
+
+
+def created_classes(log: str) -> set[str]:
+    """Connector classes the log says were created, children included where the probe ran."""
+    found = set(_CREATED.findall(log))
+    for names in _WATCHED.findall(log):
+        found.update(names.split(" > "))
+    return found
+
+
+def inactive_reason(
+    classes: Sequence[str], log: str, steps: Iterable[Mapping[str, Any]] | None
+) -> str | None:
+    """Why the connector is not really active; None when everything says that it is.
+
+    Args:
+        classes: the connector class wanted, then its children's; empty for plain.
+        log: the server's output and error log.
+        steps: the step records of the gate's requests; None where the probe is not available.
+    """
+    if failed := failed_parts(log):
+        return f"the server answers, but its log says: {failed[0][:300]}"
+    created = created_classes(log)
+    if not classes:
+        return f"plain, but the log names {sorted(created)}" if created else None
+    wanted = classes if steps is not None else classes[:1]
+    if absent := [name for name in wanted if name not in created]:
+        return f"{', '.join(absent)} not named as created in the log (named: {sorted(created)})"
+    return None if steps is None else _unseen_hook(classes, steps)
+
+
+def _unseen_hook(classes: Sequence[str], steps: Iterable[Mapping[str, Any]]) -> str | None:
+    seen: set[str] = set()
+    children: set[str] = set()
+    count = 0
+    for step in steps:
+        count += 1
+        seen |= {key for key in (*SCHEDULER_HOOKS, *WORKER_HOOKS) if step[key] is not None}
+        children |= set(step.get("children_us", {}))
+    if not count:
+        return "the step probe recorded no step"
+    if unseen := [key for key in (*SCHEDULER_HOOKS, *WORKER_HOOKS) if key not in seen]:
+        return f"the step probe saw {count} steps but never {', '.join(unseen)}"
+    if idle := [name for name in classes[1:] if name not in children]:
+        return f"no hook of the child {', '.join(idle)} was seen in {count} steps"
+    return None

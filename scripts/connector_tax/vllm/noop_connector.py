@@ -1,0 +1,231 @@
+"""A KV connector that does nothing: the cost that is left is the framework's own.
+
+Loaded by `--kv-transfer-config` through `kv_connector_module_path`. Every hook of the installed
+vLLM's KVConnectorBase_V1 is overridden here; `uncovered_hooks` compares the two, and a hook that a
+newer vLLM adds shows up there instead of running the base class's code unnoticed. Source: design
+document 002, configurations, note 1.
+"""
+
+# The base class belongs to vLLM's environment, which the type checker of this package cannot see.
+# mypy: disable-error-code="import-not-found, misc"
+# A hook that does nothing uses no argument.
+# ruff: noqa: ARG002, ARG003
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    SupportsHMA,
+)
+
+# Kept from the base class: the object's own state and the binding of step metadata.
+KEPT = frozenset({"__init__", "role", "_get_connector_metadata", "has_connector_metadata"})
+
+
+class _Nothing(KVConnectorMetadata):
+    """Metadata of a step: none."""
+
+
+class NoOpConnector(KVConnectorBase_V1, SupportsHMA):
+    """Overrides every hook with the cheapest answer that means "no transfer"."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._metadata = _Nothing()
+        # Older versions know no such class and never call get_transfer_results.
+        results = getattr(base, "KVConnectorTransferResults", None)
+        self._results = results() if results is not None else None
+
+    # ---- what the framework asks once
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        return False
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False
+
+    @property
+    def prefer_cross_layer_blocks(self) -> bool:
+        return False
+
+    def get_mem_pool_context(self) -> None:
+        return None
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        pass
+
+    def register_cross_layers_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def set_host_xfer_buffer_ops(self, copy_operation: Any) -> None:
+        pass
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        pass
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        pass
+
+    def get_handshake_metadata(self) -> None:
+        return None
+
+    def set_xfer_handshake_metadata(self, metadata: Any) -> None:
+        pass
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Any) -> None:
+        pass
+
+    def get_finished_count(self) -> None:
+        return None
+
+    def shutdown(self) -> None:
+        pass
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> None:
+        return None
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        return False
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> None:
+        return None
+
+    @classmethod
+    def build_prom_metrics(cls, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    # ---- worker side, each step
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        self._connector_metadata = connector_metadata
+
+    def clear_connector_metadata(self) -> None:
+        self._connector_metadata = None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        pass
+
+    def wait_for_save(self) -> None:
+        pass
+
+    def finish_forward(self) -> None:
+        pass
+
+    def reset_capture_state(self) -> None:
+        pass
+
+    def handle_preemptions(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, None]:
+        return None, None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        return self._results
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return set()
+
+    def get_kv_connector_stats(self) -> None:
+        return None
+
+    def get_kv_connector_kv_cache_events(self) -> None:
+        return None
+
+    def build_connector_worker_meta(self) -> None:
+        return None
+
+    # ---- scheduler side
+
+    def on_new_request(self, request: Any) -> None:
+        pass
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        return 0, False
+
+    def get_external_cache_hit_sources(
+        self, request: Any, num_external_tokens: int
+    ) -> dict[Any, int]:
+        return {}
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        return ()
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        pass
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return self._metadata
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        pass
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        return False, None
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        return False, None
+
+    def register_finished_partial_tail(
+        self, request: Any, block_ids: Any, partial_tail_offloads: Any
+    ) -> bool:
+        return False
+
+    def take_events(self) -> Iterable[Any]:
+        return ()
+
+    def has_pending_block_frees(self) -> bool:
+        return False
+
+    def has_pending_push_work(self) -> bool:
+        return False
+
+    def reset_cache(self) -> bool:
+        return True
+
+
+def uncovered_hooks() -> list[str]:
+    """Hooks of the installed base classes that NoOpConnector does not override."""
+    hooks = {
+        name
+        for owner in (KVConnectorBase_V1, SupportsHMA)
+        for name, value in vars(owner).items()
+        if callable(value) or isinstance(value, property | classmethod | staticmethod)
+        if not name.startswith(("__", "_abc")) and name not in KEPT
+    }
+    return sorted(hooks - set(vars(NoOpConnector)))
+
+
+def signature_differences() -> list[str]:
+    """Hooks whose parameters differ from the base class's in a way a caller could notice."""
+    found = []
+    for name, own in vars(NoOpConnector).items():
+        theirs = vars(KVConnectorBase_V1).get(name) or vars(SupportsHMA).get(name)
+        if name.startswith("_") or not inspect.isfunction(theirs) or not inspect.isfunction(own):
+            continue
+        mine = inspect.signature(own).parameters
+        if any(p.kind is p.VAR_POSITIONAL for p in mine.values()):
+            continue
+        wanted = list(inspect.signature(theirs).parameters)
+        if list(mine)[: len(wanted)] != wanted:
+            found.append(f"{name}: {list(mine)}, the base class has {wanted}")
+    return found

@@ -1,0 +1,143 @@
+"""Install and remove the step probe: an overlay folder on the server's PYTHONPATH.
+
+The overlay holds a copy of step_probe.py and the metadata by which vLLM finds it as a plugin; every
+file carries the CONNECTOR_TAX_PATCH marker. Installing means writing the folder, removing means
+deleting it, and both can be repeated. No file of the environment is touched, which the hash over
+the installed vLLM's sources shows.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from connector_tax.files import fsync_directory, sha256_file, write_text
+
+MARKER = "CONNECTOR_TAX_PATCH"
+PROBE = "connector_tax_step_probe"
+_SOURCE = Path(__file__).with_name("step_probe.py")
+_VERSION = "1.0"
+_FILES = {
+    f"{PROBE}.py": _SOURCE.read_text(encoding="utf-8"),
+    f"{PROBE}-{_VERSION}.dist-info/METADATA": (
+        "Metadata-Version: 2.1\nName: connector-tax-step-probe\n"
+        f"Version: {_VERSION}\nSummary: {MARKER}\n"
+    ),
+    f"{PROBE}-{_VERSION}.dist-info/entry_points.txt": (
+        f"# {MARKER}\n[vllm.general_plugins]\n{PROBE} = {PROBE}:register\n"
+    ),
+}
+
+
+class OverlayError(Exception):
+    """The overlay cannot be installed or removed; the text says what is in the way."""
+
+
+def install(folder: Path) -> dict[str, str]:
+    """Write the overlay to `folder`; SHA-256 by file name.
+
+    An overlay that is there already is brought to this version's content.
+
+    Raises:
+        OverlayError: the folder holds a file that is not the probe's.
+    """
+    _refuse_strangers(folder)
+    for name, text in _FILES.items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_text(path, text)
+    return {name: sha256_file(folder / name) for name in _FILES}
+
+
+def installed(folder: Path) -> bool:
+    """Whether the overlay is there, whole and of this version."""
+    return all(
+        (folder / name).exists() and (folder / name).read_text(encoding="utf-8") == text
+        for name, text in _FILES.items()
+    )
+
+
+def remove(folder: Path) -> list[str]:
+    """Delete the overlay; the names of the files that were there.
+
+    Raises:
+        OverlayError: the folder holds a file that is not the probe's; nothing is deleted.
+    """
+    if not folder.exists():
+        return []
+    _refuse_strangers(folder)
+    found = sorted(str(p.relative_to(folder)) for p in _files_of(folder))
+    shutil.rmtree(folder)
+    fsync_directory(folder.parent)
+    return found
+
+
+def _files_of(folder: Path) -> list[Path]:
+    return [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+
+
+def _refuse_strangers(folder: Path) -> None:
+    for path in _files_of(folder):
+        if MARKER not in path.read_text(encoding="utf-8", errors="replace"):
+            raise OverlayError(
+                f"{path}: not the step probe's (no {MARKER} marker in it); move it away, this "
+                "folder is written and deleted as a whole"
+            )
+
+
+def describe_vllm(python: Path) -> dict[str, Any]:
+    """The hook points of the vLLM installed for `python`: step_probe.describe() run there.
+
+    Raises:
+        OverlayError: the interpreter is missing, or vLLM cannot be imported; the end of its output.
+    """
+    try:
+        done = subprocess.run(
+            [python, _SOURCE],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+        )
+    except OSError as error:
+        raise OverlayError(f"{python}: cannot be run: {error}") from error
+    if done.returncode != 0:
+        raise OverlayError(f"{python}: vLLM cannot be examined:\n{done.stderr[-2000:]}")
+    described: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return described
+
+
+def sources_sha256(package: Path) -> str:
+    """One digest over the names and contents of all sources of an installed package."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{sha256_file(path)}  {path.relative_to(package).as_posix()}\n".encode())
+    return digest.hexdigest()
+
+
+def leftovers(package: Path) -> list[str]:
+    """Files of the installed package's environment that carry the marker; there must be none."""
+    site = package.parent
+    candidates = [*site.glob("*.pth"), *site.glob(f"{PROBE}*"), *package.rglob("*.py")]
+    return sorted(
+        str(path.relative_to(site))
+        for path in candidates
+        if path.is_dir() or MARKER in path.read_text(encoding="utf-8", errors="replace")
+    )
+
+
+def status_of(folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+    """What patch_status.json says of an overlay installed in `folder`."""
+    package = Path(described["package"])
+    return {
+        "vllm": described["vllm"],
+        "targets": described["targets"],
+        "missing": described["missing"],
+        "overlay": {name: sha256_file(folder / name) for name in _FILES},
+        "vllm_sources_sha256_before": sources_sha256(package),
+        "leftovers": leftovers(package),
+    }

@@ -1,0 +1,110 @@
+"""The tiny model of the CPU study: a Qwen3 of 2 layers with a word-level tokenizer, no weights.
+
+vLLM fills the weights with random numbers (`--load-format dummy`), so a configuration file and a
+tokenizer are the whole model; both are written here, no hub and no network. Prompts are token ids,
+so the tokenizer only has to turn ids into text.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from connector_tax.files import write_json
+
+VOCAB_SIZE = 2048
+MAX_POSITIONS = 40960
+UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
+
+
+def model_config() -> dict[str, Any]:
+    """config.json, in the format of Qwen3."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": MAX_POSITIONS,
+        "vocab_size": VOCAB_SIZE,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+    }
+
+
+def tokenizer() -> dict[str, Any]:
+    """tokenizer.json: one word for each token id, split at spaces."""
+    words = [UNKNOWN, BEGIN, END, *(f"w{i}" for i in range(3, VOCAB_SIZE))]
+    special = [
+        {
+            "id": i,
+            "content": words[i],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for i in range(3)
+    ]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": special,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {
+            "type": "WordLevel",
+            "vocab": {word: i for i, word in enumerate(words)},
+            "unk_token": UNKNOWN,
+        },
+    }
+
+
+def write_model(folder: Path) -> None:
+    """Write the model's four files to `folder`; the bytes are the same each time."""
+    write_json(folder / "tokenizer.json", tokenizer())
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": MAX_POSITIONS,
+            "unk_token": UNKNOWN,
+            "bos_token": BEGIN,
+            "eos_token": END,
+        },
+    )
+    write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
+    # Last: its presence says that the model is whole.
+    write_json(folder / "config.json", model_config())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the tiny model."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.vllm.tiny_model", description=main.__doc__
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the model's folder")
+    folder = parser.parse_args(argv).out
+    write_model(folder)
+    print(json.dumps({"model": str(folder), "vocab_size": VOCAB_SIZE}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
