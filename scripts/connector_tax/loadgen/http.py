@@ -24,6 +24,12 @@ MAX_IDLE_S = 4.0
 """A used connection that idled longer is not reused: uvicorn, which serves vLLM, closes after 5 s,
 and a request written in that moment fails although the server is well."""
 
+WAKE_CHUNKS = 16
+SWEEP_S = 0.05
+"""A waiting response task is woken at once for headers, the end or a failure, else for every
+WAKE_CHUNKS reads or after SWEEP_S: the stamps are already taken, and one wake-up per read would
+cost as much as the read itself."""
+
 _SO_TIMESTAMPNS = 35
 _CONTROL_BYTES = socket.CMSG_SPACE(16)
 _timespec = struct.Struct("qq").unpack_from
@@ -56,6 +62,8 @@ class Poller:
         self._loop = loop
         self._epoll = select.epoll()
         self._connections: dict[int, Connection] = {}
+        self._unread: set[Connection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
         loop.add_reader(self._epoll.fileno(), self._on_ready)
 
     def add(self, connection: "Connection") -> None:
@@ -75,8 +83,22 @@ class Poller:
         if self._connections.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 
+    def wake_later(self, connection: "Connection") -> None:
+        """Wake the connection's task with the next sweep."""
+        self._unread.add(connection)
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(SWEEP_S, self._wake_unread)
+
+    def _wake_unread(self) -> None:
+        self._sweep = None
+        unread, self._unread = self._unread, set()
+        for connection in unread:
+            connection.wake()
+
     def close(self) -> None:
         """Let go of the loop."""
+        if self._sweep is not None:
+            self._sweep.cancel()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
@@ -299,7 +321,7 @@ class Connection:
         if not data:
             self._on_end()
             return
-        had_headers = self._headers_done
+        had_headers, urgent = self._headers_done, False
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -308,13 +330,17 @@ class Connection:
                 self._fail(RequestFailed("malformed_http", str(error)))
         if self._headers_done and not had_headers:
             self.t_headers_ns = stamp
+            urgent = True
         parts = self._parts
         if parts:
             self._chunks.append((stamp, parts[0] if len(parts) == 1 else b"".join(parts)))
             self._parts = []
         if self._complete and self.t_done_ns is None:
             self.t_done_ns = stamp
-        self._wake()
+        if urgent or self._complete or len(self._chunks) >= WAKE_CHUNKS:
+            self.wake()
+        elif len(self._chunks) == 1:
+            self._poller.wake_later(self)
 
     def _on_end(self) -> None:
         self._poisoned = True
@@ -322,7 +348,7 @@ class Connection:
             # Neither length nor chunks: the end of the connection is the end of the message.
             self._complete = True
             self.t_done_ns = _monotonic_ns()
-            self._wake()
+            self.wake()
         else:
             self._fail(
                 RequestFailed(
@@ -343,9 +369,10 @@ class Connection:
         self._poller.remove(self)
         if not self._complete and self._failure is None:
             self._failure = failure
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the waiting task look at what is buffered."""
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -1,0 +1,179 @@
+"""How far the load generator's stamps are from the truth, and how many events it can take.
+
+    python -m connector_tax.loadgen.bench.truth
+
+The C event server runs on one CPU and logs when it writes each token event; the whole client runs
+on one other CPU. Per event rate and stamp source: error of the reported first token, last token and
+ITL (client minus server, µs), schedule lag, achieved rate. Rates rise until the schedule is lost.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from connector_tax.loadgen import (
+    AffinityPlan,
+    CellResult,
+    CellRule,
+    LoadGenerator,
+    LoadGeneratorOptions,
+    PlannedRequest,
+    RequestRecord,
+    Target,
+    make_offsets,
+    read_topology,
+)
+from connector_tax.loadgen.bench.event_server import EventServer, machine, two_cpus
+
+Floats = NDArray[np.float64]
+LOST_SCHEDULE_MAX = 0.01
+
+
+@dataclass(frozen=True)
+class Point:
+    """One cell: its event rate and stamp source."""
+
+    events_per_s: float
+    kernel_stamps: bool
+
+
+def run_point(
+    point: Point, tokens: int, gap_us: float, seconds: float
+) -> tuple[CellResult, dict[str, list[int]]]:
+    """Run one cell; return its records and the server's truth by request id."""
+    client_cpu, server_cpu = two_cpus()
+    plan = AffinityPlan((client_cpu,), ((client_cpu,),), (server_cpu,), True, (), read_topology())
+    rate = point.events_per_s / tokens
+    rule = CellRule(
+        warmup_s=0.5,
+        floor_s=seconds,
+        min_completed=0,
+        cap_s=seconds,
+        drain_s=5.0,
+        inflight_cap=4000,
+        request_timeout_s=30.0,
+    )
+    offsets = make_offsets("poisson", rate, rule.warmup_s + rule.cap_s, "1/truth")
+    body = {"model": "m", "prompt": [1] * 16, "max_tokens": tokens, "stream": True}
+    encoded = json.dumps(body).encode()
+    requests = [PlannedRequest(f"t{k}", encoded, 16, tokens) for k in range(len(offsets))]
+    inflight = round(rate * tokens * gap_us / 1e6 * 1.5) + 32
+    options = LoadGeneratorOptions(
+        workers=1,
+        connections_per_worker=min(inflight, 4000),
+        cpus=plan,
+        kernel_stamps=point.kernel_stamps,
+    )
+    with (
+        EventServer(gap_us, 1000.0, server_cpu) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
+    ):
+        result = generator.run_cell(offsets, requests, rule)
+    return result, server.truth
+
+
+def errors_us(records: Sequence[RequestRecord], truth: dict[str, list[int]]) -> dict[str, Floats]:
+    """Return, in µs, client minus server: first token, last token, and each ITL."""
+    first, last, itl = [], [], []
+    for record in records:
+        if record.status != "ok" or record.warmup:
+            continue
+        writes = truth[record.request_id][1:]
+        assert record.t_first_token_ns is not None
+        assert record.t_last_token_ns is not None
+        assert record.reads is not None
+        first.append(record.t_first_token_ns - writes[0])
+        last.append(record.t_last_token_ns - writes[-1])
+        stamps = [t_ns for t_ns, events in record.reads for _ in range(events)]
+        itl.append(np.diff(stamps) - np.diff(writes))
+    gaps = np.concatenate(itl) if itl else np.array([])
+    return {
+        "first": np.array(first) / 1e3,
+        "last": np.array(last) / 1e3,
+        "itl": np.abs(gaps) / 1e3,
+    }
+
+
+def kept_schedule(result: CellResult) -> bool:
+    """True if at most 1% of the requests failed, were dropped, or left 2 ms late."""
+    good = sum(
+        r.status == "ok" and r.t_send_ns is not None and r.t_send_ns - r.t_intended_ns < 2e6
+        for r in result.records
+    )
+    return good >= (1 - LOST_SCHEDULE_MAX) * len(result.records)
+
+
+def _cells(values: Floats) -> str:
+    if len(values) == 0:
+        return "-"
+    p50, p90, p99 = np.percentile(values, [50, 90, 99])
+    return f"{p50:.0f}/{p90:.0f}/{p99:.0f}"
+
+
+def _row(point: Point, result: CellResult, truth: dict[str, list[int]]) -> list[str]:
+    errors = errors_us(result.records, truth)
+    measured = [r for r in result.records if not r.warmup]
+    lag = np.array([(r.t_send_ns or 0) - r.t_intended_ns for r in measured if r.t_send_ns]) / 1e3
+    sends = sorted(r.t_send_ns for r in measured if r.t_send_ns)
+    dues = [r.t_intended_ns for r in measured]
+    achieved = len(sends) / len(dues) * (dues[-1] - dues[0]) / (sends[-1] - sends[0])
+    reads = sum(len(r.reads or ()) for r in measured)
+    events = sum(r.completion_tokens or 0 for r in measured if r.status == "ok")
+    processes = result.health["processes"]
+    return [
+        f"{point.events_per_s:,.0f}",
+        result.clock,
+        _cells(errors["first"]),
+        _cells(errors["last"]),
+        _cells(errors["itl"]),
+        _cells(lag),
+        f"{achieved:.4f}",
+        f"{events / max(reads, 1):.2f}",
+        f"{processes['worker0']['cpu_share']:.2f}+{processes['main']['cpu_share']:.2f}",
+        "yes" if kept_schedule(result) else "LOST",
+    ]
+
+
+def main() -> int:
+    """Print the table; exit status 1 if not even the lowest rate was sustained."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000,100000,120000")
+    parser.add_argument("--tokens", type=int, default=64, help="token events per request")
+    parser.add_argument("--gap-us", type=float, default=10_000.0, help="between a stream's events")
+    parser.add_argument("--seconds", type=float, default=4.0, help="measured window per cell")
+    options = parser.parse_args()
+    table = Table(
+        *("events/s", "stamps", "first token µs", "last token µs", "|ITL| µs", "lag µs"),
+        *("sent/plan", "events/read", "CPU worker+main", "kept"),
+        title="error against the server's own log, p50/p90/p99",
+    )
+    limit = 0.0
+    for events_per_s in (float(text) for text in options.rates.split(",")):
+        kept = False
+        for kernel_stamps in (True, False):
+            point = Point(events_per_s, kernel_stamps)
+            result, truth = run_point(point, options.tokens, options.gap_us, options.seconds)
+            table.add_row(*_row(point, result, truth))
+            kept = kept or kept_schedule(result)
+        if not kept:
+            break
+        limit = events_per_s
+    console = Console(width=150, highlight=False)
+    console.print(machine())
+    console.print(
+        f"client on one CPU, server on another; {options.tokens} events per request, "
+        f"{options.gap_us / 1e3:g} ms apart, Poisson arrivals, {options.seconds:g} s per row"
+    )
+    console.print(table)
+    console.print(f"highest rate with at most 1% lost schedule: {limit:,.0f} events/s")
+    return 0 if limit else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
