@@ -3,24 +3,40 @@
 
 
 include: "workflow/rules/common.smk"
-include: "workflow/rules/environment.smk"
-include: "workflow/rules/preflight.smk"
-include: "workflow/rules/patch.smk"
-include: "workflow/rules/phase_a.smk"
-include: "workflow/rules/reference.smk"
-include: "workflow/rules/phase_b.smk"
+
+
+if ARCHIVE is None:
+
+    include: "workflow/rules/environment.smk"
+    include: "workflow/rules/preflight.smk"
+    include: "workflow/rules/patch.smk"
+    include: "workflow/rules/phase_a.smk"
+    include: "workflow/rules/reference.smk"
+    include: "workflow/rules/phase_b.smk"
+
+
 include: "workflow/rules/analysis.smk"
 include: "workflow/rules/figures.smk"
-include: "workflow/rules/manifest.smk"
+include: "workflow/rules/report.smk"
 
 
-rule all:
-    default_target: True
-    input:
-        f"{RESULTS}/complete.json",
-        f"{RESULTS}/report.html",
-        f"{RESULTS}/manifest.json",
-        f"{RESULTS}/patch/revert_status.json",
+if ARCHIVE is None:
+
+    include: "workflow/rules/manifest.smk"
+    include: "workflow/rules/archive.smk"
+    include: "workflow/rules/audit.smk"
+
+    rule all:
+        default_target: True
+        input:
+            f"{RESULTS}/complete.json",
+            f"{RESULTS}/report.html",
+            f"{RESULTS}/manifest.json",
+            f"{RESULTS}/patch/revert_status.json",
+
+else:
+
+    include: "workflow/rules/replot.smk"
 
 
 rule figures:

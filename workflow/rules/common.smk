@@ -5,6 +5,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from connector_tax.config import ConfigError
+from connector_tax.provenance.archive import ArchiveError, read_head
 from connector_tax.study.design import launches, refuse_changed_design, resolve
 from connector_tax.study.guard import own_jobs
 
@@ -17,11 +18,17 @@ if not workflow.overwrite_configfiles:
 own_jobs()
 
 SOURCE = ", ".join(map(str, workflow.configfiles))
+# `--config archive=FILE` redraws a study that was sent: no configuration counts but the archive's.
+ARCHIVE = config.pop("archive", None)
 try:
-    STUDY = resolve(config, SOURCE)
-    RESULTS = f"results/{STUDY['study']}"
-    refuse_changed_design(Path(RESULTS) / "study.json", STUDY, SOURCE)
-except ConfigError as error:
+    if ARCHIVE is None:
+        STUDY = resolve(config, SOURCE)
+        RESULTS = f"results/{STUDY['study']}"
+        refuse_changed_design(Path(RESULTS) / "study.json", STUDY, SOURCE)
+    else:
+        STUDY = read_head(Path(ARCHIVE))[1]
+        RESULTS = f"results/replot/{STUDY['study']}"
+except (ConfigError, ArchiveError) as error:
     raise WorkflowError(str(error)) from None
 
 

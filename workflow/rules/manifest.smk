@@ -1,4 +1,4 @@
-# The manifest, the report, and the last word on completeness.
+# The manifest, and the last word on completeness.
 
 
 rule manifest:
@@ -16,27 +16,6 @@ rule manifest:
     shell:
         "python -m connector_tax.provenance.manifest --study {input.study} --manifest MANIFEST.md"
         " 2>&1 | tee {log}"
-
-
-rule report_html:
-    input:
-        FIGURE_FILES,
-        rules.aggregate.output,
-        launch_indexes("A"),
-        launch_indexes("B"),
-        launch_indexes("Bp"),
-        modules("report"),
-        study=f"{RESULTS}/study.json",
-        environment=f"{RESULTS}/environment.json",
-        preflight=f"{RESULTS}/preflight/preflight_status.json",
-        patch=f"{RESULTS}/patch/patch_status.json",
-        rates=f"{RESULTS}/reference_rates.json",
-    output:
-        f"{RESULTS}/report.html",
-    log:
-        f"{RESULTS}/logs/report.log",
-    shell:
-        "python -m connector_tax.report --study {input.study} 2>&1 | tee {log}"
 
 
 # Last, so that everything that can be made of an incomplete study is there when it says so.

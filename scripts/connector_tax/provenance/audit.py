@@ -1,0 +1,104 @@
+"""`snakemake audit`: every published claim of a study, checked against its raw records.
+
+Recomputes with its own plain implementation (`recompute*`; nothing from connector_tax.analysis or
+connector_tax.figures), so that the two can disagree. PASS: recomputed and equal. FAIL: not so, with
+the reason. NOT CHECKABLE: nothing in the folder can tell, with the reason.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from connector_tax.files import ArtifactError, write_json
+from connector_tax.provenance.audit_records import check_records
+from connector_tax.provenance.audit_redrawn import HEADER, check_redrawn
+from connector_tax.provenance.audit_study import RawStudy
+from connector_tax.provenance.audit_tables import check_published
+from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
+
+VERDICTS = (PASS, FAIL, NOT_CHECKABLE)
+PLAIN_WIDTH = 160
+
+
+def audit(study_file: Path, manifest: Path) -> Ledger:
+    """Check every claim of a study, or of one that was unpacked from an archive and redrawn.
+
+    Args:
+        study_file: results/<study>/study.json.
+        manifest: MANIFEST.md.
+
+    Raises:
+        ArtifactError: there is no study to audit, or its study.json or an index.json is no JSON.
+    """
+    root = study_file.parent
+    unpacked = (root / HEADER).is_file()
+    study = RawStudy(study_file, root / "published" if unpacked else None)
+    ledger = Ledger()
+    with ledger.guarded("records", "study"):
+        check_records(study, ledger)
+    with ledger.guarded("numbers", "study"):
+        check_published(study, ledger, manifest)
+    if unpacked:
+        check_redrawn(root, ledger)
+    else:
+        for path in sorted((root / "figures").glob("*.png")):
+            ledger.not_checkable(
+                "redrawn", path.name, "only `replot` redraws an archive's pictures"
+            )
+    return ledger
+
+
+def table(ledger: Ledger) -> Table:
+    """One row for each kind of claim."""
+    shown = Table("claims about", "of", *VERDICTS, box=None, pad_edge=False)
+    for kind in dict.fromkeys(claim.kind for claim in ledger.claims):
+        mine = [claim for claim in ledger.claims if claim.kind == kind]
+        counts = [sum(claim.verdict == verdict for claim in mine) for verdict in VERDICTS]
+        subjects = mine[0].subject if len(mine) == 1 else f"{mine[0].subject} ... ({len(mine)})"
+        shown.add_row(kind, subjects, *(str(count or "") for count in counts))
+    return shown
+
+
+def told(ledger: Ledger, console: Console) -> None:
+    """Print the table, then every claim that did not pass."""
+    console.print(table(ledger))
+    for verdict in (NOT_CHECKABLE, FAIL):
+        for claim in ledger.claims:
+            if claim.verdict == verdict:
+                line = f"{verdict} {claim.kind} {claim.subject}: {claim.message}"
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+    counts = ", ".join(f"{ledger.count(verdict)} {verdict}" for verdict in VERDICTS)
+    console.print(f"{len(ledger.claims)} claims: {counts}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Audit a study: write audit.json beside study.json, print the claims, end non-zero on FAIL."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.provenance.audit", description=main.__doc__
+    )
+    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    parser.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md")
+    arguments = parser.parse_args(argv)
+    try:
+        ledger = audit(arguments.study, arguments.manifest)
+    except ArtifactError as error:
+        print(f"audit: {error}", file=sys.stderr)
+        return 2
+    told(ledger, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
+    write_json(
+        arguments.study.parent / "audit.json",
+        {
+            "study": arguments.study.parent.name,
+            "counts": {verdict: ledger.count(verdict) for verdict in VERDICTS},
+            "claims": [claim.as_dict() for claim in ledger.claims],
+        },
+    )
+    return 1 if ledger.count(FAIL) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

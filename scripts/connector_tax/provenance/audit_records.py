@@ -1,0 +1,528 @@
+"""Claims about the raw records: hashes, files, invariants, schedules, counters, validity.
+
+Sources: CONTRACTS.md (files and fields), METHOD.md ("A cell is valid, or it is void with a
+reason"). Nothing here is shared with connector_tax.analysis or with the load generator.
+"""
+
+import itertools
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from connector_tax.files import read_json, sha256_json
+from connector_tax.provenance.audit_study import CLOSING_PLAIN, PHASES, RawCell, RawLaunch, RawStudy
+from connector_tax.provenance.claims import Ledger
+from connector_tax.provenance.comparison import differences
+from connector_tax.provenance.recompute import Row, arrival_offsets_ns, named_generator
+
+# The six file types of a run (design, "Per-run artifacts") and the per-cell records.
+RUN_FILES = (
+    "config.json",
+    "launch.sh",
+    "vllm_stdout.log",
+    "vllm_stderr.log",
+    "env.txt",
+    "summary.json",
+)
+CELL_FILES = ("cell", "requests", "metrics", "engine_step")
+DESIGN_KEYS = (
+    "seed",
+    "blocks",
+    "closing_plain",
+    "engine",
+    "server",
+    "arrivals",
+    "phase_a",
+    "phase_b",
+    "phase_bp",
+    "cell",
+    "load_generator",
+    "metrics",
+    "validity",
+)
+FAILED = ("error", "timeout", "cancelled")
+STATUSES = ("ok", *FAILED, "dropped")
+ORDER = ("issue", "worker", "conn", "send", "headers", "first_token", "last_token", "done")
+COUNTERS = {
+    "success": "vllm:request_success_total",
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "generation_tokens": "vllm:generation_tokens_total",
+    "prefix_cache_hits": "vllm:prefix_cache_hits_total",
+    "external_prefix_cache_hits": "vllm:external_prefix_cache_hits_total",
+    "preemptions": "vllm:num_preemptions_total",
+}
+
+
+def check_records(study: RawStudy, ledger: Ledger) -> None:
+    """Every claim about the design, the launches and their raw records."""
+    ledger.check("design", "hash", _design_hash(study), "study.json hashes to its design_sha256")
+    ledger.check("design", "run order", _run_order(study), "follows from the seed")
+    ledger.check("design", "cells", _planned_cells(study), "follow from the grid")
+    ledger.check("label", "engine", _labels(study), str(study.document["engine_label"]))
+    for launch in study.launches:
+        ledger.check("launch", launch.name, _launch(study, launch))
+        if launch.status == "skipped":
+            ledger.check("skip", launch.name, _skip(study, launch), _reason(launch))
+        elif launch.status == "done":
+            ledger.check("run files", launch.name, _run_files(study, launch))
+    for cell in study.cells:
+        if cell.measured:
+            _check_cell(study, cell, ledger)
+        elif cell.status != "skipped":
+            ledger.fail("missing", cell.name, f"{cell.status}: {cell.reason}")
+    ledger.check("arrivals", "all configurations", _same_arrivals(study), "the same for all")
+    ledger.check("request ids", "whole study", _ids(study), "none stands twice")
+
+
+def _check_cell(study: RawStudy, cell: RawCell, ledger: Ledger) -> None:
+    ledger.check("hashes", cell.name, _hashes(study, cell))
+    ledger.check("records", cell.name, _records(cell))
+    ledger.check("schedule", cell.name, _schedule(study, cell))
+    ledger.check("window", cell.name, _window(study, cell))
+    ledger.check("counters", cell.name, _counters(cell))
+    ledger.check("validity", cell.name, _validity(study, cell))
+    ledger.check("steps", cell.name, _steps(study, cell))
+
+
+# ---- design and launches
+
+
+def _design_hash(study: RawStudy) -> Iterator[str]:
+    config = study.config
+    design = {key: config[key] for key in DESIGN_KEYS}
+    design["engine"] = {k: v for k, v in design["engine"].items() if k != "definition"}
+    design["configurations"] = [
+        {k: v for k, v in entry.items() if k not in ("label", "purpose")}
+        for entry in study.document["configurations"]
+    ]
+    found = sha256_json(design)
+    if found != study.document["design_sha256"]:
+        yield f"design_sha256 is {study.document['design_sha256']}, its content hashes to {found}"
+    for key in ("study", "seed", "blocks"):
+        if study.document[key] != config[key]:
+            yield f"{key} is {study.document[key]!r}, config.{key} {config[key]!r}"
+
+
+def _run_order(study: RawStudy) -> Iterator[str]:
+    config = study.config
+    for phase in PHASES:
+        section = config["phase_bp"] if phase == "Bp" else config
+        expected = []
+        for block in range(config["blocks"]):
+            closing = config["closing_plain"]
+            members = [m for m in section["configurations"] if m != "plain" or not closing]
+            named_generator(f"{config['seed']}/run_order/{phase}/block{block}").shuffle(members)
+            order = ["plain", *members, CLOSING_PLAIN] if closing else members
+            expected += [{"config": name, "block": block} for name in order]
+        if study.document["run_order"][phase] != expected:
+            yield f"phase {phase} is not the order seed {config['seed']} gives"
+
+
+def _planned_cells(study: RawStudy) -> Iterator[str]:
+    config = study.config
+    sweep, grid = config["phase_a"], config["phase_b"]
+    expected = {
+        "A": [(f"r{r:g}", r, sweep["input_tokens"], sweep["output_tokens"])
+              for r in sweep["rates_rps"]],
+        "B": [(f"{i}x{o}", None, i, o)
+              for i in grid["input_tokens"] for o in grid["output_tokens"]],
+        "Bp": [(f"{i}x{o}", None, i, o) for i, o in config["phase_bp"]["shapes"]],
+    }  # fmt: skip
+    for phase in PHASES:
+        found = [
+            (c["cell"], c["rate_rps"], c["input_tokens"], c["output_tokens"])
+            for c in study.document["cells"][phase]
+        ]
+        if found != expected[phase]:
+            yield f"phase {phase} plans {found}, the grid gives {expected[phase]}"
+
+
+def _labels(study: RawStudy) -> Iterator[str]:
+    label = study.document["engine_label"]
+    if study.document["emulated"] != ("emulated" in label):
+        yield f"engine_label {label!r} contradicts emulated: {study.document['emulated']}"
+    if label != study.config["engine"]["label"]:
+        yield f"engine_label {label!r} is not config.engine.label"
+    for launch in study.launches:
+        if launch.index is not None and launch.index["label"] != label:
+            yield f"{launch.name}/index.json: label {launch.index['label']!r}, not {label!r}"
+    for cell in study.cells:
+        if cell.measured and cell.record["label"] != label:
+            yield f"{cell.path('cell').name} of {cell.launch.name}: label is not {label!r}"
+
+
+def _reason(launch: RawLaunch) -> str:
+    return "" if launch.index is None else str(launch.index["reason"])
+
+
+def _launch(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
+    if launch.index is None:
+        yield "index.json is missing"
+        return
+    wanted = {"config": launch.config, "block": launch.block, "phase": launch.phase}
+    for key, value in wanted.items():
+        if launch.index[key] != value:
+            yield f"index.json: {key} is {launch.index[key]!r}, its folder says {value!r}"
+    depends = launch.index["depends"]
+    if depends["design_sha256"] != study.document["design_sha256"]:
+        yield "depends.design_sha256 is of another design"
+    if launch.phase != "A" and launch.status != "skipped":
+        rate = study.rates["ref_safe" if launch.phase == "B" else "ref_load"]
+        if launch.index["rate_rps"] != rate:
+            yield f"rate_rps is {launch.index['rate_rps']}, reference_rates.json says {rate}"
+    listed = sorted(entry["cell"] for entry in launch.index["cells"])
+    planned = sorted(c["cell"] for c in study.document["cells"][launch.phase])
+    if listed != planned:
+        yield f"index.json lists cells {listed}, the design plans {planned}"
+
+
+def _skip(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
+    if not _reason(launch).strip():
+        yield "skipped without a reason"
+    configuration = "plain" if launch.config == CLOSING_PLAIN else launch.config
+    gate = read_json(study.root / "preflight" / "preflight_status.json")[configuration]
+    same = study.rates["ref_safe"] == study.rates["ref_load"]
+    if gate["include"] and not (launch.phase == "Bp" and same):
+        yield "skipped, though pre-flight includes it and no rule leaves it out"
+    if not gate["include"] and not gate["reason"]:
+        yield "preflight_status.json excludes the configuration without a reason"
+    if launch.folder.exists() and any(launch.folder.glob("*/cell_*.json")):
+        yield "skipped, though there are measured cells"
+
+
+def _run_files(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
+    missing = [name for name in RUN_FILES if not (launch.folder / name).is_file()]
+    yield from (f"{name} is missing" for name in missing)
+    if missing:
+        return
+    config = read_json(launch.folder / "config.json")
+    if config["design_sha256"] != study.document["design_sha256"]:
+        yield "config.json: design_sha256 is of another design"
+    script = (launch.folder / "launch.sh").read_text(encoding="utf-8")
+    if shlex.join(config["argv"]) not in script:
+        yield "launch.sh does not run config.json's argv"
+    if (launch.folder / "env.txt").read_bytes() != (study.root / "env.txt").read_bytes():
+        yield "env.txt differs from the study's env.txt"
+
+
+# ---- records of one cell
+
+
+def _hashes(study: RawStudy, cell: RawCell) -> Iterator[str]:
+    assert cell.entry is not None
+    listed: Mapping[str, str] = cell.entry["files"]
+    wanted = {cell.path(kind).name for kind in CELL_FILES}
+    yield from (f"{name} is not listed in index.json" for name in sorted(wanted - listed.keys()))
+    for name, digest in listed.items():
+        path = cell.folder / name
+        if not path.is_file():
+            yield f"{name} is missing"
+        elif study.sha256(path) != digest:
+            yield f"{name}: sha256 is not what index.json says: changed after it was measured"
+    extra = sorted({path.name for path in cell.folder.iterdir()} - listed.keys())
+    yield from (f"{name} is in the folder and not in index.json" for name in extra)
+    for name, digest in cell.record["files"].items():
+        if listed.get(name) != digest:
+            yield f"{name}: the cell file and index.json disagree on its sha256"
+
+
+def _records(cell: RawCell) -> Iterator[str]:
+    records, record = cell.requests, cell.record
+    for key, value in zip(("config", "block", "phase", "cell"), cell.key, strict=True):
+        if record[key] != value:
+            yield f"cell file: {key} is {record[key]!r}, its folder says {value!r}"
+    if [r["seq"] for r in records] != list(range(len(records))):
+        missing = sorted(set(range(record["schedule"]["n"])) - {r["seq"] for r in records})
+        yield f"seq does not count 0 to {len(records) - 1}; missing: {missing[:5]}"
+    yield from _counts(cell)
+    shape = (cell.planned["input_tokens"], cell.planned["output_tokens"])
+    if (record["input_tokens"], record["output_tokens"]) != shape:
+        yield f"the cell file's shape is not the design's {shape[0]}x{shape[1]}"
+    for r in records:
+        if r["status"] not in STATUSES:
+            yield f"seq {r['seq']}: status {r['status']!r}"
+        if r["status"] == "ok" and (r["prompt_tokens"], r["completion_tokens"]) != shape:
+            asked = f"{shape[0]}x{shape[1]}"
+            yield f"seq {r['seq']}: {r['prompt_tokens']}x{r['completion_tokens']}, asked {asked}"
+        if r["status"] in FAILED and not r["error_kind"]:
+            yield f"seq {r['seq']}: {r['status']} without an error_kind"
+        yield from _stamps(r, record["window"])
+
+
+def _counts(cell: RawCell) -> Iterator[str]:
+    records, counts = cell.requests, cell.record["counts"]
+    states = [r["status"] for r in records]
+    kinds = [r["error_kind"] for r in records if r["status"] in FAILED]
+    found = {
+        "planned": len(records),
+        "sent": sum(r["t_send_ns"] is not None for r in records),
+        "ok": states.count("ok"),
+        "dropped": states.count("dropped"),
+        "failed": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        "measured_ok": sum(r["status"] == "ok" and not r["warmup"] for r in records),
+    }
+    for key, value in found.items():
+        if counts[key] != value:
+            yield f"counts.{key} is {counts[key]}, the records give {value}"
+    if found["ok"] + found["dropped"] + len(kinds) != len(records):
+        yield "ok + failed + dropped is not the number of records"
+
+
+def _stamps(r: Row, window: Mapping[str, Any]) -> Iterator[str]:
+    where = f"seq {r['seq']}"
+    names = [name for name in ORDER if r[f"t_{name}_ns"] is not None]
+    stamps = [r[f"t_{name}_ns"] for name in names]
+    for (a, x), (b, y) in itertools.pairwise(zip(names, stamps, strict=True)):
+        if x > y:
+            yield f"{where}: t_{b}_ns is before t_{a}_ns"
+    if r["t_send_ns"] is not None and r["t_send_ns"] < r["t_intended_ns"]:
+        yield f"{where}: written before it was due"
+    if r["status"] == "ok" and len(names) < len(ORDER):
+        yield f"{where}: a success lacks a stamp"
+    if r["status"] == "ok" and r["t_last_token_ns"] > window["t_drained_ns"]:
+        yield f"{where}: its last token is after the cell was drained"
+    if r["warmup"] != (r["t_intended_ns"] < window["t_warmup_end_ns"]):
+        yield f"{where}: warmup is {r['warmup']}, its arrival says otherwise"
+    if r["reads"] and r["status"] == "ok":
+        times = [t for t, _ in r["reads"]]
+        ends = (r["t_first_token_ns"], r["t_last_token_ns"])
+        if times != sorted(times) or (times[0], times[-1]) != ends:
+            yield f"{where}: reads do not run from the first token to the last"
+
+
+def _schedule(study: RawStudy, cell: RawCell) -> Iterator[str]:
+    schedule, window, arrivals = (
+        cell.record["schedule"],
+        cell.record["window"],
+        study.config["arrivals"],
+    )
+    launch = cell.launch
+    name = f"{study.document['seed']}/arrivals/block{launch.block}/{launch.phase}/{cell.cell}"
+    if schedule["seed"] != name:
+        yield f"seed is {schedule['seed']!r}, the documented name is {name!r}"
+    if schedule["kind"] != arrivals["process"]:
+        yield f"kind is {schedule['kind']!r}, the design says {arrivals['process']!r}"
+    rate = cell.planned["rate_rps"]
+    if rate is None:
+        rate = study.rates["ref_safe" if launch.phase == "B" else "ref_load"]
+    if schedule["rate_rps"] != rate:
+        yield f"rate is {schedule['rate_rps']} req/s, it must be {rate}"
+    until = window["t_stop_ns"] - window["t_origin_ns"]
+    due = arrival_offsets_ns(arrivals["process"], rate, until, name, arrivals["gamma_shape"])
+    found = [r["t_intended_ns"] - window["t_origin_ns"] for r in cell.requests]
+    if schedule["n"] != len(due):
+        yield f"n is {schedule['n']}, the seed gives {len(due)} arrivals before t_stop_ns"
+    if len(found) != len(due):
+        yield f"{len(found)} requests, the seed gives {len(due)}"
+    # A stamp is a rounded float; two ways of rounding may differ by a nanosecond.
+    wrong = [k for k, (a, b) in enumerate(zip(found, due, strict=False)) if abs(a - b) > 1]
+    if wrong:
+        yield f"{len(wrong)} arrivals are not the seed's, first: seq {wrong[0]}"
+
+
+def _window(study: RawStudy, cell: RawCell) -> Iterator[str]:
+    window, rule = cell.record["window"], study.config["cell"]
+    stamps = [window[f"t_{name}_ns"] for name in ("origin", "warmup_end", "stop", "drained")]
+    # The last request may be done before the window closes: no order between stop and drained.
+    if not stamps[0] <= stamps[1] < stamps[2] or stamps[3] < stamps[0]:
+        yield "origin <= warm-up end < stop does not hold, or drained is before the origin"
+    if abs(stamps[1] - stamps[0] - rule["warmup_s"] * 1e9) > 1:
+        yield f"the warm-up lasts {(stamps[1] - stamps[0]) / 1e9} s, not {rule['warmup_s']} s"
+    length, whole = (stamps[2] - stamps[1]) / 1e9, cell.status == "valid"
+    if whole and not rule["floor_s"] - 1e-6 <= length <= rule["cap_s"] + 1e-6:
+        yield f"the window lasts {length} s, allowed {rule['floor_s']} to {rule['cap_s']} s"
+    enough = cell.record["counts"]["measured_ok"] >= rule["min_completed"]
+    if whole and not enough and length < rule["cap_s"] - 1e-6:
+        yield f"stopped before the cap with fewer than {rule['min_completed']} completed"
+
+
+# ---- counters, validity, steps
+
+
+def _series(values: Mapping[str, float], name: str) -> float | None:
+    found = [value for key, value in values.items() if key.split("{")[0] == name]
+    return sum(found) if found else None
+
+
+def _deltas(cell: RawCell) -> dict[str, float | None]:
+    first, last = cell.metrics[0]["values"], cell.metrics[-1]["values"]
+    deltas: dict[str, float | None] = {}
+    for key, name in COUNTERS.items():
+        before, after = _series(first, name), _series(last, name)
+        deltas[key] = None if before is None or after is None else after - before
+    return deltas
+
+
+def _counters(cell: RawCell) -> Iterator[str]:
+    for moment, scrape in (("before", cell.metrics[0]), ("after", cell.metrics[-1])):
+        found = {key: _series(scrape["values"], name) for key, name in COUNTERS.items()}
+        if cell.record["server_counters"][moment] != found:
+            yield f"server_counters.{moment} is not what the {moment} scrape holds"
+    if cell.status != "valid":
+        return
+    deltas = _deltas(cell)
+    for key in ("prefix_cache_hits", "external_prefix_cache_hits"):
+        if deltas[key] != 0:
+            yield f"{key} grew by {deltas[key]}; a valid cell has none"
+    ok = [r for r in cell.requests if r["status"] == "ok"]
+    if not any(r["status"] in FAILED for r in cell.requests):
+        counted = {
+            "success": len(ok),
+            "prompt_tokens": sum(r["prompt_tokens"] for r in ok),
+            "generation_tokens": sum(r["completion_tokens"] for r in ok),
+        }
+        for key, value in counted.items():
+            if deltas[key] != value:
+                yield f"the server counted {deltas[key]} {key}, the records {value}"
+
+
+def _validity(study: RawStudy, cell: RawCell) -> Iterator[str]:
+    found = recomputed_checks(study, cell)
+    health = cell.record["health"]
+    if health.keys() != found.keys():
+        yield f"health lists {sorted(health.keys() ^ found.keys())} more or less than METHOD.md"
+    for name in health.keys() & found.keys():
+        for difference in differences(health[name], found[name], name):
+            yield f"health: {difference}"
+    valid = all(check["pass"] for check in found.values())
+    if cell.record["valid"] != valid:
+        yield f"valid is {cell.record['valid']}, the checks give {valid}"
+    if (cell.status == "valid") != valid:
+        yield f"index.json says {cell.status}, the checks give {'valid' if valid else 'void'}"
+    if len(cell.record["void_reasons"]) != sum(not c["pass"] for c in found.values()):
+        yield "void_reasons does not name every failed check"
+    if cell.status == "void" and not cell.reason:
+        yield "void without a reason"
+
+
+def recomputed_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
+    """Every check of METHOD.md from the raw records: value, bound, pass."""
+    bounds, records = study.config["validity"], cell.requests
+    measured = [r for r in records if not r["warmup"]]
+    ok = [r for r in records if r["status"] == "ok"]
+    failed = sum(r["status"] in FAILED for r in records)
+    deltas, shape = _deltas(cell), (cell.record["input_tokens"], cell.record["output_tokens"])
+
+    def excess(key: str, counted: int, most: int) -> Row:
+        delta = deltas[key]
+        return _between(None if delta is None else delta - counted, 0, most)
+
+    unfinished = sum(r["status"] not in STATUSES for r in records)
+    planned = cell.record["counts"]["planned"]
+    share = failed / (len(ok) + failed) if ok or failed else None
+    return {
+        **_timing_checks(measured, bounds),
+        "unaccounted_requests": _most(abs(planned - len(records)) + unfinished, 0),
+        "error_rate": _most(share, bounds["max_error_rate"]),
+        "server_success_excess": excess("success", len(ok), failed),
+        "server_prompt_tokens_excess": excess(
+            "prompt_tokens", sum(r["prompt_tokens"] for r in ok), failed * shape[0]
+        ),
+        "server_generation_tokens_excess": excess(
+            "generation_tokens", sum(r["completion_tokens"] for r in ok), failed * shape[1]
+        ),
+        "prefix_cache_hits": _between(deltas["prefix_cache_hits"], 0, 0),
+        "external_prefix_cache_hits": _between(deltas["external_prefix_cache_hits"], 0, 0),
+        **_process_checks(cell.record["load_generator"]["processes"], bounds),
+        "metrics_scrapes": _scrapes(cell),
+    }
+
+
+def _most(value: float | None, bound: float) -> Row:
+    return {"value": value, "bound": bound, "pass": value is not None and value <= bound}
+
+
+def _between(value: float | None, low: float, high: float) -> Row:
+    inside = value is not None and low <= value <= high
+    return {"value": value, "bound": [low, high], "pass": inside}
+
+
+def _timing_checks(measured: Sequence[Row], bounds: Mapping[str, float]) -> dict[str, Row]:
+    lags = [(r["t_send_ns"] - r["t_intended_ns"]) / 1e6 for r in measured if r["t_send_ns"]]
+    ttft = [
+        (r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in measured if r["status"] == "ok"
+    ]
+    lag = bounds["schedule_lag_p99_ms"]
+    if ttft:
+        lag = max(lag, bounds["schedule_lag_ttft_fraction"] * float(np.median(ttft)))
+    ratio = None
+    if len(measured) > 1 and all(r["t_issue_ns"] is not None for r in measured):
+        # A dropped request never reaches the socket; the time it was issued stands in.
+        first, last = (r["t_send_ns"] or r["t_issue_ns"] for r in (measured[0], measured[-1]))
+        due = measured[-1]["t_intended_ns"] - measured[0]["t_intended_ns"]
+        ratio = due / (last - first) if last > first else None
+    tolerance = bounds["sent_rate_tolerance"]
+    return {
+        "schedule_lag_p99_ms": _most(float(np.percentile(lags, 99)) if lags else None, lag),
+        "early_send_ms": _most(max(0.0, -min(lags)) if lags else None, 0.0),
+        "sent_rate_ratio": _between(ratio, 1 - tolerance, 1 + tolerance),
+    }
+
+
+def _process_checks(processes: Mapping[str, Row], bounds: Mapping[str, float]) -> dict[str, Row]:
+    def worst(key: str) -> float | None:
+        values = [process.get(key) for process in processes.values()]
+        known = [value for value in values if value is not None]
+        return max(known) if known and len(known) == len(values) else None
+
+    kinds = ("undecodable", "oversized", "dropped_messages")
+    lost = sum(process.get(kind, 0) for process in processes.values() for kind in kinds)
+    return {
+        "loop_lag_p99_ms": _most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
+        "cpu_share": _most(worst("cpu_share"), bounds["max_cpu_share"]),
+        "lost_messages": _most(lost, 0),
+    }
+
+
+def _scrapes(cell: RawCell) -> Row:
+    window = cell.record["window"]
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+    inside = sum(start <= s["t_ns"] < stop for s in cell.metrics)
+    failed = sum(not s["ok"] for s in cell.metrics)
+    value = inside - failed if inside else None
+    return {"value": value, "bound": inside, "pass": inside > 0 and failed == 0}
+
+
+def _steps(study: RawStudy, cell: RawCell) -> Iterator[str]:
+    if not study.step_timing:
+        return
+    records = cell.steps()
+    scheduler = [r["step_id"] for r in records if r["process"] == "scheduler"]
+    if len(set(scheduler)) != len(scheduler):
+        yield "the scheduler has two records of one step"
+    if not scheduler and cell.record["counts"]["ok"]:
+        yield "requests were served and no step is recorded"
+    origin = cell.record["window"]["t_origin_ns"]
+    if any(r["t_ns"] < origin for r in records if r["process"] == "scheduler"):
+        yield "a step began before the cell did"
+    if cell.launch.config in ("plain", CLOSING_PLAIN):
+        calls = ("build_meta_us", "get_finished_us", "start_load_kv_us")
+        if any(r[name] is not None for r in records for name in calls):
+            yield "plain has a connector callback"
+
+
+# ---- across cells
+
+
+def _same_arrivals(study: RawStudy) -> Iterator[str]:
+    seen: dict[tuple[int, str, str], tuple[str, list[int]]] = {}
+    for cell in study.cells:
+        if not cell.measured:
+            continue
+        origin = cell.record["window"]["t_origin_ns"]
+        due = [r["t_intended_ns"] - origin for r in cell.requests]
+        name, first = seen.setdefault(cell.key[1:], (cell.name, due))
+        shared = min(len(due), len(first))
+        if due[:shared] != first[:shared]:
+            yield f"{cell.name} has other arrivals than {name}"
+
+
+def _ids(study: RawStudy) -> Iterator[str]:
+    seen: dict[str, str] = {}
+    for cell in study.cells:
+        for r in cell.requests if cell.measured else ():
+            if r["request_id"] in seen:
+                yield f"{r['request_id']!r} in {seen[r['request_id']]} and {cell.name}"
+            seen[r["request_id"]] = cell.name

@@ -1,0 +1,58 @@
+"""Claims about what was made again from an archive: is it bit for bit what was published?"""
+
+import platform
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from connector_tax import __version__
+from connector_tax.files import read_json, sha256_file
+from connector_tax.provenance.claims import Ledger
+
+HEADER = "archive.json"
+# What the numbers and pictures depend on besides the raw records.
+PACKAGES = (
+    "numpy", "scipy", "polars", "pandas", "matplotlib", "pillow", "contourpy", "kiwisolver",
+    "fonttools", "seaborn", "jinja2", "markupsafe",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """The versions that what is drawn depends on."""
+    found = {"python": platform.python_version(), "connector-tax": __version__}
+    installed = {(d.metadata["Name"] or "").lower(): d.version for d in metadata.distributions()}
+    return found | {name: installed.get(name, "absent") for name in PACKAGES}
+
+
+def check_redrawn(root: Path, ledger: Ledger) -> None:
+    """Compare every remade table, picture and the report with the hashes in archive.json.
+
+    A difference is a FAIL where the versions are those of the archive; with others it is NOT
+    CHECKABLE, because the last digit of a number or pixel may depend on them.
+    """
+    with ledger.guarded("redrawn", HEADER):
+        header = read_json(root / HEADER)
+        here, there = versions(), header["versions"]
+        other = [f"{n} {v} (here {here.get(n)})" for n, v in there.items() if here.get(n) != v]
+        for name, digest in header["redrawn"].items():
+            problems = list(_differs(root, name, digest))
+            if problems and other and (root / name).is_file():
+                reason = f"{problems[0]}; drawn with {', '.join(other)}"
+                ledger.not_checkable("redrawn", name, reason)
+            else:
+                ledger.check("redrawn", name, problems, "bit for bit as published")
+        ledger.check("unpacked", "files", _unpacked(root, header["files"]), "every hash as listed")
+
+
+def _differs(root: Path, name: str, digest: str) -> Iterator[str]:
+    path = root / name
+    if not path.is_file():
+        yield "it was not made again"
+    elif sha256_file(path) != digest:
+        yield "it is not bit for bit what was published"
+
+
+def _unpacked(root: Path, files: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    for name, entry in files.items():
+        if not (root / name).is_file() or sha256_file(root / name) != entry["sha256"]:
+            yield f"{name}: missing or changed since it was unpacked"

@@ -1,0 +1,162 @@
+"""The study folder as the audit reads it: every planned launch and cell with its raw records."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
+from connector_tax.provenance.recompute import Row
+
+PHASES = ("A", "B", "Bp")
+CLOSING_PLAIN = "plain_last"
+
+
+@dataclass(frozen=True)
+class RawLaunch:
+    """One planned launch: its folder and, where there is one, its index.json."""
+
+    config: str
+    block: int
+    phase: str
+    folder: Path
+    index: Row | None
+
+    @property
+    def name(self) -> str:
+        """`plain/block0/A`."""
+        return f"{self.config}/block{self.block}/{self.phase}"
+
+    @property
+    def status(self) -> str:
+        """done, skipped or failed; missing without an index.json."""
+        return "missing" if self.index is None else str(self.index["status"])
+
+
+class RawCell:
+    """One planned cell of a launch, its records read when first asked for."""
+
+    def __init__(self, launch: RawLaunch, planned: Mapping[str, Any]) -> None:
+        self.launch = launch
+        self.planned = planned
+        self.cell = str(planned["cell"])
+        self.key = (launch.config, launch.block, launch.phase, self.cell)
+        self.name = f"{launch.name}/{self.cell}"
+        self.folder = launch.folder / self.cell
+        self._suffix = f"{launch.phase}_{self.cell}"
+        entries = [] if launch.index is None else launch.index["cells"]
+        self.entry: Row | None = next((e for e in entries if e["cell"] == self.cell), None)
+
+    @cached_property
+    def status(self) -> str:
+        """valid, void, skipped, missing, or failed when the whole launch failed."""
+        if self.entry is None:
+            return "missing" if self.launch.status == "done" else self.launch.status
+        if self.entry["status"] == "missing" and self.launch.status == "failed":
+            return "failed"
+        return str(self.entry["status"])
+
+    @cached_property
+    def reason(self) -> str | None:
+        """Why the cell has no number; None for a valid one."""
+        if self.status == "valid":
+            return None
+        of_launch = None if self.launch.index is None else self.launch.index["reason"]
+        if self.launch.index is None:
+            return "the launch has no index.json"
+        if self.entry is None:
+            return of_launch or "the launch's index.json does not list the cell"
+        return self.entry["reason"] or of_launch or "no reason was recorded"
+
+    @property
+    def measured(self) -> bool:
+        """Whether there are records: a valid or a void cell."""
+        return self.status in ("valid", "void")
+
+    def path(self, kind: str) -> Path:
+        """The cell's `requests`, `metrics`, `engine_step` or `cell` file."""
+        return self.folder / f"{kind}_{self._suffix}.{'json' if kind == 'cell' else 'jsonl'}"
+
+    @cached_property
+    def record(self) -> Row:
+        """The cell file."""
+        found: Row = read_json(self.path("cell"))
+        return found
+
+    @cached_property
+    def requests(self) -> list[Row]:
+        """The lines of the requests file."""
+        return list(read_jsonl(self.path("requests")))
+
+    @cached_property
+    def metrics(self) -> list[Row]:
+        """The lines of the metrics file."""
+        return list(read_jsonl(self.path("metrics")))
+
+    def steps(self) -> list[Row]:
+        """The lines of the step log; read anew each time, since they are many."""
+        return list(read_jsonl(self.path("engine_step")))
+
+
+class RawStudy:
+    """study.json and every planned launch and cell, in the study's order.
+
+    Args:
+        study_file: results/<study>/study.json.
+        published: where the published analysis/ and figures/ lie; None: beside study.json.
+
+    Raises:
+        ArtifactError: study.json or an index.json is missing a key or does not parse.
+    """
+
+    def __init__(self, study_file: Path, published: Path | None = None) -> None:
+        self.root = study_file.parent
+        self.published = published or self.root
+        self.document: Row = read_json(study_file)
+        try:
+            self.config: Row = self.document["config"]
+            self.ids = [entry["id"] for entry in self.document["configurations"]]
+            self.launches = list(self._launches())
+            self.cells = [
+                RawCell(launch, planned)
+                for launch in self.launches
+                for planned in self.document["cells"][launch.phase]
+            ]
+        except (KeyError, TypeError) as error:
+            raise ArtifactError(f"{study_file} or an index.json: malformed: {error!r}") from None
+        self._hashes: dict[Path, str] = {}
+
+    def configs(self, phase: str) -> list[str]:
+        """What a phase launches, plain_last at the end."""
+        there = {entry["config"] for entry in self.document["run_order"][phase]}
+        return [c for c in (*self.ids, CLOSING_PLAIN) if c in there]
+
+    def sha256(self, path: Path) -> str:
+        """A file's hash, computed once."""
+        if path not in self._hashes:
+            self._hashes[path] = sha256_file(path)
+        return self._hashes[path]
+
+    @cached_property
+    def rates(self) -> Row:
+        """reference_rates.json as published."""
+        found: Row = read_json(self.root / "reference_rates.json")
+        return found
+
+    @cached_property
+    def step_timing(self) -> bool:
+        """Whether the patch stage says that steps were timed."""
+        status = read_json(self.root / "patch" / "patch_status.json")
+        return bool(status["step_timing_available"])
+
+    def _launches(self) -> Iterator[RawLaunch]:
+        for phase in PHASES:
+            for config in self.configs(phase):
+                for entry in self.document["run_order"][phase]:
+                    if entry["config"] == config:
+                        block = entry["block"]
+                        folder = self.root / "runs" / config / f"block{block}" / phase
+                        path = folder / "index.json"
+                        index = read_json(path) if path.exists() else None
+                        yield RawLaunch(config, block, phase, folder, index)

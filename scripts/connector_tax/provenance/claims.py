@@ -1,0 +1,79 @@
+"""Claims and their verdicts: what an audit says, one line at a time."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+from connector_tax.files import ArtifactError
+
+PASS, FAIL, NOT_CHECKABLE = "PASS", "FAIL", "NOT CHECKABLE"
+
+# What malformed content raises when it is read as if it were well formed.
+MALFORMED = (ArtifactError, KeyError, TypeError, ValueError, IndexError, AttributeError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One thing the study claims: its kind, what it is about, the verdict, and why."""
+
+    kind: str
+    subject: str
+    verdict: str
+    message: str
+
+    def as_dict(self) -> dict[str, str]:
+        """The claim as audit.json has it."""
+        return asdict(self)
+
+
+class Ledger:
+    """Collects claims in the order they are checked."""
+
+    def __init__(self) -> None:
+        self.claims: list[Claim] = []
+
+    def check(self, kind: str, subject: str, problems: Iterable[str], passed: str = "") -> None:
+        """FAIL with all `problems`, or PASS where there are none.
+
+        A problem that shows itself by an exception while it is looked for is a FAIL like any other.
+        """
+        found: list[str] = []
+        try:
+            found += problems
+        except MALFORMED as error:
+            found.append(_told(error))
+        verdict = FAIL if found else PASS
+        self.claims.append(Claim(kind, subject, verdict, _joined(found) or passed))
+
+    def fail(self, kind: str, subject: str, message: str) -> None:
+        """A claim that is wrong."""
+        self.claims.append(Claim(kind, subject, FAIL, message))
+
+    def not_checkable(self, kind: str, subject: str, reason: str) -> None:
+        """A claim nothing in the folder can confirm or refute."""
+        self.claims.append(Claim(kind, subject, NOT_CHECKABLE, reason))
+
+    @contextlib.contextmanager
+    def guarded(self, kind: str, subject: str) -> Iterator[None]:
+        """Turn what malformed content raises inside the block into a FAIL."""
+        try:
+            yield
+        except MALFORMED as error:
+            self.fail(kind, subject, _told(error))
+
+    def count(self, verdict: str) -> int:
+        """How many claims have this verdict."""
+        return sum(claim.verdict == verdict for claim in self.claims)
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, ArtifactError | OSError):
+        return str(error)
+    if isinstance(error, KeyError):
+        return f"key {error} is missing"
+    return f"malformed: {type(error).__name__}: {error}"
+
+
+def _joined(problems: list[str], most: int = 5) -> str:
+    shown = "; ".join(problems[:most])
+    return shown + (f"; and {len(problems) - most} more" if len(problems) > most else "")

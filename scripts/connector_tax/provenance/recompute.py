@@ -1,0 +1,361 @@
+"""The study's statistics a second time: plain numpy and the standard library.
+
+Written from METHOD.md and the papers, and sharing no code with connector_tax.analysis, so that the
+two can disagree. Sources: Hyndman & Fan (1996), definition 7; Le Boudec, theorem 2.1 (ranks of
+order statistics); Abramowitz & Stegun 26.5, 26.7 (incomplete beta, Student's t); Mann & Whitney
+(1947) with ties; White (1997), MSER-5; Holm (1979).
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Row = dict[str, Any]
+
+CALLBACKS = ("build_meta_us", "get_finished_us", "start_load_kv_us")
+PERCENTS = (50, 90, 99)
+MAX_CHUNKS = 60
+ELEMENTS_AT_ONCE = 4_000_000
+
+
+def named_generator(name: str) -> np.random.Generator:
+    """The documented named stream: PCG64 seeded with the SHA-256 of the name as eight words."""
+    words = np.frombuffer(hashlib.sha256(name.encode()).digest(), dtype=np.uint32)
+    return np.random.default_rng(words)
+
+
+def arrival_offsets_ns(
+    kind: str, rate_rps: float, until_ns: int, seed: str, gamma_shape: float | None
+) -> list[int]:
+    """Every arrival before `until_ns`, in ns from the origin, drawn again from the seed's name."""
+    if kind == "fixed":
+        count = math.ceil(until_ns / 1e9 * rate_rps) + 1
+        due = [round(k / rate_rps * 1e9) for k in range(count)]
+        return [t for t in due if t < until_ns]
+    shape = 1.0 if kind == "poisson" else float(gamma_shape or 0)
+    rng = named_generator(seed)
+    offsets: list[int] = []
+    reached = 0.0
+    while reached * 1e9 < until_ns:
+        # The documented stream is drawn 4,096 gaps at a time.
+        times = reached + np.cumsum(rng.gamma(shape, 1 / (rate_rps * shape), size=4096))
+        offsets += [round(float(t) * 1e9) for t in times]
+        reached = float(times[-1])
+    return [t for t in offsets if t < until_ns]
+
+
+# ---- distributions
+
+
+@lru_cache(maxsize=4096)
+def binomial_ranks(n: int, percent: int, confidence: float) -> tuple[int | None, int | None]:
+    """Ranks (1 to n) of the order statistics that enclose a percentile; None: none far enough."""
+    p, tail = percent / 100, (1 - confidence) / 2
+    k = np.arange(n + 1)
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+    log_mass = log_factorial[n] - log_factorial - log_factorial[::-1]
+    cumulated = np.cumsum(np.exp(log_mass + k * math.log(p) + (n - k) * math.log1p(-p)))
+    low = int(np.argmax(cumulated >= tail))
+    high = int(np.argmax(cumulated >= 1 - tail)) + 1
+    return (low if low >= 1 else None), (high if high <= n else None)
+
+
+def incomplete_beta(x: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function I_x(a, b), by its continued fraction."""
+    if x <= 0 or x >= 1:
+        return 0.0 if x <= 0 else 1.0
+    if x > (a + 1) / (a + b + 2):
+        return 1 - incomplete_beta(1 - x, b, a)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    front = math.exp(log_front + a * math.log(x) + b * math.log1p(-x)) / a
+    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
+    total = d
+    for m in range(1, 1000):
+        for numerator in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1 / (1 + numerator * d)
+            c = 1 + numerator / c
+            total *= c * d
+        if abs(c * d - 1) < 1e-16:
+            break
+    return front * total
+
+
+def t_two_sided(t: float, freedom: int) -> float:
+    """P(|T| > |t|) for Student's t."""
+    return incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+
+
+@lru_cache(maxsize=256)
+def t_quantile(confidence: float, freedom: int) -> float:
+    """The t for which P(|T| <= t) is `confidence`, by bisection."""
+    low, high = 0.0, 1e9
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if t_two_sided(middle, freedom) > 1 - confidence else (low, middle)
+        )
+    return (low + high) / 2
+
+
+def mann_whitney_p(first: Floats, second: Floats) -> float:
+    """Two-sided p of the rank-sum test: normal approximation, continuity and tie corrections."""
+    pooled = np.concatenate([first, second])
+    values, position, counts = np.unique(pooled, return_inverse=True, return_counts=True)
+    upper = np.cumsum(counts)
+    ranks = ((upper - counts + 1 + upper) / 2)[position]
+    n1, n2, n = len(first), len(second), len(pooled)
+    u = float(ranks[:n1].sum()) - n1 * (n1 + 1) / 2
+    ties = float((counts.astype(float) ** 3 - counts).sum()) / (n * (n - 1))
+    spread = math.sqrt(n1 * n2 / 12 * (n + 1 - ties))
+    excess = max(u, n1 * n2 - u) - n1 * n2 / 2 - 0.5
+    if len(values) == 1 or spread == 0:
+        return 1.0
+    return min(1.0, math.erfc(excess / spread / math.sqrt(2)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values, in the order given."""
+    adjusted, worst = [0.0] * len(p_values), 0.0
+    by_size = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    for step, i in enumerate(by_size):
+        worst = max(worst, min(1.0, (len(p_values) - step) * p_values[i]))
+        adjusted[i] = worst
+    return adjusted
+
+
+# ---- one cell
+
+
+class Measured:
+    """What the raw requests of one valid cell say; latencies in ms, by intended arrival.
+
+    Args:
+        requests: the parsed lines of the requests file.
+        window: the cell's window (CLOCK_MONOTONIC ns).
+    """
+
+    def __init__(self, requests: Sequence[Row], window: Mapping[str, int]) -> None:
+        start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+        inside = [r for r in requests if start <= r["t_intended_ns"] < stop]
+        inside.sort(key=lambda r: (r["t_intended_ns"], r["seq"]))
+        ok = [r for r in inside if r["status"] == "ok"]
+        self.window_s = (stop - start) / 1e9
+        self.arrivals = len(inside)
+        self.dropped = sum(r["status"] == "dropped" for r in inside)
+        self.failed = self.arrivals - self.dropped - len(ok)
+        self.n = len(ok)
+        self.since_s = np.array([(r["t_intended_ns"] - start) / 1e9 for r in ok])
+        self.ttft = np.array([(r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in ok])
+        self.e2e = np.array([(r["t_last_token_ns"] - r["t_intended_ns"]) / 1e6 for r in ok])
+        self.from_send = np.array([(r["t_first_token_ns"] - r["t_send_ns"]) / 1e6 for r in ok])
+        gaps = [r["completion_tokens"] - 1 for r in ok]
+        spans = [r["t_last_token_ns"] - r["t_first_token_ns"] for r in ok]
+        several = all(gap > 0 for gap in gaps)
+        self.tpot = np.array(
+            [span / gap / 1e6 for span, gap in zip(spans, gaps, strict=True)] if several else []
+        )
+
+    @property
+    def metrics(self) -> dict[str, Floats]:
+        """The three latencies by name."""
+        return {"ttft": self.ttft, "tpot": self.tpot, "e2e": self.e2e}
+
+    @property
+    def throughput_rps(self) -> float:
+        """Successes over the window, lengthened by the growth of the backlog."""
+        if self.n == 0:
+            return 0.0
+        tenth = max(1, self.n // 10)
+        growth_ms = float(np.median(self.e2e[self.n - tenth :]) - np.median(self.e2e[:tenth]))
+        return self.n / (self.window_s + max(0.0, growth_ms / 1e3))
+
+    @property
+    def quarters_s(self) -> list[float | None]:
+        """Median E2E of each quarter of the window over the first quarter's, in s."""
+        medians = []
+        for q in range(4):
+            low, high = q * self.window_s / 4, (q + 1) * self.window_s / 4
+            chosen = (self.since_s >= low) & ((self.since_s < high) | (q == 3))
+            medians.append(float(np.median(self.e2e[chosen])) / 1e3 if chosen.any() else None)
+        return [None if m is None or medians[0] is None else m - medians[0] for m in medians]
+
+
+def percentile_columns(name: str, values: Floats, confidence: float, p99_min: int, n: int) -> Row:
+    """`<name>_p50_ms` with `_lo` and `_hi`, and so on for p90 and p99."""
+    row: Row = {}
+    ordered = np.sort(values)
+    for percent in PERCENTS:
+        refused = len(values) == 0 or (percent == 99 and n < p99_min)
+        low, high = (None, None) if refused else binomial_ranks(len(values), percent, confidence)
+        value = math.nan if refused else float(np.percentile(ordered, percent))
+        row[f"{name}_p{percent}_ms"] = None if refused else value
+        # In a tiny sample the interpolated percentile can lie beyond an order statistic.
+        row[f"{name}_p{percent}_lo_ms"] = None if low is None else min(value, ordered[low - 1])
+        row[f"{name}_p{percent}_hi_ms"] = None if high is None else max(value, ordered[high - 1])
+    return row
+
+
+def request_columns(cell: Measured, confidence: float, p99_min: int) -> Row:
+    """What the requests alone give: a cell's entry in summary.json, part of a row of the tables."""
+    row: Row = {"n": cell.n, "window_s": cell.window_s}
+    for name, values in cell.metrics.items():
+        row |= percentile_columns(name, values, confidence, p99_min, len(values))
+    sent = cell.arrivals - cell.dropped
+    requested = cell.arrivals / cell.window_s
+    return row | {
+        "p99_reason": "n too small" if cell.n < p99_min else None,
+        "ttft_from_send_p90_ms": float(np.percentile(cell.from_send, 90)) if cell.n else None,
+        "requested_throughput_rps": requested,
+        "effective_throughput_rps": cell.throughput_rps,
+        "throughput_ratio": cell.throughput_rps / requested if cell.arrivals else None,
+        "error_rate": cell.failed / sent if sent else None,
+        "dropped": cell.dropped,
+    }
+
+
+def stationarity_columns(tpot: Floats, margin: float) -> Row:
+    """MSER-5, and the first quarter against the second half, on TPOT in order of arrival."""
+    names = ("warming_up", "mser5_discard", "start_change", "start_p")
+    m = len(tpot) // 5
+    if m < 16:
+        return dict.fromkeys(names)
+    batches = np.array([tpot[5 * i : 5 * i + 5].mean() for i in range(m)])
+    kept = [batches[d:] for d in range(m // 2 + 1)]
+    scores = [float(((k - k.mean()) ** 2).sum()) / len(k) ** 2 for k in kept]
+    discard = scores.index(min(scores)) / m
+    quarter, half = len(tpot) // 4, len(tpot) // 2
+    change = float(np.median(tpot[:quarter])) / float(np.median(tpot[half:])) - 1
+    p = mann_whitney_p(batches[: quarter // 5], batches[half // 5 :])
+    warming = p < 0.01 and abs(change) > margin and discard > 0
+    return dict(zip(names, (warming, discard, change, p), strict=True))
+
+
+def waiting_p50(metrics: Sequence[Row], window: Mapping[str, int]) -> float:
+    """Median queue length over the scrapes inside the window, label sets summed."""
+    name = "vllm:num_requests_waiting"
+    depths = [
+        sum(v for k, v in scrape["values"].items() if k.split("{")[0] == name)
+        for scrape in metrics
+        if scrape["ok"] and window["t_warmup_end_ns"] <= scrape["t_ns"] < window["t_stop_ns"]
+    ]
+    return float(np.median(depths))
+
+
+class Steps:
+    """The steps of one cell: those that began in the window and scheduled tokens, in us."""
+
+    def __init__(self, records: Sequence[Row], window: Mapping[str, int]) -> None:
+        workers: dict[int, Row] = {}
+        for record in records:
+            if record["process"] == "worker":
+                seen = workers.setdefault(record["step_id"], dict.fromkeys(CALLBACKS))
+                for name in CALLBACKS:
+                    # Several ranks: the slowest holds the step up.
+                    known = [v for v in (seen[name], record[name]) if v is not None]
+                    seen[name] = max(known) if known else None
+        started = [
+            r
+            for r in records
+            if r["process"] == "scheduler"
+            and window["t_warmup_end_ns"] <= r["t_ns"] < window["t_stop_ns"]
+        ]
+        busy = [r for r in started if r["prefill_tokens"] + r["decode_tokens"] > 0]
+        self.n_empty = len(started) - len(busy)
+        self.duration = np.array([r["step_duration_us"] for r in busy], dtype=float)
+        nothing: Row = dict.fromkeys(CALLBACKS)
+        calls: dict[str, list[float]] = {name: [] for name in CALLBACKS}
+        totals: list[float] = []
+        for record in busy:
+            other = workers.get(record["step_id"], nothing)
+            sums = []
+            for name in CALLBACKS:
+                known = [v for v in (record[name], other[name]) if v is not None]
+                if known:
+                    calls[name].append(sum(known))
+                    sums.append(sum(known))
+            if len(sums) == len(CALLBACKS):
+                totals.append(sum(sums))
+        self.samples = {
+            "step_duration_us": self.duration,
+            **{name: np.array(values) for name, values in calls.items()},
+            "connector_total_us": np.array(totals),
+        }
+        self.n_incomplete = len(busy) - len(totals)
+
+    def columns(self) -> Row:
+        """p50 and p90 of every sample, and the counts."""
+        row: Row = {}
+        for name, values in self.samples.items():
+            for percent in (50, 90):
+                known = len(values) > 0
+                row[f"{name}_p{percent}"] = float(np.percentile(values, percent)) if known else None
+        row["n_steps"] = len(self.duration)
+        row["n_empty_steps"] = self.n_empty
+        row["n_incomplete_steps"] = self.n_incomplete
+        return row
+
+
+def cdf_points(durations: Floats, most: int = 400) -> list[tuple[float, float]]:
+    """At most `most` points (duration, share of steps at or below it)."""
+    points = min(most, len(durations))
+    shares = [i / points for i in range(1, points + 1)]
+    if not points:
+        return []
+    found = np.quantile(durations, shares, method="inverted_cdf")
+    return [(float(v), s) for v, s in zip(found, shares, strict=True)]
+
+
+# ---- the bootstrap
+
+
+def resampled_logs(
+    cell: Measured, statistics: Mapping[str, Any], seed_name: str
+) -> dict[str, tuple[float, Floats, int]]:
+    """metric -> (log of the percentile, logs of its resamples, sample size).
+
+    Contiguous time-chunks of requests are drawn with replacement, as many as there are; one draw
+    under the cell's name serves every metric.
+    """
+    if cell.n == 0:
+        return {}
+    length = max(statistics["chunk_s"], cell.window_s / MAX_CHUNKS)
+    labels = np.unique(np.floor(cell.since_s / length), return_inverse=True)[1]
+    chunks = int(labels.max()) + 1
+    rng = named_generator(seed_name)
+    drawn = rng.multinomial(chunks, np.full(chunks, 1 / chunks), size=statistics["resamples"])
+    found: dict[str, tuple[float, Floats, int]] = {}
+    wanted = {"ttft": (90, 50), "tpot": (90, 50), "e2e": (90,)}
+    for name, values in cell.metrics.items():
+        for percent in wanted[name] if len(values) else ():
+            replicates = _resampled_percentile(values, labels, drawn, percent)
+            point = math.log(float(np.percentile(values, percent)))
+            found[f"{name}_p{percent}"] = (point, np.log(replicates), len(values))
+    return found
+
+
+def _resampled_percentile(
+    values: Floats, labels: NDArray[np.intp], drawn: NDArray[np.int64], percent: int
+) -> Floats:
+    """The percentile of each resample, which holds every value as often as its chunk was drawn."""
+    order = np.argsort(values)
+    ordered, sorted_labels = values[order], labels[order]
+    result = []
+    at_once = max(1, ELEMENTS_AT_ONCE // len(values))
+    for first in range(0, len(drawn), at_once):
+        upto = np.cumsum(drawn[first : first + at_once][:, sorted_labels], axis=1)
+        position = (upto[:, -1] - 1) * (percent / 100)
+        rank = np.floor(position)
+        lower = ordered[(upto <= rank[:, None]).sum(axis=1)]
+        last = np.minimum(rank + 1, upto[:, -1] - 1)
+        upper = ordered[(upto <= last[:, None]).sum(axis=1)]
+        result.append(lower + (upper - lower) * (position - rank))
+    return np.concatenate(result)

@@ -1,0 +1,27 @@
+# One complete study, audited, as a single file that can be sent.
+
+ARCHIVED = f"results/archive/{STUDY['study']}.tar.zst"
+
+
+rule archive:
+    input:
+        ARCHIVED,
+
+
+rule pack:
+    input:
+        f"{RESULTS}/complete.json",
+        launch_indexes("A"),
+        launch_indexes("B"),
+        launch_indexes("Bp"),
+        FIGURE_FILES,
+        f"{RESULTS}/report.html",
+        f"{RESULTS}/manifest.json",
+        study=f"{RESULTS}/study.json",
+    output:
+        ARCHIVED,
+    log:
+        f"{RESULTS}/logs/pack.log",
+    shell:
+        "python -m connector_tax.provenance.archive pack --study {input.study} --manifest MANIFEST.md"
+        " --out {output} 2>&1 | tee {log}"

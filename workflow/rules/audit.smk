@@ -1,0 +1,9 @@
+# Every published claim against the raw records. It remakes nothing: it looks at what is there.
+
+
+rule audit:
+    log:
+        f"{RESULTS}/logs/audit.log",
+    shell:
+        "python -m connector_tax.provenance.audit --study {RESULTS}/study.json --manifest MANIFEST.md"
+        " 2>&1 | tee {log}"

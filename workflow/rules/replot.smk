@@ -1,0 +1,38 @@
+# A study from an archive: checked, unpacked into a folder of its own, redrawn, audited. Included in
+# place of every measuring rule, so nothing here can start a server.
+
+
+rule unpack:
+    input:
+        ARCHIVE,
+    output:
+        f"{RESULTS}/archive.json",
+        f"{RESULTS}/study.json",
+        f"{RESULTS}/environment.json",
+        f"{RESULTS}/reference_rates.json",
+        f"{RESULTS}/manifest.json",
+        f"{RESULTS}/patch/patch_status.json",
+        f"{RESULTS}/preflight/preflight_status.json",
+        launch_indexes("A"),
+        launch_indexes("B"),
+        launch_indexes("Bp"),
+    log:
+        f"{RESULTS}.unpack.log",
+    shell:
+        "python -m connector_tax.provenance.archive unpack --archive {input:q} --out {RESULTS}"
+        " 2>&1 | tee {log}"
+
+
+rule replot:
+    default_target: True
+    input:
+        rules.unpack.output,
+        rules.aggregate.output,
+        FIGURE_FILES,
+        f"{RESULTS}/report.html",
+        study=f"{RESULTS}/study.json",
+    log:
+        f"{RESULTS}/logs/replot.log",
+    shell:
+        "python -m connector_tax.provenance.audit --study {input.study} --manifest MANIFEST.md"
+        " 2>&1 | tee {log}"
