@@ -48,8 +48,8 @@ class LoadGeneratorOptions:
 
     workers: int = 1
     connections_per_worker: int = 256
-    spin_us: float = 30.0
-    sleep_margin_us: float = 30.0
+    spin_us: float = 100.0
+    sleep_margin_us: float = 100.0
     lead_ms: float = 20.0
     kernel_stamps: bool = True
     keep_reads: bool = True
