@@ -15,20 +15,21 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.engine.launch import free_port, running
 from connector_tax.files import read_json, read_jsonl, write_json
 
-_WARMUP_S = 1.0
-_MEASURE_S = 4.0
+_WARMUP_S = 0.5
+_MEASURE_S = 3.0
+_ROUNDS = 3
 _DONE = b"data: [DONE]"
 _TOKEN = b'"text":'
 
@@ -175,33 +176,28 @@ async def _sleepers(load: Load, folder: Path) -> Result:
     return Result(*seen, _late_ms(read_json(log)))
 
 
-@contextlib.asynccontextmanager
-async def _folder() -> AsyncIterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="engine-bench-") as name:
-        yield Path(name)
-
-
 async def run() -> None:
-    """Print the table."""
+    """Print the table: medians of the rounds, engine and baseline in turn."""
     print(
-        f"{'':25}{'':9}{'tokens/s':>10}{'requests/s':>12}{'CPU share':>11}"
-        f"{'lateness p50':>14}{'p99':>8}{'p99.9 ms':>10}"
+        f"{f'medians of {_ROUNDS} rounds':25}{'':9}{'tokens/s':>10}{'requests/s':>12}"
+        f"{'CPU share':>11}{'lateness p50':>14}{'p99':>8}{'p99.9 ms':>10}"
     )
     for load in _LOADS:
-        results = {}
-        for name, server in (("engine", _engine), ("sleepers", _sleepers)):
-            async with _folder() as folder:
-                result = results[name] = await server(load, folder)
-            p50, p99, p999 = result.late_ms
-            print(
-                f"{load.name:25}{name:9}{result.tokens_s:10.0f}{result.requests_s:12.0f}"
-                f"{result.cpu_share:11.2f}{p50:14.3f}{p99:8.3f}{p999:10.3f}",
-                flush=True,
-            )
-        ours, theirs = results["engine"], results["sleepers"]
-        print(
-            f"{'':25}{'ratio':9}{ours.tokens_s / theirs.tokens_s:10.2f}"
-            f"{ours.requests_s / theirs.requests_s:12.2f}"
-            f"{ours.cpu_share / theirs.cpu_share:11.2f}"
-            f"{ours.late_ms[0] / theirs.late_ms[0]:14.2f}{ours.late_ms[1] / theirs.late_ms[1]:8.2f}"
-        )
+        rounds: dict[str, list[list[float]]] = {"engine": [], "sleepers": []}
+        for _ in range(_ROUNDS):
+            for name, server in (("engine", _engine), ("sleepers", _sleepers)):
+                with tempfile.TemporaryDirectory(prefix="engine-bench-") as folder:
+                    result = await server(load, Path(folder))
+                rounds[name].append(
+                    [result.tokens_s, result.requests_s, result.cpu_share, *result.late_ms]
+                )
+        medians = {name: np.median(values, axis=0) for name, values in rounds.items()}
+        for name, values in medians.items():
+            print(_row(load.name, name, values, (0, 0, 2, 3, 3, 3)))
+        print(_row("", "ratio", medians["engine"] / medians["sleepers"], (2,) * 6), flush=True)
+
+
+def _row(load: str, name: str, values: NDArray[np.float64], digits: tuple[int, ...]) -> str:
+    widths = (10, 12, 11, 14, 8, 10)
+    cells = zip(values, widths, digits, strict=True)
+    return f"{load:25}{name:9}" + "".join(f"{v:{w}.{d}f}" for v, w, d in cells)

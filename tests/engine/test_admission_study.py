@@ -1,0 +1,57 @@
+"""The admission study: its figures from known streams, and the whole of it against the source."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from connector_tax.engine.admission_study import Stream, prompts, summarize, table
+from tests.engine.serving import EMBEDDED
+
+
+def test_the_prompts_are_the_sources() -> None:
+    made = prompts()
+    assert Counter(map(len, made)) == {515: 32, 4: 96}
+    assert sum(map(len, made)) == 16864
+    assert len({tuple(prompt[:3]) for prompt in made}) == 128
+
+
+def test_figures_of_known_streams() -> None:
+    # Sent 1 ms apart; first token after 10 ms, then one every 2 ms.
+    streams = [
+        Stream(i * 1_000_000, [i * 1_000_000 + 10_000_000 + k * 2_000_000 for k in range(32)])
+        for i in range(128)
+    ]
+    summary = summarize(streams)
+    assert summary["ttft_ms"] == pytest.approx([10, 10, 10])
+    assert summary["tpot_ms"] == summary["itl_ms"] == pytest.approx([2, 2, 2])
+    assert summary["latency_ms"] == pytest.approx([72, 72, 72])
+    assert summary["throughput_tokens_s"] == pytest.approx(128 * 32 / 0.199)
+    text = table({"fifo": summary, "pack": {**summary, "ttft_ms": [5, 5, 5]}})
+    line = next(line for line in text.splitlines() if line.startswith("TTFT p99"))
+    assert line.split() == [
+        "TTFT",
+        "p99",
+        "ms",
+        "10.0",
+        "5.0",
+        "-50.0%",
+        "1144.5",
+        "689.7",
+        "-39.7%",
+    ]
+
+
+@pytest.mark.long
+def test_pack_does_to_the_tail_what_the_source_says(tmp_path: Path) -> None:
+    arguments = ("--config", str(EMBEDDED), "--output", str(tmp_path))
+    module = "connector_tax.engine.admission_study"
+    subprocess.run([sys.executable, "-m", module, *arguments], timeout=200, check=True)
+    measured = json.loads((tmp_path / "admission.json").read_text())["measured"]
+    fifo, pack = measured["fifo"], measured["pack"]
+    assert -0.55 < pack["ttft_ms"][2] / fifo["ttft_ms"][2] - 1 < -0.25
+    assert 0 < pack["tpot_ms"][0] / fifo["tpot_ms"][0] - 1 < 0.2
+    assert pack["throughput_tokens_s"] > 0.98 * fifo["throughput_tokens_s"]
