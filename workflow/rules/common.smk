@@ -10,7 +10,7 @@ from connector_tax.study.design import launches, refuse_changed_design, resolve
 from connector_tax.study.guard import own_jobs
 
 # A configuration named on the command line stands alone; it is not laid over the default.
-if not workflow.overwrite_configfiles:
+if not workflow.overwrite_configfiles and "archive" not in config:
 
     configfile: "config/config.yaml"
 
