@@ -1,5 +1,9 @@
 """The connector-tax study: what an idle KV connector costs in vLLM, with error bars."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
-__version__ = version("connector-tax")
+try:
+    __version__ = version("connector-tax")
+except PackageNotFoundError:
+    # vLLM's own environment finds this package by PYTHONPATH, without its metadata.
+    __version__ = "not installed"

@@ -29,7 +29,7 @@ from connector_tax.loadgen import (
     LoadGeneratorOptions,
     Target,
 )
-from connector_tax.loadgen.affinity import AffinityPlan, plan_affinity, read_topology
+from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study import cell as cells
 from connector_tax.study.design import PHASES, Launch, cell_order, launches
 from connector_tax.study.guard import (
@@ -42,7 +42,14 @@ from connector_tax.study.patch import probe_overlay
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.sampler import MetricsSampler
-from connector_tax.study.server import Server, ServerError, command_for, free_port
+from connector_tax.study.server import (
+    Server,
+    ServerError,
+    affinity_plan,
+    command_for,
+    free_port,
+    server_cpus,
+)
 from connector_tax.study.steplog import StepLog
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
@@ -206,13 +213,7 @@ class LaunchDriver:
 
     def _affinity_plan(self) -> AffinityPlan:
         """Where server and load generator run; this process and its helpers move off the server."""
-        options = self.study["config"]["load_generator"]
-        plan = plan_affinity(
-            read_topology(),
-            options["workers"],
-            self.study["config"]["server"]["cores"],
-            options["enable_cpu_affinity"],
-        )
+        plan = affinity_plan(self.study)
         for line in plan.lines():
             self.progress.note(line)
         if plan.enabled:
@@ -226,8 +227,7 @@ class LaunchDriver:
         probe = probe_overlay(self.study, self._study_file.parent)
         command = command_for(self.study, self.launch, port, probe)
         title = f"{self.launch.name} of study {self.study['study']} ({self.study['engine_label']})"
-        cpus = plan.server if plan.enabled else ()
-        self._server = server = Server(self.folder, command, title, host, port, cpus)
+        self._server = server = Server(self.folder, command, title, host, port, server_cpus(plan))
         write_json(
             self.folder / "config.json",
             {

@@ -33,9 +33,11 @@ from connector_tax.study.server import (
     STEP_LOG_PREFIX,
     Server,
     ServerError,
+    affinity_plan,
     command_for,
     free_port,
     served_model,
+    server_cpus,
 )
 from connector_tax.study.steplog import FLUSH_S, StepLog
 from connector_tax.vllm import overlay
@@ -116,9 +118,9 @@ def gated_server(
     StepLog(folder).remove()
     try:
         command = command_for(study, launch, port, probe)
-        server = Server(
-            folder, command, f"{name} of study {study['study']}", settings["host"], port
-        )
+        cpus = server_cpus(affinity_plan(study))
+        title = f"{name} of study {study['study']}"
+        server = Server(folder, command, title, settings["host"], port, cpus)
         folder.mkdir(parents=True, exist_ok=True)
         watch_parent(lambda: _die(server))
         note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")

@@ -22,7 +22,12 @@ import psutil
 
 from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
-from connector_tax.loadgen.affinity import format_cpus
+from connector_tax.loadgen.affinity import (
+    AffinityPlan,
+    format_cpus,
+    plan_affinity,
+    read_topology,
+)
 from connector_tax.study.design import Launch, launch_seed
 from connector_tax.study.guard import LAUNCH_VARIABLE, die_with_parent, kill_leftovers
 from connector_tax.vllm.launch import (
@@ -70,6 +75,18 @@ def served_model(engine: Mapping[str, Any]) -> tuple[str, int]:
         model = engine["definition_content"]["model"]
         return model["served_name"], model["vocab_size"]
     return engine["served_model_name"], engine["vocab_size"]
+
+
+def affinity_plan(study: Mapping[str, Any]) -> AffinityPlan:
+    """Where the server and the load generator of this study run on this machine."""
+    options = study["config"]["load_generator"]
+    cores = study["config"]["server"]["cores"]
+    return plan_affinity(read_topology(), options["workers"], cores, options["enable_cpu_affinity"])
+
+
+def server_cpus(plan: AffinityPlan) -> tuple[int, ...]:
+    """The logical CPUs the server is pinned to; empty: it is not pinned."""
+    return plan.server if plan.enabled else ()
 
 
 def command_for(

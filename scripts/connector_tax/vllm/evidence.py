@@ -26,14 +26,6 @@ def failed_parts(log: str) -> list[str]:
     return [line.strip() for line in log.splitlines() if _FAILED.search(line)]
 
 
-def created_classes(log: str) -> set[str]:
-    """Connector classes the log says were created, children included where the probe ran."""
-    found = set(_CREATED.findall(log))
-    for names in _WATCHED.findall(log):
-        found.update(names.split(" > "))
-    return found
-
-
 def inactive_reason(
     classes: Sequence[str], log: str, steps: Iterable[Mapping[str, Any]] | None
 ) -> str | None:
@@ -46,13 +38,17 @@ def inactive_reason(
     """
     if failed := failed_parts(log):
         return f"the server answers, but its log says: {failed[0][:300]}"
-    created = created_classes(log)
+    created = _CREATED.findall(log)
     if not classes:
-        return f"plain, but the log names {sorted(created)}" if created else None
-    wanted = classes if steps is not None else classes[:1]
-    if absent := [name for name in wanted if name not in created]:
-        return f"{', '.join(absent)} not named as created in the log (named: {sorted(created)})"
-    return None if steps is None else _unseen_hook(classes, steps)
+        return f"plain, but the log names {', '.join(created)}" if created else None
+    if not created:
+        return "the log names no connector as created"
+    if steps is None:
+        return None
+    watched = {name for names in _WATCHED.findall(log) for name in names.split(" > ")}
+    if absent := [name for name in classes if name not in watched]:
+        return f"{', '.join(absent)} not created (the probe watches {', '.join(sorted(watched))})"
+    return _unseen_hook(classes, steps)
 
 
 def _unseen_hook(classes: Sequence[str], steps: Iterable[Mapping[str, Any]]) -> str | None:

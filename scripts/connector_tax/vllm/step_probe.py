@@ -354,15 +354,22 @@ def _timed(hook: Any, name: str, times: dict[str, Any], side: Side, child: str |
     return timed_hook
 
 
-def watch_connector(probe: Probe, connector: Any, role: Any) -> None:
-    """Time the hooks of a connector object, and of the children a MultiConnector holds."""
+def watch_connector(probe: Probe, connector: Any, config: Any, role: Any) -> None:
+    """Time the hooks of a connector object, and of the children a MultiConnector holds.
+
+    The log line names them as the configuration does; vLLM may create a class of another name.
+    """
     side = probe.sides["scheduler" if role.name == "SCHEDULER" else "worker"]
-    names = type(connector).__name__
+    names = [config.kv_transfer_config.kv_connector]
     _wrap_hooks(probe, connector, side, HOOKS, None)
-    for child in getattr(connector, "_connectors", ()):
-        _wrap_hooks(probe, child, side, CHILD_HOOKS, type(child).__name__)
-        names += f" > {type(child).__name__}"
-    _LOG.info("connector_tax step probe watches %s (%s)", names, role.name)
+    children = getattr(connector, "_connectors", ())
+    configs = getattr(connector, "_ktc_kv_transfer_config", ())
+    for position, child in enumerate(children):
+        known = position < len(configs)
+        name = configs[position].kv_connector if known else type(child).__name__
+        _wrap_hooks(probe, child, side, CHILD_HOOKS, name)
+        names.append(name)
+    _LOG.info("connector_tax step probe watches %s (%s)", " > ".join(names), role.name)
 
 
 def _wrap_hooks(
@@ -413,7 +420,7 @@ def install(probe: Probe) -> None:
     def create_connector(cls: Any, config: Any, role: Any, *args: Any, **kwargs: Any) -> Any:
         connector = create(cls, config, role, *args, **kwargs)
         try:
-            watch_connector(probe, connector, role)
+            watch_connector(probe, connector, config, role)
         except Exception as error:
             _give_up(error)
         return connector
