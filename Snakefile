@@ -25,6 +25,7 @@ if ARCHIVE is None:
     include: "workflow/rules/manifest.smk"
     include: "workflow/rules/archive.smk"
     include: "workflow/rules/audit.smk"
+    include: "workflow/rules/admission.smk"
 
     rule all:
         default_target: True
