@@ -44,6 +44,8 @@ MEASUREMENT_KEYS = (
     "validity",
 )
 COSMETIC_KEYS = ("label", "purpose")
+# The embedded engine knows a configuration by its id and the gate it must pass, and nothing else.
+EMBEDDED_KEYS = ("id", "gate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,13 @@ def measured_design(
     """The part of the configuration a measurement depends on: what the design hash covers."""
     design = {key: config[key] for key in MEASUREMENT_KEYS}
     design["engine"] = {k: v for k, v in design["engine"].items() if k != "definition"}
+    embedded = config["engine"]["kind"] == "embedded"
     design["configurations"] = [
-        {key: value for key, value in entry.items() if key not in COSMETIC_KEYS}
+        {
+            key: value
+            for key, value in entry.items()
+            if key not in COSMETIC_KEYS and (key in EMBEDDED_KEYS or not embedded)
+        }
         for entry in configurations
     ]
     return design
