@@ -48,7 +48,8 @@ class EventServer:
         self._cpu = cpu
         self.truth: dict[str, list[int]] = {}
         """By request id: arrival, then one write stamp per token event (CLOCK_MONOTONIC ns)."""
-        self.arrivals_ns: list[int] = []
+        self.responses: list[list[int]] = []
+        """The same for every response, in the order in which they ended."""
 
     def __enter__(self) -> "EventServer":
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -79,5 +80,5 @@ class EventServer:
             name, *stamps = line.split(" ")
             numbers = [int(stamp) for stamp in stamps]
             self.truth[name] = numbers
-            self.arrivals_ns.append(numbers[0])
+            self.responses.append(numbers)
         self._folder.cleanup()

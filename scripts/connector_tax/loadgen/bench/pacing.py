@@ -16,6 +16,8 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -84,7 +86,7 @@ class MetronomeSession(SessionThread):
             self._metronome.communicate()
 
 
-VARIANTS: dict[str, tuple[type[SessionThread], dict[str, float]]] = {
+VARIANTS: dict[str, tuple[type[SessionThread], dict[str, Any]]] = {
     "thread + spin": (SpinningSession, {"lead_ms": 0.0, "spin_us": 0.0}),
     "metronome process": (MetronomeSession, {"lead_ms": 0.0, "spin_us": 0.0}),
     "early, no spin": (SessionThread, {"spin_us": 0.0, "sleep_margin_us": 0.0}),
@@ -98,7 +100,7 @@ def run_variant(name: str, rate_rps: float, seconds: float) -> list[str]:
     session, changes = VARIANTS[name]
     client_cpu, server_cpu = two_cpus()
     plan = AffinityPlan((client_cpu,), ((client_cpu,),), (server_cpu,), True, (), read_topology())
-    options = LoadGeneratorOptions(connections_per_worker=64, cpus=plan, **changes)
+    options = replace(LoadGeneratorOptions(connections_per_worker=64, cpus=plan), **changes)
     rule = CellRule(0.5, seconds, 0, seconds, 5.0, 1000, 10.0)
     offsets = make_offsets("poisson", rate_rps, rule.warmup_s + seconds, "1/pacing")
     body = json.dumps({"prompt": [1] * 512, "max_tokens": TOKENS}).encode()
