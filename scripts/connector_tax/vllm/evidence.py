@@ -17,13 +17,24 @@ _FAILED = re.compile(
     r"fail(?:ed|ure) to initiali[sz]e|initiali[sz]ation failed|is not available$", re.I
 )
 _NOT_THE_CONNECTOR = re.compile(r"\bTriton\b|\bSwapping\b", re.I)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_EXCEPTION = re.compile(r"[A-Za-z_.]+(?:Error|Exception): ")
+_TRACEBACK_LINES = 60
 SCHEDULER_HOOKS = ("build_meta_us",)
 WORKER_HOOKS = ("get_finished_us", "start_load_kv_us")
 
 
 def failed_parts(log: str) -> list[str]:
-    """Log lines that say a part failed to initialise."""
-    return [line.strip() for line in log.splitlines() if _FAILED.search(line)]
+    """What the log says failed to initialise: the line, and the exception printed after it."""
+    lines = [_COLOUR.sub("", line).strip() for line in log.splitlines()]
+    found = []
+    for position, line in enumerate(lines):
+        if _FAILED.search(line):
+            after = lines[position + 1 : position + 1 + _TRACEBACK_LINES]
+            cause = next((text for text in after if _EXCEPTION.match(text)), "")
+            line = line.removesuffix("Traceback (most recent call last):").strip()
+            found.append(f"{line} {cause}".strip())
+    return found
 
 
 def inactive_reason(
