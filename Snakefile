@@ -7,6 +7,7 @@ include: "workflow/rules/common.smk"
 
 if ARCHIVE is None:
 
+    include: "workflow/rules/vllm.smk"
     include: "workflow/rules/environment.smk"
     include: "workflow/rules/preflight.smk"
     include: "workflow/rules/patch.smk"

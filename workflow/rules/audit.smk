@@ -4,6 +4,8 @@
 rule audit:
     log:
         f"{RESULTS}/logs/audit.log",
+    params:
+        study=f"{RESULTS}/study.json",
     shell:
-        "python -m connector_tax.provenance.audit --study {RESULTS}/study.json --manifest MANIFEST.md"
+        "python -m connector_tax.provenance.audit --study {params.study} --manifest MANIFEST.md"
         " 2>&1 | tee {log}"

@@ -6,8 +6,13 @@ from snakemake.exceptions import WorkflowError
 
 from connector_tax.config import ConfigError
 from connector_tax.provenance.archive import ArchiveError, read_head
-from connector_tax.study.design import launches, refuse_changed_design, resolve
-from connector_tax.study.guard import own_jobs
+from connector_tax.study.design import launches, resolve
+from connector_tax.study.guard import own_jobs, remove_temporaries
+from connector_tax.study.remeasure import (
+    check_design,
+    keep_old_design,
+    request_remeasuring,
+)
 
 # A configuration named on the command line stands alone; it is not laid over the default.
 if not workflow.overwrite_configfiles and "archive" not in config:
@@ -20,16 +25,26 @@ own_jobs()
 SOURCE = ", ".join(map(str, workflow.configfiles))
 # `--config archive=FILE` redraws a study that was sent: no configuration counts but the archive's.
 ARCHIVE = config.pop("archive", None)
+# What `--forcerun` and `--forceall` ask for; linting and unlocking have no such settings.
+SETTINGS = workflow.dag_settings
+FORCED = (SETTINGS.forcerun, SETTINGS.forceall) if SETTINGS else ((), False)
 try:
     if ARCHIVE is None:
         STUDY = resolve(config, SOURCE)
         RESULTS = f"results/{STUDY['study']}"
-        refuse_changed_design(Path(RESULTS) / "study.json", STUDY, SOURCE)
+        check_design(STUDY, Path(RESULTS), SOURCE, *FORCED)
+        request_remeasuring(STUDY, Path(RESULTS), *FORCED)
     else:
         STUDY = read_head(Path(ARCHIVE))[1]
         RESULTS = f"results/replot/{STUDY['study']}"
 except (ConfigError, ArchiveError) as error:
     raise WorkflowError(str(error)) from None
+
+
+onstart:
+    remove_temporaries(Path("results"))
+    if ARCHIVE is None:
+        keep_old_design(STUDY, Path(RESULTS))
 
 
 # Software comes from the environment Snakemake runs in (envs/pipeline.lock); this names its base image.

@@ -16,6 +16,7 @@ rule study:
 
 rule environment:
     input:
+        ancient(ENGINE_FILES),
         study=ancient(f"{RESULTS}/study.json"),
     output:
         f"{RESULTS}/environment.json",

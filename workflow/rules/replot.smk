@@ -18,8 +18,10 @@ rule unpack:
         launch_indexes("Bp"),
     log:
         f"{RESULTS}.unpack.log",
+    params:
+        folder=RESULTS,
     shell:
-        "python -m connector_tax.provenance.archive unpack --archive {input:q} --out {RESULTS}"
+        "python -m connector_tax.provenance.archive unpack --archive {input:q} --out {params.folder}"
         " 2>&1 | tee {log}"
 
 

@@ -86,6 +86,14 @@ def kill_leftovers(folder: Path) -> int:
     return len(processes)
 
 
+def remove_temporaries(folder: Path) -> int:
+    """Delete what a killed write left below `folder` (files.write_bytes); how many there were."""
+    left = [path for path in folder.rglob(".*.tmp") if path.is_file()]
+    for path in left:
+        path.unlink(missing_ok=True)
+    return len(left)
+
+
 @contextlib.contextmanager
 def device_lock(device: str, holder: str, wait_s: float = 10.0) -> Iterator[None]:
     """Hold the device for one launch; the kernel releases it however this process ends.

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
 from connector_tax.loadgen import (
     LoadGenerator,
@@ -41,8 +42,10 @@ from connector_tax.study.guard import (
 from connector_tax.study.patch import probe_overlay
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.progress import LaunchProgress
+from connector_tax.study.remeasure import refuse_other_design, supersede
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import (
+    PortTakenError,
     Server,
     ServerError,
     affinity_plan,
@@ -53,6 +56,7 @@ from connector_tax.study.server import (
 from connector_tax.study.steplog import StepLog
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
+PORTS_TRIED = 5
 SUMMARY_MODULE = "connector_tax.analysis.measure"
 
 
@@ -145,14 +149,13 @@ class LaunchDriver:
             self.progress.say(f"killed {killed} processes left over from an interrupted run")
         for partial in self.folder.glob("*.partial"):
             shutil.rmtree(partial)
-        missing = [cell for cell in self._cells() if not self._is_finished(cell["cell"])]
+        missing = [cell for cell in self._cells() if not self._is_finished(cell, rate_rps)]
         if not missing:
             return None
         attempt = self._new_attempt()
         started = time.monotonic()
         try:
-            with contextlib.ExitStack() as stack:
-                self._measure_all(stack, missing, rate_rps, attempt)
+            self._with_a_port(missing, rate_rps, attempt)
         except (ServerError, LoadGeneratorError) as error:
             attempt["failure"] = str(error)
             self.progress.say(f"FAILED: {error}")
@@ -161,6 +164,21 @@ class LaunchDriver:
             attempt |= {"ended_utc": _now(), "wall_s": time.monotonic() - started}
             self._write_attempts()
         return None
+
+    def _with_a_port(
+        self, missing: Sequence[Mapping[str, Any]], rate_rps: float | None, attempt: dict[str, Any]
+    ) -> None:
+        """Measure; where somebody else takes the port before the server does, on another one."""
+        for left in reversed(range(PORTS_TRIED)):
+            try:
+                with contextlib.ExitStack() as stack:
+                    self._measure_all(stack, missing, rate_rps, attempt)
+                return
+            except PortTakenError as error:
+                attempt.setdefault("ports_taken", []).append(attempt["port"])
+                if not left:
+                    raise
+                self.progress.say(f"{str(error).splitlines()[0]}; another port is chosen")
 
     def _measure_all(
         self,
@@ -267,16 +285,26 @@ class LaunchDriver:
             ),
         )
 
-    def _is_finished(self, name: str) -> bool:
+    def _is_finished(self, cell: Mapping[str, Any], rate_rps: float | None) -> bool:
+        name = cell["cell"]
         try:
             content = cells.read_intact(self.folder, self.launch.phase, name)
         except ArtifactError as error:
             aside = cells.move_aside(self.folder, name, "damaged")
             self.progress.say(f"{error}; moved to {aside.name}, measuring the cell again")
             return False
-        if content is not None:
-            self.progress.say(f"cell {name} is there and intact; kept")
-        return content is not None
+        if content is None:
+            return False
+        rate = cell["rate_rps"] if cell["rate_rps"] is not None else rate_rps
+        if content["schedule"]["rate_rps"] != rate:
+            aside = cells.move_aside(self.folder, name, "otherrate")
+            self.progress.say(
+                f"cell {name} was measured at {content['schedule']['rate_rps']:g} req/s, the "
+                f"reference rate is now {rate:g}; kept as {aside.name}, measuring the cell again"
+            )
+            return False
+        self.progress.say(f"cell {name} is there and intact; kept")
+        return True
 
     def _new_attempt(self) -> dict[str, Any]:
         number = len(self._attempts) + 1
@@ -361,13 +389,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{arguments.study}: no launch {launch.name} in run_order", file=sys.stderr)
             return 2
         with LaunchProgress(study, arguments.study.parent, launch, arguments.log) as progress:
+            aside = supersede(launch, arguments.study.parent)
+            if aside is not None:
+                progress.say(f"measured again on request; the old launch is kept in {aside}")
+            refuse_other_design(study, launch, arguments.study.parent)
             driver = LaunchDriver(arguments.study, launch, progress)
             watch_parent(driver.die)
             signal.signal(signal.SIGTERM, _handler(driver.stop_at_next_boundary))
             index = driver.run()
             write_summary(driver)
             write_json(driver.folder / "index.json", index)
-    except (ArtifactError, DeviceBusyError) as error:
+    except (ArtifactError, ConfigError, DeviceBusyError) as error:
         print(error, file=sys.stderr)
         return 2
     except StopRequested:

@@ -47,6 +47,10 @@ class ServerError(Exception):
     """The server did not start, died or did not stop; the text carries the end of its log."""
 
 
+class PortTakenError(ServerError):
+    """Another process listens on the port that was chosen for the server."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
     """What launch.sh runs: arguments, added environment, JSON files that lie beside it, companions.
@@ -194,6 +198,7 @@ class Server:
         self._title = title
         self._cpus = cpus
         self._process: subprocess.Popen[bytes] | None = None
+        self._foreign_port = False
         self._started = 0.0
         self._log_read = dict.fromkeys(LOGS, 0)
 
@@ -245,10 +250,12 @@ class Server:
         """Wait until /v1/models answers 200; the seconds that took since `start`.
 
         Raises:
+            PortTakenError: another process listens on the port.
             ServerError: the process ended first, or `timeout_s` passed.
         """
         with httpx.Client(trust_env=False, timeout=5.0) as client:
             while True:
+                self._check_port()
                 self.check_alive("before it was ready")
                 with contextlib.suppress(httpx.TransportError):
                     if client.get(f"{self.url}/v1/models").status_code == httpx.codes.OK:
@@ -279,6 +286,27 @@ class Server:
             self._log_read[name] += text.rfind(b"\n") + 1
             if found := DEAD_ENGINE.search(text.decode(errors="replace")):
                 raise ServerError(f"the engine died ({found[0]}) {when}\n{self.log_tail()}")
+
+    def _check_port(self) -> None:
+        """Raise `PortTakenError` if a process outside the group listens on the port.
+
+        Its answers would be taken for the server's.
+        """
+        if not self._port_taken():
+            return
+        owner = next(
+            (
+                connection.pid
+                for connection in psutil.net_connections("tcp")
+                if connection.status == psutil.CONN_LISTEN
+                and connection.pid is not None
+                and connection.laddr[1:2] == (self.port,)
+            ),
+            None,
+        )
+        if owner is not None and owner not in self._group_members():
+            self._foreign_port = True
+            raise PortTakenError(f"port {self.port} is in use by process {owner}")
 
     def _runs(self, companion: str) -> bool:
         """Whether a companion runs; true as long as launch.sh has not come to it."""
@@ -338,7 +366,7 @@ class Server:
     def _check_gone(self) -> None:
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            if not self._group_members() and not self._port_taken():
+            if not self._group_members() and (self._foreign_port or not self._port_taken()):
                 return
             time.sleep(0.02)
         raise ServerError(

@@ -1,0 +1,102 @@
+"""Measuring again: only on explicit request, and nothing that was measured is deleted.
+
+Snakemake's `--forcerun` (or `--forceall`) is the request. It deletes a forced job's index.json and
+runs the driver again, which by itself would keep the intact cells; so the Snakefile names the
+forced launches in CONNECTOR_TAX_REMEASURE, and the driver first renames the launch's folder to
+`<phase>.superseded<k>`. A changed design may replace the old one in its folder only when every
+measuring rule is forced.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from connector_tax.config import ConfigError
+from connector_tax.files import fsync_directory, read_json, write_bytes
+from connector_tax.study.design import PHASES, Launch, launches, refuse_changed_design
+
+REMEASURE_VARIABLE = "CONNECTOR_TAX_REMEASURE"
+RULES = {"A": "phase_a", "B": "phase_b", "Bp": "phase_bp"}
+# What a new design must force: everything that depends on the design and is never redone by itself.
+DESIGN_RULES = ("preflight", "patch_apply", *RULES.values())
+
+
+def request_remeasuring(
+    study: Mapping[str, Any], folder: Path, forced: Collection[str], everything: bool
+) -> None:
+    """Tell the drivers which launches are forced.
+
+    Args:
+        study: the resolved design.
+        folder: results/<study>.
+        forced: what `--forcerun` names: rules and files.
+        everything: whether `--forceall` is given.
+    """
+    names = [
+        launch.name
+        for phase in PHASES
+        for launch in launches(study, phase)
+        if everything
+        or RULES[phase] in forced
+        or (launch.folder(folder) / "index.json").as_posix() in forced
+    ]
+    os.environ[REMEASURE_VARIABLE] = " ".join(names)
+
+
+def check_design(
+    study: Mapping[str, Any], folder: Path, source: str, forced: Collection[str], everything: bool
+) -> None:
+    """Refuse a changed design, unless everything that depends on it is forced.
+
+    Raises:
+        ConfigError: names the keys that differ and the ways out.
+    """
+    if everything or set(DESIGN_RULES) <= set(forced):
+        return
+    try:
+        refuse_changed_design(folder / "study.json", study, source)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}\nTo measure the changed design in this folder, the old launches moved aside: "
+            f"--forcerun {' '.join(DESIGN_RULES)}"
+        ) from None
+
+
+def keep_old_design(study: Mapping[str, Any], folder: Path) -> None:
+    """Copy study.json to `study.superseded<k>.json` if the design is about to change."""
+    path = folder / "study.json"
+    if not path.exists() or read_json(path)["design_sha256"] == study["design_sha256"]:
+        return
+    number = 1
+    while (target := folder / f"study.superseded{number}.json").exists():
+        number += 1
+    write_bytes(target, path.read_bytes())
+
+
+def supersede(launch: Launch, study_folder: Path) -> Path | None:
+    """Move the launch's folder aside if its measuring again was asked for; where it is now."""
+    folder = launch.folder(study_folder)
+    if launch.name not in os.environ.get(REMEASURE_VARIABLE, "").split() or not folder.exists():
+        return None
+    number = 1
+    while (target := folder.with_name(f"{folder.name}.superseded{number}")).exists():
+        number += 1
+    folder.rename(target)
+    fsync_directory(folder.parent)
+    return target
+
+
+def refuse_other_design(study: Mapping[str, Any], launch: Launch, study_folder: Path) -> None:
+    """Refuse to carry on with cells that were measured under another design.
+
+    Raises:
+        ConfigError: names the folder and the way out.
+    """
+    path = launch.folder(study_folder) / "config.json"
+    if path.exists() and read_json(path)["design_sha256"] != study["design_sha256"]:
+        raise ConfigError(
+            f"{path.parent} holds cells of another design than {study_folder / 'study.json'}; they "
+            f"are kept. To measure it again, the old cells moved aside: "
+            f"--forcerun {RULES[launch.phase]}"
+        )
