@@ -16,6 +16,7 @@ from connector_tax.provenance.audit_study import CLOSING_PLAIN, PHASES, RawCell,
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import differences
 from connector_tax.provenance.recompute import Row, arrival_offsets_ns, named_generator
+from connector_tax.study.design import measured_design
 
 # The six file types of a run (design, "Per-run artifacts") and the per-cell records.
 RUN_FILES = (
@@ -27,21 +28,6 @@ RUN_FILES = (
     "summary.json",
 )
 CELL_FILES = ("cell", "requests", "metrics", "engine_step")
-DESIGN_KEYS = (
-    "seed",
-    "blocks",
-    "closing_plain",
-    "engine",
-    "server",
-    "arrivals",
-    "phase_a",
-    "phase_b",
-    "phase_bp",
-    "cell",
-    "load_generator",
-    "metrics",
-    "validity",
-)
 FAILED = ("error", "timeout", "cancelled")
 STATUSES = ("ok", *FAILED, "dropped")
 ORDER = ("issue", "worker", "conn", "send", "headers", "first_token", "last_token", "done")
@@ -91,12 +77,8 @@ def _check_cell(study: RawStudy, cell: RawCell, ledger: Ledger) -> None:
 
 def _design_hash(study: RawStudy) -> Iterator[str]:
     config = study.config
-    design = {key: config[key] for key in DESIGN_KEYS}
-    design["engine"] = {k: v for k, v in design["engine"].items() if k != "definition"}
-    design["configurations"] = [
-        {k: v for k, v in entry.items() if k not in ("label", "purpose")}
-        for entry in study.document["configurations"]
-    ]
+    # What the hash covers is the design's own definition; whether it fits is what is checked.
+    design = measured_design(config, study.document["configurations"])
     found = sha256_json(design)
     if found != study.document["design_sha256"]:
         yield f"design_sha256 is {study.document['design_sha256']}, its content hashes to {found}"
@@ -310,6 +292,12 @@ def _schedule(study: RawStudy, cell: RawCell) -> Iterator[str]:
     if schedule["rate_rps"] != rate:
         yield f"rate is {schedule['rate_rps']} req/s, it must be {rate}"
     until = window["t_stop_ns"] - window["t_origin_ns"]
+    rule = study.document["config"]["cell"]
+    longest_s = rule["warmup_s"] + rule["cap_s"]
+    if not 0 < until <= longest_s * 1e9 + 1:
+        # Also keeps a forged stamp from asking for a schedule without end.
+        yield f"the window ends {until / 1e9:.3f} s after the origin, allowed: up to {longest_s:g} s"
+        return
     due = arrival_offsets_ns(arrivals["process"], rate, until, name, arrivals["gamma_shape"])
     found = [r["t_intended_ns"] - window["t_origin_ns"] for r in cell.requests]
     if schedule["n"] != len(due):
@@ -380,17 +368,17 @@ def _counters(cell: RawCell) -> Iterator[str]:
 
 def _validity(study: RawStudy, cell: RawCell) -> Iterator[str]:
     found = recomputed_checks(study, cell)
+    valid = all(check["pass"] for check in found.values())
+    if cell.record["valid"] != valid:
+        yield f"valid is {cell.record['valid']}, the checks give {valid}"
+    if (cell.status == "valid") != valid:
+        yield f"index.json says {cell.status}, the checks give {'valid' if valid else 'void'}"
     health = cell.record["health"]
     if health.keys() != found.keys():
         yield f"health lists {sorted(health.keys() ^ found.keys())} more or less than METHOD.md"
     for name in health.keys() & found.keys():
         for difference in differences(health[name], found[name], name):
             yield f"health: {difference}"
-    valid = all(check["pass"] for check in found.values())
-    if cell.record["valid"] != valid:
-        yield f"valid is {cell.record['valid']}, the checks give {valid}"
-    if (cell.status == "valid") != valid:
-        yield f"index.json says {cell.status}, the checks give {'valid' if valid else 'void'}"
     if len(cell.record["void_reasons"]) != sum(not c["pass"] for c in found.values()):
         yield "void_reasons does not name every failed check"
     if cell.status == "void" and not cell.reason:

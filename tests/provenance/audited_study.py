@@ -1,0 +1,220 @@
+"""A synthetic study that passes the whole audit: what the measuring side leaves, and all derived.
+
+`write_synthetic_study` knows latencies and taxes; this adds what it leaves out (named schedules,
+counters, health, run files, manifest), then runs analysis, figures, report and manifest on it.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from connector_tax.analysis import aggregate
+from connector_tax.analysis.measure import summarise_cell
+from connector_tax.analysis.validity import COUNTERS, assess, server_counters, void_reasons
+from connector_tax.figures import style
+from connector_tax.figures.names import NAMES
+from connector_tax.figures.tables import Study
+from connector_tax.files import read_json, read_jsonl, sha256_file, sha256_json, write_json
+from connector_tax.provenance import manifest
+from connector_tax.report.page import render
+from connector_tax.study.design import measured_design, run_order
+from tests.analysis.synthetic import write_synthetic_study
+
+SMALL: dict[str, Any] = {
+    "phase_a": {"rates_rps": [40.0, 80.0]},
+    "phase_b": {"input_tokens": [128, 512], "output_tokens": [16]},
+    "phase_bp": {"configurations": ["plain", "mooncake_both"], "shapes": [[128, 16]]},
+    "cell": {"floor_s": 1.5, "min_completed": 40},
+    "statistics": {"resamples": 100},
+}
+SECTIONS: dict[str, Any] = {
+    "engine": {
+        "kind": "embedded",
+        "label": "embedded (emulated)",
+        "definition": "config/embedded.yaml",
+        "definition_content": {},
+    },
+    "server": {"host": "127.0.0.1", "device": "none"},
+    "load_generator": {"workers": 1},
+    "metrics": {"interval_s": 0.5},
+    "validity": {
+        "schedule_lag_p99_ms": 2.0,
+        "schedule_lag_ttft_fraction": 0.02,
+        "sent_rate_tolerance": 0.01,
+        "max_error_rate": 0.01,
+        "loop_lag_p99_ms": 5.0,
+        "max_cpu_share": 0.9,
+    },
+}
+PROCESSES = {"main": {"loop_lag_p99_ms": 1.0, "cpu_share": 0.1, "undecodable": 0}}
+SKIPPED = {"mooncake_consumer": "verify_kv_consumer: not ready after 30 s"}
+
+
+def write_audited_study(folder: Path) -> Path:
+    """Write results/synthetic and MANIFEST.md below `folder`; the path of study.json."""
+    root = folder / "results" / "synthetic"
+    study_file = write_synthetic_study(root, config=SMALL, skipped=SKIPPED, steps_per_cell=40)
+    document = _complete_design(study_file)
+    for index_file in sorted(root.glob("runs/*/*/*/index.json")):
+        _complete_launch(document, index_file)
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert aggregate.main(["--study", str(study_file)]) == 0
+        study = Study(study_file)
+        for name in NAMES:
+            module = import_module(f"connector_tax.figures.{name}")
+            style.save(module.draw(study), root / "figures", name, module.TITLE)
+        (root / "report.html").write_text(render(study))
+        arguments = ["--study", str(study_file), "--manifest", str(folder / "MANIFEST.md")]
+        assert manifest.main(arguments) == 0
+    return study_file
+
+
+def _complete_design(study_file: Path) -> dict[str, Any]:
+    root = study_file.parent
+    document: dict[str, Any] = read_json(study_file)
+    document["config"] |= SECTIONS
+    document["run_order"] = run_order(document["config"])
+    document["design_sha256"] = sha256_json(
+        measured_design(document["config"], document["configurations"])
+    )
+    write_json(study_file, document)
+    versions = dict.fromkeys(("vllm", "vllm_sha", "mooncake", "nixl", "lmcache"), "none")
+    write_json(root / "environment.json", versions | {"gpu": ["no GPU"], "cpu": "synthetic"})
+    return document
+
+
+def _complete_launch(document: dict[str, Any], index_file: Path) -> None:
+    index: dict[str, Any] = read_json(index_file)
+    folder = index_file.parent
+    index["depends"] = {"design_sha256": document["design_sha256"]}
+    utc = "2026-05-26T09:00:00.000+00:00"
+    index |= {"started_utc": utc, "ended_utc": utc}
+    if index["status"] == "done":
+        argv = ["python", "-m", "connector_tax.engine", "--configuration", index["configuration"]]
+        description = {"design_sha256": document["design_sha256"], "argv": argv}
+        write_json(folder / "config.json", description)
+        (folder / "launch.sh").write_text(f"#!/usr/bin/env bash\nexec {shlex.join(argv)}\n")
+        index["timing"] = dict.fromkeys(("startup_s", "cells_s", "release_s", "wall_s"), 1.0)
+        for entry in index["cells"]:
+            _complete_cell(document, folder / entry["cell"], index)
+            entry["files"] = hashes(folder / entry["cell"])
+        summary = {e["cell"]: summarise_cell(folder / e["cell"]) for e in index["cells"]}
+        write_json(folder / "summary.json", summary)
+    write_json(index_file, index)
+
+
+def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]) -> None:
+    suffix = f"{index['phase']}_{folder.name}"
+    where = f"{index['config']}/block{index['block']}/{index['phase']}/{folder.name}"
+    record_file = folder / f"cell_{suffix}.json"
+    record: dict[str, Any] = read_json(record_file)
+    requests = list(read_jsonl(folder / f"requests_{suffix}.jsonl"))
+    for number, request in enumerate(requests):
+        request["request_id"] = f"{where}/{number}"
+    metrics = list(read_jsonl(folder / f"metrics_{suffix}.jsonl"))
+    totals = {
+        "success": len(requests),
+        "prompt_tokens": sum(r["prompt_tokens"] for r in requests),
+        "generation_tokens": sum(r["completion_tokens"] for r in requests),
+    }
+    for scrape in metrics:
+        last = scrape is metrics[-1]
+        for key, name in COUNTERS.items():
+            scrape["values"][f'{name}{{engine="0"}}'] = float(totals.get(key, 0) if last else 0)
+    counters = {
+        moment: server_counters(scrape["values"])
+        for moment, scrape in (("before", metrics[0]), ("after", metrics[-1]))
+    }
+    name = f"{document['seed']}/arrivals/block{index['block']}/{index['phase']}/{folder.name}"
+    record["schedule"] |= {"seed": name, "gamma_shape": None}
+    record |= {"server_counters": counters, "load_generator": {"processes": PROCESSES}}
+    record["health"] = assess(
+        records=requests,
+        planned=record["counts"]["planned"],
+        shape=(record["input_tokens"], record["output_tokens"]),
+        window=record["window"],
+        counters=counters,
+        scrapes=metrics,
+        health=record["load_generator"],
+        bounds=document["config"]["validity"],
+    )
+    assert void_reasons(record["health"]) == []
+    write_lines(folder / f"requests_{suffix}.jsonl", requests)
+    write_lines(folder / f"metrics_{suffix}.jsonl", metrics)
+    record["files"] = {k: v for k, v in hashes(folder).items() if not k.startswith("cell_")}
+    write_json(record_file, record)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a cell."""
+    return {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
+
+
+def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
+    """Write JSON lines, breaking any hard link."""
+    replace(path, "".join(json.dumps(record) + "\n" for record in records))
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file anew: a hard-linked copy of it elsewhere keeps its content."""
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+
+
+def linked_copy(source: Path, target: Path) -> Path:
+    """A copy made of hard links; whoever changes a file must write it anew (`replace`)."""
+    shutil.copytree(source, target, copy_function=os.link)
+    return target
+
+
+def seal(root: Path, cell: Path) -> None:
+    """Make all hashes fit a changed cell again, as a forger would who knows the format."""
+    for record_file in cell.glob("cell_*.json"):
+        record = read_json(record_file)
+        record["files"] = {k: v for k, v in hashes(cell).items() if not k.startswith("cell_")}
+        write_json(record_file, record)
+    index_file = cell.parent / "index.json"
+    index = read_json(index_file)
+    for entry in index["cells"]:
+        if entry["cell"] == cell.name:
+            entry["files"] = hashes(cell)
+    write_json(index_file, index)
+    seal_manifest(root)
+
+
+def seal_manifest(root: Path) -> None:
+    """Bring manifest.json and MANIFEST.md up to date."""
+    rows = manifest.rows(root / "study.json")
+    write_json(root / "manifest.json", rows)
+    manifest.update(root.parents[1] / "MANIFEST.md", rows[0]["study"], rows)
+
+
+@contextlib.contextmanager
+def edited_json(path: Path) -> Iterator[Any]:
+    """Change a JSON file inside the block."""
+    value = read_json(path)
+    yield value
+    write_json(path, value)
+
+
+@contextlib.contextmanager
+def edited_lines(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """Change the records of a JSON-lines file inside the block."""
+    records = list(read_jsonl(path))
+    yield records
+    write_lines(path, records)
+
+
+def digest_of(folder: Path) -> str:
+    """One hash over every file below a folder, for 'nothing changed'."""
+    lines = [f"{sha256_file(p)} {p.relative_to(folder)}" for p in sorted(folder.rglob("*"))
+             if p.is_file()]  # fmt: skip
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

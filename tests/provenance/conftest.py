@@ -1,0 +1,15 @@
+"""One synthetic study that passes the audit, made once."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.provenance.audited_study import write_audited_study
+
+
+@pytest.fixture(scope="session")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with results/synthetic and MANIFEST.md; not to be written to."""
+    folder = tmp_path_factory.mktemp("audited")
+    write_audited_study(folder)
+    return folder

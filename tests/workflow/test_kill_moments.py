@@ -1,0 +1,100 @@
+"""SIGKILL of the whole process group at 20 seeded moments spread over the whole study.
+
+Each time the same command completes the study; what was finished stays byte for byte.
+"""
+
+import json
+import random
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from connector_tax.files import sha256_file
+from tests.workflow.harness import (
+    gone,
+    kill_tree,
+    prepare,
+    run,
+    start,
+    temporary_folder,
+)
+from tests.workflow.small import smaller
+
+pytestmark = [pytest.mark.workflow, pytest.mark.long, pytest.mark.timeout(600)]
+SEED = 20260607
+MOMENTS = 20
+
+
+@pytest.fixture(scope="module")
+def duration_s(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """How long the study takes when nobody disturbs it."""
+    folder = prepare(tmp_path_factory.mktemp("undisturbed") / "study", smaller)
+    started = time.monotonic()
+    done = run(folder, "all")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return time.monotonic() - started
+
+
+def finished(results: Path) -> dict[str, str]:
+    """Hash of every file of a finished cell."""
+    return {
+        str(path.relative_to(results)): sha256_file(path)
+        for cell in results.glob("runs/*/block*/*/*/cell_*.json")
+        if not cell.parent.suffix
+        for path in cell.parent.iterdir()
+    }
+
+
+def listening(results: Path) -> list[int]:
+    """Ports any launch of the study was given that somebody still listens on."""
+    ports = {
+        attempt.get("port")
+        for path in results.glob("runs/*/block*/*/attempts.json")
+        for attempt in json.loads(path.read_text())
+    }
+    connections = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    return [port for c in connections for port in c.laddr[1:2] if port in ports]
+
+
+@pytest.mark.parametrize("moment", range(MOMENTS))
+def test_killed_at_any_moment_the_study_completes(
+    tmp_path: Path, duration_s: float, moment: int
+) -> None:
+    share = (moment + random.Random(f"{SEED}/{moment}").random()) / MOMENTS
+    folder = prepare(tmp_path / "study", smaller)
+    results = folder / "results" / "tiny"
+    process = start(folder, "all")
+    deadline = time.monotonic() + share * duration_s
+    while time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.005)
+    print(f"killed after {share * duration_s:.2f} s of about {duration_s:.1f} s")
+    kill_tree(process)
+    assert gone(folder) == []
+    assert listening(results) == []
+    before = finished(results)
+
+    assert run(folder, options=("--unlock",)).returncode == 0
+    done = run(folder, "all", options=("--rerun-incomplete",))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    after = finished(results)
+    assert before.items() <= after.items()
+    assert json.loads((results / "complete.json").read_text()) == {"complete": True}
+    assert (results / "patch" / "revert_status.json").exists()
+    for path in results.rglob("*.json"):
+        json.loads(path.read_text())
+    left = [*results.rglob("*.partial"), *folder.rglob(".*.tmp")]
+    # Snakemake leaves its own temporary folder, empty, when it is killed.
+    left += [
+        path
+        for path in temporary_folder(folder).rglob("*")
+        if path.is_file() and path.suffix != ".lock"
+    ]
+    assert left == []
+    assert gone(folder, timeout_s=5) == []
+    assert listening(results) == []
+    assert "Nothing to be done" in (again := run(folder, "all")).stdout + again.stderr
+    audited = run(folder, "audit")
+    assert audited.returncode == 0, audited.stdout
