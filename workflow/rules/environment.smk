@@ -7,7 +7,8 @@ rule study:
     log:
         f"{RESULTS}/logs/study.log",
     params:
-        config=json.dumps(config, sort_keys=True),
+        # A function: braces in its value are not taken for wildcards.
+        config=lambda wildcards: json.dumps(config, sort_keys=True),
         source=SOURCE,
     shell:
         "python -m connector_tax.study.design --config-json {params.config:q} --source {params.source:q}"

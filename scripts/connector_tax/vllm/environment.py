@@ -8,17 +8,20 @@ presence says that the environment is whole.
 
 import argparse
 import ctypes.util
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from connector_tax.config import ROOT
 from connector_tax.files import sha256_file, write_json
 
 NAMES = ("vllm-cpu", "vllm-gpu")
 PYTHON = "python3.11"
+TINY_MODEL = "build/models/tiny-qwen3"
 # Shared libraries the wheels expect of the system, by Debian package.
 SYSTEM_LIBRARIES = {"ibverbs": "libibverbs1", "numa": "libnuma1"}
 
@@ -47,6 +50,17 @@ def build(name: str, python: str) -> None:
     built = {"lock_sha256": sha256_file(lock), "seconds": round(seconds, 1), "bytes": size}
     write_json(target / "built.json", built)
     print(f"envs/{name}/.venv: {size / 2**30:.1f} GiB, built in {seconds:.0f} s")
+
+
+def files_of(engine: Mapping[str, Any]) -> list[str]:
+    """The files a study's engine needs that this project makes: environment and tiny model."""
+    if engine["kind"] != "vllm":
+        return []
+    own = re.match(rf"envs/({'|'.join(NAMES)})/\.venv/", engine["python"])
+    needed = [f"{own[0]}built.json"] if own else []
+    if engine["model"] == f"./{TINY_MODEL}":
+        needed.append(f"{TINY_MODEL}/config.json")
+    return needed
 
 
 _HINTS = {

@@ -1,0 +1,234 @@
+"""Is this machine fit for a study, and how long will it take? Starts no server, changes nothing.
+
+One function per source of trouble; each answers with a finding. A finding that would make the study
+fail or worthless is `fail`, one that weakens it or leaves configurations out is `warn`.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from connector_tax.config import ROOT
+from connector_tax.files import ArtifactError, read_json, sha256_file
+from connector_tax.provenance.environment import ABSENT, cpu, engine_versions
+from connector_tax.study.guard import DeviceBusyError, device_lock
+from connector_tax.study.plan import expected_cell_s, planned_cells, remaining_s
+from connector_tax.study.server import affinity_plan, free_port, server_cpus
+from connector_tax.vllm.environment import files_of
+
+Verdict = Literal["ok", "warn", "fail"]
+# Which configurations fall away without a package, for the warning.
+NEEDED_BY = {"mooncake": "Mooncake", "nixl": "NIXL", "lmcache": "LMCache"}
+# A record's size, seen in studies of both engines.
+BYTES_PER_REQUEST = 700
+BYTES_PER_READ = 22
+BYTES_PER_STEP_RECORD = 420
+STEPS_PER_S = 400
+DISK_RESERVE = 3
+GPU_FIELDS = ("name", "driver_version", "memory.total", "memory.used", "utilization.gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of the table."""
+
+    check: str
+    verdict: Verdict
+    text: str
+
+
+def findings(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
+    """Every check that applies to the study's engine."""
+    engine = study["config"]["engine"]
+    if engine["kind"] == "vllm":
+        yield from _packages(engine)
+        yield _model(engine)
+        if engine["device"] == "cuda":
+            yield from _gpu(engine)
+    yield from _cpus(study)
+    yield _clock()
+    yield _governor()
+    yield _memory()
+    yield _disk(study, folder)
+    yield _port(study)
+    yield _device(study)
+
+
+def _packages(engine: Mapping[str, Any]) -> Iterator[Finding]:
+    python = ROOT / engine["python"]
+    for name in files_of(engine):
+        if name.endswith("built.json"):
+            yield _built(ROOT / name)
+    if not python.exists():
+        yield Finding("vLLM", "fail", f"{engine['python']} is not there; build the environment")
+        return
+    versions = engine_versions({**engine, "python": python})
+    absent = versions["vllm"] == ABSENT
+    yield Finding("vLLM", "fail" if absent else "ok", versions["vllm"])
+    for column, label in NEEDED_BY.items():
+        missing = versions[column] == ABSENT
+        text = f"{ABSENT}; its configurations will be skipped" if missing else versions[column]
+        yield Finding(label, "warn" if missing else "ok", text)
+
+
+def _built(stamp: Path) -> Finding:
+    if not stamp.exists():
+        return Finding("environment", "fail", f"{stamp.relative_to(ROOT)} is not there; not built")
+    built = read_json(stamp)
+    if built["lock_sha256"] != sha256_file(stamp.parents[1] / "requirements.lock"):
+        return Finding("environment", "fail", "built from another requirements.lock; build it anew")
+    size = f"{built['bytes'] / 2**30:.1f} GiB, built in {built['seconds']:.0f} s"
+    return Finding("environment", "ok", size)
+
+
+def _model(engine: Mapping[str, Any]) -> Finding:
+    name = engine["model"]
+    if name.startswith("./") or Path(name).is_absolute():
+        there = (ROOT / name / "config.json").exists()
+        return Finding("model", "ok" if there else "fail", name if there else f"{name}: not there")
+    return Finding("model", "warn", f"{name}: by name; vLLM must find it in its cache or fetch it")
+
+
+def _gpu(engine: Mapping[str, Any]) -> Iterator[Finding]:
+    query = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, check=True, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding("GPU", "fail", f"nvidia-smi: {error}")
+        return
+    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines()]
+    index = int(engine["environment"].get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
+    if index >= len(rows):
+        yield Finding("GPU", "fail", f"no GPU {index}; there are {len(rows)}")
+        return
+    name, driver, total, used, busy = rows[index]
+    yield Finding("GPU", "ok", f"{index}: {name}, driver {driver}")
+    share = float(engine["flags"].get("--gpu-memory-utilization", 0.9))
+    free = 1 - float(used) / float(total)
+    text = f"{float(total) - float(used):.0f} of {total} MiB free, {share:.0%} wanted"
+    yield Finding("GPU memory", "ok" if free >= share else "fail", text)
+    idle = float(busy) == 0
+    yield Finding("GPU load", "ok" if idle else "fail", f"{busy}% busy; a study needs it idle")
+
+
+def _cpus(study: Mapping[str, Any]) -> Iterator[Finding]:
+    yield Finding("CPU", "ok", cpu())
+    plan = affinity_plan(study)
+    yield Finding("CPU sets", "warn" if plan.warnings else "ok", "; ".join(plan.lines()))
+    cores = len(server_cpus(plan)) or (os.cpu_count() or 1)
+    load = psutil.getloadavg()[0]
+    quiet = load < max(0.5, 0.1 * cores)
+    yield Finding("load", "ok" if quiet else "warn", f"{load:.2f} in the last minute")
+
+
+def _clock() -> Finding:
+    path = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+    source = _read(path)
+    good = source in ("tsc", "kvm-clock", "arch_sys_counter")
+    return Finding("clock source", "ok" if good else "warn", source or "unknown")
+
+
+def _governor() -> Finding:
+    governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    if governor is None:
+        return Finding("clock governor", "ok", "not controlled by this system")
+    return Finding("clock governor", "ok" if governor == "performance" else "warn", governor)
+
+
+def _memory() -> Finding:
+    memory = psutil.virtual_memory()
+    enough = memory.available >= 4 * 2**30
+    text = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
+    return Finding("memory", "ok" if enough else "fail", text)
+
+
+def artifact_bytes(study: Mapping[str, Any], folder: Path) -> float:
+    """Expected size of the artifacts still to be written, from record sizes seen."""
+    config = study["config"]
+    shapes = {(p, c["cell"]): c for p, cells in study["cells"].items() for c in cells}
+    total = 0.0
+    fallback = max(config["phase_a"]["rates_rps"])
+    for row in planned_cells(study, folder):
+        cell = shapes[row.launch.phase, row.cell]
+        rate = cell["rate_rps"] or fallback
+        seconds = expected_cell_s(config, rate)
+        reads = (
+            BYTES_PER_READ * cell["output_tokens"] if config["load_generator"]["keep_reads"] else 0
+        )
+        total += rate * seconds * (BYTES_PER_REQUEST + reads)
+        total += 2 * STEPS_PER_S * seconds * BYTES_PER_STEP_RECORD
+    return total
+
+
+def _disk(study: Mapping[str, Any], folder: Path) -> Finding:
+    needed, free = artifact_bytes(study, folder), shutil.disk_usage(folder).free
+    text = f"{free / 2**30:.1f} GiB free, about {needed / 2**30:.2f} GiB of artifacts expected"
+    return Finding("disk", "ok" if free > DISK_RESERVE * needed else "fail", text)
+
+
+def _port(study: Mapping[str, Any]) -> Finding:
+    host = study["config"]["server"]["host"]
+    try:
+        return Finding("port", "ok", f"{host}:{free_port(host)} is free")
+    except OSError as error:
+        return Finding("port", "fail", f"{host}: {error}")
+
+
+def _device(study: Mapping[str, Any]) -> Finding:
+    device = study["config"]["server"]["device"]
+    try:
+        with device_lock(device, "doctor", wait_s=0.0):
+            return Finding("device", "ok", f"{device} is free")
+    except DeviceBusyError as error:
+        return Finding("device", "fail", str(error))
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check the machine for a study; non-zero when a check fails."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.study.doctor", description=main.__doc__
+    )
+    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    parser.add_argument("--json", action="store_true", help="findings as JSON lines")
+    arguments = parser.parse_args(argv)
+    try:
+        study = read_json(arguments.study)
+        rows = list(findings(study, arguments.study.parent))
+        minutes = remaining_s(study, arguments.study.parent) / 60
+    except ArtifactError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if arguments.json:
+        for row in rows:
+            print(json.dumps({"check": row.check, "verdict": row.verdict, "text": row.text}))
+    else:
+        table = Table(box=None, pad_edge=False)
+        for heading in ("check", "verdict", "found"):
+            table.add_column(heading, overflow="fold")
+        for row in rows:
+            table.add_row(row.check, row.verdict, row.text)
+        Console(width=None if sys.stdout.isatty() else 120).print(table)
+        print(f"expected duration: {int(minutes // 60)} h {int(minutes % 60):02d} min")
+    return int(any(row.verdict == "fail" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
