@@ -210,7 +210,8 @@ def unpack(archive: Path, target: Path) -> Header:
         ArchiveError: the archive is damaged or hostile, or `target` is something else. Nothing has
             been written then but a temporary folder beside `target`, which is removed.
     """
-    _check_frame(archive)
+    with archive_file(archive) as stream:
+        _check_frame(archive, stream)
     header, _ = read_head(archive)
     _check_room(archive, header, target)
     known = {HEADER, *SINGLE, *TREES, *MADE_BY_REPLOT}
@@ -253,10 +254,7 @@ class _Reader:
         self.header_bytes = b""
 
     def __enter__(self) -> "_Reader":
-        try:
-            self._file: BinaryIO = self._archive.open("rb")
-        except OSError as error:
-            raise ArchiveError(f"{self._archive}: {error.strerror}") from None
+        self._file = archive_file(self._archive)
         decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
         self._stream = decompressor.stream_reader(self._file, read_across_frames=False)
         return self
@@ -394,24 +392,36 @@ def _study(archive: Path, header: Header, data: bytes) -> dict[str, Any]:
     return study
 
 
-def _check_frame(archive: Path) -> None:
+def archive_file(path: Path) -> BinaryIO:
+    """The archive opened for reading.
+
+    Raises:
+        ArchiveError: it cannot be opened.
+    """
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ArchiveError(f"{path}: {error.strerror}") from None
+
+
+def _check_frame(archive: Path, stream: BinaryIO) -> None:
     """Refuse a file that is not exactly one zstd frame (RFC 8878): cut off, or with a tail."""
-    size = archive.stat().st_size
-    with archive.open("rb") as stream:
-        head = stream.read(18)
-        try:
-            end = zstandard.frame_header_size(head)
-            checksum = 4 if zstandard.get_frame_parameters(head).has_checksum else 0
-        except (zstandard.ZstdError, ValueError):
-            raise ArchiveError(f"{archive}: refused: not a zstd file") from None
-        last = False
-        while not last:
-            stream.seek(end)
-            block = int.from_bytes(stream.read(3), "little")
-            last, kind, length = bool(block & 1), block >> 1 & 3, block >> 3
-            if end + 3 > size:
-                raise ArchiveError(f"{archive}: refused: it is cut off")
-            end += 3 + (1 if kind == 1 else length)
+    size = stream.seek(0, io.SEEK_END)
+    stream.seek(0)
+    head = stream.read(18)
+    try:
+        end = zstandard.frame_header_size(head)
+        checksum = 4 if zstandard.get_frame_parameters(head).has_checksum else 0
+    except (zstandard.ZstdError, ValueError):
+        raise ArchiveError(f"{archive}: refused: not a zstd file") from None
+    last = False
+    while not last:
+        stream.seek(end)
+        block = int.from_bytes(stream.read(3), "little")
+        last, kind, length = bool(block & 1), block >> 1 & 3, block >> 3
+        if end + 3 > size:
+            raise ArchiveError(f"{archive}: refused: it is cut off")
+        end += 3 + (1 if kind == 1 else length)
     if end + checksum != size:
         told = "it is cut off" if end + checksum > size else "there is data behind its end"
         raise ArchiveError(f"{archive}: refused: {told}")

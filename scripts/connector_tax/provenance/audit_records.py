@@ -296,7 +296,7 @@ def _schedule(study: RawStudy, cell: RawCell) -> Iterator[str]:
     longest_s = rule["warmup_s"] + rule["cap_s"]
     if not 0 < until <= longest_s * 1e9 + 1:
         # Also keeps a forged stamp from asking for a schedule without end.
-        yield f"the window ends {until / 1e9:.3f} s after the origin, allowed: up to {longest_s:g} s"
+        yield f"the window ends {until / 1e9:g} s after the origin, allowed: up to {longest_s:g} s"
         return
     due = arrival_offsets_ns(arrivals["process"], rate, until, name, arrivals["gamma_shape"])
     found = [r["t_intended_ns"] - window["t_origin_ns"] for r in cell.requests]

@@ -1,0 +1,328 @@
+"""An archive is reproducible, opens to what was packed, and is refused when anything is wrong."""
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from connector_tax.files import ArtifactError, read_json, sha256_file
+from connector_tax.provenance import archive
+from connector_tax.provenance.archive import ArchiveError, pack, read_head, unpack
+from tests.provenance.audited_study import linked_copy, replace
+
+Members = list[tuple[tarfile.TarInfo, bytes]]
+Edit = Callable[[Members, dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def packed(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("packed") / "synthetic.tar.zst"
+    pack(audited / "results" / "synthetic" / "study.json", audited / "MANIFEST.md", target)
+    return target
+
+
+def members_of(packed: Path) -> Members:
+    data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(packed.read_bytes())).read()
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return [(info, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
+
+
+def write_archive(target: Path, members: Members, tail: bytes = b"") -> Path:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for info, data in members:
+            tar.addfile(info, io.BytesIO(data))
+    target.write_bytes(zstandard.ZstdCompressor().compress(stream.getvalue() + tail))
+    return target
+
+
+def forged(packed: Path, target: Path, edit: Edit) -> Path:
+    """The archive with members and header changed; the header is written back."""
+    members = members_of(packed)
+    header = json.loads(members[0][1])
+    edit(members, header)
+    if members[0][0].name == "archive.json":
+        data = json.dumps(header).encode()
+        members[0][0].size = len(data)
+        members[0] = (members[0][0], data)
+    return write_archive(target, members)
+
+
+def plain(name: str, data: bytes) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    return info, data
+
+
+def special(kind: bytes, name: str = "runs/plain/block0/A/x", link: str = "") -> Edit:
+    def edit(members: Members, header: dict[str, Any]) -> None:
+        info = tarfile.TarInfo(name)
+        info.type = kind
+        info.linkname = link
+        header["files"][name] = {"bytes": 0, "sha256": "0" * 64}
+        members.append((info, b""))
+
+    return edit
+
+
+def listed(name: str, data: bytes = b"x") -> Edit:
+    """A member that is in the list, with the right size and hash, under a name that may not be."""
+
+    def edit(members: Members, header: dict[str, Any]) -> None:
+        header["files"][name] = {
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+        members.append(plain(name, data))
+
+    return edit
+
+
+def unlisted(name: str) -> Edit:
+    return lambda members, _: members.append(plain(name, b"x"))
+
+
+def grown(members: Members, _: dict[str, Any]) -> None:
+    info, data = members[5]
+    info.size = len(data) + 10_000_000
+    members[5] = (info, data + bytes(10_000_000))
+
+
+def declared_huge(_: Members, header: dict[str, Any]) -> None:
+    header["files"]["manifest.json"]["bytes"] = 1 << 50
+
+
+def twice(members: Members, _: dict[str, Any]) -> None:
+    members.append(members[5])
+
+
+def one_gone(members: Members, _: dict[str, Any]) -> None:
+    del members[-1]
+
+
+def other_content(members: Members, _: dict[str, Any]) -> None:
+    info, data = members[-1]
+    members[-1] = (info, bytes([data[0] ^ 1]) + data[1:])
+
+
+def other_study_name(_: Members, header: dict[str, Any]) -> None:
+    header["study"] = "../../home"
+
+
+def other_study(_: Members, header: dict[str, Any]) -> None:
+    header["study"] = "another"
+
+
+def header_later(members: Members, _: dict[str, Any]) -> None:
+    members.append(members.pop(0))
+
+
+def newer_format(_: Members, header: dict[str, Any]) -> None:
+    header["format"] = "connector-tax archive 9"
+
+
+def no_list(_: Members, header: dict[str, Any]) -> None:
+    header["files"] = ["study.json"]
+
+
+HOSTILE: dict[str, tuple[Edit, str]] = {
+    "a path upwards": (listed("runs/../../../evil"), "has no place in a study"),
+    "a path upwards, not listed": (unlisted("../evil"), "is not listed"),
+    "an absolute path": (listed("/etc/cron.d/evil"), "has no place in a study"),
+    "a hidden file": (listed("runs/.bashrc"), "has no place in a study"),
+    "a line break in a name": (listed("runs/a\nb"), "has no place in a study"),
+    "an unknown place": (listed("bin/evil"), "has no place in a study"),
+    "an unlisted member": (unlisted("runs/plain/block0/A/extra"), "is not listed"),
+    "a symbolic link": (special(tarfile.SYMTYPE, link="/etc/passwd"), "is a symbolic link"),
+    "a hard link": (special(tarfile.LNKTYPE, link="study.json"), "is a hard link"),
+    "a device": (special(tarfile.CHRTYPE), "is a device"),
+    "a block device": (special(tarfile.BLKTYPE), "is a device"),
+    "a pipe": (special(tarfile.FIFOTYPE), "is a pipe"),
+    "a folder": (special(tarfile.DIRTYPE), "is a folder"),
+    "an extended header": (special(tarfile.XHDTYPE), "of type"),
+    "a sparse file": (special(tarfile.GNUTYPE_SPARSE), "of type"),
+    "an oversized member": (grown, r"has \d+ bytes, archive.json says"),
+    "a member declared huge": (declared_huge, "allowed: up to"),
+    "a member twice": (twice, "stands twice"),
+    "a member missing": (one_gone, "1 members are missing"),
+    "another content": (other_content, "sha256 is not what archive.json says"),
+    "a study name that is a path": (other_study_name, "is no study name"),
+    "the name of another study": (other_study, "archive.json says 'another'"),
+    "the list not first": (header_later, "its first member is not archive.json"),
+    "another format": (newer_format, "this version reads"),
+    "a list that is none": (no_list, "archive.json"),
+}
+
+
+def assert_refused(path: Path, folder: Path, message: str) -> None:
+    """Refused with this message, and the target's folder is as it was: empty."""
+    folder.mkdir()
+    with pytest.raises(ArchiveError, match=re.escape(str(path))) as error:
+        unpack(path, folder / "replot" / "x")
+    assert re.search(message, str(error.value)), error.value
+    assert [p for p in folder.rglob("*") if p.name != "replot"] == []
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_archive_is_refused(packed: Path, tmp_path: Path, what: str) -> None:
+    edit, message = HOSTILE[what]
+    path = forged(packed, tmp_path / "bad.tar.zst", edit)
+    assert_refused(path, tmp_path / "here", message)
+
+
+DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "cut off": (lambda data: data[: len(data) // 2], "cut off"),
+    "one byte short": (lambda data: data[:-1], "cut off"),
+    "empty": (lambda _: b"", "not a zstd file"),
+    "no archive at all": (lambda _: b"PK\x03\x04" + bytes(1000), "not a zstd file"),
+    "a tail": (lambda data: data + b"#!/bin/sh\n", "data behind its end"),
+    "a second frame": (
+        lambda data: data + zstandard.ZstdCompressor().compress(b"more"), "data behind its end"),
+    "a skippable frame": (
+        lambda data: data + b"\x50\x2a\x4d\x18\x04\x00\x00\x00evil", "data behind its end"),
+    "a flipped byte": (
+        lambda data: data[:-2000] + bytes([data[-2000] ^ 255]) + data[-1999:],
+        "damaged|cut off|sha256"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_archive_is_refused(packed: Path, tmp_path: Path, what: str) -> None:
+    damage, message = DAMAGE[what]
+    path = tmp_path / "bad.tar.zst"
+    path.write_bytes(damage(packed.read_bytes()))
+    assert_refused(path, tmp_path / "here", message)
+
+
+def test_every_cut_is_noticed(packed: Path, tmp_path: Path) -> None:
+    data = packed.read_bytes()
+    path = tmp_path / "bad.tar.zst"
+    for length in range(1, len(data), len(data) // 40):
+        path.write_bytes(data[:length])
+        with pytest.raises(ArchiveError, match=r"cut off|not a zstd file"):
+            unpack(path, tmp_path / "x")
+
+
+def test_data_behind_the_tar_is_refused(packed: Path, tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "bad.tar.zst", members_of(packed), tail=bytes(512) + b"evil")
+    assert_refused(path, tmp_path / "here", "data behind the end of the tar archive")
+
+
+def test_a_bomb_is_refused_before_it_fills_the_disk(packed: Path, tmp_path: Path) -> None:
+    def edit(_: Members, header: dict[str, Any]) -> None:
+        header["files"]["runs/zeros"] = {"bytes": 1 << 32, "sha256": "0" * 64}
+        for number in range(20):
+            header["files"][f"runs/zeros{number}"] = {"bytes": 1 << 32, "sha256": "0" * 64}
+
+    path = forged(packed, tmp_path / "bad.tar.zst", edit)
+    assert_refused(path, tmp_path / "here", "more than .* bytes in all")
+
+
+def test_the_same_study_gives_the_same_bytes(audited: Path, packed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(audited, folder)
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o600)
+        os.utime(path, (1, 1))
+    target = tmp_path / "again.tar.zst"
+    pack(folder / "results" / "synthetic" / "study.json", folder / "MANIFEST.md", target)
+    assert target.read_bytes() == packed.read_bytes()
+
+
+def test_what_is_unpacked_is_what_was_packed(audited: Path, packed: Path, tmp_path: Path) -> None:
+    target = tmp_path / "replot" / "synthetic"
+    header = unpack(packed, target)
+    source = audited / "results" / "synthetic"
+    for path in source.glob("runs/**/*"):
+        if path.is_file():
+            assert sha256_file(target / path.relative_to(source)) == sha256_file(path)
+    published = target / "published" / "figures" / "fig1_ttft_vs_rate.csv"
+    assert published.read_bytes() == (source / "figures" / published.name).read_bytes()
+    assert header.files.keys() == {
+        p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()
+    } - {"archive.json"}
+    assert [p.name for p in target.parent.iterdir()] == ["synthetic"]
+    unpack(packed, target)
+    assert read_head(packed)[1] == read_json(source / "study.json")
+
+
+def test_a_folder_of_something_else_is_never_replaced(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("\\documentclass{article}")
+    with pytest.raises(ArchiveError, match=r"holds thesis\.tex"):
+        unpack(packed, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_a_study_that_fails_the_audit_is_not_archived(audited: Path, tmp_path: Path) -> None:
+    folder = linked_copy(audited, tmp_path / "copy")
+    root = folder / "results" / "synthetic"
+    replace(root / "env.txt", "another machine\n")
+    with pytest.raises(ArtifactError, match=r"claims fail the audit:(.|\n)*env.txt differs"):
+        pack(root / "study.json", folder / "MANIFEST.md", tmp_path / "x.tar.zst")
+    assert not (tmp_path / "x.tar.zst").exists()
+
+
+def test_the_command_says_what_is_wrong(
+    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.tar.zst"
+    path.write_bytes(packed.read_bytes()[:-9])
+    arguments = ["unpack", "--archive", str(path), "--out", str(tmp_path / "x")]
+    assert archive.main(arguments) == 2
+    assert "bad.tar.zst: refused: it is cut off" in capsys.readouterr().err
+    assert archive.main(["unpack", "--archive", "nowhere", "--out", str(tmp_path / "x")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_the_crate_describes_the_run(packed: Path, tmp_path: Path) -> None:
+    """The structure Workflow Run Crate 0.5 asks for; the validator itself is a long test."""
+    unpack(packed, tmp_path / "x")
+    crate = read_json(tmp_path / "x" / "ro-crate-metadata.json")
+    graph = {entity["@id"]: entity for entity in crate["@graph"]}
+    assert len(graph) == len(crate["@graph"])
+    root = graph["./"]
+    profiles = {entry["@id"] for entry in root["conformsTo"]}
+    assert "https://w3id.org/ro/wfrun/workflow/0.5" in profiles
+    workflow = graph[root["mainEntity"]["@id"]]
+    assert set(workflow["@type"]) == {"File", "SoftwareSourceCode", "ComputationalWorkflow"}
+    action = graph[root["mentions"]["@id"]]
+    assert action["@type"] == "CreateAction"
+    assert action["instrument"] == root["mainEntity"]
+    parts = {part["@id"] for part in root["hasPart"]}
+    described = {entry["@id"] for entry in action["result"]} | {action["object"]["@id"]}
+    assert described <= parts
+    for part in parts:
+        assert (tmp_path / "x" / part).exists(), part
+        assert part in graph
+    references = re.findall(r'\{"@id": "([^"]+)"\}', json.dumps(crate))
+    own = {r for r in references if not r.startswith(("http", "bioschemas"))}
+    assert own <= graph.keys()
+
+
+@pytest.mark.long
+def test_the_validator_accepts_the_crate(packed: Path, tmp_path: Path) -> None:
+    """Needs `rocrate-validator` on PATH (PyPI: roc-validator) and the network for its context."""
+    program = shutil.which("rocrate-validator")
+    if program is None:
+        pytest.skip("rocrate-validator is not installed (pip install roc-validator)")
+    unpack(packed, tmp_path / "x")
+    arguments = ["-y", "validate", "--profile-identifier", "workflow-run-crate-0.5"]
+    done = subprocess.run(
+        [program, *arguments, "--requirement-severity", "required", str(tmp_path / "x")],
+        capture_output=True,
+        text=True,
+    )
+    if "Name or service not known" in done.stdout + done.stderr:
+        pytest.skip("no network for the validator's JSON-LD context")
+    assert done.returncode == 0, done.stdout + done.stderr
