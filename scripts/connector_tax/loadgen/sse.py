@@ -4,6 +4,7 @@ Source: WHATWG HTML, "Server-sent events", event stream interpretation (lines en
 a blank line dispatches the event; lines that begin with a colon are comments).
 """
 
+import re
 from typing import Any
 
 import msgspec
@@ -117,6 +118,7 @@ _decode = msgspec.json.Decoder(Response).decode
 
 # Any of these makes an event more than a plain token; with json's default spacing or a different
 # field order the plain form is simply not recognised and the event is decoded instead.
+_PLAIN_TEXT = re.compile(rb'[^"\\\n]*').fullmatch
 _NOT_PLAIN = (b'"finish_reason":"', b'"usage":{', b'"choices":[]', b'"error"', b"[DONE]")
 
 
@@ -126,15 +128,19 @@ class StreamAccumulator:
     An event is a *token event* if it carries a choice; in chat, the opening event that only names
     the role is not. vLLM sends one token event per output token at light load, also when the
     token's text is still empty (half of a UTF-8 character), so empty text counts. Where only counts
-    are needed, blocks of plain token events after the first token are counted by substring search,
-    without decoding JSON: inside a JSON string a quote is always escaped, so `"text":"` can only be
-    the field itself. Requests ask for one choice (n = 1).
+    are needed, plain token events after the first are counted without decoding JSON. A read usually
+    brings one event that differs from an earlier one only in its text: the bytes before and after
+    the text are compared as they are. A block of several is counted by substring search: inside a
+    JSON string a quote is always escaped, so `"text":"` can only be the field itself. Requests ask
+    for one choice (n = 1).
     """
 
     __slots__ = (
         "_capture",
         "_first_block",
         "_plain_field",
+        "_plain_head",
+        "_plain_tail",
         "_splitter",
         "done",
         "finish_reason",
@@ -147,6 +153,7 @@ class StreamAccumulator:
     def __init__(self, chat: bool, capture: str) -> None:
         self._splitter = EventSplitter()
         self._plain_field = b'"content":"' if chat else b'"text":"'
+        self._plain_head = self._plain_tail = b""
         self._capture = capture != "counts"
         self._first_block = True
         self.token_events = 0
@@ -167,16 +174,35 @@ class StreamAccumulator:
             return 0
         before = self.token_events
         if before and not self._capture and not self.done:
-            events = block.count(b"\n\n")
-            if block.count(self._plain_field) == events:
-                for mark in _NOT_PLAIN:
-                    if mark in block:
-                        break
-                else:
-                    self.token_events = before + events
-                    return events
+            events = self._count_plain(block)
+            if events:
+                self.token_events = before + events
+                return events
         self._decode_block(block)
         return self.token_events - before
+
+    def _count_plain(self, block: bytes) -> int:
+        """Return how many events `block` holds if all are surely plain token events, else 0."""
+        head, tail = self._plain_head, self._plain_tail
+        if (
+            head
+            and block.startswith(head)
+            and block.endswith(tail)
+            and _PLAIN_TEXT(block, len(head), len(block) - len(tail))
+        ):
+            return 1
+        events = block.count(b"\n\n")
+        if block.count(self._plain_field) != events:
+            return 0
+        for mark in _NOT_PLAIN:
+            if mark in block:
+                return 0
+        if events == 1:
+            start = block.index(self._plain_field) + len(self._plain_field)
+            end = block.find(b'"', start)
+            if _PLAIN_TEXT(block, start, end):
+                self._plain_head, self._plain_tail = block[:start], block[end:]
+        return events
 
     def finish(self) -> None:
         """Check that the stream said it was complete.

@@ -1,9 +1,12 @@
-"""Runs the C event server on a CPU of its own, and reads its truth."""
+"""Servers that log the truth, each on a CPU of its own: the C event server, the embedded engine."""
 
+import json
 import os
 import platform
 import shutil
+import socket
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -81,4 +84,54 @@ class EventServer:
             numbers = [int(stamp) for stamp in stamps]
             self.truth[name] = numbers
             self.responses.append(numbers)
+        self._folder.cleanup()
+
+
+class EngineServer:
+    """Runs the embedded engine (configuration `plain` of the file `config`), pinned to `cpu`.
+
+    Raises:
+        SystemExit: the engine did not start.
+    """
+
+    def __init__(self, config: Path, cpu: int) -> None:
+        self._config = config
+        self._cpu = cpu
+        self.truth: dict[str, list[int]] = {}
+        """As EventServer.truth; a write of several tokens counts once for each."""
+
+    def __enter__(self) -> "EngineServer":
+        self._folder = tempfile.TemporaryDirectory(prefix="connector-tax-bench-")
+        self._log = Path(self._folder.name) / "truth.jsonl"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self._process = subprocess.Popen(
+            [
+                *("taskset", "-c", str(self._cpu), sys.executable, "-m", "connector_tax.engine"),
+                *("--config", str(self._config), "--configuration", "plain"),
+                *("--port", str(self.port), "--launch-seed", "1", "--truth-log", str(self._log)),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if "ready on port" in line:
+                return self
+        raise SystemExit(f"the engine did not start: exit status {self._process.wait()}")
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._process.terminate()
+        self._process.communicate()
+        for line in self._log.read_text().splitlines():
+            record = json.loads(line)
+            if record["record"] == "request":
+                writes = [t for t, tokens, _ in record["writes"] for _ in range(tokens)]
+                self.truth[record["request_id"]] = [record["t_arrival_ns"], *writes]
         self._folder.cleanup()

@@ -11,6 +11,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +30,16 @@ from connector_tax.loadgen import (
     make_offsets,
     read_topology,
 )
-from connector_tax.loadgen.bench.event_server import EventServer, machine, two_cpus
+from connector_tax.loadgen.bench.event_server import (
+    EngineServer,
+    EventServer,
+    machine,
+    two_cpus,
+)
 
 Floats = NDArray[np.float64]
 LOST_SCHEDULE_MAX = 0.01
+PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class Point:
 
 
 def run_point(
-    point: Point, tokens: int, gap_us: float, seconds: float
+    point: Point, tokens: int, gap_us: float, seconds: float, engine: Path | None
 ) -> tuple[CellResult, dict[str, list[int]]]:
     """Run one cell; return its records and the server's truth by request id."""
     client_cpu, server_cpu = two_cpus()
@@ -60,9 +67,10 @@ def run_point(
         request_timeout_s=30.0,
     )
     offsets = make_offsets("poisson", rate, rule.warmup_s + rule.cap_s, "1/truth")
-    body = {"model": "m", "prompt": [1] * 16, "max_tokens": tokens, "stream": True}
-    encoded = json.dumps(body).encode()
-    requests = [PlannedRequest(f"t{k}", encoded, 16, tokens) for k in range(len(offsets))]
+    requests = [
+        PlannedRequest(f"t{k}", _body(k, tokens), PROMPT_TOKENS, tokens)
+        for k in range(len(offsets))
+    ]
     inflight = round(rate * tokens * gap_us / 1e6 * 1.5) + 32
     options = LoadGeneratorOptions(
         workers=1,
@@ -70,12 +78,24 @@ def run_point(
         cpus=plan,
         kernel_stamps=point.kernel_stamps,
     )
+    server_run = (
+        EventServer(gap_us, 1000.0, server_cpu)
+        if engine is None
+        else EngineServer(engine, server_cpu)
+    )
     with (
-        EventServer(gap_us, 1000.0, server_cpu) as server,
+        server_run as server,
         LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
     ):
         result = generator.run_cell(offsets, requests, rule)
     return result, server.truth
+
+
+def _body(k: int, tokens: int) -> bytes:
+    prompt = [(k * PROMPT_TOKENS + i) % 997 + 1 for i in range(PROMPT_TOKENS)]
+    body = {"prompt": prompt, "max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True}
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    return json.dumps(body | stream).encode()
 
 
 def errors_us(records: Sequence[RequestRecord], truth: dict[str, list[int]]) -> dict[str, Floats]:
@@ -147,6 +167,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="token events per request")
     parser.add_argument("--gap-us", type=float, default=10_000.0, help="between a stream's events")
     parser.add_argument("--seconds", type=float, default=4.0, help="measured window per cell")
+    parser.add_argument("--engine", type=Path, help="its config: the embedded engine as server")
     options = parser.parse_args()
     table = Table(
         *("events/s", "stamps", "first token µs", "last token µs", "|ITL| µs", "lag µs"),
@@ -158,7 +179,9 @@ def main() -> int:
         kept = False
         for kernel_stamps in (True, False):
             point = Point(events_per_s, kernel_stamps)
-            result, truth = run_point(point, options.tokens, options.gap_us, options.seconds)
+            result, truth = run_point(
+                point, options.tokens, options.gap_us, options.seconds, options.engine
+            )
             table.add_row(*_row(point, result, truth))
             kept = kept or kept_schedule(result)
         if not kept:
@@ -166,9 +189,10 @@ def main() -> int:
         limit = events_per_s
     console = Console(width=150, highlight=False)
     console.print(machine())
+    pace = f"{options.gap_us / 1e3:g} ms apart" if options.engine is None else "embedded engine"
     console.print(
-        f"client on one CPU, server on another; {options.tokens} events per request, "
-        f"{options.gap_us / 1e3:g} ms apart, Poisson arrivals, {options.seconds:g} s per row"
+        f"client on one CPU, server on another; {options.tokens} events per request, {pace}, "
+        f"Poisson arrivals, {options.seconds:g} s per row"
     )
     console.print(table)
     console.print(f"highest rate with at most 1% lost schedule: {limit:,.0f} events/s")
