@@ -122,7 +122,7 @@ def sources_sha256(package: Path) -> str:
 def leftovers(package: Path) -> list[str]:
     """Files of the installed package's environment that carry the marker; there must be none."""
     site = package.parent
-    candidates = [*site.glob("*.pth"), *site.glob(f"{PROBE}*"), *package.rglob("*.py")]
+    candidates = {*site.glob("*.pth"), *site.glob(f"{PROBE}*"), *package.rglob("*.py")}
     return sorted(
         str(path.relative_to(site))
         for path in candidates

@@ -1,0 +1,71 @@
+"""The doctor says what stands in a study's way, starts nothing, and fails when it must."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.config import ROOT, load_yaml
+from connector_tax.files import write_json
+from connector_tax.study import doctor
+from connector_tax.study.design import resolve
+from connector_tax.study.guard import device_lock
+
+
+def findings(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, **server: Any
+) -> tuple[int, dict[str, tuple[str, str]]]:
+    config = load_yaml(ROOT / f"config/{name}.yaml")
+    config["server"] |= {"device": "doctor_tests", **server}
+    write_json(folder / "study.json", resolve(config, name))
+    status = doctor.main(["--study", str(folder / "study.json"), "--json"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return status, {row["check"]: (row["verdict"], row["text"]) for row in rows}
+
+
+def test_the_default_study_needs_neither_vllm_nor_a_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, rows = findings(tmp_path, capsys, "config")
+    assert status == 0
+    assert rows["device"] == ("ok", "doctor_tests is free")
+    assert {"vLLM", "GPU", "model"}.isdisjoint(rows)
+    assert [p.name for p in tmp_path.iterdir()] == ["study.json"]
+
+
+@pytest.mark.skipif(
+    (ROOT / "envs/vllm-gpu/.venv").exists(), reason="this machine has the GPU environment"
+)
+def test_a_machine_without_gpu_and_environment_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, rows = findings(tmp_path, capsys, "h20")
+    assert status == 1
+    assert rows["environment"][0] == rows["vLLM"][0] == "fail"
+    assert "build the environment" in rows["vLLM"][1]
+    assert rows["model"][0] == "warn"
+
+
+def test_a_device_in_use_is_told_with_its_holder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with device_lock("doctor_tests_busy", "somebody else"):
+        status, rows = findings(tmp_path, capsys, "config", device="doctor_tests_busy")
+    assert status == 1
+    assert rows["device"][0] == "fail"
+    assert "somebody else" in rows["device"][1]
+
+
+def test_the_duration_and_the_artifacts_grow_with_the_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_yaml(ROOT / "config/h20.yaml")
+    one = resolve(config, "h20")
+    three = resolve({**config, "blocks": 3}, "h20")
+    sizes = [doctor.artifact_bytes(study, tmp_path) for study in (one, three)]
+    assert sizes[1] == pytest.approx(3 * sizes[0])
+    write_json(tmp_path / "study.json", one)
+    doctor.main(["--study", str(tmp_path / "study.json")])
+    # The design expects 4 to 5.5 hours.
+    assert "expected duration: 4 h" in capsys.readouterr().out

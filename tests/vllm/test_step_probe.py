@@ -1,0 +1,179 @@
+"""The step probe on a stub engine: what it records, and that it never gets in the way."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from connector_tax.vllm import overlay
+from tests.vllm import stub
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return stub.write(tmp_path / "site")
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Path:
+    overlay.install(tmp_path / "overlay")
+    return tmp_path / "overlay"
+
+
+def test_plain_records_each_step_in_both_processes_without_callbacks(
+    tree: Path, probe: Path, tmp_path: Path
+) -> None:
+    stub.drive(tree, probe, tmp_path / "log")
+    scheduler, worker = (stub.records(tmp_path / "log", p) for p in ("scheduler", "worker"))
+    assert [r["step_id"] for r in scheduler] == [1, 2, 3, 4, 5, 6]
+    assert [r["step_id"] for r in worker] == [1, 2, 3, 4, 5, 6]
+    for record in (*scheduler, *worker):
+        assert [record[k] for k in ("build_meta_us", "get_finished_us", "start_load_kv_us")] == [
+            None
+        ] * 3
+        assert "hooks_us" not in record
+        assert record["step_duration_us"] > 0
+    assert all(r["engine_step_us"] > r["step_duration_us"] + r["update_us"] for r in scheduler)
+    assert all(r["num_running"] == 1 for r in scheduler)
+
+
+def test_prefill_chunks_and_decode_tokens_are_told_apart(
+    tree: Path, probe: Path, tmp_path: Path
+) -> None:
+    stub.drive(tree, probe, tmp_path / "log", prompt=201)
+    seen = [
+        (r["prefill_tokens"], r["decode_tokens"])
+        for r in stub.records(tmp_path / "log", "scheduler")
+    ]
+    # The last chunk of the prompt is one token, like a decode step, and still counts as prefill.
+    assert seen == [(100, 0), (100, 0), (1, 0), (0, 1), (0, 1), (0, 1)]
+
+
+@pytest.mark.parametrize("sampling", [True, False])
+def test_each_hook_is_timed_where_it_runs(
+    tree: Path, probe: Path, tmp_path: Path, sampling: bool
+) -> None:
+    stub.drive(tree, probe, tmp_path / "log", connector="One", sampling=sampling)
+    for record in stub.records(tmp_path / "log", "scheduler"):
+        assert 300 <= record["build_meta_us"] <= record["step_duration_us"]
+        assert record["get_finished_us"] is None
+        assert record["start_load_kv_us"] is None
+        assert set(record["hooks_us"]) == {"build_connector_meta", "update_connector_output"}
+    for record in stub.records(tmp_path / "log", "worker"):
+        assert record["build_meta_us"] is None
+        assert record["start_load_kv_us"] is not None
+        assert 200 <= record["get_finished_us"] <= record["step_duration_us"]
+        # get_transfer_results calls get_finished: one cost, counted once, under the outer name.
+        assert set(record["hooks_us"]) == {"get_transfer_results", "start_load_kv"}
+
+
+def test_under_asynchronous_scheduling_the_update_belongs_to_its_own_step(
+    tree: Path, probe: Path, tmp_path: Path
+) -> None:
+    stub.drive(tree, probe, tmp_path / "log", connector="One", asynchronous=True)
+    scheduler = stub.records(tmp_path / "log", "scheduler")
+    # The sixth step was scheduled and not updated before the engine stopped.
+    assert [r["step_id"] for r in scheduler] == [1, 2, 3, 4, 5]
+    for record in scheduler:
+        update = record["hooks_us"]["update_connector_output"]
+        assert 100 * record["step_id"] <= update <= record["update_us"]
+        assert record["engine_step_us"] is not None
+    assert [r["step_id"] for r in stub.records(tmp_path / "log", "worker")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_children_of_a_multi_connector_are_timed_under_their_configured_names(
+    tree: Path, probe: Path, tmp_path: Path
+) -> None:
+    output = stub.drive(tree, probe, tmp_path / "log", connector="MultiConnector")
+    for record in stub.records(tmp_path / "log", "scheduler"):
+        children = record["children_us"]
+        assert list(children) == ["FirstName", "SecondName"]
+        spent = sum(times["build_connector_meta"] for times in children.values())
+        assert 600 <= spent <= record["build_meta_us"]
+    for record in stub.records(tmp_path / "log", "worker"):
+        assert all(
+            {"get_finished", "start_load_kv"} == set(times)
+            for times in record["children_us"].values()
+        )
+    assert "watches MultiConnector > FirstName > SecondName (WORKER)" in output
+
+
+def test_without_a_log_path_nothing_is_wrapped(tree: Path, probe: Path, tmp_path: Path) -> None:
+    check = "assert type(engine).step.__name__ == 'step', type(engine).step"
+    stub.drive(tree, probe, None, before=check)
+    assert not list(tmp_path.glob("*.jsonl"))
+
+
+def test_an_error_of_the_probe_is_logged_once_and_never_reaches_the_engine(
+    tree: Path, probe: Path, tmp_path: Path
+) -> None:
+    breaks = "type(scheduler).get_request_counts = lambda self: 1 / 0"
+    output = stub.drive(tree, probe, tmp_path / "log", connector="One", before=breaks)
+    assert "answers 6" in output
+    assert output.count("step probe switched off: ZeroDivisionError") == 1
+
+
+def test_a_full_disk_is_the_probes_trouble_not_the_engines(
+    tree: Path, probe: Path, tmp_path: Path
+) -> None:
+    output = stub.drive(tree, probe, tmp_path / "missing" / "log")
+    assert "answers 6" in output
+    assert output.count("step probe switched off: FileNotFoundError") == 1
+
+
+def test_an_engine_error_passes_through_unchanged(tree: Path, probe: Path, tmp_path: Path) -> None:
+    fails = """
+def broken(self, output):
+    raise RuntimeError("the model broke")
+Worker.execute_model = broken
+try:
+    scheduler.add("b", 5)
+    engine.step_fn()
+except RuntimeError as error:
+    print("caught", error)
+del Worker.execute_model
+Worker.execute_model = lambda self, output: "result"
+"""
+    assert "caught the model broke" in stub.drive(tree, probe, tmp_path / "log", before=fails)
+
+
+@pytest.mark.parametrize(
+    ("cut", "named"),
+    [
+        ("def update_from_output", "vllm.v1.core.sched.scheduler.Scheduler.update_from_output"),
+        ("def step_with_batch_queue", "vllm.v1.engine.core.EngineCore.step_with_batch_queue"),
+        ("scheduled_new_reqs: list", "SchedulerOutput.scheduled_new_reqs"),
+        ("def start_load_kv", "KVConnectorBase_V1.start_load_kv"),
+        ("def create_connector", "KVConnectorFactory.create_connector"),
+    ],
+)
+def test_a_half_known_vllm_is_refused_and_the_missing_hook_named(
+    tmp_path: Path, cut: str, named: str
+) -> None:
+    tree = stub.write(tmp_path / "site")
+    for path in tree.rglob("*.py"):
+        path.write_text(path.read_text().replace(cut, cut.replace("_", "_other_")))
+    done = subprocess.run(
+        [sys.executable, Path(overlay.__file__).with_name("step_probe.py")],
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    missing = json.loads(done.stdout.splitlines()[-1])["missing"]
+    assert any(named in entry for entry in missing), missing
+
+
+def test_on_a_half_known_vllm_nothing_is_wrapped_and_the_log_says_why(
+    tree: Path, probe: Path, tmp_path: Path
+) -> None:
+    path = tree / "vllm/v1/core/sched/output.py"
+    path.write_text(path.read_text().replace("num_scheduled_tokens: dict", "other_tokens: dict"))
+    output = stub.drive(tree, probe, tmp_path / "log")
+    assert "not installed; this vLLM lacks" in output
+    assert "SchedulerOutput.num_scheduled_tokens" in output
+    assert "answers 6" in output
+    assert not list(tmp_path.glob("log*"))
