@@ -43,7 +43,7 @@ from connector_tax.study.patch import probe_overlay
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import refuse_other_design, supersede
-from connector_tax.study.sampler import MetricsSampler
+from connector_tax.study.sampler import MetricsSampler, SamplerError
 from connector_tax.study.server import (
     PortTakenError,
     Server,
@@ -399,7 +399,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             index = driver.run()
             write_summary(driver)
             write_json(driver.folder / "index.json", index)
-    except (ArtifactError, ConfigError, DeviceBusyError) as error:
+    # A full or read-only disk leaves no index.json: the next run measures what is missing.
+    except (ArtifactError, ConfigError, DeviceBusyError, SamplerError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     except StopRequested:

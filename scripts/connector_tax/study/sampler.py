@@ -22,6 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from connector_tax.study.guard import die_with_parent
 
 
+class SamplerError(Exception):
+    """The sampler process ended while it was needed; what it printed says why."""
+
+
 def parse_metrics(text: str) -> dict[str, float]:
     """`{name{label="value",...}: number}` of a Prometheus text exposition, labels sorted by name.
 
@@ -155,7 +159,7 @@ class MetricsSampler:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the metrics sampler ended with status {self._process.wait()}")
+            raise SamplerError(f"the metrics sampler ended with status {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -163,7 +167,11 @@ class MetricsSampler:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve commands for the server at argv[0], scraping every argv[1] seconds."""
     url, interval_s = argv if argv is not None else sys.argv[1:]
-    _serve(url, float(interval_s))
+    try:
+        _serve(url, float(interval_s))
+    except OSError as error:
+        print(f"metrics sampler: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

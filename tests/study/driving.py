@@ -1,0 +1,81 @@
+"""A small study's folder, and the driver run on one of its launches without Snakemake."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from connector_tax.files import read_json, write_json, write_text
+from connector_tax.study.design import resolve
+from connector_tax.study.guard import PARENT_VARIABLE
+from tests.workflow.harness import TINY
+from tests.workflow.small import smaller
+
+
+def write_study(root: Path, faults: list[dict[str, Any]] | None = None) -> Path:
+    """study.json and what stands around it; the path of study.json.
+
+    Args:
+        root: the study's folder.
+        faults: fault rules of the embedded engine (engine/faults.py).
+    """
+    config = yaml.safe_load(smaller(TINY.read_text()))
+    # One device for each folder: tests must not wait for each other.
+    config["server"]["device"] = f"t{abs(hash(str(root))) % 10**9}"
+    study = resolve(config, "tiny.yaml")
+    if faults:
+        definition = study["config"]["engine"]["definition_content"]
+        definition["faults"] = {"seed": 1, "rules": faults}
+    write_json(root / "study.json", study)
+    gate = {"include": True, "reason": "no gate", "evidence": None}
+    status = dict.fromkeys(study["config"]["configurations"], gate)
+    write_json(root / "preflight" / "preflight_status.json", status)
+    patch = {"step_timing_available": True, "method": "x", "reason": None, "targets": []}
+    write_json(root / "patch" / "patch_status.json", patch)
+    write_text(root / "env.txt", "test\n")
+    return root / "study.json"
+
+
+def arguments(study_file: Path, config: str = "plain", phase: str = "A") -> list[str]:
+    """The driver's command line arguments for a launch."""
+    log = study_file.parent / "logs" / f"{config}.block0.{phase}.log"
+    return ["--study", str(study_file), "--config", config, "--block", "0", "--phase", phase,
+            "--log", str(log)]  # fmt: skip
+
+
+def start_driver(
+    study_file: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """The driver of plain's Phase A, started."""
+    inherited = {k: v for k, v in os.environ.items() if k != PARENT_VARIABLE}
+    return subprocess.Popen(
+        [sys.executable, "-m", "connector_tax.study.launch", *arguments(study_file)],
+        env={**inherited, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def drive(
+    study_file: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the driver of plain's Phase A to its end."""
+    process = start_driver(study_file, environment)
+    output, _ = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, "")
+
+
+def launch_folder(study_file: Path) -> Path:
+    """Where plain's Phase A lies."""
+    return study_file.parent / "runs" / "plain" / "block0" / "A"
+
+
+def index_of(study_file: Path) -> dict[str, Any]:
+    """The index of plain's Phase A."""
+    index: dict[str, Any] = read_json(launch_folder(study_file) / "index.json")
+    return index

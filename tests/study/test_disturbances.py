@@ -1,0 +1,254 @@
+"""A launch against a taken port, a dying server, a dead /metrics, a full or read-only disk."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
+
+import psutil
+import pytest
+
+from connector_tax.files import read_json, sha256_file
+from connector_tax.study import cell, launch, server
+from connector_tax.study.guard import LAUNCH_VARIABLE, PARENT_VARIABLE
+from tests.study.driving import (
+    arguments,
+    drive,
+    index_of,
+    launch_folder,
+    start_driver,
+    write_study,
+)
+
+
+@pytest.fixture(autouse=True)
+def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Path:
+    return write_study(tmp_path / "results" / "tiny")
+
+
+def server_process(study_file: Path) -> psutil.Process | None:
+    """The engine of the launch, once it has become one."""
+    folder = str(launch_folder(study_file).resolve())
+    for process in psutil.process_iter():
+        try:
+            mine = process.environ().get(LAUNCH_VARIABLE) == folder
+            if mine and "connector_tax.engine" in process.cmdline():
+                return process
+        except psutil.Error:
+            continue
+    return None
+
+
+def cell_hashes(study_file: Path) -> dict[str, str]:
+    return {
+        str(path): sha256_file(path)
+        for folder in launch_folder(study_file).glob("r*")
+        if not folder.suffix
+        for path in folder.iterdir()
+    }
+
+
+# ---- ports
+
+
+@pytest.fixture
+def impostor_port() -> Iterator[int]:
+    """A port on which another process listens."""
+    code = (
+        "import http.server;"
+        "h = type('H', (http.server.BaseHTTPRequestHandler,), {'do_GET': lambda s:"
+        " (s.send_response(200), s.end_headers()), 'log_message': lambda *a: None});"
+        "s = http.server.ThreadingHTTPServer(('127.0.0.1', 0), h);"
+        "print(s.server_port, flush=True); s.serve_forever()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    yield int(process.stdout.readline())
+    process.kill()
+    process.communicate()
+
+
+def test_a_port_somebody_takes_is_replaced_and_both_are_recorded(
+    study_file: Path, impostor_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The race between choosing a port and listening on it, lost once."""
+    free = server.free_port
+    ports = iter([impostor_port])
+    monkeypatch.setattr(launch, "free_port", lambda host: next(ports, None) or free(host))
+    assert launch.main(arguments(study_file)) == 0
+    index = index_of(study_file)
+    assert index["status"] == "done", index["reason"]
+    assert index["attempts"][0]["ports_taken"] == [impostor_port]
+    assert index["attempts"][0]["port"] != impostor_port
+    assert {entry["status"] for entry in index["cells"]} <= {"valid", "void"}
+    argv = read_json(launch_folder(study_file) / "config.json")["argv"]
+    assert str(index["attempts"][0]["port"]) in argv
+
+
+def test_an_impostor_is_never_taken_for_the_server(
+    study_file: Path, impostor_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "free_port", lambda _: impostor_port)
+    assert launch.main(arguments(study_file)) == 0
+    index = index_of(study_file)
+    assert index["status"] == "failed"
+    assert f"port {impostor_port} is in use by process" in index["reason"]
+    assert {entry["status"] for entry in index["cells"]} == {"missing"}
+
+
+# ---- a server that dies
+
+
+def starting(_: Path) -> bool:
+    return True
+
+
+def in_first_cell(study_file: Path) -> bool:
+    return any(launch_folder(study_file).glob("*.partial/metrics_*"))
+
+
+def after_first_cell(study_file: Path) -> bool:
+    return any(launch_folder(study_file).glob("r??/cell_*.json"))
+
+
+@pytest.mark.parametrize("stage", [starting, in_first_cell, after_first_cell])
+def test_a_server_that_dies_ends_its_launch_and_the_next_run_completes_it(
+    study_file: Path, stage: Callable[[Path], bool]
+) -> None:
+    driver = start_driver(study_file)
+    while not ((engine := server_process(study_file)) and stage(study_file)):
+        assert driver.poll() is None, driver.communicate()
+        time.sleep(0.005)
+    kept = cell_hashes(study_file)
+    engine.kill()
+    output, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 0, output
+    index = index_of(study_file)
+    assert index["status"] == "failed"
+    assert "the server ended with status -9" in index["reason"]
+    assert "missing" in {entry["status"] for entry in index["cells"]}
+    assert not list(launch_folder(study_file).glob("*.partial/cell_*"))
+    assert kept.items() <= cell_hashes(study_file).items()
+
+    (launch_folder(study_file) / "index.json").unlink()
+    again = drive(study_file)
+    assert again.returncode == 0, again.stdout
+    assert index_of(study_file)["status"] == "done"
+    assert kept.items() <= cell_hashes(study_file).items()
+    assert not list(launch_folder(study_file).glob("*.partial"))
+
+
+def test_a_dead_metrics_page_voids_the_cell_and_nothing_else(tmp_path: Path) -> None:
+    dead = [{"kind": "malformed_metrics", "at": list(range(1, 500))}]
+    study_file = write_study(tmp_path / "results" / "tiny", dead)
+    done = drive(study_file)
+    assert done.returncode == 0, done.stdout
+    index = index_of(study_file)
+    assert index["status"] == "done"
+    for entry in index["cells"]:
+        assert entry["status"] == "void"
+        assert "/metrics was not read inside the window, or a scrape failed" in entry["reason"]
+        folder = launch_folder(study_file) / entry["cell"]
+        assert read_json(next(folder.glob("cell_*.json")))["counts"]["ok"] > 0
+        assert folder.with_name(f"{entry['cell']}.void1").is_dir()
+
+
+# ---- disks
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 kB; needs root."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400k,mode=0700", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def remount(folder: Path, option: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{option}", str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_and_the_next_run_completes(small_disk: Path) -> None:
+    study_file = write_study(small_disk / "results" / "tiny")
+    filler = small_disk / "filler"
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize
+    filler.write_bytes(bytes(max(0, free - 100_000)))
+    full = drive(study_file)
+    assert full.returncode != 0
+    assert "No space left on device" in full.stdout
+    assert "Traceback" not in full.stdout
+    assert not (launch_folder(study_file) / "index.json").exists()
+    assert server_process(study_file) is None
+
+    filler.unlink()
+    remount(small_disk, "size=20m")
+    again = drive(study_file)
+    assert again.returncode == 0, again.stdout
+    index = index_of(study_file)
+    assert index["status"] == "done"
+    for entry in index["cells"]:
+        for name, digest in entry["files"].items():
+            assert sha256_file(launch_folder(study_file) / entry["cell"] / name) == digest
+    assert not list(small_disk.rglob("*.partial"))
+
+
+def test_read_only_results_are_told(small_disk: Path) -> None:
+    study_file = write_study(small_disk / "results" / "tiny")
+    remount(small_disk, "ro")
+    done = drive(study_file)
+    remount(small_disk, "rw")
+    assert done.returncode != 0
+    assert "Read-only file system" in done.stdout
+    assert str(small_disk) in done.stdout
+    assert "Traceback" not in done.stdout
+    assert server_process(study_file) is None
+
+
+# ---- the wall clock
+
+
+class Stepping(datetime):
+    """A wall clock that somebody sets an hour back or two hours ahead every time it is read."""
+
+    steps = 0
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> "Stepping":
+        cls.steps += 1
+        shift = timedelta(hours=-1 if cls.steps % 2 else 2)
+        found = datetime.now(tz) + shift
+        return cls.fromtimestamp(found.timestamp(), tz)
+
+
+def test_a_step_of_the_wall_clock_changes_no_measurement(
+    study_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every wall-clock reading of driver and cell steps; durations come from CLOCK_MONOTONIC."""
+    monkeypatch.setattr(launch, "datetime", Stepping)
+    monkeypatch.setattr(cell, "datetime", Stepping)
+    begun = time.monotonic()
+    assert launch.main(arguments(study_file)) == 0
+    spent = time.monotonic() - begun
+    assert Stepping.steps > 3
+    index = index_of(study_file)
+    assert index["status"] == "done"
+    assert 0 < index["timing"]["wall_s"] <= spent
+    for entry in index["cells"]:
+        record = read_json(next((launch_folder(study_file) / entry["cell"]).glob("cell_*.json")))
+        window = record["window"]
+        assert window["t_stop_ns"] - window["t_warmup_end_ns"] < 60e9
+        assert record["counts"]["ok"] == record["counts"]["planned"]
