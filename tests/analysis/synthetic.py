@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from connector_tax.analysis import reference
-from connector_tax.loadgen import named_generator
+from connector_tax.seeds import named_generator
 
 CONFIGURATIONS = (
     "plain",

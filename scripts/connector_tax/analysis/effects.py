@@ -26,7 +26,7 @@ from connector_tax.analysis.bootstrap import (
 )
 from connector_tax.analysis.ingest import Cell, CellKey, Study
 from connector_tax.analysis.measure import Requests
-from connector_tax.loadgen import named_generator
+from connector_tax.seeds import named_generator
 
 METRICS = {
     "ttft_p90": ("ttft_ms", 90),

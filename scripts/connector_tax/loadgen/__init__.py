@@ -6,7 +6,7 @@ from connector_tax.loadgen.affinity import (
     plan_affinity,
     read_topology,
 )
-from connector_tax.loadgen.arrivals import ArrivalKind, make_offsets, named_generator
+from connector_tax.loadgen.arrivals import ArrivalKind, make_offsets
 from connector_tax.loadgen.cell import CellRule, PlannedRequest, Progress
 from connector_tax.loadgen.dispatcher import LoadGeneratorError
 from connector_tax.loadgen.generator import (
@@ -32,7 +32,6 @@ __all__ = [
     "Target",
     "Topology",
     "make_offsets",
-    "named_generator",
     "plan_affinity",
     "read_topology",
 ]

@@ -15,7 +15,7 @@ import msgspec
 
 from connector_tax.files import write_bytes
 from connector_tax.loadgen.affinity import plan_affinity, read_topology
-from connector_tax.loadgen.arrivals import make_offsets, named_generator
+from connector_tax.loadgen.arrivals import make_offsets
 from connector_tax.loadgen.dispatcher import CollectorPause, LoadGeneratorError
 from connector_tax.loadgen.generator import (
     START_DELAY_NS,
@@ -46,6 +46,7 @@ from connector_tax.loadgen.traffic import (
     RateAdmission,
     Scheduler,
 )
+from connector_tax.seeds import named_generator
 
 EXIT_CODES = """exit status:
   0  every timing check passed and at most 1% of the requests failed

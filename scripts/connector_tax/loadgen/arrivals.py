@@ -12,25 +12,17 @@ the exponential at 3/λ raises the rate by 5.2% and lowers the coefficient of va
 | gamma   | gamma(shape k, scale 1/(λ k))  | 1/λ  | 1/√k                     |
 """
 
-import hashlib
 import math
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from connector_tax.seeds import named_generator
+
 ArrivalKind = Literal["fixed", "poisson", "gamma"]
 
 _NS = 1_000_000_000
-
-
-def named_generator(seed: str) -> np.random.Generator:
-    """Return a generator that depends on the whole text of `seed` and on nothing else.
-
-    `seed` is a path-like name that begins with the study's seed ("7/A/r25/arrivals"): two names
-    give independent streams, and adding a consumer never shifts another one's numbers.
-    """
-    return np.random.default_rng(np.frombuffer(hashlib.sha256(seed.encode()).digest(), np.uint32))
 
 
 def make_offsets(

@@ -24,7 +24,7 @@ from connector_tax.config import (
     validate,
 )
 from connector_tax.files import read_json, sha256_json, write_json
-from connector_tax.loadgen import named_generator
+from connector_tax.seeds import named_generator
 
 PHASES = ("A", "B", "Bp")
 CLOSING_PLAIN = "plain_last"

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from connector_tax.loadgen import PlannedRequest, named_generator
+from connector_tax.loadgen import PlannedRequest
+from connector_tax.seeds import named_generator
 
 # Ids below this are special tokens in common tokenizers; a random prompt stays above them.
 FIRST_PLAIN_TOKEN = 10
