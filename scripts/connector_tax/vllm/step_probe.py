@@ -31,11 +31,13 @@ import importlib
 import inspect
 import json
 import logging
+import operator
 import os
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,15 +97,57 @@ HOOKS = (
 CHILD_HOOKS = (*FIELDS, "get_num_new_matched_tokens", "wait_for_save")
 
 _LOG = logging.getLogger("vllm.connector_tax_step_probe")
+_encode: Callable[[Any], bytes]
+try:
+    import msgspec  # vLLM depends on it
+
+    _encode = msgspec.json.Encoder().encode
+except ImportError:
+
+    def _encode(record: Any) -> bytes:
+        return json.dumps(record, separators=(",", ":")).encode()
+
+
 _now = time.monotonic_ns
 
 
-class LineWriter:
-    """Appends records to a JSON-lines file from a thread of its own, whole lines at a time."""
+class Hooks:
+    """Time spent in the hooks of one side's connector since the last step, in ns, by position.
 
-    def __init__(self, path: str) -> None:
+    Zero means not called: no call is that short.
+    """
+
+    def __init__(self) -> None:
+        # (None or the child's name, its hooks, the position of the first)
+        self.groups: list[tuple[str | None, list[str], int]] = []
+        self.times: list[int] = []
+        self._zeros: list[int] = []
+
+    def add(self, child: str | None, names: list[str]) -> int:
+        """The position of the first of these hooks; called before the first step."""
+        first = len(self.times)
+        self.groups.append((child, names, first))
+        self.times.extend([0] * len(names))
+        self._zeros.extend([0] * len(names))
+        return first
+
+    def take(self) -> list[int] | None:
+        """The times so far, starting again at zero; None without a connector."""
+        times = self.times
+        if not times:
+            return None
+        taken = times.copy()
+        times[:] = self._zeros
+        return taken
+
+
+class LineWriter:
+    """Turns the step path's raw records into JSON lines, in a thread of its own."""
+
+    def __init__(self, path: str, fields: Callable[[Any], dict[str, Any]]) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._queue: deque[dict[str, Any]] = deque()
+        self._fields = fields
+        self._queue: deque[Any] = deque()
         self.put = self._queue.append
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="step-probe", daemon=True)
@@ -118,108 +162,63 @@ class LineWriter:
     def _run(self) -> None:
         try:
             while not self._stopping.wait(FLUSH_S):
-                self._flush()
-            self._flush()
+                self.flush()
+            self.flush()
         except Exception as error:
             _give_up(error)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write every record put so far."""
         lines = []
         while self._queue:
-            lines.append(json.dumps(_rounded(self._queue.popleft()), separators=(",", ":")) + "\n")
+            lines.append(_encode(self._fields(self._queue.popleft())) + b"\n")
         if lines:
-            os.write(self._descriptor, "".join(lines).encode())
-
-
-def _rounded(record: dict[str, Any]) -> dict[str, Any]:
-    """Nanosecond sums in `*_us` fields become microseconds."""
-    for key, value in record.items():
-        if key.endswith("_us") and value is not None:
-            if isinstance(value, dict):
-                record[key] = {
-                    name: _rounded_map(inner) if isinstance(inner, dict) else inner / 1000
-                    for name, inner in value.items()
-                }
-            else:
-                record[key] = value / 1000
-    return record
-
-
-def _rounded_map(times: dict[str, int]) -> dict[str, float]:
-    return {name: value / 1000 for name, value in times.items()}
-
-
-class Side:
-    """What one side (scheduler or worker) has measured of its connector since the last record."""
-
-    def __init__(self) -> None:
-        self.hooks: dict[str, int] = {}
-        self.children: dict[str, dict[str, int]] = {}
-
-    def take(self, record: dict[str, Any]) -> None:
-        """Move the collected hook times into a record."""
-        hooks = self.hooks
-        if hooks:
-            self.hooks = {}
-            record["hooks_us"] = hooks
-            for name, field in FIELDS.items():
-                value = hooks.get(name)
-                if value is not None:
-                    record[field] = value + (record[field] or 0)
-        if self.children:
-            record["children_us"] = self.children
-            self.children = {}
+            os.write(self._descriptor, b"".join(lines))
 
 
 class Probe:
-    """The state of one process. Every method is called on the engine's thread."""
+    """The state of one process. Every method but the two `..._fields` runs on the engine's thread.
+
+    On the step's path a record is a list of numbers; the writer gives them their names.
+    """
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self.active = True
-        self.sides = {"scheduler": Side(), "worker": Side()}
-        self._writers: dict[str, LineWriter] = {}
+        self.scheduler_hooks, self.worker_hooks = Hooks(), Hooks()
+        self.writers: dict[str, LineWriter] = {}
         self._step_id = 0
-        self._scheduled: dict[int, dict[str, Any]] = {}
-        self._current: dict[str, Any] | None = None
-        self._complete: list[dict[str, Any]] = []
+        self._scheduled: dict[int, list[Any]] = {}
+        self._current: list[Any] | None = None
+        self._complete: list[list[Any]] = []
         self._prefilling: dict[str, int] = {}
-        self._executing: dict[str, Any] | None = None
+        self._executing: tuple[int, int] | None = None
+        self._executing_ns = 0
 
-    def _writer(self, process: str) -> LineWriter:
-        writer = self._writers.get(process)
+    def close(self) -> None:
+        """Write what is left and stop the writers."""
+        for writer in self.writers.values():
+            writer.close()
+
+    def _writer(self, process: str, fields: Callable[[Any], dict[str, Any]]) -> LineWriter:
+        writer = self.writers.get(process)
         if writer is None:
-            writer = self._writers[process] = LineWriter(f"{self._prefix}.{process}.jsonl")
+            path = f"{self._prefix}.{process}.jsonl"
+            writer = self.writers[process] = LineWriter(path, fields)
         return writer
 
     # ---- scheduler
 
     def scheduled(self, scheduler: Any, output: Any, start: int, end: int) -> None:
         """Scheduler.schedule() returned `output`."""
-        self._step_id += 1
-        output.connector_tax_step_id = self._step_id
-        total = output.total_num_scheduled_tokens
+        self._step_id = step_id = self._step_id + 1
+        output.connector_tax_step_id = step_id
         prefill = self._prefill_tokens(scheduler, output)
-        running, waiting = scheduler.get_request_counts()
-        record = {
-            "t_ns": start,
-            "step_id": self._step_id,
-            "process": "scheduler",
-            "step_duration_us": end - start,
-            "build_meta_us": None,
-            "get_finished_us": None,
-            "start_load_kv_us": None,
-            "num_running": running,
-            "num_waiting": waiting,
-            "prefill_tokens": prefill,
-            "decode_tokens": total - prefill,
-            "update_us": None,
-            "engine_step_us": None,
-        }
-        side = self.sides["scheduler"]
-        if side.hooks or side.children:
-            side.take(record)
-        self._scheduled[self._step_id] = self._current = record
+        decode = output.total_num_scheduled_tokens - prefill
+        counts = scheduler.get_request_counts()
+        hooks = self.scheduler_hooks.take()
+        record = [step_id, start, end, counts, prefill, decode, hooks, None, None, None]
+        self._scheduled[step_id] = self._current = record
         if len(self._scheduled) > PENDING_STEPS:
             self._complete.append(self._scheduled.pop(next(iter(self._scheduled))))
 
@@ -261,28 +260,41 @@ class Probe:
     def updated(self, output: Any, start: int, end: int) -> None:
         """Scheduler.update_from_output() of `output` ended; it may be an earlier step's."""
         record = self._scheduled.pop(getattr(output, "connector_tax_step_id", -1), None)
-        if record is None:
-            return
-        record["update_us"] = end - start
-        hooks = self.sides["scheduler"].hooks
-        if hooks:
+        if record is not None:
+            record[7] = end - start
             # Hooks run by the update belong to the step it concerns.
-            times = record.setdefault("hooks_us", {})
-            for name, value in hooks.items():
-                times[name] = times.get(name, 0) + value
-            self.sides["scheduler"].hooks = {}
-        self._complete.append(record)
+            record[8] = self.scheduler_hooks.take()
+            self._complete.append(record)
 
     def stepped(self, start: int, end: int) -> None:
         """The engine-core step that began at `start` ended; complete records can be written."""
         if self._current is not None:
-            self._current["engine_step_us"] = end - start
+            self._current[9] = end - start
             self._current = None
         if self._complete:
-            put = self._writer("scheduler").put
+            put = self._writer("scheduler", self.scheduler_fields).put
             for record in self._complete:
                 put(record)
             self._complete.clear()
+
+    def scheduler_fields(self, record: list[Any]) -> dict[str, Any]:
+        """The scheduler's record under its names."""
+        step_id, start, end, counts, prefill, decode, hooks, update, update_hooks, step = record
+        if hooks is not None and update_hooks is not None:
+            hooks = list(map(operator.add, hooks, update_hooks))
+        return {
+            "t_ns": start,
+            "step_id": step_id,
+            "process": "scheduler",
+            "step_duration_us": (end - start) / 1000,
+            **_hook_fields(self.scheduler_hooks, hooks),
+            "num_running": counts[0],
+            "num_waiting": counts[1],
+            "prefill_tokens": prefill,
+            "decode_tokens": decode,
+            "update_us": None if update is None else update / 1000,
+            "engine_step_us": None if step is None else step / 1000,
+        }
 
     # ---- worker
 
@@ -290,34 +302,58 @@ class Probe:
         """A worker begins a step; what the step before left open is complete."""
         if self._executing is not None:
             self.executed()
-        self._executing = {
+        self._executing = (getattr(output, "connector_tax_step_id", -1), start)
+        self._executing_ns = 0
+
+    def worked(self, start: int, end: int, complete: bool) -> None:
+        """execute_model() or sample_tokens() ended; `complete` when the step has no more calls."""
+        self._executing_ns += end - start
+        if complete and self._executing is not None:
+            self.executed()
+
+    def executed(self) -> None:
+        """Hand the worker's record over; a warm-up step has no id and is left out."""
+        assert self._executing is not None
+        step_id, start = self._executing
+        self._executing = None
+        hooks = self.worker_hooks.take()
+        if step_id >= 0:
+            record = (step_id, start, self._executing_ns, hooks)
+            self._writer("worker", self.worker_fields).put(record)
+
+    def worker_fields(self, record: tuple[int, int, int, list[int] | None]) -> dict[str, Any]:
+        """The worker's record under its names; what only the scheduler knows is null."""
+        step_id, start, spent, hooks = record
+        return {
             "t_ns": start,
-            "step_id": getattr(output, "connector_tax_step_id", -1),
+            "step_id": step_id,
             "process": "worker",
-            "step_duration_us": 0,
-            "build_meta_us": None,
-            "get_finished_us": None,
-            "start_load_kv_us": None,
+            "step_duration_us": spent / 1000,
+            **_hook_fields(self.worker_hooks, hooks),
             "num_running": None,
             "num_waiting": None,
             "prefill_tokens": None,
             "decode_tokens": None,
         }
 
-    def worked(self, start: int, end: int, complete: bool) -> None:
-        """execute_model() or sample_tokens() ended; `complete` when the step has no more calls."""
-        if self._executing is not None:
-            self._executing["step_duration_us"] += end - start
-            if complete:
-                self.executed()
 
-    def executed(self) -> None:
-        """Hand the worker's record over."""
-        record, self._executing = self._executing, None
-        if record is None or record["step_id"] < 0:
-            return
-        self.sides["worker"].take(record)
-        self._writer("worker").put(record)
+def _hook_fields(hooks: Hooks, times: list[int] | None) -> dict[str, Any]:
+    """The design's three fields, then every hook called in the step, the children's apart."""
+    fields: dict[str, Any] = dict.fromkeys(FIELDS.values())
+    if times is None:
+        return fields
+    for child, names, first in hooks.groups:
+        values = times[first : first + len(names)]
+        spent = {name: ns / 1000 for name, ns in zip(names, values, strict=True) if ns}
+        if child is not None:
+            if spent:
+                fields.setdefault("children_us", {})[child] = spent
+            continue
+        fields["hooks_us"] = spent
+        for name, field in FIELDS.items():
+            if name in spent:
+                fields[field] = (fields[field] or 0.0) + spent[name]
+    return fields
 
 
 _probe: Probe | None = None
@@ -330,26 +366,28 @@ def _give_up(error: Exception) -> None:
         _LOG.error("connector_tax step probe switched off: %s: %s", type(error).__name__, error)
 
 
-def _timed(hook: Any, name: str, times: dict[str, Any], side: Side, child: str | None) -> Any:
-    """`hook` with its time added to `side`; `times` is shared by the hooks of one connector."""
+class _Inside:
+    """Whether one connector object is inside one of its own hooks."""
+
+    __slots__ = ("hook",)
+
+    def __init__(self) -> None:
+        self.hook = False
+
+
+def _timed(hook: Any, inside: _Inside, times: list[int], position: int) -> Any:
+    """`hook` with its time added to `times[position]`, unless another hook of its object runs."""
 
     def timed_hook(*args: Any, **kwargs: Any) -> Any:
-        if times["inside"] or not times["probe"].active:
+        if inside.hook:
             return hook(*args, **kwargs)
-        times["inside"] = True
+        inside.hook = True
         start = _now()
         try:
             return hook(*args, **kwargs)
         finally:
-            spent = _now() - start
-            times["inside"] = False
-            if child is None:
-                into = side.hooks
-            else:
-                into = side.children.get(child)  # type: ignore[assignment]
-                if into is None:
-                    into = side.children[child] = {}
-            into[name] = into.get(name, 0) + spent
+            times[position] += _now() - start
+            inside.hook = False
 
     return timed_hook
 
@@ -359,27 +397,26 @@ def watch_connector(probe: Probe, connector: Any, config: Any, role: Any) -> Non
 
     The log line names them as the configuration does; vLLM may create a class of another name.
     """
-    side = probe.sides["scheduler" if role.name == "SCHEDULER" else "worker"]
+    hooks = probe.scheduler_hooks if role.name == "SCHEDULER" else probe.worker_hooks
     names = [config.kv_transfer_config.kv_connector]
-    _wrap_hooks(probe, connector, side, HOOKS, None)
+    _wrap_hooks(connector, hooks, HOOKS, None)
     children = getattr(connector, "_connectors", ())
     configs = getattr(connector, "_ktc_kv_transfer_config", ())
     for position, child in enumerate(children):
         known = position < len(configs)
         name = configs[position].kv_connector if known else type(child).__name__
-        _wrap_hooks(probe, child, side, CHILD_HOOKS, name)
+        _wrap_hooks(child, hooks, CHILD_HOOKS, name)
         names.append(name)
     _LOG.info("connector_tax step probe watches %s (%s)", " > ".join(names), role.name)
 
 
-def _wrap_hooks(
-    probe: Probe, connector: Any, side: Side, hooks: tuple[str, ...], child: str | None
-) -> None:
-    times = {"inside": False, "probe": probe}
-    for name in hooks:
-        hook = getattr(connector, name, None)
-        if callable(hook):
-            setattr(connector, name, _timed(hook, name, times, side, child))
+def _wrap_hooks(connector: Any, hooks: Hooks, names: tuple[str, ...], child: str | None) -> None:
+    inside = _Inside()
+    present = [name for name in names if callable(getattr(connector, name, None))]
+    first = hooks.add(child, present)
+    for position, name in enumerate(present, first):
+        hook = getattr(connector, name)
+        setattr(connector, name, _timed(hook, inside, hooks.times, position))
 
 
 def install(probe: Probe) -> None:

@@ -1,0 +1,299 @@
+"""What the step probe costs: microseconds a step on its path, and a real vLLM with it and without.
+
+`cost` drives the probe's own wrappers with classes that do nothing, so all that is left is the
+probe; the bound is 5 us per step on each process's step path. The writer's thread is shown beside
+it: it runs while the engine waits for the model, and takes a core's time only where there is none
+to spare. Times are the thread's CPU time, which other processes of a busy machine do not lengthen.
+`serving` launches plain with the probe on and
+off in turn (A/B/B/A ...) and compares the time per token of the same requests, one at a time.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from connector_tax.files import ArtifactError, read_json
+from connector_tax.provenance.environment import cpu
+from connector_tax.study.design import Launch
+from connector_tax.study.guard import DeviceBusyError, device_lock
+from connector_tax.study.preflight import GateError, gated_server
+from connector_tax.study.prompts import planned_requests
+from connector_tax.study.server import served_model
+from connector_tax.vllm import overlay, step_probe
+
+BOUND_US = 5.0
+STEPS = 20_000
+STEPS_PER_FLUSH = 50
+ROUNDS = 7
+# The hooks a step calls in each process, in vLLM 0.32 (worker: kv_connector_model_runner_mixin).
+SCHEDULER_CALLS = ("build_connector_meta", "update_connector_output", "get_kv_connector_stats")
+WORKER_CALLS = (
+    "bind_connector_metadata",
+    "start_load_kv",
+    "wait_for_save",
+    "get_transfer_results",
+    "get_block_ids_with_load_errors",
+    "get_kv_connector_stats",
+    "get_kv_connector_kv_cache_events",
+    "build_connector_worker_meta",
+    "clear_connector_metadata",
+)
+CHILD_SCHEDULER_CALLS = ("build_connector_meta",)
+CHILD_WORKER_CALLS = ("start_load_kv", "wait_for_save", "get_transfer_results")
+SERVING_REQUESTS = 40
+SERVING_TOKENS = (32, 128)
+
+
+class _Connector:
+    """Every hook, doing nothing; with children, it calls theirs as MultiConnector does."""
+
+    def __init__(self, children: int) -> None:
+        self._connectors = [_Connector(0) for _ in range(children)]
+        for name in step_probe.HOOKS:
+            setattr(self, name, self._hook(name))
+
+    def _hook(self, name: str) -> Callable[[], None]:
+        forwarded = name in (*CHILD_SCHEDULER_CALLS, *CHILD_WORKER_CALLS)
+        children = self._connectors if forwarded else []
+
+        def hook() -> None:
+            for child in children:
+                getattr(child, name)()
+
+        return hook
+
+
+def _engine() -> tuple[Any, Any]:
+    """Fresh classes of the hook points, registered as vLLM's modules; scheduler side, worker."""
+    cached = SimpleNamespace(resumed_req_ids=set())
+
+    class Scheduler:
+        connector: Any = None
+        requests: dict[str, Any] = {}  # noqa: RUF012 - the probe reads it, nothing writes
+
+        def get_request_counts(self) -> tuple[int, int]:
+            return 1, 0
+
+        def schedule(self) -> Any:
+            if self.connector is not None:
+                self.connector.build_connector_meta()
+            return SimpleNamespace(
+                scheduled_new_reqs=[],
+                scheduled_cached_reqs=cached,
+                num_scheduled_tokens={"a": 1},
+                total_num_scheduled_tokens=1,
+            )
+
+        def update_from_output(self, _output: Any) -> None:
+            if self.connector is not None:
+                for name in SCHEDULER_CALLS[1:]:
+                    getattr(self.connector, name)()
+
+    class EngineCore:
+        def __init__(self) -> None:
+            self.scheduler = Scheduler()
+
+        def step(self) -> None:
+            output = self.scheduler.schedule()
+            self.scheduler.update_from_output(output)
+
+        step_with_batch_queue = step
+
+    class WorkerWrapperBase:
+        def __init__(self) -> None:
+            self.worker = SimpleNamespace(sample_tokens=lambda: None)
+            self.connector: Any = None
+
+        def execute_model(self, output: Any) -> Any:
+            if self.connector is not None:
+                for name in WORKER_CALLS:
+                    getattr(self.connector, name)()
+            return output
+
+    class KVConnectorFactory:
+        @classmethod
+        def create_connector(cls, config: Any, _role: Any) -> _Connector:
+            return _Connector(config.children)
+
+    classes = {
+        c.__name__: c for c in (Scheduler, EngineCore, WorkerWrapperBase, KVConnectorFactory)
+    }
+    for module, name, _ in step_probe.HOOK_POINTS:
+        stub = sys.modules.setdefault(module, ModuleType(module))
+        setattr(stub, name, classes[name])
+    return EngineCore, WorkerWrapperBase
+
+
+def _connect(engine: Any, worker: Any, children: int | None) -> None:
+    if children is None:
+        return
+    factory: Any = sys.modules[step_probe.HOOK_POINTS[5][0]]
+    names = SimpleNamespace(kv_connector="bench")
+    config = SimpleNamespace(children=children, kv_transfer_config=names)
+    create = factory.KVConnectorFactory.create_connector
+    engine.scheduler.connector = create(config, SimpleNamespace(name="SCHEDULER"))
+    worker.connector = create(config, SimpleNamespace(name="WORKER"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Microseconds of one step in one process: on the step's path, and of the writer's thread."""
+
+    path_us: float
+    writer_us: float
+
+
+def step_cost(children: int | None, *, probed: bool) -> dict[str, Cost]:
+    """What a step costs by process, with the probe or without.
+
+    Args:
+        children: children of the connector; None for plain.
+    """
+    engine_class, worker_class = _engine()
+    with tempfile.TemporaryDirectory() as folder:
+        probe = step_probe.Probe(f"{folder}/log")
+        if probed:
+            step_probe.install(probe)
+        engine, worker = engine_class(), worker_class()
+        _connect(engine, worker, children)
+        outputs = [SimpleNamespace(connector_tax_step_id=i) for i in range(STEPS)]
+        costs = {
+            "scheduler": _cost(lambda _: engine.step(), outputs, probe, "scheduler"),
+            "worker": _cost(worker.execute_model, outputs, probe, "worker"),
+        }
+        probe.close()
+    return costs
+
+
+def _cost(
+    call: Callable[[Any], Any], outputs: Sequence[Any], probe: step_probe.Probe, process: str
+) -> Cost:
+    """Steps in batches of what one flush interval holds, the writing timed apart."""
+    path = writing = 0
+    for first in range(0, STEPS, STEPS_PER_FLUSH):
+        started = time.thread_time_ns()
+        for output in outputs[first : first + STEPS_PER_FLUSH]:
+            call(output)
+        ended = time.thread_time_ns()
+        if process in probe.writers:
+            probe.writers[process].flush()
+        path += ended - started
+        writing += time.thread_time_ns() - ended
+    return Cost(path / STEPS / 1000, writing / STEPS / 1000)
+
+
+def cost() -> bool:
+    """Print the probe's cost per step; whether every row is within the bound."""
+    # The writer runs when it is asked to, so that its time is told apart from the path's.
+    step_probe.FLUSH_S = 3600.0
+    table = Table(title=f"step probe, us per step; {cpu()}", box=None, pad_edge=False)
+    for heading in ("connector", "process", "without", "with", "path", "writer", "bound (path)"):
+        table.add_column(heading, justify="right")
+    within = True
+    for label, children in (("none", None), ("one", 0), ("of two children", 2)):
+        rounds: dict[bool, list[dict[str, Cost]]] = {True: [], False: []}
+        for number in range(ROUNDS):
+            for probed in (number % 2 == 0, number % 2 == 1):
+                rounds[probed].append(step_cost(children, probed=probed))
+        for process in ("scheduler", "worker"):
+            off, on = (
+                statistics.median(r[process].path_us for r in rounds[p]) for p in (False, True)
+            )
+            writer = statistics.median(r[process].writer_us for r in rounds[True])
+            within = within and on - off <= BOUND_US
+            row = [f"{value:.2f}" for value in (off, on, on - off, writer)]
+            table.add_row(label, process, *row, f"{BOUND_US:g}")
+    Console(width=100).print(table)
+    return within
+
+
+def serving(study_file: Path, pairs: int) -> None:
+    """Print milliseconds per token of plain with the probe on and off, launch by launch."""
+    study = read_json(study_file)
+    medians: dict[bool, list[float]] = {True: [], False: []}
+    device = study["config"]["server"]["device"]
+    with (
+        device_lock(device, "benchmark of the step probe"),
+        tempfile.TemporaryDirectory() as text,
+    ):
+        folder = Path(text)
+        overlay.install(folder / "overlay")
+        order = [
+            on for pair in range(pairs) for on in ((False, True) if pair % 2 else (True, False))
+        ]
+        for number, on in enumerate(order):
+            probe = folder / "overlay" if on else None
+            where = folder / f"launch{number}"
+            with gated_server(
+                study, Launch("plain", 0, "A"), "verify_plain", where, lambda _: None, probe
+            ) as server:
+                value = _ms_per_token(study, server.url, f"bench/{number}")
+            medians[on].append(value)
+            state = "on" if on else "off"
+            print(f"launch {number + 1} of {len(order)}, probe {state}: {value:.4f} ms")
+    with_probe, without = (statistics.median(medians[on]) for on in (True, False))
+    spread = max(max(v) / min(v) - 1 for v in medians.values())
+    print(
+        f"{cpu()}: probe on {with_probe:.4f} ms, off {without:.4f} ms per token, "
+        f"{with_probe / without - 1:+.2%}; launches "
+        f"of one kind differ by up to {spread:.2%}"
+    )
+
+
+def _ms_per_token(study: Any, url: str, name: str) -> float:
+    """Median over sequential requests of the time per token after the first."""
+    model, vocabulary = served_model(study["config"]["engine"])
+    requests = planned_requests(
+        model=model,
+        vocab_size=vocabulary,
+        input_tokens=SERVING_TOKENS[0],
+        output_tokens=SERVING_TOKENS[1],
+        count=SERVING_REQUESTS,
+        seed=study["seed"],
+        name=name,
+    )
+    values = []
+    with httpx.Client(base_url=url, trust_env=False, timeout=60.0) as client:
+        for request in requests:
+            with client.stream("POST", "/v1/completions", content=request.body) as answer:
+                answer.raise_for_status()
+                stamps = [time.perf_counter() for line in answer.iter_lines() if line]
+            # The last two lines are the usage and [DONE].
+            values.append((stamps[-3] - stamps[0]) / (SERVING_TOKENS[1] - 1))
+    return statistics.median(values) * 1000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure the step probe."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.study.bench_probe", description=main.__doc__
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("cost", help="us per step on the probe's own path")
+    real = commands.add_parser("serving", help="a real vLLM with the probe and without")
+    real.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    real.add_argument("--pairs", type=int, default=3, help="launches with and without (default: 3)")
+    arguments = parser.parse_args(argv)
+    if arguments.command == "cost":
+        return int(not cost())
+    try:
+        serving(arguments.study, arguments.pairs)
+    except (ArtifactError, DeviceBusyError, GateError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
