@@ -1,6 +1,7 @@
 """`snakemake replot` of an archive on a machine with no engine, no network and no configuration."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,25 @@ def test_everything_is_redrawn_bit_for_bit_and_audited(replotted: Replotted, sou
     assert counts["FAIL"] == 0
     assert counts["PASS"] > 300
     assert "0 FAIL" in done.stdout
+
+
+def test_the_manifest_of_the_checkout_vouches_for_the_archive(
+    replotted: Replotted, source: Path
+) -> None:
+    machine, _ = replotted
+    manifest = machine.folder / "MANIFEST.md"
+    text = (source / "MANIFEST.md").read_text()
+    try:
+        manifest.write_text(text)
+        genuine = machine.snakemake("replot")
+        manifest.write_text(re.sub(r"sha256 `[0-9a-f]{64}`", f"sha256 `{'0' * 64}`", text))
+        other = machine.snakemake("replot")
+    finally:
+        manifest.unlink()
+    assert genuine.returncode == 0, genuine.stdout
+    assert "0 NOT CHECKABLE" in genuine.stdout
+    assert other.returncode != 0
+    assert "FAIL unpacked archive: sha256 is" in other.stdout
 
 
 def test_nothing_but_the_replot_tree_is_written(replotted: Replotted) -> None:
