@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ import pytest
 import uvloop
 import zmq
 
-from connector_tax.loadgen import eager
+from connector_tax.loadgen import eager, http
 from connector_tax.loadgen.http import Connection, Pool
 from connector_tax.loadgen.messages import End, Issue, RequestFailed, ToWorker
 from connector_tax.loadgen.sse import StreamAccumulator
@@ -122,6 +123,24 @@ def test_acquire_suspends_only_without_an_idle_connection(server: FaultServer) -
         # Last in, first out: the working set stays warm.
         assert await pool.acquire() is b
         pool.release(b)
+
+    run(main, server.port)
+
+
+@pytest.mark.parametrize("step_s", [3600, -3600])
+def test_a_step_of_the_wall_clock_never_reaches_a_stamp(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    async def main(pool: Pool) -> None:
+        connection = await pool.acquire()
+        monkeypatch.setattr(http, "_time_ns", lambda: time.time_ns() + step_s * 10**9)
+        before = time.monotonic_ns()
+        ask(connection, "whole")
+        await connection.read_body()
+        assert connection.t_headers_ns is not None
+        assert before <= connection.t_headers_ns <= time.monotonic_ns()
+        assert connection.unstamped_reads > 0
+        pool.release(connection)
 
     run(main, server.port)
 

@@ -17,7 +17,7 @@ from connector_tax.loadgen.messages import Begin, Begun, Clock, Done, RequestRec
 from connector_tax.loadgen.session import Plan, SessionThread
 
 PROGRESS_S = 0.25
-START_DELAY_NS = 50_000_000
+START_DELAY_NS = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)

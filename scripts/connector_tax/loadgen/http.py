@@ -146,6 +146,7 @@ class Connection:
         "t_done_ns",
         "t_headers_ns",
         "unstamped_reads",
+        "_not_before_ns",
     )
 
     def __init__(
@@ -167,6 +168,7 @@ class Connection:
         self.closed = False
         self.idle_since_ns: int | None = None  # None until it has served a request
         self.unstamped_reads = 0
+        self._not_before_ns = 0  # nothing read can have arrived before the last write or read
         self._unsent: memoryview | None = None
         # Of the response being read.
         self._reset()
@@ -197,7 +199,7 @@ class Connection:
         """
         self._reset()
         self.busy = True
-        stamp = _monotonic_ns()
+        stamp = self._not_before_ns = _monotonic_ns()
         try:
             sent = self.sock.sendmsg((head, body))
         except BlockingIOError:
@@ -285,15 +287,16 @@ class Connection:
 
         def read() -> tuple[memoryview, int]:
             size, control, _, _ = receive(buffers, _CONTROL_BYTES)
-            stamp = _monotonic_ns()
+            stamp = now = _monotonic_ns()
             if control:
                 # The kernel stamps in wall time; its age carries over to the monotonic clock.
                 seconds, ns = _timespec(control[0][2])
-                age_ns = _time_ns() - (seconds * 1_000_000_000 + ns)
-                if age_ns > 0:
-                    stamp -= age_ns
-            elif size:
+                stamp -= _time_ns() - (seconds * 1_000_000_000 + ns)
+            # A stamp out of these bounds was taken before a step of the wall clock.
+            if size and (not control or not self._not_before_ns <= stamp <= now):
                 self.unstamped_reads += 1
+                stamp = now
+            self._not_before_ns = stamp
             return buffer[:size], stamp
 
         return read

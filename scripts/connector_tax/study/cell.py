@@ -138,7 +138,9 @@ def measure(
     write_bytes(
         partial / f"requests_{suffix}", b"".join(msgspec.json.encode(r) + b"\n" for r in records)
     )
-    write_bytes(partial / f"engine_step_{suffix}", step_log.take(result.t_origin_ns))
+    write_bytes(
+        partial / f"engine_step_{suffix}", step_log.take(result.t_origin_ns, result.t_drained_ns)
+    )
     content = _cell_record(study, launch, prepared, result, records, started_utc, attempt)
     counters = {
         "before": server_counters(before["values"]),

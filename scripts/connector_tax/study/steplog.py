@@ -37,10 +37,13 @@ class StepLog:
         """Start a cell here."""
         self._offsets = [path.stat().st_size if path.exists() else 0 for path in self._paths]
 
-    def take(self, origin_ns: int) -> bytes:
-        """The JSON lines of both processes since `mark`, without steps from before `origin_ns`."""
+    def take(self, origin_ns: int, drained_ns: int) -> bytes:
+        """The JSON lines of both processes since `mark`, without steps from before `origin_ns`.
+
+        The server has had nothing to do since `drained_ns`.
+        """
         # The writer's flush interval is part of its contract and signals nothing to wait for.
-        time.sleep(FLUSH_S)
+        time.sleep(max(0.0, FLUSH_S - (time.monotonic_ns() - drained_ns) / 1e9))
         return b"".join(
             self._since(path, offset, origin_ns)
             for path, offset in zip(self._paths, self._offsets, strict=True)
