@@ -130,6 +130,7 @@ class Connection:
         "_headers_done",
         "_keep_alive",
         "_loop",
+        "_not_before_ns",
         "_on_idle_data",
         "_parser",
         "_parts",
@@ -146,7 +147,6 @@ class Connection:
         "t_done_ns",
         "t_headers_ns",
         "unstamped_reads",
-        "_not_before_ns",
     )
 
     def __init__(
