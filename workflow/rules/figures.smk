@@ -16,12 +16,16 @@ rule figure:
     output:
         report(
             f"{RESULTS}/figures/{{figure}}.png",
-            caption="../report/{figure}.rst",
+            caption="../report/figure.rst",
             category="Figures",
         ),
         f"{RESULTS}/figures/{{figure}}.svg",
         f"{RESULTS}/figures/{{figure}}.csv",
     log:
         f"{RESULTS}/logs/{{figure}}.log",
+    params:
+        caption=lambda wildcards: Path(
+            workflow.basedir, "workflow/report", f"{wildcards.figure}.rst"
+        ).read_text(),
     shell:
         "python -m connector_tax.figures {wildcards.figure:q} --study {input.study} 2>&1 | tee {log}"
