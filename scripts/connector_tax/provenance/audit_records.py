@@ -188,21 +188,16 @@ def _skipped_rate(study: RawStudy, cell: RawCell) -> Iterator[str]:
     if not precision["enabled"] or cell.launch.phase != "A":
         yield "skipped in a launch that ran, and the design allows no such skip"
         return
+    rate, factor = cell.planned["rate_rps"], precision["skip_rate_factor"]
     for lower in study.cells:
-        rate = lower.planned["rate_rps"]
-        if (
-            lower.launch is not cell.launch
-            or lower.status != "valid"
-            or (cell.planned["rate_rps"] < max(precision["skip_rate_factor"] * rate, rate + 1e-9))
-        ):
+        if lower.launch is not cell.launch or lower.status != "valid":
             continue
-        measured = Measured(lower.requests, lower.record["window"])
-        requested = measured.arrivals / measured.window_s
-        if (
-            requested
-            and measured.throughput_rps / requested < precision["certain_throughput_ratio"]
-        ):
-            return
+        lower_rate = lower.planned["rate_rps"]
+        if lower_rate < rate and factor * lower_rate <= rate:
+            measured = Measured(lower.requests, lower.record["window"])
+            served = measured.throughput_rps * measured.window_s
+            if served < precision["certain_throughput_ratio"] * measured.arrivals:
+                return
     yield "skipped, though the launch keeps up at every rate far enough below"
 
 
@@ -365,16 +360,13 @@ def _window(study: RawStudy, cell: RawCell) -> Iterator[str]:
 def _precision(cell: RawCell, settings: Row, floor: int, early: bool) -> Iterator[str]:
     """What the cell says of its own precision, from its requests."""
     said, measured = cell.record["precision"], Measured(cell.requests, cell.record["window"])
-    found: Row = {"n": measured.n}
-    for name, values in (("ttft_p90", measured.ttft), ("tpot_p90", measured.tpot)):
-        low, high = binomial_ranks(len(values), 90, 0.95) if len(values) else (None, None)
-        ordered, p90 = np.sort(values), float(np.percentile(values, 90)) if len(values) else 0.0
-        known = low is not None and high is not None and p90 > 0
-        found[name] = (
-            float(ordered[high - 1] - ordered[low - 1]) / (2 * p90)  # type: ignore[operator]
-            if known
-            else None
-        )
+    found: Row = {"n": measured.n, "ttft_p90": None, "tpot_p90": None}
+    low, high = binomial_ranks(measured.n, 90, 0.95)
+    if low is not None and high is not None:
+        for name, values in (("ttft_p90", measured.ttft), ("tpot_p90", measured.tpot)):
+            ordered, p90 = np.sort(values), float(np.percentile(values, 90))
+            if p90 > 0:
+                found[name] = float(ordered[high - 1] - ordered[low - 1]) / (2 * p90)
     yield from differences(said["achieved"], found, "precision.achieved")
     if early and said["stopped_by"] != "target":
         yield f"stopped before the cap by {said['stopped_by']!r}, a valid cell only by the target"

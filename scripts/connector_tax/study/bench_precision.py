@@ -302,7 +302,7 @@ def compare(full: Outcome, precise: Outcome) -> bool:
     for name in ("ref_safe", "ref_load"):
         print(f"{name}: {rates[name]:g} | {precise_rates[name]:g} req/s")
     document = full.study.document
-    around = launch_overhead_s(document, Path()) * len(document["run_order"]["A"])
+    around = launch_overhead_s(document, full.study.root) * len(document["run_order"]["A"])
     print(
         f"{same.count(True)} of {len(same)} reference rates, saturation rates and verdicts agree; "
         f"{short:.0f} s of {total:.0f} s in cells: {short / total:.0%} (bound 50%); with "
