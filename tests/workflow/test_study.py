@@ -177,15 +177,13 @@ def test_a_second_run_has_nothing_to_do(study: Study) -> None:
     assert "Nothing to be done" in done.stdout + done.stderr
 
 
-def test_touched_code_never_plans_a_measurement(study: Study) -> None:
+def test_touched_code_plans_nothing(study: Study) -> None:
     touched = [*(ROOT / "workflow").rglob("*.smk"), ROOT / "Snakefile"]
     touched += (ROOT / "scripts" / "connector_tax").rglob("*.py")
     for path in touched:
         os.utime(path)
     done = run(study.folder, "all", options=("--dry-run",))
-    jobs = planned(done.stdout + done.stderr)
-    assert not jobs.keys() & set(MEASURING)
-    assert jobs["figure"] >= 8
+    assert "Nothing to be done" in done.stdout + done.stderr
 
 
 def test_the_plan_shows_every_cell_done(study: Study) -> None:

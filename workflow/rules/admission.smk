@@ -10,5 +10,5 @@ rule admission_study:
     log:
         "results/admission/admission.log",
     shell:
-        "python -m connector_tax.engine.admission_study --config {input}"
+        "python -m connector_tax.engine.admission_study --config {input:q}"
         " --output results/admission 2>{log}"

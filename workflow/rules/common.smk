@@ -1,7 +1,9 @@
 # Configuration, its checks, and what the other stages share.
 import json
+import sys
 from pathlib import Path
 
+from snakemake.cli import get_argument_parser
 from snakemake.exceptions import WorkflowError
 
 from connector_tax.config import ConfigError
@@ -25,15 +27,16 @@ own_jobs()
 SOURCE = ", ".join(map(str, workflow.configfiles))
 # `--config archive=FILE` redraws a study that was sent: no configuration counts but the archive's.
 ARCHIVE = config.pop("archive", None)
-# What `--forcerun` and `--forceall` ask for; linting and unlocking have no such settings.
-SETTINGS = workflow.dag_settings
-FORCED = (SETTINGS.forcerun, SETTINGS.forceall) if SETTINGS else ((), False)
+# Snakemake reads this file before it knows its own settings; its command line knows what is forced.
+OPTIONS = get_argument_parser().parse_known_args(sys.argv[1:])[0]
 try:
     if ARCHIVE is None:
         STUDY = resolve(config, SOURCE)
         RESULTS = f"results/{STUDY['study']}"
-        check_design(STUDY, Path(RESULTS), SOURCE, *FORCED)
-        request_remeasuring(STUDY, Path(RESULTS), *FORCED)
+        check_design(STUDY, Path(RESULTS), SOURCE, OPTIONS.forceall)
+        request_remeasuring(
+            STUDY, Path(RESULTS), OPTIONS.forcerun or (), OPTIONS.forceall
+        )
     else:
         STUDY = read_head(Path(ARCHIVE))[1]
         RESULTS = f"results/replot/{STUDY['study']}"

@@ -18,9 +18,13 @@ rule manifest:
         " 2>&1 | tee {log}"
 
 
-# Last, so that everything that can be made of an incomplete study is there when it says so.
+# Last, so that everything that can be made of an incomplete study is there when it says so. The indexes
+# are inputs of their own: a missing one is made again only if something asks for it by name.
 rule complete:
     input:
+        launch_indexes("A"),
+        launch_indexes("B"),
+        launch_indexes("Bp"),
         f"{RESULTS}/report.html",
         f"{RESULTS}/manifest.json",
         f"{RESULTS}/patch/revert_status.json",

@@ -6,8 +6,6 @@ ENGINE_FILES = files_of(STUDY["config"]["engine"])
 
 
 rule vllm_environment:
-    input:
-        ancient("envs/{environment}/requirements.lock"),
     output:
         "envs/{environment}/.venv/built.json",
     log:

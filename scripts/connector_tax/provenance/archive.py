@@ -26,11 +26,12 @@ from typing import Any, BinaryIO
 import zstandard
 
 from connector_tax.config import ROOT
-from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes
+from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes, write_text
 from connector_tax.provenance.audit import audit
-from connector_tax.provenance.audit_redrawn import HEADER, versions
+from connector_tax.provenance.audit_redrawn import HEADER, ORIGIN, versions
 from connector_tax.provenance.claims import FAIL
 from connector_tax.provenance.crate import crate, readme
+from connector_tax.provenance.manifest import name_archive, parse
 
 FORMAT = "connector-tax archive 1"
 STUDY = "study.json"
@@ -45,7 +46,7 @@ SINGLE = (
 )
 MADE_HERE = ("README.md", "ro-crate-metadata.json")
 TREES = ("preflight", "patch", "runs", "published", "workflow")
-MADE_BY_REPLOT = ("analysis", "figures", "report.html", "audit.json", "logs")
+MADE_BY_REPLOT = (ORIGIN, "analysis", "figures", "report.html", "audit.json", "logs")
 RAW_TREES = ("preflight", "patch", "runs")
 BLOCK = 512
 LEVEL = 19
@@ -81,7 +82,7 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
 
     Args:
         study_file: results/<study>/study.json.
-        manifest: MANIFEST.md, for the audit that comes first.
+        manifest: MANIFEST.md, for the audit that comes first; it then names the archive.
         target: results/archive/<study>.tar.zst.
 
     Raises:
@@ -128,6 +129,8 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
             else:
                 _add_file(tar, name, members[name])
     write_bytes(target, content.getvalue())
+    if any(row["study"] == study["study"] for row in parse(manifest.read_text("utf-8"))):
+        name_archive(manifest, study["study"], target)
 
 
 def _members(root: Path) -> dict[str, Path]:
@@ -224,6 +227,7 @@ def unpack(archive: Path, target: Path) -> Header:
         _extract(archive, folder)
         if target.exists():
             shutil.rmtree(target)
+        write_text(folder / ORIGIN, f"{sha256_file(archive)}  {archive.name}\n")
         folder.rename(target)
     return header
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from connector_tax import __version__
 from connector_tax.files import read_json, sha256_file
 from connector_tax.provenance.claims import Ledger
+from connector_tax.provenance.manifest import archive_of
 
 HEADER = "archive.json"
+ORIGIN = "archive.sha256"
 # What the numbers and pictures depend on besides the raw records.
 PACKAGES = (
     "numpy", "scipy", "polars", "pandas", "matplotlib", "pillow", "contourpy", "kiwisolver",
@@ -24,7 +26,7 @@ def versions() -> dict[str, str]:
     return found | {name: installed.get(name, "absent") for name in PACKAGES}
 
 
-def check_redrawn(root: Path, ledger: Ledger) -> None:
+def check_redrawn(root: Path, manifest: Path, ledger: Ledger) -> None:
     """Compare every remade table, picture and the report with the hashes in archive.json.
 
     A difference is a FAIL where the versions are those of the archive; with others it is NOT
@@ -41,7 +43,21 @@ def check_redrawn(root: Path, ledger: Ledger) -> None:
                 ledger.not_checkable("redrawn", name, reason)
             else:
                 ledger.check("redrawn", name, problems, "bit for bit as published")
+        _check_origin(root, header["study"], manifest, ledger)
         ledger.check("unpacked", "files", _unpacked(root, header["files"]), "every hash as listed")
+
+
+def _check_origin(root: Path, study: str, manifest: Path, ledger: Ledger) -> None:
+    """Is it the archive that the MANIFEST.md of this checkout names?"""
+    text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
+    named = archive_of(text, study)
+    found = (root / ORIGIN).read_text(encoding="utf-8").split()[0]
+    if named is None:
+        reason = f"MANIFEST.md names no archive of study {study}"
+        ledger.not_checkable("unpacked", "archive", reason)
+    else:
+        problems = [] if named == found else [f"sha256 is {found}, MANIFEST.md names {named}"]
+        ledger.check("unpacked", "archive", problems, "the one MANIFEST.md names")
 
 
 def _differs(root: Path, name: str, digest: str) -> Iterator[str]:

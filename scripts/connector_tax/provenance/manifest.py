@@ -5,13 +5,14 @@ re-run replaces its own rows only, and the table can be parsed back (`parse`).
 """
 
 import argparse
+import contextlib
 import fcntl
 import hashlib
 import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,28 @@ def section(study: str, study_rows: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def archive_of(text: str, study: str) -> str | None:
+    """The SHA-256 that MANIFEST.md names for the study's archive; None where it names none."""
+    body = dict(_sections(text)).get(study, "")
+    found = re.search(
+        r"^Archive: `[^`]+`, \d+ bytes, sha256 `([0-9a-f]{64})`\.$", body, re.MULTILINE
+    )
+    return found[1] if found else None
+
+
+def name_archive(manifest: Path, study: str, archive: Path) -> None:
+    """Name the study's archive in MANIFEST.md, above its rows; a new run of the study drops it."""
+    line = (
+        f"Archive: `results/archive/{archive.name}`, {archive.stat().st_size} bytes, "
+        f"sha256 `{sha256_file(archive)}`."
+    )
+    with _locked(manifest):
+        text = manifest.read_text(encoding="utf-8")
+        body = re.sub(r"^Archive: .*\n\n", "", dict(_sections(text))[study], flags=re.MULTILINE)
+        head = f"## {study}\n\n"
+        write_text(manifest, merge(text, study, body.replace(head, f"{head}{line}\n\n", 1)))
+
+
 def merge(text: str, study: str, new_section: str) -> str:
     """The manifest `text` with this study's section replaced or added, studies in order of name."""
     sections = {name: body for name, body in _sections(text) if name != study}
@@ -150,11 +173,17 @@ def _unescape(value: str) -> str:
 
 def update(manifest: Path, study: str, study_rows: Sequence[Mapping[str, str]]) -> None:
     """Replace the study's rows in the file `manifest`; concurrent updates wait for each other."""
+    with _locked(manifest):
+        text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
+        write_text(manifest, merge(text, study, section(study, study_rows)))
+
+
+@contextlib.contextmanager
+def _locked(manifest: Path) -> Iterator[None]:
     lock = os.open(manifest.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
-        write_text(manifest, merge(text, study, section(study, study_rows)))
+        yield
     finally:
         os.close(lock)
 

@@ -3,8 +3,7 @@
 Snakemake's `--forcerun` (or `--forceall`) is the request. It deletes a forced job's index.json and
 runs the driver again, which by itself would keep the intact cells; so the Snakefile names the
 forced launches in CONNECTOR_TAX_REMEASURE, and the driver first renames the launch's folder to
-`<phase>.superseded<k>`. A changed design may replace the old one in its folder only when every
-measuring rule is forced.
+`<phase>.superseded<k>`. A changed design replaces the old one in its folder only by `--forceall`.
 """
 
 import os
@@ -18,8 +17,9 @@ from connector_tax.study.design import PHASES, Launch, launches, refuse_changed_
 
 REMEASURE_VARIABLE = "CONNECTOR_TAX_REMEASURE"
 RULES = {"A": "phase_a", "B": "phase_b", "Bp": "phase_bp"}
-# What a new design must force: everything that depends on the design and is never redone by itself.
-DESIGN_RULES = ("preflight", "patch_apply", *RULES.values())
+# Snakemake 9 forgets that a job is forced when a job above it is forced too and their link is
+# ancient(), which all links between these are.
+STAGES = ("preflight", "patch_apply", *RULES.values())
 
 
 def request_remeasuring(
@@ -32,34 +32,43 @@ def request_remeasuring(
         folder: results/<study>.
         forced: what `--forcerun` names: rules and files.
         everything: whether `--forceall` is given.
+
+    Raises:
+        ConfigError: several stages are forced at once, of which Snakemake would drop all but one.
     """
-    names = [
-        launch.name
-        for phase in PHASES
-        for launch in launches(study, phase)
-        if everything
-        or RULES[phase] in forced
-        or (launch.folder(folder) / "index.json").as_posix() in forced
-    ]
-    os.environ[REMEASURE_VARIABLE] = " ".join(names)
+    names, stages = [], {name for name in STAGES if name in forced}
+    for phase in PHASES:
+        for launch in launches(study, phase):
+            index = (launch.folder(folder) / "index.json").as_posix()
+            if everything or RULES[phase] in forced or index in forced:
+                names.append(launch.name)
+                stages.add(RULES[phase])
+    if len(stages) > 1 and not everything:
+        listed = [stage for stage in STAGES if stage in stages]
+        raise ConfigError(
+            f"--forcerun: found {', '.join(listed)}; allowed: one of them at a time, since "
+            "Snakemake would run the first and silently drop the others. Force one after the "
+            "other, or everything with --forceall."
+        )
+    # A job that Snakemake runs elsewhere reads the Snakefile again, without these options.
+    if names:
+        os.environ[REMEASURE_VARIABLE] = " ".join(names)
 
 
-def check_design(
-    study: Mapping[str, Any], folder: Path, source: str, forced: Collection[str], everything: bool
-) -> None:
-    """Refuse a changed design, unless everything that depends on it is forced.
+def check_design(study: Mapping[str, Any], folder: Path, source: str, everything: bool) -> None:
+    """Refuse a changed design, unless everything is forced.
 
     Raises:
         ConfigError: names the keys that differ and the ways out.
     """
-    if everything or set(DESIGN_RULES) <= set(forced):
+    if everything:
         return
     try:
         refuse_changed_design(folder / "study.json", study, source)
     except ConfigError as error:
         raise ConfigError(
-            f"{error}\nTo measure the changed design in this folder, the old launches moved aside: "
-            f"--forcerun {' '.join(DESIGN_RULES)}"
+            f"{error}\nTo measure the changed design in this folder, the old launches moved aside "
+            "and kept: --forceall"
         ) from None
 
 
@@ -98,5 +107,5 @@ def refuse_other_design(study: Mapping[str, Any], launch: Launch, study_folder: 
         raise ConfigError(
             f"{path.parent} holds cells of another design than {study_folder / 'study.json'}; they "
             f"are kept. To measure it again, the old cells moved aside: "
-            f"--forcerun {RULES[launch.phase]}"
+            f"--forcerun {(launch.folder(study_folder) / 'index.json').as_posix()}"
         )

@@ -1,0 +1,194 @@
+"""Loopback only, private sockets, nothing unpickled or interpreted, no secret in any artifact."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from connector_tax.config import ROOT, ConfigError, check_study, load_yaml, validate
+from connector_tax.files import read_json
+from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
+from connector_tax.provenance import environment
+from connector_tax.study.design import Launch
+from connector_tax.study.server import Server, command_for, free_port
+from tests.study.driving import drive, launch_folder, write_study
+
+PACKAGE = ROOT / "scripts" / "connector_tax"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+HOSTILE = "$(rm -rf ~)"
+SECRETS = {
+    "HF_TOKEN": "hf_SecretOfTheTest0001",
+    "OPENAI_API_KEY": "sk-SecretOfTheTest0002",
+    "AWS_SECRET_ACCESS_KEY": "SecretOfTheTest0003",
+}
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_nothing_is_unpickled_evaluated_or_given_to_a_shell(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    imported = {
+        alias.name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in (
+            [ast.alias(node.module or "")] if isinstance(node, ast.ImportFrom) else node.names
+        )
+    }
+    assert not imported & {"pickle", "cPickle", "dill", "marshal", "shelve", "multiprocessing"}
+    for name, call in calls(tree):
+        assert name not in (
+            "eval",
+            "exec",
+            "os.system",
+            "os.popen",
+            "yaml.load",
+            "yaml.unsafe_load",
+        )
+        shell = [k.value for k in call.keywords if k.arg == "shell"]
+        assert not any(isinstance(v, ast.Constant) and v.value for v in shell), path
+
+
+def test_every_value_a_rule_gives_to_the_shell_is_quoted() -> None:
+    """What comes from the configuration reaches a shell only through Snakemake's `:q`."""
+    fixed = {"input.study", "log", "output", "params.study", "params.folder"}
+    for path in sorted((ROOT / "workflow" / "rules").glob("*.smk")):
+        for text in re.findall(r'^ +"(.*)"$', path.read_text(), re.MULTILINE):
+            for name in re.findall(r"(?<!\{)\{([a-z._]+(?:!r)?)\}(?!\})", text):
+                assert name in fixed, f"{path.name}: {{{name}}} is not quoted: {text}"
+
+
+def shipped() -> list[Path]:
+    return [p for p in sorted((ROOT / "config").glob("*.yaml")) if "study" in load_yaml(p)]
+
+
+@pytest.mark.parametrize("path", shipped(), ids=lambda p: p.name)
+def test_shipped_studies_stay_on_the_loopback(path: Path) -> None:
+    assert load_yaml(path)["server"]["host"] == "127.0.0.1"
+
+
+def config() -> dict[str, Any]:
+    value: dict[str, Any] = load_yaml(ROOT / "config" / "config.yaml")
+    return value
+
+
+@pytest.mark.parametrize("key", ["study", "configurations", "server.device"])
+def test_a_hostile_identifier_is_refused(key: str) -> None:
+    value = config()
+    if key == "configurations":
+        value[key] = ["plain", HOSTILE]
+    elif key == "study":
+        value[key] = HOSTILE
+    else:
+        value["server"]["device"] = HOSTILE
+    with pytest.raises(ConfigError, match=r"found '\$\(rm -rf ~\)'; allowed: text matching"):
+        check_study(value, "config.yaml", ["plain"])
+
+
+def test_a_hostile_configuration_id_is_refused_where_it_is_defined() -> None:
+    value = load_yaml(ROOT / "config" / "configurations.yaml")
+    value["configurations"][1]["id"] = HOSTILE
+    with pytest.raises(ConfigError, match=r"configurations\[1\]\.id: found"):
+        validate(value, "configurations.schema.yaml", "configurations.yaml")
+
+
+def test_a_hostile_identifier_that_got_through_does_no_harm(tmp_path: Path) -> None:
+    """Past every schema: a launch whose configuration is a command, started for real."""
+    hostile = "$(touch pwned)`touch pwned`;touch pwned"
+    study = read_json(write_study(tmp_path / "results" / "tiny"))
+    command = command_for(study, Launch(hostile, 0, "A"), free_port("127.0.0.1"))
+    server = Server(tmp_path, command, f"{hostile}\ntouch pwned", "127.0.0.1", 1)
+    server.start()
+    assert server._process is not None
+    server._process.wait(30)
+    assert hostile in (tmp_path / "vllm_stderr.log").read_text()
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_yaml_tags_are_not_constructed(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("study: !!python/object/apply:os.system ['touch pwned']\n")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_yaml(path)
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "VLLM_API_KEY", "AWS_SECRET_ACCESS_KEY", "PASSWORD"])
+def test_a_configuration_may_not_hold_a_secret(name: str) -> None:
+    value = config()
+    value["engine"] = yaml.safe_load((ROOT / "config" / "h20.yaml").read_text())["engine"]
+    validate(value, "config.schema.yaml", "config.yaml")
+    value["engine"]["environment"] = {name: "x"}
+    with pytest.raises(ConfigError, match=r"engine\.environment"):
+        validate(value, "config.schema.yaml", "config.yaml")
+    value["engine"]["environment"] = {}
+    value["engine"]["flags"] = {"--api-key": "x"}
+    with pytest.raises(ConfigError, match=r"engine\.flags"):
+        validate(value, "config.schema.yaml", "config.yaml")
+
+
+def test_secrets_of_the_environment_reach_no_artifact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    study_file = write_study(tmp_path / "results" / "tiny")
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    assert environment.main(["--study", str(study_file)]) == 0
+    done = drive(study_file)
+    assert done.returncode == 0, done.stdout
+    assert (launch_folder(study_file) / "launch.sh").exists()
+    assert (launch_folder(study_file) / "env.txt").exists()
+    searched = 0
+    for path in [*study_file.parent.rglob("*")]:
+        if path.is_file():
+            searched += 1
+            content = path.read_bytes() + path.name.encode()
+            for value in SECRETS.values():
+                assert value.encode() not in content, path
+    assert searched > 15
+    assert not any(value in done.stdout for value in SECRETS.values())
+
+
+def test_engine_and_load_generator_listen_on_nothing_but_loopback_and_private_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    study = read_json(write_study(tmp_path / "results" / "tiny"))
+    port = free_port("127.0.0.1")
+    server = Server(
+        tmp_path, command_for(study, Launch("plain", 0, "A"), port), "test", "127.0.0.1", port
+    )
+    server.start()
+    try:
+        server.wait_ready(30)
+        target = Target(host="127.0.0.1", port=port)
+        with LoadGenerator(target, LoadGeneratorOptions(workers=1)) as generator:
+            pids = [psutil.Process().pid, server.pid, *generator.worker_pids]
+            mine = [c for c in psutil.net_connections("inet") if c.pid in pids]
+            assert any(c.status == psutil.CONN_LISTEN for c in mine)
+            for connection in mine:
+                assert connection.laddr[:1] == ("127.0.0.1",), connection
+            paths = {
+                Path(str(c.laddr))
+                for c in psutil.net_connections("unix")
+                if c.pid in pids and str(c.laddr).startswith("/")
+            }
+            assert paths
+            # Once everybody is connected the folder is gone; a folder that is there is private.
+            for folder in {path.parent for path in paths if path.parent.exists()}:
+                assert folder.stat().st_mode & 0o077 == 0, folder
+                assert folder.stat().st_uid == psutil.Process().uids().effective
+            assert all(tmp_path in path.parents for path in paths)
+    finally:
+        server.stop(5)

@@ -1,0 +1,169 @@
+"""`snakemake replot` of an archive on a machine with no engine, no network and no configuration."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from connector_tax.config import ROOT
+from connector_tax.files import read_json, sha256_file
+from connector_tax.provenance.archive import pack
+from tests.provenance.audited_study import write_audited_study
+from tests.workflow.harness import environment
+
+pytestmark = [pytest.mark.workflow, pytest.mark.timeout(300)]
+# Loaded by every Python process of the run: there is no engine, no vLLM and no network.
+BARE_MACHINE = """
+import socket, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("connector_tax.engine", "connector_tax.vllm.")):
+            raise ImportError(f"{name} is not on this machine")
+sys.meta_path.insert(0, Absent())
+class Offline(socket.socket):
+    def connect(self, address):
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            raise OSError("this machine has no network")
+        return super().connect(address)
+    connect_ex = connect
+socket.socket = Offline
+"""
+
+
+class Machine:
+    """A fresh folder with an archive and nothing else."""
+
+    def __init__(self, folder: Path, archive: Path) -> None:
+        self.folder = folder
+        self.archive = archive
+        bare = folder / "bare"
+        bare.mkdir()
+        (bare / "sitecustomize.py").write_text(BARE_MACHINE)
+
+    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        path = f"{self.folder / 'bare'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        program = str(Path(sys.executable).with_name("snakemake"))
+        options = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(self.folder)]
+        return subprocess.run(
+            [program, *options, "--cores", "1", *arguments, "--config", f"archive={self.archive}"],
+            env={**environment(self.folder), "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a published study and its archive."""
+    folder = tmp_path_factory.mktemp("source")
+    study_file = write_audited_study(folder)
+    pack(study_file, folder / "MANIFEST.md", folder / "synthetic.tar.zst")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def replotted(
+    source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Machine, subprocess.CompletedProcess[str]]:
+    machine = Machine(tmp_path_factory.mktemp("machine"), source / "synthetic.tar.zst")
+    return machine, machine.snakemake("replot")
+
+
+Replotted = tuple[Machine, subprocess.CompletedProcess[str]]
+
+
+def test_everything_is_redrawn_bit_for_bit_and_audited(replotted: Replotted, source: Path) -> None:
+    machine, done = replotted
+    assert done.returncode == 0, done.stdout + done.stderr
+    published = source / "results" / "synthetic"
+    redrawn = machine.folder / "results" / "replot" / "synthetic"
+    names = [
+        path.relative_to(published)
+        for pattern in ("analysis/*", "figures/*", "report.html")
+        for path in published.glob(pattern)
+    ]
+    assert len(names) > 30
+    for name in names:
+        assert sha256_file(redrawn / name) == sha256_file(published / name), name
+    counts = read_json(redrawn / "audit.json")["counts"]
+    assert counts["FAIL"] == 0
+    assert counts["PASS"] > 300
+    assert "0 FAIL" in done.stdout
+
+
+def test_the_manifest_of_the_checkout_vouches_for_the_archive(
+    replotted: Replotted, source: Path
+) -> None:
+    machine, _ = replotted
+    manifest = machine.folder / "MANIFEST.md"
+    text = (source / "MANIFEST.md").read_text()
+    try:
+        manifest.write_text(text)
+        genuine = machine.snakemake("replot")
+        manifest.write_text(re.sub(r"sha256 `[0-9a-f]{64}`", f"sha256 `{'0' * 64}`", text))
+        other = machine.snakemake("replot")
+    finally:
+        manifest.unlink()
+    assert genuine.returncode == 0, genuine.stdout
+    assert "0 NOT CHECKABLE" in genuine.stdout
+    assert other.returncode != 0
+    assert "FAIL unpacked archive: sha256 is" in other.stdout
+
+
+def test_nothing_but_the_replot_tree_is_written(replotted: Replotted) -> None:
+    machine, _ = replotted
+    assert [path.name for path in (machine.folder / "results").iterdir()] == ["replot"]
+    left = {path.name for path in machine.folder.iterdir()}
+    assert left <= {"bare", "results", ".snakemake", "cache"}
+
+
+def test_no_measuring_rule_exists(replotted: Replotted) -> None:
+    machine, _ = replotted
+    listed = set(machine.snakemake("--list-rules").stdout.split())
+    assert {"unpack", "aggregate", "figure", "report_html", "replot"} <= listed
+    measuring = {"phase_a", "phase_b", "phase_bp", "preflight", "patch_apply", "study", "all"}
+    assert not listed & measuring
+
+
+def test_a_second_replot_only_audits_again(replotted: Replotted) -> None:
+    machine, _ = replotted
+    again = machine.snakemake("--dry-run", "replot")
+    jobs = again.stdout.split("Job stats:")[1]
+    assert "replot" in jobs
+    assert "figure " not in jobs
+    assert "unpack" not in jobs
+
+
+def test_an_altered_redrawn_file_fails_the_audit(replotted: Replotted) -> None:
+    machine, _ = replotted
+    picture = machine.folder / "results/replot/synthetic/figures/fig1_ttft_vs_rate.png"
+    intact = picture.read_bytes()
+    try:
+        picture.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
+        done = machine.snakemake("replot")
+        output = done.stdout + done.stderr
+    finally:
+        picture.write_bytes(intact)
+    assert done.returncode != 0
+    assert "figures/fig1_ttft_vs_rate.png: it is not bit for bit what was published" in output
+
+
+@pytest.mark.parametrize("damage", ["cut off", "no archive"])
+def test_a_damaged_archive_is_refused_before_anything_is_written(
+    source: Path, tmp_path: Path, damage: str
+) -> None:
+    data = (source / "synthetic.tar.zst").read_bytes()
+    bad = tmp_path / "bad.tar.zst"
+    bad.write_bytes(data[:-100] if damage == "cut off" else b"PK\x03\x04" + data)
+    folder = tmp_path / "machine"
+    folder.mkdir()
+    machine = Machine(folder, bad)
+    done = machine.snakemake("replot")
+    assert done.returncode != 0
+    assert f"{bad}: refused" in done.stdout + done.stderr
+    written = [p for p in folder.rglob("*.json") if ".snakemake" not in p.parts]
+    assert written == []
