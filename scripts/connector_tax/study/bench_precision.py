@@ -235,7 +235,9 @@ class Outcome:
         found = {
             (row["config"], name, row["metric"]): str(row["verdict"])
             for row in tax_rows(Tables(self.study, taxes, rates, {}))
-            for name in ("ref_safe", "ref_load")
+            for name in ("ref_safe", "ref_load")[
+                : 1 if rates["ref_safe"] == rates["ref_load"] else 2
+            ]
             if row["phase"] == "A" and row["rate_rps"] == rates[name] and row["metric"] in METRICS
         }
         return rates, found
