@@ -159,6 +159,12 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
             f"{source}: cell.cap_s: found {cell['cap_s']}; "
             f"allowed: at least cell.floor_s ({cell['floor_s']})"
         )
+    certain = config["precision"]["certain_throughput_ratio"]
+    if certain >= config["saturation"]["throughput_ratio_min"]:
+        raise ConfigError(
+            f"{source}: precision.certain_throughput_ratio: found {certain}; allowed: below "
+            f"saturation.throughput_ratio_min ({config['saturation']['throughput_ratio_min']})"
+        )
     generator = config["load_generator"]
     connections = generator["workers"] * generator["connections_per_worker"]
     if connections < cell["inflight_cap"]:

@@ -16,6 +16,7 @@ from connector_tax.loadgen.generator import (
     Target,
 )
 from connector_tax.loadgen.messages import FAILURES, RequestRecord
+from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
 
 __all__ = [
     "FAILURES",
@@ -23,10 +24,12 @@ __all__ = [
     "ArrivalKind",
     "CellResult",
     "CellRule",
+    "HalfWidths",
     "LoadGenerator",
     "LoadGeneratorError",
     "LoadGeneratorOptions",
     "PlannedRequest",
+    "PrecisionRule",
     "Progress",
     "RequestRecord",
     "Target",

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.loadgen.messages import FAILURES, Cancel, Done, Issue, RequestRecord, Status
+from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
 
 POLL_NS = 10_000_000
 
@@ -36,7 +37,8 @@ class CellRule:
     """How long a cell lasts. Arrivals in the first `warmup_s` are not measured.
 
     Measuring ends at the first moment at or after warmup_s + floor_s at which `min_completed`
-    measured arrivals have succeeded, at the latest at warmup_s + cap_s. What is still running then
+    measured arrivals have succeeded (and, with a PrecisionRule, their percentiles are precise
+    enough), at the latest at warmup_s + cap_s. What is still running then
     may take `drain_s`. A request due while `inflight_cap` are in flight is dropped.
     """
 
@@ -88,12 +90,15 @@ class OpenLoopCell:
         offsets_ns: NDArray[np.int64],
         requests: Sequence[PlannedRequest],
         rule: CellRule,
+        precision: PrecisionRule | None = None,
     ) -> None:
         """See LoadGenerator.run_cell for the arguments and ValueError."""
         _check_schedule(offsets_ns, requests, rule)
         self._offsets_ns = offsets_ns
         self._requests = requests
         self._rule = rule
+        self._precision = precision
+        self.precise: HalfWidths | None = None
         self._min_completed = rule.min_completed
         self.drain_s = rule.drain_s
         self.stop_ns: int | None = None
@@ -116,8 +121,7 @@ class OpenLoopCell:
         self, now_ns: int, horizon_ns: int
     ) -> tuple[list[tuple[Issue, bytes] | Cancel], int | None]:
         """Issue what is due before the horizon and the end of the window."""
-        enough = self.measured_ok >= self._min_completed
-        if enough and self.stop_ns is None and horizon_ns >= self.floor_ns:
+        if self.stop_ns is None and horizon_ns >= self.floor_ns and self._enough():
             self.stop_ns = self._end_after(max(self.floor_ns, now_ns))
         end_ns = self._cap_ns if self.stop_ns is None else self.stop_ns
         items: list[tuple[Issue, bytes] | Cancel] = []
@@ -148,7 +152,10 @@ class OpenLoopCell:
         self.outstanding -= 1
         if done.error_kind is None:
             self.ok += 1
-            self.measured_ok += self._due_ns[done.seq] >= self.warmup_end_ns
+            due_ns = self._due_ns[done.seq]
+            self.measured_ok += due_ns >= self.warmup_end_ns
+            if self._precision is not None and due_ns >= self.warmup_end_ns:
+                self._precision.add(done, due_ns)
         elif status_of(done.error_kind) == "dropped":
             self.dropped += 1
         else:
@@ -164,6 +171,22 @@ class OpenLoopCell:
         for seq in range(len(self._issued_ns)):
             if self._done[seq] is None:
                 self.take(Done(0, -1, seq, kind, "the worker did not answer"))
+
+    def look(self) -> None:
+        """Bring the precision up to date; called from another thread than the session's."""
+        if self._precision is not None and self.stop_ns is None:
+            self._precision.look()
+
+    def _enough(self) -> bool:
+        if self.measured_ok < self._min_completed:
+            return False
+        if self._precision is None:
+            return True
+        seen = self._precision.seen
+        if seen.n < self._min_completed or not self._precision.reached(seen):
+            return False
+        self.precise = seen
+        return True
 
     def _end_after(self, moment_ns: int) -> int:
         """Return the first end of window that includes every request already handed out."""

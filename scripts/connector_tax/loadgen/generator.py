@@ -14,6 +14,7 @@ from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.cell import CellRule, OpenLoopCell, PlannedRequest, Progress
 from connector_tax.loadgen.dispatcher import CollectorPause, Dispatcher, LoadGeneratorError
 from connector_tax.loadgen.messages import Begin, Begun, Clock, Done, RequestRecord, WorkerSettings
+from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
 from connector_tax.loadgen.session import Plan, SessionThread
 
 PROGRESS_S = 0.25
@@ -72,7 +73,8 @@ class CellResult:
     """What a cell brought; times are CLOCK_MONOTONIC ns.
 
     `records` holds exactly the requests due before `t_stop_ns`, in schedule order. `extended_s` is
-    how far the window went beyond its floor. `health` has, per process, event-loop lag, CPU and
+    how far the window went beyond its floor. `precise` is what the precision rule saw when it ended
+    the window; None when it did not. `health` has, per process, event-loop lag, CPU and
     spin share and message counters, and who died.
     """
 
@@ -82,6 +84,7 @@ class CellResult:
     t_stop_ns: int
     t_drained_ns: int
     extended_s: float
+    precise: HalfWidths | None
     clock: Clock
     health: dict[str, Any]
 
@@ -159,24 +162,27 @@ class LoadGenerator:
         requests: Sequence[PlannedRequest],
         rule: CellRule,
         on_progress: Callable[[Progress], None] | None = None,
+        precision: PrecisionRule | None = None,
     ) -> CellResult:
         """Run one open-loop cell: request k is due `offsets_ns[k]` after the cell's origin.
 
         `offsets_ns` has shape (n,), ns, ascending, for n requests, and must reach to
-        warmup_s + cap_s. `on_progress` is called about four times a second in the calling thread.
+        warmup_s + cap_s. `on_progress` is called about four times a second in the calling thread,
+        where `precision`, a rule of this cell's own, is brought up to date too.
         After Ctrl-C outstanding requests are cancelled and KeyboardInterrupt is raised.
 
         Raises:
             ValueError: the schedule does not fit the requests or the rule.
             LoadGeneratorError: no worker is left to run it.
         """
-        cell = OpenLoopCell(offsets_ns, requests, rule)
+        cell = OpenLoopCell(offsets_ns, requests, rule, precision)
         with CollectorPause():
             self.begin(rule.inflight_cap, rule.request_timeout_s, "counts")
             lead_ns = round(self.options.lead_ms * 1e6)
             cell.start(time.monotonic_ns() + lead_ns + START_DELAY_NS)
 
             def report() -> None:
+                cell.look()
                 if on_progress is not None:
                     on_progress(cell.progress(time.monotonic_ns()))
 
@@ -190,6 +196,7 @@ class LoadGenerator:
             t_stop_ns=cell.stop_ns,
             t_drained_ns=drained_ns,
             extended_s=max(0.0, (cell.stop_ns - cell.floor_ns) / 1e9),
+            precise=cell.precise,
             clock=self.clock,
             health=health,
         )

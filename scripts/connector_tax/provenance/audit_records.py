@@ -15,7 +15,13 @@ from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.audit_study import CLOSING_PLAIN, PHASES, RawCell, RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import differences
-from connector_tax.provenance.recompute import Row, arrival_offsets_ns, named_generator
+from connector_tax.provenance.recompute import (
+    Measured,
+    Row,
+    arrival_offsets_ns,
+    binomial_ranks,
+    named_generator,
+)
 from connector_tax.study.design import measured_design
 
 # The six file types of a run (design, "Per-run artifacts") and the per-cell records.
@@ -56,6 +62,8 @@ def check_records(study: RawStudy, ledger: Ledger) -> None:
     for cell in study.cells:
         if cell.measured:
             _check_cell(study, cell, ledger)
+        elif cell.status == "skipped" and cell.launch.status != "skipped":
+            ledger.check("skip", cell.name, _skipped_rate(study, cell), str(cell.reason))
         elif cell.status != "skipped":
             ledger.fail("missing", cell.name, f"{cell.status}: {cell.reason}")
     ledger.check("arrivals", "all configurations", _same_arrivals(study), "the same for all")
@@ -172,6 +180,25 @@ def _skip(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
         yield "preflight_status.json excludes the configuration without a reason"
     if launch.folder.exists() and any(launch.folder.glob("*/cell_*.json")):
         yield "skipped, though there are measured cells"
+
+
+def _skipped_rate(study: RawStudy, cell: RawCell) -> Iterator[str]:
+    """A single rate may be skipped where the same launch is certainly saturated far below it."""
+    precision = study.config.get("precision", {"enabled": False})
+    if not precision["enabled"] or cell.launch.phase != "A":
+        yield "skipped in a launch that ran, and the design allows no such skip"
+        return
+    rate, factor = cell.planned["rate_rps"], precision["skip_rate_factor"]
+    for lower in study.cells:
+        if lower.launch is not cell.launch or lower.status != "valid":
+            continue
+        lower_rate = lower.planned["rate_rps"]
+        if lower_rate < rate and factor * lower_rate <= rate:
+            measured = Measured(lower.requests, lower.record["window"])
+            served = measured.throughput_rps * measured.window_s
+            if served < precision["certain_throughput_ratio"] * measured.arrivals:
+                return
+    yield "skipped, though the launch keeps up at every rate far enough below"
 
 
 def _run_files(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
@@ -321,9 +348,32 @@ def _window(study: RawStudy, cell: RawCell) -> Iterator[str]:
     length, whole = (stamps[2] - stamps[1]) / 1e9, cell.status == "valid"
     if whole and not rule["floor_s"] - 1e-6 <= length <= rule["cap_s"] + 1e-6:
         yield f"the window lasts {length} s, allowed {rule['floor_s']} to {rule['cap_s']} s"
-    enough = cell.record["counts"]["measured_ok"] >= rule["min_completed"]
-    if whole and not enough and length < rule["cap_s"] - 1e-6:
-        yield f"stopped before the cap with fewer than {rule['min_completed']} completed"
+    precision = study.config.get("precision", {"enabled": False})
+    floor = precision["min_completed_floor"] if precision["enabled"] else rule["min_completed"]
+    early = whole and length < rule["cap_s"] - 1e-6
+    if early and cell.record["counts"]["measured_ok"] < floor:
+        yield f"stopped before the cap with fewer than {floor} completed"
+    if precision["enabled"]:
+        yield from _precision(cell, precision, floor, early)
+
+
+def _precision(cell: RawCell, settings: Row, floor: int, early: bool) -> Iterator[str]:
+    """What the cell says of its own precision, from its requests."""
+    said, measured = cell.record["precision"], Measured(cell.requests, cell.record["window"])
+    found: Row = {"n": measured.n, "ttft_p90": None, "tpot_p90": None}
+    low, high = binomial_ranks(measured.n, 90, 0.95)
+    if low is not None and high is not None:
+        for name, values in (("ttft_p90", measured.ttft), ("tpot_p90", measured.tpot)):
+            ordered, p90 = np.sort(values), float(np.percentile(values, 90))
+            if p90 > 0:
+                found[name] = float(ordered[high - 1] - ordered[low - 1]) / (2 * p90)
+    yield from differences(said["achieved"], found, "precision.achieved")
+    if early and said["stopped_by"] != "target":
+        yield f"stopped before the cap by {said['stopped_by']!r}, a valid cell only by the target"
+    if said["stopped_by"] == "target":
+        seen, target = said["at_stop"], settings["target_relative_half_width"]
+        if seen["n"] < floor or max(seen["ttft_p90"], seen["tpot_p90"]) > target:
+            yield f"stopped by the target with {seen}, wanted {floor} successes within {target}"
 
 
 # ---- counters, validity, steps

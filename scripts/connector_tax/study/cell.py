@@ -35,7 +35,8 @@ from connector_tax.loadgen import (
     Progress,
     make_offsets,
 )
-from connector_tax.study.design import Launch
+from connector_tax.study.design import Launch, successes_wanted
+from connector_tax.study.precision import precision_record, precision_rule
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import served_model
@@ -63,7 +64,7 @@ def cell_rule(config: Mapping[str, Any]) -> CellRule:
     return CellRule(
         warmup_s=cell["warmup_s"],
         floor_s=cell["floor_s"],
-        min_completed=cell["min_completed"],
+        min_completed=successes_wanted(config),
         cap_s=cell["cap_s"],
         drain_s=cell["drain_s"],
         inflight_cap=cell["inflight_cap"],
@@ -129,8 +130,13 @@ def measure(
     started_utc = datetime.now(UTC).isoformat(timespec="milliseconds")
     before = sampler.open(metrics_file)
     step_log.mark()
+    precision = precision_rule(study["config"])
     result = generator.run_cell(
-        prepared.offsets_ns, prepared.requests, cell_rule(study["config"]), on_progress
+        prepared.offsets_ns,
+        prepared.requests,
+        cell_rule(study["config"]),
+        on_progress,
+        precision,
     )
     check_alive(f"in cell {name}")
     after = _final_scrape(sampler, before, result)
@@ -157,6 +163,9 @@ def measure(
         bounds=study["config"]["validity"],
     )
     reasons = void_reasons(checks)
+    if precision is not None:
+        requests_file = partial / f"requests_{suffix}"
+        content["precision"] = precision_record(precision, result, requests_file, study["config"])
     content |= {
         "health": checks,
         "valid": not reasons,

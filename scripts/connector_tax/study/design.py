@@ -39,6 +39,7 @@ MEASUREMENT_KEYS = (
     "phase_b",
     "phase_bp",
     "cell",
+    "precision",
     "load_generator",
     "metrics",
     "validity",
@@ -122,7 +123,8 @@ def measured_design(
     config: Mapping[str, Any], configurations: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The part of the configuration a measurement depends on: what the design hash covers."""
-    design = {key: config[key] for key in MEASUREMENT_KEYS}
+    # A study measured before a section existed has a design without it.
+    design = {key: config[key] for key in MEASUREMENT_KEYS if key in config}
     design["engine"] = {k: v for k, v in design["engine"].items() if k != "definition"}
     embedded = config["engine"]["kind"] == "embedded"
     design["configurations"] = [
@@ -182,10 +184,24 @@ def cells_of(config: Mapping[str, Any], phase: str) -> list[dict[str, Any]]:
 
 
 def cell_order(study: Mapping[str, Any], launch: Launch) -> list[dict[str, Any]]:
-    """The launch's cells in the seeded order they run."""
+    """The launch's cells in the seeded order they run.
+
+    With precision-targeted cells Phase A runs in ascending order of rate: a rate can only be
+    skipped when the launch's lower rates are known. Every launch then has each rate at the same
+    position, so that a drift within launches meets all configurations alike.
+    """
     cells = list(study["cells"][launch.phase])
+    if launch.phase == "A" and study["config"]["precision"]["enabled"]:
+        return cells
     order = named_generator(f"{study['seed']}/cell_order/{launch.name}").permutation(len(cells))
     return [cells[position] for position in order]
+
+
+def successes_wanted(config: Mapping[str, Any]) -> int:
+    """The successes a cell must have before it may stop."""
+    precision = config["precision"]
+    wanted = precision["min_completed_floor"] if precision["enabled"] else None
+    return int(config["cell"]["min_completed"] if wanted is None else wanted)
 
 
 def launch_seed(study: Mapping[str, Any], launch: Launch) -> int:

@@ -41,6 +41,7 @@ from connector_tax.study.guard import (
 )
 from connector_tax.study.patch import probe_overlay
 from connector_tax.study.plan import reference_rate
+from connector_tax.study.precision import skip_reason
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import refuse_other_design, supersede
 from connector_tax.study.sampler import MetricsSampler, SamplerError
@@ -109,7 +110,7 @@ class LaunchDriver:
             "started_utc": self._attempts[0]["started_utc"] if self._attempts else now,
             "ended_utc": self._attempts[-1]["ended_utc"] if self._attempts else now,
             "attempts": self._attempts,
-            "cells": [self._cell_entry(c["cell"], status, reason) for c in self._cells()],
+            "cells": [self._cell_entry(c, status, reason) for c in self._cells()],
             "timing": self._timing(),
         }
 
@@ -149,7 +150,11 @@ class LaunchDriver:
             self.progress.say(f"killed {killed} processes left over from an interrupted run")
         for partial in self.folder.glob("*.partial"):
             shutil.rmtree(partial)
-        missing = [cell for cell in self._cells() if not self._is_finished(cell, rate_rps)]
+        missing = [
+            cell
+            for cell in self._cells()
+            if not self._is_finished(cell, rate_rps) and self._saturated_below(cell) is None
+        ]
         if not missing:
             return None
         attempt = self._new_attempt()
@@ -203,6 +208,9 @@ class LaunchDriver:
         for position, cell in enumerate(missing, 1):
             rate = cell["rate_rps"] if cell["rate_rps"] is not None else rate_rps
             assert rate is not None
+            if (reason := self._saturated_below(cell)) is not None:
+                self.progress.say(f"cell {cell['cell']} skipped: {reason}")
+                continue
             for measurement in range(1, MEASUREMENTS_OF_A_VOID_CELL + 1):
                 if self._stop_requested:
                     raise StopRequested
@@ -285,6 +293,9 @@ class LaunchDriver:
             ),
         )
 
+    def _saturated_below(self, cell: Mapping[str, Any]) -> str | None:
+        return skip_reason(self.study, self.launch, self.folder, cell)
+
     def _is_finished(self, cell: Mapping[str, Any], rate_rps: float | None) -> bool:
         name = cell["cell"]
         try:
@@ -321,10 +332,15 @@ class LaunchDriver:
     def _write_attempts(self) -> None:
         write_json(self.folder / "attempts.json", self._attempts)
 
-    def _cell_entry(self, name: str, status: str, reason: str | None) -> dict[str, Any]:
+    def _cell_entry(
+        self, cell: Mapping[str, Any], status: str, reason: str | None
+    ) -> dict[str, Any]:
+        name = cell["cell"]
         if status == "skipped":
             return {"cell": name, "status": "skipped", "reason": reason, "files": {}}
         content = cells.read_intact(self.folder, self.launch.phase, name)
+        if content is None and (saturated := self._saturated_below(cell)) is not None:
+            return {"cell": name, "status": "skipped", "reason": saturated, "files": {}}
         if content is None:
             return {"cell": name, "status": "missing", "reason": reason, "files": {}}
         own = cells.cell_file(self.launch.phase, name)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from connector_tax.files import ArtifactError, read_json
-from connector_tax.study.design import PHASES, Launch, cell_order, launches
+from connector_tax.study.design import PHASES, Launch, cell_order, launches, successes_wanted
 
 # Start-up seconds assumed until a launch of this study has shown its own.
 ASSUMED_STARTUP_S = {"embedded": 2.0, "vllm": 90.0}
@@ -45,13 +45,13 @@ def reference_rate(folder: Path, phase: str) -> float | None:
 def expected_cell_s(config: Mapping[str, Any], rate_rps: float | None) -> float:
     """Expected seconds of a cell: warm-up, the window at this rate, and a little draining.
 
-    The window is max(floor, time to min_completed), at most the cap; an unknown rate counts as the
-    floor.
+    The window is max(floor, time to the successes wanted), at most the cap; an unknown rate counts
+    as the floor. What a cell needs beyond that for its precision is not known beforehand.
     """
     cell = config["cell"]
     window = cell["floor_s"]
     if rate_rps is not None:
-        window = min(max(window, cell["min_completed"] / rate_rps), cell["cap_s"])
+        window = min(max(window, successes_wanted(config) / rate_rps), cell["cap_s"])
     return float(cell["warmup_s"] + window)
 
 

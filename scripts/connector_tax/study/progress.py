@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from connector_tax.loadgen import Progress
-from connector_tax.study.design import PHASES, Launch, launches
+from connector_tax.study.design import PHASES, Launch, launches, successes_wanted
 from connector_tax.study.plan import expected_cell_s, remaining_s
 
 PLAIN_INTERVAL_S = 5.0
@@ -95,7 +95,7 @@ class LaunchProgress:
 
     def update(self, progress: Progress) -> None:
         """The load generator's state, about four times a second."""
-        wanted = self._config["cell"]["min_completed"]
+        wanted = successes_wanted(self._config)
         left = max(0.0, self._expected_s - progress.elapsed_s)
         study = self._study_left_s - (time.monotonic() - self._study_left_at)
         counts = f"{progress.measured_ok}/{wanted} completed"

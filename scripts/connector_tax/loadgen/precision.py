@@ -1,0 +1,94 @@
+"""When the latencies of a running cell are known well enough: order-statistic intervals of p90.
+
+Source: METHOD.md, "Extension" (stop on count or interval width, never on significance). The session
+thread only appends; sorting and ranks are the work of the thread that looks.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from connector_tax.loadgen.messages import Done
+
+PERCENT = 90
+
+
+class HalfWidths(NamedTuple):
+    """Relative half-widths of the p90 intervals over `n` successes; None: `n` is too small."""
+
+    n: int
+    ttft_p90: float | None
+    tpot_p90: float | None
+
+
+Ranks = Callable[[int], tuple[int | None, int | None]]
+
+
+def relative_half_width(ordered: Sequence[float], ranks: Ranks) -> float | None:
+    """Half the p90 interval of an ascending sample over its p90 (numpy's `linear`).
+
+    None where the sample is too small for an interval, or its p90 is 0 (a TPOT whose tokens all
+    came in one read).
+
+    Args:
+        ordered: the sample, not negative, ascending.
+        ranks: sample size to the ranks (from 1) of the interval's ends; None: there is none.
+    """
+    low, high = ranks(len(ordered))
+    if low is None or high is None:
+        return None
+    position = (len(ordered) - 1) * PERCENT / 100
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    p90 = ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    return (ordered[high - 1] - ordered[low - 1]) / (2 * p90) if p90 > 0 else None
+
+
+class PrecisionRule:
+    """Follows one cell until the intervals of TTFT p90 and TPOT p90 are narrow enough.
+
+    Args:
+        target: the relative half-width wanted of both.
+        ranks: as `relative_half_width` takes it.
+    """
+
+    def __init__(self, target: float, ranks: Ranks) -> None:
+        self.target = target
+        self._ranks = ranks
+        self._fresh: deque[tuple[int, float]] = deque()
+        self._ttft_ns: list[float] = []
+        self._tpot_ns: list[float] = []
+        self.seen = HalfWidths(0, None, None)
+
+    def add(self, done: Done, due_ns: int) -> None:
+        """Take a success of at least two tokens (session thread)."""
+        first_ns, last_ns, tokens = (
+            done.t_first_token_ns,
+            done.t_last_token_ns,
+            done.completion_tokens,
+        )
+        assert first_ns is not None
+        assert last_ns is not None
+        assert tokens is not None
+        self._fresh.append((first_ns - due_ns, (last_ns - first_ns) / (tokens - 1)))
+
+    def look(self) -> None:
+        """Bring `seen` up to date; from one thread only, which need not be the session's."""
+        for _ in range(len(self._fresh)):
+            ttft_ns, tpot_ns = self._fresh.popleft()
+            insort(self._ttft_ns, ttft_ns)
+            insort(self._tpot_ns, tpot_ns)
+        self.seen = self.half_widths(self._ttft_ns, self._tpot_ns)
+
+    def half_widths(self, ttft: Sequence[float], tpot: Sequence[float]) -> HalfWidths:
+        """The half-widths of two ascending samples of the same requests."""
+        return HalfWidths(
+            len(ttft),
+            relative_half_width(ttft, self._ranks),
+            relative_half_width(tpot, self._ranks),
+        )
+
+    def reached(self, seen: HalfWidths) -> bool:
+        """Whether both half-widths are within the target."""
+        return all(width is not None and width <= self.target for width in seen[1:])

@@ -1,0 +1,98 @@
+"""Precision-targeted cells: the rule a cell stops by, its record, and the rates it makes needless.
+
+Source: METHOD.md, "Extension, saturation, reference rates". The rule is the same for every
+configuration; what differs is how long each needs to satisfy it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from connector_tax.files import read_json
+from connector_tax.loadgen import CellResult, PrecisionRule
+from connector_tax.study.design import Launch
+
+# METHOD.md: every reported percentile has a 95% interval.
+CONFIDENCE = 0.95
+
+
+def precision_rule(config: Mapping[str, Any]) -> PrecisionRule | None:
+    """A fresh rule for one cell; None when cells stop by count alone."""
+    precision = config["precision"]
+    if not precision["enabled"]:
+        return None
+    # Imported late: its imports (scipy) take time that the server's start-up has to spare.
+    from connector_tax.analysis.percentiles import order_statistic_ranks
+
+    return PrecisionRule(
+        precision["target_relative_half_width"], lambda n: order_statistic_ranks(n, 90, CONFIDENCE)
+    )
+
+
+def precision_record(
+    rule: PrecisionRule, result: CellResult, requests_file: Path, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The `precision` part of a cell's record.
+
+    Returns:
+        `stopped_by` (target, cap, or interrupted when a worker died), `at_stop` (what the rule saw
+        when it ended the window; None when it did not), `achieved` (over all successes of the
+        window, those that came in the drain included), `throughput_ratio` (effective over requested
+        throughput, by which higher rates may be skipped).
+    """
+    from connector_tax.analysis.measure import read_requests
+
+    window = {"t_warmup_end_ns": result.t_warmup_end_ns, "t_stop_ns": result.t_stop_ns}
+    requests = read_requests(requests_file, None, window)
+    stopped_by = "target" if result.precise is not None else "interrupted"
+    if result.precise is None and result.t_stop_ns - result.t_warmup_end_ns >= round(
+        config["cell"]["cap_s"] * 1e9
+    ):
+        stopped_by = "cap"
+    achieved = rule.half_widths(sorted(requests.ttft_ms), sorted(requests.tpot_ms))
+    return {
+        "stopped_by": stopped_by,
+        "at_stop": None if result.precise is None else result.precise._asdict(),
+        "achieved": achieved._asdict(),
+        "throughput_ratio": requests.throughput_ratio,
+    }
+
+
+def skip_reason(
+    study: Mapping[str, Any], launch: Launch, folder: Path, cell: Mapping[str, Any]
+) -> str | None:
+    """Why a Phase A rate need not be measured: the launch is certainly saturated far below it.
+
+    Args:
+        study: study.json.
+        launch: the launch.
+        folder: where its finished cells lie.
+        cell: the cell in question.
+    """
+    precision = study["config"]["precision"]
+    if launch.phase != "A" or not precision["enabled"]:
+        return None
+    for lower in study["cells"]["A"]:
+        if lower["rate_rps"] >= cell["rate_rps"]:
+            break
+        path = folder / lower["cell"] / f"cell_A_{lower['cell']}.json"
+        record = read_json(path) if path.exists() else None
+        # A rate without arrivals in its window says nothing.
+        ratio = record["precision"]["throughput_ratio"] if record and record["valid"] else None
+        if saturation_skips(precision, lower["rate_rps"], ratio, cell["rate_rps"]):
+            return (
+                f"saturated at {lower['cell']} by throughput_ratio {ratio:.2f} (below "
+                f"{precision['certain_throughput_ratio']:g}); rates >= "
+                f"{precision['skip_rate_factor']:g}x that are skipped"
+            )
+    return None
+
+
+def saturation_skips(
+    precision: Mapping[str, Any], lower_rps: float, ratio: float | None, rate_rps: float
+) -> bool:
+    """Whether `ratio`, the throughput ratio at `lower_rps`, makes `rate_rps` (1/s) needless."""
+    certain = ratio is not None and ratio < precision["certain_throughput_ratio"]
+    return (
+        certain and rate_rps > lower_rps and rate_rps >= precision["skip_rate_factor"] * lower_rps
+    )
