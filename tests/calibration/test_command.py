@@ -33,8 +33,8 @@ def test_the_short_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str
         "crlf": "valid",
     }
     assert http["harness"]["requests"] > 100
-    # A stamp taken before the write it is for would be wrong on any machine.
-    assert http["harness"]["last_us_min"] > 0
+    # A stamp of the wrong event is off by a step of 3 ms; half of them are not, on any machine.
+    assert 0 < http["harness"]["last_us_p50"] < 3000
     assert len(http["taxes"]) == 4
 
 

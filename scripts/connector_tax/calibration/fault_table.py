@@ -7,7 +7,7 @@ still be those of the truth log.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from connector_tax.calibration import harness
 from connector_tax.calibration.design import PHASE, PLAIN, study_document
-from connector_tax.calibration.live import measure_launch
+from connector_tax.calibration.live import LiveCell, measure_launch
 from connector_tax.study.design import Launch
 from connector_tax.study.server import ServerError
 
@@ -37,6 +37,8 @@ VALIDITY = {
     "max_cpu_share": 1.0,
 }
 SHARE = 0.2
+# A stamp taken at the wrong event is off by at least a step, 3 ms.
+STAMP_ERROR_MAX_US = 1000.0
 SCRAPE_S = 0.25
 
 
@@ -79,6 +81,7 @@ CASES = (
          "metrics_scrapes"),
     Case("refuse_start", {"kind": "refuse_start"}, FAILED, "before it was ready"),
     Case("die", {"kind": "die", "at": [40]}, FAILED, "ended with status"),
+    Case("none (control)", _struck("crlf") | {"probability": 0.0}, VALID, "nothing is injected"),
     Case("coalesce", _struck("coalesce", tokens=4), VALID,
          "every token arrives; a read's stamp is that of its write, and events are not counted"),
     Case("split_event", _struck("split_event", at_byte=12, ms=2.0), VALID,
@@ -130,10 +133,33 @@ def _row(case: Case, folder: Path, seed: int) -> dict[str, Any]:
         reason = "; ".join(cell.record["void_reasons"])
         row["requests"] = len(cell.requests)
         row["struck"] = sum(truth.fault is not None for truth in cell.truth.values())
-        off = harness.errors(cell)
-        for name, values in (("first", off.first_us), ("last", off.last_us)):
-            for percent in (50, 99):
-                row[f"{name}_token_error_us_p{percent}"] = float(np.percentile(values, percent))
-    as_designed = outcome == case.expected and (outcome == VALID or case.must_name in reason)
+        row |= _stamp_errors(cell)
+    right = _stamps_right(row) if outcome == VALID else case.must_name in reason
+    as_designed = outcome == case.expected and right
     why = case.must_name if outcome == VALID else reason
     return row | {"outcome": outcome, "why": why, "as_designed": as_designed}
+
+
+def _stamp_errors(cell: LiveCell) -> dict[str, float]:
+    """How far the stamps are off: of the successes the fault struck, or of all if it struck none.
+
+    Raises:
+        ValueError: no request of the cell succeeded.
+    """
+    struck = [
+        request
+        for request in cell.requests
+        if request["status"] == "ok" and cell.truth[request["request_id"]].fault is not None
+    ]
+    off = harness.errors(replace(cell, requests=struck or cell.requests))
+    return {
+        f"{name}_token_error_us_p{percent}": float(np.percentile(values, percent))
+        for name, values in (("first", off.first_us), ("last", off.last_us))
+        for percent in (50, 99)
+    }
+
+
+def _stamps_right(row: Mapping[str, Any]) -> bool:
+    return all(
+        abs(row[f"{name}_token_error_us_p50"]) < STAMP_ERROR_MAX_US for name in ("first", "last")
+    )

@@ -160,7 +160,8 @@ def _faults(part: Row) -> list[str]:
         "3. Injected faults, one cell each over real HTTP",
         f"   machine: {part['machine']}",
         "",
-        "Stamps: client minus server's write, µs, p50 of the first and of the last token.",
+        "Stamps: client minus server's write, µs, p50 of the first and of the last token, over the",
+        "successes the fault struck (over all where it struck none).",
         *_table(
             part["faults"],
             {
