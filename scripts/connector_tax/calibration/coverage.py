@@ -84,11 +84,12 @@ def with_truth(outcomes: pl.DataFrame, found: Truths) -> pl.DataFrame:
 
 
 def level_rows(outcomes: pl.DataFrame) -> list[dict[str, Any]]:
-    """One row for each (arrivals, metric, blocks, configuration): what its studies gave."""
-    return [
+    """One row for each (arrivals, metric, blocks, configuration), by true tax: what it gave."""
+    rows = [
         {**where, **_level(part)}
         for where, part in _parts(outcomes, "arrivals", "metric", "blocks", "config")
     ]
+    return sorted(rows, key=lambda r: (r["arrivals"], r["metric"], r["blocks"], r["truth"]))
 
 
 def _level(part: pl.DataFrame) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from connector_tax.figures.tables import Study
 
 HEIGHT_IN = 3.9
 MARKS = {3: Mark("#D55E00", "o", "-"), 5: Mark("#0072B2", "s", (0, (4, 1.2)))}
+ARRIVAL_LABELS = {"fixed": "fixed", "poisson": "Poisson"}
 LABELS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
 COLUMNS = (
     "arrivals", "metric", "blocks", "config", "studies", "truth", "truth_se", "covered",
@@ -38,16 +39,13 @@ def draw(study: Study, part: Mapping[str, Any]) -> Picture:
         left = 0.45 + number * width
         upper = axes_in(figure, left, 2.2, width - 0.15, 1.35)
         lower = axes_in(figure, left, 0.5, width - 0.15, 1.35)
-        upper.set_title(f"{LABELS[metric]}, {arrivals} arrivals")
+        upper.set_title(f"{LABELS[metric]}, {ARRIVAL_LABELS[arrivals]} arrivals")
         for blocks in BLOCKS:
-            rows = sorted(
-                (
-                    row
-                    for row in part["levels"]
-                    if (row["arrivals"], row["metric"], row["blocks"]) == (arrivals, metric, blocks)
-                ),
-                key=lambda row: float(row["truth"]),
-            )
+            rows = [
+                row
+                for row in part["levels"]
+                if (row["arrivals"], row["metric"], row["blocks"]) == (arrivals, metric, blocks)
+            ]
             _coverage(upper, rows, blocks)
             _power(lower, [row for row in rows if row["config"] in STEP_TAX_US], blocks)
         _finish(upper, lower, first=number == 0)

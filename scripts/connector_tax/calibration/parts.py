@@ -34,7 +34,7 @@ class Scale:
     faults: tuple[str, ...] | None
 
 
-FULL = Scale(400, 200, 60.0, 10, 3, None)
+FULL = Scale(300, 100, 40.0, 10, 3, None)
 SHORT = Scale(4, 4, 5.0, 1, 1, ("fin", "prefix_hit", "crlf", "refuse_start"))
 
 
