@@ -3,9 +3,8 @@
 Source: issue 6, point 7; METHOD.md, "The harness is calibrated before it is believed".
 """
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import pairwise
 from typing import Any
 
@@ -31,10 +30,8 @@ def run_studies(
     studies: int, seed: int, processes: int, on_study: Callable[[int, int], None]
 ) -> pl.DataFrame:
     """The outcomes of `studies` studies for each arrival process (`studies.Outcome` by column)."""
-    # polars' threads do not survive a fork.
-    context = multiprocessing.get_context("spawn")
     rows: list[dict[str, Any]] = []
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with ThreadPoolExecutor(processes) as pool:
         futures = [
             pool.submit(virtual_study, arrivals, number, seed, BLOCKS)
             for arrivals in ARRIVALS
