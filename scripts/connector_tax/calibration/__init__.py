@@ -1,0 +1,1 @@
+"""Calibration: does the pipeline recover connector taxes that are known exactly?"""

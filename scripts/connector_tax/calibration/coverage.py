@@ -1,0 +1,223 @@
+"""What many virtual studies say of the analysis: coverage, A/A false positives, power.
+
+Source: issue 6, point 7; METHOD.md, "The harness is calibrated before it is believed".
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import polars as pl
+from scipy.stats import binomtest
+from scipy.stats import t as student
+
+from connector_tax.calibration.design import ARRIVALS, STEP_TAX_US
+from connector_tax.calibration.studies import virtual_study
+from connector_tax.calibration.truth import TrueTax, true_taxes
+from connector_tax.study.design import CLOSING_PLAIN
+
+BLOCKS = (3, 5)
+SIGNIFICANCE = 0.05
+POWER = 0.80
+TARGET = (0.93, 0.97)
+
+Truths = Mapping[str, Mapping[tuple[str, str], TrueTax]]
+
+
+def run_studies(
+    studies: int, seed: int, processes: int, on_study: Callable[[int, int], None]
+) -> pl.DataFrame:
+    """The outcomes of `studies` studies for each arrival process (`studies.Outcome` by column)."""
+    rows: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(processes) as pool:
+        futures = [
+            pool.submit(virtual_study, arrivals, number, seed, BLOCKS)
+            for arrivals in ARRIVALS
+            for number in range(studies)
+        ]
+        for done, future in enumerate(as_completed(futures), 1):
+            rows += future.result()
+            on_study(done, len(futures))
+    return pl.DataFrame(rows).sort("arrivals", "metric", "blocks", "config", "study")
+
+
+def truths(launches: int, seconds: float, seed: int) -> Truths:
+    """The true taxes for each arrival process."""
+    return {arrivals: true_taxes(arrivals, launches, seconds, seed) for arrivals in ARRIVALS}
+
+
+def with_truth(outcomes: pl.DataFrame, found: Truths) -> pl.DataFrame:
+    """The outcomes with `truth`, `truth_se`, and whether each interval covers the truth."""
+    table = pl.DataFrame(
+        [
+            {
+                "arrivals": arrivals,
+                "config": config,
+                "metric": metric,
+                "truth": true.tax,
+                "truth_se": true.standard_error,
+            }
+            for arrivals, taxes in found.items()
+            for (config, metric), true in taxes.items()
+        ]
+    )
+    joined = outcomes.join(table, on=["arrivals", "config", "metric"], how="left")
+    covers = {
+        name: (pl.col(lo) <= pl.col("truth")) & (pl.col("truth") <= pl.col(hi))
+        for name, (lo, hi) in {
+            "covered": ("lo", "hi"),
+            "t_covered": ("t_lo", "t_hi"),
+            "boot_covered": ("boot_lo", "boot_hi"),
+        }.items()
+    }
+    return joined.with_columns(
+        **covers,
+        detected=(pl.col("lo") > 0) & (pl.col("p_holm") < SIGNIFICANCE),
+        excludes_zero=(pl.col("lo") > 0) | (pl.col("hi") < 0),
+        log_error=pl.col("tax").log1p() - pl.col("truth").log1p(),
+    )
+
+
+def level_rows(outcomes: pl.DataFrame) -> list[dict[str, Any]]:
+    """One row for each (arrivals, metric, blocks, configuration), by true tax: what it gave."""
+    rows = [
+        {**where, **_level(part)}
+        for where, part in _parts(outcomes, "arrivals", "metric", "blocks", "config")
+    ]
+    return sorted(rows, key=lambda r: (r["arrivals"], r["metric"], r["blocks"], r["truth"]))
+
+
+def _level(part: pl.DataFrame) -> dict[str, Any]:
+    errors = part["log_error"].to_numpy()
+    n = len(errors)
+    covered = int(part["covered"].sum())
+    low, high = _binomial(covered, n)
+    return {
+        "studies": n,
+        "truth": part["truth"][0],
+        "truth_se": part["truth_se"][0],
+        "covered": covered / n,
+        "covered_lo": low,
+        "covered_hi": high,
+        "t_covered": _share(part, "t_covered"),
+        "boot_covered": _share(part, "boot_covered"),
+        "bootstrap_printed": _mean(part["method"] == "hierarchical bootstrap"),
+        "half_width": float(np.median((part["hi"] - part["lo"]).to_numpy()) / 2),
+        "log_bias": float(errors.mean()),
+        "log_bias_se": float(errors.std(ddof=1) / np.sqrt(n)) if n > 1 else None,
+        "excludes_zero": _share(part, "excludes_zero"),
+        "detected": _share(part, "detected"),
+        "verdict_tax": _mean(part["verdict"] == "TAX"),
+        "verdict_no_tax": _mean(part["verdict"] == "NO TAX"),
+    }
+
+
+def coverage_rows(outcomes: pl.DataFrame) -> list[dict[str, Any]]:
+    """One row for each (arrivals, metric, blocks): coverage over the seven known taxes.
+
+    The taxes of one study share its plain launches, so the interval of the pooled coverage is made
+    from one number for each study (Student's t), not from single taxes.
+    """
+    taxed = outcomes.filter(pl.col("config") != CLOSING_PLAIN)
+    rows = []
+    for where, part in _parts(taxed, "arrivals", "metric", "blocks"):
+        row: dict[str, Any] = {**where, "studies": part["study"].n_unique()}
+        for name in ("covered", "t_covered", "boot_covered"):
+            by_study = part.group_by("study").agg(pl.col(name).mean())[name].to_numpy()
+            mean, low, high = _mean_interval(by_study)
+            row |= {name: mean, f"{name}_lo": low, f"{name}_hi": high}
+        row["in_target"] = bool(TARGET[0] <= row["covered"] <= TARGET[1])
+        row["bootstrap_printed"] = _mean(part["method"] == "hierarchical bootstrap")
+        rows.append(row)
+    return rows
+
+
+def aa_rows(outcomes: pl.DataFrame) -> list[dict[str, Any]]:
+    """One row for each (arrivals, metric, blocks): plain's last launches called different."""
+    rows = []
+    noise = outcomes.filter(pl.col("config") == CLOSING_PLAIN)
+    for where, part in _parts(noise, "arrivals", "metric", "blocks"):
+        n = part.height
+        excluded = int(part["excludes_zero"].sum())
+        tax = int((part["verdict"] == "TAX").sum())
+        low, high = _binomial(excluded, n)
+        rows.append(
+            {
+                **where,
+                "studies": n,
+                "excludes_zero": excluded / n,
+                "excludes_zero_lo": low,
+                "excludes_zero_hi": high,
+                "p_below_0.05": _mean(part["p_value"] < SIGNIFICANCE),
+                "verdict_tax": tax / n,
+                "within_target": excluded / n <= SIGNIFICANCE,
+            }
+        )
+    return rows
+
+
+def power_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The smallest tax detected in 80% of the studies, for each (arrivals, metric, blocks).
+
+    Detected: positive and significant after Holm's correction over the seven taxes. Between two
+    levels the detection rate is read off a straight line; None: not even the largest tax.
+    """
+    rows = []
+    keys = sorted({(r["arrivals"], r["metric"], r["blocks"]) for r in levels})
+    for arrivals, metric, blocks in keys:
+        curve = [
+            (0.0, 0.0),
+            *sorted(
+                (r["truth"], r["detected"])
+                for r in levels
+                if (r["arrivals"], r["metric"], r["blocks"]) == (arrivals, metric, blocks)
+                and r["config"] in STEP_TAX_US
+            ),
+        ]
+        rows.append(
+            {
+                "arrivals": arrivals,
+                "metric": metric,
+                "blocks": blocks,
+                "smallest_tax_detected": _crossing(curve),
+                "smallest_level_detected": next((t for t, d in curve if d >= POWER), None),
+                "largest_tax": curve[-1][0],
+            }
+        )
+    return rows
+
+
+def _crossing(curve: Sequence[tuple[float, float]]) -> float | None:
+    for (left, below), (right, above) in pairwise(curve):
+        if below < POWER <= above:
+            return left + (right - left) * (POWER - below) / (above - below)
+    return None
+
+
+def _parts(table: pl.DataFrame, *keys: str) -> Iterator[tuple[dict[str, Any], pl.DataFrame]]:
+    for values, part in table.group_by(keys, maintain_order=True):
+        yield dict(zip(keys, values, strict=True)), part
+
+
+def _share(part: pl.DataFrame, name: str) -> float:
+    return _mean(part[name])
+
+
+def _mean(values: pl.Series) -> float:
+    return float(values.to_numpy().mean())
+
+
+def _binomial(successes: int, n: int) -> tuple[float, float]:
+    """Clopper and Pearson's 95% interval."""
+    found = binomtest(successes, n).proportion_ci(0.95, method="exact")
+    return float(found.low), float(found.high)
+
+
+def _mean_interval(values: Any) -> tuple[float, float | None, float | None]:
+    mean, n = float(values.mean()), len(values)
+    if n < 2:
+        return mean, None, None
+    half = float(student.ppf(0.975, n - 1) * values.std(ddof=1) / np.sqrt(n))
+    return mean, max(0.0, mean - half), min(1.0, mean + half)

@@ -1,0 +1,131 @@
+"""The study that is calibrated: one cell, plain, and seven configurations of known step tax.
+
+Seven taxed configurations, as in the real study, so that Holm's correction costs what it costs
+there. Cell and statistics rules are those of config/config.yaml, the spreads and step costs those
+of config/embedded.yaml; the prompt is shorter, so that two cores can emulate the cell over HTTP.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from connector_tax import __version__
+from connector_tax.config import ROOT, load_yaml, validate
+from connector_tax.engine.config import EngineConfig, load_config
+from connector_tax.files import sha256_json, write_json
+from connector_tax.study.design import CLOSING_PLAIN, cells_of, run_order
+
+PLAIN = "plain"
+PHASE = "A"
+RATE_RPS = 60.0
+CELL = "r60"
+SHAPE = (64, 8)
+ARRIVALS = ("fixed", "poisson")
+# Added to every step; 3.03 ms is the emulated step without prefill.
+STEP_TAX_US: Mapping[str, float] = {
+    "step_tax_15us": 15.0,
+    "step_tax_30us": 30.0,
+    "step_tax_60us": 60.0,
+    "step_tax_90us": 90.0,
+    "step_tax_150us": 150.0,
+    "step_tax_240us": 240.0,
+    "step_tax_360us": 360.0,
+}
+# The engine knows a tax by its callbacks; the shares are arbitrary, the sum is what counts here.
+CALLBACK_SHARES = {"build_meta_us": 0.5, "get_finished_us": 0.3, "start_load_kv_us": 0.2}
+
+
+def study_document(
+    arrivals: str,
+    seed: int,
+    blocks: int,
+    taxed: Sequence[str] = tuple(STEP_TAX_US),
+    *,
+    cell: Mapping[str, Any] | None = None,
+    faults: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """The content of `study.json` of one calibration study.
+
+    Args:
+        arrivals: fixed or poisson.
+        seed: the study's seed; everything random in it follows.
+        blocks: launches of each configuration.
+        taxed: ids of STEP_TAX_US.
+        cell: values that replace those of the `cell` section.
+        faults: rules of the engine's `faults` section; none: no such section.
+    """
+    config: dict[str, Any] = load_yaml(ROOT / "config" / "config.yaml")
+    members = [PLAIN, *taxed]
+    config |= {
+        "study": "calibration",
+        "seed": seed,
+        "blocks": blocks,
+        "closing_plain": True,
+        "engine": {
+            "kind": "embedded",
+            "label": "embedded (emulated)",
+            "definition_content": engine_definition(faults),
+        },
+        "configurations": members,
+        "arrivals": {"process": arrivals, "gamma_shape": None},
+        "phase_a": {
+            "rates_rps": [RATE_RPS],
+            "input_tokens": SHAPE[0],
+            "output_tokens": SHAPE[1],
+        },
+        "cell": {**config["cell"], **(cell or {})},
+    }
+    config["phase_bp"] = {"configurations": [], "shapes": []}
+    order = run_order(config)
+    return {
+        "study": "calibration",
+        "design_sha256": sha256_json(config),
+        "engine_label": "embedded (emulated)",
+        "emulated": True,
+        "package_version": __version__,
+        "seed": seed,
+        "blocks": blocks,
+        "config": config,
+        "configurations": [
+            {
+                "id": name,
+                "label": name,
+                "connector": None,
+                "role": None,
+                "purpose": "",
+                "gate": None,
+            }
+            for name in members
+        ],
+        "run_order": {PHASE: order[PHASE], "B": [], "Bp": []},
+        "cells": {PHASE: cells_of(config, PHASE), "B": [], "Bp": []},
+    }
+
+
+def engine_definition(faults: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The embedded engine's file with the calibration's connectors, checked against its schema."""
+    definition: dict[str, Any] = load_yaml(ROOT / "config" / "embedded.yaml")
+    nothing = {
+        "admission_us_per_request": 0.0,
+        "build_meta_us_per_cached_block": 0.0,
+        "kv_capacity_fraction": 1.0,
+        "background_cpu": 0.0,
+    }
+    definition["connectors"] = {PLAIN: None} | {
+        name: {**{key: share * tax for key, share in CALLBACK_SHARES.items()}, **nothing}
+        for name, tax in STEP_TAX_US.items()
+    }
+    if faults:
+        definition["faults"] = {"seed": 1, "rules": [dict(rule) for rule in faults]}
+    validate(definition, "embedded.schema.yaml", "calibration")
+    return definition
+
+
+def engine_configs() -> dict[str, EngineConfig]:
+    """What the engine makes of `engine_definition`, for each configuration and `plain_last`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "engine.json"
+        write_json(path, engine_definition())
+        configs = {name: load_config(path, name) for name in (PLAIN, *STEP_TAX_US)}
+    return configs | {CLOSING_PLAIN: configs[PLAIN]}

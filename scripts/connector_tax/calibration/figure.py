@@ -1,0 +1,91 @@
+"""The calibration's figure: coverage of the intervals, and the power curve, for R = 3 and 5."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from connector_tax.calibration.coverage import BLOCKS, POWER, TARGET
+from connector_tax.calibration.design import ARRIVALS, STEP_TAX_US
+from connector_tax.calibration.studies import METRICS
+from connector_tax.figures.style import (
+    BAND,
+    MUTED,
+    PAGE_IN,
+    Mark,
+    Picture,
+    axes_in,
+    new_figure,
+)
+from connector_tax.figures.tables import Study
+
+HEIGHT_IN = 3.9
+MARKS = {3: Mark("#D55E00", "o", "-"), 5: Mark("#0072B2", "s", (0, (4, 1.2)))}
+ARRIVAL_LABELS = {"fixed": "fixed", "poisson": "Poisson"}
+LABELS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
+COLUMNS = (
+    "arrivals", "metric", "blocks", "config", "studies", "truth", "truth_se", "covered",
+    "covered_lo", "covered_hi", "detected",
+)  # fmt: skip
+
+
+def draw(study: Study, part: Mapping[str, Any]) -> Picture:
+    """Coverage above, power below; one column for each arrival process and metric."""
+    note = f"virtual time, {part['scale']['studies']} studies for each arrival process"
+    figure = new_figure(study, PAGE_IN, HEIGHT_IN, note)
+    panels = [(arrivals, metric) for arrivals in ARRIVALS for metric in METRICS]
+    width = (PAGE_IN - 0.55) / len(panels)
+    for number, (arrivals, metric) in enumerate(panels):
+        left = 0.45 + number * width
+        upper = axes_in(figure, left, 2.2, width - 0.15, 1.35)
+        lower = axes_in(figure, left, 0.5, width - 0.15, 1.35)
+        upper.set_title(f"{LABELS[metric]}, {ARRIVAL_LABELS[arrivals]} arrivals")
+        for blocks in BLOCKS:
+            rows = [
+                row
+                for row in part["levels"]
+                if (row["arrivals"], row["metric"], row["blocks"]) == (arrivals, metric, blocks)
+            ]
+            _coverage(upper, rows, blocks)
+            _power(lower, [row for row in rows if row["config"] in STEP_TAX_US], blocks)
+        _finish(upper, lower, first=number == 0)
+    return Picture(figure, COLUMNS, part["levels"])
+
+
+def _coverage(axes: Axes, rows: list[Mapping[str, Any]], blocks: int) -> None:
+    mark = MARKS[blocks]
+    shift = 0.1 * (BLOCKS.index(blocks) - 0.5)
+    x = [100 * row["truth"] + shift for row in rows]
+    y = [100 * row["covered"] for row in rows]
+    low = [100 * (row["covered"] - row["covered_lo"]) for row in rows]
+    high = [100 * (row["covered_hi"] - row["covered"]) for row in rows]
+    axes.errorbar(
+        x, y, yerr=[low, high], color=mark.color, marker=mark.marker, linestyle="none",
+        markersize=2.6, elinewidth=0.7, label=f"R = {blocks}",
+    )  # fmt: skip
+
+
+def _power(axes: Axes, rows: list[Mapping[str, Any]], blocks: int) -> None:
+    mark = MARKS[blocks]
+    axes.plot(
+        [100 * row["truth"] for row in rows], [100 * row["detected"] for row in rows],
+        color=mark.color, marker=mark.marker, linestyle=mark.line, markersize=2.6,
+        label=f"R = {blocks}",
+    )  # fmt: skip
+
+
+def _finish(upper: Axes, lower: Axes, *, first: bool) -> None:
+    upper.axhspan(*(100 * bound for bound in TARGET), color=BAND, zorder=0)
+    upper.axhline(95, color=MUTED, linewidth=0.5, zorder=0)
+    upper.set_ylim(80, 100.5)
+    lower.axhline(100 * POWER, color=MUTED, linewidth=0.5, zorder=0)
+    lower.set_ylim(-3, 103)
+    lower.set_xlabel("true tax, %")
+    lower.set_xlim(upper.get_xlim())
+    if first:
+        upper.set_ylabel("intervals that cover, %")
+        lower.set_ylabel("taxes detected, %")
+        lower.legend(loc="lower right", frameon=False, fontsize=6)
+    else:
+        upper.set_yticklabels([])
+        lower.set_yticklabels([])

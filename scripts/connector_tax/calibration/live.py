@@ -1,0 +1,130 @@
+"""One launch over real HTTP: the study's own server, load generator, sampler and cell, plus the
+engine's truth log, which a study does not ask for.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from connector_tax.calibration.design import PHASE
+from connector_tax.engine.truth import LaunchTruth, RequestTruth
+from connector_tax.files import read_jsonl, sha256_file, write_json
+from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
+from connector_tax.study import cell as cells
+from connector_tax.study.design import Launch
+from connector_tax.study.sampler import MetricsSampler
+from connector_tax.study.server import Server, affinity_plan, command_for, free_port, server_cpus
+from connector_tax.study.steplog import StepLog
+
+TRUTH_LOG = "truth.jsonl"
+READY_S = 30.0
+
+
+@dataclass(frozen=True)
+class LiveCell:
+    """A measured cell, its requests, and what the server knows of each (by request id)."""
+
+    record: dict[str, Any]
+    requests: list[dict[str, Any]]
+    truth: dict[str, RequestTruth]
+
+
+def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> LiveCell:
+    """Launch the engine, measure its only cell once, stop it, write its index.json.
+
+    Raises:
+        ServerError: the server did not start, or ended during the cell.
+    """
+    folder = launch.folder(root)
+    folder.mkdir(parents=True)
+    planned = document["cells"][PHASE][0]
+    with contextlib.ExitStack() as stack:
+        plan = affinity_plan(document)
+        if plan.enabled:
+            stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+            os.sched_setaffinity(0, plan.loadgen)
+        server = _server(document, launch, folder, server_cpus(plan))
+        server.start()
+        stack.callback(server.stop, document["config"]["server"]["stop_grace_s"])
+        interval_s = document["config"]["metrics"]["interval_s"]
+        sampler = stack.enter_context(MetricsSampler(server.url, interval_s))
+        server.wait_ready(READY_S)
+        options = document["config"]["load_generator"]
+        generator = stack.enter_context(
+            LoadGenerator(
+                Target(host=server.host, port=server.port),
+                LoadGeneratorOptions(
+                    workers=options["workers"],
+                    connections_per_worker=options["connections_per_worker"],
+                    keep_reads=options["keep_reads"],
+                    cpus=plan,
+                ),
+            )
+        )
+        record = cells.measure(
+            document,
+            launch,
+            cells.prepare(document, launch, planned, planned["rate_rps"], 1),
+            folder=folder,
+            attempt=1,
+            generator=generator,
+            sampler=sampler,
+            step_log=StepLog(folder),
+            check_alive=server.check_alive,
+            on_progress=lambda _: None,
+        )
+    _write_index(document, launch, folder, record)
+    requests = folder / planned["cell"] / f"requests_{PHASE}_{planned['cell']}.jsonl"
+    return LiveCell(record, list(read_jsonl(requests)), read_truth(folder / TRUTH_LOG))
+
+
+def _server(
+    document: Mapping[str, Any], launch: Launch, folder: Path, cpus: tuple[int, ...]
+) -> Server:
+    host = document["config"]["server"]["host"]
+    port = free_port(host)
+    command = command_for(document, launch, port)
+    command = replace(command, argv=[*command.argv, "--truth-log", TRUTH_LOG])
+    return Server(folder, command, f"calibration {launch.name}", host, port, cpus)
+
+
+def _write_index(
+    document: Mapping[str, Any], launch: Launch, folder: Path, record: Mapping[str, Any]
+) -> None:
+    name = record["cell"]
+    own = cells.cell_file(PHASE, name)
+    write_json(
+        folder / "index.json",
+        {
+            "config": launch.config,
+            "configuration": launch.configuration,
+            "block": launch.block,
+            "phase": PHASE,
+            "label": document["engine_label"],
+            "status": "done",
+            "reason": None,
+            "rate_rps": None,
+            "depends": {"design_sha256": document["design_sha256"]},
+            "cells": [
+                {
+                    "cell": name,
+                    "status": "valid" if record["valid"] else "void",
+                    "reason": "; ".join(record["void_reasons"]) or None,
+                    "files": {**record["files"], own: sha256_file(folder / name / own)},
+                }
+            ],
+        },
+    )
+
+
+def read_truth(path: Path) -> dict[str, RequestTruth]:
+    """The requests of an engine's truth log, by request id."""
+    decoder = msgspec.json.Decoder(LaunchTruth | RequestTruth)
+    with path.open("rb") as stream:
+        records = [decoder.decode(line) for line in stream]
+    return {r.request_id: r for r in records if isinstance(r, RequestTruth)}

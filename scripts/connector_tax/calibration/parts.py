@@ -1,0 +1,97 @@
+"""The parts of a calibration; each writes its results as JSON (and CSV) under the output folder."""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from connector_tax.calibration import coverage, fault_table, http_studies
+from connector_tax.calibration.truth import true_taxes
+from connector_tax.figures.style import csv_text
+from connector_tax.files import write_json, write_text
+from connector_tax.loadgen.bench.event_server import machine
+
+NAMES = ("virtual", "http", "faults")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is run.
+
+    Attributes:
+        studies: virtual studies for each arrival process.
+        truth_launches, truth_seconds: see `truth.true_taxes`.
+        http_studies, http_blocks: studies over HTTP and the blocks of each.
+        faults: names of the fault cases; None: all.
+    """
+
+    studies: int
+    truth_launches: int
+    truth_seconds: float
+    http_studies: int
+    http_blocks: int
+    faults: tuple[str, ...] | None
+
+
+FULL = Scale(300, 100, 40.0, 10, 3, None)
+SHORT = Scale(4, 4, 5.0, 1, 1, ("fin", "prefix_hit", "crlf", "refuse_start"))
+
+
+def run(name: str, out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:
+    """Run one part of NAMES and write `<name>.json` under `out`."""
+    {"virtual": _virtual, "http": _http, "faults": _faults}[name](out, scale, seed, say)
+
+
+def _virtual(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:
+    say(f"virtual: true taxes from {scale.truth_launches} launches")
+    found = coverage.truths(scale.truth_launches, scale.truth_seconds, seed)
+
+    def progress(done: int, total: int) -> None:
+        if done % 50 == 0 or done == total:
+            say(f"virtual: {done} of {total} studies")
+
+    processes = len(os.sched_getaffinity(0))
+    studies = coverage.run_studies(scale.studies, seed, processes, progress)
+    outcomes = coverage.with_truth(studies, found)
+    levels = coverage.level_rows(outcomes)
+    write_text(out / "virtual_outcomes.csv", outcomes.write_csv())
+    write_text(out / "virtual_levels.csv", csv_text(list(levels[0]), levels))
+    write_json(
+        out / "virtual.json",
+        {
+            "machine": machine(),
+            "seed": seed,
+            "scale": asdict(scale),
+            "levels": levels,
+            "coverage": coverage.coverage_rows(outcomes),
+            "aa": coverage.aa_rows(outcomes),
+            "power": coverage.power_rows(levels),
+        },
+    )
+
+
+def _http(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:
+    shutil.rmtree(out / "http", ignore_errors=True)
+    results = http_studies.run(out / "http", scale.http_studies, scale.http_blocks, seed, say)
+    truths = true_taxes("fixed", scale.truth_launches, scale.truth_seconds, seed)
+    rows = http_studies.compare(results, truths)
+    write_text(out / "http_taxes.csv", csv_text(list(rows[0]), rows))
+    write_json(
+        out / "http.json",
+        {
+            "machine": machine(),
+            "seed": seed,
+            "scale": asdict(scale),
+            "taxes": rows,
+            "harness": http_studies.harness_summary(results),
+            "cells": http_studies.cell_states(results),
+        },
+    )
+
+
+def _faults(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:
+    shutil.rmtree(out / "faults", ignore_errors=True)
+    rows = fault_table.run(out / "faults", scale.faults, seed, say)
+    write_text(out / "faults.csv", csv_text(list(rows[0]), rows))
+    write_json(out / "faults.json", {"machine": machine(), "seed": seed, "faults": rows})

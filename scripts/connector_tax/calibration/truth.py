@@ -1,0 +1,66 @@
+"""The true tax of each configuration, with its Monte-Carlo error.
+
+The tax of the analysis is exp(mean over launches of log(p_X / p_plain)) - 1. Its true value is the
+same with the mean taken over all launches there could be, and each percentile that of a cell
+without end: here the mean over many virtual launches, each with a cell many times as long as a
+study's. Plain and the taxed configuration of a launch share arrivals, launch offset and jitter,
+which leaves the expectation of the difference of logs unchanged and takes most of its noise away.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from connector_tax.analysis.effects import METRICS
+from connector_tax.calibration.design import PLAIN, RATE_RPS, SHAPE, engine_configs
+from connector_tax.calibration.virtual import serve
+from connector_tax.loadgen import make_offsets
+from connector_tax.seeds import named_generator
+
+WARMUP_S = 2.0
+
+
+@dataclass(frozen=True)
+class TrueTax:
+    """A tax in fractions (0.1 is +10%) and the standard error of its Monte-Carlo estimate."""
+
+    tax: float
+    standard_error: float
+
+
+def true_taxes(
+    arrivals: str, launches: int, seconds: float, seed: int
+) -> dict[tuple[str, str], TrueTax]:
+    """(configuration, metric) to its true tax.
+
+    Args:
+        arrivals: fixed or poisson.
+        launches: virtual launches of each configuration, at least 2.
+        seconds: measured length of each launch's cell.
+        seed: names the random streams; another seed is an independent estimate.
+    """
+    configs = engine_configs()
+    logs: dict[tuple[str, str], list[float]] = {}
+    for launch in range(launches):
+        name = f"{seed}/truth/{arrivals}/launch{launch}"
+        offsets = make_offsets("fixed" if arrivals == "fixed" else "poisson", RATE_RPS,
+                               WARMUP_S + seconds, f"{name}/arrivals")  # fmt: skip
+        launch_seed = int(named_generator(f"{name}/offset").integers(2**31))
+        measured = offsets >= WARMUP_S * 1e9
+        for config, engine in configs.items():
+            first, last = serve(engine, launch_seed, offsets.tolist(), SHAPE)
+            values = {
+                "ttft_ms": (first - offsets)[measured],
+                "tpot_ms": (last - first)[measured],
+                "e2e_ms": (last - offsets)[measured],
+            }
+            for metric, (column, percent) in METRICS.items():
+                log = float(np.log(np.percentile(values[column], percent)))
+                logs.setdefault((config, metric), []).append(log)
+    found = {}
+    for (config, metric), own in logs.items():
+        ratios = np.array(own) - np.array(logs[PLAIN, metric])
+        error = float(np.std(ratios, ddof=1) / np.sqrt(launches))
+        tax = float(np.expm1(ratios.mean()))
+        found[config, metric] = TrueTax(tax, (1 + tax) * error)
+    return found

@@ -1,0 +1,48 @@
+"""The short form of the whole command: its files, and what must hold however few studies ran."""
+
+from pathlib import Path
+
+import pytest
+
+from connector_tax.calibration import __main__ as command
+from connector_tax.calibration import fault_table
+from connector_tax.engine.faults import FaultKind
+from connector_tax.files import read_json
+
+
+def test_the_short_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--short", "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.rstrip("\n") == (tmp_path / "calibration.txt").read_text().rstrip("\n")
+    virtual, http, faults = (
+        read_json(tmp_path / f"{name}.json") for name in ("virtual", "http", "faults")
+    )
+    for name in ("virtual_levels.csv", "http_taxes.csv", "faults.csv", "calibration.png"):
+        assert (tmp_path / name).stat().st_size > 0
+    # Two arrival processes, two metrics, R of 3 and 5.
+    assert len(virtual["coverage"]) == len(virtual["aa"]) == len(virtual["power"]) == 8
+    assert all(row["studies"] == 4 for row in virtual["coverage"])
+    assert min(row["covered"] for row in virtual["coverage"]) > 0.5
+    largest = [r for r in virtual["levels"] if r["config"] == "step_tax_360us"]
+    assert all(row["truth"] > 0.05 for row in largest)
+    assert all(f["as_designed"] for f in faults["faults"]), faults["faults"]
+    assert {f["fault"]: f["outcome"] for f in faults["faults"]} == {
+        "fin": "void",
+        "prefix_hit, once": "void",
+        "refuse_start": "failed",
+        "crlf": "valid",
+    }
+    assert http["harness"]["requests"] > 100
+    # A stamp of the wrong event is off by a step of 3 ms; half of them are not, on any machine.
+    assert 0 < http["harness"]["last_us_p50"] < 3000
+    assert len(http["taxes"]) == 4
+
+
+def test_every_fault_switch_has_a_case() -> None:
+    assert {case.rule["kind"] for case in fault_table.CASES} == set(FaultKind)
+
+
+@pytest.mark.long
+def test_every_fault_does_what_the_table_says(tmp_path: Path) -> None:
+    rows = fault_table.run(tmp_path, None, 1, lambda _: None)
+    assert [row for row in rows if not row["as_designed"]] == []
