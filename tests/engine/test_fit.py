@@ -32,7 +32,8 @@ def write_log(path: Path, *, worker: bool = True, kv: bool = True, steps: int = 
             {
                 **shared,
                 "process": "scheduler",
-                "step_duration_us": host + 70.0 + 55.0 + device,
+                "step_duration_us": host + 40.0,
+                "engine_step_us": host + 70.0 + 55.0 + device,
                 "build_meta_us": 40.0,
                 "get_finished_us": 30.0,
                 "start_load_kv_us": None if worker else 55.0,
@@ -78,6 +79,26 @@ def test_what_the_log_does_not_tell_is_named(tmp_path: Path) -> None:
     result = fit(read_steps([write_log(tmp_path / "log.jsonl", kv=False)]))
     assert result.undetermined == {"beta3_us_per_kv_token": "the log has no kv_tokens"}
     assert "undetermined: the log has no kv_tokens" in report(result)
+
+
+def test_a_callback_the_worker_runs_is_not_part_of_the_cost(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl")
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    for record in records:
+        in_worker = record["process"] == "worker"
+        record["get_finished_us"] = 30.0 if in_worker else None
+        record["step_duration_us"] += 30.0 if in_worker else 0.0
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    result = fit(read_steps([log]))
+    assert result.coefficients["delta_us"] == pytest.approx(300, rel=0.01)
+    assert result.coefficients["beta0_us"] == pytest.approx(2000, rel=0.02)
+
+
+def test_a_log_without_whole_steps_is_refused(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl", steps=20)
+    log.write_text(log.read_text().replace("engine_step_us", "other"))
+    with pytest.raises(ArtifactError, match="no scheduler record has engine_step_us"):
+        fit(read_steps([log]))
 
 
 def test_two_launches_in_one_log_are_refused(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_pool_smaller_than_one_sequence_is_refused() -> None:
     st.sets(st.integers(0, 24)),
     st.sampled_from([b"", b"a", b"ab"]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_request_gets_exactly_its_tokens_within_the_limits(
     shapes: Seq[tuple[int, int]],
     budget: int,

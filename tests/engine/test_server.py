@@ -162,7 +162,7 @@ def test_a_connection_carries_many_requests_and_pipelined_ones_in_order(server: 
     assert texts(got) == [word for words in alone for word in words]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cuts=st.lists(st.integers(1, 250), max_size=4))
 def test_a_request_may_arrive_in_any_pieces(server: Launched, cuts: list[int]) -> None:
     body = json.dumps(completion(max_tokens=2)).encode()

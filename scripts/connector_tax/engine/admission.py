@@ -8,7 +8,7 @@ still; every n-th round is FIFO, so a long prompt is never passed over for ever.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -128,9 +128,10 @@ class Admission:
         return [window[i] for i in sorted(chosen)]
 
 
-def put_back(waiting: deque[R], requests: Iterable[R]) -> None:
+def put_back(waiting: deque[R], requests: Sequence[R]) -> None:
     """Return requests to the queue, each to its place in the order of arrival."""
-    for request in requests:
+    # From the last on: a head that goes back as it came is placed at the front, each at once.
+    for request in reversed(requests):
         place = 0
         while place < len(waiting) and waiting[place].arrival < request.arrival:
             place += 1

@@ -21,7 +21,8 @@ class ConnectorTax:
 
     `build_meta_us_per_cached_block` is the part that grows with the blocks the prefix cache holds
     (H5: walks over the cache's keys). `kv_capacity_fraction` is the share of the KV blocks that is
-    left, `background_cpu` the share of one core that a progress thread burns.
+    left, `background_cpu` the share of one core that a progress thread burns, in CPU time over wall
+    time; on a core too busy to grant it, less.
     """
 
     build_meta_us: float
@@ -49,12 +50,22 @@ class BackgroundCpu:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Launch the burner; a share of zero launches nothing."""
-        if self._share > 0:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "connector_tax.engine.connectors"),
-                *(str(self._share), str(os.getpid())),
-            )
+        """Launch the burner; returns when it burns. A share of zero launches nothing.
+
+        Raises:
+            RuntimeError: the child ended before it began.
+        """
+        if self._share <= 0:
+            return
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "connector_tax.engine.connectors"),
+            *(str(self._share), str(os.getpid())),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        if not await self._process.stdout.readline():
+            status = await self._process.wait()
+            raise RuntimeError(f"the background load ended with status {status} before it began")
 
     async def stop(self) -> None:
         """End the burner."""
@@ -65,13 +76,20 @@ class BackgroundCpu:
 
 
 def _burn(share: float) -> None:
+    """Spend `share` of each period in CPU time; what sleeping and waking cost is part of it."""
+    target = time.process_time()
+    end = time.monotonic()
     while True:
-        begin = time.monotonic()
-        while time.monotonic() - begin < share * _BURN_PERIOD_S:
+        end = max(end, time.monotonic()) + _BURN_PERIOD_S
+        target += share * _BURN_PERIOD_S
+        while (spent := time.process_time()) < target and time.monotonic() < end:
             pass
-        time.sleep((1 - share) * _BURN_PERIOD_S)
+        # What a busy machine did not grant is not made up for later.
+        target = min(target, spent)
+        time.sleep(max(0.0, end - time.monotonic()))
 
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
+    print("burning", flush=True)
     _burn(float(sys.argv[1]))

@@ -2,12 +2,12 @@
 
     t = delta + beta0 + beta1 * prefill tokens + beta2 * decoding sequences + beta3 * KV tokens
 
-Works on any log in the design's format (CONTRACTS.md, engine_step), so the embedded engine can be
-calibrated to a measured vLLM. The connector's callbacks are known in the log and taken off first.
-The betas are fitted to the worker's records by non-negative least squares, delta is the mean of
-what the scheduler's record of the same step has beyond the worker's. Without worker records delta
-and beta0 cannot be told apart and are given as one. The lines printed belong into
-config/embedded.yaml.
+Works on any log in the design's format (CONTRACTS.md, engine_step) whose scheduler records have
+`engine_step_us`, the whole step, as the step probe and the embedded engine write it; so the engine
+can be calibrated to a measured vLLM. The connector's callbacks are known in the log and taken off
+first. The betas are fitted to the worker's records by non-negative least squares, delta is the mean
+of what the whole step has beyond the worker's record. Without worker records delta and beta0 cannot
+be told apart and are given as one. The lines printed belong into config/embedded.yaml.
 """
 
 import argparse
@@ -30,6 +30,7 @@ _NAMES = (
     "beta2_us_per_decode_seq",
     "beta3_us_per_kv_token",
 )
+_CALLBACKS = ("build_meta_us", "get_finished_us", "start_load_kv_us")
 _MIN_STEPS = 10
 _COLLINEAR = 0.99
 
@@ -73,6 +74,7 @@ def read_steps(paths: Sequence[Path]) -> dict[str, dict[int, Mapping[str, Any]]]
                 known = record["step_id"] in process
                 process[record["step_id"]] = record
                 float(record["step_duration_us"])
+                float(record.get("engine_step_us") or 0.0)
             except (KeyError, TypeError, ValueError) as error:
                 raise ArtifactError(f"{path}:{number}: not a step record: {error!r}") from error
             if known:
@@ -87,18 +89,26 @@ def fit(steps: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Fit:
     """Fit the cost to the steps of one launch.
 
     Raises:
-        ArtifactError: fewer than 10 steps.
+        ArtifactError: no whole step, or fewer than 10 steps.
     """
-    scheduler, worker = steps["scheduler"], steps["worker"]
+    worker = steps["worker"]
+    scheduler = {i: r for i, r in steps["scheduler"].items() if r.get("engine_step_us") is not None}
+    if steps["scheduler"] and not scheduler:
+        raise ArtifactError(
+            "no scheduler record has engine_step_us: the fit needs the whole step, and "
+            "step_duration_us is schedule() alone"
+        )
     joined = sorted(scheduler.keys() & worker.keys())
     if joined:
         rows = [{**scheduler[i], **_known(worker[i])} for i in joined]
-        durations = np.array([_device_us(worker[i]) for i in joined])
-        host = np.array([_host_us(scheduler[i]) - worker[i]["step_duration_us"] for i in joined])
-        delta: float | None = max(0.0, float(host.mean()))
+        durations = np.array([_without_callbacks_us(worker[i], "step_duration_us") for i in joined])
+        whole = np.array([_without_callbacks_us(scheduler[i], "engine_step_us") for i in joined])
+        executing = np.array([worker[i]["step_duration_us"] for i in joined], dtype=float)
+        delta: float | None = max(0.0, float((whole - executing).mean()))
     else:
+        column = "engine_step_us" if scheduler else "step_duration_us"
         rows = [dict(record) for record in (scheduler or worker).values()]
-        durations = np.array([_host_us(row) - (row["start_load_kv_us"] or 0.0) for row in rows])
+        durations = np.array([_without_callbacks_us(row, column) for row in rows])
         delta = None
     if len(rows) < _MIN_STEPS:
         raise ArtifactError(f"found {len(rows)} steps; a fit needs at least {_MIN_STEPS}")
@@ -109,13 +119,9 @@ def _known(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def _device_us(record: Mapping[str, Any]) -> float:
-    return float(record["step_duration_us"]) - (record["start_load_kv_us"] or 0.0)
-
-
-def _host_us(record: Mapping[str, Any]) -> float:
-    callbacks = (record["build_meta_us"] or 0.0) + (record["get_finished_us"] or 0.0)
-    return float(record["step_duration_us"]) - float(callbacks)
+def _without_callbacks_us(record: Mapping[str, Any], column: str) -> float:
+    """A time of the record without the callbacks that its process ran in it."""
+    return float(record[column]) - sum(record[name] or 0.0 for name in _CALLBACKS)
 
 
 def _least_squares(rows: Sequence[Mapping[str, Any]], durations: Array, delta: float | None) -> Fit:

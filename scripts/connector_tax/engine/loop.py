@@ -74,11 +74,10 @@ class Engine:
     # -- life -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Launch the worker process; returns when it is ready."""
-        cost = asdict(self.config.step_cost)
-        await self._service.start(StepDevice, {"cost": cost, "launch_seed": self._launch_seed})
+        """Launch the worker process and the background load; returns when both are ready."""
+        device = {"cost": asdict(self.config.step_cost), "launch_seed": self._launch_seed}
         self._service.on_worker_death = self._on_worker_death
-        await self._burner.start()
+        await asyncio.gather(self._service.start(StepDevice, device), self._burner.start())
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -189,12 +188,15 @@ class Engine:
         if self._step_log is not None:
             for process in ("scheduler", "worker"):
                 host = process == "scheduler"
+                # get_finished is the host's too, and outside schedule(), as in vLLM.
+                schedule_us = (device_start - start) / 1000 - finished
                 self._step_log.write(
                     StepRecord(
                         t_ns=start if host else device_start,
                         step_id=self._step_id,
                         process=process,
-                        step_duration_us=(end - (start if host else device_start)) / 1000,
+                        step_duration_us=schedule_us if host else (end - device_start) / 1000,
+                        engine_step_us=(end - start) / 1000 if host else None,
                         build_meta_us=meta if host and tax else None,
                         get_finished_us=finished if host and tax else None,
                         start_load_kv_us=None if host or not tax else load,

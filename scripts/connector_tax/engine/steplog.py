@@ -1,8 +1,11 @@
 """The step log, in the design's format (source 002, step-level timing; CONTRACTS.md, engine_step).
 
 One file for each process of a real vLLM: `<prefix>.scheduler.jsonl` and `<prefix>.worker.jsonl`.
-Beyond the design's fields a record carries `kv_tokens`, the KV tokens its decoding sequences read,
-which the fit of the step's cost needs.
+`step_duration_us` is schedule() entry to exit in the scheduler's record (the host's share of the
+step with build_meta, as modelled) and the model's execution with start_load_kv in the worker's.
+Beyond the design's fields a record carries `engine_step_us`, the whole step as the step probe
+records it, and `kv_tokens`, the KV tokens its decoding sequences read; the fit of the step's cost
+needs both.
 """
 
 import asyncio
@@ -20,6 +23,7 @@ class StepRecord(msgspec.Struct):
     step_id: int
     process: str
     step_duration_us: float
+    engine_step_us: float | None
     build_meta_us: float | None
     get_finished_us: float | None
     start_load_kv_us: float | None

@@ -32,11 +32,16 @@ def main() -> int:
         prog="python -m connector_tax.engine.bench", description=__doc__
     )
     parser.add_argument("benchmark", choices=_BENCHMARKS)
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="how often each contender takes its turn (default 5)"
+    )
     arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error(f"--rounds: found {arguments.rounds}; allowed: at least 1")
     print(machine(), flush=True)
     benchmark = import_module(f"connector_tax.engine.bench.{arguments.benchmark}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(benchmark.run())
+        runner.run(benchmark.run(arguments.rounds))
     return 0
 
 

@@ -18,7 +18,6 @@ _QUEUE = 32
 _WAIT_S = 0.002
 _LIGHT_CALLS = 300
 _HEAVY_CALLS = 20_000
-_ROUNDS = 3
 
 DoOne = Callable[[int], Awaitable[int]]
 AsyncContext = AbstractAsyncContextManager[DoOne]
@@ -90,24 +89,24 @@ async def _measure(
         return (*await _light(do_one), await _heavy(do_one))
 
 
-async def run() -> None:
+async def run(rounds: int) -> None:
     """Print both tables."""
     contenders: dict[str, Callable[[int, float], AsyncContext]] = {"batched service": _ours}
     try:
         contenders[f"mpservice {version('mpservice')}"] = _mpservice
     except PackageNotFoundError:
         print("mpservice is not installed here: no comparison with it")
-    rounds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in contenders}
-    for _ in range(_ROUNDS):
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in contenders}
+    for _ in range(rounds):
         for name, make in contenders.items():
-            rounds[name].append(await _measure(make))
+            found[name].append(await _measure(make))
     print(
         f"\nsquares without a pause, batches of {_BATCH}, timeout {_WAIT_S * 1000:g} ms, median of "
-        f"{_ROUNDS} rounds in turn\n{'':20}{'a lone call beyond its timeout':>34}"
+        f"{rounds} rounds in turn\n{'':20}{'a lone call beyond its timeout':>34}"
         f"{f'{_HEAVY_CALLS} calls at once':>24}\n"
         f"{'':20}{'p50 us':>17}{'p99 us':>17}{'calls/s':>24}"
     )
-    table = {name: np.median(values, axis=0) for name, values in rounds.items()}
+    table = {name: np.median(values, axis=0) for name, values in found.items()}
     for name, (p50, p99, rate) in table.items():
         print(f"{name:20}{p50:17.0f}{p99:17.0f}{rate:24.0f}")
     if len(table) == 2:

@@ -3,6 +3,8 @@
 The server (with its worker process) is pinned to one core, the client to another where there is
 one. The baseline answers the same requests with one sleeping task for each (sleepers.py). Lateness
 is the server's own: the time of the write less the end of the step (or sleep) that made the token.
+Beside it stands the machine's floor, measured in the same rounds: how late a process is that only
+waits for such deadlines on the same core (floor.py).
 """
 
 import asyncio
@@ -29,7 +31,6 @@ from connector_tax.files import read_json, read_jsonl, write_json
 
 _WARMUP_S = 0.5
 _MEASURE_S = 3.0
-_ROUNDS = 3
 _DONE = b"data: [DONE]"
 _TOKEN = b'"text":'
 
@@ -55,12 +56,20 @@ _LOADS = (
 
 @dataclass(frozen=True)
 class Result:
-    """What the client saw in the measured seconds, and the server's lateness."""
+    """What the client saw in the measured seconds, and the lateness: p50, p99, p99.9."""
 
     tokens_s: float
     requests_s: float
     cpu_share: float
     late_ms: tuple[float, float, float]
+
+    @property
+    def row(self) -> NDArray[np.float64]:
+        """The numbers in the table's order."""
+        return np.array([self.tokens_s, self.requests_s, self.cpu_share, *self.late_ms])
+
+
+_P99 = 4  # column of Result.row
 
 
 def _payload(tokens: int) -> bytes:
@@ -128,12 +137,16 @@ class _Cpu:
 async def _measure(pid: int, port: int, load: Load) -> tuple[float, float, float]:
     cpu = _Cpu(pid)
     cores = sorted(os.sched_getaffinity(0))
-    cpu.pin(cores[-1])
+    cpu.pin(_server_core())
     os.sched_setaffinity(0, {cores[0]})
     try:
         return await asyncio.to_thread(_drive, port, load, cpu)
     finally:
         os.sched_setaffinity(0, cores)
+
+
+def _server_core() -> int:
+    return max(os.sched_getaffinity(0))
 
 
 def _late_ms(late_ns: list[int]) -> tuple[float, float, float]:
@@ -176,28 +189,51 @@ async def _sleepers(load: Load, folder: Path) -> Result:
     return Result(*seen, _late_ms(read_json(log)))
 
 
-async def run() -> None:
-    """Print the table: medians of the rounds, engine and baseline in turn."""
+async def _floor(load: Load, _folder: Path) -> Result:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "connector_tax.engine.bench.floor"),
+        *(str(_server_core()), str(load.step_s), str(_MEASURE_S)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    printed, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"the floor's process ended with status {process.returncode}")
+    nothing = float("nan")
+    return Result(nothing, nothing, nothing, _late_ms(json.loads(printed)))
+
+
+_ENGINE, _SLEEPERS, _FLOOR = "engine", "sleepers", "machine floor"
+_CONTENDERS = {_ENGINE: _engine, _SLEEPERS: _sleepers, _FLOOR: _floor}
+
+
+async def run(rounds: int) -> None:
+    """Print the table: engine, baseline and floor in turn, the median and the best of the rounds.
+
+    The median is each column's own; the best round of each is the one with its smallest p99.
+    """
     print(
-        f"{f'medians of {_ROUNDS} rounds':25}{'':9}{'tokens/s':>10}{'requests/s':>12}"
+        f"{f'{rounds} rounds':40}{'tokens/s':>10}{'requests/s':>12}"
         f"{'CPU share':>11}{'lateness p50':>14}{'p99':>8}{'p99.9 ms':>10}"
     )
     for load in _LOADS:
-        rounds: dict[str, list[list[float]]] = {"engine": [], "sleepers": []}
-        for _ in range(_ROUNDS):
-            for name, server in (("engine", _engine), ("sleepers", _sleepers)):
+        found: dict[str, list[NDArray[np.float64]]] = {name: [] for name in _CONTENDERS}
+        for _ in range(rounds):
+            for name, contender in _CONTENDERS.items():
                 with tempfile.TemporaryDirectory(prefix="engine-bench-") as folder:
-                    result = await server(load, Path(folder))
-                rounds[name].append(
-                    [result.tokens_s, result.requests_s, result.cpu_share, *result.late_ms]
-                )
-        medians = {name: np.median(values, axis=0) for name, values in rounds.items()}
-        for name, values in medians.items():
-            print(_row(load.name, name, values, (0, 0, 2, 3, 3, 3)))
-        print(_row("", "ratio", medians["engine"] / medians["sleepers"], (2,) * 6), flush=True)
+                    found[name].append((await contender(load, Path(folder))).row)
+        medians = {name: np.median(rows, axis=0) for name, rows in found.items()}
+        best = {name: min(rows, key=lambda row: float(row[_P99])) for name, rows in found.items()}
+        print(load.name)
+        for which, table in (("median", medians), ("best round", best)):
+            for name, values in table.items():
+                print(_row(f"{name}, {which}", values, (0, 0, 2, 3, 3, 3)))
+            for other in (_SLEEPERS, _FLOOR):
+                ratio = table[_ENGINE] / table[other]
+                print(_row(f"{_ENGINE} / {other}, {which}", ratio, (2,) * 6), flush=True)
 
 
-def _row(load: str, name: str, values: NDArray[np.float64], digits: tuple[int, ...]) -> str:
+def _row(name: str, values: NDArray[np.float64], digits: tuple[int, ...]) -> str:
     widths = (10, 12, 11, 14, 8, 10)
     cells = zip(values, widths, digits, strict=True)
-    return f"{load:25}{name:9}" + "".join(f"{v:{w}.{d}f}" for v, w, d in cells)
+    shown = ("-".rjust(w) if np.isnan(v) else f"{v:{w}.{d}f}" for v, w, d in cells)
+    return f"  {name:38}" + "".join(shown)
