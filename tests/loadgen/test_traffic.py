@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from connector_tax.loadgen.sessions import Node, Parent, Session
@@ -127,7 +127,6 @@ def check(sessions: list[Session], log: Log, started: int, cancel: bool) -> None
         assert "cancelled" not in {how for _, how in log.ended.values()}
 
 
-@settings(deadline=None)
 @given(
     sessions=session_lists(),
     gaps=st.lists(st.integers(0, 2 * S), min_size=12, max_size=12),
@@ -155,7 +154,6 @@ def test_rate_traffic_keeps_its_invariants(
             assert ready.due_ns == starts[ready.session] + wait
 
 
-@settings(deadline=None)
 @given(
     sessions=session_lists(),
     target=st.integers(1, 8),

@@ -7,7 +7,6 @@ that dies is noticed by its process descriptor, not by silence.
 
 import asyncio
 import gc
-import mmap
 import os
 import shutil
 import subprocess
@@ -23,6 +22,7 @@ import msgspec
 import uvloop
 import zmq
 
+from connector_tax.loadgen.inflight import InFlight, shared_memory
 from connector_tax.loadgen.messages import (
     Begin,
     Begun,
@@ -122,10 +122,8 @@ class Dispatcher:
         self._results: Receiver | None = None
         self._probe = LoopProbe(self._loop)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        descriptor = os.memfd_create("loadgen-inflight")
-        os.ftruncate(descriptor, 8 * len(self._settings))
-        self._shared = mmap.mmap(descriptor, 8 * len(self._settings))
-        self._inflight = memoryview(self._shared).cast("q")
+        descriptor = shared_memory(len(self._settings))
+        self._inflight = InFlight(descriptor, len(self._settings))
         # Spawned from this thread: PR_SET_PDEATHSIG fires when the *thread* that forked ends.
         for settings in self._settings:
             settings.inflight_fd = descriptor
@@ -204,8 +202,7 @@ class Dispatcher:
         self._probe.close()
         # Also closes a socket whose bind failed; term() would wait for it for ever.
         self._context.destroy(linger=0)
-        self._inflight.release()
-        self._shared.close()
+        self._inflight.close()
 
     def _remove_folder(self) -> None:
         if self._folder:
@@ -236,8 +233,7 @@ class Dispatcher:
             raise LoadGeneratorError(f"no worker is left: {self.died} died")
         self._run_number = begin.run
         self._probe.reset()
-        for worker in self._workers:
-            self._inflight[worker.index] = 0
+        self._inflight.limit(begin.inflight_cap)
         return await self._ask(begin, Begun)
 
     def end(self) -> list[Health]:
@@ -356,7 +352,7 @@ class Dispatcher:
 
     def _bury(self, worker: _WorkerHandle) -> None:
         code = worker.process.wait()
-        self._inflight[worker.index] = 0
+        self._inflight.bury(worker.index)
         orphans = [seq for seq, holder in self._outstanding.items() if holder is worker]
         for seq in orphans:
             del self._outstanding[seq]
@@ -377,11 +373,9 @@ class CollectorPause:
     def __enter__(self) -> None:
         self._was_enabled = gc.isenabled()
         gc.collect()
-        gc.freeze()
         gc.disable()
 
     def __exit__(self, *_: object) -> None:
-        gc.unfreeze()
         if self._was_enabled:
             gc.enable()
 

@@ -14,7 +14,6 @@ import asyncio
 import ctypes
 import gc
 import heapq
-import mmap
 import os
 import resource
 import shutil
@@ -31,6 +30,7 @@ import zmq
 
 from connector_tax.loadgen import eager
 from connector_tax.loadgen.http import Connection, Pool, kernel_stamps_offered
+from connector_tax.loadgen.inflight import InFlight
 from connector_tax.loadgen.messages import (
     Begin,
     Begun,
@@ -83,7 +83,7 @@ class Worker:
     """The worker's main loop and the life of each request."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, settings: WorkerSettings, inflight: memoryview
+        self, loop: asyncio.AbstractEventLoop, settings: WorkerSettings, inflight: InFlight
     ) -> None:
         self._loop = loop
         self._settings = settings
@@ -208,12 +208,10 @@ class Worker:
 
     def _fire(self, request: _Request, due_ns: int) -> None:
         run = self._run
-        inflight = sum(self._inflight)
-        if run.inflight_cap and inflight >= run.inflight_cap:
-            self._finish(request, RequestFailed("inflight_cap", f"{inflight} in flight"))
+        if not self._inflight.enter(self._index):
+            self._finish(request, RequestFailed("inflight_cap", f"{run.inflight_cap} in flight"))
             return
-        request.done.inflight_at_send = inflight
-        self._inflight[self._index] += 1
+        request.done.inflight_at_send = self._inflight.count() - 1
         left_s = (due_ns + run.request_timeout_ns - _monotonic_ns()) / 1e9
         request.timeout = self._loop.call_later(
             max(left_s, 0), self._abort, request, "request_timeout"
@@ -255,7 +253,7 @@ class Worker:
                     done.t_done_ns = connection.t_done_ns
                 if connection.busy:
                     self._pool.release(connection)
-        self._inflight[self._index] -= 1
+        self._inflight.leave(self._index)
         self._finish(request, failure)
 
     async def _respond(self, request: _Request, connection: Connection) -> None:
@@ -370,18 +368,17 @@ def main() -> None:
     settings = msgspec.json.decode(sys.stdin.readline(), type=WorkerSettings)
     if settings.cpus is not None:
         os.sched_setaffinity(0, settings.cpus)  # before any thread starts, so that all inherit it
-    with mmap.mmap(settings.inflight_fd, 8 * settings.workers) as shared:
-        inflight = memoryview(shared).cast("q")
-        loop = uvloop.new_event_loop()
-        asyncio.set_event_loop(loop)
+    inflight = InFlight(settings.inflight_fd, settings.workers)
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
 
-        def leave() -> None:
-            # The main process removes the folder itself, unless it was killed before that.
-            shutil.rmtree(Path(settings.folder), ignore_errors=True)
-            os._exit(0)
+    def leave() -> None:
+        # The main process removes the folder itself, unless it was killed before that.
+        shutil.rmtree(Path(settings.folder), ignore_errors=True)
+        os._exit(0)
 
-        _die_with(settings.parent, leave, loop)
-        loop.run_until_complete(Worker(loop, settings, inflight).main_loop())
+    _die_with(settings.parent, leave, loop)
+    loop.run_until_complete(Worker(loop, settings, inflight).main_loop())
 
 
 if __name__ == "__main__":

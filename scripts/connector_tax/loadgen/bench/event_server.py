@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from pathlib import Path
-from types import TracebackType
 
 SOURCE = Path(__file__).with_name("server.c")
 
@@ -39,7 +39,31 @@ def two_cpus() -> tuple[int, int]:
     return cpus[0], cpus[-1]
 
 
-class EventServer:
+class _TruthfulServer(ABC):
+    """A server pinned to `cpu` that logs, line by line, what `truth` holds after its exit."""
+
+    _folder: "tempfile.TemporaryDirectory[str]"
+    _process: "subprocess.Popen[str]"
+    _log: Path
+
+    def __init__(self, cpu: int) -> None:
+        self._cpu = cpu
+        self.truth: dict[str, list[int]] = {}
+        """By request id: arrival, then one write stamp per token event (CLOCK_MONOTONIC ns)."""
+
+    @abstractmethod
+    def _take(self, line: str) -> None:
+        """Put a line of the log into `truth`."""
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.communicate()
+        for line in self._log.read_text().splitlines():
+            self._take(line)
+        self._folder.cleanup()
+
+
+class EventServer(_TruthfulServer):
     """Compiles and runs server.c, pinned to `cpu`; `truth` is complete after the exit.
 
     Raises:
@@ -47,12 +71,10 @@ class EventServer:
     """
 
     def __init__(self, gap_us: float, first_us: float, cpu: int) -> None:
+        super().__init__(cpu)
         self._arguments = [f"{gap_us:g}", f"{first_us:g}"]
-        self._cpu = cpu
-        self.truth: dict[str, list[int]] = {}
-        """By request id: arrival, then one write stamp per token event (CLOCK_MONOTONIC ns)."""
         self.responses: list[list[int]] = []
-        """The same for every response, in the order in which they ended."""
+        """As `truth`, but for every response, in the order in which they ended."""
 
     def __enter__(self) -> "EventServer":
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -71,34 +93,25 @@ class EventServer:
         self.port = int(self._process.stdout.readline())
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        self._process.terminate()
-        self._process.communicate()
-        for line in self._log.read_text().splitlines():
-            name, *stamps = line.split(" ")
-            numbers = [int(stamp) for stamp in stamps]
-            self.truth[name] = numbers
-            self.responses.append(numbers)
-        self._folder.cleanup()
+    def _take(self, line: str) -> None:
+        name, *stamps = line.split(" ")
+        numbers = [int(stamp) for stamp in stamps]
+        self.truth[name] = numbers
+        self.responses.append(numbers)
 
 
-class EngineServer:
+class EngineServer(_TruthfulServer):
     """Runs the embedded engine (configuration `plain` of the file `config`), pinned to `cpu`.
+
+    A write of several tokens counts once for each.
 
     Raises:
         SystemExit: the engine did not start.
     """
 
     def __init__(self, config: Path, cpu: int) -> None:
+        super().__init__(cpu)
         self._config = config
-        self._cpu = cpu
-        self.truth: dict[str, list[int]] = {}
-        """As EventServer.truth; a write of several tokens counts once for each."""
 
     def __enter__(self) -> "EngineServer":
         self._folder = tempfile.TemporaryDirectory(prefix="connector-tax-bench-")
@@ -121,17 +134,8 @@ class EngineServer:
                 return self
         raise SystemExit(f"the engine did not start: exit status {self._process.wait()}")
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        self._process.terminate()
-        self._process.communicate()
-        for line in self._log.read_text().splitlines():
-            record = json.loads(line)
-            if record["record"] == "request":
-                writes = [t for t, tokens, _ in record["writes"] for _ in range(tokens)]
-                self.truth[record["request_id"]] = [record["t_arrival_ns"], *writes]
-        self._folder.cleanup()
+    def _take(self, line: str) -> None:
+        record = json.loads(line)
+        if record["record"] == "request":
+            writes = [t for t, tokens, _ in record["writes"] for _ in range(tokens)]
+            self.truth[record["request_id"]] = [record["t_arrival_ns"], *writes]
