@@ -190,6 +190,21 @@ def test_where_the_probe_does_not_work_the_study_goes_on_without_step_timing(
     assert patch.probe_overlay(read_json(file), study.folder) is None
 
 
+def test_an_environment_that_is_not_there_is_told_without_the_projects_folder(
+    study: Study,
+) -> None:
+    file = study.write("plain", "", python="envs/no_such/bin/python")
+    assert patch.main(["apply", "--study", str(file)]) == 0
+    status = read_json(study.folder / "patch" / "patch_status.json")
+    assert status["reason"].startswith("{root}/envs/no_such/bin/python: cannot be run")
+    assert str(ROOT) not in status["reason"]
+    preflight.preflight(file)
+    logs = (study.folder / "preflight").glob("verify_*.log")
+    texts = [path.read_text() for path in logs]
+    assert any("{root}/envs/no_such/bin/python: cannot be run" in text for text in texts)
+    assert not any(str(ROOT) in text for text in texts)
+
+
 def test_a_probe_that_changed_since_it_was_applied_is_refused(study: Study) -> None:
     file = study.write("plain", "")
     patch.main(["apply", "--study", str(file)])

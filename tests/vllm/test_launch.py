@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from connector_tax.config import ROOT, load_yaml
+from connector_tax.provenance.manifest import adapters_of
 from connector_tax.study.design import resolve
 from connector_tax.study.server import ServerCommand, launch_script
 from connector_tax.vllm.launch import (
@@ -46,19 +47,24 @@ def transfer(study: str, configuration: str) -> dict[str, Any]:
 
 
 def test_the_design_s_configurations_on_a_gpu() -> None:
+    def mooncake(role: str) -> dict[str, Any]:
+        # Its own bootstrap server would listen on every interface.
+        extra = {"bootstrap_server_address": "127.0.0.1:9001"}
+        return {
+            "kv_connector": "MooncakeConnector",
+            "kv_role": role,
+            "kv_connector_extra_config": extra,
+        }
+
     wanted: dict[str, dict[str, Any]] = {
         "noop_connector": {
             "kv_connector": "NoOpConnector",
             "kv_connector_module_path": "connector_tax.vllm.noop_connector",
             "kv_role": "kv_both",
         },
-        "mooncake_producer": {"kv_connector": "MooncakeConnector", "kv_role": "kv_producer"},
-        "mooncake_consumer": {
-            "kv_connector": "MooncakeConnector",
-            "kv_role": "kv_consumer",
-            "kv_connector_extra_config": {"bootstrap_server_address": "127.0.0.1:9001"},
-        },
-        "mooncake_both": {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"},
+        "mooncake_producer": mooncake("kv_producer"),
+        "mooncake_consumer": mooncake("kv_consumer"),
+        "mooncake_both": mooncake("kv_both"),
         "nixl_both": {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
         "lmcache_only": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"},
         "multi_mooncake_lmcache": {
@@ -66,7 +72,7 @@ def test_the_design_s_configurations_on_a_gpu() -> None:
             "kv_role": "kv_both",
             "kv_connector_extra_config": {
                 "connectors": [
-                    {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"},
+                    mooncake("kv_both"),
                     {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"},
                 ]
             },
@@ -91,9 +97,10 @@ def test_the_forms_that_work_on_a_cpu() -> None:
         "MooncakeConnector",
         "LMCacheMPConnector",
     ]
+    # Its LMCache server's port comes after the bootstrap's.
     assert both["kv_connector_extra_config"]["connectors"] == [
         transfer("vllm-cpu", "mooncake_both"),
-        alone,
+        alone | {"kv_connector_extra_config": lmcache | {"lmcache.mp.port": 9002}},
     ]
 
 
@@ -101,10 +108,11 @@ def test_the_forms_that_work_on_a_cpu() -> None:
     ("configuration", "names"),
     [
         ("plain", []),
-        ("mooncake_both", []),
+        ("mooncake_producer", ["dummy_bootstrap"]),
+        ("mooncake_both", ["dummy_bootstrap"]),
         ("mooncake_consumer", ["dummy_bootstrap"]),
         ("lmcache_only", ["lmcache_server"]),
-        ("multi_mooncake_lmcache", ["lmcache_server"]),
+        ("multi_mooncake_lmcache", ["dummy_bootstrap", "lmcache_server"]),
     ],
 )
 def test_companions_are_started_where_a_connector_needs_one(
@@ -135,6 +143,15 @@ def test_flags_stand_in_the_configuration_s_order_and_may_be_bare_or_negated() -
     flags = {"--enforce-eager": True, "--enable-prefix-caching": False, "--max-model-len": 10}
     argv = command("vllm-cpu", "plain", flags=flags).argv
     assert argv[-4:] == ["--enforce-eager", "--no-enable-prefix-caching", "--max-model-len", "10"]
+
+
+@pytest.mark.parametrize(
+    ("study", "adapters"), [("vllm-cpu", ["connector_tax_cpu_adapter"]), ("h20", [])]
+)
+def test_the_manifest_s_adapters_are_read_from_the_command(study: str, adapters: list[str]) -> None:
+    for probe in (None, "{root}/results/s/patch/overlay"):
+        assert adapters_of(command(study, "plain", probe).environment) == adapters
+    assert adapters_of({}) == []
 
 
 def test_the_adapter_is_on_the_path_only_where_there_is_no_accelerator() -> None:

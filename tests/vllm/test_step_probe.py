@@ -177,3 +177,94 @@ def test_on_a_half_known_vllm_nothing_is_wrapped_and_the_log_says_why(
     assert "SchedulerOutput.num_scheduled_tokens" in output
     assert "answers 6" in output
     assert not list(tmp_path.glob("log*"))
+
+
+def test_a_hook_called_twice_in_a_step_is_one_sum(tree: Path, probe: Path, tmp_path: Path) -> None:
+    twice = """
+once = scheduler.connector.build_connector_meta
+def both(output):
+    once(output)
+    return once(output)
+scheduler.connector = SimpleNamespace(
+    build_connector_meta=both, update_connector_output=scheduler.connector.update_connector_output
+)
+"""
+    stub.drive(tree, probe, tmp_path / "log", connector="One", before=twice)
+    for record in stub.records(tmp_path / "log", "scheduler"):
+        assert 600 <= record["build_meta_us"] <= record["step_duration_us"]
+        assert record["hooks_us"]["build_connector_meta"] == record["build_meta_us"]
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "def start_load_kv(self, context, depth=3, *, sort='x', **kwargs): assert depth == 3",
+        "def start_load_kv(self, start): assert start is None",
+        "def start_load_kv(self, context, now=None): assert now is None",
+        "def start_load_kv(*args): assert args[1:] == (None,)",
+        "@given\ndef start_load_kv(self, context, added): assert added == 'by the decorator'",
+    ],
+)
+def test_a_hook_is_called_as_it_was_whatever_its_parameters(
+    tree: Path, probe: Path, tmp_path: Path, definition: str
+) -> None:
+    path = tree / "vllm/distributed/kv_transfer/kv_connector/factory.py"
+    decorator = """
+from functools import wraps
+def given(hook):
+    @wraps(hook)
+    def outer(self, context):
+        hook(self, context, "by the decorator")
+    return outer
+"""
+    method = "\n".join(f"    {line}" for line in definition.splitlines())
+    text = path.read_text().replace("class One(", f"{decorator}\nclass One(", 1)
+    path.write_text(text.replace("    def get_finished", f"{method}\n\n    def get_finished", 1))
+    assert "answers 6" in stub.drive(tree, probe, tmp_path / "log", connector="One")
+    for record in stub.records(tmp_path / "log", "worker"):
+        assert record["start_load_kv_us"] is not None
+
+
+@pytest.mark.parametrize("kind", ["process", "fork"])
+def test_a_terminated_process_writes_what_it_has_recorded(
+    tree: Path, probe: Path, tmp_path: Path, kind: str
+) -> None:
+    # vLLM's processes turn SIGTERM into SystemExit. No flush by time: only the end can write.
+    here = """
+import multiprocessing, os, signal
+module = sys.modules[type(scheduler).schedule.__module__]
+module.FLUSH_S = 3600.0
+def leave(*_):
+    raise SystemExit(0)
+def run():
+    signal.signal(signal.SIGTERM, leave)
+    scheduler.add("b", 250)
+    for _ in range(6):
+        engine.step_fn()
+    os.kill(os.getpid(), signal.SIGTERM)
+if options["kind"] == "fork":
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    child.join(30)
+    print("answers", child.exitcode)
+    sys.exit(0)
+run()
+"""
+    stub.drive(tree, probe, tmp_path / "log", connector="One", before=here, kind=kind)
+    for process in ("scheduler", "worker"):
+        steps = [record["step_id"] for record in stub.records(tmp_path / "log", process)]
+        assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_disk_that_does_not_keep_up_ends_the_probe_not_the_memory(
+    tree: Path, probe: Path, tmp_path: Path
+) -> None:
+    slow = """
+module = sys.modules[type(scheduler).schedule.__module__]
+module.FLUSH_S, module.QUEUED_STEPS = 3600.0, 4
+"""
+    output = stub.drive(tree, probe, tmp_path / "log", before=slow)
+    assert "answers 6" in output
+    assert output.count("step probe switched off: OverflowError") == 1
+    steps = [record["step_id"] for record in stub.records(tmp_path / "log", "scheduler")]
+    assert steps == [3, 4, 5, 6]

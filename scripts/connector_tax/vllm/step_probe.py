@@ -21,11 +21,15 @@ one. The per-layer hooks (wait_for_layer_load, save_kv_layer) are not timed: on 
 clock readings in each would cost more than the 5 us a step this probe may cost.
 
 A step id set on SchedulerOutput travels to the worker with it and joins the two records. An error
-of the probe switches it off in that process, is logged once, and never reaches vLLM. Records are
-buffered and written by a thread every 50 ms. Times are CLOCK_MONOTONIC.
+of the probe switches it off in that process, is logged once, and never reaches vLLM. Times are
+CLOCK_MONOTONIC, spans in nanoseconds with the exponent of their unit (`12345e-3` us).
+
+The step's path only appends integers to a list. A thread turns them into lines every 50 ms, with
+one template for each combination of hooks, because it holds the interpreter lock meanwhile. A
+process that ends by itself or by SIGTERM, as vLLM handles it, writes everything; SIGKILL loses the
+last 50 ms. At most QUEUED_STEPS wait for a disk that does not answer; then the probe gives up.
 """
 
-import atexit
 import hashlib
 import importlib
 import inspect
@@ -37,7 +41,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +51,7 @@ PREFIX_VARIABLE = "AGENTIC_STEP_LOG_PATH"
 FLUSH_S = 0.05
 # Steps in flight are at most the depth of vLLM's batch queue; beyond this the oldest is written.
 PENDING_STEPS = 64
+QUEUED_STEPS = 65536
 
 # (module, class, method) the probe wraps; each must be there, or the probe is not installed.
 HOOK_POINTS = (
@@ -97,90 +104,136 @@ HOOKS = (
 CHILD_HOOKS = (*FIELDS, "get_num_new_matched_tokens", "wait_for_save")
 
 _LOG = logging.getLogger("vllm.connector_tax_step_probe")
-_encode: Callable[[Any], bytes]
-try:
-    import msgspec  # vLLM depends on it
-
-    _encode = msgspec.json.Encoder().encode
-except ImportError:
-
-    def _encode(record: Any) -> bytes:
-        return json.dumps(record, separators=(",", ":")).encode()
-
-
 _now = time.monotonic_ns
+
+# A record is a list of integers: what it begins with, then a pair (position, ns) for each thing
+# timed. The first positions are those of the scheduler's own two; a connector's hooks follow.
+_COUNTS = ("num_running", "num_waiting", "prefill_tokens", "decode_tokens")
+_HEAD = {"scheduler": 3 + len(_COUNTS), "worker": 3}
+_UPDATE, _STEP, _FIRST_HOOK = range(3)
 
 
 class Hooks:
-    """Time spent in the hooks of one side's connector since the last step, in ns, by position.
-
-    Zero means not called: no call is that short.
-    """
+    """The timed hooks of one side's connector, and their calls since the last step."""
 
     def __init__(self) -> None:
         # (None or the child's name, its hooks, the position of the first)
         self.groups: list[tuple[str | None, list[str], int]] = []
-        self.times: list[int] = []
-        self._zeros: list[int] = []
+        self.calls: list[int] = []
+        self._next = _FIRST_HOOK
 
     def add(self, child: str | None, names: list[str]) -> int:
         """The position of the first of these hooks; called before the first step."""
-        first = len(self.times)
+        first = self._next
         self.groups.append((child, names, first))
-        self.times.extend([0] * len(names))
-        self._zeros.extend([0] * len(names))
+        self._next += len(names)
         return first
-
-    def take(self) -> list[int] | None:
-        """The times so far, starting again at zero; None without a connector."""
-        times = self.times
-        if not times:
-            return None
-        taken = times.copy()
-        times[:] = self._zeros
-        return taken
 
 
 class LineWriter:
-    """Turns the step path's raw records into JSON lines, in a thread of its own."""
+    """Turns the records of one process into JSON lines, in a thread of its own."""
 
-    def __init__(self, path: str, fields: Callable[[Any], dict[str, Any]]) -> None:
+    def __init__(self, path: str, process: str, hooks: Hooks) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._fields = fields
-        self._queue: deque[Any] = deque()
+        self._process = process
+        self._hooks = hooks
+        self._layout_of = lru_cache(maxsize=256)(self._layout)
+        self._queue: deque[list[int]] = deque(maxlen=QUEUED_STEPS)
         self.put = self._queue.append
-        self._stopping = threading.Event()
+        # Held until the end; waiting for it takes less of the processor than waiting for an event.
+        self._running = threading.Lock()
+        self._running.acquire()
         self._thread = threading.Thread(target=self._run, name="step-probe", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+        # atexit does not reach a process that multiprocessing has forked.
+        self.close = Finalize(None, self._close, exitpriority=0)
 
-    def close(self) -> None:
-        """Write what is left; called when the process ends."""
-        self._stopping.set()
+    def _close(self) -> None:
+        self._running.release()
         self._thread.join(1.0)
 
     def _run(self) -> None:
         try:
-            while not self._stopping.wait(FLUSH_S):
+            while not self._running.acquire(timeout=FLUSH_S):
                 self.flush()
             self.flush()
         except Exception as error:
             _give_up(error)
 
     def flush(self) -> None:
-        """Write every record put so far."""
+        """Write every record put so far.
+
+        Raises:
+            OSError: the file cannot be written.
+            OverflowError: more records waited than the queue holds; the earliest are lost.
+        """
+        queue, layout_of, head = self._queue, self._layout_of, _HEAD[self._process]
+        count = len(queue)
         lines = []
-        while self._queue:
-            lines.append(_encode(self._fields(self._queue.popleft())) + b"\n")
-        if lines:
-            os.write(self._descriptor, b"".join(lines))
+        for _ in range(count):
+            record = queue.popleft()
+            template, in_order = layout_of(tuple(record[head::2]))
+            lines.append(template % in_order(record))
+        text = b"".join(lines)
+        while text:
+            text = text[os.write(self._descriptor, text) :]
+        if count == QUEUED_STEPS:
+            raise OverflowError(f"{count} steps waited to be written, earlier ones are lost")
+
+    def _layout(
+        self, positions: Sequence[int]
+    ) -> tuple[bytes, Callable[[Sequence[int]], tuple[int, ...]]]:
+        """The line of a record that timed `positions`: its template, the record in its order."""
+        at: dict[int, list[int]] = {}
+        for index, position in enumerate(positions):
+            at.setdefault(position, []).append(_HEAD[self._process] + 2 * index + 1)
+        # Each number of the line: where in the record its summands stand.
+        columns: list[list[int]] = [[0], [1], [2]]
+
+        def number(indices: list[int], form: str = "%de-3") -> str:
+            if not indices:
+                return "null"
+            columns.append(indices)
+            return form
+
+        def spent_us(times: dict[str, list[int]]) -> str:
+            return "{" + ",".join(f'"{name}":{number(i)}' for name, i in times.items()) + "}"
+
+        hooks: dict[str | None, dict[str, list[int]]] = {}
+        for child, names, first in self._hooks.groups:
+            times = hooks.setdefault(child, {})
+            for position, name in enumerate(names, first):
+                if position in at:
+                    times.setdefault(name, []).extend(at[position])
+        own = hooks.pop(None, {})
+        fields = ['"t_ns":%d', '"step_id":%d', f'"process":"{self._process}"']
+        fields.append('"step_duration_us":%de-3')
+        for field in dict.fromkeys(FIELDS.values()):
+            called = [i for name in own if FIELDS.get(name) == field for i in own[name]]
+            fields.append(f'"{field}":{number(called)}')
+        if self._hooks.groups:
+            fields.append(f'"hooks_us":{spent_us(own)}')
+        children = [
+            f"{json.dumps(child).replace('%', '%%')}:{spent_us(times)}"
+            for child, times in hooks.items()
+            if times
+        ]
+        if children:
+            fields.append(f'"children_us":{{{",".join(children)}}}')
+        known = self._process == "scheduler"
+        for index, name in enumerate(_COUNTS, 3):
+            fields.append(f'"{name}":{number([index] if known else [], "%d")}')
+        if known:
+            fields.append(f'"update_us":{number(at.get(_UPDATE, []))}')
+            fields.append(f'"engine_step_us":{number(at.get(_STEP, []))}')
+        template = "{" + ",".join(fields) + "}\n"
+        if all(len(indices) == 1 for indices in columns):
+            return template.encode(), operator.itemgetter(*(i for (i,) in columns))
+        return template.encode(), lambda record: tuple(sum(record[i] for i in c) for c in columns)
 
 
 class Probe:
-    """The state of one process. Every method but the two `..._fields` runs on the engine's thread.
-
-    On the step's path a record is a list of numbers; the writer gives them their names.
-    """
+    """The state of one process; every method runs on the engine's thread."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -188,23 +241,21 @@ class Probe:
         self.scheduler_hooks, self.worker_hooks = Hooks(), Hooks()
         self.writers: dict[str, LineWriter] = {}
         self._step_id = 0
-        self._scheduled: dict[int, list[Any]] = {}
-        self._current: list[Any] | None = None
-        self._complete: list[list[Any]] = []
+        self._scheduled: dict[int, list[int]] = {}
+        self._current: list[int] | None = None
+        self._complete: list[list[int]] = []
         self._prefilling: dict[str, int] = {}
-        self._executing: tuple[int, int] | None = None
-        self._executing_ns = 0
+        self._executing: list[int] | None = None
 
     def close(self) -> None:
         """Write what is left and stop the writers."""
         for writer in self.writers.values():
             writer.close()
 
-    def _writer(self, process: str, fields: Callable[[Any], dict[str, Any]]) -> LineWriter:
-        writer = self.writers.get(process)
-        if writer is None:
-            path = f"{self._prefix}.{process}.jsonl"
-            writer = self.writers[process] = LineWriter(path, fields)
+    def _open(self, process: str, hooks: Hooks) -> LineWriter:
+        """The writer of a process, made for its first record: vLLM may fork before."""
+        writer = LineWriter(f"{self._prefix}.{process}.jsonl", process, hooks)
+        self.writers[process] = writer
         return writer
 
     # ---- scheduler
@@ -215,12 +266,14 @@ class Probe:
         output.connector_tax_step_id = step_id
         prefill = self._prefill_tokens(scheduler, output)
         decode = output.total_num_scheduled_tokens - prefill
+        calls = self.scheduler_hooks.calls
         counts = scheduler.get_request_counts()
-        hooks = self.scheduler_hooks.take()
-        record = [step_id, start, end, counts, prefill, decode, hooks, None, None, None]
-        self._scheduled[step_id] = self._current = record
-        if len(self._scheduled) > PENDING_STEPS:
-            self._complete.append(self._scheduled.pop(next(iter(self._scheduled))))
+        record = [start, step_id, end - start, *counts, prefill, decode, *calls]
+        calls.clear()
+        scheduled = self._scheduled
+        scheduled[step_id] = self._current = record
+        if len(scheduled) > PENDING_STEPS:
+            self._complete.append(scheduled.pop(next(iter(scheduled))))
 
     def _prefill_tokens(self, scheduler: Any, output: Any) -> int:
         """Tokens of requests whose prompt is not computed yet; the rest of the step is decoding."""
@@ -261,99 +314,49 @@ class Probe:
         """Scheduler.update_from_output() of `output` ended; it may be an earlier step's."""
         record = self._scheduled.pop(getattr(output, "connector_tax_step_id", -1), None)
         if record is not None:
-            record[7] = end - start
             # Hooks run by the update belong to the step it concerns.
-            record[8] = self.scheduler_hooks.take()
+            calls = self.scheduler_hooks.calls
+            record += (_UPDATE, end - start, *calls)
+            calls.clear()
             self._complete.append(record)
 
     def stepped(self, start: int, end: int) -> None:
         """The engine-core step that began at `start` ended; complete records can be written."""
         if self._current is not None:
-            self._current[9] = end - start
+            self._current += (_STEP, end - start)
             self._current = None
-        if self._complete:
-            put = self._writer("scheduler", self.scheduler_fields).put
-            for record in self._complete:
-                put(record)
-            self._complete.clear()
-
-    def scheduler_fields(self, record: list[Any]) -> dict[str, Any]:
-        """The scheduler's record under its names."""
-        step_id, start, end, counts, prefill, decode, hooks, update, update_hooks, step = record
-        if hooks is not None and update_hooks is not None:
-            hooks = list(map(operator.add, hooks, update_hooks))
-        return {
-            "t_ns": start,
-            "step_id": step_id,
-            "process": "scheduler",
-            "step_duration_us": (end - start) / 1000,
-            **_hook_fields(self.scheduler_hooks, hooks),
-            "num_running": counts[0],
-            "num_waiting": counts[1],
-            "prefill_tokens": prefill,
-            "decode_tokens": decode,
-            "update_us": None if update is None else update / 1000,
-            "engine_step_us": None if step is None else step / 1000,
-        }
+        complete = self._complete
+        if complete:
+            writer = self.writers.get("scheduler") or self._open("scheduler", self.scheduler_hooks)
+            for record in complete:
+                writer.put(record)
+            complete.clear()
 
     # ---- worker
 
     def executing(self, output: Any, start: int) -> None:
         """A worker begins a step; what the step before left open is complete."""
         if self._executing is not None:
-            self.executed()
-        self._executing = (getattr(output, "connector_tax_step_id", -1), start)
-        self._executing_ns = 0
+            self._executed(self._executing)
+        self._executing = [start, getattr(output, "connector_tax_step_id", -1), 0]
 
     def worked(self, start: int, end: int, complete: bool) -> None:
         """execute_model() or sample_tokens() ended; `complete` when the step has no more calls."""
-        self._executing_ns += end - start
-        if complete and self._executing is not None:
-            self.executed()
+        record = self._executing
+        if record is not None:
+            record[2] += end - start
+            if complete:
+                self._executed(record)
 
-    def executed(self) -> None:
+    def _executed(self, record: list[int]) -> None:
         """Hand the worker's record over; a warm-up step has no id and is left out."""
-        assert self._executing is not None
-        step_id, start = self._executing
         self._executing = None
-        hooks = self.worker_hooks.take()
-        if step_id >= 0:
-            record = (step_id, start, self._executing_ns, hooks)
-            self._writer("worker", self.worker_fields).put(record)
-
-    def worker_fields(self, record: tuple[int, int, int, list[int] | None]) -> dict[str, Any]:
-        """The worker's record under its names; what only the scheduler knows is null."""
-        step_id, start, spent, hooks = record
-        return {
-            "t_ns": start,
-            "step_id": step_id,
-            "process": "worker",
-            "step_duration_us": spent / 1000,
-            **_hook_fields(self.worker_hooks, hooks),
-            "num_running": None,
-            "num_waiting": None,
-            "prefill_tokens": None,
-            "decode_tokens": None,
-        }
-
-
-def _hook_fields(hooks: Hooks, times: list[int] | None) -> dict[str, Any]:
-    """The design's three fields, then every hook called in the step, the children's apart."""
-    fields: dict[str, Any] = dict.fromkeys(FIELDS.values())
-    if times is None:
-        return fields
-    for child, names, first in hooks.groups:
-        values = times[first : first + len(names)]
-        spent = {name: ns / 1000 for name, ns in zip(names, values, strict=True) if ns}
-        if child is not None:
-            if spent:
-                fields.setdefault("children_us", {})[child] = spent
-            continue
-        fields["hooks_us"] = spent
-        for name, field in FIELDS.items():
-            if name in spent:
-                fields[field] = (fields[field] or 0.0) + spent[name]
-    return fields
+        calls = self.worker_hooks.calls
+        if record[1] >= 0:
+            record += calls
+            writer = self.writers.get("worker") or self._open("worker", self.worker_hooks)
+            writer.put(record)
+        calls.clear()
 
 
 _probe: Probe | None = None
@@ -375,18 +378,19 @@ class _Inside:
         self.hook = False
 
 
-def _timed(hook: Any, inside: _Inside, times: list[int], position: int) -> Any:
-    """`hook` with its time added to `times[position]`, unless another hook of its object runs."""
+def _timed(hook: Any, inside: _Inside, calls: list[int], position: int) -> Any:
+    """`hook` with its calls added to `calls`, unless another hook of its object runs."""
+    add, now = calls.extend, _now
 
     def timed_hook(*args: Any, **kwargs: Any) -> Any:
         if inside.hook:
             return hook(*args, **kwargs)
         inside.hook = True
-        start = _now()
+        start = now()
         try:
             return hook(*args, **kwargs)
         finally:
-            times[position] += _now() - start
+            add((position, now() - start))
             inside.hook = False
 
     return timed_hook
@@ -416,7 +420,7 @@ def _wrap_hooks(connector: Any, hooks: Hooks, names: tuple[str, ...], child: str
     first = hooks.add(child, present)
     for position, name in enumerate(present, first):
         hook = getattr(connector, name)
-        setattr(connector, name, _timed(hook, inside, hooks.times, position))
+        setattr(connector, name, _timed(hook, inside, hooks.calls, position))
 
 
 def install(probe: Probe) -> None:
@@ -437,6 +441,8 @@ def install(probe: Probe) -> None:
                 probe.scheduled(self, output, start, end)
             except Exception as error:
                 _give_up(error)
+        else:
+            probe.scheduler_hooks.calls.clear()
         return output
 
     def timed_update(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -482,6 +488,7 @@ def _step_wrapper(probe: Probe, step: Any) -> Any:
 def _execute_wrapper(probe: Probe, execute: Any) -> Any:
     def timed_execute(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
         if not probe.active:
+            probe.worker_hooks.calls.clear()
             return execute(self, output, *args, **kwargs)
         start = _now()
         try:
@@ -494,7 +501,7 @@ def _execute_wrapper(probe: Probe, execute: Any) -> Any:
         if probe.active:
             try:
                 # None: sample_tokens() follows and ends the step.
-                probe.worked(start, _now(), complete=result is not None)
+                probe.worked(start, _now(), result is not None)
             except Exception as error:
                 _give_up(error)
         return result
@@ -513,7 +520,7 @@ def _watch_sampling(probe: Probe, worker: Any) -> bool:
         result = sample(*args, **kwargs)
         if probe.active:
             try:
-                probe.worked(start, _now(), complete=True)
+                probe.worked(start, _now(), True)
             except Exception as error:
                 _give_up(error)
         return result
