@@ -38,7 +38,8 @@ TAXES = {
     "multi_mooncake_lmcache": 0.53,
 }
 PLAIN_CAPACITY_RPS = 110.0
-STEP_US = 1000.0
+STEP_US, MODEL_US = 1000.0, 4000.0
+OUTSIDE = "nixl_both"
 TTFT_SIGMA, TPOT_SIGMA, STEP_SIGMA = 0.15, 0.05, 0.05
 
 CONFIG: dict[str, Any] = {
@@ -489,8 +490,10 @@ def _steps(
 ) -> None:
     """Scheduler records then worker records; every tenth step is an empty polling step.
 
-    A connector's callbacks take 60% of its step tax: half in build_meta, a third in get_finished, a
-    sixth in start_load_kv. The rest of the tax is in the step and in no callback.
+    A step is schedule() and then the model, MODEL_US long; a connector's tax is on schedule(), and
+    another 100 us of it is outside schedule() in the configuration OUTSIDE. A connector's callbacks
+    take 60% of the tax on schedule(): half in build_meta, a third in get_finished, a sixth in
+    start_load_kv. The rest of the tax is in no callback.
     """
     if not writer.step_timing:
         path.write_bytes(b"")
@@ -505,6 +508,8 @@ def _steps(
     duration = STEP_US * (1 + tax) * np.exp(rng.normal(offset, writer.noise * STEP_SIGMA, n))
     duration[empty] = 20.0
     connector = config not in ("plain", "plain_last")
+    outside = 100.0 if config == OUTSIDE else 0.0
+    model = (MODEL_US + outside) * np.exp(rng.normal(0, writer.noise * STEP_SIGMA, n))
     callbacks = 0.6 * tax * STEP_US * np.exp(rng.normal(0, 0.02, n))
 
     def series(values: Iterable[float] | None) -> pl.Series:
@@ -517,6 +522,7 @@ def _steps(
             **common,
             "process": ["scheduler"] * n,
             "step_duration_us": duration,
+            "engine_step_us": duration + model,
             "build_meta_us": series(callbacks / 2 if connector else None),
             "get_finished_us": series(callbacks / 3 if connector else None),
             "start_load_kv_us": series(None),
@@ -531,7 +537,7 @@ def _steps(
         {
             **common,
             "process": ["worker"] * n,
-            "step_duration_us": duration * 0.9,
+            "step_duration_us": model,
             "build_meta_us": series(None),
             "get_finished_us": series(None),
             "start_load_kv_us": series(callbacks / 6 if connector else None),

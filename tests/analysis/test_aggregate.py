@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.reference import main as reference
-from connector_tax.files import ArtifactError
+from connector_tax.files import ArtifactError, sha256_file
 from tests.analysis.conftest import FAIL_REASON, SKIP_REASON, VOID_REASON
 from tests.analysis.synthetic import TAXES, write_synthetic_study
 
@@ -87,6 +88,28 @@ def test_capacity_and_step_taxes_stand_beside_the_ratio(crisp: Path) -> None:
     assert float(row["callback_us"]) == pytest.approx(0.6 * 450, rel=0.01)
     gap = float(row["step_tax_us"]) - float(row["callback_us"])
     assert float(row["unattributed_us"]) == pytest.approx(gap)
+    assert float(row["engine_step_tax_us"]) == pytest.approx(450, rel=0.05)
+
+
+def test_a_tax_outside_schedule_is_on_the_engine_step_alone(crisp: Path) -> None:
+    where = {"reference": "ref_safe", "phase": "A", "metric": "ttft_p90"}
+    row = one(table(crisp, "taxes.csv"), config="nixl_both", **where)
+    beyond = float(row["engine_step_tax_us"]) - float(row["step_tax_us"])
+    assert beyond == pytest.approx(100, abs=30)
+
+
+def test_records_without_whole_steps_keep_the_rest_with_the_reason(small: Path) -> None:
+    for index in small.glob("runs/*/*/*/index.json"):
+        text = index.read_text()
+        for path in index.parent.glob("*/engine_step_*.jsonl"):
+            before = sha256_file(path)
+            path.write_bytes(re.sub(rb'"engine_step_us":[^,]*,', b"", path.read_bytes()))
+            text = text.replace(before, sha256_file(path))
+        index.write_text(text)
+    assert aggregate(["--study", str(small / "study.json")]) == 0
+    rows = select(table(small, "steps.csv"), status="valid")
+    assert {row["reason"] for row in rows} == {"no engine_step_us in the records of both sides"}
+    assert all(row["tax_step_p50"] and not row["tax_engine_step_p50"] for row in rows)
 
 
 def test_amplification_is_the_difference_of_the_taxes_with_its_own_interval(crisp: Path) -> None:

@@ -61,6 +61,7 @@ def read(path: Path, data: bytes) -> pl.DataFrame:
         (line(step_id=1.5), "step_id is 1.5, a float"),
         (line(step_id=True), "step_id is True, a bool"),
         (line(step_id=10**30), "does not fit 64 bits"),
+        (line(engine_step_us="fast"), "engine_step_us is 'fast', a str"),
         (line(step_duration_us="fast"), "step_duration_us is 'fast', a str"),
         (line(step_duration_us=None), "step_duration_us is null in a record with process"),
         (line(t_ns=None), "t_ns is null"),
@@ -80,6 +81,11 @@ def test_a_bad_line_is_named_with_its_number(tmp_path: Path, bad: bytes, message
 def test_a_missing_nullable_key_in_the_first_line_is_not_read_as_null(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r":1: key 'build_meta_us' is missing"):
         read(tmp_path / "s.jsonl", without("build_meta_us") + GOOD)
+
+
+def test_a_record_may_lack_the_whole_engine_step(tmp_path: Path) -> None:
+    found = read(tmp_path / "s.jsonl", GOOD + line(engine_step_us=1000.5) + GOOD)
+    assert found["engine_step_us"].to_list() == [None, 1000.5, None]
 
 
 def test_a_file_cut_off_in_its_last_line_is_refused(tmp_path: Path) -> None:
@@ -119,6 +125,7 @@ step_records = st.fixed_dictionaries(
         "step_id": st.integers(0, 2**62),
         "process": st.sampled_from(["scheduler", "worker"]),
         "step_duration_us": duration,
+        "engine_step_us": st.none() | duration,
         "build_meta_us": st.none() | duration,
         "get_finished_us": st.none() | duration,
         "start_load_kv_us": st.none() | duration,

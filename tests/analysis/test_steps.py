@@ -24,6 +24,7 @@ def scheduler(step_id: int, **changes: Any) -> dict[str, Any]:
         "step_id": step_id,
         "process": "scheduler",
         "step_duration_us": 100.0,
+        "engine_step_us": 1000.0,
         "build_meta_us": 10.0,
         "get_finished_us": 5.0,
         "start_load_kv_us": None,
@@ -40,7 +41,9 @@ def worker(step_id: int, **changes: Any) -> dict[str, Any]:
     nothing = dict.fromkeys(("build_meta_us", "get_finished_us", "prefill_tokens", "decode_tokens"))
     nothing |= dict.fromkeys(("num_running", "num_waiting"))
     own = {"process": "worker", "step_duration_us": 80.0, "start_load_kv_us": 2.0}
-    return {**scheduler(step_id), **nothing, **own, **changes}
+    record = {**scheduler(step_id), **nothing, **own, **changes}
+    del record["engine_step_us"]  # the step probe's worker does not know it
+    return record
 
 
 def steps_of(folder: Path, records: list[dict[str, Any]]) -> Steps:
@@ -102,7 +105,7 @@ def test_plain_has_a_duration_and_no_callbacks(tmp_path: Path) -> None:
     found = steps_of(tmp_path, [scheduler(1, **nothing), worker(1, start_load_kv_us=None)])
     row = step_columns(found) | {"configuration": "plain"}
     assert row["connector_total_us_p50"] is None
-    assert step_taxes(row, row) == {"tax_step_p50": 0, "tax_callback_p50": 0, "unattributed": 0}
+    assert set(step_taxes(row, row).values()) == {0}
 
 
 def test_an_empty_file_gives_empty_columns(tmp_path: Path) -> None:
@@ -114,14 +117,39 @@ def test_what_callbacks_do_not_explain_is_named(tmp_path: Path) -> None:
     plain = step_columns(steps_of(tmp_path, [scheduler(1)]))
     ours = step_columns(steps_of(tmp_path, [scheduler(1, step_duration_us=130.0), worker(1)]))
     taxes = step_taxes(ours | {"configuration": "x"}, plain)
-    assert taxes == {"tax_step_p50": 30.0, "tax_callback_p50": 17.0, "unattributed": 13.0}
+    assert taxes["tax_step_p50"] == 30.0
+    assert taxes["tax_callback_p50"] == 17.0
+    assert taxes["unattributed"] == 13.0
+
+
+def test_a_cost_outside_schedule_is_in_the_engine_step(tmp_path: Path) -> None:
+    plain = step_columns(steps_of(tmp_path, [scheduler(1)]))
+    ours = step_columns(steps_of(tmp_path, [scheduler(1, engine_step_us=1240.0), worker(1)]))
+    taxes = step_taxes(ours | {"configuration": "nixl_both"}, plain)
+    assert (taxes["tax_step_p50"], taxes["tax_engine_step_p50"]) == (0.0, 240.0)
+
+
+def test_records_without_whole_steps_have_no_engine_step_tax(tmp_path: Path) -> None:
+    old = scheduler(1)
+    del old["engine_step_us"]
+    found = steps_of(tmp_path, [old, worker(1)])
+    row = step_columns(found) | {"configuration": "x"}
+    assert row["engine_step_us_p50"] is None
+    assert row["step_duration_us_p50"] == 100.0
+    plain = step_columns(steps_of(tmp_path, [scheduler(1)]))
+    taxes = step_taxes(row, plain)
+    assert (taxes["tax_step_p50"], taxes["tax_engine_step_p50"]) == (0.0, None)
+    assert [point["engine_step_us"] for point in step_cdf(found.duration_us, found.engine_us)] == [
+        None
+    ]
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=900))
 def test_the_cdf_is_the_sample_s_own(values: list[float]) -> None:
     sample = np.array(values)
-    points = step_cdf(sample)
+    points = step_cdf(sample, 2 * sample[::2])
     assert len(points) == min(400, len(values))
-    for value, share in points:
-        assert value in sample
-        assert np.mean(sample <= value) >= share - 1e-9
+    for point in points:
+        assert point["step_duration_us"] in sample
+        assert np.mean(sample <= point["step_duration_us"]) >= point["cdf"] - 1e-9
+        assert point["engine_step_us"] in 2 * sample[::2]

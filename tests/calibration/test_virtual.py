@@ -49,7 +49,7 @@ def test_the_launch_seed_decides_everything() -> None:
 
 
 def test_true_taxes_grow_with_the_injected_tax() -> None:
-    found = true_taxes("poisson", 3, 5.0, 1)
+    found = true_taxes("poisson", 3, {"warmup_s": 2.0, "floor_s": 5.0}, 1)
     taxes = [found[name, "tpot_p90"].tax for name in design.STEP_TAX_US]
     assert found["plain_last", "tpot_p90"].tax == 0.0
     assert taxes == sorted(taxes)
@@ -85,14 +85,17 @@ def test_the_summary_counts_what_the_outcomes_say() -> None:
         (name, "ttft_p90"): TrueTax(tax, 0.0)
         for name, tax in (("step_tax_30us", 0.01), ("plain_last", 0.0))
     }
-    table = coverage.with_truth(pl.DataFrame(rows), {"fixed": truth})
+    long_run = {key: TrueTax(0.02, 0.001) for key in truth}
+    table = coverage.with_truth(pl.DataFrame(rows), {"fixed": truth}, {"fixed": long_run})
     (pooled,) = coverage.coverage_rows(table)
     assert (pooled["covered"], pooled["t_covered"], pooled["boot_covered"]) == (0.5, 1.0, 0.0)
+    assert pooled["long_run_covered"] == 1.0
     (noise,) = coverage.aa_rows(table)
     assert (noise["excludes_zero"], noise["verdict_tax"]) == (0.5, 0.0)
     level = next(r for r in coverage.level_rows(table) if r["config"] == "step_tax_30us")
     assert level["detected"] == 0.5
     assert level["log_bias"] == pytest.approx(0.0)
+    assert (level["truth"], level["long_run"], level["long_run_se"]) == (0.01, 0.02, 0.001)
 
 
 @pytest.mark.parametrize(

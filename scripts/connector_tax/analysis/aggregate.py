@@ -29,8 +29,9 @@ from connector_tax.analysis.reference import (
 from connector_tax.analysis.resolution import resolution_rows
 from connector_tax.analysis.rows import StepTable, aggregate_rows, csv_text
 from connector_tax.analysis.saturation import Load, load_of
-from connector_tax.analysis.steps import Steps, read_steps, step_cdf, step_timing_reason
+from connector_tax.analysis.steps import DURATIONS, Steps, read_steps, step_cdf, step_timing_reason
 from connector_tax.analysis.taxes import Tables, amplification_rows, tax_rows
+from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 
 
@@ -131,21 +132,22 @@ def _check_rates(
 
 
 def _cdf_rows(tables: Tables, steps: StepTable) -> list[dict[str, Any]]:
-    """The step duration's distribution at ref_safe, the valid blocks of a configuration pooled."""
+    """Distribution of schedule() and of the engine step at ref_safe, a config's blocks pooled."""
     cell = tables.cell_at("ref_safe")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for config in tables.study.configs("A"):
-        samples = [
-            found.duration_us
-            for key, found in steps.cells.items()
+        found = [
+            measured
+            for key, measured in steps.cells.items()
             if (key.config, key.phase, key.cell) == (config, "A", cell)
         ]
-        pooled = np.concatenate(samples) if samples else np.empty(0)
-        rows += [
-            {"config": config, "step_duration_us": duration, "cdf": share}
-            for duration, share in step_cdf(pooled)
-        ]
-    return rows or [dict.fromkeys(("config", "step_duration_us", "cdf"))]
+        if found:
+            points = step_cdf(
+                np.concatenate([measured.duration_us for measured in found]),
+                np.concatenate([measured.engine_us for measured in found]),
+            )
+            rows += [{"config": config, **point} for point in points]
+    return rows or [dict.fromkeys(("config", *DURATIONS, "cdf"))]
 
 
 def _prior(tables: Tables) -> dict[str, Any]:
@@ -177,17 +179,13 @@ def _prior(tables: Tables) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write analysis/ beside study.json from the raw records."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.analysis.aggregate", description=main.__doc__
-    )
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
-    arguments = parser.parse_args(argv)
-    try:
-        study = load_study(arguments.study)
-        files = aggregate(study)
-    except ArtifactError as error:
-        print(f"analysis: {error}", file=sys.stderr)
-        return 2
+    parser = study_parser("analysis.aggregate", main.__doc__)
+    return run_command(parser, argv, _write_tables, label="analysis: ")
+
+
+def _write_tables(arguments: argparse.Namespace) -> None:
+    study = load_study(arguments.study)
+    files = aggregate(study)
     for name, content in files.items():
         path = study.root / "analysis" / name
         if isinstance(content, str):
@@ -195,7 +193,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             write_json(path, content)
     print(f"{study.root / 'analysis'}: {', '.join(files)}")
-    return 0
 
 
 if __name__ == "__main__":

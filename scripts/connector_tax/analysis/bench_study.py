@@ -164,7 +164,13 @@ def _write_steps(path: Path, records: int, stop_ns: int) -> None:
     nothing = pl.Series([None] * n, dtype=pl.Float64)
     timing = {
         name: np.round(base * np.exp(rng.normal(0, 0.1, n)), 3)
-        for name, base in (("step", 900.0), ("build", 40.0), ("finished", 25.0), ("load", 12.0))
+        for name, base in (
+            ("step", 900.0),
+            ("engine", 9000.0),
+            ("build", 40.0),
+            ("finished", 25.0),
+            ("load", 12.0),
+        )
     }
     with path.open("wb") as stream:
         for process in ("scheduler", "worker"):
@@ -175,6 +181,7 @@ def _write_steps(path: Path, records: int, stop_ns: int) -> None:
                     "step_id": np.arange(n),
                     "process": [process] * n,
                     "step_duration_us": timing["step"],
+                    "engine_step_us": timing["engine"] if scheduler else nothing,
                     "build_meta_us": timing["build"] if scheduler else nothing,
                     "get_finished_us": timing["finished"] if scheduler else nothing,
                     "start_load_kv_us": nothing if scheduler else timing["load"],

@@ -82,15 +82,17 @@ class Effect:
 def sample_launch(
     requests: Requests, statistics: Mapping[str, Any], seed: int, key: CellKey
 ) -> dict[str, LogSample]:
-    """Every metric of one valid cell with its within-launch resamples, drawn under the cell's name.
+    """Every metric of one valid cell with its within-launch resamples.
 
-    All metrics share one draw of chunks. Metrics without data (TPOT of one output token) are
+    All metrics share one draw of chunks, and so do the configurations of a block: they were sent
+    the same arrivals (`study.cell.prepare`), and what a burst does to both cancels in their ratio.
+    Windows of unequal length are drawn apart. Metrics without data (TPOT of one output token) are
     absent.
     """
     if requests.n == 0:
         return {}
     labels = chunk_labels(requests.since_warmup_s, requests.window_s, statistics["chunk_s"])
-    rng = named_generator(f"{seed}/bootstrap/{key.config}/block{key.block}/{key.phase}/{key.cell}")
+    rng = named_generator(f"{seed}/bootstrap/block{key.block}/{key.phase}/{key.cell}")
     counts = chunk_counts(int(labels.max()) + 1, statistics["resamples"], rng)
     samples = {}
     for column in dict.fromkeys(column for column, _ in METRICS.values()):

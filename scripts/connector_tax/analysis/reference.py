@@ -11,12 +11,12 @@ say.
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from connector_tax.analysis.ingest import Cell, CellKey, Study, load_cells, load_study
 from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.saturation import Judgement, Load, combine, judge_sweep, load_of
+from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_json
 
 Sweep = dict[float, Judgement]
@@ -152,21 +152,17 @@ def _why_none(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write reference_rates.json beside study.json from the finished Phase A launches."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.analysis.reference", description=main.__doc__
-    )
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
-    arguments = parser.parse_args(argv)
-    try:
-        study = load_study(arguments.study)
-        cells = load_cells(study, "A")
-        rates = reference_rates(study, cells, judge_launches(study, cells, read_loads(cells)))
-    except (ArtifactError, NoReferenceRateError) as error:
-        print(f"reference rates: {error}", file=sys.stderr)
-        return 2
+    parser = study_parser("analysis.reference", main.__doc__)
+    refusals = (ArtifactError, NoReferenceRateError)
+    return run_command(parser, argv, _write_rates, refusals, label="reference rates: ")
+
+
+def _write_rates(arguments: argparse.Namespace) -> None:
+    study = load_study(arguments.study)
+    cells = load_cells(study, "A")
+    rates = reference_rates(study, cells, judge_launches(study, cells, read_loads(cells)))
     write_json(study.root / "reference_rates.json", rates)
     print(f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s")
-    return 0
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ def resolution_rows(
     for rate, launches in plain.items():
         for metric in ("ttft", "tpot"):
             samples = [getattr(launch, f"{metric}_ms") for launch in launches]
-            samples = [values for values in samples if len(values) > 1]
+            # All tokens in one read make a TPOT of 0, which has no logarithm.
+            samples = [values for values in samples if len(values) > 1 and values.min() > 0]
             if samples:
                 sigma = float(np.mean([np.std(np.log(values), ddof=1) for values in samples]))
                 n = min(len(values) for values in samples)

@@ -21,9 +21,10 @@ from connector_tax.analysis.reference import Sweep
 from connector_tax.analysis.saturation import CRITERIA, Judgement, Load, judge
 from connector_tax.analysis.stationarity import stationarity
 from connector_tax.analysis.steps import STEP_COLUMNS, Steps, step_columns, step_taxes
+from connector_tax.analysis.taxes import STEP_NUMBERS
 
 POOLED = "all"
-TAXES = ("tax_step_p50", "tax_callback_p50", "unattributed")
+TAXES = ("tax_step_p50", "tax_engine_step_p50", "tax_callback_p50", "unattributed")
 COUNTS = ("n_steps", "n_empty_steps", "n_incomplete_steps")
 QUANTILES = tuple(f"{m}_p{p}" for m in ("ttft", "tpot", "e2e") for p in PERCENTS)
 QUANTILE_COLUMNS = tuple(f"{q}{bound}_ms" for q in QUANTILES for bound in ("", "_lo", "_hi"))
@@ -95,8 +96,7 @@ class StepTable:
         for key in self.cells:
             if key.config != "plain":
                 groups.setdefault((key.config, key.phase, key.cell), []).append(self._taxes(key))
-        renamed = zip(("step_tax_us", "callback_us", "unattributed_us"), TAXES, strict=True)
-        names = tuple(renamed)
+        names = tuple(zip(STEP_NUMBERS, TAXES, strict=True))
         return {
             where: {name: _mean([taxes[column] for taxes in found]) for name, column in names}
             for where, found in groups.items()
@@ -122,8 +122,13 @@ class StepTable:
             row["reason"] = "no step with tokens in the measured window"
         elif cell.key._replace(config="plain") not in self.cells:
             row["reason"] = "plain has no valid cell here"
-        elif row["tax_callback_p50"] is None:
-            row["reason"] = "no step has all three callbacks"
+        else:
+            missing = {
+                "tax_callback_p50": "no step has all three callbacks",
+                "tax_engine_step_p50": "no engine_step_us in the records of both sides",
+            }
+            reasons = [reason for name, reason in missing.items() if row[name] is None]
+            row["reason"] = "; ".join(reasons) or None
         return row
 
 

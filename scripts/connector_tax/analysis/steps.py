@@ -3,6 +3,9 @@
 Source: design, "Step-level timing instrumentation" and "Substrate tax definition"; METHOD.md.
 Empty polling steps (no token scheduled) are counted apart: a connector that polls adds steps, and
 with them a median that is not the cost of a step that does work.
+
+The design's step duration is schedule(), entry to exit. The whole engine step stands beside it: a
+connector whose cost lies in the worker, or between the processes, shows there alone.
 """
 
 from collections.abc import Mapping
@@ -17,11 +20,12 @@ from connector_tax.analysis.ingest import Cell, Study
 from connector_tax.analysis.records import STEPS, empty_frame, read_records
 from connector_tax.files import ArtifactError, read_json
 
+DURATIONS = ("step_duration_us", "engine_step_us")
 CALLBACKS = ("build_meta_us", "get_finished_us", "start_load_kv_us")
 CDF_POINTS = 400
 STEP_COLUMNS = tuple(
     f"{name}_{percent}"
-    for name in ("step_duration_us", *CALLBACKS, "connector_total_us")
+    for name in (*DURATIONS, *CALLBACKS, "connector_total_us")
     for percent in ("p50", "p90")
 )
 
@@ -33,7 +37,8 @@ class Steps:
     """The steps of one cell that started in its measured window and scheduled tokens.
 
     Attributes:
-        duration_us: (n,) step durations, of the scheduler's records.
+        duration_us: (n,) durations of schedule().
+        engine_us: durations of the whole engine step, over the steps whose record has it.
         callbacks_us: each callback's durations, over the steps whose record has it.
         total_us: per-step sum of the three callbacks, over the steps where all three are known.
         n_empty: polling steps in the window, in none of the above.
@@ -41,6 +46,7 @@ class Steps:
     """
 
     duration_us: Floats
+    engine_us: Floats
     callbacks_us: dict[str, Floats]
     total_us: Floats
     n_empty: int
@@ -84,7 +90,7 @@ def read_steps(cell: Cell) -> Steps:
         schedulers.append(
             frame.filter(is_scheduler & inside).select(
                 "step_id",
-                "step_duration_us",
+                *DURATIONS,
                 *CALLBACKS,
                 tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"),
             )
@@ -92,7 +98,7 @@ def read_steps(cell: Cell) -> Steps:
         workers.append(frame.filter(~is_scheduler).select("step_id", *CALLBACKS))
     empty = empty_frame(STEPS)
     scheduler = pl.concat(
-        schedulers or [empty.select("step_id", "step_duration_us", *CALLBACKS, tokens="step_id")]
+        schedulers or [empty.select("step_id", *DURATIONS, *CALLBACKS, tokens="step_id")]
     )
     worker = pl.concat(workers or [empty.select("step_id", *CALLBACKS)])
     if scheduler["step_id"].n_unique() != scheduler.height:
@@ -107,7 +113,7 @@ def _join(scheduler: pl.DataFrame, worker: pl.DataFrame) -> Steps:
         worker = worker.group_by("step_id", maintain_order=True).max()
     busy = scheduler.filter(pl.col("tokens") > 0)
     joined = busy.join(worker, on="step_id", how="left", suffix="_worker").select(
-        "step_duration_us",
+        *DURATIONS,
         *(
             # A hook is timed where it runs; if both processes run it, the step pays for both.
             pl.when(pl.col(name).is_null() & pl.col(f"{name}_worker").is_null())
@@ -121,6 +127,7 @@ def _join(scheduler: pl.DataFrame, worker: pl.DataFrame) -> Steps:
     total = complete.select(pl.sum_horizontal(*CALLBACKS).alias("total"))["total"]
     return Steps(
         duration_us=joined["step_duration_us"].to_numpy(),
+        engine_us=joined["engine_step_us"].drop_nulls().to_numpy(),
         callbacks_us={name: joined[name].drop_nulls().to_numpy() for name in CALLBACKS},
         total_us=total.to_numpy(),
         n_empty=scheduler.height - busy.height,
@@ -132,6 +139,7 @@ def step_columns(steps: Steps) -> dict[str, Any]:
     """The tables' step columns of one cell: p50 and p90 in us, counts; None for an empty sample."""
     samples = {
         "step_duration_us": steps.duration_us,
+        "engine_step_us": steps.engine_us,
         **steps.callbacks_us,
         "connector_total_us": steps.total_us,
     }
@@ -148,24 +156,42 @@ def step_columns(steps: Steps) -> dict[str, Any]:
 
 
 def step_taxes(row: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, float | None]:
-    """tax_step_p50, tax_callback_p50 and what neither explains, in us, against plain's row."""
-    duration, base = row["step_duration_us_p50"], plain["step_duration_us_p50"]
-    step = None if duration is None or base is None else duration - base
+    """The step taxes of a row against plain's, in us: schedule(), the whole step, the callbacks.
+
+    `unattributed` is the design's tax_step - tax_callback; only build_meta runs inside schedule(),
+    so it is negative for a connector whose other callbacks cost more than schedule() does.
+    """
+    step, engine = (
+        None if row[name] is None or plain[name] is None else row[name] - plain[name]
+        for name in (f"{duration}_p50" for duration in DURATIONS)
+    )
     callback = row["connector_total_us_p50"]
     if row["configuration"] == "plain":
         callback = 0.0  # plain has no connector, hence no callbacks
     return {
         "tax_step_p50": step,
+        "tax_engine_step_p50": engine,
         "tax_callback_p50": callback,
         "unattributed": None if step is None or callback is None else step - callback,
     }
 
 
-def step_cdf(durations_us: Floats) -> list[tuple[float, float]]:
-    """At most CDF_POINTS points (duration in us, share of steps at or below) of a sample."""
-    if len(durations_us) == 0:
+def step_cdf(duration_us: Floats, engine_us: Floats) -> list[dict[str, Any]]:
+    """At most CDF_POINTS shares of the steps, and what that share of each sample is at or below.
+
+    Both samples are in us, of the same steps; `engine_step_us` is None where the second is empty.
+    """
+    if len(duration_us) == 0:
         return []
-    points = min(CDF_POINTS, len(durations_us))
+    points = min(CDF_POINTS, len(duration_us))
     shares = np.arange(1, points + 1) / points
-    values = np.quantile(durations_us, shares, method="inverted_cdf")
-    return [(float(v), float(s)) for v, s in zip(values, shares, strict=True)]
+    columns = [
+        np.quantile(sample, shares, method="inverted_cdf").tolist()
+        if len(sample)
+        else [None] * points
+        for sample in (duration_us, engine_us)
+    ]
+    return [
+        {**dict(zip(DURATIONS, values, strict=True)), "cdf": float(share)}
+        for *values, share in zip(*columns, shares, strict=True)
+    ]

@@ -16,7 +16,7 @@ TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"
 NUMBERS = ("tax", "tax_lo", "tax_hi", "abs_ms", "abs_lo_ms", "abs_hi_ms", "plain_ms", "config_ms")
 JUDGED = ("verdict", "p_value", "p_holm", "aa_tax", "aa_lo", "aa_hi")
-STEP_NUMBERS = ("step_tax_us", "callback_us", "unattributed_us")
+STEP_NUMBERS = ("step_tax_us", "engine_step_tax_us", "callback_us", "unattributed_us")
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,19 @@ def run_studies(
     return pl.DataFrame(rows).sort("arrivals", "metric", "blocks", "config", "study")
 
 
-def truths(launches: int, seconds: float, seed: int) -> Truths:
-    """The true taxes for each arrival process."""
-    return {arrivals: true_taxes(arrivals, launches, seconds, seed) for arrivals in ARRIVALS}
+def truths(launches: int, cell: Mapping[str, float], seed: int) -> Truths:
+    """The true taxes for each arrival process; arguments as `truth.true_taxes` takes them."""
+    return {arrivals: true_taxes(arrivals, launches, cell, seed) for arrivals in ARRIVALS}
 
 
-def with_truth(outcomes: pl.DataFrame, found: Truths) -> pl.DataFrame:
-    """The outcomes with `truth`, `truth_se`, and whether each interval covers the truth."""
+def with_truth(outcomes: pl.DataFrame, found: Truths, long_run: Truths) -> pl.DataFrame:
+    """The outcomes with both true values, and whether each interval covers them.
+
+    Args:
+        outcomes: of `run_studies`.
+        found: the true taxes in cells of the studies' length.
+        long_run: those of long cells.
+    """
     table = pl.DataFrame(
         [
             {
@@ -58,6 +64,8 @@ def with_truth(outcomes: pl.DataFrame, found: Truths) -> pl.DataFrame:
                 "metric": metric,
                 "truth": true.tax,
                 "truth_se": true.standard_error,
+                "long_run": long_run[arrivals][config, metric].tax,
+                "long_run_se": long_run[arrivals][config, metric].standard_error,
             }
             for arrivals, taxes in found.items()
             for (config, metric), true in taxes.items()
@@ -72,6 +80,7 @@ def with_truth(outcomes: pl.DataFrame, found: Truths) -> pl.DataFrame:
             "boot_covered": ("boot_lo", "boot_hi"),
         }.items()
     }
+    covers["long_run_covered"] = pl.col("long_run").is_between("lo", "hi")
     return joined.with_columns(
         **covers,
         detected=(pl.col("lo") > 0) & (pl.col("p_holm") < SIGNIFICANCE),
@@ -98,6 +107,8 @@ def _level(part: pl.DataFrame) -> dict[str, Any]:
         "studies": n,
         "truth": part["truth"][0],
         "truth_se": part["truth_se"][0],
+        "long_run": part["long_run"][0],
+        "long_run_se": part["long_run_se"][0],
         "covered": covered / n,
         "covered_lo": low,
         "covered_hi": high,
@@ -124,7 +135,7 @@ def coverage_rows(outcomes: pl.DataFrame) -> list[dict[str, Any]]:
     rows = []
     for where, part in _parts(taxed, "arrivals", "metric", "blocks"):
         row: dict[str, Any] = {**where, "studies": part["study"].n_unique()}
-        for name in ("covered", "t_covered", "boot_covered"):
+        for name in ("covered", "t_covered", "boot_covered", "long_run_covered"):
             by_study = part.group_by("study").agg(pl.col(name).mean())[name].to_numpy()
             mean, low, high = _mean_interval(by_study)
             row |= {name: mean, f"{name}_lo": low, f"{name}_hi": high}

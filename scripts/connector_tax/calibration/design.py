@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from connector_tax import __version__
+from connector_tax import package_version
 from connector_tax.config import ROOT, load_yaml, validate
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.files import sha256_json, write_json
@@ -83,7 +83,7 @@ def study_document(
         "design_sha256": sha256_json(config),
         "engine_label": "embedded (emulated)",
         "emulated": True,
-        "package_version": __version__,
+        "package_version": package_version(),
         "seed": seed,
         "blocks": blocks,
         "config": config,

@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from connector_tax.calibration.coverage import BLOCKS, POWER, TARGET
 from connector_tax.calibration.design import ARRIVALS, STEP_TAX_US
 from connector_tax.calibration.studies import METRICS
+from connector_tax.figures.marks import Mark
 from connector_tax.figures.style import (
     BAND,
     MUTED,
     PAGE_IN,
-    Mark,
     Picture,
     axes_in,
     new_figure,

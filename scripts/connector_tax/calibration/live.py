@@ -14,7 +14,6 @@ import msgspec
 from connector_tax.calibration.design import PHASE
 from connector_tax.engine.truth import LaunchTruth, RequestTruth
 from connector_tax.files import read_jsonl, sha256_file, write_json
-from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
 from connector_tax.study import cell as cells
 from connector_tax.study.design import Launch
 from connector_tax.study.sampler import MetricsSampler
@@ -54,18 +53,7 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
         interval_s = document["config"]["metrics"]["interval_s"]
         sampler = stack.enter_context(MetricsSampler(server.url, interval_s))
         server.wait_ready(READY_S)
-        options = document["config"]["load_generator"]
-        generator = stack.enter_context(
-            LoadGenerator(
-                Target(host=server.host, port=server.port),
-                LoadGeneratorOptions(
-                    workers=options["workers"],
-                    connections_per_worker=options["connections_per_worker"],
-                    keep_reads=options["keep_reads"],
-                    cpus=plan,
-                ),
-            )
-        )
+        generator = stack.enter_context(cells.load_generator(document, server, plan))
         record = cells.measure(
             document,
             launch,

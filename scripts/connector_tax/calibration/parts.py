@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from connector_tax.calibration import coverage, fault_table, http_studies
+from connector_tax.calibration.design import ARRIVALS, study_document
 from connector_tax.calibration.truth import true_taxes
 from connector_tax.figures.style import csv_text
 from connector_tax.files import write_json, write_text
@@ -21,21 +22,23 @@ class Scale:
 
     Attributes:
         studies: virtual studies for each arrival process.
-        truth_launches, truth_seconds: see `truth.true_taxes`.
+        truth_launches: launches behind a true tax, each with a cell of the studies' length.
+        long_launches, long_s: launches behind a long-run tax, and the window of each.
         http_studies, http_blocks: studies over HTTP and the blocks of each.
         faults: names of the fault cases; None: all.
     """
 
     studies: int
     truth_launches: int
-    truth_seconds: float
+    long_launches: int
+    long_s: float
     http_studies: int
     http_blocks: int
     faults: tuple[str, ...] | None
 
 
-FULL = Scale(300, 100, 40.0, 10, 3, None)
-SHORT = Scale(4, 4, 5.0, 1, 1, ("fin", "prefix_hit", "crlf", "refuse_start"))
+FULL = Scale(300, 1000, 50, 40.0, 10, 3, None)
+SHORT = Scale(4, 20, 4, 5.0, 1, 1, ("fin", "prefix_hit", "crlf", "refuse_start"))
 
 
 def run(name: str, out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:
@@ -45,7 +48,9 @@ def run(name: str, out: Path, scale: Scale, seed: int, say: Callable[[str], None
 
 def _virtual(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:
     say(f"virtual: true taxes from {scale.truth_launches} launches")
-    found = coverage.truths(scale.truth_launches, scale.truth_seconds, seed)
+    rules = study_document(ARRIVALS[0], seed, 1)["config"]["cell"]
+    found = coverage.truths(scale.truth_launches, rules, seed)
+    long_run = coverage.truths(scale.long_launches, rules | {"floor_s": scale.long_s}, seed)
 
     def progress(done: int, total: int) -> None:
         if done % 50 == 0 or done == total:
@@ -53,7 +58,7 @@ def _virtual(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> 
 
     processes = len(os.sched_getaffinity(0))
     studies = coverage.run_studies(scale.studies, seed, processes, progress)
-    outcomes = coverage.with_truth(studies, found)
+    outcomes = coverage.with_truth(studies, found, long_run)
     levels = coverage.level_rows(outcomes)
     write_text(out / "virtual_outcomes.csv", outcomes.write_csv())
     write_text(out / "virtual_levels.csv", csv_text(list(levels[0]), levels))
@@ -74,7 +79,7 @@ def _virtual(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> 
 def _http(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:
     shutil.rmtree(out / "http", ignore_errors=True)
     results = http_studies.run(out / "http", scale.http_studies, scale.http_blocks, seed, say)
-    truths = true_taxes("fixed", scale.truth_launches, scale.truth_seconds, seed)
+    truths = true_taxes("fixed", scale.truth_launches, http_studies.CELL, seed)
     rows = http_studies.compare(results, truths)
     write_text(out / "http_taxes.csv", csv_text(list(rows[0]), rows))
     write_json(
