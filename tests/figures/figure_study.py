@@ -48,6 +48,7 @@ class Design:
     ref_safe: float | None = 4
     ref_load: float | None = 8
     step_timing: bool = True
+    engine_steps: bool = True
     skipped: Mapping[str, str] = field(default_factory=dict)
     void: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=lambda: LABELS)
@@ -200,7 +201,8 @@ def _tax_row(design: Design, config: str, cell: tuple[str, str, float, int, int]
         "verdict": "TAX" if tax - half > 0.03 else "INCONCLUSIVE", "p_value": 0.01, "p_holm": 0.02,
         "aa_tax": noise, "aa_lo": noise - 0.03, "aa_hi": noise + 0.03,
         "capacity_ratio": _capacity_rps(config) / _capacity_rps("plain"),
-        "step_tax_us": STEP_COST_US[config], "callback_us": 0.7 * STEP_COST_US[config],
+        "step_tax_us": STEP_COST_US[config], "engine_step_tax_us": 1.5 * STEP_COST_US[config],
+        "callback_us": 0.7 * STEP_COST_US[config],
         "unattributed_us": 0.3 * STEP_COST_US[config], "status": status, "reason": reason,
     }  # fmt: skip
     if design.blocks == 1:
@@ -212,6 +214,8 @@ def _tax_row(design: Design, config: str, cell: tuple[str, str, float, int, int]
         row["callback_us"] = row["unattributed_us"] = None
     if not design.step_timing:
         row |= {"step_tax_us": None, "callback_us": None, "unattributed_us": None}
+    if not (design.step_timing and design.engine_steps):
+        row["engine_step_tax_us"] = None
     if status != "valid":
         keep = {"config", "phase", "cell", "rate_rps", "reference", "input_tokens", "output_tokens",
                 "metric", "status", "reason"}  # fmt: skip
@@ -242,9 +246,11 @@ def _cdf_rows(design: Design) -> Iterable[dict[str, Any]]:
             quantile = index / 200
             middle = BASE_STEP_US + STEP_COST_US[config]
             spread = 0.35 * math.tan(math.pi * (0.94 * quantile - 0.47)) / 3
+            duration = middle * math.exp(max(-1.0, spread))
             yield {
                 "config": config,
-                "step_duration_us": middle * math.exp(max(-1.0, spread)),
+                "step_duration_us": duration,
+                "engine_step_us": 4 * duration if design.engine_steps else None,
                 "cdf": quantile,
             }
 
@@ -268,6 +274,7 @@ def _step_rows(design: Design) -> Iterable[dict[str, Any]]:
                 yield {
                     "config": config, "block": block, "phase": phase, "cell": cell,
                     "tax_step_p50": tax if valid else None,
+                    "tax_engine_step_p50": 1.5 * tax if valid and design.engine_steps else None,
                     "tax_callback_p50": 0.7 * tax if valid and config != "plain_last" else None,
                     "unattributed": 0.3 * tax if valid and config != "plain_last" else None,
                 }  # fmt: skip
@@ -432,7 +439,11 @@ def write_study(root: Path, design: Design | None = None, runs: bool = False) ->
     write_text(root / "analysis" / "taxes.csv", _csv(_tax_rows(design)))
     write_text(root / "analysis" / "amplification.csv", _csv(_amplification_rows(design)))
     write_text(root / "analysis" / "steps.csv", _csv(_step_rows(design)))
-    cdf = _csv(_cdf_rows(design)) if design.step_timing else "config,step_duration_us,cdf\n"
+    cdf = (
+        _csv(_cdf_rows(design))
+        if design.step_timing
+        else "config,step_duration_us,engine_step_us,cdf\n"
+    )
     write_text(root / "analysis" / "step_cdf.csv", cdf)
     write_json(root / "analysis" / "hypotheses.json", _hypotheses())
     write_json(root / "reference_rates.json", _reference(design))

@@ -115,6 +115,32 @@ def test_the_step_cdf_holds_every_point_and_names_who_has_none(tmp_path: Path) -
     assert (lost["config"], lost["status"]) == ("nixl_both", "skipped")
 
 
+def _svg(folder: Path, study: Study, name: str) -> str:
+    style.save(import_module(f"connector_tax.figures.{name}").draw(study), folder, "f", "t")
+    return (folder / "f.svg").read_text()
+
+
+def test_the_whole_engine_step_is_drawn_beside_schedule(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(), "fig7_decomposition")
+    for row in (row for row in rows if row["metric"] == "engine_step_p50"):
+        tax = study.taxes_at("ref_safe", "ttft_p90")[row["config"]]
+        assert row["step_tax_us"] == tax.engine_step_tax_us
+        assert tax.engine_step_tax_us is not None
+        assert tax.callback_us is not None
+        assert row["unattributed_us"] == tax.engine_step_tax_us - tax.callback_us
+        assert len(row["step_tax_us_by_block"].split()) == 3
+    assert "whole engine step" in _svg(tmp_path, study, "fig7_decomposition")
+    assert "whole engine step (µs)" in _svg(tmp_path, study, "fig6_step_cdf")
+
+
+def test_records_without_whole_engine_steps_are_drawn_without_them(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(engine_steps=False), "fig7_decomposition")
+    assert {row["metric"] for row in rows} == {"ttft_p90", "tpot_p90", "step_p50"}
+    drawn = _svg(tmp_path, study, "fig7_decomposition")
+    assert "the records have no whole engine steps" in drawn
+    assert "whole engine step (µs)" not in _svg(tmp_path, study, "fig6_step_cdf")
+
+
 def test_framework_and_implementation_add_up_to_the_tax(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(), "fig7_decomposition")
     noop = study.taxes_at("ref_safe", "ttft_p90")["noop_connector"].tax

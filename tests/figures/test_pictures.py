@@ -15,6 +15,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from connector_tax.figures import style
+from connector_tax.figures.marks import DESIGN_MARKS, SPARE_MARKS
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import Study
@@ -149,7 +150,7 @@ def test_only_a_real_gpu_goes_without_a_watermark(
 
 
 def test_every_configuration_has_its_own_colour_marker_and_line() -> None:
-    known = [mark for config, mark in style.MARKS.items() if config != "plain_last"]
+    known = [*DESIGN_MARKS.values(), *SPARE_MARKS]
     assert len({mark.color for mark in known}) == len(known)
     assert len({mark.marker for mark in known}) == len(known)
     assert {mark.marker for mark in known}.isdisjoint({"x", "X"})  # x is the saturation mark

@@ -12,6 +12,8 @@ from connector_tax.figures.tables import PLAIN_LAST, Study, TaxRow
 METRIC_LABELS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
 LOG_ABOVE = 1.5  # beyond +150 % a linear axis would hide every small tax
 TICK_IN = 0.3  # room for one tick label
+NARROW_IN = 1.2  # an axis for which the whole label is too long
+CHARACTER_IN = 0.055  # of a tick label
 LOG_TICKS = (0.0, 0.5, 1, 2, 4, 9, 19, 49, 99, 499, 999, -0.5, -0.75)
 
 
@@ -29,10 +31,10 @@ def tax_axis(axes: Axes, values: Iterable[float], room: float = 0.2) -> None:
     """
     listed = [0.0, *values]
     low, high = min(listed), max(listed)
+    width_in = axes.get_window_extent().width / style.DPI
     if high <= LOG_ABOVE:
         span = max(high - low, 0.05)
         axes.set_xlim(low - 0.04 * span, high + room * span)
-        width_in = axes.get_window_extent().width / style.DPI
         bins = max(2, min(6, int(width_in / TICK_IN)))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=bins, steps=[1, 2, 5, 10]))
         suffix = ""
@@ -40,17 +42,27 @@ def tax_axis(axes: Axes, values: Iterable[float], room: float = 0.2) -> None:
         axes.set_xscale("function", functions=(lambda x: np.log1p(np.maximum(x, -0.999)), np.expm1))
         span = np.log1p(high) - np.log1p(low)
         axes.set_xlim(np.expm1(np.log1p(low) - 0.04 * span), np.expm1(np.log1p(high) + room * span))
+        scale = width_in / ((1.04 + room) * span)
         ticks: list[float] = []
         for tick in (tick for tick in LOG_TICKS if low * 1.05 <= tick <= high * 1.2):
-            if all(abs(np.log1p(tick) - np.log1p(kept)) > 0.14 * span for kept in ticks):
+            if all(
+                scale * abs(np.log1p(tick) - np.log1p(kept)) > _labels_in(tick, kept)
+                for kept in ticks
+            ):
                 ticks.append(tick)
         axes.xaxis.set_major_locator(FixedLocator(ticks))
         axes.xaxis.set_minor_locator(NullLocator())
         suffix = ", log ratio"
     axes.xaxis.set_major_formatter(FuncFormatter(_tick))
-    axes.set_xlabel(f"tax over plain (%{suffix})")
+    over = " over plain" if width_in > NARROW_IN else ""
+    axes.set_xlabel(f"tax{over} (%{suffix})")
     axes.axvline(0, color="black", lw=0.6, zorder=4)
     axes.grid(axis="x")
+
+
+def _labels_in(tick: float, other: float) -> float:
+    """How far apart, in inches, two tick labels must stand to be told apart."""
+    return CHARACTER_IN * (len(_tick(tick)) + len(_tick(other)) + 2) / 2
 
 
 def _tick(value: float, _position: int | None = None) -> str:
@@ -170,3 +182,12 @@ def no_reference(study: Study, title: str) -> style.Picture | None:
     if rate is None:
         return style.absent(study, title, "no rate qualifies as ref_safe (reference_rates.json).")
     return style.absent(study, title, f"ref_safe, {rate:g} req/s, is not a rate of Phase A.")
+
+
+def no_steps(study: Study, title: str) -> style.Picture | None:
+    """The stand-in for a figure of engine steps when there are no step records, else None."""
+    if study.patch["step_timing_available"]:
+        return None
+    reason = study.patch.get("reason") or "the step probe could not be installed"
+    reason = f"no step timing: {reason} (patch/patch_status.json)."
+    return style.absent(study, title, reason)

@@ -21,7 +21,4 @@ QUANTITY = rates.Quantity(
 
 def draw(study: Study) -> Picture:
     """TPOT p90 with 95 % intervals; linear, because the spread is a fraction, not decades."""
-    drawing = rates.draw(study, QUANTITY)
-    drawing.references()
-    drawing.key()
-    return drawing.picture()
+    return rates.curves(study, QUANTITY)

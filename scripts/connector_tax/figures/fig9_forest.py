@@ -8,6 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from connector_tax.figures import bars, style
+from connector_tax.figures.marks import Mark
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import PLAIN_LAST, Study, TaxRow
 
@@ -18,7 +19,7 @@ CAPTION = (
     "coupled, saturated instances that this study sets out to check."
 )
 ROW_IN = 0.145
-TEXT_IN = 0.98
+TEXT_IN = 1.02
 NO_VERDICT = "point estimate, no verdict"
 
 
@@ -36,11 +37,12 @@ def interval_text(row: TaxRow) -> str:
     """'+31 [27, 35]', in per cent; without an interval the number alone."""
     if row.tax is None:
         return ""
-    value = style.percent(row.tax)
     if row.tax_lo is None or row.tax_hi is None:
-        return value
-    ends = (style.percent(end, row.tax).removeprefix("+") for end in (row.tax_lo, row.tax_hi))
-    return f"{value} [{', '.join(ends)}]"
+        return style.percent(row.tax)
+    # Decimals beside so wide an interval would say nothing, and do not fit.
+    like = row.tax if max(abs(row.tax_lo), abs(row.tax_hi)) < 0.4 else 1.0
+    value, low, high = (style.percent(v, like) for v in (row.tax, row.tax_lo, row.tax_hi))
+    return f"{value} [{low.removeprefix('+')}, {high.removeprefix('+')}]"
 
 
 def verdict_text(row: TaxRow) -> str:
@@ -50,7 +52,7 @@ def verdict_text(row: TaxRow) -> str:
     return {"INCONCLUSIVE": "inconcl.", NO_VERDICT: ""}.get(row.verdict, row.verdict)
 
 
-def _row(axes: Axes, index: int, row: TaxRow, mark: style.Mark, width_in: float) -> None:
+def _row(axes: Axes, index: int, row: TaxRow, mark: Mark, width_in: float) -> None:
     bars.interval(axes, index, row, mark.color)
     axes.plot(
         row.tax or 0.0, index, mark.marker, color=mark.color, ms=4, zorder=6, markeredgewidth=0.7,
@@ -94,7 +96,8 @@ def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[
         _row(axes, index, row, marks[item.id], width_in)
     bars.row_labels(axes, [item.label for item in shown], 1.2)
     rate = study.reference["ref_safe"]
-    bare = any(row.verdict == NO_VERDICT for row in taxes.values())
+    judged = [row for row in taxes.values() if row.config != PLAIN_LAST]
+    bare = all(row.verdict == NO_VERDICT for row in judged)
     axes.set_title(
         f"{bars.METRIC_LABELS[metric]} at ref_safe ({rate:g} req/s)"
         f"{': point estimates, no verdicts' if bare else ''}",

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from connector_tax.figures import style
+from connector_tax.figures.marks import Mark
 from connector_tax.figures.tables import POOLED, REFERENCES, AggregateRow, Study
 
 CRITERIA = ("throughput_ratio", "waiting", "ttft_ratio")
@@ -136,9 +137,9 @@ class RateFigure:
                 chosen = [c for c in points if (c.status == "valid") == valid]
                 line = mark.line if valid else "none"
                 filled = mark.filled and valid
-                self._points(config, chosen, style.Mark(mark.color, mark.marker, line, filled))
+                self._points(config, chosen, Mark(mark.color, mark.marker, line, filled))
 
-    def _points(self, config: str, cells: list[AggregateRow], mark: style.Mark) -> None:
+    def _points(self, config: str, cells: list[AggregateRow], mark: Mark) -> None:
         """Points, intervals and line; the line breaks where a rate between two points is lost."""
         values = {cell.rate_rps: self.quantity.value(cell) for cell in cells}
         known = [rate for rate in self.rates if values.get(rate) is not None]
@@ -318,3 +319,11 @@ def draw(study: Study, quantity: Quantity) -> RateFigure:
         low, high = axes.get_ylim()
         style.log_ticks(axes, low, high)
     return drawing
+
+
+def curves(study: Study, quantity: Quantity) -> style.Picture:
+    """The whole figure of a quantity that needs nothing beside its curves."""
+    drawing = draw(study, quantity)
+    drawing.references()
+    drawing.key()
+    return drawing.picture()

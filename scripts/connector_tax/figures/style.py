@@ -1,7 +1,5 @@
-"""One look for every figure: sizes, fonts, the mark of each configuration, stamp and watermark.
+"""One look for every figure: sizes, fonts, stamp and watermark; the marks are in `marks`.
 
-Colours are Okabe & Ito's colour-blind-safe set (their yellow, too pale for lines, is grey here). No
-information is carried by colour alone: each configuration also has its own marker and line style.
 Sizes are inches on paper; type is legible at a single column's width (3.35 in).
 """
 
@@ -21,10 +19,10 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-from matplotlib.typing import LineStyleType
 
-from connector_tax.figures.tables import PLAIN_LAST, Study
-from connector_tax.files import write_bytes, write_text
+from connector_tax.figures.marks import MARKS, SPARE_MARKS, Mark, unmarked
+from connector_tax.figures.tables import Study
+from connector_tax.files import ArtifactError, write_bytes, write_text
 
 COLUMN_IN = 3.35
 PAGE_IN = 7.0
@@ -72,42 +70,20 @@ mpl.rcParams.update(
 )
 
 
-@dataclass(frozen=True)
-class Mark:
-    """How a configuration is drawn, in every figure."""
-
-    color: str
-    marker: str
-    line: LineStyleType
-    filled: bool = True
-
-
-MARKS: Mapping[str, Mark] = {
-    "plain": Mark("#000000", "o", "-"),
-    "noop_connector": Mark("#808080", "s", (0, (4, 1.2))),
-    "mooncake_producer": Mark("#56B4E9", "^", (0, (1, 1))),
-    "mooncake_consumer": Mark("#0072B2", "v", (0, (5, 1, 1, 1))),
-    "mooncake_both": Mark("#D55E00", "D", "-"),
-    "nixl_both": Mark("#009E73", "P", (0, (3, 1, 1, 1, 1, 1))),
-    "lmcache_only": Mark("#E69F00", "h", (0, (6, 1.5))),
-    "multi_mooncake_lmcache": Mark("#CC79A7", "*", (0, (2, 1))),
-    PLAIN_LAST: Mark("#000000", "o", (0, (1, 1.6)), filled=False),
-}
-SPARE_MARKS = (
-    Mark("#7A4A12", "<", "-"),
-    Mark("#332288", ">", (0, (4, 1.2))),
-    Mark("#117733", "p", (0, (1, 1))),
-    Mark("#882255", "d", (0, (5, 1, 1, 1))),
-)
-
-
 def marks(study: Study) -> dict[str, Mark]:
-    """The mark of every launched configuration; one outside the design takes a spare one."""
-    unknown = [item.id for item in study.launched if item.id not in MARKS]
-    if len(unknown) > len(SPARE_MARKS):
-        raise ValueError(f"no distinct marks left for configurations {unknown[len(SPARE_MARKS) :]}")
-    spare = dict(zip(unknown, SPARE_MARKS, strict=False))
-    return {item.id: MARKS.get(item.id) or spare[item.id] for item in study.launched}
+    """The mark of every launched configuration; one outside the design takes a spare one.
+
+    Raises:
+        ArtifactError: no distinct mark is left for some.
+    """
+    ids = [item.id for item in study.launched]
+    if left := unmarked(ids):
+        raise ArtifactError(
+            f"study.json: configurations: no distinct mark is left for {', '.join(left)}; "
+            f"allowed: at most {len(SPARE_MARKS)} outside the design"
+        )
+    spare = iter(SPARE_MARKS)
+    return {i: MARKS[i] if i in MARKS else next(spare) for i in ids}
 
 
 @dataclass(frozen=True)

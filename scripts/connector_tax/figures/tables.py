@@ -95,6 +95,7 @@ class TaxRow:
     aa_hi: float | None
     capacity_ratio: float | None
     step_tax_us: float | None
+    engine_step_tax_us: float | None
     callback_us: float | None
     unattributed_us: float | None
     status: str
@@ -119,23 +120,25 @@ class AmplificationRow:
 
 @dataclass(frozen=True)
 class StepRow:
-    """The step tax of one (configuration, block, phase, cell) of analysis/steps.csv, in µs."""
+    """The step taxes of one (configuration, block, phase, cell) of analysis/steps.csv, in µs."""
 
     config: str
     block: str
     phase: str
     cell: str
     tax_step_p50: float | None
+    tax_engine_step_p50: float | None
     tax_callback_p50: float | None
     unattributed: float | None
 
 
 @dataclass(frozen=True)
 class StepPoint:
-    """One quantile of the step duration (analysis/step_cdf.csv)."""
+    """One quantile of schedule() and of the whole engine step (analysis/step_cdf.csv)."""
 
     config: str
     step_duration_us: float
+    engine_step_us: float | None
     cdf: float
 
 

@@ -1,0 +1,52 @@
+"""The mark of each configuration, in every figure.
+
+Colours are Okabe & Ito's colour-blind-safe set (their yellow, too pale for lines, is grey here). No
+information is carried by colour alone: each configuration also has its own marker and line style.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from connector_tax.figures.tables import PLAIN_LAST
+
+if TYPE_CHECKING:
+    # A configuration is checked against these marks without loading Matplotlib.
+    from matplotlib.typing import LineStyleType
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a configuration is drawn, in every figure."""
+
+    color: str
+    marker: str
+    line: "LineStyleType"
+    filled: bool = True
+
+
+DESIGN_MARKS: Mapping[str, Mark] = {
+    "plain": Mark("#000000", "o", "-"),
+    "noop_connector": Mark("#808080", "s", (0, (4, 1.2))),
+    "mooncake_producer": Mark("#56B4E9", "^", (0, (1, 1))),
+    "mooncake_consumer": Mark("#0072B2", "v", (0, (5, 1, 1, 1))),
+    "mooncake_both": Mark("#D55E00", "D", "-"),
+    "nixl_both": Mark("#009E73", "P", (0, (3, 1, 1, 1, 1, 1))),
+    "lmcache_only": Mark("#E69F00", "h", (0, (6, 1.5))),
+    "multi_mooncake_lmcache": Mark("#CC79A7", "*", (0, (2, 1))),
+}
+MARKS: Mapping[str, Mark] = {
+    **DESIGN_MARKS,
+    PLAIN_LAST: Mark("#000000", "o", (0, (1, 1.6)), filled=False),
+}
+SPARE_MARKS = (
+    Mark("#7A4A12", "<", "-"),
+    Mark("#332288", ">", (0, (4, 1.2))),
+    Mark("#117733", "p", (0, (1, 1))),
+    Mark("#882255", "d", (0, (5, 1, 1, 1))),
+)
+
+
+def unmarked(configurations: Iterable[str]) -> list[str]:
+    """The ids for which no distinct mark is left, in the order given."""
+    return [i for i in configurations if i not in MARKS][len(SPARE_MARKS) :]
