@@ -26,6 +26,9 @@ from connector_tax.files import read_json, read_jsonl, sha256_file, sha256_json,
 from connector_tax.provenance import manifest
 from connector_tax.report.page import render
 from connector_tax.study.design import measured_design, run_order
+from connector_tax.study.prompts import bodies_sha256, planned_requests
+from connector_tax.study.server import served_model
+from connector_tax.vllm.launch import CPU_ADAPTER
 from tests.analysis.synthetic import write_synthetic_study
 
 SMALL: dict[str, Any] = {
@@ -40,7 +43,7 @@ SECTIONS: dict[str, Any] = {
         "kind": "embedded",
         "label": "embedded (emulated)",
         "definition": "config/embedded.yaml",
-        "definition_content": {},
+        "definition_content": {"model": {"served_name": "synthetic", "vocab_size": 32000}},
     },
     "server": {"host": "127.0.0.1", "device": "none"},
     "load_generator": {"workers": 1},
@@ -99,7 +102,11 @@ def _complete_launch(document: dict[str, Any], index_file: Path) -> None:
     index |= {"started_utc": utc, "ended_utc": utc}
     if index["status"] == "done":
         argv = ["python", "-m", "connector_tax.engine", "--configuration", index["configuration"]]
-        description = {"design_sha256": document["design_sha256"], "argv": argv}
+        description = {
+            "design_sha256": document["design_sha256"],
+            "argv": argv,
+            "environment": {"PYTHONPATH": CPU_ADAPTER},
+        }
         write_json(folder / "config.json", description)
         (folder / "launch.sh").write_text(f"#!/usr/bin/env bash\nexec {shlex.join(argv)}\n")
         index["timing"] = dict.fromkeys(("startup_s", "cells_s", "release_s", "wall_s"), 1.0)
@@ -117,8 +124,19 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     record_file = folder / f"cell_{suffix}.json"
     record: dict[str, Any] = read_json(record_file)
     requests = list(read_jsonl(folder / f"requests_{suffix}.jsonl"))
-    for number, request in enumerate(requests):
-        request["request_id"] = f"{where}/{number}"
+    model, vocab_size = served_model(document["config"]["engine"])
+    planned = planned_requests(
+        model=model,
+        vocab_size=vocab_size,
+        input_tokens=record["input_tokens"],
+        output_tokens=record["output_tokens"],
+        count=len(requests),
+        seed=document["seed"],
+        name=f"{where}/attempt{10 * record['attempt'] + 1}",
+    )
+    for request, sent in zip(requests, planned, strict=True):
+        request["request_id"] = sent.request_id
+    record["prompts_sha256"] = bodies_sha256(planned)
     metrics = list(read_jsonl(folder / f"metrics_{suffix}.jsonl"))
     totals = {
         "success": len(requests),

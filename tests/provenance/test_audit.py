@@ -51,6 +51,24 @@ def test_an_honest_study_passes(audited: Path) -> None:
     assert doubtful == {"redrawn"}
 
 
+def test_cells_measured_before_their_prompts_were_hashed_are_not_checkable(
+    audited: Path, tmp_path: Path
+) -> None:
+    folder = linked_copy(audited, tmp_path / "copy")
+    root = folder / "results" / "synthetic"
+    with edited_json(next((root / NOOP_CELL).glob("cell_*"))) as record:
+        del record["prompts_sha256"]
+    seal(root, root / NOOP_CELL)
+    ledger = audit.audit(root / "study.json", folder / "MANIFEST.md")
+    claims = [c for c in ledger.claims if c.kind == "prompts"]
+    assert [c.message for c in claims if c.verdict == NOT_CHECKABLE] == [
+        "1 cell files, first noop_connector/block0/A/r40, hold no prompts_sha256: "
+        "recorded before cells kept it"
+    ]
+    assert len(claims) > 1
+    assert not any(c.verdict == FAIL for c in ledger.claims)
+
+
 def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
     """Intervals, Holm's p, verdicts and hypotheses, with cells void, failed and skipped."""
     root = tmp_path / "results" / "synthetic"
@@ -183,6 +201,14 @@ def delay_all(records: list[dict[str, object]]) -> None:
 def cache_hit(records: list[dict[str, object]]) -> None:
     name = 'vllm:prefix_cache_hits_total{engine="0"}'
     records[-1]["values"][name] = 16.0  # type: ignore[index]
+
+
+def rename_requests(cell: str, attempt: str) -> Callable[[list[dict[str, object]]], None]:
+    def change(records: list[dict[str, object]]) -> None:
+        for number, record in enumerate(records):
+            record["request_id"] = f"{cell.removeprefix('runs/')}/{attempt}/{number}"
+
+    return change
 
 
 def second_step(records: list[dict[str, object]]) -> None:
@@ -321,6 +347,10 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
     "the A/A noise floor": (csv_field(TAXES, "aa_tax", "0"), "numbers", "aa_tax"),
     "a step percentile": (
         csv_field("analysis/steps.csv", "step_duration_us_p50", "7"), "numbers", "step_duration"),
+    "an engine-step tax": (
+        csv_field(TAXES, "engine_step_tax_us", "7"), "numbers", "engine_step_tax_us"),
+    "an engine step's percentile": (
+        csv_field("analysis/steps.csv", "engine_step_us_p50", "7"), "numbers", "engine_step_us"),
     "a point of the step distribution": (
         csv_field("analysis/step_cdf.csv", "step_duration_us", "7"), "numbers", "step_duration_us"),
     "an amplification": (
@@ -386,7 +416,19 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
     "a cut-off file, hashes forged": (cut_off, "records", "requests_A_r40.jsonl:80: not valid"),
     "requests of another configuration": (
         swap_files, "schedule", "80 arrivals are not the seed's"),
-    "a request id used twice": (copy_request_id, "request ids", "plain/block0/A/r40/0"),
+    "a request id used twice": (copy_request_id, "request ids", "plain/block0/A/r40/attempt11/0"),
+    "the hash of the prompts": (
+        forged_record(NOOP_CELL, "prompts_sha256", value="0" * 64),
+        "prompts", "not that of the 80 requests the seed gives"),
+    "prompts of another attempt": (
+        forged(NOOP_CELL, "requests", rename_requests(NOOP_CELL, "attempt12")),
+        "prompts", "not that of the 80 requests the seed gives"),
+    "prompts of another launch": (
+        forged(NOOP_CELL, "requests", rename_requests(PLAIN_CELL, "attempt11")),
+        "prompts", "begin with 'plain/block0/A/r40/attempt11'"),
+    "a request id of no prompt": (
+        forged(NOOP_CELL, "requests", set_in(5, "request_id", "other")),
+        "prompts", "1 request ids are not .*, first: 'other'"),
     "two cells exchanged": (swap_cells, "hashes", "is not listed in index.json|is missing"),
     "a cache hit": (
         forged(NOOP_CELL, "metrics", cache_hit), "counters", "prefix_cache_hits grew by 16"),

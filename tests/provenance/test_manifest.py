@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from connector_tax.config import ROOT
+from connector_tax.files import ArtifactError
 from connector_tax.provenance.manifest import (
     COLUMNS,
     artifacts_sha256,
@@ -25,13 +28,13 @@ row = st.lists(fields, min_size=len(COLUMNS), max_size=len(COLUMNS)).map(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(row, max_size=4))
 def test_rows_survive_being_written_and_parsed(rows: list[Row]) -> None:
     assert parse(merge("", "s", section("s", rows))) == rows
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(row, min_size=1, max_size=2), st.lists(row, min_size=1, max_size=2))
 def test_a_re_run_replaces_its_own_rows_only(first: list[Row], second: list[Row]) -> None:
     text = merge("", "b", section("b", first))
@@ -49,6 +52,33 @@ def test_the_file_is_updated_in_place(tmp_path: Path) -> None:
     assert text.index("## a") < text.index("## b")
     assert len(parse(text)) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["MANIFEST.md"]
+
+
+def test_a_table_written_before_a_column_existed_keeps_its_own_columns() -> None:
+    older = {key: heading for key, heading in COLUMNS.items() if key != "adapters"}
+    text = merge("", "new", section("new", [dict.fromkeys(COLUMNS, "x")]))
+    lines = ["<!-- study old -->", "## old", "", "| " + " | ".join(older.values()) + " |"]
+    lines += ["|" + " --- |" * len(older), "| " + " | ".join(["y"] * len(older)) + " |"]
+    text = merge(text, "old", "\n".join([*lines, "<!-- end of study old -->", ""]))
+    assert parse(text) == [dict.fromkeys(COLUMNS, "x"), dict.fromkeys(older, "y")]
+
+
+def test_a_launch_s_adapter_is_in_its_row_and_a_skipped_launch_has_none(audited: Path) -> None:
+    rows = parse((audited / "MANIFEST.md").read_text())
+    found = {row["status"]: row["adapters"] for row in rows}
+    assert found == {"done": "connector_tax_cpu_adapter", "SKIPPED": ""}
+
+
+def test_the_shipped_manifest_parses() -> None:
+    rows = parse((ROOT / "MANIFEST.md").read_text())
+    assert {row["study"] for row in rows} >= {"default"}
+    assert all(set(row) <= set(COLUMNS) for row in rows)
+
+
+def test_an_unknown_column_is_named() -> None:
+    text = merge("", "s", section("s", [dict.fromkeys(COLUMNS, "x")]))
+    with pytest.raises(ArtifactError, match="study s: unknown column 'colour'; allowed: date"):
+        parse(text.replace("| LMCache |", "| colour |"))
 
 
 def test_the_artifact_digest_sees_content_and_names(tmp_path: Path) -> None:

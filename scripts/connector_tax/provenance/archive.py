@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
+from connector_tax.commands import run_command
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes, write_text
 from connector_tax.provenance.audit import audit
@@ -452,20 +453,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     unpacking = commands.add_parser("unpack", help="check an archive and put it into a folder")
     unpacking.add_argument("--archive", type=Path, required=True)
     unpacking.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args(argv)
-    try:
-        if arguments.command == "pack":
-            pack(arguments.study, arguments.manifest, arguments.out)
-            size = arguments.out.stat().st_size
-            print(f"{arguments.out}: {size} bytes, sha256 {sha256_file(arguments.out)}")
-        else:
-            header = unpack(arguments.archive, arguments.out)
-            print(f"{arguments.out}: {len(header.files)} files, every hash as listed")
-            print(f"{arguments.archive}: sha256 {sha256_file(arguments.archive)}")
-    except (ArtifactError, ArchiveError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return run_command(parser, argv, _pack_or_unpack, (ArtifactError, ArchiveError))
+
+
+def _pack_or_unpack(arguments: argparse.Namespace) -> None:
+    if arguments.command == "pack":
+        pack(arguments.study, arguments.manifest, arguments.out)
+        size = arguments.out.stat().st_size
+        print(f"{arguments.out}: {size} bytes, sha256 {sha256_file(arguments.out)}")
+    else:
+        header = unpack(arguments.archive, arguments.out)
+        print(f"{arguments.out}: {len(header.files)} files, every hash as listed")
+        print(f"{arguments.archive}: sha256 {sha256_file(arguments.archive)}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from connector_tax.files import ArtifactError, write_json
+from connector_tax.commands import run_command, study_parser
+from connector_tax.files import write_json
 from connector_tax.provenance.audit_records import check_records
 from connector_tax.provenance.audit_redrawn import HEADER, check_redrawn
 from connector_tax.provenance.audit_study import RawStudy
@@ -77,17 +78,13 @@ def told(ledger: Ledger, console: Console) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Audit a study: write audit.json beside study.json, print the claims, end non-zero on FAIL."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.provenance.audit", description=main.__doc__
-    )
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    parser = study_parser("provenance.audit", main.__doc__)
     parser.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md")
-    arguments = parser.parse_args(argv)
-    try:
-        ledger = audit(arguments.study, arguments.manifest)
-    except ArtifactError as error:
-        print(f"audit: {error}", file=sys.stderr)
-        return 2
+    return run_command(parser, argv, _audit_study, label="audit: ")
+
+
+def _audit_study(arguments: argparse.Namespace) -> int:
+    ledger = audit(arguments.study, arguments.manifest)
     told(ledger, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
     write_json(
         arguments.study.parent / "audit.json",
@@ -97,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "claims": [claim.as_dict() for claim in ledger.claims],
         },
     )
-    return 1 if ledger.count(FAIL) else 0
+    return int(ledger.count(FAIL) > 0)
 
 
 if __name__ == "__main__":

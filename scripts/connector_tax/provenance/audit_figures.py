@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import CLOSING_PLAIN, RawStudy
 from connector_tax.provenance.claims import Ledger
-from connector_tax.provenance.comparison import text_differs
+from connector_tax.provenance.comparison import read_csv, text_differs
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_tables import STEP_TAXES, Recomputed
 
@@ -176,7 +176,7 @@ class FigureNumbers:
         return expected
 
     def fig7(self) -> Expected:
-        """Framework and implementation; microseconds per step."""
+        """Framework and implementation; microseconds per schedule() and per engine step."""
         expected: Expected = {}
         for metric in BARS:
             noop = self.bar(NOOP, "ref_safe", metric)["tax"]
@@ -186,23 +186,32 @@ class FigureNumbers:
                     rest = record["tax"] - noop
                     record |= {"framework_tax": noop, "implementation_tax": rest}
                 expected[config, metric] = record
-        for config in self.connectors:
-            record = self.bar(config, "ref_safe", "ttft_p90")
-            record |= dict.fromkeys(("tax", "tax_lo", "tax_hi", "aa_lo", "aa_hi", "verdict"))
-            row = self.row_at(config, "ref_safe", "ttft_p90")
-            if row.get("step_tax_us") is not None:
-                record |= {name: row[name] for name in STEP_TAXES}
-                record["step_tax_us_by_block"] = self._by_block(row)
-            expected[config, "step_p50"] = record | {"metric": "step_p50"}
+        step_rows = {c: self.row_at(c, "ref_safe", "ttft_p90") for c in self.connectors}
+        taxes = ["step_tax_us"]
+        if any(row.get("engine_step_tax_us") is not None for row in step_rows.values()):
+            taxes.append("engine_step_tax_us")
+        for name in taxes:
+            metric = name.replace("tax_us", "p50")
+            for config, row in step_rows.items():
+                record = self.bar(config, "ref_safe", "ttft_p90")
+                record |= dict.fromkeys(("tax", "tax_lo", "tax_hi", "aa_lo", "aa_hi", "verdict"))
+                tax, callback = row.get(name), row.get("callback_us")
+                if tax is not None:
+                    record |= {
+                        "step_tax_us": tax,
+                        "callback_us": callback,
+                        "unattributed_us": None if callback is None else tax - callback,
+                        "step_tax_us_by_block": self._by_block(row, STEP_TAXES[name]),
+                    }
+                expected[config, metric] = record | {"metric": metric}
         return expected
 
-    def _by_block(self, row: Row) -> list[float]:
+    def _by_block(self, row: Row, column: str) -> list[float]:
         where = (row["config"], row["phase"], row["cell"])
         values = [
-            step["tax_step_p50"]
+            step[column]
             for step in self.steps
-            if (step["config"], step["phase"], step["cell"]) == where
-            and step["tax_step_p50"] is not None
+            if (step["config"], step["phase"], step["cell"]) == where and step[column] is not None
         ]
         return values if len(values) > 1 else []
 
@@ -286,8 +295,6 @@ def check_figures(
 def _figure(
     figures: FigureNumbers, name: str, keys: Sequence[str], expected: Callable[[], Expected]
 ) -> Iterator[str]:
-    from connector_tax.provenance.audit_tables import read_csv
-
     for kind in ("png", "svg"):
         if not (figures.study.root / "figures" / f"{name}.{kind}").is_file():
             yield f"{name}.{kind} is missing"

@@ -5,6 +5,7 @@ reason"). Nothing here is shared with connector_tax.analysis or with the load ge
 """
 
 import itertools
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from connector_tax.provenance.recompute import (
     arrival_offsets_ns,
     binomial_ranks,
     named_generator,
+    prompts_sha256,
 )
 from connector_tax.study.design import measured_design
 
@@ -66,6 +68,7 @@ def check_records(study: RawStudy, ledger: Ledger) -> None:
             ledger.check("skip", cell.name, _skipped_rate(study, cell), str(cell.reason))
         elif cell.status != "skipped":
             ledger.fail("missing", cell.name, f"{cell.status}: {cell.reason}")
+    _check_prompts(study, ledger)
     ledger.check("arrivals", "all configurations", _same_arrivals(study), "the same for all")
     ledger.check("request ids", "whole study", _ids(study), "none stands twice")
 
@@ -210,7 +213,9 @@ def _run_files(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
     if config["design_sha256"] != study.document["design_sha256"]:
         yield "config.json: design_sha256 is of another design"
     script = (launch.folder / "launch.sh").read_text(encoding="utf-8")
-    if shlex.join(config["argv"]) not in script:
+    # launch.sh has the project's folder in a variable of its own.
+    argv = [argument.replace("{root}", "$root") for argument in config["argv"]]
+    if shlex.split(script.rpartition("\nexec ")[2])[-len(argv) :] != argv:
         yield "launch.sh does not run config.json's argv"
     if (launch.folder / "env.txt").read_bytes() != (study.root / "env.txt").read_bytes():
         yield "env.txt differs from the study's env.txt"
@@ -335,6 +340,53 @@ def _schedule(study: RawStudy, cell: RawCell) -> Iterator[str]:
     wrong = [k for k, (a, b) in enumerate(zip(found, due, strict=False)) if abs(a - b) > 1]
     if wrong:
         yield f"{len(wrong)} arrivals are not the seed's, first: seq {wrong[0]}"
+
+
+def _check_prompts(study: RawStudy, ledger: Ledger) -> None:
+    """One claim for each cell, and one for all the cells without a hash of their prompts."""
+    without: list[str] = []
+    for cell in study.cells:
+        if not cell.measured:
+            continue
+        with ledger.guarded("prompts", cell.name):
+            if "prompts_sha256" in cell.record:
+                ledger.check("prompts", cell.name, _prompts(study, cell), "drawn again, the same")
+            else:
+                without.append(cell.name)
+    if without:
+        reason = (
+            f"{len(without)} cell files, first {without[0]}, hold no prompts_sha256: "
+            "recorded before cells kept it"
+        )
+        ledger.not_checkable("prompts", "whole study", reason)
+
+
+def _prompts(study: RawStudy, cell: RawCell) -> Iterator[str]:
+    """Request ids name the stream their bodies are drawn from; drawn again, these hash the same."""
+    ids = [r["request_id"] for r in cell.requests]
+    stream = ids[0].rpartition("/")[0] if ids else ""
+    found = re.fullmatch(re.escape(cell.name) + r"/attempt(\d+)", stream)
+    if found is None or int(found[1]) // 10 != cell.record["attempt"]:
+        attempt = f"{cell.name}/attempt{cell.record['attempt']}"
+        yield f"request ids begin with {stream!r}, not with {attempt!r} and one more digit"
+    wrong = [k for k, name in enumerate(ids) if name != f"{stream}/{k}"]
+    if wrong:
+        yield f"{len(wrong)} request ids are not {stream}/<seq>, first: {ids[wrong[0]]!r}"
+    engine = study.config["engine"]
+    if engine["kind"] == "embedded":
+        served = engine["definition_content"]["model"]
+        model, vocab_size = served["served_name"], served["vocab_size"]
+    else:
+        model, vocab_size = engine["served_model_name"], engine["vocab_size"]
+    digest = prompts_sha256(
+        model=model,
+        vocab_size=vocab_size,
+        shape=(cell.planned["input_tokens"], cell.planned["output_tokens"]),
+        count=len(ids),
+        seed=f"{study.document['seed']}/content/{stream}",
+    )
+    if cell.record["prompts_sha256"] != digest:
+        yield f"prompts_sha256 is not that of the {len(ids)} requests the seed gives"
 
 
 def _window(study: RawStudy, cell: RawCell) -> Iterator[str]:

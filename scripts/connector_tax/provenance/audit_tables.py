@@ -1,22 +1,20 @@
 """Claims about what is published: tables, figures' numbers, report, manifest."""
 
 import base64
-import csv
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.files import read_json
 from connector_tax.provenance.audit_figures import check_figures
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.claims import MALFORMED, Ledger
-from connector_tax.provenance.comparison import differences, text_differs
+from connector_tax.provenance.comparison import Table, differences, read_csv, text_differs
 from connector_tax.provenance.manifest import parse
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_tables import Recomputed
 
-Table = list[dict[str, str]]
 KEYS = {
     "aggregate.csv": ("config", "block", "phase", "cell"),
     "steps.csv": ("config", "block", "phase", "cell"),
@@ -69,23 +67,6 @@ def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None
             ledger.check("summary", launch.name, _summary(launch, numbers))
     if "taxes.csv" in found and "aggregate.csv" in found:
         check_figures(study, numbers, found, ledger)
-
-
-def read_csv(path: Path) -> Table:
-    """The rows of a published CSV, a row without any value left out.
-
-    Raises:
-        ArtifactError: the file is missing, or a row has not as many fields as the head.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            rows = list(csv.DictReader(stream))
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such file") from None
-    for number, row in enumerate(rows, 2):
-        if None in row or None in row.values():
-            raise ArtifactError(f"{path}:{number}: not as many fields as the head has columns")
-    return [row for row in rows if any(row.values())]
 
 
 def compare(table: Table, found: Sequence[Row], keys: Sequence[str]) -> Iterator[str]:
@@ -247,6 +228,6 @@ def _same_rows(rows: Table, published: Any) -> Iterator[str]:
         yield f"MANIFEST.md has {len(rows)} rows, manifest.json {len(published)}"
     for left, right in zip(rows, published, strict=False):
         where = f"{left['configuration']} block {left['block']} {left['phase']}"
-        for column in left:
-            if left[column] != right[column]:
+        for column in {**left, **right}:
+            if left.get(column) != right.get(column):
                 yield f"{where}: {column}: MANIFEST.md and manifest.json differ"

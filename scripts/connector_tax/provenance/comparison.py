@@ -1,9 +1,14 @@
 """Is a published value what was recomputed? Numbers to a relative 1e-8, everything else exactly."""
 
+import csv
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from connector_tax.files import ArtifactError
+
+Table = list[dict[str, str]]
 RELATIVE, ABSOLUTE = 1e-8, 1e-10
 
 
@@ -46,3 +51,20 @@ def text_differs(published: str, found: Any) -> bool:
         except ValueError:
             return True
     return published != str(found)
+
+
+def read_csv(path: Path) -> Table:
+    """The rows of a published CSV, a row without any value left out.
+
+    Raises:
+        ArtifactError: the file is missing, or a row has not as many fields as the head.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file") from None
+    for number, row in enumerate(rows, 2):
+        if None in row or None in row.values():
+            raise ArtifactError(f"{path}:{number}: not as many fields as the head has columns")
+    return [row for row in rows if any(row.values())]

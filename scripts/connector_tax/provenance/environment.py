@@ -16,7 +16,8 @@ from typing import Any
 
 import psutil
 
-from connector_tax import __version__
+from connector_tax import package_version
+from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 
@@ -49,7 +50,7 @@ def engine_versions(engine: Mapping[str, Any]) -> dict[str, str]:
     """Versions of vLLM and the connectors for the manifest, with vLLM's git SHA if it tells."""
     if engine["kind"] == "embedded":
         versions = dict.fromkeys(ENGINE_PACKAGES, ABSENT)
-        versions["vllm"] = f"embedded engine {__version__}"
+        versions["vllm"] = f"embedded engine {package_version()}"
         return {**versions, "vllm_sha": git_sha()}
     present = {name.lower(): version for name, version in packages(Path(engine["python"])).items()}
     versions = {
@@ -111,7 +112,7 @@ def capture(study: Mapping[str, Any]) -> dict[str, Any]:
         "clocksource": _read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         "cpu_governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "python": platform.python_version(),
-        "connector_tax": __version__,
+        "connector_tax": package_version(),
         "connector_tax_git_sha": git_sha(),
     }
 
@@ -139,25 +140,21 @@ def _read(path: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Capture the environment of a study into environment.json and env.txt."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.provenance.environment", description=main.__doc__
-    )
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
-    arguments = parser.parse_args(argv)
-    try:
-        study = read_json(arguments.study)
-        environment = capture(study)
-        listings = {"pipeline packages": packages(None)}
-        engine = study["config"]["engine"]
-        if engine["kind"] == "vllm":
-            listings["engine packages"] = packages(Path(engine["python"]))
-    except (ArtifactError, OSError, subprocess.CalledProcessError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    parser = study_parser("provenance.environment", main.__doc__)
+    refusals = (ArtifactError, OSError, subprocess.CalledProcessError)
+    return run_command(parser, argv, _write_environment, refusals)
+
+
+def _write_environment(arguments: argparse.Namespace) -> None:
+    study = read_json(arguments.study)
+    environment = capture(study)
+    listings = {"pipeline packages": packages(None)}
+    engine = study["config"]["engine"]
+    if engine["kind"] == "vllm":
+        listings["engine packages"] = packages(Path(engine["python"]))
     folder = arguments.study.parent
     write_text(folder / "env.txt", text(environment, listings))
     write_json(folder / "environment.json", environment)
-    return 0
 
 
 if __name__ == "__main__":

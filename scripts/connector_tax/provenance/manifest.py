@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
 from connector_tax.study.design import PHASES, Launch, launches
 
@@ -33,6 +34,7 @@ COLUMNS = {
     "lmcache": "LMCache",
     "gpu": "GPU",
     "step_timing": "step timing",
+    "adapters": "adapters",
     "status": "status",
     "reason": "reason",
     "cells": "cells valid/void/skipped/missing",
@@ -45,6 +47,7 @@ HEAD = """# Manifest
 One row per server launch and phase. `plain_last` is the closing launch of `plain` in a block (the
 A/A comparison). The last column is the SHA-256 of the lines `<sha256>  <path>` of all files of the
 result directory, sorted by path. A row whose engine says "emulated" is not a measurement of vLLM.
+Adapters are this project's plugins that change vLLM so that a connector starts on the machine.
 """
 
 
@@ -72,9 +75,10 @@ def _row(
     index = read_json(path / "index.json")
     states = [cell["status"] for cell in index["cells"]]
     counts = "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing"))
-    command = "not launched"
+    command, adapters = "not launched", []
     if (path / "config.json").exists():
-        command = shlex.join(read_json(path / "config.json")["argv"])
+        launched = read_json(path / "config.json")
+        command, adapters = shlex.join(launched["argv"]), adapters_of(launched["environment"])
     return {
         "date": index["started_utc"],
         "study": study["study"],
@@ -85,6 +89,7 @@ def _row(
         **{key: environment[key] for key in ("vllm", "vllm_sha", "mooncake", "nixl", "lmcache")},
         "gpu": "; ".join(environment["gpu"]),
         "step_timing": "available" if step_timing else "not available",
+        "adapters": ", ".join(adapters),
         "status": index["status"].upper() if index["status"] == "skipped" else index["status"],
         "reason": (index["reason"] or "").split("\n")[0],
         "cells": counts,
@@ -92,6 +97,13 @@ def _row(
         "command": command,
         "sha256": artifacts_sha256(path),
     }
+
+
+def adapters_of(environment: Mapping[str, str]) -> list[str]:
+    """Plugins of this project that change vLLM, by the folders on the path of its launch."""
+    folders = environment.get("PYTHONPATH", "").split(":")
+    found = any(folder.endswith("/connector_tax/vllm/cpu_adapter") for folder in folders)
+    return ["connector_tax_cpu_adapter"] if found else []
 
 
 def artifacts_sha256(folder: Path) -> str:
@@ -148,14 +160,27 @@ def merge(text: str, study: str, new_section: str) -> str:
 
 
 def parse(text: str) -> list[dict[str, str]]:
-    """Every row of a manifest, keyed like `COLUMNS`."""
+    """Every row of a manifest, keyed like `COLUMNS`; a study's rows have the columns of its table.
+
+    Raises:
+        ArtifactError: a table has a column that `COLUMNS` does not name.
+    """
+    keys = {heading: key for key, heading in COLUMNS.items()}
     found = []
-    for _, body in _sections(text):
-        table = [line for line in body.splitlines() if line.startswith("| ")][2:]
-        for line in table:
-            cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
-            found.append(dict(zip(COLUMNS, map(_unescape, cells), strict=True)))
+    for study, body in _sections(text):
+        headings, _, *table = [_cells(line) for line in body.splitlines() if line.startswith("| ")]
+        if unknown := [heading for heading in headings if heading not in keys]:
+            allowed = ", ".join(keys)
+            raise ArtifactError(
+                f"manifest, study {study}: unknown column {unknown[0]!r}; allowed: {allowed}"
+            )
+        columns = [keys[heading] for heading in headings]
+        found += [dict(zip(columns, map(_unescape, cells), strict=True)) for cells in table]
     return found
+
+
+def _cells(line: str) -> list[str]:
+    return line.removeprefix("| ").removesuffix(" |").split(" | ")
 
 
 def _sections(text: str) -> list[tuple[str, str]]:
@@ -190,20 +215,15 @@ def _locked(manifest: Path) -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a study's manifest rows as JSON and bring MANIFEST.md up to date."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.provenance.manifest", description=main.__doc__
-    )
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    parser = study_parser("provenance.manifest", main.__doc__)
     parser.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md")
-    arguments = parser.parse_args(argv)
-    try:
-        study_rows = rows(arguments.study)
-    except ArtifactError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return run_command(parser, argv, _write_rows)
+
+
+def _write_rows(arguments: argparse.Namespace) -> None:
+    study_rows = rows(arguments.study)
     update(arguments.manifest, study_rows[0]["study"], study_rows)
     write_json(arguments.study.parent / "manifest.json", study_rows)
-    return 0
 
 
 if __name__ == "__main__":

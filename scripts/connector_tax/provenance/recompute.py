@@ -7,6 +7,7 @@ order statistics); Abramowitz & Stegun 26.5, 26.7 (incomplete beta, Student's t)
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -48,6 +49,30 @@ def arrival_offsets_ns(
         offsets += [round(float(t) * 1e9) for t in times]
         reached = float(times[-1])
     return [t for t in offsets if t < until_ns]
+
+
+def prompts_sha256(
+    *, model: str, vocab_size: int, shape: tuple[int, int], count: int, seed: str
+) -> str:
+    """SHA-256 over the bodies of a cell's requests, one a line, drawn again from the seed's name.
+
+    Source: METHOD.md, "Same work, no reuse". Token ids are uniform in [10, vocab_size).
+    """
+    rng = named_generator(seed)
+    digest = hashlib.sha256()
+    for _ in range(count):
+        body = {
+            "model": model,
+            "prompt": rng.integers(10, vocab_size, size=shape[0]).tolist(),
+            "max_tokens": shape[1],
+            "min_tokens": shape[1],
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        digest.update(json.dumps(body, separators=(",", ":")).encode() + b"\n")
+    return digest.hexdigest()
 
 
 # ---- distributions
@@ -271,6 +296,8 @@ class Steps:
         busy = [r for r in started if r["prefill_tokens"] + r["decode_tokens"] > 0]
         self.n_empty = len(started) - len(busy)
         self.duration = np.array([r["step_duration_us"] for r in busy], dtype=float)
+        whole = [r.get("engine_step_us") for r in busy]
+        self.engine = np.array([v for v in whole if v is not None], dtype=float)
         nothing: Row = dict.fromkeys(CALLBACKS)
         calls: dict[str, list[float]] = {name: [] for name in CALLBACKS}
         totals: list[float] = []
@@ -286,6 +313,7 @@ class Steps:
                 totals.append(sum(sums))
         self.samples = {
             "step_duration_us": self.duration,
+            "engine_step_us": self.engine,
             **{name: np.array(values) for name, values in calls.items()},
             "connector_total_us": np.array(totals),
         }
@@ -304,14 +332,16 @@ class Steps:
         return row
 
 
-def cdf_points(durations: Floats, most: int = 400) -> list[tuple[float, float]]:
-    """At most `most` points (duration, share of steps at or below it)."""
+def cdf_points(durations: Floats, engine: Floats, most: int = 400) -> list[Row]:
+    """At most `most` shares of the steps, with the schedule() and engine-step time of each."""
     points = min(most, len(durations))
-    shares = [i / points for i in range(1, points + 1)]
-    if not points:
-        return []
-    found = np.quantile(durations, shares, method="inverted_cdf")
-    return [(float(v), s) for v, s in zip(found, shares, strict=True)]
+    rows: list[Row] = [{"cdf": i / points, "engine_step_us": None} for i in range(1, points + 1)]
+    for name, sample in (("step_duration_us", durations), ("engine_step_us", engine)):
+        if len(sample):
+            found = np.quantile(sample, [r["cdf"] for r in rows], method="inverted_cdf")
+            for row, value in zip(rows, found, strict=True):
+                row[name] = float(value)
+    return rows
 
 
 # ---- the bootstrap

@@ -40,6 +40,7 @@ from connector_tax.provenance.recompute_taxes import (
 
 STEP_SAMPLES = (
     "step_duration_us",
+    "engine_step_us",
     "build_meta_us",
     "get_finished_us",
     "start_load_kv_us",
@@ -61,6 +62,7 @@ AVERAGED = (
 SUMMED = ("n", "window_s", "dropped", *COUNT_COLUMNS)
 STEP_TAXES = {
     "step_tax_us": "tax_step_p50",
+    "engine_step_tax_us": "tax_engine_step_p50",
     "callback_us": "tax_callback_p50",
     "unattributed_us": "unattributed",
 }
@@ -74,7 +76,7 @@ class Recomputed:
         self.statistics: Row = study.config["statistics"]
         self.cell_rows: dict[Key, Row] = {}
         self.summaries: dict[str, Row] = {}
-        self.durations: dict[Key, Any] = {}
+        self.steps: dict[Key, Steps] = {}
         self._ttft_p90: dict[Key, float] = {}
         self._quarters: dict[Key, list[float | None]] = {}
         self._plain_cells: dict[str, list[Measured]] = {}
@@ -128,11 +130,11 @@ class Recomputed:
         if self.study.step_timing:
             steps = Steps(cell.steps(), window)
             row |= steps.columns()
-            self.durations[cell.key] = steps.duration
+            self.steps[cell.key] = steps
         if cell.key[0] == "plain" and cell.key[2] == "A":
             self._plain_cells.setdefault(cell.cell, []).append(measured)
-        config, block, phase, name = cell.key
-        seed_name = f"{self.study.document['seed']}/bootstrap/{config}/block{block}/{phase}/{name}"
+        _, block, phase, name = cell.key
+        seed_name = f"{self.study.document['seed']}/bootstrap/block{block}/{phase}/{name}"
         return resampled_logs(measured, settings, seed_name)
 
     def _summarise(self, cell: RawCell, measured: Measured) -> None:
@@ -301,16 +303,15 @@ class Recomputed:
         return dict(zip(columns, bounds, strict=True))
 
     def step_taxes(self, key: Key) -> Row:
-        """tax_step_p50, tax_callback_p50 and what neither explains, in us, against plain."""
+        """Taxes of schedule(), engine step and callbacks, and the design's rest, in us."""
         names = tuple(STEP_TAXES.values())
         row, plain = self.cell_rows[key], self.cell_rows.get(("plain", *key[1:]), {})
         if "n_steps" not in row or "n_steps" not in plain:
             return dict.fromkeys(names)
-        ours, base = row["step_duration_us_p50"], plain["step_duration_us_p50"]
-        step = None if ours is None or base is None else ours - base
+        step = _minus(row["step_duration_us_p50"], plain["step_duration_us_p50"])
+        engine = _minus(row["engine_step_us_p50"], plain["engine_step_us_p50"])
         callback = 0.0 if key[0].startswith("plain") else row["connector_total_us_p50"]
-        rest = None if step is None or callback is None else step - callback
-        return dict(zip(names, (step, callback, rest), strict=True))
+        return dict(zip(names, (step, engine, callback, _minus(step, callback)), strict=True))
 
     def steps_rows(self) -> list[Row]:
         """steps.csv: the step percentiles and taxes of every planned cell."""
@@ -318,16 +319,19 @@ class Recomputed:
         return [{**empty, **row, **self.step_taxes(key)} for key, row in self.cell_rows.items()]
 
     def step_cdf_rows(self) -> list[Row]:
-        """step_cdf.csv: the step duration at ref_safe, blocks pooled."""
-        cell, rows = self.cell_at("ref_safe"), []
+        """step_cdf.csv: schedule() and the engine step at ref_safe, blocks pooled."""
+        cell = self.cell_at("ref_safe")
+        rows: list[Row] = []
         for config in self.study.configs("A"):
             found = [
-                durations
-                for key, durations in self.durations.items()
+                steps
+                for key, steps in self.steps.items()
                 if (key[0], key[2], key[3]) == (config, "A", cell)
             ]
-            points = cdf_points(np.concatenate(found)) if found else []
-            rows += [{"config": config, "step_duration_us": v, "cdf": s} for v, s in points]
+            if found:
+                durations = np.concatenate([steps.duration for steps in found])
+                engine = np.concatenate([steps.engine for steps in found])
+                rows += [{"config": config, **point} for point in cdf_points(durations, engine)]
         return rows
 
     def cell_at(self, reference: str) -> str | None:
@@ -383,7 +387,7 @@ class Recomputed:
 
     def _mean_step_taxes(self, where: Where) -> Row:
         config, phase, cell = where
-        keys = [key for key in self.durations if (key[0], key[2], key[3]) == (config, phase, cell)]
+        keys = [key for key in self.steps if (key[0], key[2], key[3]) == (config, phase, cell)]
         each = [self.step_taxes(key) for key in keys]
         return {name: _mean([t[column] for t in each]) for name, column in STEP_TAXES.items()}
 
@@ -496,7 +500,8 @@ class Recomputed:
             launches = self._plain_cells.get(planned["cell"], [])
             where = f"{planned['rate_rps']:g} req/s{marks.get(planned['rate_rps'], '')}"
             for metric in ("ttft", "tpot"):
-                known = [v for cell in launches if len(v := cell.metrics[metric]) > 1]
+                found = [cell.metrics[metric] for cell in launches]
+                known = [v for v in found if len(v) > 1 and v.min() > 0]
                 if known:
                     sigma = float(np.mean([np.log(values).std(ddof=1) for values in known]))
                     n = min(map(len, known))
@@ -532,6 +537,10 @@ def worst(lost: Sequence[Lost]) -> tuple[str, str]:
 
 def _half(flags: Sequence[bool]) -> bool | None:
     return 2 * sum(flags) >= len(flags) if flags else None
+
+
+def _minus(value: float | None, base: float | None) -> float | None:
+    return None if value is None or base is None else value - base
 
 
 def _median(values: Sequence[float | None]) -> float | None:
