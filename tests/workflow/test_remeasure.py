@@ -3,6 +3,8 @@
 One small study, up to its reference rates; then forced, in part and with a changed design.
 """
 
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -106,8 +108,12 @@ def test_two_studies_at_once_in_one_folder_are_refused(folder: Path) -> None:
     (folder / PLAIN_A).unlink()
     (folder / PLAIN_A).parent.rename((folder / PLAIN_A).parent.with_name("A.set_aside"))
     first = start(folder, PLAIN_A)
-    wait_for(lambda: any((folder / PLAIN_A).parent.glob("*.partial")), first)
+    wait_for(lambda: any((folder / ".snakemake/locks").glob("*")), first)
+    # Held with all it has started: it keeps the lock, and has no output yet, however long the
+    # second takes to start.
+    os.killpg(first.pid, signal.SIGSTOP)
     second = run(folder, PLAIN_A)
+    os.killpg(first.pid, signal.SIGCONT)
     assert second.returncode != 0
     assert "cannot be locked" in text_of(second)
     assert first.wait(timeout=60) == 0
