@@ -8,7 +8,7 @@ study: .venv/pipeline.stamp  ## install the pinned environment, then run the who
 	$(BIN)/snakemake --cores 1 all
 
 resume: .venv/pipeline.stamp  ## after a kill or a power cut: release the stale lock, then carry on
-	$(BIN)/snakemake --unlock
+	$(BIN)/snakemake --cores 1 --unlock
 	$(BIN)/snakemake --cores 1 --rerun-incomplete all
 
 test: .venv/dev.stamp lint  ## linters, then the default test suite

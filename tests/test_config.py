@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from connector_tax.config import ROOT, ConfigError, check_study, load_configurations, load_yaml
+from connector_tax.figures.marks import DESIGN_MARKS, SPARE_MARKS
 
 KNOWN = list(load_configurations(ROOT / "config" / "configurations.yaml"))
 
@@ -90,8 +91,8 @@ def test_h20_has_the_designs_numbers() -> None:
         ("precision.target_relative_half_width", 0, "target_relative_half_width: found 0; allowed"),
         (
             "precision.certain_throughput_ratio",
-            0.95,
-            "found 0.95; allowed: below saturation.throughput_ratio_min (0.95)",
+            0.96,
+            "found 0.96; allowed: at most saturation.throughput_ratio_min (0.95)",
         ),
         ("load_generator.connections_per_worker", 8, "must be at least cell.inflight_cap (256)"),
         ("phase_bp.configurations", ["plain", "x"], "phase_bp.configurations[1]: found 'x'"),
@@ -102,6 +103,20 @@ def test_broken_configuration_names_key_found_and_allowed(path: str, value: Any,
         check_study(replaced(shipped("config.yaml"), path, value), "my.yaml", KNOWN)
     assert said in str(error.value)
     assert all(line.startswith("my.yaml: ") for line in str(error.value).splitlines())
+
+
+def test_more_configurations_than_the_figures_can_tell_apart_are_refused() -> None:
+    config = shipped("config.yaml")
+    design = list(DESIGN_MARKS)
+    further = [f"further_{number}" for number in range(len(SPARE_MARKS) + 1)]
+    known = design + further
+    check_study(replaced(config, "configurations", known[:-1]), "my.yaml", known)
+    with pytest.raises(ConfigError) as error:
+        check_study(replaced(config, "configurations", known), "my.yaml", known)
+    assert str(error.value) == (
+        "my.yaml: configurations[12]: found 'further_4'; allowed: at most 4 besides "
+        f"{', '.join(design)}, since the figures have no more distinct marks"
+    )
 
 
 @pytest.mark.parametrize("key", sorted(shipped("config.yaml")))

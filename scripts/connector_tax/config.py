@@ -7,11 +7,12 @@ when it is raised (CONTRACTS.md, "Bad input").
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError, best_match
+
+if TYPE_CHECKING:
+    from jsonschema.exceptions import ValidationError
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = ROOT / "workflow" / "schemas"
@@ -41,6 +42,9 @@ def validate(value: Any, schema_name: str, source: str) -> None:
     Raises:
         ConfigError: one line for each offence: `source: key.path: found ..., allowed ...`.
     """
+    # Imported late: a launch validates nothing, and its server would start 100 ms later.
+    from jsonschema import Draft202012Validator
+
     validator = Draft202012Validator(load_yaml(SCHEMAS / schema_name))
     errors = sorted(validator.iter_errors(value), key=lambda error: [str(p) for p in error.path])
     if errors:
@@ -48,7 +52,9 @@ def validate(value: Any, schema_name: str, source: str) -> None:
         raise ConfigError("\n".join(f"{source}: {line}" for line in dict.fromkeys(lines)))
 
 
-def _offences(error: ValidationError) -> list[str]:
+def _offences(error: "ValidationError") -> list[str]:
+    from jsonschema.exceptions import best_match
+
     if error.context:
         deepest = best_match(error.context)
         if deepest is not None:
@@ -70,7 +76,7 @@ def _offences(error: ValidationError) -> list[str]:
     return [f"{where or 'the file'}: found {error.instance!r}; allowed: {_allowed(error)}"]
 
 
-def _allowed(error: ValidationError) -> str:
+def _allowed(error: "ValidationError") -> str:
     value: Any = error.validator_value
     texts: dict[str, Callable[[], str]] = {
         "enum": lambda: "one of " + ", ".join("null" if v is None else str(v) for v in value),
@@ -150,6 +156,7 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
                     f"{source}: {key}[{position}]: found {identifier!r}; "
                     f"allowed: {', '.join(allowed)}"
                 )
+    _check_marks(config["configurations"], source)
     rates = config["phase_a"]["rates_rps"]
     if rates != sorted(rates):
         raise ConfigError(f"{source}: phase_a.rates_rps: found {rates}; allowed: ascending rates")
@@ -160,9 +167,9 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
             f"allowed: at least cell.floor_s ({cell['floor_s']})"
         )
     certain = config["precision"]["certain_throughput_ratio"]
-    if certain >= config["saturation"]["throughput_ratio_min"]:
+    if certain > config["saturation"]["throughput_ratio_min"]:
         raise ConfigError(
-            f"{source}: precision.certain_throughput_ratio: found {certain}; allowed: below "
+            f"{source}: precision.certain_throughput_ratio: found {certain}; allowed: at most "
             f"saturation.throughput_ratio_min ({config['saturation']['throughput_ratio_min']})"
         )
     generator = config["load_generator"]
@@ -173,4 +180,16 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
             f"{generator['connections_per_worker']}; allowed: workers x connections_per_worker "
             f"({connections}) must be at least cell.inflight_cap ({cell['inflight_cap']}), else "
             "requests queue inside the client"
+        )
+
+
+def _check_marks(configurations: Sequence[str], source: str) -> None:
+    # Imported late: a launch checks no configuration.
+    from connector_tax.figures.marks import DESIGN_MARKS, SPARE_MARKS, unmarked
+
+    if left := unmarked(configurations):
+        raise ConfigError(
+            f"{source}: configurations[{configurations.index(left[0])}]: found {left[0]!r}; "
+            f"allowed: at most {len(SPARE_MARKS)} besides {', '.join(DESIGN_MARKS)}, since the "
+            "figures have no more distinct marks"
         )

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connector_tax.files import read_json, sha256_file
+from connector_tax.config import ROOT
+from connector_tax.files import read_json, sha256_file, write_json
 from connector_tax.study import cell, launch, server
 from connector_tax.study.guard import LAUNCH_VARIABLE, PARENT_VARIABLE
 from tests.study.driving import (
@@ -146,6 +147,20 @@ def test_a_server_that_dies_ends_its_launch_and_the_next_run_completes_it(
     assert index_of(study_file)["status"] == "done"
     assert kept.items() <= cell_hashes(study_file).items()
     assert not list(launch_folder(study_file).glob("*.partial"))
+
+
+def test_the_logs_of_a_killed_attempt_name_no_path_of_the_machine(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path / "results" / "tiny", [{"kind": "refuse_start"}])
+    folder = launch_folder(study_file)
+    folder.mkdir(parents=True)
+    # What a killed driver leaves.
+    write_json(folder / "attempts.json", [{"attempt": 1, "started_utc": "x", "ended_utc": None}])
+    for name in (*server.LOGS, "lmcache_server.log"):
+        (folder / name).write_bytes(b"\xff loaded " + os.fsencode(ROOT) + b"/scripts\n")
+    assert launch.main(arguments(study_file)) == 0
+    hidden = b"\xff loaded {root}/scripts\n"
+    for name in ("vllm_stdout.attempt1.log", "vllm_stderr.attempt1.log", "lmcache_server.log"):
+        assert (folder / name).read_bytes() == hidden
 
 
 def test_a_dead_metrics_page_voids_the_cell_and_nothing_else(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The doctor says what stands in a study's way, starts nothing, and fails when it must."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,66 @@ def test_a_machine_without_gpu_and_environment_fails(
     assert rows["environment"][0] == rows["vLLM"][0] == "fail"
     assert "build the environment" in rows["vLLM"][1]
     assert rows["model"][0] == "warn"
+
+
+@pytest.mark.parametrize(
+    ("used", "busy", "persistence", "verdicts"),
+    [
+        (512, 0, "Enabled", ("ok", "ok", "ok")),
+        (30000, 0, "Enabled", ("fail", "ok", "ok")),
+        (512, 37, "Disabled", ("ok", "fail", "warn")),
+    ],
+)
+def test_the_gpu_the_study_is_to_run_on_is_looked_at(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    used: int,
+    busy: int,
+    persistence: str,
+    verdicts: tuple[str, str, str],
+) -> None:
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    row = f"NVIDIA H20, 570.86.15, 97871, {used}, {busy}, 1980, {persistence}"
+    tool.write_text(f"#!/bin/sh\necho '{row}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    _, rows = findings(tmp_path, capsys, "h20")
+    assert rows["GPU"] == ("ok", "0: NVIDIA H20, driver 570.86.15")
+    assert rows["GPU memory"][1] == f"{97871 - used} of 97871 MiB free, 90% wanted"
+    assert tuple(rows[c][0] for c in ("GPU memory", "GPU load", "GPU clocks")) == verdicts
+
+
+@pytest.mark.parametrize(
+    ("governors", "found"),
+    [
+        ([], ("ok", "not controlled by this system")),
+        (["performance"] * 2, ("ok", "performance on 2 CPUs")),
+        (
+            ["performance", "powersave", "powersave"],
+            ("warn", "performance on 1 CPUs, powersave on 2 CPUs"),
+        ),
+    ],
+)
+def test_every_cpu_has_a_clock_governor_of_its_own(
+    tmp_path: Path, governors: list[str], found: tuple[str, str]
+) -> None:
+    for number, name in enumerate(governors):
+        path = tmp_path / f"cpu{number}" / "cpufreq" / "scaling_governor"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{name}\n")
+    finding = doctor.governor(tmp_path)
+    assert (finding.verdict, finding.text) == found
+
+
+def test_a_host_that_is_not_this_machine_s_has_no_free_port(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # An address of TEST-NET-1, which no machine has.
+    _, rows = findings(tmp_path, capsys, "config", host="192.0.2.1")
+    assert rows["ports"][0] == "fail"
+    assert "192.0.2.1" in rows["ports"][1]
 
 
 def test_a_device_in_use_is_told_with_its_holder(

@@ -11,7 +11,9 @@ import httpx
 import psutil
 import pytest
 
+from connector_tax.config import ROOT
 from connector_tax.study.server import (
+    LOGS,
     Server,
     ServerCommand,
     ServerError,
@@ -86,6 +88,20 @@ def test_a_server_that_dies_before_it_is_ready_is_told_with_its_log(tmp_path: Pa
     with pytest.raises(ServerError, match=r"status 1 before it was ready(.|\n)*no such model"):
         server.wait_ready(20)
     assert server.stop(grace_s=1) == "dead"
+
+
+def test_no_failure_and_no_log_names_the_projects_folder(tmp_path: Path) -> None:
+    code = "import sys; print(sys.argv[1]); sys.exit(sys.argv[1])"
+    command = ServerCommand(["python", "-c", code, f"{ROOT}/models: empty"], {})
+    server = Server(tmp_path, command, "test", HOST, free_port(HOST))
+    server.start()
+    with pytest.raises(ServerError) as failure:
+        server.wait_ready(20)
+    server.stop(grace_s=1)
+    logs = [(tmp_path / name).read_text() for name in LOGS]
+    for text in (str(failure.value), *logs):
+        assert "{root}/models: empty" in text
+        assert str(ROOT) not in text
 
 
 def test_a_server_that_is_never_ready_is_given_up(tmp_path: Path, started: list[Server]) -> None:

@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +17,26 @@ from connector_tax.config import ROOT
 from connector_tax.files import read_json, read_jsonl, sha256_file
 from connector_tax.provenance.manifest import parse
 from connector_tax.study.guard import LAUNCH_VARIABLE
+from tests.provenance.test_archive import members_of
 from tests.workflow.harness import gone, prepare, run, start, temporary_folder, wait_for
 from tests.workflow.test_dry_run import MEASURING, planned
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(600)]
 
+SECRETS = {
+    "HF_TOKEN": "hf_SecretOfTheTest0001",
+    "OPENAI_API_KEY": "sk-SecretOfTheTest0002",
+    "STORE_API_KEY": "SecretOfTheTest0003",
+    "CLIENT_SECRET": "SecretOfTheTest0004",
+}
+
 
 @dataclass
 class Study:
-    """A study whose server for mooncake_both died once in Phase B, and which was run again."""
+    """A study whose server for mooncake_both died once in Phase B, and which was run again.
+
+    The second run also packed it. Both ran with SECRETS in their environment.
+    """
 
     folder: Path
     results: Path
@@ -55,7 +69,15 @@ def server_of(launch: Path) -> psutil.Process | None:
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+def secrets() -> Iterator[dict[str, str]]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SECRETS.items():
+            patch.setenv(name, value)
+        yield SECRETS
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory, secrets: dict[str, str]) -> Study:
     folder = prepare(tmp_path_factory.mktemp("end_to_end") / "study")
     results = folder / "results" / "tiny"
     process = start(folder, "all")
@@ -63,11 +85,18 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     wait_for(lambda: any(launch.glob("*.partial/metrics_*.jsonl")), process, timeout_s=250)
     server = server_of(launch)
     assert server is not None
+    assert server.environ().items() >= secrets.items()
     server.kill()
     status = process.wait(timeout=250)
     output = (folder / "snakemake.log").read_text()
     hashes = finished_files(results)
-    return Study(folder, results, status, output, hashes, run(folder, "all"))
+    return Study(folder, results, status, output, hashes, run(folder, "all", "archive"))
+
+
+def archived(study: Study) -> dict[str, bytes]:
+    """Name to content of every member of the study's archive."""
+    members = members_of(study.folder / "results" / "archive" / "tiny.tar.zst")
+    return {info.name: content for info, content in members}
 
 
 def test_a_dead_server_is_told_and_the_other_configurations_go_on(study: Study) -> None:
@@ -161,6 +190,39 @@ def test_figures_tables_report_and_manifest_are_there(study: Study) -> None:
     assert len(rows) == 11
     assert {row["engine"] for row in rows} == {"embedded (emulated)"}
     assert "emulated" in (study.results / "report.html").read_text()
+
+
+def test_no_file_holds_a_secret_of_the_environment(study: Study) -> None:
+    files = {str(p): p.read_bytes() for p in study.folder.rglob("*") if p.is_file()}
+    searched = files | archived(study)
+    searched["output"] = (study.second.stdout + study.second.stderr).encode()
+    kinds = ("launch.sh", "env.txt", "environment.json", "vllm_stderr.log", "logs/pack.log",
+             "manifest.json", "MANIFEST.md", "report.html", "fig1_ttft_vs_rate.svg",
+             "fig1_ttft_vs_rate.csv")  # fmt: skip
+    for kind in kinds:
+        assert any(name.endswith(kind) for name in searched), kind
+    found = [
+        (name, variable)
+        for name, content in searched.items()
+        for variable, value in SECRETS.items()
+        if value.encode() in name.encode() + content
+    ]
+    assert found == []
+
+
+def test_nothing_published_names_a_folder_of_this_machine(study: Study) -> None:
+    """A relative path is no such name: launch.sh reaches the project by one from its folder."""
+    published = archived(study)
+    published["MANIFEST.md"] = (study.folder / "MANIFEST.md").read_bytes()
+    published["report.html"] = (study.results / "report.html").read_bytes()
+    folders = (ROOT, Path(sys.prefix), study.folder, temporary_folder(study.folder))
+    found = [
+        (name, folder)
+        for name, content in published.items()
+        for folder in folders
+        if re.search(rb"(?<!\.\.)" + re.escape(os.fsencode(folder)), content)
+    ]
+    assert found == []
 
 
 def test_nothing_of_the_run_is_left(study: Study) -> None:

@@ -1,17 +1,22 @@
-"""What precision-targeted cells save: Phase A of a study twice, in virtual time, verdicts compared.
+"""What precision-targeted cells save: Phase A in full and precision-targeted, over several seeds.
 
 The embedded engine's scheduler and cost model serve the study's own schedules; cells end by the
 load generator's own rule; saturation, reference rates and taxes come from the analysis. Nothing is
-sent and nobody waits: a clock is advanced from step to step. The seconds in the table are the
-study's, from the first arrival of a cell to its last token, and are therefore the same on every
-machine.
+sent and nobody waits: a clock is advanced from step to step. The seconds are the study's, from the
+first arrival of a cell to its last token, and are therefore the same on every machine.
+
+A verdict of three launches is itself a matter of chance where a tax is near the margin or near what
+three launches can tell from nothing, so a grid that is repeated in full with another seed does not
+give all its verdicts again either. That repetition is the yardstick: the precision-targeted grid
+must agree with a full grid of another seed as often as a full grid does. Both are also held against
+the true tax, which the cost model knows.
 """
 
 import argparse
 import sys
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +25,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from connector_tax.analysis.effects import METRICS as EFFECTS
 from connector_tax.analysis.effects import TaxTable, sample_launch
 from connector_tax.analysis.ingest import Cell, CellKey, Study
 from connector_tax.analysis.measure import Requests
 from connector_tax.analysis.reference import NoReferenceRateError, judge_launches, reference_rates
 from connector_tax.analysis.saturation import Load, load_of
-from connector_tax.analysis.taxes import Tables, tax_rows
+from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX, Tables, tax_rows
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.model import StepClock
@@ -37,7 +43,14 @@ from connector_tax.loadgen.generator import PROGRESS_S
 from connector_tax.loadgen.messages import Cancel, Done
 from connector_tax.provenance.environment import cpu
 from connector_tax.study.cell import cell_rule
-from connector_tax.study.design import Launch, cell_order, launch_seed, launches, resolve
+from connector_tax.study.design import (
+    CLOSING_PLAIN,
+    Launch,
+    cell_order,
+    launch_seed,
+    launches,
+    resolve,
+)
 from connector_tax.study.plan import launch_overhead_s
 from connector_tax.study.precision import precision_rule, saturation_skips
 
@@ -45,6 +58,12 @@ LEAD_NS = 20_000_000
 LOOK_NS = round(PROGRESS_S * 1e9)
 REQUEST = PlannedRequest("simulated", b"{}", None, None)
 METRICS = ("ttft_p90", "tpot_p90")
+FULL, PRECISE = range(2)
+PLACES = ("none", "within margin", "near margin", "above margin")
+
+# (configuration, reference rate's name, metric)
+Key = tuple[str, str, str]
+Verdicts = dict[Key, str]
 
 
 class VirtualEngine:
@@ -223,8 +242,8 @@ class Outcome:
                 )
             )  # fmt: skip
 
-    def verdicts(self) -> tuple[dict[str, Any], dict[tuple[str, str, str], str]]:
-        """reference_rates.json, and the verdict of each (config, reference, metric).
+    def verdicts(self) -> tuple[dict[str, Any], Verdicts]:
+        """reference_rates.json, and the verdict of each tax at a reference rate.
 
         Raises:
             NoReferenceRateError: no rate qualifies.
@@ -278,74 +297,309 @@ def simulate(config: Mapping[str, Any], source: str, definition: Path, enabled: 
     return outcome
 
 
-def compare(full: Outcome, precise: Outcome) -> bool:
-    """Print the table; whether all verdicts agree and the time is at most halved."""
-    (rates, verdicts), (precise_rates, precise_verdicts) = full.verdicts(), precise.verdicts()
-    table = Table(title=f"{cpu()}; times are virtual, full grid | precision-targeted")
-    for name in ("configuration", "cell time (s)", "cells", "saturated from (req/s)"):
-        table.add_column(name)
-    columns = sorted({key[1:] for key in verdicts}, reverse=True)
-    for reference, metric in columns:
-        table.add_column(f"{metric} at {reference}")
-    same = [rates[r] == precise_rates[r] for r in ("ref_safe", "ref_load")]
-    for config in full.seconds:
-        knees = [r["saturation_rate_rps"].get(config) for r in (rates, precise_rates)]
-        same.append(knees[0] == knees[1])
-        row = [f"{full.seconds[config]:.0f} | {precise.seconds[config]:.0f}"]
-        row.append(" | ".join(str(_measured(o, config)) for o in (full, precise)))
-        row.append(" | ".join("none" if k is None else f"{k:g}" for k in knees))
-        for column in columns:
-            pair = [v.get((config, *column), "") for v in (verdicts, precise_verdicts)]
-            same.append(pair[0] == pair[1])
-            row.append(pair[0] if same[-1] else " | ".join(pair))
-        table.add_row(config, *row)
-    Console(width=200).print(table)
-    total, short = (sum(outcome.seconds.values()) for outcome in (full, precise))
-    for name in ("ref_safe", "ref_load"):
-        print(f"{name}: {rates[name]:g} | {precise_rates[name]:g} req/s")
-    document = full.study.document
-    around = launch_overhead_s(document, full.study.root) * len(document["run_order"]["A"])
-    print(
-        f"{same.count(True)} of {len(same)} reference rates, saturation rates and verdicts agree; "
-        f"{short:.0f} s of {total:.0f} s in cells: {short / total:.0%} (bound 50%); with "
-        f"{around:.0f} s of start-up and release {(short + around) / (total + around):.0%}"
+@dataclass(frozen=True)
+class Truth:
+    """The tax of the cost model in one cell (0.1 is +10%) and its Monte-Carlo standard error."""
+
+    tax: float
+    standard_error: float
+
+    def place(self, margin: float) -> str:
+        """Where the tax lies against the margin; `near margin`: within two standard errors."""
+        if self.tax == 0:
+            return "none"
+        if abs(abs(self.tax) - margin) <= 2 * self.standard_error:
+            return "near margin"
+        return "within margin" if abs(self.tax) < margin else "above margin"
+
+    def refutes(self, verdict: str, margin: float) -> bool:
+        """Whether a verdict is wrong.
+
+        TAX says that the tax is positive, NO TAX that it is below the margin: both are right about
+        a tax between zero and the margin. INCONCLUSIVE claims nothing.
+        """
+        if verdict == TAX:
+            return self.tax <= 0
+        return verdict == NO_TAX and abs(self.tax) >= margin
+
+
+def true_taxes(
+    config: Mapping[str, Any], source: str, definition: Path, rate_rps: float, launches: int
+) -> dict[tuple[str, str], Truth]:
+    """(configuration, metric) to its true tax in the full grid's cell at a rate.
+
+    As in `calibration.truth`: the mean over launches of the log ratio to plain, every configuration
+    of a launch with the same arrivals, launch offset and jitter. Closing plain's is 0.
+
+    Args:
+        config: of the study; its seed names the random streams.
+        source: the configuration file's name, for errors.
+        definition: the engine's file.
+        rate_rps: one of `phase_a.rates_rps`.
+        launches: at least 2.
+    """
+    without = {**config["precision"], "enabled": False}
+    document = resolve({**config, "precision": without, "blocks": launches}, source)
+    (planned,) = (c for c in document["cells"]["A"] if c["rate_rps"] == rate_rps)
+    logs: dict[tuple[str, str], list[float]] = {}
+    for block in range(launches):
+        seed = launch_seed(document, Launch("truth", block, "A"))
+        for name in config["configurations"]:
+            cell = virtual_cell(document, Launch(name, block, "A"), planned)
+            cell.serve(VirtualEngine(load_config(definition, name), seed))
+            requests = cell.requests()
+            for metric in METRICS:
+                column, percent = EFFECTS[metric]
+                log = float(np.log(np.percentile(getattr(requests, column), percent)))
+                logs.setdefault((name, metric), []).append(log)
+    found = {(CLOSING_PLAIN, metric): Truth(0.0, 0.0) for metric in METRICS}
+    for (name, metric), own in logs.items():
+        if name != "plain":
+            ratios = np.array(own) - np.array(logs["plain", metric])
+            tax = float(np.expm1(ratios.mean()))
+            error = float(np.std(ratios, ddof=1) / np.sqrt(launches))
+            found[name, metric] = Truth(tax, (1 + tax) * error)
+    return found
+
+
+@dataclass(frozen=True)
+class Replication:
+    """One seed: the verdicts of both grids, their rates, and what they took."""
+
+    verdicts: tuple[Verdicts, Verdicts]
+    rates: tuple[dict[str, Any], dict[str, Any]]
+    cell_s: tuple[float, float]
+    around_s: float
+
+    @property
+    def same_rates(self) -> bool:
+        """Whether both grids found the same reference rates and saturation rates."""
+        names = ("ref_safe", "ref_load", "saturation_rate_rps")
+        return all(self.rates[FULL][name] == self.rates[PRECISE][name] for name in names)
+
+
+def replicate(config: Mapping[str, Any], source: str, definition: Path) -> Replication:
+    """Both grids with the same seed.
+
+    Raises:
+        ConfigError: the configuration is unusable.
+        NoReferenceRateError: no rate qualifies.
+    """
+    outcomes = [simulate(config, source, definition, enabled) for enabled in (False, True)]
+    (full_rates, full), (precise_rates, precise) = (o.verdicts() for o in outcomes)
+    document = outcomes[FULL].study.document
+    around_s = launch_overhead_s(document, outcomes[FULL].study.root)
+    full_s, precise_s = (sum(o.seconds.values()) for o in outcomes)
+    return Replication(
+        (full, precise),
+        (full_rates, precise_rates),
+        (full_s, precise_s),
+        around_s * len(document["run_order"]["A"]),
     )
-    return all(same) and short <= total / 2
 
 
-def _measured(outcome: Outcome, config: str) -> int:
-    return sum(c.key.config == config and c.status == "valid" for c in outcome.cells)
+def agreement(
+    replications: Sequence[Replication], grid: int, keys: Collection[Key], *, same_seed: bool
+) -> float:
+    """The share of verdicts on which `grid` agrees with the full grid, over pairs of studies.
+
+    Args:
+        replications: the studies; at least 2 unless `same_seed`.
+        grid: FULL or PRECISE.
+        keys: the taxes that count.
+        same_seed: compare each study with the full grid of its own seed; else with those of every
+            other seed, with which it shares neither launch offsets nor jitter nor arrivals.
+    """
+    same = [
+        one.verdicts[grid].get(key) == other.verdicts[FULL].get(key)
+        for i, one in enumerate(replications)
+        for j, other in enumerate(replications)
+        if (i == j) is same_seed
+        for key in keys
+    ]
+    return sum(same) / len(same)
+
+
+def agreement_lost(
+    replications: Sequence[Replication], keys: Collection[Key]
+) -> tuple[float, float]:
+    """How much less the precision-targeted grid agrees with another seed's full grid than a full
+    grid does, and the jackknife standard error over seeds; at least 3 replications."""
+
+    def lost(chosen: Sequence[Replication]) -> float:
+        full, precise = (agreement(chosen, g, keys, same_seed=False) for g in (FULL, PRECISE))
+        return full - precise
+
+    n = len(replications)
+    left_out = [lost([*replications[:i], *replications[i + 1 :]]) for i in range(n)]
+    return lost(replications), float(np.std(left_out) * np.sqrt(n - 1))
+
+
+def report(
+    replications: Sequence[Replication],
+    truths: Mapping[float, Mapping[tuple[str, str], Truth]],
+    margin: float,
+    confidence: float,
+) -> bool:
+    """Print the tables; whether the precision-targeted grid gives the full one's verdicts in at
+    most half its time.
+
+    It does when the time ratio, start-ups included, is at most 50%, when it agrees with a full grid
+    of another seed no less than a full grid does (but for two standard errors of that difference),
+    and when no more of its verdicts are wrong than the confidence allows.
+    """
+    keys = sorted({key for r in replications for grid in r.verdicts for key in grid})
+    taxes = {key: _truth(key, replications, truths) for key in keys}
+    _print_taxes(replications, taxes, margin)
+    places = {key: truth.place(margin) for key, truth in taxes.items()}
+    groups = {place: [k for k in keys if places[k] == place] for place in PLACES} | {"all": keys}
+    _print_groups(replications, {n: g for n, g in groups.items() if g}, taxes, margin)
+    cells, total = _time_ratios(replications)
+    lost, error = agreement_lost(replications, keys)
+    wrong = _wrong(replications, PRECISE, keys, taxes, margin) / (len(keys) * len(replications))
+    kept = sum(r.same_rates for r in replications)
+    print(f"reference and saturation rates are the full grid's in {kept} of {len(replications)}")
+    print(f"time: {cells:.1%} of the full grid's in cells, {total:.1%} with start-ups (bound 50%)")
+    print(
+        f"agreement lost against a repetition of the full grid: {lost:+.1%} +- {error:.1%}; "
+        f"wrong: {wrong:.1%} (bound {1 - confidence:.0%})"
+    )
+    return total <= 0.5 and lost <= 2 * error and wrong <= 1 - confidence
+
+
+def _truth(
+    key: Key,
+    replications: Sequence[Replication],
+    truths: Mapping[float, Mapping[tuple[str, str], Truth]],
+) -> Truth:
+    config, reference, metric = key
+    # The grids that found another reference rate than most are judged by the rate of most.
+    found = Counter(rates[reference] for r in replications for rates in r.rates)
+    return truths[found.most_common(1)[0][0]][config, metric]
+
+
+def _time_ratios(replications: Sequence[Replication]) -> tuple[float, float]:
+    full, precise = (sum(r.cell_s[grid] for r in replications) for grid in (FULL, PRECISE))
+    around = sum(r.around_s for r in replications)
+    return precise / full, (precise + around) / (full + around)
+
+
+def _wrong(
+    replications: Sequence[Replication],
+    grid: int,
+    keys: Collection[Key],
+    taxes: Mapping[Key, Truth],
+    margin: float,
+) -> int:
+    return sum(
+        taxes[key].refutes(r.verdicts[grid].get(key, ""), margin)
+        for r in replications
+        for key in keys
+    )
+
+
+def _count(replications: Sequence[Replication], grid: int, keys: Collection[Key], said: str) -> int:
+    return sum(r.verdicts[grid].get(key) == said for r in replications for key in keys)
+
+
+def _print_taxes(
+    replications: Sequence[Replication], taxes: Mapping[Key, Truth], margin: float
+) -> None:
+    table = Table(title="verdicts over the seeds: TAX / NO TAX / INCONCLUSIVE")
+    for name in ("tax", "true tax (%)", "against margin", "full grid", "precision-targeted"):
+        table.add_column(name)
+    for key, truth in taxes.items():
+        counts = (
+            " / ".join(str(_count(replications, g, [key], v)) for v in (TAX, NO_TAX, INCONCLUSIVE))
+            for g in (FULL, PRECISE)
+        )
+        size = f"{100 * truth.tax:.2f} +- {100 * truth.standard_error:.2f}"
+        table.add_row(" ".join(key), size, truth.place(margin), *counts)
+    Console(width=120).print(table)
+
+
+def _print_groups(
+    replications: Sequence[Replication],
+    groups: Mapping[str, Collection[Key]],
+    taxes: Mapping[Key, Truth],
+    margin: float,
+) -> None:
+    table = Table(title=f"{cpu()}; {len(replications)} seeds; full grid | precision-targeted")
+    table.add_column("true tax")
+    for name in ("verdicts", "agree, other seed", "agree, same seed", "wrong", "undecided"):
+        table.add_column(name, justify="right")
+    for name, keys in groups.items():
+        agree = [agreement(replications, g, keys, same_seed=False) for g in (FULL, PRECISE)]
+        same = agreement(replications, PRECISE, keys, same_seed=True)
+        wrong = [_wrong(replications, g, keys, taxes, margin) for g in (FULL, PRECISE)]
+        open_ = [_count(replications, g, keys, INCONCLUSIVE) for g in (FULL, PRECISE)]
+        table.add_row(
+            name,
+            str(len(keys) * len(replications)),
+            " | ".join(f"{share:.1%}" for share in agree),
+            f"{same:.1%}",
+            " | ".join(map(str, wrong)),
+            " | ".join(map(str, open_)),
+        )
+    Console(width=120).print(table)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate Phase A in full and with precision-targeted cells; compare verdicts and time."""
+    """Simulate Phase A in full and with precision-targeted cells over several seeds; compare the
+    time, the verdicts with each other and with the cost model's own taxes."""
     parser = argparse.ArgumentParser(
         prog="python -m connector_tax.study.bench_precision", description=main.__doc__
     )
     parser.add_argument("--config", type=Path, default=Path("config/h20.yaml"))
     parser.add_argument("--definition", type=Path, default=Path("config/embedded.yaml"))
     parser.add_argument("--blocks", type=int, default=3, help="verdicts need 3 (default)")
+    parser.add_argument("--seeds", type=int, default=6, help="studies of each kind, at least 3")
+    parser.add_argument(
+        "--truth-launches", type=int, default=30, help="launches behind a true tax, at least 2"
+    )
     parser.add_argument("--configurations", nargs="+", help="default: the configuration file's")
     arguments = parser.parse_args(argv)
-    try:
-        config = load_yaml(arguments.config) | {"blocks": arguments.blocks}
-        if arguments.configurations:
-            config["configurations"] = arguments.configurations
-            kept = [
-                c for c in config["phase_bp"]["configurations"] if c in arguments.configurations
-            ]
-            config["phase_bp"]["configurations"] = kept
-        started = time.monotonic()
-        source = str(arguments.config)
-        full, precise = (
-            simulate(config, source, arguments.definition, enabled) for enabled in (False, True)
+    if arguments.seeds < 3:
+        parser.error(f"argument --seeds: found {arguments.seeds}; allowed: at least 3")
+    if arguments.truth_launches < 2:
+        parser.error(
+            f"argument --truth-launches: found {arguments.truth_launches}; allowed: at least 2"
         )
-        agree = compare(full, precise)
+    # Plain's closing launch is the one tax that is known to be zero.
+    config = load_yaml(arguments.config) | {"blocks": arguments.blocks, "closing_plain": True}
+    if arguments.configurations:
+        config["configurations"] = arguments.configurations
+        kept = [c for c in config["phase_bp"]["configurations"] if c in arguments.configurations]
+        config["phase_bp"]["configurations"] = kept
+    source, definition = str(arguments.config), arguments.definition
+    replications = []
+    try:
+        for number in range(arguments.seeds):
+            started = time.monotonic()
+            seeded = config | {"seed": config["seed"] + number}
+            replications.append(replicate(seeded, source, definition))
+            print(
+                f"seed {number + 1} of {arguments.seeds}: simulated in "
+                f"{time.monotonic() - started:.0f} s",
+                file=sys.stderr,
+            )
+        references = {
+            rates[name]
+            for replication in replications
+            for rates in replication.rates
+            for name in ("ref_safe", "ref_load")
+        }
+        # A seed of its own: the truth shares no random number with the studies it judges.
+        aside = config | {"seed": config["seed"] + arguments.seeds}
+        truths = {
+            rate: true_taxes(aside, source, definition, rate, arguments.truth_launches)
+            for rate in references
+        }
     except (ConfigError, NoReferenceRateError) as error:
         print(error, file=sys.stderr)
         return 2
-    print(f"simulated in {time.monotonic() - started:.0f} s")
-    return int(not agree)
+    statistics = config["statistics"]
+    return int(not report(replications, truths, statistics["margin"], statistics["confidence"]))
 
 
 if __name__ == "__main__":

@@ -31,15 +31,18 @@ from connector_tax.loadgen import (
     CellResult,
     CellRule,
     LoadGenerator,
+    LoadGeneratorOptions,
     PlannedRequest,
     Progress,
+    Target,
     make_offsets,
 )
+from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study.design import Launch, successes_wanted
 from connector_tax.study.precision import precision_record, precision_rule
-from connector_tax.study.prompts import planned_requests
+from connector_tax.study.prompts import bodies_sha256, planned_requests
 from connector_tax.study.sampler import MetricsSampler
-from connector_tax.study.server import served_model
+from connector_tax.study.server import Server, served_model
 from connector_tax.study.steplog import StepLog
 
 # A server may count a request just after its last byte: how often and how long to look again.
@@ -69,6 +72,20 @@ def cell_rule(config: Mapping[str, Any]) -> CellRule:
         drain_s=cell["drain_s"],
         inflight_cap=cell["inflight_cap"],
         request_timeout_s=cell["request_timeout_s"],
+    )
+
+
+def load_generator(study: Mapping[str, Any], server: Server, plan: AffinityPlan) -> LoadGenerator:
+    """The load generator of the study's `load_generator` section, aimed at `server`."""
+    options = study["config"]["load_generator"]
+    return LoadGenerator(
+        Target(host=server.host, port=server.port),
+        LoadGeneratorOptions(
+            workers=options["workers"],
+            connections_per_worker=options["connections_per_worker"],
+            keep_reads=options["keep_reads"],
+            cpus=plan,
+        ),
     )
 
 
@@ -260,6 +277,7 @@ def _cell_record(
             "seed": prepared.arrivals_seed,
             "n": planned,
         },
+        "prompts_sha256": bodies_sha256(prepared.requests[:planned]),
         "window": {
             "t_origin_ns": result.t_origin_ns,
             "t_warmup_end_ns": result.t_warmup_end_ns,

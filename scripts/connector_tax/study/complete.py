@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.commands import run_command, study_parser
+from connector_tax.files import read_json, write_json
 from connector_tax.study.design import PHASES, launches
 
 
@@ -28,17 +29,13 @@ def failed_launches(study_file: Path) -> list[tuple[Path, str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """End non-zero, saying what is missing, unless every launch is done or skipped for a reason."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.study.complete", description=main.__doc__
-    )
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    parser = study_parser("study.complete", main.__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args(argv)
-    try:
-        failed = failed_launches(arguments.study)
-    except ArtifactError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return run_command(parser, argv, _conclude)
+
+
+def _conclude(arguments: argparse.Namespace) -> int:
+    failed = failed_launches(arguments.study)
     if not failed:
         write_json(arguments.out, {"complete": True})
         return 0

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from connector_tax import __version__
+from connector_tax import package_version
 from connector_tax.config import (
     ROOT,
     ConfigError,
@@ -108,7 +108,7 @@ def resolve(config: Mapping[str, Any], source: str) -> dict[str, Any]:
         "design_sha256": sha256_json(measured_design(config, chosen)),
         "engine_label": engine["label"],
         "emulated": engine["kind"] == "embedded",
-        "package_version": __version__,
+        "package_version": package_version(),
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": config["seed"],
         "blocks": config["blocks"],

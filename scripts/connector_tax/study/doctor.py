@@ -5,9 +5,11 @@ fail or worthless is `fail`, one that weakens it or leaves configurations out is
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +21,13 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
-from connector_tax.files import ArtifactError, read_json, sha256_file
+from connector_tax.files import read_json, sha256_file
 from connector_tax.provenance.environment import ABSENT, cpu, engine_versions
 from connector_tax.study.guard import DeviceBusyError, device_lock
 from connector_tax.study.plan import expected_cell_s, planned_cells, remaining_s
-from connector_tax.study.server import affinity_plan, free_port, server_cpus
+from connector_tax.study.server import affinity_plan, server_cpus
 from connector_tax.vllm.environment import files_of
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -36,7 +39,19 @@ BYTES_PER_READ = 22
 BYTES_PER_STEP_RECORD = 420
 STEPS_PER_S = 400
 DISK_RESERVE = 3
-GPU_FIELDS = ("name", "driver_version", "memory.total", "memory.used", "utilization.gpu")
+GPU_FIELDS = (
+    "name",
+    "driver_version",
+    "memory.total",
+    "memory.used",
+    "utilization.gpu",
+    "clocks.max.sm",
+    "persistence_mode",
+)
+# At most: the server, Mooncake's bootstrap, NIXL's side channel, the LMCache server's two, and the
+# dummy bootstrap.
+PORTS_OF_A_LAUNCH = 6
+CPUS = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +73,10 @@ def findings(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
             yield from _gpu(engine)
     yield from _cpus(study)
     yield _clock()
-    yield _governor()
+    yield governor(CPUS)
     yield _memory()
     yield _disk(study, folder)
-    yield _port(study)
+    yield _ports(study)
     yield _device(study)
 
 
@@ -112,7 +127,7 @@ def _gpu(engine: Mapping[str, Any]) -> Iterator[Finding]:
     if index >= len(rows):
         yield Finding("GPU", "fail", f"no GPU {index}; there are {len(rows)}")
         return
-    name, driver, total, used, busy = rows[index]
+    name, driver, total, used, busy, clock, persistence = rows[index]
     yield Finding("GPU", "ok", f"{index}: {name}, driver {driver}")
     share = float(engine["flags"].get("--gpu-memory-utilization", 0.9))
     free = 1 - float(used) / float(total)
@@ -120,6 +135,11 @@ def _gpu(engine: Mapping[str, Any]) -> Iterator[Finding]:
     yield Finding("GPU memory", "ok" if free >= share else "fail", text)
     idle = float(busy) == 0
     yield Finding("GPU load", "ok" if idle else "fail", f"{busy}% busy; a study needs it idle")
+    kept = persistence == "Enabled"
+    text = f"up to {clock} MHz, persistence mode {persistence}"
+    if not kept:
+        text += "; the driver may load, and set its clocks, anew at each launch"
+    yield Finding("GPU clocks", "ok" if kept else "warn", text)
 
 
 def _cpus(study: Mapping[str, Any]) -> Iterator[Finding]:
@@ -139,11 +159,14 @@ def _clock() -> Finding:
     return Finding("clock source", "ok" if good else "warn", source or "unknown")
 
 
-def _governor() -> Finding:
-    governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    if governor is None:
+def governor(cpus: Path) -> Finding:
+    """The clock governors of all CPUs below `cpus` (sysfs); they may differ."""
+    read = [path.read_text().strip() for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_governor")]
+    if not read:
         return Finding("clock governor", "ok", "not controlled by this system")
-    return Finding("clock governor", "ok" if governor == "performance" else "warn", governor)
+    counts = [f"{name} on {read.count(name)} CPUs" for name in sorted(set(read))]
+    verdict: Verdict = "ok" if set(read) == {"performance"} else "warn"
+    return Finding("clock governor", verdict, ", ".join(counts))
 
 
 def _memory() -> Finding:
@@ -177,12 +200,15 @@ def _disk(study: Mapping[str, Any], folder: Path) -> Finding:
     return Finding("disk", "ok" if free > DISK_RESERVE * needed else "fail", text)
 
 
-def _port(study: Mapping[str, Any]) -> Finding:
+def _ports(study: Mapping[str, Any]) -> Finding:
     host = study["config"]["server"]["host"]
     try:
-        return Finding("port", "ok", f"{host}:{free_port(host)} is free")
+        with contextlib.ExitStack() as stack:
+            for _ in range(PORTS_OF_A_LAUNCH):
+                stack.enter_context(socket.create_server((host, 0)))
     except OSError as error:
-        return Finding("port", "fail", f"{host}: {error}")
+        return Finding("ports", "fail", f"{host}: {error}")
+    return Finding("ports", "ok", f"{PORTS_OF_A_LAUNCH} free on {host}, as many as a launch takes")
 
 
 def _device(study: Mapping[str, Any]) -> Finding:
@@ -203,19 +229,15 @@ def _read(path: str) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check the machine for a study; non-zero when a check fails."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.study.doctor", description=main.__doc__
-    )
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    parser = study_parser("study.doctor", main.__doc__)
     parser.add_argument("--json", action="store_true", help="findings as JSON lines")
-    arguments = parser.parse_args(argv)
-    try:
-        study = read_json(arguments.study)
-        rows = list(findings(study, arguments.study.parent))
-        minutes = remaining_s(study, arguments.study.parent) / 60
-    except ArtifactError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return run_command(parser, argv, _examine)
+
+
+def _examine(arguments: argparse.Namespace) -> int:
+    study = read_json(arguments.study)
+    rows = list(findings(study, arguments.study.parent))
+    minutes = remaining_s(study, arguments.study.parent) / 60
     if arguments.json:
         for row in rows:
             print(json.dumps({"check": row.check, "verdict": row.verdict, "text": row.text}))

@@ -10,6 +10,7 @@ SIGTERM ends the driver after the current cell, SIGINT at once; neither leaves a
 
 import argparse
 import contextlib
+import gc
 import importlib
 import os
 import shutil
@@ -17,19 +18,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
-from connector_tax.loadgen import (
-    LoadGenerator,
-    LoadGeneratorError,
-    LoadGeneratorOptions,
-    Target,
-)
+from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study import cell as cells
 from connector_tax.study.design import PHASES, Launch, cell_order, launches
@@ -46,12 +44,14 @@ from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import refuse_other_design, supersede
 from connector_tax.study.sampler import MetricsSampler, SamplerError
 from connector_tax.study.server import (
+    LOGS,
     PortTakenError,
     Server,
     ServerError,
     affinity_plan,
     command_for,
     free_port,
+    hide_root,
     server_cpus,
 )
 from connector_tax.study.steplog import StepLog
@@ -148,6 +148,8 @@ class LaunchDriver:
         killed = kill_leftovers(self.folder)
         if killed:
             self.progress.say(f"killed {killed} processes left over from an interrupted run")
+        # An interrupted run has not done it; whether or not anything is left to measure.
+        hide_root(self.folder)
         for partial in self.folder.glob("*.partial"):
             shutil.rmtree(partial)
         missing = [
@@ -197,14 +199,22 @@ class LaunchDriver:
         step_log.remove()
         server = self._start_server(attempt, plan)
         stack.callback(step_log.remove)
-        stack.callback(self._stop_server, server, attempt)
         config = self.study["config"]
+        waiting = ThreadPoolExecutor(1)
+        # Left last, when the server has been stopped: then the wait has ended too.
+        stack.callback(waiting.shutdown)
+        stack.callback(self._stop_server, server, attempt)
+        startup_s = waiting.submit(server.wait_ready, config["server"]["ready_timeout_s"])
+        # What the cells need starts while the server does.
         sampler = stack.enter_context(MetricsSampler(server.url, config["metrics"]["interval_s"]))
-        # Its imports (scipy, polars) take half a second that the server's start-up has to spare.
-        importlib.import_module(SUMMARY_MODULE)
-        attempt["startup_s"] = server.wait_ready(config["server"]["ready_timeout_s"])
-        generator = stack.enter_context(self._load_generator(server, plan))
+        generator = stack.enter_context(cells.load_generator(self.study, server, plan))
         attempt["load_generator"] = generator.describe()
+        importlib.import_module(SUMMARY_MODULE)
+        # Keeps what is there for good out of the collection before every cell.
+        gc.freeze()
+        attempt["startup_s"] = startup_s.result()
+        before = server.thread_use()
+        stack.callback(lambda: attempt.update(server_threads=_threads(server, before)))
         for position, cell in enumerate(missing, 1):
             rate = cell["rate_rps"] if cell["rate_rps"] is not None else rate_rps
             assert rate is not None
@@ -281,18 +291,6 @@ class LaunchDriver:
         self._server = None
         time.sleep(self.study["config"]["server"]["release_s"])
 
-    def _load_generator(self, server: Server, plan: AffinityPlan) -> LoadGenerator:
-        options = self.study["config"]["load_generator"]
-        return LoadGenerator(
-            Target(host=server.host, port=server.port),
-            LoadGeneratorOptions(
-                workers=options["workers"],
-                connections_per_worker=options["connections_per_worker"],
-                keep_reads=options["keep_reads"],
-                cpus=plan,
-            ),
-        )
-
     def _saturated_below(self, cell: Mapping[str, Any]) -> str | None:
         return skip_reason(self.study, self.launch, self.folder, cell)
 
@@ -319,7 +317,7 @@ class LaunchDriver:
 
     def _new_attempt(self) -> dict[str, Any]:
         number = len(self._attempts) + 1
-        for name in ("launch.sh", "vllm_stdout.log", "vllm_stderr.log"):
+        for name in ("launch.sh", *LOGS):
             if (self.folder / name).exists():
                 stem, suffix = name.rsplit(".", 1)
                 (self.folder / name).rename(self.folder / f"{stem}.attempt{number - 1}.{suffix}")
@@ -362,6 +360,19 @@ class LaunchDriver:
         }
 
 
+def _threads(server: Server, before: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Who used the server's CPUs while the cells ran, busiest first; idle threads are left out."""
+    rows = [
+        {
+            "name": name,
+            **use,
+            "cpu_s": round(use["cpu_s"] - before.get(name, {"cpu_s": 0})["cpu_s"], 2),
+        }
+        for name, use in server.thread_use().items()
+    ]
+    return sorted((r for r in rows if r["cpu_s"] > 0), key=lambda r: -r["cpu_s"])
+
+
 def _counted(counts: Mapping[str, Any]) -> str:
     text = f"valid, {counts['measured_ok']} requests measured"
     others = {**counts["failed"], "dropped": counts["dropped"]}
@@ -385,15 +396,17 @@ def write_summary(driver: LaunchDriver) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one server launch of a study: every missing cell of (configuration, block, phase)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.study.launch", description=main.__doc__
-    )
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    parser = study_parser("study.launch", main.__doc__)
     parser.add_argument("--config", required=True, help="configuration id, or plain_last")
     parser.add_argument("--block", type=int, required=True)
     parser.add_argument("--phase", choices=PHASES, required=True)
     parser.add_argument("--log", type=Path, required=True)
-    arguments = parser.parse_args(argv)
+    # A full or read-only disk leaves no index.json: the next run measures what is missing.
+    refusals = (ArtifactError, ConfigError, DeviceBusyError, SamplerError, OSError)
+    return run_command(parser, argv, _drive, refusals)
+
+
+def _drive(arguments: argparse.Namespace) -> int:
     launch = Launch(arguments.config, arguments.block, arguments.phase)
     try:
         study = read_json(arguments.study)
@@ -411,10 +424,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             index = driver.run()
             write_summary(driver)
             write_json(driver.folder / "index.json", index)
-    # A full or read-only disk leaves no index.json: the next run measures what is missing.
-    except (ArtifactError, ConfigError, DeviceBusyError, SamplerError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
     except StopRequested:
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:

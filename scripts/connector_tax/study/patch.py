@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.study.design import Launch
 from connector_tax.study.guard import DeviceBusyError, device_lock
 from connector_tax.study.preflight import GateError, gated_server, steps_of
+from connector_tax.study.server import without_root
 from connector_tax.vllm import overlay
 
 OVERLAY = "overlay"
@@ -55,7 +57,7 @@ def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         status["steps_recorded"] = _prove(study, folder)
         status["step_timing_available"] = True
     except (overlay.OverlayError, GateError) as error:
-        status["reason"] = str(error)
+        status["reason"] = without_root(str(error))
         overlay.remove(folder / OVERLAY)
     return status
 
@@ -125,29 +127,25 @@ def revert(study: Mapping[str, Any], status: Mapping[str, Any], folder: Path) ->
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Apply the step timing of a study, or revert it; both can be repeated."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.study.patch", description=main.__doc__
-    )
+    parser = study_parser("study.patch", main.__doc__)
     parser.add_argument("action", choices=["apply", "revert"])
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
-    arguments = parser.parse_args(argv)
+    refusals = (ArtifactError, DeviceBusyError, overlay.OverlayError)
+    return run_command(parser, argv, _patch, refusals)
+
+
+def _patch(arguments: argparse.Namespace) -> None:
     folder = arguments.study.parent / "patch"
-    try:
-        study = read_json(arguments.study)
-        if arguments.action == "apply":
-            status = apply(study, folder)
-            write_json(folder / "patch_status.json", status)
-            available = status["step_timing_available"]
-            print(f"step timing: {'available' if available else 'NOT available'}")
-            if status["reason"]:
-                print(status["reason"])
-        else:
-            status = read_json(folder / "patch_status.json")
-            write_json(folder / "revert_status.json", revert(study, status, folder))
-    except (ArtifactError, DeviceBusyError, overlay.OverlayError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    study = read_json(arguments.study)
+    if arguments.action == "apply":
+        status = apply(study, folder)
+        write_json(folder / "patch_status.json", status)
+        available = status["step_timing_available"]
+        print(f"step timing: {'available' if available else 'NOT available'}")
+        if status["reason"]:
+            print(status["reason"])
+    else:
+        status = read_json(folder / "patch_status.json")
+        write_json(folder / "revert_status.json", revert(study, status, folder))
 
 
 if __name__ == "__main__":

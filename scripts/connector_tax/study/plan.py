@@ -15,11 +15,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.commands import run_command, study_parser
+from connector_tax.files import read_json
 from connector_tax.study.design import PHASES, Launch, cell_order, launches, successes_wanted
 
 # Start-up seconds assumed until a launch of this study has shown its own.
-ASSUMED_STARTUP_S = {"embedded": 2.0, "vllm": 90.0}
+ASSUMED_STARTUP_S = {"embedded": 2.0, "vllm": 40.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +114,12 @@ def remaining_s(study: Mapping[str, Any], folder: Path) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the seeded run order with state and expected minutes of each cell."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.study.plan", description=main.__doc__
-    )
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
-    arguments = parser.parse_args(argv)
-    try:
-        study = read_json(arguments.study)
-        rows = list(planned_cells(study, arguments.study.parent))
-    except ArtifactError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return run_command(study_parser("study.plan", main.__doc__), argv, _show)
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    study = read_json(arguments.study)
+    rows = list(planned_cells(study, arguments.study.parent))
     table = Table(box=None, pad_edge=False)
     for heading, justify in (("#", "right"), ("phase", "left"), ("block", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
@@ -151,7 +147,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{sum(r.state in ('missing', 'failed') for r in rows)} still to measure, "
         f"about {left / 60:.1f} min (design {study['design_sha256'][:12]}, seed {study['seed']})"
     )
-    return 0
 
 
 if __name__ == "__main__":

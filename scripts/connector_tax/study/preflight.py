@@ -23,12 +23,13 @@ from typing import Any
 
 import httpx
 
+from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, read_jsonl, write_json, write_text
 from connector_tax.study.design import Launch
 from connector_tax.study.guard import DeviceBusyError, device_lock, kill_leftovers, watch_parent
 from connector_tax.study.prompts import planned_requests
-from connector_tax.study.sampler import parse_metrics
+from connector_tax.study.scraper import parse_metrics
 from connector_tax.study.server import (
     STEP_LOG_PREFIX,
     Server,
@@ -38,6 +39,7 @@ from connector_tax.study.server import (
     free_port,
     served_model,
     server_cpus,
+    without_root,
 )
 from connector_tax.study.steplog import FLUSH_S, StepLog
 from connector_tax.vllm import overlay
@@ -256,7 +258,8 @@ def _probe(study: Mapping[str, Any], folder: Path) -> Iterator[tuple[Path | None
             raise overlay.OverlayError(f"this vLLM lacks {', '.join(missing)}")
         overlay.install(folder)
     except overlay.OverlayError as error:
-        yield None, f"hooks cannot be seen, the step probe is not available: {error}"
+        reason = without_root(str(error))
+        yield None, f"hooks cannot be seen, the step probe is not available: {reason}"
         return
     try:
         yield folder, None
@@ -266,18 +269,13 @@ def _probe(study: Mapping[str, Any], folder: Path) -> Iterator[tuple[Path | None
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the pre-flight gates of a study and write preflight_status.json."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.study.preflight", description=main.__doc__
-    )
-    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
-    arguments = parser.parse_args(argv)
-    try:
-        status = preflight(arguments.study)
-    except (ArtifactError, DeviceBusyError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    parser = study_parser("study.preflight", main.__doc__)
+    return run_command(parser, argv, _write_status, (ArtifactError, DeviceBusyError))
+
+
+def _write_status(arguments: argparse.Namespace) -> None:
+    status = preflight(arguments.study)
     write_json(arguments.study.parent / "preflight" / "preflight_status.json", status)
-    return 0
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ METHOD.md ("Same work, no reuse"): same lengths for every configuration, fresh r
 cache can hit, `ignore_eos` with `max_tokens` = `min_tokens`, usage asked for.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,14 @@ def planned_requests(
             )
         )
     return requests
+
+
+def bodies_sha256(requests: Iterable[PlannedRequest]) -> str:
+    """SHA-256 over the bodies in order, a newline after each."""
+    digest = hashlib.sha256()
+    for request in requests:
+        digest.update(request.body + b"\n")
+    return digest.hexdigest()
 
 
 def _sampling(output_tokens: int) -> bytes:

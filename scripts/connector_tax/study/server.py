@@ -14,10 +14,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
 from connector_tax.config import ROOT
@@ -139,6 +140,25 @@ def below_root(path: Path) -> str:
     return str(path)
 
 
+def without_root(text: str) -> str:
+    """`text` with `{root}` for the project's folder, and `~` for the user's home.
+
+    What is recorded is published, and names no folder of the machine.
+    """
+    text = text.replace(str(ROOT), ROOT_MARK)
+    home = str(Path.home())
+    return text if home == "/" else text.replace(f"{home}/", "~/")
+
+
+def hide_root(folder: Path) -> None:
+    """Rewrite a launch's logs by `without_root`; nothing may be writing to them any more."""
+    for path in folder.glob("*.log"):
+        text = path.read_bytes()
+        hidden = os.fsencode(without_root(os.fsdecode(text)))
+        if hidden != text:
+            path.write_bytes(hidden)
+
+
 def launch_script(command: ServerCommand, title: str, root: str, cpus: tuple[int, ...] = ()) -> str:
     """The text of launch.sh; every value is quoted, so none is ever interpreted by the shell.
 
@@ -253,17 +273,26 @@ class Server:
             PortTakenError: another process listens on the port.
             ServerError: the process ended first, or `timeout_s` passed.
         """
-        with httpx.Client(trust_env=False, timeout=5.0) as client:
-            while True:
-                self._check_port()
-                self.check_alive("before it was ready")
-                with contextlib.suppress(httpx.TransportError):
-                    if client.get(f"{self.url}/v1/models").status_code == httpx.codes.OK:
-                        return time.monotonic() - self._started
-                if time.monotonic() - self._started > timeout_s:
-                    limit = f"{timeout_s:g} s (server.ready_timeout_s)"
-                    raise ServerError(f"not ready after {limit}\n{self.log_tail()}")
-                time.sleep(0.02)
+        while True:
+            self._check_port()
+            self.check_alive("before it was ready")
+            if self._answers("/v1/models"):
+                return time.monotonic() - self._started
+            if time.monotonic() - self._started > timeout_s:
+                limit = f"{timeout_s:g} s (server.ready_timeout_s)"
+                raise ServerError(f"not ready after {limit}\n{self.log_tail()}")
+            time.sleep(0.02)
+
+    def _answers(self, path: str) -> bool:
+        """Whether a GET of `path` is answered 200."""
+        connection = HTTPConnection(self.host, self.port, timeout=5.0)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status == HTTPStatus.OK
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
 
     def check_alive(self, when: str) -> None:
         """Raise `ServerError` if the server, a companion or the engine behind it has ended.
@@ -319,9 +348,40 @@ class Server:
         except psutil.NoSuchProcess:
             return False
 
+    def thread_use(self) -> dict[str, dict[str, Any]]:
+        """CPU time of the group's threads so far, summed over threads of one name.
+
+        Returns:
+            `process/thread` (the kernel's names; `main` for the first thread) to `threads` (how
+            many), `cpus` (the CPU sets they may run on) and `cpu_s`.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        ticks = os.sysconf("SC_CLK_TCK")
+        for pid in self._group_members():
+            try:
+                process = Path(f"/proc/{pid}/comm").read_text().strip()
+            except OSError:
+                continue
+            for task in Path(f"/proc/{pid}/task").glob("*"):
+                try:
+                    comm = (task / "comm").read_text().strip()
+                    thread = "main" if task.name == str(pid) else comm
+                    times = (task / "stat").read_text().rpartition(")")[2].split()[11:13]
+                    cpus = format_cpus(tuple(sorted(os.sched_getaffinity(int(task.name)))))
+                except OSError:
+                    continue
+                use = found.setdefault(
+                    f"{process}/{thread}", {"threads": 0, "cpus": [], "cpu_s": 0.0}
+                )
+                use["threads"] += 1
+                use["cpus"] = sorted({*use["cpus"], cpus})
+                use["cpu_s"] += sum(map(int, times)) / ticks
+        return found
+
     def log_text(self) -> str:
         """Everything the server has printed."""
-        return "".join((self.folder / name).read_text(errors="replace") for name in LOGS)
+        texts = ((self.folder / name).read_text(errors="replace") for name in LOGS)
+        return without_root("".join(texts))
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of both logs."""
@@ -330,7 +390,7 @@ class Server:
     def _tail_of(self, name: str, lines: int) -> str:
         path = self.folder / name
         text = path.read_text(errors="replace") if path.exists() else ""
-        return "\n".join([f"--- end of {name}", *text.splitlines()[-lines:]])
+        return "\n".join([f"--- end of {name}", *without_root(text).splitlines()[-lines:]])
 
     def stop(self, grace_s: float) -> str:
         """Stop the whole process group and check that it is gone and its port free.
@@ -352,6 +412,7 @@ class Server:
         self._process.wait()
         kill_leftovers(self.folder)
         self._check_gone()
+        hide_root(self.folder)
         return how
 
     def kill(self) -> None:

@@ -1,0 +1,41 @@
+"""What the commands that work on a study share: the option `--study`, and how they refuse."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from connector_tax.files import ArtifactError
+
+
+def study_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of `python -m connector_tax.<module> --study FILE`."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m connector_tax.{module}", description=description
+    )
+    parser.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    return parser
+
+
+def run_command(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    work: Callable[[argparse.Namespace], int | None],
+    refusals: tuple[type[Exception], ...] = (ArtifactError,),
+    label: str = "",
+) -> int:
+    """Parse `argv` and do the work; the exit status of the command.
+
+    Args:
+        parser: knows the command's options.
+        argv: the command line without the program's name; None: this process's.
+        work: its result is the exit status, None is 0.
+        refusals: what `work` raises where the user can help; the text goes to stderr, status 2.
+        label: stands before that text.
+    """
+    arguments = parser.parse_args(argv)
+    try:
+        return work(arguments) or 0
+    except refusals as error:
+        print(f"{label}{error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,128 @@
+"""The sampler's process: scrapes /metrics on absolute deadlines while a cell is open (1 Hz in the
+design) and appends one record per scrape to the cell's metrics file (CONTRACTS.md, `metrics`).
+
+It takes commands as JSON lines on standard input and answers each with one JSON line. Histogram
+buckets and `*_created` series are left out of `values`; the first and last scrape of a cell keep
+the raw text, which holds everything.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """`{name{label="value",...}: number}` of a Prometheus text exposition, labels sorted by name.
+
+    Raises:
+        ValueError: the text is not a Prometheus exposition.
+    """
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.endswith(("_bucket", "_created")):
+                continue
+            labels = ",".join(f'{k}="{v}"' for k, v in sorted(sample.labels.items()))
+            values[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return values
+
+
+class _Scraper:
+    """Serves the command loop and the periodic scrapes; one file is open at a time."""
+
+    def __init__(self, url: str, interval_s: float) -> None:
+        self._client = httpx.Client(trust_env=False, timeout=5.0)
+        self._url = f"{url}/metrics"
+        self._interval_ns = int(interval_s * 1e9)
+        self._lock = threading.Lock()
+        self._file: Any = None
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: OSError | None = None
+
+    def scrape(self, *, raw: bool) -> dict[str, Any]:
+        started = time.monotonic_ns()
+        record: dict[str, Any] = {"t_ns": started, "ok": False, "scrape_ms": None, "values": {}}
+        try:
+            response = self._client.get(self._url)
+            response.raise_for_status()
+            record["values"] = parse_metrics(response.text)
+            record["ok"] = True
+            if raw:
+                record["raw"] = response.text
+        except (httpx.HTTPError, ValueError) as error:
+            record["error"] = f"{type(error).__name__}: {error}"
+        record["scrape_ms"] = round((time.monotonic_ns() - started) / 1e6, 3)
+        with self._lock:
+            if self._file is not None:
+                self._file.write(json.dumps(record) + "\n")
+                self._file.flush()
+        return record
+
+    def open(self, path: str) -> dict[str, Any]:
+        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+        first = self.scrape(raw=True)
+        self._closing.clear()
+        self._thread = threading.Thread(target=self._run, args=(first["t_ns"],), daemon=True)
+        self._thread.start()
+        return first
+
+    def _run(self, origin_ns: int) -> None:
+        due = origin_ns
+        while True:
+            due += self._interval_ns
+            if self._closing.wait(max(0.0, (due - time.monotonic_ns()) / 1e9)):
+                return
+            try:
+                self.scrape(raw=False)
+            except OSError as error:
+                self._failure = error
+                return
+
+    def close(self) -> dict[str, Any]:
+        assert self._thread is not None
+        self._closing.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        last = self.scrape(raw=True)
+        with self._lock:
+            self._file.close()
+            self._file = None
+        return last
+
+
+def _serve(url: str, interval_s: float) -> None:
+    scraper = _Scraper(url, interval_s)
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["do"] == "open":
+            answer = scraper.open(command["path"])
+        elif command["do"] == "peek":
+            answer = scraper.scrape(raw=False)
+        else:
+            answer = scraper.close()
+        answer.pop("raw", None)
+        print(json.dumps(answer), flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve commands for the server at argv[0], scraping every argv[1] seconds."""
+    url, interval_s = argv if argv is not None else sys.argv[1:]
+    try:
+        _serve(url, float(interval_s))
+    except OSError as error:
+        print(f"metrics sampler: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
