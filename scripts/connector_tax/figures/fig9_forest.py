@@ -96,8 +96,8 @@ def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[
         _row(axes, index, row, marks[item.id], width_in)
     bars.row_labels(axes, [item.label for item in shown], 1.2)
     rate = study.reference["ref_safe"]
-    judged = [row for row in taxes.values() if row.config != PLAIN_LAST]
-    bare = all(row.verdict == NO_VERDICT for row in judged)
+    judged = [row for row in taxes.values() if row.config != PLAIN_LAST and row.tax is not None]
+    bare = bool(judged) and all(row.verdict == NO_VERDICT for row in judged)
     axes.set_title(
         f"{bars.METRIC_LABELS[metric]} at ref_safe ({rate:g} req/s)"
         f"{': point estimates, no verdicts' if bare else ''}",
