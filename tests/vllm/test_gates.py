@@ -12,6 +12,7 @@ from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.study import patch, preflight
 from connector_tax.study.design import resolve
+from connector_tax.study.probe import probe_overlay
 from connector_tax.vllm import overlay
 from tests.vllm import stub
 
@@ -158,7 +159,7 @@ def test_the_patch_is_applied_proved_and_reverted(study: Study) -> None:
         status = read_json(study.folder / "patch" / "patch_status.json")
         assert status["step_timing_available"] is True
         assert status["steps_recorded"] == {"scheduler": 3, "worker": 3}
-        assert patch.probe_overlay(read_json(file), study.folder) is not None
+        assert probe_overlay(read_json(file), study.folder) is not None
     for _ in range(2):
         assert patch.main(["revert", "--study", str(file)]) == 0
         reverted = read_json(study.folder / "patch" / "revert_status.json")
@@ -187,7 +188,7 @@ def test_where_the_probe_does_not_work_the_study_goes_on_without_step_timing(
     assert status["step_timing_available"] is False
     assert reason in status["reason"]
     assert not (study.folder / "patch" / "overlay").exists()
-    assert patch.probe_overlay(read_json(file), study.folder) is None
+    assert probe_overlay(read_json(file), study.folder) is None
 
 
 def test_an_environment_that_is_not_there_is_told_without_the_projects_folder(
@@ -213,4 +214,4 @@ def test_a_probe_that_changed_since_it_was_applied_is_refused(study: Study) -> N
     status["overlay"][f"{overlay.PROBE}.py"] = "another"
     path.write_text(json.dumps(status))
     with pytest.raises(Exception, match="the step probe has changed since it was applied"):
-        patch.probe_overlay(read_json(file), study.folder)
+        probe_overlay(read_json(file), study.folder)

@@ -18,7 +18,7 @@ from connector_tax.study import cell as cells
 from connector_tax.study.design import Launch
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server, affinity_plan, command_for, free_port, server_cpus
-from connector_tax.study.steplog import StepLog
+from connector_tax.study.steplog import FLUSH_S, StepLog
 
 TRUTH_LOG = "truth.jsonl"
 READY_S = 30.0
@@ -51,7 +51,7 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
         server.start()
         stack.callback(server.stop, document["config"]["server"]["stop_grace_s"])
         interval_s = document["config"]["metrics"]["interval_s"]
-        sampler = stack.enter_context(MetricsSampler(server.url, interval_s))
+        sampler = stack.enter_context(MetricsSampler(server.url, interval_s, ()))
         server.wait_ready(READY_S)
         generator = stack.enter_context(cells.load_generator(document, server, plan))
         record = cells.measure(
@@ -62,7 +62,7 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
             attempt=1,
             generator=generator,
             sampler=sampler,
-            step_log=StepLog(folder),
+            step_log=StepLog(folder, FLUSH_S["embedded"]),
             check_alive=server.check_alive,
             on_progress=lambda _: None,
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-_FLUSH_S = 0.05
+_FLUSH_S = 0.02
 
 
 class StepRecord(msgspec.Struct):
@@ -35,7 +35,7 @@ class StepRecord(msgspec.Struct):
 
 
 class LineLog:
-    """A JSON-lines file, buffered and flushed every 50 ms while there is something to write.
+    """A JSON-lines file, buffered and flushed every 20 ms while there is something to write.
 
     Args:
         path: the file; its folder must exist.

@@ -37,9 +37,9 @@ from connector_tax.study.guard import (
     kill_leftovers,
     watch_parent,
 )
-from connector_tax.study.patch import probe_overlay
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.precision import skip_reason
+from connector_tax.study.probe import probe_overlay
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import refuse_other_design, supersede
 from connector_tax.study.sampler import MetricsSampler, SamplerError
@@ -54,7 +54,7 @@ from connector_tax.study.server import (
     hide_root,
     server_cpus,
 )
-from connector_tax.study.steplog import StepLog
+from connector_tax.study.steplog import FLUSH_S, StepLog
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
 PORTS_TRIED = 5
@@ -195,24 +195,32 @@ class LaunchDriver:
         attempt: dict[str, Any],
     ) -> None:
         plan = self._affinity_plan()
-        step_log = StepLog(self.folder)
-        step_log.remove()
-        server = self._start_server(attempt, plan)
-        stack.callback(step_log.remove)
         config = self.study["config"]
-        waiting = ThreadPoolExecutor(1)
-        # Left last, when the server has been stopped: then the wait has ended too.
-        stack.callback(waiting.shutdown)
+        step_log = StepLog(self.folder, FLUSH_S[config["engine"]["kind"]])
+        StepLog.remove(self.folder)
+        server = self._start_server(attempt, plan)
+        stack.callback(StepLog.remove, self.folder)
+        beside = ThreadPoolExecutor(2)
+        # Left last, when the server has been stopped: then the wait for it has ended too.
+        stack.callback(beside.shutdown)
         stack.callback(self._stop_server, server, attempt)
-        startup_s = waiting.submit(server.wait_ready, config["server"]["ready_timeout_s"])
-        # What the cells need starts while the server does.
-        sampler = stack.enter_context(MetricsSampler(server.url, config["metrics"]["interval_s"]))
+        startup_s = beside.submit(server.wait_ready, config["server"]["ready_timeout_s"])
+        # What the cells need starts while the server does; none of it is garbage.
+        gc.disable()
+        summaries = beside.submit(importlib.import_module, SUMMARY_MODULE)
+        own_cpus = plan.loadgen if plan.enabled else ()
+        interval_s = config["metrics"]["interval_s"]
+        sampler = stack.enter_context(MetricsSampler(server.url, interval_s, own_cpus))
         generator = stack.enter_context(cells.load_generator(self.study, server, plan))
         attempt["load_generator"] = generator.describe()
-        importlib.import_module(SUMMARY_MODULE)
+        summaries.result()
         # Keeps what is there for good out of the collection before every cell.
         gc.freeze()
+        gc.enable()
         attempt["startup_s"] = startup_s.result()
+        if own_cpus:
+            # Not before: what was imported until now could use the server's CPUs too.
+            os.sched_setaffinity(0, own_cpus)
         before = server.thread_use()
         stack.callback(lambda: attempt.update(server_threads=_threads(server, before)))
         for position, cell in enumerate(missing, 1):
@@ -248,12 +256,10 @@ class LaunchDriver:
                     cells.move_aside(self.folder, cell["cell"], "void")
 
     def _affinity_plan(self) -> AffinityPlan:
-        """Where server and load generator run; this process and its helpers move off the server."""
+        """Where server and load generator run."""
         plan = affinity_plan(self.study)
         for line in plan.lines():
             self.progress.note(line)
-        if plan.enabled:
-            os.sched_setaffinity(0, plan.loadgen)
         return plan
 
     def _start_server(self, attempt: dict[str, Any], plan: AffinityPlan) -> Server:

@@ -19,10 +19,9 @@ from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.study.design import Launch
 from connector_tax.study.guard import DeviceBusyError, device_lock
 from connector_tax.study.preflight import GateError, gated_server, steps_of
+from connector_tax.study.probe import OVERLAY
 from connector_tax.study.server import without_root
 from connector_tax.vllm import overlay
-
-OVERLAY = "overlay"
 
 
 def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -78,29 +77,6 @@ def _prove(study: Mapping[str, Any], folder: Path) -> dict[str, int]:
     if missing := [process for process, count in counts.items() if not count]:
         raise GateError(f"no step recorded by the {' and the '.join(missing)} process")
     return counts
-
-
-def probe_overlay(study: Mapping[str, Any], study_folder: Path) -> Path | None:
-    """The overlay a launch of this study runs with; None without step timing or for no vLLM.
-
-    A reverted overlay is installed again when the study measures again.
-
-    Raises:
-        ArtifactError: the probe has changed since patch_status.json was written.
-    """
-    if study["config"]["engine"]["kind"] == "embedded":
-        return None
-    path = study_folder / "patch" / "patch_status.json"
-    status = read_json(path)
-    if not status["step_timing_available"]:
-        return None
-    folder = study_folder / "patch" / OVERLAY
-    if overlay.install(folder) != status["overlay"]:
-        raise ArtifactError(
-            f"{path}: the step probe has changed since it was applied; delete this file to apply "
-            "the new one"
-        )
-    return folder
 
 
 def revert(study: Mapping[str, Any], status: Mapping[str, Any], folder: Path) -> dict[str, Any]:

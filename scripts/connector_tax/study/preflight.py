@@ -117,7 +117,7 @@ def gated_server(
     settings = study["config"]["server"]
     port = free_port(settings["host"])
     kill_leftovers(folder)
-    StepLog(folder).remove()
+    StepLog.remove(folder)
     try:
         command = command_for(study, launch, port, probe)
         cpus = server_cpus(affinity_plan(study))
@@ -135,7 +135,7 @@ def gated_server(
             yield server
         finally:
             note(f"stopped by {server.stop(settings['stop_grace_s'])}")
-            StepLog(folder).remove()
+            StepLog.remove(folder)
     except ServerError as error:
         raise GateError(str(error)) from error
 
@@ -143,7 +143,7 @@ def gated_server(
 def steps_of(folder: Path) -> list[dict[str, Any]]:
     """The step records a running server in `folder` has written by now, of both processes."""
     # The writer's flush interval is part of its contract and signals nothing to wait for.
-    time.sleep(FLUSH_S)
+    time.sleep(max(FLUSH_S.values()))
     return [
         record
         for path in sorted(folder.glob(f"{STEP_LOG_PREFIX}.*.jsonl"))

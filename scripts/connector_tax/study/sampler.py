@@ -5,6 +5,7 @@ never delays the load generator.
 import json
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,10 +20,17 @@ class SamplerError(Exception):
 
 
 class MetricsSampler:
-    """The driver's end of the sampler process; a context manager."""
+    """The driver's end of the sampler process; a context manager.
 
-    def __init__(self, url: str, interval_s: float) -> None:
+    Args:
+        url: the server's root.
+        interval_s: from one scrape to the next.
+        cpus: the logical CPUs the sampler stays on; empty: wherever its parent may run.
+    """
+
+    def __init__(self, url: str, interval_s: float, cpus: Collection[int]) -> None:
         self._command = [sys.executable, "-m", SCRAPER_MODULE, url, str(interval_s)]
+        self._command += map(str, cpus)
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(

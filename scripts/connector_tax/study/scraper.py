@@ -7,15 +7,20 @@ the raw text, which holds everything.
 """
 
 import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
+
+TIMEOUT_S = 5.0
 
 
 def parse_metrics(text: str) -> dict[str, float]:
@@ -38,8 +43,7 @@ class _Scraper:
     """Serves the command loop and the periodic scrapes; one file is open at a time."""
 
     def __init__(self, url: str, interval_s: float) -> None:
-        self._client = httpx.Client(trust_env=False, timeout=5.0)
-        self._url = f"{url}/metrics"
+        self._address = urlsplit(url)
         self._interval_ns = int(interval_s * 1e9)
         self._lock = threading.Lock()
         self._file: Any = None
@@ -51,13 +55,12 @@ class _Scraper:
         started = time.monotonic_ns()
         record: dict[str, Any] = {"t_ns": started, "ok": False, "scrape_ms": None, "values": {}}
         try:
-            response = self._client.get(self._url)
-            response.raise_for_status()
-            record["values"] = parse_metrics(response.text)
+            text = self._get()
+            record["values"] = parse_metrics(text)
             record["ok"] = True
             if raw:
-                record["raw"] = response.text
-        except (httpx.HTTPError, ValueError) as error:
+                record["raw"] = text
+        except (OSError, HTTPException, ValueError) as error:
             record["error"] = f"{type(error).__name__}: {error}"
         record["scrape_ms"] = round((time.monotonic_ns() - started) / 1e6, 3)
         with self._lock:
@@ -65,6 +68,25 @@ class _Scraper:
                 self._file.write(json.dumps(record) + "\n")
                 self._file.flush()
         return record
+
+    def _get(self) -> str:
+        """The text of /metrics, on a connection of its own: none can have gone stale.
+
+        Raises:
+            OSError, HTTPException: there was no answer, or not one in HTTP.
+            ValueError: the answer was not 200, or not UTF-8.
+        """
+        assert self._address.hostname is not None
+        connection = HTTPConnection(self._address.hostname, self._address.port, timeout=TIMEOUT_S)
+        try:
+            connection.request("GET", "/metrics")
+            answer = connection.getresponse()
+            body = answer.read()
+        finally:
+            connection.close()
+        if answer.status != HTTPStatus.OK:
+            raise ValueError(f"/metrics answered {answer.status} {answer.reason}")
+        return body.decode()
 
     def open(self, path: str) -> dict[str, Any]:
         self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
@@ -114,8 +136,12 @@ def _serve(url: str, interval_s: float) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve commands for the server at argv[0], scraping every argv[1] seconds."""
-    url, interval_s = argv if argv is not None else sys.argv[1:]
+    """Serve commands: scrape the server at argv[0] every argv[1] seconds, on CPUs argv[2:]."""
+    url, interval_s, *cpus = argv if argv is not None else sys.argv[1:]
+    if cpus:
+        os.sched_setaffinity(0, map(int, cpus))
+    # On a small machine it shares a core with the load generator, which never waits for it so.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     try:
         _serve(url, float(interval_s))
     except OSError as error:

@@ -1,8 +1,9 @@
 """The engine's step log, cut into cells.
 
 The server writes one file per process for its whole life (`<prefix>.<process>.jsonl`, flushed at
-least every 100 ms); a cell keeps the records written while it ran. Between two cells the server is
-drained, so a cell's records are the bytes appended between its start and its end.
+least every 100 ms, the embedded engine's every 20 ms); a cell keeps the records written while it
+ran. Between two cells the server is drained, so a cell's records are the bytes appended between its
+start and its end.
 """
 
 import time
@@ -12,25 +13,30 @@ import msgspec
 
 from connector_tax.study.server import STEP_LOG_PREFIX, STEP_LOG_PROCESSES
 
-FLUSH_S = 0.12
+# After this time the last record of a drained server is in its file, by kind of engine.
+FLUSH_S = {"embedded": 0.06, "vllm": 0.12}
 
 
 class _Stamp(msgspec.Struct):
     t_ns: int
 
 
+def _paths(folder: Path) -> list[Path]:
+    return [folder / f"{STEP_LOG_PREFIX}.{process}.jsonl" for process in STEP_LOG_PROCESSES]
+
+
 class StepLog:
     """Reads the growing step-log files of the server launched in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._paths = [
-            folder / f"{STEP_LOG_PREFIX}.{process}.jsonl" for process in STEP_LOG_PROCESSES
-        ]
+    def __init__(self, folder: Path, flush_s: float) -> None:
+        self._flush_s = flush_s
+        self._paths = _paths(folder)
         self._offsets = [0, 0]
 
-    def remove(self) -> None:
-        """Delete the per-launch files; the cells hold their records."""
-        for path in self._paths:
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """Delete the files of the launch in `folder`; its cells hold their records."""
+        for path in _paths(folder):
             path.unlink(missing_ok=True)
 
     def mark(self) -> None:
@@ -43,7 +49,7 @@ class StepLog:
         The server has had nothing to do since `drained_ns`.
         """
         # The writer's flush interval is part of its contract and signals nothing to wait for.
-        time.sleep(max(0.0, FLUSH_S - (time.monotonic_ns() - drained_ns) / 1e9))
+        time.sleep(max(0.0, self._flush_s - (time.monotonic_ns() - drained_ns) / 1e9))
         return b"".join(
             self._since(path, offset, origin_ns)
             for path, offset in zip(self._paths, self._offsets, strict=True)

@@ -1,0 +1,33 @@
+"""The step probe a launch of a study runs with, as its patch stage left it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from connector_tax.files import ArtifactError, read_json
+from connector_tax.vllm import overlay
+
+OVERLAY = "overlay"
+
+
+def probe_overlay(study: Mapping[str, Any], study_folder: Path) -> Path | None:
+    """The overlay a launch of this study runs with; None without step timing or for no vLLM.
+
+    A reverted overlay is installed again when the study measures again.
+
+    Raises:
+        ArtifactError: the probe has changed since patch_status.json was written.
+    """
+    if study["config"]["engine"]["kind"] == "embedded":
+        return None
+    path = study_folder / "patch" / "patch_status.json"
+    status = read_json(path)
+    if not status["step_timing_available"]:
+        return None
+    folder = study_folder / "patch" / OVERLAY
+    if overlay.install(folder) != status["overlay"]:
+        raise ArtifactError(
+            f"{path}: the step probe has changed since it was applied; delete this file to apply "
+            "the new one"
+        )
+    return folder
