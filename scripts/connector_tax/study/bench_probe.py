@@ -310,7 +310,8 @@ def _ms_per_token(study: Any, url: str, name: str) -> float:
         name=name,
     )
     values = []
-    with httpx.Client(base_url=url, trust_env=False, timeout=60.0) as client:
+    headers = {"Content-Type": "application/json"}
+    with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=60.0) as client:
         for request in requests:
             with client.stream("POST", "/v1/completions", content=request.body) as answer:
                 answer.raise_for_status()
