@@ -156,6 +156,7 @@ def small_precise(text: str) -> str:
 
 
 @pytest.mark.workflow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_whole_study_with_skipped_rates_is_complete_and_audited(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

@@ -8,9 +8,12 @@ import pytest
 
 from connector_tax.files import read_json, sha256_file
 from tests.workflow.harness import gone, kill_tree, prepare, run, start, wait_for
+from tests.workflow.small import smaller
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(300)]
 TARGET = "results/tiny/reference_rates.json"
+# Of Phase A: plain, noop_connector, plain_last; two rates; the files of a cell.
+LAUNCHES, CELLS, FILES = 3, 2, 4
 
 
 def finished(folder: Path) -> dict[str, tuple[str, int]]:
@@ -33,7 +36,7 @@ def in_second_launch(folder: Path) -> bool:
 def assert_complete(folder: Path, before: dict[str, tuple[str, int]]) -> None:
     after = finished(folder)
     assert before.items() <= after.items()
-    assert len(after) == 4 * 3 * 4
+    assert len(after) == LAUNCHES * CELLS * FILES
     for path in folder.glob("results/tiny/runs/*/block0/A/index.json"):
         assert read_json(path)["status"] == "done"
     assert not list(folder.rglob("*.partial"))
@@ -42,7 +45,7 @@ def assert_complete(folder: Path, before: dict[str, tuple[str, int]]) -> None:
 
 @pytest.mark.parametrize("victim", ["tree", "snakemake"])
 def test_after_a_sigkill_the_study_resumes_at_the_lost_cell(tmp_path: Path, victim: str) -> None:
-    folder = prepare(tmp_path / "study")
+    folder = prepare(tmp_path / "study", smaller)
     process = start(folder, TARGET)
     wait_for(lambda: in_second_launch(folder), process)
     if victim == "tree":
@@ -60,7 +63,7 @@ def test_after_a_sigkill_the_study_resumes_at_the_lost_cell(tmp_path: Path, vict
 
 
 def test_after_ctrl_c_the_same_command_resumes(tmp_path: Path) -> None:
-    folder = prepare(tmp_path / "study")
+    folder = prepare(tmp_path / "study", smaller)
     process = start(folder, TARGET)
     wait_for(lambda: in_second_launch(folder), process)
     os.killpg(process.pid, signal.SIGINT)
