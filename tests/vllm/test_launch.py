@@ -167,6 +167,11 @@ def test_without_the_probe_no_step_log_is_asked_for() -> None:
     assert with_probe["PYTHONPATH"].startswith("{root}/here:")
 
 
+@pytest.mark.parametrize("study", STUDIES)
+def test_the_caller_s_key_does_not_reach_the_server(study: str) -> None:
+    assert command(study, "plain").environment["VLLM_API_KEY"] == ""
+
+
 def test_no_path_of_this_machine_is_in_a_command() -> None:
     for study, configuration in itertools.product(STUDIES, IDS):
         made = command(study, configuration, probe="{root}/overlay")

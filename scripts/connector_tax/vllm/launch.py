@@ -30,6 +30,8 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "LMCACHE_TRACK_USAGE": "false",
     "PYTHONHASHSEED": "0",  # LMCache's keys: server and engine must hash alike
+    # Whatever the caller's shell holds, the server asks nobody for a key: no key is ever sent.
+    "VLLM_API_KEY": "",
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
 }
