@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,28 @@ from connector_tax.study.guard import device_lock
 
 
 def findings(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str, **server: Any
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    engine: Mapping[str, Any] | None = None,
+    **server: Any,
 ) -> tuple[int, dict[str, tuple[str, str]]]:
     config = load_yaml(ROOT / f"config/{name}.yaml")
     config["server"] |= {"device": "doctor_tests", **server}
+    config["engine"] |= engine or {}
     write_json(folder / "study.json", resolve(config, name))
     status = doctor.main(["--study", str(folder / "study.json"), "--json"])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     return status, {row["check"]: (row["verdict"], row["text"]) for row in rows}
+
+
+def nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a stand-in first on PATH: there is no GPU here."""
+    tool = folder / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
 
 
 def test_the_default_study_needs_neither_vllm_nor_a_gpu(
@@ -65,16 +80,28 @@ def test_the_gpu_the_study_is_to_run_on_is_looked_at(
     persistence: str,
     verdicts: tuple[str, str, str],
 ) -> None:
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
     row = f"NVIDIA H20, 570.86.15, 97871, {used}, {busy}, 1980, {persistence}"
-    tool.write_text(f"#!/bin/sh\necho '{row}'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    nvidia_smi(tmp_path, f"echo '{row}'", monkeypatch)
     _, rows = findings(tmp_path, capsys, "h20")
     assert rows["GPU"] == ("ok", "0: NVIDIA H20, driver 570.86.15")
     assert rows["GPU memory"][1] == f"{97871 - used} of 97871 MiB free, 90% wanted"
     assert tuple(rows[c][0] for c in ("GPU memory", "GPU load", "GPU clocks")) == verdicts
+
+
+@pytest.mark.parametrize("status", [0, 6])
+def test_a_gpu_is_named_by_index_or_uuid_as_nvidia_smi_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    nvidia_smi(tmp_path, f'echo "$1, 570, [N/A], 1, 0, 1980, Enabled"; exit {status}', monkeypatch)
+    visible = {"environment": {"CUDA_VISIBLE_DEVICES": "GPU-5ca1ab1e,1"}}
+    _, rows = findings(tmp_path, capsys, "h20", engine=visible)
+    if status:
+        assert rows["GPU"][0] == "fail"
+        assert rows["GPU"][1].startswith("GPU-5ca1ab1e: nvidia-smi: --id=GPU-5ca1ab1e")
+    else:
+        assert rows["GPU"] == ("ok", "GPU-5ca1ab1e: --id=GPU-5ca1ab1e, driver 570")
+        assert rows["GPU memory"][0] == "fail"
+        assert "[N/A]" in rows["GPU memory"][1]
 
 
 @pytest.mark.parametrize(

@@ -116,19 +116,30 @@ def _model(engine: Mapping[str, Any]) -> Finding:
 
 
 def _gpu(engine: Mapping[str, Any]) -> Iterator[Finding]:
-    query = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]
+    # An index or a UUID, as nvidia-smi takes them too.
+    chosen = engine["environment"].get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    query = [f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, check=True, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(
+            ["nvidia-smi", f"--id={chosen}", *query],
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=30,
+        )
+    except subprocess.CalledProcessError as error:
+        yield Finding("GPU", "fail", f"{chosen}: nvidia-smi: {error.stdout.strip()}")
+        return
     except (OSError, subprocess.SubprocessError) as error:
         yield Finding("GPU", "fail", f"nvidia-smi: {error}")
         return
-    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines()]
-    index = int(engine["environment"].get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
-    if index >= len(rows):
-        yield Finding("GPU", "fail", f"no GPU {index}; there are {len(rows)}")
+    name, driver, total, used, busy, clock, persistence = done.stdout.strip().split(", ")
+    yield Finding("GPU", "ok", f"{chosen}: {name}, driver {driver}")
+    if not (total + used + busy).isdecimal():
+        text = f"memory total {total}, used {used}, busy {busy}: not known for this GPU"
+        yield Finding("GPU memory", "fail", text)
         return
-    name, driver, total, used, busy, clock, persistence = rows[index]
-    yield Finding("GPU", "ok", f"{index}: {name}, driver {driver}")
     share = float(engine["flags"].get("--gpu-memory-utilization", 0.9))
     free = 1 - float(used) / float(total)
     text = f"{float(total) - float(used):.0f} of {total} MiB free, {share:.0%} wanted"
