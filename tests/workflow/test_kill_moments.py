@@ -25,6 +25,7 @@ from tests.workflow.small import smaller
 pytestmark = [pytest.mark.workflow, pytest.mark.long, pytest.mark.timeout(600)]
 SEED = 20260607
 MOMENTS = 20
+RUNS_TO_CATCH = 3
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +63,21 @@ def listening(results: Path) -> list[int]:
 def test_killed_at_any_moment_the_study_completes(
     tmp_path: Path, duration_s: float, moment: int
 ) -> None:
-    # Not to the very end: a study that is quicker than the undisturbed one would escape the kill.
+    # Not to the very end: the share is of a duration that no two runs have alike.
     share = 0.9 * (moment + random.Random(f"{SEED}/{moment}").random()) / MOMENTS
-    folder = prepare(tmp_path / "study", smaller)
-    results = folder / "results" / "tiny"
-    process = start(folder, "all")
-    deadline = time.monotonic() + share * duration_s
-    while time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.005)
+    for number in range(RUNS_TO_CATCH):
+        folder = prepare(tmp_path / f"study{number}", smaller)
+        process = start(folder, "all")
+        started = time.monotonic()
+        while time.monotonic() < started + share * duration_s and process.poll() is None:
+            time.sleep(0.005)
+        if process.poll() is None:
+            break
+        # The machine has become quicker than it was for the undisturbed run.
+        duration_s = time.monotonic() - started
     print(f"killed after {share * duration_s:.2f} s of about {duration_s:.1f} s")
-    assert process.poll() is None, "the study was complete before the kill"
+    assert process.poll() is None, "every study was complete before the kill"
+    results = folder / "results" / "tiny"
     kill_tree(process)
     assert gone(folder) == []
     assert listening(results) == []
