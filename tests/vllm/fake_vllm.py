@@ -7,9 +7,11 @@ it also answers for step_probe.py (the hook points) and runs companions.
 import http.server
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +43,22 @@ def write_steps(names: list[str], number: int) -> None:
         return
     own = bool(names) and FAULT != "hooks not called"
     children = names[1:2] if FAULT == "idle child" else names[1:]
-    for process, fields in (
-        ("scheduler", ["build_meta_us"]),
-        ("worker", ["get_finished_us", "start_load_kv_us"]),
+    for process, hooks in (
+        ("scheduler", ["build_connector_meta"]),
+        ("worker", ["get_finished", "start_load_kv"]),
     ):
-        record: dict[str, Any] = {"t_ns": time.monotonic_ns(), "step_id": number}
-        record |= {"process": process, "step_duration_us": 1.0}
-        record |= dict.fromkeys(["build_meta_us", "get_finished_us", "start_load_kv_us"])
-        record |= {field: 1.0 for field in fields if own}
-        if children:
-            record["children_us"] = {name: {"get_finished": 1.0} for name in children}
-        with Path(f"{prefix}.{process}.jsonl").open("a") as log:
-            log.write(json.dumps(record) + "\n")
+        called: list[tuple[str | None, str]] = [(None, hook) for hook in hooks if own]
+        called += [(name, "get_finished") for name in children]
+        groups = [(child, [hook], number) for number, (child, hook) in enumerate(called)]
+        now = time.monotonic_ns()
+        spans = [n for position in range(len(called)) for n in (now, now + 1000, position)]
+        record = array("q", [now, number, 1000, *spans])
+        path = Path(f"{prefix}.{process}.steps")
+        with path.open("ab") as log:
+            if not log.tell():
+                header = {"process": process, "counts": [], "spans": [], "groups": groups}
+                log.write(json.dumps(header).encode() + b"\n")
+            log.write(array("q", [len(record)]).tobytes() + record.tobytes())
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -106,6 +112,9 @@ def serve() -> None:
 
     if FAULT == "exits":
         sys.exit("no memory left")
+    if FAULT == "companion dies":
+        # Never ready, however slowly the companion comes to its end.
+        signal.pause()
     text = flag("--kv-transfer-config") if "--kv-transfer-config" in sys.argv else "null"
     names = connectors(json.loads(text))
     if FAULT == "connector beside plain":

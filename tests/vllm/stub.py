@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from connector_tax.vllm.step_records import step_records
+
 _V1 = "vllm/v1"
 _KV = "vllm/distributed/kv_transfer/kv_connector"
 FILES = {
@@ -260,5 +262,4 @@ def drive(tree: Path, overlay: Path, log_prefix: Path | None, **options: Any) ->
 
 def records(prefix: Path, process: str) -> list[dict[str, Any]]:
     """The records a process of the stub has written."""
-    path = Path(f"{prefix}.{process}.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return list(step_records(Path(f"{prefix}.{process}.steps").read_bytes()))

@@ -113,7 +113,7 @@ def test_the_probe_agrees_with_vllms_own_iteration_details(tmp_path: Path, probe
     folder = tmp_path / "launch"
     launch = Launch("plain", 0, "A")
     with preflight.gated_server(resolved, launch, "verify_plain", folder, notes.append, probe) as s:
-        steps = [r for r in preflight.steps_of(folder) if r["process"] == "scheduler"]
+        steps = [r for r in preflight.steps_of(resolved, folder) if r["process"] == "scheduler"]
         log = s.log_text()
     theirs = [tuple(map(int, found)) for found in ITERATION.findall(log)]
     ours = [(r["prefill_tokens"], r["decode_tokens"]) for r in steps if _tokens(r)]

@@ -104,7 +104,7 @@ def test_children_of_a_multi_connector_are_timed_under_their_configured_names(
 def test_without_a_log_path_nothing_is_wrapped(tree: Path, probe: Path, tmp_path: Path) -> None:
     check = "assert type(engine).step.__name__ == 'step', type(engine).step"
     stub.drive(tree, probe, None, before=check)
-    assert not list(tmp_path.glob("*.jsonl"))
+    assert not list(tmp_path.glob("log*"))
 
 
 def test_an_error_of_the_probe_is_logged_once_and_never_reaches_the_engine(

@@ -18,7 +18,7 @@ from connector_tax.study import cell as cells
 from connector_tax.study.design import Launch
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server, affinity_plan, command_for, free_port, server_cpus
-from connector_tax.study.steplog import FLUSH_S, StepLog
+from connector_tax.study.steplog import StepLog
 
 TRUTH_LOG = "truth.jsonl"
 READY_S = 30.0
@@ -62,7 +62,7 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
             attempt=1,
             generator=generator,
             sampler=sampler,
-            step_log=StepLog(folder, FLUSH_S["embedded"]),
+            step_log=StepLog(folder, "embedded"),
             check_alive=server.check_alive,
             on_progress=lambda _: None,
         )

@@ -54,7 +54,7 @@ from connector_tax.study.server import (
     hide_root,
     server_cpus,
 )
-from connector_tax.study.steplog import FLUSH_S, StepLog
+from connector_tax.study.steplog import StepLog
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
 PORTS_TRIED = 5
@@ -196,10 +196,10 @@ class LaunchDriver:
     ) -> None:
         plan = self._affinity_plan()
         config = self.study["config"]
-        step_log = StepLog(self.folder, FLUSH_S[config["engine"]["kind"]])
-        StepLog.remove(self.folder)
+        step_log = StepLog(self.folder, config["engine"]["kind"])
+        step_log.remove()
         server = self._start_server(attempt, plan)
-        stack.callback(StepLog.remove, self.folder)
+        stack.callback(step_log.remove)
         beside = ThreadPoolExecutor(2)
         # Left last, when the server has been stopped: then the wait for it has ended too.
         stack.callback(beside.shutdown)

@@ -72,7 +72,7 @@ def _prove(study: Mapping[str, Any], folder: Path) -> dict[str, int]:
             study, launch, "step_probe", folder / "launch", lines.append, folder / OVERLAY
         ),
     ):
-        steps = steps_of(folder / "launch")
+        steps = steps_of(study, folder / "launch")
     counts = {p: sum(s["process"] == p for s in steps) for p in ("scheduler", "worker")}
     if missing := [process for process, count in counts.items() if not count]:
         raise GateError(f"no step recorded by the {' and the '.join(missing)} process")

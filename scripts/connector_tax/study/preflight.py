@@ -25,13 +25,12 @@ import httpx
 
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
-from connector_tax.files import ArtifactError, read_json, read_jsonl, write_json, write_text
+from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.study.design import Launch
 from connector_tax.study.guard import DeviceBusyError, device_lock, kill_leftovers, watch_parent
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.scraper import parse_metrics
 from connector_tax.study.server import (
-    STEP_LOG_PREFIX,
     Server,
     ServerError,
     affinity_plan,
@@ -41,7 +40,7 @@ from connector_tax.study.server import (
     server_cpus,
     without_root,
 )
-from connector_tax.study.steplog import FLUSH_S, StepLog
+from connector_tax.study.steplog import StepLog
 from connector_tax.vllm import overlay
 from connector_tax.vllm.evidence import inactive_reason
 from connector_tax.vllm.launch import connector_classes, transfer_of
@@ -91,7 +90,7 @@ def run_gate(
     with gated_server(study, Launch(configuration, 0, "A"), name, folder, note, probe) as server:
         if study["config"]["engine"]["kind"] == "embedded":
             return
-        steps = steps_of(folder) if probe else None
+        steps = steps_of(study, folder) if probe else None
         classes = list(connector_classes(transfer_of(server.argv)))
         reason = inactive_reason(classes, server.log_text(), steps)
         if reason is not None:
@@ -117,7 +116,8 @@ def gated_server(
     settings = study["config"]["server"]
     port = free_port(settings["host"])
     kill_leftovers(folder)
-    StepLog.remove(folder)
+    step_log = StepLog(folder, study["config"]["engine"]["kind"])
+    step_log.remove()
     try:
         command = command_for(study, launch, port, probe)
         cpus = server_cpus(affinity_plan(study))
@@ -135,20 +135,15 @@ def gated_server(
             yield server
         finally:
             note(f"stopped by {server.stop(settings['stop_grace_s'])}")
-            StepLog.remove(folder)
+            step_log.remove()
     except ServerError as error:
         raise GateError(str(error)) from error
 
 
-def steps_of(folder: Path) -> list[dict[str, Any]]:
-    """The step records a running server in `folder` has written by now, of both processes."""
-    # The writer's flush interval is part of its contract and signals nothing to wait for.
-    time.sleep(max(FLUSH_S.values()))
-    return [
-        record
-        for path in sorted(folder.glob(f"{STEP_LOG_PREFIX}.*.jsonl"))
-        for record in read_jsonl(path)
-    ]
+def steps_of(study: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """The step records an idle server in `folder` has written, of both processes."""
+    lines = StepLog(folder, study["config"]["engine"]["kind"]).take(0, time.monotonic_ns())
+    return [json.loads(line) for line in lines.splitlines()]
 
 
 def _die(server: Server) -> None:

@@ -1,9 +1,10 @@
 """The engine's step log, cut into cells.
 
-The server writes one file per process for its whole life (`<prefix>.<process>.jsonl`, flushed at
-least every 100 ms, the embedded engine's every 20 ms); a cell keeps the records written while it
-ran. Between two cells the server is drained, so a cell's records are the bytes appended between its
-start and its end.
+The server writes one file per process for its whole life, the embedded engine JSON lines
+(`<prefix>.<process>.jsonl`, flushed every 20 ms), the step probe in a vLLM its own records
+(`<prefix>.<process>.steps`, flushed every 50 ms); a cell keeps the records written while it ran, as
+JSON lines. Between two cells the server is drained, so a cell's records are those appended between
+its start and its end.
 """
 
 import time
@@ -12,31 +13,36 @@ from pathlib import Path
 import msgspec
 
 from connector_tax.study.server import STEP_LOG_PREFIX, STEP_LOG_PROCESSES
+from connector_tax.vllm.step_records import step_records
 
-# After this time the last record of a drained server is in its file, by kind of engine.
-FLUSH_S = {"embedded": 0.06, "vllm": 0.12}
+_SUFFIXES = {"embedded": "jsonl", "vllm": "steps"}
+# After this time the last record of a drained server is in its file.
+_FLUSH_S = {"embedded": 0.06, "vllm": 0.12}
 
 
 class _Stamp(msgspec.Struct):
     t_ns: int
 
 
-def _paths(folder: Path) -> list[Path]:
-    return [folder / f"{STEP_LOG_PREFIX}.{process}.jsonl" for process in STEP_LOG_PROCESSES]
-
-
 class StepLog:
-    """Reads the growing step-log files of the server launched in `folder`."""
+    """Reads the growing step-log files of the server launched in `folder`.
 
-    def __init__(self, folder: Path, flush_s: float) -> None:
-        self._flush_s = flush_s
-        self._paths = _paths(folder)
+    Args:
+        folder: where the server runs.
+        kind: the kind of engine, embedded or vllm.
+    """
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._kind = kind
+        self._paths = [
+            folder / f"{STEP_LOG_PREFIX}.{process}.{_SUFFIXES[kind]}"
+            for process in STEP_LOG_PROCESSES
+        ]
         self._offsets = [0, 0]
 
-    @staticmethod
-    def remove(folder: Path) -> None:
-        """Delete the files of the launch in `folder`; its cells hold their records."""
-        for path in _paths(folder):
+    def remove(self) -> None:
+        """Delete the files; the cells of the launch hold their records."""
+        for path in self._paths:
             path.unlink(missing_ok=True)
 
     def mark(self) -> None:
@@ -49,23 +55,25 @@ class StepLog:
         The server has had nothing to do since `drained_ns`.
         """
         # The writer's flush interval is part of its contract and signals nothing to wait for.
-        time.sleep(max(0.0, self._flush_s - (time.monotonic_ns() - drained_ns) / 1e9))
-        return b"".join(
-            self._since(path, offset, origin_ns)
-            for path, offset in zip(self._paths, self._offsets, strict=True)
-        )
+        time.sleep(max(0.0, _FLUSH_S[self._kind] - (time.monotonic_ns() - drained_ns) / 1e9))
+        decoder = msgspec.json.Decoder(_Stamp)
+        taken: list[bytes] = []
+        for path, offset in zip(self._paths, self._offsets, strict=True):
+            lines = self._since(path, offset) if path.exists() else []
+            first = next(
+                (i for i, line in enumerate(lines) if decoder.decode(line).t_ns >= origin_ns), 0
+            )
+            taken += lines[first:]
+        return b"".join(taken)
 
-    @staticmethod
-    def _since(path: Path, offset: int, origin_ns: int) -> bytes:
-        if not path.exists():
-            return b""
+    def _since(self, path: Path, offset: int) -> list[bytes]:
+        """The whole lines of one process from the byte `offset` of its file on."""
+        if self._kind == "vllm":
+            records = step_records(path.read_bytes(), offset)
+            return [msgspec.json.encode(record) + b"\n" for record in records]
         with path.open("rb") as stream:
             stream.seek(offset)
             lines = stream.read().splitlines(keepends=True)
         if lines and not lines[-1].endswith(b"\n"):
             lines.pop()
-        decoder = msgspec.json.Decoder(_Stamp)
-        first = next(
-            (i for i, line in enumerate(lines) if decoder.decode(line).t_ns >= origin_ns), 0
-        )
-        return b"".join(lines[first:])
+        return lines

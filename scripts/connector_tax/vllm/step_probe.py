@@ -5,29 +5,33 @@ Loaded by vLLM as a `vllm.general_plugins` entry point in the engine-core and wo
 copy of this file and its metadata in an overlay folder on the server's PYTHONPATH is the whole
 installation (connector_tax.vllm.overlay), so no installed file changes.
 
-With AGENTIC_STEP_LOG_PATH set it writes `<prefix>.scheduler.jsonl` and `<prefix>.worker.jsonl`, one
-record per step in the design's format (source 002, "Step-level timing instrumentation"):
+With AGENTIC_STEP_LOG_PATH set it writes `<prefix>.scheduler.steps` and `<prefix>.worker.steps`, in
+which one record is one step; connector_tax.vllm.step_records turns them into the design's fields
+(source 002, "Step-level timing instrumentation"):
 
-    scheduler  step_duration_us: Scheduler.schedule() entry to exit; build_meta_us inside it;
-               update_us: update_from_output() of the same step, which under asynchronous
-               scheduling runs in a later call; engine_step_us: the EngineCore step that scheduled.
-    worker     step_duration_us: execute_model() and, where sampling is a call of its own,
-               sample_tokens(); start_load_kv_us; get_finished_us (get_transfer_results where vLLM
-               calls that).
+    scheduler  Scheduler.schedule() entry to exit; update_from_output() of the same step, which
+               under asynchronous scheduling runs in a later call; the EngineCore step that
+               scheduled; requests and tokens of the step.
+    worker     execute_model() and, where sampling is a call of its own, sample_tokens().
+    both       every timed hook of the connector and of a MultiConnector's children.
 
-`hooks_us` holds every timed hook of the connector, `children_us` those of a MultiConnector's
-children by class name; a hook called by another hook of the same connector belongs to the outer
-one. The per-layer hooks (wait_for_layer_load, save_kv_layer) are not timed: on a deep model two
-clock readings in each would cost more than the 5 us a step this probe may cost.
+The per-layer hooks (wait_for_layer_load, save_kv_layer) are not timed: on a deep model two clock
+readings in each would cost more than the 5 us a step this probe may cost.
 
 A step id set on SchedulerOutput travels to the worker with it and joins the two records. An error
-of the probe switches it off in that process, is logged once, and never reaches vLLM. Times are
-CLOCK_MONOTONIC, spans in nanoseconds with the exponent of their unit (`12345e-3` us).
+of the probe switches it off in that process, is logged once, and never reaches vLLM.
 
-The step's path only appends integers to a list. A thread turns them into lines every 50 ms, with
-one template for each combination of hooks, because it holds the interpreter lock meanwhile. A
-process that ends by itself or by SIGTERM, as vLLM handles it, writes everything; SIGKILL loses the
-last 50 ms. At most QUEUED_STEPS wait for a disk that does not answer; then the probe gives up.
+A file begins with a line of JSON, `{"process", "counts", "spans", "groups"}`: the names of a
+record's counts, what the first span positions are, and for each connector object its name (null:
+the connector itself), its hooks and the position of the first. Then, in 64-bit integers of the
+machine, each record behind its own length: start (CLOCK_MONOTONIC, ns), step id, ns spent, the
+counts, and for each thing timed its start, its end and its position, a number below MAX_POSITION;
+what it called stands between its start and its end.
+
+The step's path only appends integers to a list. A thread writes them every 50 ms; what they mean is
+worked out in another process, because that thread holds the interpreter lock meanwhile. A process
+that ends by itself or by SIGTERM, as vLLM handles it, writes everything; SIGKILL loses the last
+50 ms. At most QUEUED_STEPS wait for a disk that does not answer; then the probe gives up.
 """
 
 import hashlib
@@ -35,14 +39,12 @@ import importlib
 import inspect
 import json
 import logging
-import operator
 import os
 import sys
 import threading
 import time
+from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import lru_cache
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -74,16 +76,10 @@ OUTPUT_FIELDS = (
     "num_scheduled_tokens",
     "total_num_scheduled_tokens",
 )
-# The design's fields. get_transfer_results is get_finished's successor and calls it by default.
-FIELDS = {
-    "build_connector_meta": "build_meta_us",
-    "get_finished": "get_finished_us",
-    "get_transfer_results": "get_finished_us",
-    "start_load_kv": "start_load_kv_us",
-}
 REQUIRED_HOOKS = ("build_connector_meta", "get_finished", "start_load_kv")
+_STEP_HOOKS = ("build_connector_meta", "get_finished", "get_transfer_results", "start_load_kv")
 HOOKS = (
-    *FIELDS,
+    *_STEP_HOOKS,
     "bind_connector_metadata",
     "build_connector_worker_meta",
     "clear_connector_metadata",
@@ -101,16 +97,19 @@ HOOKS = (
     "update_state_after_alloc",
     "wait_for_save",
 )
-CHILD_HOOKS = (*FIELDS, "get_num_new_matched_tokens", "wait_for_save")
+CHILD_HOOKS = (*_STEP_HOOKS, "get_num_new_matched_tokens", "wait_for_save")
 
 _LOG = logging.getLogger("vllm.connector_tax_step_probe")
 _now = time.monotonic_ns
 
-# A record is a list of integers: what it begins with, then a pair (position, ns) for each thing
-# timed. The first positions are those of the scheduler's own two; a connector's hooks follow.
-_COUNTS = ("num_running", "num_waiting", "prefill_tokens", "decode_tokens")
-_HEAD = {"scheduler": 3 + len(_COUNTS), "worker": 3}
+# Positions of the scheduler's own two spans; a connector's hooks follow.
 _UPDATE, _STEP, _FIRST_HOOK = range(3)
+MAX_POSITION = 4096
+_SPANS = ("update", "engine_step")
+_COUNTS = {
+    "scheduler": ("num_running", "num_waiting", "prefill_tokens", "decode_tokens"),
+    "worker": (),
+}
 
 
 class Hooks:
@@ -130,14 +129,18 @@ class Hooks:
         return first
 
 
-class LineWriter:
-    """Turns the records of one process into JSON lines, in a thread of its own."""
+class RecordWriter:
+    """Writes the records of one process, in a thread of its own."""
 
     def __init__(self, path: str, process: str, hooks: Hooks) -> None:
+        header = {
+            "process": process,
+            "counts": _COUNTS[process],
+            "spans": _SPANS,
+            "groups": hooks.groups,
+        }
+        self._unwritten = json.dumps(header).encode() + b"\n"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._process = process
-        self._hooks = hooks
-        self._layout_of = lru_cache(maxsize=256)(self._layout)
         self._queue: deque[list[int]] = deque(maxlen=QUEUED_STEPS)
         self.put = self._queue.append
         # Held until the end; waiting for it takes less of the processor than waiting for an event.
@@ -167,69 +170,18 @@ class LineWriter:
             OSError: the file cannot be written.
             OverflowError: more records waited than the queue holds; the earliest are lost.
         """
-        queue, layout_of, head = self._queue, self._layout_of, _HEAD[self._process]
+        queue = self._queue
         count = len(queue)
-        lines = []
+        numbers = array("q")
         for _ in range(count):
             record = queue.popleft()
-            template, in_order = layout_of(tuple(record[head::2]))
-            lines.append(template % in_order(record))
-        text = b"".join(lines)
-        while text:
-            text = text[os.write(self._descriptor, text) :]
+            numbers.append(len(record))
+            numbers.fromlist(record)
+        self._unwritten += numbers.tobytes()
+        while self._unwritten:
+            self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
         if count == QUEUED_STEPS:
             raise OverflowError(f"{count} steps waited to be written, earlier ones are lost")
-
-    def _layout(
-        self, positions: Sequence[int]
-    ) -> tuple[bytes, Callable[[Sequence[int]], tuple[int, ...]]]:
-        """The line of a record that timed `positions`: its template, the record in its order."""
-        at: dict[int, list[int]] = {}
-        for index, position in enumerate(positions):
-            at.setdefault(position, []).append(_HEAD[self._process] + 2 * index + 1)
-        # Each number of the line: where in the record its summands stand.
-        columns: list[list[int]] = [[0], [1], [2]]
-
-        def number(indices: list[int], form: str = "%de-3") -> str:
-            if not indices:
-                return "null"
-            columns.append(indices)
-            return form
-
-        def spent_us(times: dict[str, list[int]]) -> str:
-            return "{" + ",".join(f'"{name}":{number(i)}' for name, i in times.items()) + "}"
-
-        hooks: dict[str | None, dict[str, list[int]]] = {}
-        for child, names, first in self._hooks.groups:
-            times = hooks.setdefault(child, {})
-            for position, name in enumerate(names, first):
-                if position in at:
-                    times.setdefault(name, []).extend(at[position])
-        own = hooks.pop(None, {})
-        fields = ['"t_ns":%d', '"step_id":%d', f'"process":"{self._process}"']
-        fields.append('"step_duration_us":%de-3')
-        for field in dict.fromkeys(FIELDS.values()):
-            called = [i for name in own if FIELDS.get(name) == field for i in own[name]]
-            fields.append(f'"{field}":{number(called)}')
-        if self._hooks.groups:
-            fields.append(f'"hooks_us":{spent_us(own)}')
-        children = [
-            f"{json.dumps(child).replace('%', '%%')}:{spent_us(times)}"
-            for child, times in hooks.items()
-            if times
-        ]
-        if children:
-            fields.append(f'"children_us":{{{",".join(children)}}}')
-        known = self._process == "scheduler"
-        for index, name in enumerate(_COUNTS, 3):
-            fields.append(f'"{name}":{number([index] if known else [], "%d")}')
-        if known:
-            fields.append(f'"update_us":{number(at.get(_UPDATE, []))}')
-            fields.append(f'"engine_step_us":{number(at.get(_STEP, []))}')
-        template = "{" + ",".join(fields) + "}\n"
-        if all(len(indices) == 1 for indices in columns):
-            return template.encode(), operator.itemgetter(*(i for (i,) in columns))
-        return template.encode(), lambda record: tuple(sum(record[i] for i in c) for c in columns)
 
 
 class Probe:
@@ -239,7 +191,7 @@ class Probe:
         self._prefix = prefix
         self.active = True
         self.scheduler_hooks, self.worker_hooks = Hooks(), Hooks()
-        self.writers: dict[str, LineWriter] = {}
+        self.writers: dict[str, RecordWriter] = {}
         self._step_id = 0
         self._scheduled: dict[int, list[int]] = {}
         self._current: list[int] | None = None
@@ -252,9 +204,9 @@ class Probe:
         for writer in self.writers.values():
             writer.close()
 
-    def _open(self, process: str, hooks: Hooks) -> LineWriter:
+    def _open(self, process: str, hooks: Hooks) -> RecordWriter:
         """The writer of a process, made for its first record: vLLM may fork before."""
-        writer = LineWriter(f"{self._prefix}.{process}.jsonl", process, hooks)
+        writer = RecordWriter(f"{self._prefix}.{process}.steps", process, hooks)
         self.writers[process] = writer
         return writer
 
@@ -316,14 +268,14 @@ class Probe:
         if record is not None:
             # Hooks run by the update belong to the step it concerns.
             calls = self.scheduler_hooks.calls
-            record += (_UPDATE, end - start, *calls)
+            record += (*calls, start, end, _UPDATE)
             calls.clear()
             self._complete.append(record)
 
     def stepped(self, start: int, end: int) -> None:
         """The engine-core step that began at `start` ended; complete records can be written."""
         if self._current is not None:
-            self._current += (_STEP, end - start)
+            self._current += (start, end, _STEP)
             self._current = None
         complete = self._complete
         if complete:
@@ -369,29 +321,17 @@ def _give_up(error: Exception) -> None:
         _LOG.error("connector_tax step probe switched off: %s: %s", type(error).__name__, error)
 
 
-class _Inside:
-    """Whether one connector object is inside one of its own hooks."""
-
-    __slots__ = ("hook",)
-
-    def __init__(self) -> None:
-        self.hook = False
-
-
-def _timed(hook: Any, inside: _Inside, calls: list[int], position: int) -> Any:
-    """`hook` with its calls added to `calls`, unless another hook of its object runs."""
-    add, now = calls.extend, _now
+def _timed(hook: Any, calls: list[int], position: int) -> Any:
+    """`hook` with its calls added to `calls`; one within another stands inside it."""
+    add, now = calls.append, _now
 
     def timed_hook(*args: Any, **kwargs: Any) -> Any:
-        if inside.hook:
-            return hook(*args, **kwargs)
-        inside.hook = True
-        start = now()
+        add(now())
         try:
             return hook(*args, **kwargs)
         finally:
-            add((position, now() - start))
-            inside.hook = False
+            add(now())
+            add(position)
 
     return timed_hook
 
@@ -415,12 +355,11 @@ def watch_connector(probe: Probe, connector: Any, config: Any, role: Any) -> Non
 
 
 def _wrap_hooks(connector: Any, hooks: Hooks, names: tuple[str, ...], child: str | None) -> None:
-    inside = _Inside()
     present = [name for name in names if callable(getattr(connector, name, None))]
     first = hooks.add(child, present)
     for position, name in enumerate(present, first):
         hook = getattr(connector, name)
-        setattr(connector, name, _timed(hook, inside, hooks.calls, position))
+        setattr(connector, name, _timed(hook, hooks.calls, position))
 
 
 def install(probe: Probe) -> None:

@@ -1,0 +1,157 @@
+"""The step probe's binary records as JSON lines in the design's format.
+
+Source 002, "Step-level timing instrumentation"; CONTRACTS.md, engine_step. Beyond the design's
+fields: `update_us` and `engine_step_us` of the scheduler, `hooks_us` with every timed hook of the
+connector, `children_us` with those of a MultiConnector's children by name. A hook called by another
+hook of the same object belongs to the outer one. Spans are given to 0.1 us, about what two readings
+of the clock take, and `t_ns` to the microsecond; finer digits are noise that an archive has to
+carry.
+"""
+
+import io
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from connector_tax.vllm.step_probe import MAX_POSITION
+
+# The design's fields. get_transfer_results is get_finished's successor and calls it by default.
+FIELDS = {
+    "build_connector_meta": "build_meta_us",
+    "get_finished": "get_finished_us",
+    "get_transfer_results": "get_finished_us",
+    "start_load_kv": "start_load_kv_us",
+}
+_COUNTS = ("num_running", "num_waiting", "prefill_tokens", "decode_tokens")
+_NUMBER_BYTES = array("q").itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Hook:
+    """What a position stands for: a hook of the connector, or of its child of that name."""
+
+    group: int
+    child: str | None
+    name: str
+
+
+class Header(msgspec.Struct):
+    """The first line of a file of the probe."""
+
+    process: str
+    counts: list[str]
+    spans: list[str]
+    groups: list[tuple[str | None, list[str], int]]
+
+    def hooks(self) -> dict[int, _Hook]:
+        """The timed hooks by position."""
+        return {
+            position: _Hook(group, child, name)
+            for group, (child, names, first) in enumerate(self.groups)
+            for position, name in enumerate(names, first)
+        }
+
+
+def step_records(file: bytes, offset: int = 0) -> Iterator[dict[str, Any]]:
+    """The whole records of a file of the probe from the byte `offset` on.
+
+    A record that is still being written is left out.
+
+    Args:
+        file: from its first byte.
+        offset: 0, or the length the file had at an earlier time.
+
+    Raises:
+        msgspec.DecodeError: the file does not begin with the probe's header.
+    """
+    head, newline, _ = file.partition(b"\n")
+    if not newline:
+        return
+    header = msgspec.json.decode(head, type=Header)
+    hooks = header.hooks()
+    body = io.BytesIO(file)
+    body.seek(max(offset, len(head) + 1))
+    while record := _next_record(body):
+        yield _fields(header, hooks, record)
+
+
+def _next_record(body: io.BytesIO) -> list[int]:
+    """The integers of one record; none at the end."""
+    size = body.read(_NUMBER_BYTES)
+    if len(size) < _NUMBER_BYTES:
+        return []
+    wanted = array("q", size)[0] * _NUMBER_BYTES
+    numbers = body.read(wanted)
+    return array("q", numbers).tolist() if len(numbers) == wanted else []
+
+
+def _fields(header: Header, hooks: dict[int, _Hook], numbers: list[int]) -> dict[str, Any]:
+    start, step_id, spent = numbers[:3]
+    counts = dict(zip(header.counts, numbers[3:], strict=False))
+    calls = _calls(numbers[3 + len(counts) :])
+    connector = _spent_in_hooks(hooks, calls)
+    own = connector.pop(None, {})
+    record: dict[str, Any] = {"t_ns": start // 1000 * 1000, "step_id": step_id}
+    record |= {"process": header.process, "step_duration_us": _us(spent)}
+    for field in dict.fromkeys(FIELDS.values()):
+        called = [own[name] for name in own if FIELDS.get(name) == field]
+        record[field] = _us(sum(called)) if called else None
+    if header.groups:
+        record["hooks_us"] = {name: _us(ns) for name, ns in own.items()}
+    if connector:
+        record["children_us"] = {
+            child: {name: _us(ns) for name, ns in times.items()}
+            for child, times in connector.items()
+        }
+    record |= {name: counts.get(name) for name in _COUNTS}
+    if counts:
+        for position, span in enumerate(header.spans):
+            found = [end - begin for begin, end, at in calls if at == position]
+            record[f"{span}_us"] = _us(sum(found)) if found else None
+    return record
+
+
+def _calls(numbers: list[int]) -> list[tuple[int, int, int]]:
+    """(start, end, position) of each thing timed, what was called inside another before it."""
+    calls: list[tuple[int, int, int]] = []
+    open_times: list[int] = []
+    for number in numbers:
+        if number < MAX_POSITION:
+            end, start = open_times.pop(), open_times.pop()
+            calls.append((start, end, number))
+        else:
+            open_times.append(number)
+    return calls
+
+
+def _spent_in_hooks(
+    hooks: dict[int, _Hook], calls: list[tuple[int, int, int]]
+) -> dict[str | None, dict[str, int]]:
+    """Nanoseconds by child (None: the connector itself) and hook, in the order of the positions.
+
+    Args:
+        calls: (start, end, position) of each thing timed.
+    """
+    ended: dict[int, int] = {}
+    spent: dict[int, int] = {}
+    for start, end, position in sorted(calls, key=lambda call: (call[0], -call[1])):
+        hook = hooks.get(position)
+        # Inside another hook of the same object: that one has the time already.
+        if hook is None or start < ended.get(hook.group, 0):
+            continue
+        ended[hook.group] = end
+        spent[position] = spent.get(position, 0) + end - start
+    by_child: dict[str | None, dict[str, int]] = {}
+    for position in sorted(spent):
+        times = by_child.setdefault(hooks[position].child, {})
+        name = hooks[position].name
+        # Two children may have one name.
+        times[name] = times.get(name, 0) + spent[position]
+    return by_child
+
+
+def _us(nanoseconds: int) -> float:
+    return round(nanoseconds / 1000, 1)
