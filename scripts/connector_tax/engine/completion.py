@@ -91,6 +91,7 @@ class Completion:
         self._writes: list[tuple[int, int, int]] = []
         self._sent = 0
         self._done = False
+        self._event = b""
         self._prefix, self._middle, self._tail = _event_parts(answer)
 
     # -- the engine's side ----------------------------------------------------------------------
@@ -100,8 +101,15 @@ class Completion:
         if self.answer.stream:
             self._t_headers_ns = self._protocol.begin_body(_SSE)
 
+    def prepare(self, position: int, *, last: bool) -> None:
+        """Put the event of the token at `position` together, for `token` to send."""
+        if self.answer.stream:
+            word = self._vocabulary.output_word(self.answer.seed, position)
+            reason = b'"%b"' % self.finish_reason.encode() if last else b"null"
+            self._event = b"%b%b%b%b%b" % (self._prefix, word, self._middle, reason, self._tail)
+
     def token(self, position: int, *, last: bool, deadline_ns: int) -> None:
-        """Emit the token at `position`; the last one ends the response."""
+        """Emit the token at `position`, prepared before; the last one ends the response."""
         if self._done:
             return
         self._sent = position + 1
@@ -111,10 +119,7 @@ class Completion:
             return
         if position == 0 and self.answer.chat:
             self.write_event(_chat_opening(self.answer), 0, deadline_ns)
-        word = self._vocabulary.output_word(self.answer.seed, position)
-        reason = b'"%b"' % self.finish_reason.encode() if last else b"null"
-        event = b"%b%b%b%b%b" % (self._prefix, word, self._middle, reason, self._tail)
-        self.write_event(event, 1, deadline_ns)
+        self.write_event(self._event, 1, deadline_ns)
         if last:
             self.end_stream(self.closing_events())
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Protocol
@@ -12,7 +12,7 @@ from connector_tax.engine.batching import BatchedService, ServiceError, WorkerDi
 from connector_tax.engine.config import EngineConfig
 from connector_tax.engine.connectors import BackgroundCpu
 from connector_tax.engine.metrics import Metrics
-from connector_tax.engine.model import StepClock, StepDevice
+from connector_tax.engine.model import StepClock, StepDevice, spin_until
 from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
 from connector_tax.engine.steplog import StepLog, StepRecord
 from connector_tax.engine.truth import LaunchTruth
@@ -31,8 +31,11 @@ class Sink(Protocol):
     t_token_ns: int
     finish_reason: str
 
+    def prepare(self, position: int, *, last: bool) -> None:
+        """Get ready to emit the token at `position`."""
+
     def token(self, position: int, *, last: bool, deadline_ns: int) -> None:
-        """Emit the token at `position`."""
+        """Emit the token prepared last."""
 
     def fail(self, message: str) -> None:
         """The engine is dead; end the response."""
@@ -180,9 +183,10 @@ class Engine:
             if not sequence.sink.t_admitted_ns:
                 sequence.sink.t_admitted_ns = start
         running, waiting = self.scheduler.running, self.waiting
-        device_start, deadline, end = await self._service.do_one(
+        device_start, deadline = await self._service.do_one(
             [start, meta + finished, load, plan.prefill_tokens, plan.decode_seqs, plan.kv_tokens]
         )
+        end = max(deadline, time.monotonic_ns())
         self._emit(plan, deadline, end)
         self._step_id += 1
         if self._step_log is not None:
@@ -215,19 +219,27 @@ class Engine:
         # Counted before the writes: whoever reads [DONE] finds the counters complete.
         metrics.generation_tokens += len(emitted)
         metrics.iteration.observe(plan.prefill_tokens + plan.decode_seqs)
+        gaps: Counter[int] = Counter()
         for sequence in emitted:
             sink: Sink = sequence.sink
+            sink.prepare(sequence.generated - 1, last=sequence.finished)
             if sequence.generated == 1:
                 sink.t_first_ns = end
                 metrics.prompt_tokens += sequence.prompt_len
                 metrics.ttft.observe((end - sink.t_arrival_ns) / 1e9)
             else:
-                metrics.inter_token.observe((end - sink.t_token_ns) / 1e9)
+                gaps[end - sink.t_token_ns] += 1
             sink.t_token_ns = end
             if sequence.finished:
                 self._live.discard(sequence)
                 self._count_finished(sequence)
-            sink.token(sequence.generated - 1, last=sequence.finished, deadline_ns=deadline)
+        for gap, times in gaps.items():
+            metrics.inter_token.observe(gap / 1e9, times)
+        spin_until(deadline)
+        for sequence in emitted:
+            sequence.sink.token(
+                sequence.generated - 1, last=sequence.finished, deadline_ns=deadline
+            )
 
     def _count_finished(self, sequence: Sequence) -> None:
         metrics, sink = self.metrics, sequence.sink

@@ -18,6 +18,9 @@ from typing import Any
 from connector_tax.engine.process import sharpen_timers
 from connector_tax.engine.transformer import VectorTransformer
 
+# The worker hands a step over this long before its end: the way to the main process takes about
+# half of it, preparing the step's events the rest, and what is left the main process spins.
+_HAND_OVER_NS = 250_000
 # A sleep ends some tens of microseconds late; the last stretch before a deadline is spun.
 _SPIN_NS = 70_000
 
@@ -63,10 +66,11 @@ class StepClock:
 
 
 class StepDevice(VectorTransformer):
-    """The worker process of the engine: spends the time of each step, to its absolute deadline.
+    """The worker process of the engine: spends the time of each step, nearly to its deadline.
 
     An element is `[start_ns, host_tax_us, load_tax_us, prefill_tokens, decode_seqs, kv_tokens]`;
-    its result is `[device_start_ns, deadline_ns, end_ns]`, all CLOCK_MONOTONIC.
+    its result is `[device_start_ns, deadline_ns]`, both CLOCK_MONOTONIC. It comes a moment before
+    the deadline, which the receiver waits for (`spin_until`).
     """
 
     def __init__(self, cost: dict[str, float], launch_seed: int) -> None:
@@ -81,7 +85,10 @@ class StepDevice(VectorTransformer):
         host_us, device_us = self._clock.draw_us(*shape)
         device_start = int(start) + round((host_us + host_tax) * 1000)
         deadline = device_start + round((load_tax + device_us) * 1000)
-        return [device_start, deadline, wait_until(deadline)]
+        ahead = deadline - time.monotonic_ns() - _HAND_OVER_NS
+        if ahead > 0:
+            time.sleep(ahead / 1e9)
+        return [device_start, deadline]
 
 
 def wait_until(deadline_ns: int) -> int:
@@ -89,6 +96,11 @@ def wait_until(deadline_ns: int) -> int:
     ahead = deadline_ns - time.monotonic_ns() - _SPIN_NS
     if ahead > 0:
         time.sleep(ahead / 1e9)
-    while (now := time.monotonic_ns()) < deadline_ns:
+    spin_until(deadline_ns)
+    return time.monotonic_ns()
+
+
+def spin_until(deadline_ns: int) -> None:
+    """Return at `deadline_ns` (CLOCK_MONOTONIC), without giving up the processor."""
+    while time.monotonic_ns() < deadline_ns:
         pass
-    return now

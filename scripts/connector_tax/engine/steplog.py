@@ -37,6 +37,9 @@ class StepRecord(msgspec.Struct):
 class LineLog:
     """A JSON-lines file, buffered and flushed every 20 ms while there is something to write.
 
+    Records are encoded when the loop has nothing more urgent to do: a finished request's truth is
+    long, and it ends among writes that must not be late.
+
     Args:
         path: the file; its folder must exist.
 
@@ -47,14 +50,22 @@ class LineLog:
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb", buffering=0)
         self._encoder = msgspec.json.Encoder()
+        self._records: list[object] = []
         self._buffer = bytearray()
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, record: object) -> None:
-        """Append one record."""
-        self._buffer += self._encoder.encode(record)
-        self._buffer += b"\n"
-        if self._timer is None:
+        """Append one record, which does not change any more."""
+        if not self._records:
+            asyncio.get_running_loop().call_soon(self._encode)
+        self._records.append(record)
+
+    def _encode(self) -> None:
+        for record in self._records:
+            self._buffer += self._encoder.encode(record)
+            self._buffer += b"\n"
+        self._records.clear()
+        if self._timer is None and self._buffer:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush)
 
     def _flush(self) -> None:
@@ -64,6 +75,7 @@ class LineLog:
 
     def close(self) -> None:
         """Write what is left and close the file."""
+        self._encode()
         if self._timer is not None:
             self._timer.cancel()
         self._flush()

@@ -42,15 +42,16 @@ class LoadGeneratorOptions:
     """How the load generator works; none of it changes what is sent or when it is due.
 
     A request travels to its worker `lead_ms` before it is due. The worker's timer is set
-    `sleep_margin_us` before the due time; for the last `spin_us` it spins instead of sleeping.
+    `sleep_margin_us` before the due time; for the last `spin_us` it makes ready what the request
+    needs and spins instead of sleeping.
     `connections_per_worker` are opened ahead and are the most one worker opens; a request that
     finds none free waits for one (counted in health as pool_waits).
     """
 
     workers: int = 1
     connections_per_worker: int = 256
-    spin_us: float = 100.0
-    sleep_margin_us: float = 100.0
+    spin_us: float = 400.0
+    sleep_margin_us: float = 400.0
     lead_ms: float = 20.0
     kernel_stamps: bool = True
     keep_reads: bool = True

@@ -489,6 +489,19 @@ class Pool:
         """How many connections wait for a request."""
         return len(self._idle)
 
+    def take(self) -> Connection | None:
+        """An idle connection, or None."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_stale():
+                return connection
+            self._discard(connection)
+        return None
+
+    def put_back(self, connection: Connection) -> None:
+        """Return a connection that was taken and not used."""
+        self._offer(connection)
+
     async def acquire(self) -> Connection:
         """Return a connection; suspends only if none is idle.
 
@@ -496,11 +509,9 @@ class Pool:
             RequestFailed: `connect_refused` or `connect_failed`.
         """
         while True:
-            while self._idle:
-                connection = self._idle.pop()
-                if not connection.is_stale():
-                    return connection
-                self._discard(connection)
+            idle = self.take()
+            if idle is not None:
+                return idle
             if self._size < self._limit:
                 # The slot is taken before waiting, else the pool would overshoot its limit.
                 self._size += 1

@@ -92,6 +92,7 @@ VARIANTS: dict[str, tuple[type[SessionThread], dict[str, Any]]] = {
     "early, no spin": (SessionThread, {"spin_us": 0.0, "sleep_margin_us": 0.0}),
     "early, spin 30 us": (SessionThread, {"spin_us": 30.0, "sleep_margin_us": 30.0}),
     "early, spin 100 us": (SessionThread, {"spin_us": 100.0, "sleep_margin_us": 100.0}),
+    "early, spin 400 us": (SessionThread, {"spin_us": 400.0, "sleep_margin_us": 400.0}),
 }
 
 
