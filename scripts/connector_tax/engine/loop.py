@@ -20,6 +20,8 @@ from connector_tax.engine.truth import LaunchTruth
 _LOG = logging.getLogger(__name__)
 # Behind its own deadlines by more than this, the engine gives up catching up and says so.
 _MAX_DEBT_NS = 250_000_000
+# A turn of the event loop that reads a request takes as long as this.
+_SPIN_NS = 60_000
 
 
 class Sink(Protocol):
@@ -187,7 +189,12 @@ class Engine:
             [start, meta + finished, load, plan.prefill_tokens, plan.decode_seqs, plan.kv_tokens]
         )
         end = max(deadline, time.monotonic_ns())
-        self._emit(plan, deadline, end)
+        emitted = self._prepare(plan, end)
+        await _until(deadline)
+        for sequence in emitted:
+            sequence.sink.token(
+                sequence.generated - 1, last=sequence.finished, deadline_ns=deadline
+            )
         self._step_id += 1
         if self._step_log is not None:
             for process in ("scheduler", "worker"):
@@ -213,7 +220,8 @@ class Engine:
                 )
         return int(deadline)
 
-    def _emit(self, plan: StepPlan, deadline: int, end: int) -> None:
+    def _prepare(self, plan: StepPlan, end: int) -> list[Sequence]:
+        """Account for a step that ends at `end`; the sequences whose next token can be sent."""
         metrics = self.metrics
         emitted = self.scheduler.commit(plan)
         # Counted before the writes: whoever reads [DONE] finds the counters complete.
@@ -235,11 +243,7 @@ class Engine:
                 self._count_finished(sequence)
         for gap, times in gaps.items():
             metrics.inter_token.observe(gap / 1e9, times)
-        spin_until(deadline)
-        for sequence in emitted:
-            sequence.sink.token(
-                sequence.generated - 1, last=sequence.finished, deadline_ns=deadline
-            )
+        return emitted
 
     def _count_finished(self, sequence: Sequence) -> None:
         metrics, sink = self.metrics, sequence.sink
@@ -254,3 +258,10 @@ class Engine:
         if sequence.generated > 1:
             span = (sink.t_token_ns - sink.t_first_ns) / 1e9
             metrics.time_per_token.observe(span / (sequence.generated - 1))
+
+
+async def _until(deadline_ns: int) -> None:
+    """Return at the deadline; requests that arrive until shortly before it are read meanwhile."""
+    while deadline_ns - time.monotonic_ns() > _SPIN_NS:
+        await asyncio.sleep(0)
+    spin_until(deadline_ns)
