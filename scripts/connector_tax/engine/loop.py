@@ -12,7 +12,7 @@ from connector_tax.engine.batching import BatchedService, ServiceError, WorkerDi
 from connector_tax.engine.config import EngineConfig
 from connector_tax.engine.connectors import BackgroundCpu
 from connector_tax.engine.metrics import Metrics
-from connector_tax.engine.model import StepClock, StepDevice, spin_until
+from connector_tax.engine.model import StepClock, StepDevice
 from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
 from connector_tax.engine.steplog import StepLog, StepRecord
 from connector_tax.engine.truth import LaunchTruth
@@ -262,6 +262,6 @@ class Engine:
 
 async def _until(deadline_ns: int) -> None:
     """Return at the deadline; requests that arrive until shortly before it are read meanwhile."""
-    while deadline_ns - time.monotonic_ns() > _SPIN_NS:
-        await asyncio.sleep(0)
-    spin_until(deadline_ns)
+    while (ahead_ns := deadline_ns - time.monotonic_ns()) > 0:
+        if ahead_ns > _SPIN_NS:
+            await asyncio.sleep(0)

@@ -18,11 +18,9 @@ from typing import Any
 from connector_tax.engine.process import sharpen_timers
 from connector_tax.engine.transformer import VectorTransformer
 
-# The worker hands a step over this long before its end: the way to the main process takes about
-# half of it, preparing the step's events the rest, and what is left the main process spins.
+# The worker hands a step over this long before its end: the sleep ends late, and the way to the
+# main process and preparing the step's events there take most of it.
 _HAND_OVER_NS = 250_000
-# A sleep ends some tens of microseconds late; the last stretch before a deadline is spun.
-_SPIN_NS = 70_000
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class StepDevice(VectorTransformer):
 
     An element is `[start_ns, host_tax_us, load_tax_us, prefill_tokens, decode_seqs, kv_tokens]`;
     its result is `[device_start_ns, deadline_ns]`, both CLOCK_MONOTONIC. It comes a moment before
-    the deadline, which the receiver waits for (`spin_until`).
+    the deadline, which the receiver waits for.
     """
 
     def __init__(self, cost: dict[str, float], launch_seed: int) -> None:
@@ -89,18 +87,3 @@ class StepDevice(VectorTransformer):
         if ahead > 0:
             time.sleep(ahead / 1e9)
         return [device_start, deadline]
-
-
-def wait_until(deadline_ns: int) -> int:
-    """Return at `deadline_ns` (CLOCK_MONOTONIC), with the time it then is."""
-    ahead = deadline_ns - time.monotonic_ns() - _SPIN_NS
-    if ahead > 0:
-        time.sleep(ahead / 1e9)
-    spin_until(deadline_ns)
-    return time.monotonic_ns()
-
-
-def spin_until(deadline_ns: int) -> None:
-    """Return at `deadline_ns` (CLOCK_MONOTONIC), without giving up the processor."""
-    while time.monotonic_ns() < deadline_ns:
-        pass

@@ -498,10 +498,6 @@ class Pool:
             self._discard(connection)
         return None
 
-    def put_back(self, connection: Connection) -> None:
-        """Return a connection that was taken and not used."""
-        self._offer(connection)
-
     async def acquire(self) -> Connection:
         """Return a connection; suspends only if none is idle.
 
@@ -528,7 +524,7 @@ class Pool:
                     if handed is None:
                         self._wake_next(None)
                     else:
-                        self._offer(handed)
+                        self.put_back(handed)
                 raise
             if connection_or_none is None:
                 continue
@@ -539,7 +535,7 @@ class Pool:
     def release(self, connection: Connection) -> None:
         """Take back a connection whose response has ended, for the next request if it can."""
         if connection.release():
-            self._offer(connection)
+            self.put_back(connection)
         else:
             self._discard(connection)
 
@@ -553,7 +549,7 @@ class Pool:
         problem: str | None = None
         for outcome in outcomes:
             if isinstance(outcome, Connection):
-                self._offer(outcome)
+                self.put_back(outcome)
             elif isinstance(outcome, RequestFailed):
                 problem = f"{outcome.kind}: {outcome.detail}"
             else:
@@ -572,7 +568,8 @@ class Pool:
             self._discard(self._idle.pop())
         self._poller.close()
 
-    def _offer(self, connection: Connection) -> None:
+    def put_back(self, connection: Connection) -> None:
+        """Give a connection that carries no request to the next waiter, or keep it idle."""
         if not self._wake_next(connection):
             self._idle.append(connection)
 

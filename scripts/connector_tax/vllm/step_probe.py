@@ -76,10 +76,16 @@ OUTPUT_FIELDS = (
     "num_scheduled_tokens",
     "total_num_scheduled_tokens",
 )
+# The design's fields. get_transfer_results is get_finished's successor and calls it by default.
+FIELDS = {
+    "build_connector_meta": "build_meta_us",
+    "get_finished": "get_finished_us",
+    "get_transfer_results": "get_finished_us",
+    "start_load_kv": "start_load_kv_us",
+}
 REQUIRED_HOOKS = ("build_connector_meta", "get_finished", "start_load_kv")
-_STEP_HOOKS = ("build_connector_meta", "get_finished", "get_transfer_results", "start_load_kv")
 HOOKS = (
-    *_STEP_HOOKS,
+    *FIELDS,
     "bind_connector_metadata",
     "build_connector_worker_meta",
     "clear_connector_metadata",
@@ -97,7 +103,7 @@ HOOKS = (
     "update_state_after_alloc",
     "wait_for_save",
 )
-CHILD_HOOKS = (*_STEP_HOOKS, "get_num_new_matched_tokens", "wait_for_save")
+CHILD_HOOKS = (*FIELDS, "get_num_new_matched_tokens", "wait_for_save")
 
 _LOG = logging.getLogger("vllm.connector_tax_step_probe")
 _now = time.monotonic_ns
@@ -106,7 +112,7 @@ _now = time.monotonic_ns
 _UPDATE, _STEP, _FIRST_HOOK = range(3)
 MAX_POSITION = 4096
 _SPANS = ("update", "engine_step")
-_COUNTS = {
+COUNTS = {
     "scheduler": ("num_running", "num_waiting", "prefill_tokens", "decode_tokens"),
     "worker": (),
 }
@@ -135,7 +141,7 @@ class RecordWriter:
     def __init__(self, path: str, process: str, hooks: Hooks) -> None:
         header = {
             "process": process,
-            "counts": _COUNTS[process],
+            "counts": COUNTS[process],
             "spans": _SPANS,
             "groups": hooks.groups,
         }

@@ -16,16 +16,8 @@ from typing import Any
 
 import msgspec
 
-from connector_tax.vllm.step_probe import MAX_POSITION
+from connector_tax.vllm.step_probe import COUNTS, FIELDS, MAX_POSITION
 
-# The design's fields. get_transfer_results is get_finished's successor and calls it by default.
-FIELDS = {
-    "build_connector_meta": "build_meta_us",
-    "get_finished": "get_finished_us",
-    "get_transfer_results": "get_finished_us",
-    "start_load_kv": "start_load_kv_us",
-}
-_COUNTS = ("num_running", "num_waiting", "prefill_tokens", "decode_tokens")
 _NUMBER_BYTES = array("q").itemsize
 
 
@@ -106,7 +98,7 @@ def _fields(header: Header, hooks: dict[int, _Hook], numbers: list[int]) -> dict
             child: {name: _us(ns) for name, ns in times.items()}
             for child, times in connector.items()
         }
-    record |= {name: counts.get(name) for name in _COUNTS}
+    record |= {name: counts.get(name) for name in COUNTS["scheduler"]}
     if counts:
         for position, span in enumerate(header.spans):
             found = [end - begin for begin, end, at in calls if at == position]
