@@ -50,15 +50,15 @@ def write_steps(names: list[str], number: int) -> None:
         called: list[tuple[str | None, str]] = [(None, hook) for hook in hooks if own]
         called += [(name, "get_finished") for name in children]
         groups = [(child, [hook], number) for number, (child, hook) in enumerate(called)]
-        now = time.monotonic_ns()
-        spans = [n for position in range(len(called)) for n in (now, now + 1000, position)]
-        record = array("q", [now, number, 1000, *spans])
+        now = time.monotonic()
+        spans = [n for i in range(len(called)) for n in (now, now + 1e-6, -1 - i)]
+        record = array("d", [now, number, 1e-6, *spans])
         path = Path(f"{prefix}.{process}.steps")
         with path.open("ab") as log:
             if not log.tell():
                 header = {"process": process, "counts": [], "spans": [], "groups": groups}
                 log.write(json.dumps(header).encode() + b"\n")
-            log.write(array("q", [len(record)]).tobytes() + record.tobytes())
+            log.write(array("d", [len(record)]).tobytes() + record.tobytes())
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

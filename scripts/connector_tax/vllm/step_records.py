@@ -1,14 +1,15 @@
 """The step probe's binary records as JSON lines in the design's format.
 
 Source 002, "Step-level timing instrumentation"; CONTRACTS.md, engine_step. Beyond the design's
-fields: `update_us` and `engine_step_us` of the scheduler, `hooks_us` with every timed hook of the
-connector, `children_us` with those of a MultiConnector's children by name. A hook called by another
-hook of the same object belongs to the outer one. Spans are given to 0.1 us, about what two readings
-of the clock take, and `t_ns` to the microsecond; finer digits are noise that an archive has to
-carry.
+fields: `update_us` and `engine_step_us` of the scheduler, `hooks_us` with the connector's other
+hooks, `children_us` with those timed of a MultiConnector's children, by name. A hook called by
+another hook of the same object belongs to the outer one. Spans have four significant digits and
+none below 0.1 us, about what two readings of the clock take; `t_ns` is given to 10 us. Finer digits
+are noise that an archive has to carry.
 """
 
 import io
+import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from connector_tax.vllm.step_probe import COUNTS, FIELDS, MAX_POSITION
+from connector_tax.vllm.step_probe import COUNTS, FIELDS, mark
 
-_NUMBER_BYTES = array("q").itemsize
+_NUMBER_BYTES = array("d").itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,10 @@ class Header(msgspec.Struct):
     spans: list[str]
     groups: list[tuple[str | None, list[str], int]]
 
-    def hooks(self) -> dict[int, _Hook]:
-        """The timed hooks by position."""
+    def hooks(self) -> dict[float, _Hook]:
+        """The timed hooks by the mark of their position."""
         return {
-            position: _Hook(group, child, name)
+            mark(position): _Hook(group, child, name)
             for group, (child, names, first) in enumerate(self.groups)
             for position, name in enumerate(names, first)
         }
@@ -70,48 +71,49 @@ def step_records(file: bytes, offset: int = 0) -> Iterator[dict[str, Any]]:
         yield _fields(header, hooks, record)
 
 
-def _next_record(body: io.BytesIO) -> list[int]:
-    """The integers of one record; none at the end."""
+def _next_record(body: io.BytesIO) -> list[float]:
+    """The numbers of one record; none at the end."""
     size = body.read(_NUMBER_BYTES)
     if len(size) < _NUMBER_BYTES:
         return []
-    wanted = array("q", size)[0] * _NUMBER_BYTES
+    wanted = int(array("d", size)[0]) * _NUMBER_BYTES
     numbers = body.read(wanted)
-    return array("q", numbers).tolist() if len(numbers) == wanted else []
+    return array("d", numbers).tolist() if len(numbers) == wanted else []
 
 
-def _fields(header: Header, hooks: dict[int, _Hook], numbers: list[int]) -> dict[str, Any]:
+def _fields(header: Header, hooks: dict[float, _Hook], numbers: list[float]) -> dict[str, Any]:
     start, step_id, spent = numbers[:3]
-    counts = dict(zip(header.counts, numbers[3:], strict=False))
+    counts = dict(zip(header.counts, map(int, numbers[3:]), strict=False))
     calls = _calls(numbers[3 + len(counts) :])
     connector = _spent_in_hooks(hooks, calls)
     own = connector.pop(None, {})
-    record: dict[str, Any] = {"t_ns": start // 1000 * 1000, "step_id": step_id}
+    record: dict[str, Any] = {"t_ns": int(start * 1e5) * 10_000, "step_id": int(step_id)}
     record |= {"process": header.process, "step_duration_us": _us(spent)}
     for field in dict.fromkeys(FIELDS.values()):
         called = [own[name] for name in own if FIELDS.get(name) == field]
         record[field] = _us(sum(called)) if called else None
     if header.groups:
-        record["hooks_us"] = {name: _us(ns) for name, ns in own.items()}
+        others = {name: spent for name, spent in own.items() if name not in FIELDS}
+        record["hooks_us"] = {name: _us(spent) for name, spent in others.items()}
     if connector:
         record["children_us"] = {
-            child: {name: _us(ns) for name, ns in times.items()}
+            child: {name: _us(spent) for name, spent in times.items()}
             for child, times in connector.items()
         }
     record |= {name: counts.get(name) for name in COUNTS["scheduler"]}
     if counts:
         for position, span in enumerate(header.spans):
-            found = [end - begin for begin, end, at in calls if at == position]
+            found = [end - begin for begin, end, at in calls if at == mark(position)]
             record[f"{span}_us"] = _us(sum(found)) if found else None
     return record
 
 
-def _calls(numbers: list[int]) -> list[tuple[int, int, int]]:
-    """(start, end, position) of each thing timed, what was called inside another before it."""
-    calls: list[tuple[int, int, int]] = []
-    open_times: list[int] = []
+def _calls(numbers: list[float]) -> list[tuple[float, float, float]]:
+    """(start, end, mark) of each thing timed, what was called inside another before it."""
+    calls: list[tuple[float, float, float]] = []
+    open_times: list[float] = []
     for number in numbers:
-        if number < MAX_POSITION:
+        if number < 0:
             end, start = open_times.pop(), open_times.pop()
             calls.append((start, end, number))
         else:
@@ -120,30 +122,32 @@ def _calls(numbers: list[int]) -> list[tuple[int, int, int]]:
 
 
 def _spent_in_hooks(
-    hooks: dict[int, _Hook], calls: list[tuple[int, int, int]]
-) -> dict[str | None, dict[str, int]]:
-    """Nanoseconds by child (None: the connector itself) and hook, in the order of the positions.
+    hooks: dict[float, _Hook], calls: list[tuple[float, float, float]]
+) -> dict[str | None, dict[str, float]]:
+    """Seconds by child (None: the connector itself) and hook, in the order of the positions.
 
     Args:
-        calls: (start, end, position) of each thing timed.
+        calls: (start, end, mark) of each thing timed.
     """
-    ended: dict[int, int] = {}
-    spent: dict[int, int] = {}
-    for start, end, position in sorted(calls, key=lambda call: (call[0], -call[1])):
-        hook = hooks.get(position)
+    ended: dict[int, float] = {}
+    spent: dict[float, float] = {}
+    for start, end, at in sorted(calls, key=lambda call: (call[0], -call[1])):
+        hook = hooks.get(at)
         # Inside another hook of the same object: that one has the time already.
         if hook is None or start < ended.get(hook.group, 0):
             continue
         ended[hook.group] = end
-        spent[position] = spent.get(position, 0) + end - start
-    by_child: dict[str | None, dict[str, int]] = {}
-    for position in sorted(spent):
-        times = by_child.setdefault(hooks[position].child, {})
-        name = hooks[position].name
+        spent[at] = spent.get(at, 0) + end - start
+    by_child: dict[str | None, dict[str, float]] = {}
+    for at in sorted(spent, reverse=True):
+        times = by_child.setdefault(hooks[at].child, {})
+        name = hooks[at].name
         # Two children may have one name.
-        times[name] = times.get(name, 0) + spent[position]
+        times[name] = times.get(name, 0) + spent[at]
     return by_child
 
 
-def _us(nanoseconds: int) -> float:
-    return round(nanoseconds / 1000, 1)
+def _us(seconds: float) -> float:
+    microseconds = seconds * 1e6
+    digits = 3 - math.floor(math.log10(microseconds)) if microseconds >= 1000 else 1
+    return round(microseconds, digits)
