@@ -229,23 +229,19 @@ def test_a_broken_table_is_refused_with_its_place(
 
 
 def test_the_command_names_the_missing_file_and_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study_file = write_study(tmp_path / "s")
     (tmp_path / "s" / "analysis" / "taxes.csv").unlink()
-    monkeypatch.setattr("sys.argv", ["figures", "fig9_forest", "--study", str(study_file)])
-    assert main() == 1
+    assert main(["fig9_forest", "--study", str(study_file)]) == 2
     assert "taxes.csv: no such file" in capsys.readouterr().err
     assert not (tmp_path / "s" / "figures").exists()
 
 
-def test_every_figure_can_be_drawn_from_what_the_analysis_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_figure_can_be_drawn_from_what_the_analysis_writes(tmp_path: Path) -> None:
     study_file = write_synthetic_study(tmp_path / "s", blocks=2, skipped=SKIPPED)
     assert aggregate.main(["--study", str(study_file)]) == 0
-    monkeypatch.setattr("sys.argv", ["figures", *NAMES, "--study", str(study_file)])
-    assert main() == 0
+    assert main([*NAMES, "--study", str(study_file)]) == 0
     for name in NAMES:
         text = (tmp_path / "s" / "figures" / f"{name}.csv").read_text()
         assert text.count("\n") > 4

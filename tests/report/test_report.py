@@ -186,26 +186,22 @@ def test_same_study_same_page(full: Study) -> None:
 
 
 def test_a_missing_figure_is_an_error_that_names_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = _study(tmp_path / "s", Design())
     (tmp_path / "s" / "figures" / "fig6_step_cdf.svg").unlink()
-    monkeypatch.setattr("sys.argv", ["report", "--study", str(study.root / "study.json")])
-    assert main() == 1
+    assert main(["--study", str(study.root / "study.json")]) == 2
     assert "fig6_step_cdf.svg: no such file" in capsys.readouterr().err
     assert not (tmp_path / "s" / "report.html").exists()
 
 
-def test_the_report_of_what_the_analysis_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_of_what_the_analysis_writes(tmp_path: Path) -> None:
     void = {("mooncake_producer", 0, "A", "r20"): "loop lag"}
     failed = {("lmcache_only", 0, "B"): "the server died"}
     study_file = write_synthetic_study(tmp_path / "s", blocks=1, void=void, failed=failed)
     assert aggregate.main(["--study", str(study_file)]) == 0
     _draw_all(Study(study_file))
-    monkeypatch.setattr("sys.argv", ["report", "--study", str(study_file)])
-    assert main() == 0
+    assert main(["--study", str(study_file)]) == 0
     text = Page((tmp_path / "s" / "report.html").read_text()).text
     assert "the server died" in text
     assert "loop lag" in text

@@ -83,6 +83,7 @@ class Worker:
     def execute_model(self, output):
         if self.connector is not None:
             self.connector.start_load_kv(None)
+            self.connector.wait_for_save()
             self.connector.get_transfer_results(set())
         self.output = output
         return None if self.sampling else output
@@ -116,6 +117,9 @@ class KVConnectorBase_V1:
 
     def get_transfer_results(self, finished):
         return self.get_finished(finished)
+
+    def wait_for_save(self):
+        return None
 
     def update_connector_output(self, output):
         pass

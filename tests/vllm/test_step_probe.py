@@ -11,6 +11,9 @@ import pytest
 from connector_tax.vllm import overlay
 from tests.vllm import stub
 
+# Records have four digits, so a sum of two may be off by this share.
+ROUNDING = 1e-3
+
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
@@ -36,7 +39,9 @@ def test_plain_records_each_step_in_both_processes_without_callbacks(
         ] * 3
         assert "hooks_us" not in record
         assert record["step_duration_us"] > 0
-    assert all(r["engine_step_us"] > r["step_duration_us"] + r["update_us"] for r in scheduler)
+    for record in scheduler:
+        spent = record["step_duration_us"] + record["update_us"]
+        assert record["engine_step_us"] >= spent * (1 - ROUNDING)
     assert all(r["num_running"] == 1 for r in scheduler)
 
 
@@ -66,7 +71,7 @@ def test_each_hook_is_timed_where_it_runs(
         assert record["build_meta_us"] is None
         assert record["start_load_kv_us"] is not None
         assert 200 <= record["get_finished_us"] <= record["step_duration_us"]
-        assert record["hooks_us"] == {}
+        assert set(record["hooks_us"]) == {"wait_for_save"}
 
 
 def test_under_asynchronous_scheduling_the_update_belongs_to_its_own_step(
@@ -91,7 +96,7 @@ def test_children_of_a_multi_connector_are_timed_under_their_configured_names(
         children = record["children_us"]
         assert list(children) == ["FirstName", "SecondName"]
         spent = sum(times["build_connector_meta"] for times in children.values())
-        assert 600 <= spent <= record["build_meta_us"]
+        assert 600 <= spent <= record["build_meta_us"] * (1 + ROUNDING)
     for record in stub.records(tmp_path / "log", "worker"):
         assert all(
             {"get_finished", "start_load_kv"} == set(times)
@@ -201,6 +206,7 @@ scheduler.connector = SimpleNamespace(
         "def start_load_kv(self, context, now=None): assert now is None",
         "def start_load_kv(*args): assert args[1:] == (None,)",
         "@given\ndef start_load_kv(self, context, added): assert added == 'by the decorator'",
+        "@kept_back\ndef start_load_kv(self): pass",
     ],
 )
 def test_a_hook_is_called_as_it_was_whatever_its_parameters(
@@ -213,6 +219,11 @@ def given(hook):
     @wraps(hook)
     def outer(self, context):
         hook(self, context, "by the decorator")
+    return outer
+def kept_back(hook):
+    @wraps(hook)
+    def outer(self, context):
+        hook(self)
     return outer
 """
     method = "\n".join(f"    {line}" for line in definition.splitlines())

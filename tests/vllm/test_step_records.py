@@ -55,12 +55,12 @@ def test_a_file_of_something_else_is_refused() -> None:
 
 
 def test_a_hook_within_a_hook_of_its_object_is_the_outer_ones_time_and_a_childs_is_not() -> None:
-    groups = [(None, ["get_finished", "get_transfer_results"], 2), ("Child", ["get_finished"], 4)]
+    own = ["get_finished", "get_transfer_results", "wait_for_save"]
+    groups = [(None, own, 2), ("Child", ["get_finished"], 5)]
     # get_transfer_results (3) for 9 us: get_finished (2) of the same object for 7, in it the
-    # child's (4) for 5; then get_finished alone for 1. wait_for_save (5) for 3.
-    groups[1:1] = [(None, ["wait_for_save"], 5)]
-    calls = calls_at(AT, 0, 1, 2, 7, mark(4), 8, mark(2), 9, mark(3), 20, 21, mark(2))
-    calls += calls_at(AT, 30, 33, mark(5))
+    # child's (5) for 5; then get_finished alone for 1, and wait_for_save (4) for 3.
+    calls = calls_at(AT, 0, 1, 2, 7, mark(5), 8, mark(2), 9, mark(3), 20, 21, mark(2))
+    calls += calls_at(AT, 30, 33, mark(4))
     (record,) = step_records(header(groups=groups) + packed(AT, 1, 50e-6, *calls))
     assert record["hooks_us"] == {"wait_for_save": 3.0}
     assert record["get_finished_us"] == 10.0

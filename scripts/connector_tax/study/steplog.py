@@ -8,6 +8,7 @@ its start and its end.
 """
 
 import time
+from itertools import dropwhile
 from pathlib import Path
 
 import msgspec
@@ -60,10 +61,7 @@ class StepLog:
         taken: list[bytes] = []
         for path, offset in zip(self._paths, self._offsets, strict=True):
             lines = self._since(path, offset) if path.exists() else []
-            first = next(
-                (i for i, line in enumerate(lines) if decoder.decode(line).t_ns >= origin_ns), 0
-            )
-            taken += lines[first:]
+            taken += dropwhile(lambda line: decoder.decode(line).t_ns < origin_ns, lines)
         return b"".join(taken)
 
     def _since(self, path: Path, offset: int) -> list[bytes]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from connector_tax.vllm.step_probe import COUNTS, FIELDS, mark
+from connector_tax.vllm.step_probe import COUNTS, FIELDS
 
 _NUMBER_BYTES = array("d").itemsize
 
@@ -39,10 +39,10 @@ class Header(msgspec.Struct):
     spans: list[str]
     groups: list[tuple[str | None, list[str], int]]
 
-    def hooks(self) -> dict[float, _Hook]:
-        """The timed hooks by the mark of their position."""
+    def hooks(self) -> dict[int, _Hook]:
+        """The timed hooks by position."""
         return {
-            mark(position): _Hook(group, child, name)
+            position: _Hook(group, child, name)
             for group, (child, names, first) in enumerate(self.groups)
             for position, name in enumerate(names, first)
         }
@@ -81,7 +81,7 @@ def _next_record(body: io.BytesIO) -> list[float]:
     return array("d", numbers).tolist() if len(numbers) == wanted else []
 
 
-def _fields(header: Header, hooks: dict[float, _Hook], numbers: list[float]) -> dict[str, Any]:
+def _fields(header: Header, hooks: dict[int, _Hook], numbers: list[float]) -> dict[str, Any]:
     start, step_id, spent = numbers[:3]
     counts = dict(zip(header.counts, map(int, numbers[3:]), strict=False))
     calls = _calls(numbers[3 + len(counts) :])
@@ -93,8 +93,7 @@ def _fields(header: Header, hooks: dict[float, _Hook], numbers: list[float]) -> 
         called = [own[name] for name in own if FIELDS.get(name) == field]
         record[field] = _us(sum(called)) if called else None
     if header.groups:
-        others = {name: spent for name, spent in own.items() if name not in FIELDS}
-        record["hooks_us"] = {name: _us(spent) for name, spent in others.items()}
+        record["hooks_us"] = {name: _us(own[name]) for name in own if name not in FIELDS}
     if connector:
         record["children_us"] = {
             child: {name: _us(spent) for name, spent in times.items()}
@@ -103,47 +102,48 @@ def _fields(header: Header, hooks: dict[float, _Hook], numbers: list[float]) -> 
     record |= {name: counts.get(name) for name in COUNTS["scheduler"]}
     if counts:
         for position, span in enumerate(header.spans):
-            found = [end - begin for begin, end, at in calls if at == mark(position)]
+            found = [end - begin for begin, end, at in calls if at == position]
             record[f"{span}_us"] = _us(sum(found)) if found else None
     return record
 
 
-def _calls(numbers: list[float]) -> list[tuple[float, float, float]]:
-    """(start, end, mark) of each thing timed, what was called inside another before it."""
-    calls: list[tuple[float, float, float]] = []
+def _calls(numbers: list[float]) -> list[tuple[float, float, int]]:
+    """(start, end, position) of each thing timed, what was called inside another before it."""
+    calls: list[tuple[float, float, int]] = []
     open_times: list[float] = []
     for number in numbers:
         if number < 0:
             end, start = open_times.pop(), open_times.pop()
-            calls.append((start, end, number))
+            # The inverse of step_probe.mark().
+            calls.append((start, end, int(-1 - number)))
         else:
             open_times.append(number)
     return calls
 
 
 def _spent_in_hooks(
-    hooks: dict[float, _Hook], calls: list[tuple[float, float, float]]
+    hooks: dict[int, _Hook], calls: list[tuple[float, float, int]]
 ) -> dict[str | None, dict[str, float]]:
     """Seconds by child (None: the connector itself) and hook, in the order of the positions.
 
     Args:
-        calls: (start, end, mark) of each thing timed.
+        calls: (start, end, position) of each thing timed.
     """
     ended: dict[int, float] = {}
-    spent: dict[float, float] = {}
-    for start, end, at in sorted(calls, key=lambda call: (call[0], -call[1])):
-        hook = hooks.get(at)
+    spent: dict[int, float] = {}
+    for start, end, position in sorted(calls, key=lambda call: (call[0], -call[1])):
+        hook = hooks.get(position)
         # Inside another hook of the same object: that one has the time already.
         if hook is None or start < ended.get(hook.group, 0):
             continue
         ended[hook.group] = end
-        spent[at] = spent.get(at, 0) + end - start
+        spent[position] = spent.get(position, 0) + (end - start)
     by_child: dict[str | None, dict[str, float]] = {}
-    for at in sorted(spent, reverse=True):
-        times = by_child.setdefault(hooks[at].child, {})
-        name = hooks[at].name
+    for position in sorted(spent):
+        times = by_child.setdefault(hooks[position].child, {})
+        name = hooks[position].name
         # Two children may have one name.
-        times[name] = times.get(name, 0) + spent[at]
+        times[name] = times.get(name, 0) + spent[position]
     return by_child
 
 
