@@ -45,7 +45,10 @@ def test_the_bootstrap_refuses_what_it_cannot_use(bootstrap: httpx.Client) -> No
     assert bootstrap.post("/register", content=b"{").status_code == 400
     assert bootstrap.post("/register", json={"dp_rank": 0}).status_code == 400
     assert bootstrap.get("/else").status_code == 404
-    assert bootstrap.post("/query", json={}).status_code == 404
+    assert bootstrap.post("/query", json=WORKER).status_code == 404
+    # Nothing of a refused body is left where the next request is read.
+    assert bootstrap.post("/register", json=WORKER).json() == {"status": "ok"}
+    assert bootstrap.post("/register", content=b"{").headers["Connection"] == "close"
 
 
 def test_the_tiny_model_is_the_same_each_time_and_covers_its_vocabulary(tmp_path: Path) -> None:

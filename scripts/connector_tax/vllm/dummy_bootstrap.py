@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 MAX_BODY = 1 << 20
-NOT_SERVED = {"detail": "served here: GET /query and POST /register"}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -26,15 +25,11 @@ class _Handler(BaseHTTPRequestHandler):
             with self.lock:
                 self._answer(200, self.workers)
         else:
-            self._answer(
-                404, {"detail": f"{self.path}: not served; there are /query and /register"}
-            )
+            self._refuse_path()
 
     def do_POST(self) -> None:
         if self.path != "/register":
-            self._answer(
-                404, {"detail": f"{self.path}: not served; there are /query and /register"}
-            )
+            self._refuse_path()
             return
         try:
             length = int(self.headers.get("Content-Length", "0"))
@@ -45,8 +40,7 @@ class _Handler(BaseHTTPRequestHandler):
             tp_rank, pp_rank = int(payload["tp_rank"]), int(payload["pp_rank"])
             address = str(payload["addr"])
         except (ValueError, KeyError, TypeError) as error:
-            self.close_connection = True
-            self._answer(400, {"detail": f"{type(error).__name__}: {error}"})
+            self._answer(400, {"detail": f"{type(error).__name__}: {error}"}, close=True)
             return
         with self.lock:
             entry = self.workers.setdefault(rank, {"engine_id": engine, "worker_addr": {}})
@@ -57,9 +51,16 @@ class _Handler(BaseHTTPRequestHandler):
             entry["worker_addr"].setdefault(tp_rank, {})[pp_rank] = address
         self._answer(200, {"status": "ok"})
 
-    def _answer(self, status: int, body: Any) -> None:
+    def _refuse_path(self) -> None:
+        detail = f"{self.path}: not served; there are GET /query and POST /register"
+        self._answer(404, {"detail": detail}, close=True)
+
+    def _answer(self, status: int, body: Any, *, close: bool = False) -> None:
         data = json.dumps(body).encode()
         self.send_response(status)
+        if close:
+            # A body that was not read would be taken for the next request.
+            self.send_header("Connection", "close")
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
