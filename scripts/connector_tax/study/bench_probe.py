@@ -9,6 +9,7 @@ turn (A/B/B/A ...) and compares the time per token of the same requests, one at 
 """
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 from rich.table import Table
+from scipy import stats
 
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
@@ -292,10 +294,15 @@ def serving(study_file: Path, pairs: int) -> None:
             print(f"launch {number + 1} of {len(order)}, probe {state}: {value:.4f} ms")
     with_probe, without = (statistics.median(medians[on]) for on in (True, False))
     spread = max(max(v) / min(v) - 1 for v in medians.values())
+    ratios = [math.log(on / off) for on, off in zip(medians[True], medians[False], strict=True)]
+    interval = stats.ttest_1samp(ratios, 0.0).confidence_interval(0.95)
+    low, middle, high = (
+        math.expm1(x) for x in (interval.low, statistics.mean(ratios), interval.high)
+    )
     print(
-        f"{cpu()}: probe on {with_probe:.4f} ms, off {without:.4f} ms per token, "
-        f"{with_probe / without - 1:+.2%}; launches "
-        f"of one kind differ by up to {spread:.2%}"
+        f"{cpu()}: probe on {with_probe:.4f} ms, off {without:.4f} ms per token (medians); "
+        f"on over off in {pairs} pairs {middle:+.1%} [{low:+.1%}, {high:+.1%}]; launches "
+        f"of one kind differ by up to {spread:.0%}"
     )
 
 
@@ -332,8 +339,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("cost", help="us per step on the probe's own path")
     real = commands.add_parser("serving", help="a real vLLM with the probe and without")
     real.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
-    real.add_argument("--pairs", type=int, default=3, help="launches with and without (default: 3)")
+    real.add_argument(
+        "--pairs", type=_pairs, default=3, help="launches with and without, 2 or more (default: 3)"
+    )
     return run_command(parser, argv, _measure, (ArtifactError, DeviceBusyError, GateError))
+
+
+def _pairs(text: str) -> int:
+    pairs = int(text)
+    if pairs < 2:
+        raise argparse.ArgumentTypeError(f"{pairs}: an interval needs 2 pairs or more")
+    return pairs
 
 
 def _measure(arguments: argparse.Namespace) -> int:
