@@ -96,7 +96,7 @@ def _fields(header: Header, hooks: dict[int, _Hook], numbers: list[float]) -> di
         record["hooks_us"] = {name: _us(own[name]) for name in own if name not in FIELDS}
     if connector:
         record["children_us"] = {
-            child: {name: _us(spent) for name, spent in times.items()}
+            child: {name: _us(seconds) for name, seconds in times.items()}
             for child, times in connector.items()
         }
     record |= {name: counts.get(name) for name in COUNTS["scheduler"]}
