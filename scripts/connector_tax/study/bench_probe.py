@@ -9,8 +9,6 @@ turn (A/B/B/A ...) and compares the time per token of the same requests, one at 
 """
 
 import argparse
-import math
-import statistics
 import sys
 import tempfile
 import time
@@ -21,27 +19,21 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.provenance.environment import cpu
-from connector_tax.study.design import Launch
-from connector_tax.study.guard import DeviceBusyError, device_lock
-from connector_tax.study.preflight import GateError, gated_server
-from connector_tax.study.prompts import planned_requests
-from connector_tax.study.server import served_model
-from connector_tax.vllm import overlay, step_probe
+from connector_tax.study.guard import DeviceBusyError
+from connector_tax.study.preflight import GateError
+from connector_tax.study.probe_serving import serving
+from connector_tax.vllm import step_probe
 
 BOUND_US = 5.0
 STEPS = 20_000
 STEPS_PER_FLUSH = 50
 ROUNDS = 10
-SERVING_REQUESTS = 40
-SERVING_TOKENS = (32, 128)
 
 
 class _Connector:
@@ -268,68 +260,6 @@ def cost() -> bool:
     return within
 
 
-def serving(study_file: Path, pairs: int) -> None:
-    """Print milliseconds per token of plain with the probe on and off, launch by launch."""
-    study = read_json(study_file)
-    medians: dict[bool, list[float]] = {True: [], False: []}
-    device = study["config"]["server"]["device"]
-    with (
-        device_lock(device, "benchmark of the step probe"),
-        tempfile.TemporaryDirectory() as text,
-    ):
-        folder = Path(text)
-        overlay.install(folder / "overlay")
-        order = [
-            on for pair in range(pairs) for on in ((False, True) if pair % 2 else (True, False))
-        ]
-        for number, on in enumerate(order):
-            probe = folder / "overlay" if on else None
-            where = folder / f"launch{number}"
-            with gated_server(
-                study, Launch("plain", 0, "A"), "verify_plain", where, lambda _: None, probe
-            ) as server:
-                value = _ms_per_token(study, server.url, f"bench/{number}")
-            medians[on].append(value)
-            state = "on" if on else "off"
-            print(f"launch {number + 1} of {len(order)}, probe {state}: {value:.4f} ms")
-    with_probe, without = (statistics.median(medians[on]) for on in (True, False))
-    spread = max(max(v) / min(v) - 1 for v in medians.values())
-    ratios = [math.log(on / off) for on, off in zip(medians[True], medians[False], strict=True)]
-    interval = stats.ttest_1samp(ratios, 0.0).confidence_interval(0.95)
-    low, middle, high = (
-        math.expm1(x) for x in (interval.low, statistics.mean(ratios), interval.high)
-    )
-    print(
-        f"{cpu()}: probe on {with_probe:.4f} ms, off {without:.4f} ms per token (medians); "
-        f"on over off in {pairs} pairs {middle:+.1%} [{low:+.1%}, {high:+.1%}]; launches "
-        f"of one kind differ by up to {spread:.0%}"
-    )
-
-
-def _ms_per_token(study: Any, url: str, name: str) -> float:
-    """Median over sequential requests of the time per token after the first."""
-    model, vocabulary = served_model(study["config"]["engine"])
-    requests = planned_requests(
-        model=model,
-        vocab_size=vocabulary,
-        input_tokens=SERVING_TOKENS[0],
-        output_tokens=SERVING_TOKENS[1],
-        count=SERVING_REQUESTS,
-        seed=study["seed"],
-        name=name,
-    )
-    values = []
-    headers = {"Content-Type": "application/json"}
-    with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=60.0) as client:
-        for request in requests:
-            with client.stream("POST", "/v1/completions", content=request.body) as answer:
-                answer.raise_for_status()
-                stamps = [time.perf_counter() for line in answer.iter_lines() if line]
-            # The last two lines are the usage and [DONE].
-            values.append((stamps[-3] - stamps[0]) / (SERVING_TOKENS[1] - 1))
-    return statistics.median(values) * 1000
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the step probe."""
     parser = argparse.ArgumentParser(
@@ -340,22 +270,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     real = commands.add_parser("serving", help="a real vLLM with the probe and without")
     real.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
     real.add_argument(
-        "--pairs", type=_pairs, default=3, help="launches with and without, 2 or more (default: 3)"
+        "--configurations", nargs="+", default=["plain"], help="of the study (default: plain)"
+    )
+    real.add_argument("--launches", type=_several, default=2, help="of each (default: 2)")
+    real.add_argument(
+        "--blocks", type=_several, default=500, help="of four requests a launch (default: 500)"
     )
     return run_command(parser, argv, _measure, (ArtifactError, DeviceBusyError, GateError))
 
 
-def _pairs(text: str) -> int:
-    pairs = int(text)
-    if pairs < 2:
-        raise argparse.ArgumentTypeError(f"{pairs}: an interval needs 2 pairs or more")
-    return pairs
+def _several(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text}: an integer of 2 or more")
+    return int(text)
 
 
 def _measure(arguments: argparse.Namespace) -> int:
     if arguments.command == "cost":
         return int(not cost())
-    serving(arguments.study, arguments.pairs)
+    study = read_json(arguments.study)
+    serving(study, arguments.configurations, arguments.launches, arguments.blocks)
     return 0
 
 

@@ -1,0 +1,122 @@
+"""The step probe with a switch, for the benchmark that compares one vLLM with it and without it.
+
+Loaded by vLLM as a plugin in place of the probe (study.probe_serving): it installs the probe and
+remembers what stood where the probe stands now. Every process that runs steps then listens on the
+Unix socket `<prefix>.<pid>.switch`: the byte `1` puts the probe in, `0` takes it out, and the same
+byte is the answer when that is done. Out means vLLM's own functions, none of the probe's around
+them, and no writer thread; what was recorded is in its file by then.
+
+To be switched while the engine is idle: a step under way would be recorded in part.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any
+
+from connector_tax.vllm import step_probe
+
+_ABSENT = object()
+
+
+class Switch:
+    """What the probe changed in this process, and the way back."""
+
+    def __init__(self, probe: step_probe.Probe, prefix: str) -> None:
+        self._probe = probe
+        self._path = f"{prefix}.{os.getpid()}.switch"
+        # (object, attribute, what was there before the probe, what the probe put there)
+        self._changes: list[tuple[Any, str, Any, Any]] = []
+        self._on = True
+        self._listening = False
+
+    @contextlib.contextmanager
+    def watching(self, *objects: Any) -> Iterator[None]:
+        """Remember what the body changes in the attributes of these objects."""
+        before = [dict(vars(o)) for o in objects]
+        yield
+        for changed, old in zip(objects, before, strict=True):
+            for name, value in vars(changed).items():
+                if old.get(name, _ABSENT) is not value:
+                    self._changes.append((changed, name, old.get(name, _ABSENT), value))
+
+    def replace(self, owner: Any, name: str, without: Any, probed: Any) -> None:
+        """Put `probed` there, and `without` while the probe is out."""
+        setattr(owner, name, probed)
+        self._changes.append((owner, name, without, probed))
+
+    def turn(self, on: bool) -> None:
+        """Put the probe in or take it out."""
+        if on == self._on:
+            return
+        for owner, name, without, probed in self._changes:
+            value = probed if on else without
+            if value is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+        if not on:
+            # The next step with the probe opens them again.
+            self._probe.close()
+            self._probe.writers.clear()
+        self._on = on
+
+    def listen(self) -> None:
+        """Take orders on the socket; called where steps run, again without effect."""
+        if self._listening:
+            return
+        self._listening = True
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(self._path)
+        server.listen(1)
+        threading.Thread(target=self._serve, args=(server,), daemon=True).start()
+
+    def _serve(self, server: socket.socket) -> None:
+        peer, _ = server.accept()
+        while order := peer.recv(1):
+            self.turn(order == b"1")
+            peer.sendall(order)
+
+
+def register() -> None:
+    """The entry point: the probe's own, with the switch around everything that it changes."""
+    step_install, step_wrapper = step_probe.install, step_probe._step_wrapper
+    wrap_hooks, watch_sampling = step_probe._wrap_hooks, step_probe._watch_sampling
+    switch: Switch
+
+    def install(probe: step_probe.Probe) -> None:
+        nonlocal switch
+        switch = Switch(probe, probe._prefix)
+        points = step_probe.HOOK_POINTS
+        with switch.watching(*{step_probe._class_of(*point[:2]) for point in points}):
+            step_install(probe)
+
+    def wrap_step(probe: step_probe.Probe, step: Any) -> Any:
+        timed = step_wrapper(probe, step)
+
+        # The engine holds its step function bound, so the switch has to be in the engine itself.
+        def first_step(engine: Any) -> Any:
+            switch.replace(engine, "step_fn", MethodType(step, engine), MethodType(timed, engine))
+            switch.listen()
+            return timed(engine)
+
+        return first_step
+
+    def wrap_connector(
+        connector: Any, hooks: step_probe.Hooks, names: tuple[str, ...], child: str | None
+    ) -> None:
+        with switch.watching(connector):
+            wrap_hooks(connector, hooks, names, child)
+
+    def wrap_sampling(probe: step_probe.Probe, worker: Any) -> bool:
+        with switch.watching(worker):
+            found = watch_sampling(probe, worker)
+        switch.listen()
+        return found
+
+    step_probe.install, step_probe._step_wrapper = install, wrap_step
+    step_probe._wrap_hooks, step_probe._watch_sampling = wrap_connector, wrap_sampling
+    step_probe.register()

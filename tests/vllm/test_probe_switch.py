@@ -1,0 +1,71 @@
+"""The switch of the benchmark: out means vLLM's own functions, in means the probe's again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from connector_tax.study.probe_serving import write_plugin
+from tests.vllm import stub
+
+# Runs in the engine's process: who would be called now, and how much of the record is written.
+_DRIVE = """
+import glob, os, socket
+children = getattr(scheduler.connector, "_connectors", ())
+
+def callables():
+    yield engine.step_fn
+    yield from (scheduler.schedule, scheduler.update_from_output)
+    yield from (worker.execute_model, worker.worker.sample_tokens)
+    for connector in (scheduler.connector, *children, worker.worker.connector):
+        yield from (connector.build_connector_meta, connector.start_load_kv)
+
+def state():
+    files = sorted({os.path.basename(f.__code__.co_filename) for f in callables()})
+    return files, os.path.getsize(LOG + ".scheduler.steps")
+
+def turn(order):
+    peer.sendall(order)
+    assert peer.recv(1) == order
+    return state()
+
+def steps():
+    for _ in range(5):
+        engine.step_fn()
+
+scheduler.add("b", 250)
+steps()
+peer = socket.socket(socket.AF_UNIX)
+peer.connect(*glob.glob(LOG + ".*.switch"))
+seen = []
+for order in (b"0", b"0", b"1", b"1", b"0"):
+    seen.append(turn(order))
+    steps()
+print("seen", json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("connector", ["One", "MultiConnector"])
+def test_out_is_the_engine_as_it_was_and_in_records_again(
+    tmp_path: Path, connector: str, asynchronous: bool
+) -> None:
+    tree, log = stub.write(tmp_path / "site"), tmp_path / "log"
+    write_plugin(tmp_path / "plugin")
+    output = stub.drive(
+        tree,
+        tmp_path / "plugin",
+        log,
+        connector=connector,
+        asynchronous=asynchronous,
+        before=f"LOG = {str(log)!r}\n{_DRIVE}",
+    )
+    seen = json.loads(next(x for x in output.splitlines() if x.startswith("seen"))[5:])
+    own = ["base.py", "core.py", "factory.py", "scheduler.py", "worker_base.py"]
+    assert [set(files) <= set(own) for files, _ in seen] == [True, True, False, False, True]
+    assert [files for files, _ in seen if "step_probe.py" in files] == [["step_probe.py"]] * 2
+    out, still_out, back, still_in, out_again = (size for _, size in seen)
+    # What is recorded with the probe in is in the file when it is out, and nothing else is.
+    assert 0 < out == still_out == back
+    assert back <= still_in < out_again
+    assert "switched off" not in output
