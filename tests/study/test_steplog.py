@@ -1,9 +1,16 @@
 """What of the engine's step log a cell keeps."""
 
+import json
+import socket
+import threading
+from array import array
 from pathlib import Path
 
-from connector_tax.study.server import STEP_LOG_PREFIX, STEP_LOG_PROCESSES
+import pytest
+
+from connector_tax.study.server import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError
 from connector_tax.study.steplog import StepLog
+from connector_tax.vllm import step_records
 
 
 def lines(*stamps: int) -> bytes:
@@ -22,3 +29,52 @@ def test_a_cell_takes_the_whole_records_written_since_its_start(tmp_path: Path) 
     assert log.take(origin_ns=10, drained_ns=0) == lines(10, 9, 12)
     log.remove()
     assert not list(tmp_path.iterdir())
+
+
+def probe_header(process: str) -> bytes:
+    return json.dumps({"process": process, "groups": []}).encode() + b"\n"
+
+
+def executed(at_s: float, step: int) -> bytes:
+    return array("d", [at_s, at_s + 1e-3, step, 1, -1]).tobytes()
+
+
+def test_a_vllm_is_asked_for_what_it_holds_at_both_ends_of_a_cell(tmp_path: Path) -> None:
+    path = tmp_path / f"{STEP_LOG_PREFIX}.worker.steps"
+    held = [probe_header("worker") + executed(1.0, 1), executed(2.0, 2) + executed(3.0, 3), b""]
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path.with_suffix(".socket")))
+        server.listen()
+
+        def serve() -> None:
+            for data in held:
+                peer, _ = server.accept()
+                with peer, path.open("ab") as file:
+                    order = peer.recv(1)
+                    file.write(data)
+                    file.flush()
+                    peer.sendall(order)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        log = StepLog(tmp_path, "vllm")
+        log.mark()
+        taken = [json.loads(line)["step_id"] for line in log.take(0, 0).splitlines()]
+        assert taken == [2, 3]
+        log.mark()
+        thread.join()
+    # The process has ended: what is in its file is all there is.
+    assert log.take(0, 0) == b""
+    log.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_vllm_that_does_not_answer_is_a_server_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_records, "ANSWER_S", 0.1)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / f"{STEP_LOG_PREFIX}.scheduler.socket"))
+        silent.listen()
+        with pytest.raises(ServerError, match=r"hangs: .*scheduler\.socket: no answer in 0\.1 s"):
+            StepLog(tmp_path, "vllm").mark()

@@ -49,16 +49,21 @@ def write_steps(names: list[str], number: int) -> None:
     ):
         called: list[tuple[str | None, str]] = [(None, hook) for hook in hooks if own]
         called += [(name, "get_finished") for name in children]
-        groups = [(child, [hook], number) for number, (child, hook) in enumerate(called)]
+        groups = [(c, [hook], 3 + place) for place, (c, hook) in enumerate(called)]
         now = time.monotonic()
-        spans = [n for i in range(len(called)) for n in (now, now + 1e-6, -1 - i)]
-        record = array("d", [now, number, 1e-6, *spans])
+        record = [n for _, _, place in groups for n in (now, now + 1e-6, -1 - place)]
+        span = [now, now + 1e-6]
+        if process == "scheduler":
+            # schedule() with its counts, update_from_output(), step()
+            record += [*span, number, 1, 0, 0, 1, -1, *span, number, -2, *span, -3]
+        else:
+            # execute_model(), after which the step is complete
+            record += [*span, number, 1, -1]
         path = Path(f"{prefix}.{process}.steps")
         with path.open("ab") as log:
             if not log.tell():
-                header = {"process": process, "counts": [], "spans": [], "groups": groups}
-                log.write(json.dumps(header).encode() + b"\n")
-            log.write(array("d", [len(record)]).tobytes() + record.tobytes())
+                log.write(json.dumps({"process": process, "groups": groups}).encode() + b"\n")
+            log.write(array("d", record).tobytes())
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from connector_tax.vllm import overlay
+from connector_tax.vllm.step_records import ask_to_write
 from tests.vllm import stub
 
 # Records have four digits, so a sum of two may be off by this share.
@@ -120,7 +121,7 @@ def test_an_error_of_the_probe_is_logged_once_and_never_reaches_the_engine(
     assert output.count("step probe switched off: ZeroDivisionError") == 1
 
 
-def test_a_full_disk_is_the_probes_trouble_not_the_engines(
+def test_a_missing_folder_is_the_probes_trouble_not_the_engines(
     tree: Path, probe: Path, tmp_path: Path
 ) -> None:
     output = stub.drive(tree, probe, tmp_path / "missing" / "log")
@@ -238,11 +239,9 @@ def kept_back(hook):
 def test_a_terminated_process_writes_what_it_has_recorded(
     tree: Path, probe: Path, tmp_path: Path, kind: str
 ) -> None:
-    # vLLM's processes turn SIGTERM into SystemExit. No flush by time: only the end can write.
+    # vLLM's processes turn SIGTERM into SystemExit.
     here = """
 import multiprocessing, os, signal
-module = sys.modules[type(scheduler).schedule.__module__]
-module.FLUSH_S = 3600.0
 def leave(*_):
     raise SystemExit(0)
 def run():
@@ -265,15 +264,71 @@ run()
         assert steps == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_disk_that_does_not_keep_up_ends_the_probe_not_the_memory(
+KILLED = """
+import os, socket
+from pathlib import Path
+from connector_tax.vllm.step_records import ask_to_write
+scheduler.add("b", 250)
+for _ in range(6):
+    engine.step_fn()
+os.chdir(Path(options["log"]).parent)
+for _ in range(20):
+    # Asks, and does not wait for the answer.
+    with socket.socket(socket.AF_UNIX) as hasty:
+        hasty.connect("log.scheduler.socket")
+        hasty.sendall(b"ww")
+ask_to_write(Path(options["log"] + ".scheduler.steps"))
+engine.step_fn()
+# Like SIGKILL, this asks nobody.
+os._exit(0)
+"""
+
+
+def test_what_was_asked_for_is_in_the_file_whatever_comes_then(
     tree: Path, probe: Path, tmp_path: Path
 ) -> None:
-    slow = """
-module = sys.modules[type(scheduler).schedule.__module__]
-module.FLUSH_S, module.QUEUED_STEPS = 3600.0, 4
+    # A folder whose name is too long for a socket's address.
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    log = folder / "log"
+    output = stub.drive(tree, probe, log, before=KILLED, log=str(log))
+    assert "switched off" not in output
+    assert [r["step_id"] for r in stub.records(log, "scheduler")] == [1, 2, 3, 4, 5, 6]
+    # The first step is written when it opens the file.
+    assert [r["step_id"] for r in stub.records(log, "worker")] == []
+    assert (folder / "log.scheduler.socket").stat().st_mode & 0o022 == 0
+    # Nobody listens any more.
+    ask_to_write(folder / "log.scheduler.steps")
+
+
+def test_many_steps_are_written_in_parts_and_all(tree: Path, probe: Path, tmp_path: Path) -> None:
+    few = "sys.modules[type(scheduler).schedule.__module__].HELD_NUMBERS = 100"
+    stub.drive(tree, probe, tmp_path / "log", connector="One", before=few, steps=200)
+    for process in ("scheduler", "worker"):
+        steps = [record["step_id"] for record in stub.records(tmp_path / "log", process)]
+        assert steps == list(range(1, 201))
+
+
+def test_a_disk_that_is_full_ends_the_probe_and_keeps_what_it_has(
+    tree: Path, probe: Path, tmp_path: Path
+) -> None:
+    full = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+sys.modules[type(scheduler).schedule.__module__].HELD_NUMBERS = 100
 """
-    output = stub.drive(tree, probe, tmp_path / "log", before=slow)
-    assert "answers 6" in output
-    assert output.count("step probe switched off: OverflowError") == 1
+    output = stub.drive(tree, probe, tmp_path / "log", connector="One", before=full, steps=200)
+    assert "answers 200" in output
+    assert output.count("step probe switched off: OSError: [Errno 27]") == 1
     steps = [record["step_id"] for record in stub.records(tmp_path / "log", "scheduler")]
-    assert steps == [3, 4, 5, 6]
+    assert 20 < len(steps) < 200
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_two_processes_do_not_share_a_file(tree: Path, probe: Path, tmp_path: Path) -> None:
+    stub.drive(tree, probe, tmp_path / "log")
+    first = (tmp_path / "log.worker.steps").read_bytes()
+    output = stub.drive(tree, probe, tmp_path / "log")
+    assert "answers 6" in output
+    assert output.count("step probe switched off: FileExistsError") == 1
+    assert (tmp_path / "log.worker.steps").read_bytes() == first

@@ -13,40 +13,39 @@ from connector_tax.vllm.step_probe import mark
 from connector_tax.vllm.step_records import step_records
 
 AT = 1000.0
+SCHEDULE, UPDATE, STEP = mark(0), mark(1), mark(2)
+EXECUTE, SAMPLE = mark(0), mark(1)
 
 
 def header(process: str = "worker", groups: Any = ()) -> bytes:
-    counts = ["num_running", "num_waiting", "prefill_tokens", "decode_tokens"]
-    known = counts if process == "scheduler" else []
-    spans = ["update", "engine_step"]
-    fields = {"process": process, "counts": known, "spans": spans, "groups": groups}
-    return json.dumps(fields).encode() + b"\n"
+    return json.dumps({"process": process, "groups": groups}).encode() + b"\n"
 
 
-def packed(at: float, step: int, *numbers: float) -> bytes:
-    return array("d", [2 + len(numbers), at, step, *numbers]).tobytes()
+def packed(*numbers: float) -> bytes:
+    return array("d", numbers).tobytes()
+
+
+def executed(at: float, step: int, seconds: float, complete: bool = True) -> list[float]:
+    return [at, at + seconds, step, complete, EXECUTE]
 
 
 def calls_at(at: float, *microseconds_or_marks: float) -> list[float]:
     return [at + n / 1e6 if n >= 0 else n for n in microseconds_or_marks]
 
 
-@given(
-    st.lists(st.floats(0, 1e7), min_size=1, max_size=8),
-    st.data(),
-)
-def test_a_file_cut_anywhere_gives_its_whole_records(starts: list[float], data: Any) -> None:
-    file = header() + b"".join(packed(t, step, 5e-6) for step, t in enumerate(starts, 1))
+@given(st.lists(st.floats(0, 1e7), min_size=1, max_size=8), st.data())
+def test_a_file_cut_anywhere_gives_its_whole_steps(starts: list[float], data: Any) -> None:
+    packs = [packed(*executed(t, step, 5e-6)) for step, t in enumerate(starts, 1)]
+    file = header() + b"".join(packs)
     whole = list(step_records(file))
     assert [r["step_id"] for r in whole] == list(range(1, len(starts) + 1))
     assert all(-2 < t * 1e9 - r["t_ns"] < 10_002 for t, r in zip(starts, whole, strict=True))
-    record = (len(file) - len(header())) // len(starts)
-    cut = file[: data.draw(st.integers(0, len(file)))]
-    seen = list(step_records(cut))
-    assert seen == whole[: max(0, len(cut) - len(header())) // record]
-    # What was not there at the cut is there from the cut on, if the cut was between two records.
-    at = len(header()) + record * data.draw(st.integers(0, len(starts)))
-    assert [*step_records(file[:at]), *step_records(file, at)] == whole
+    cut = data.draw(st.integers(0, len(file)))
+    left = max(0, cut - len(header())) // len(packs[0])
+    assert list(step_records(file[:cut])) == whole[:left]
+    # What was not there at the end of one reading is there from there on.
+    end = len(header()) + left * len(packs[0])
+    assert list(step_records(file, end)) == whole[left:]
 
 
 def test_a_file_of_something_else_is_refused() -> None:
@@ -56,12 +55,13 @@ def test_a_file_of_something_else_is_refused() -> None:
 
 def test_a_hook_within_a_hook_of_its_object_is_the_outer_ones_time_and_a_childs_is_not() -> None:
     own = ["get_finished", "get_transfer_results", "wait_for_save"]
-    groups = [(None, own, 2), ("Child", ["get_finished"], 5)]
-    # get_transfer_results (3) for 9 us: get_finished (2) of the same object for 7, in it the
-    # child's (5) for 5; then get_finished alone for 1, and wait_for_save (4) for 3.
-    calls = calls_at(AT, 0, 1, 2, 7, mark(5), 8, mark(2), 9, mark(3), 20, 21, mark(2))
-    calls += calls_at(AT, 30, 33, mark(4))
-    (record,) = step_records(header(groups=groups) + packed(AT, 1, 50e-6, *calls))
+    groups = [(None, own, 3), ("Child", ["get_finished"], 6)]
+    # get_transfer_results (4) for 9 us: get_finished (3) of the same object for 7, in it the
+    # child's (6) for 5; then get_finished alone for 1, and wait_for_save (5) for 3.
+    calls = calls_at(AT, 2, 7, mark(6), 1, 8, mark(3), 0, 9, mark(4), 20, 21, mark(3))
+    calls += calls_at(AT, 30, 33, mark(5))
+    content = header(groups=groups) + packed(*calls, *executed(AT, 1, 50e-6))
+    (record,) = step_records(content)
     assert record["hooks_us"] == {"wait_for_save": 3.0}
     assert record["get_finished_us"] == 10.0
     assert record["children_us"] == {"Child": {"get_finished": 5.0}}
@@ -70,29 +70,67 @@ def test_a_hook_within_a_hook_of_its_object_is_the_outer_ones_time_and_a_childs_
 
 
 def test_two_children_of_one_name_are_one_sum() -> None:
-    groups = [(None, [], 2), ("Twin", ["start_load_kv"], 2), ("Twin", ["start_load_kv"], 3)]
-    calls = calls_at(AT, 0, 1, mark(2), 2, 5, mark(3))
-    (record,) = step_records(header(groups=groups) + packed(AT, 1, 9e-6, *calls))
+    groups = [(None, [], 3), ("Twin", ["start_load_kv"], 3), ("Twin", ["start_load_kv"], 4)]
+    calls = calls_at(AT, 0, 1, mark(3), 2, 5, mark(4))
+    (record,) = step_records(header(groups=groups) + packed(*calls, *executed(AT, 1, 9e-6)))
     assert record["children_us"] == {"Twin": {"start_load_kv": 4.0}}
     assert record["hooks_us"] == {}
 
 
-def test_the_schedulers_own_spans_are_its_fields_and_null_where_a_step_has_none() -> None:
+def test_a_workers_step_is_both_its_calls_and_a_warm_up_is_none() -> None:
+    groups = [(None, ["wait_for_save"], 3)]
+    hook, sampling = calls_at(AT, 11, 12, mark(3)), calls_at(AT, 10, 14, SAMPLE)
+    both = [*executed(AT, 1, 9e-6, complete=False), *hook, *sampling]
+    warm_up = [*hook, *executed(AT, 0, 9e-6, complete=False), *hook, *sampling]
+    # The last one's call for the next step comes without sampling.
+    alone = [*executed(AT, 2, 7e-6, complete=False), *executed(AT, 3, 5e-6)]
+    found = list(step_records(header(groups=groups) + packed(*warm_up, *both, *warm_up, *alone)))
+    assert [record["step_duration_us"] for record in found] == [13.0, 7.0, 5.0]
+    assert [record["hooks_us"] for record in found] == [{"wait_for_save": 1.0}, {}, {}]
+
+
+def test_an_update_belongs_to_the_step_it_names_wherever_it_runs() -> None:
     counts = {"num_running": 3, "num_waiting": 2, "prefill_tokens": 100, "decode_tokens": 7}
-    update = calls_at(AT, 0, 2.5, mark(0))
-    first = packed(AT, 1, 1.234e-6, *counts.values(), *update)
-    step = calls_at(AT, 0, 0.099, mark(1))
-    second = packed(AT, 2, 1.234e-6, *counts.values(), *update, *step)
-    one, two = step_records(header("scheduler") + first + second)
-    assert (one["update_us"], one["engine_step_us"]) == (2.5, None)
-    assert (two["update_us"], two["engine_step_us"]) == (2.5, 0.1)
+    groups = [(None, ["on_new_request", "build_connector_meta", "take_events"], 3)]
+
+    def schedule(step: int) -> list[float]:
+        return [AT, AT + 1.234e-6, step, *counts.values(), SCHEDULE]
+
+    def hook(position: int, microseconds: float) -> list[float]:
+        return calls_at(AT + position, 0, microseconds, mark(position))
+
+    def update(step: int, microseconds: float) -> list[float]:
+        return [AT, AT + microseconds / 1e6, step, UPDATE]
+
+    engine_step = calls_at(AT, 0, 0.099, STEP)
+    content = header("scheduler", groups)
+    content += packed(*hook(3, 5), *hook(4, 1), *schedule(1), *engine_step)
+    # The second engine step schedules step 2 and updates step 1, with a hook in each; then a hook
+    # before the third, which updates a step that nobody has seen.
+    content += packed(*hook(4, 2), *schedule(2), *hook(5, 9), *update(1, 2.5), *engine_step)
+    content += packed(*hook(3, 6), *schedule(3), *update(77, 1), *engine_step)
+    content += packed(*update(2, 3.5), *engine_step)
+    one, two = step_records(content)
+    assert (one["step_id"], one["update_us"], one["engine_step_us"]) == (1, 2.5, 0.1)
+    assert (one["build_meta_us"], one["hooks_us"]) == (1.0, {"on_new_request": 5, "take_events": 9})
+    assert (two["step_id"], two["update_us"], two["engine_step_us"]) == (2, 3.5, 0.1)
+    assert (two["build_meta_us"], two["hooks_us"]) == (2.0, {})
     assert {name: one[name] for name in counts} == counts
     assert one["step_duration_us"] == 1.2
 
 
+def test_a_step_that_is_never_updated_is_a_record_without_an_update() -> None:
+    content = header("scheduler")
+    for step in range(1, 70):
+        content += packed(AT, AT + 1e-6, step, 1, 0, 0, 1, SCHEDULE, AT, AT + 2e-6, STEP)
+    found = list(step_records(content))
+    assert [record["step_id"] for record in found] == [1, 2, 3, 4, 5]
+    assert [record["update_us"] for record in found] == [None] * 5
+
+
 @given(st.floats(1e-7, 1e3))
 def test_a_span_is_given_to_four_digits_or_a_tenth_of_a_microsecond(seconds: float) -> None:
-    (record,) = step_records(header() + packed(AT, 1, seconds))
+    (record,) = step_records(header() + packed(*executed(0.0, 1, seconds)))
     exact = seconds * 1e6
     given_us = record["step_duration_us"]
     assert abs(given_us - exact) <= max(0.0501, 0.000501 * exact)

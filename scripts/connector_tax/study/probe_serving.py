@@ -33,11 +33,14 @@ from connector_tax.study.guard import device_lock
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server import STEP_LOG_PREFIX, served_model
+from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write
 
 INPUT_TOKENS = 32
 OUTPUT_TOKENS = 32
-# After the switch the interpreter finds its way anew, and the writer opens its file.
+# After the switch the interpreter finds its way anew.
 SETTLING_TOKENS = 4
+# Asynchronous scheduling has a step under way when a request is answered.
+IDLE_S = 0.03
 _ENTRY_POINT = "connector_tax_probe_switch"
 _MODULE = "connector_tax.vllm.probe_switch"
 
@@ -73,11 +76,16 @@ class _Switches:
         """
         if on == self._on:
             return
+        time.sleep(IDLE_S)
         order = b"1" if on else b"0"
-        for peer in self._peers:
-            peer.sendall(order)
-            if peer.recv(1) != order:
-                raise GateError("the server ended while the probe was switched")
+        try:
+            for peer in self._peers:
+                peer.sendall(order)
+                if peer.recv(1) != order:
+                    raise GateError("the server ended while the probe was switched")
+            ask_to_write(self._log)
+        except (OSError, ProbeSocketError) as error:
+            raise GateError(f"the probe cannot be switched: {error}") from error
         recorded = self._log.stat().st_size
         if (recorded > self._recorded) != self._on:
             raise GateError(

@@ -2,9 +2,9 @@
 
 The server writes one file per process for its whole life, the embedded engine JSON lines
 (`<prefix>.<process>.jsonl`, flushed every 20 ms), the step probe in a vLLM its own records
-(`<prefix>.<process>.steps`, flushed every 50 ms); a cell keeps the records written while it ran, as
-JSON lines. Between two cells the server is drained, so a cell's records are those appended between
-its start and its end.
+(`<prefix>.<process>.steps`, written when asked); a cell keeps the records written while it ran, as
+JSON lines. Between two cells the server is drained, so a cell's records are those appended
+between its start and its end.
 """
 
 import time
@@ -13,12 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from connector_tax.study.server import STEP_LOG_PREFIX, STEP_LOG_PROCESSES
-from connector_tax.vllm.step_records import step_records
+from connector_tax.study.server import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError
+from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write, step_records
 
 _SUFFIXES = {"embedded": "jsonl", "vllm": "steps"}
-# After this time the last record of a drained server is in its file.
-_FLUSH_S = {"embedded": 0.06, "vllm": 0.12}
+# After this time a drained server has recorded its last step: the embedded engine flushes, a vLLM
+# that schedules asynchronously ends the step it was ahead.
+_SETTLED_S = 0.06
 
 
 class _Stamp(msgspec.Struct):
@@ -31,6 +32,8 @@ class StepLog:
     Args:
         folder: where the server runs.
         kind: the kind of engine, embedded or vllm.
+
+    `mark` and `take` raise ServerError where a process that records does not answer.
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
@@ -45,24 +48,34 @@ class StepLog:
         """Delete the files; the cells of the launch hold their records."""
         for path in self._paths:
             path.unlink(missing_ok=True)
+            path.with_suffix(".socket").unlink(missing_ok=True)
 
     def mark(self) -> None:
         """Start a cell here."""
-        self._offsets = [path.stat().st_size if path.exists() else 0 for path in self._paths]
+        self._offsets = [self._size(path) for path in self._paths]
 
     def take(self, origin_ns: int, drained_ns: int) -> bytes:
         """The JSON lines of both processes since `mark`, without steps from before `origin_ns`.
 
         The server has had nothing to do since `drained_ns`.
         """
-        # The writer's flush interval is part of its contract and signals nothing to wait for.
-        time.sleep(max(0.0, _FLUSH_S[self._kind] - (time.monotonic_ns() - drained_ns) / 1e9))
+        # Nothing signals that it has.
+        time.sleep(max(0.0, _SETTLED_S - (time.monotonic_ns() - drained_ns) / 1e9))
         decoder = msgspec.json.Decoder(_Stamp)
         taken: list[bytes] = []
         for path, offset in zip(self._paths, self._offsets, strict=True):
-            lines = self._since(path, offset) if path.exists() else []
+            lines = self._since(path, offset) if self._size(path) else []
             taken += dropwhile(lambda line: decoder.decode(line).t_ns < origin_ns, lines)
         return b"".join(taken)
+
+    def _size(self, path: Path) -> int:
+        """The length of one process's file, when all that was recorded is in it."""
+        if self._kind == "vllm":
+            try:
+                ask_to_write(path)
+            except ProbeSocketError as error:
+                raise ServerError(f"the server hangs: {error}") from error
+        return path.stat().st_size if path.exists() else 0
 
     def _since(self, path: Path, offset: int) -> list[bytes]:
         """The whole lines of one process from the byte `offset` of its file on."""

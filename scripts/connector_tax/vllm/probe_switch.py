@@ -4,7 +4,7 @@ Loaded by vLLM as a plugin in place of the probe (study.probe_serving): it insta
 remembers what stood where the probe stands now. Every process that runs steps then listens on the
 Unix socket `<prefix>.<pid>.switch`: the byte `1` puts the probe in, `0` takes it out, and the same
 byte is the answer when that is done. Out means vLLM's own functions, none of the probe's around
-them, and no writer thread; what was recorded is in its file by then.
+them.
 
 To be switched while the engine is idle: a step under way would be recorded in part.
 """
@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -25,8 +26,7 @@ _ABSENT = object()
 class Switch:
     """What the probe changed in this process, and the way back."""
 
-    def __init__(self, probe: step_probe.Probe, prefix: str) -> None:
-        self._probe = probe
+    def __init__(self, prefix: str) -> None:
         self._path = f"{prefix}.{os.getpid()}.switch"
         # (object, attribute, what was there before the probe, what the probe put there)
         self._changes: list[tuple[Any, str, Any, Any]] = []
@@ -58,10 +58,6 @@ class Switch:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
-        if not on:
-            # The next step with the probe opens them again.
-            self._probe.close()
-            self._probe.writers.clear()
         self._on = on
 
     def listen(self) -> None:
@@ -83,18 +79,19 @@ class Switch:
 
 def register() -> None:
     """The entry point: the probe's own, with the switch around everything that it changes."""
-    step_install, step_wrapper = step_probe.install, step_probe._step_wrapper
+    prefix = os.environ.get(step_probe.PREFIX_VARIABLE)
+    if not prefix:
+        return
+    switch = Switch(str(Path(prefix).resolve()))
+    install, step_wrapper = step_probe.install, step_probe._step_wrapper
     wrap_hooks, watch_sampling = step_probe._wrap_hooks, step_probe._watch_sampling
-    switch: Switch
 
-    def install(probe: step_probe.Probe) -> None:
-        nonlocal switch
-        switch = Switch(probe, probe._prefix)
+    def switched_install(probe: step_probe.Probe) -> None:
         points = step_probe.HOOK_POINTS
         with switch.watching(*{step_probe._class_of(*point[:2]) for point in points}):
-            step_install(probe)
+            install(probe)
 
-    def wrap_step(probe: step_probe.Probe, step: Any) -> Any:
+    def switched_step(probe: step_probe.Probe, step: Any) -> Any:
         timed = step_wrapper(probe, step)
 
         # The engine holds its step function bound, so the switch has to be in the engine itself.
@@ -105,18 +102,17 @@ def register() -> None:
 
         return first_step
 
-    def wrap_connector(
-        connector: Any, hooks: step_probe.Hooks, names: tuple[str, ...], child: str | None
+    def switched_hooks(
+        connector: Any, log: step_probe.Log, names: tuple[str, ...], child: str | None
     ) -> None:
         with switch.watching(connector):
-            wrap_hooks(connector, hooks, names, child)
+            wrap_hooks(connector, log, names, child)
 
-    def wrap_sampling(probe: step_probe.Probe, worker: Any) -> bool:
+    def switched_sampling(probe: step_probe.Probe, worker: Any) -> None:
         with switch.watching(worker):
-            found = watch_sampling(probe, worker)
+            watch_sampling(probe, worker)
         switch.listen()
-        return found
 
-    step_probe.install, step_probe._step_wrapper = install, wrap_step
-    step_probe._wrap_hooks, step_probe._watch_sampling = wrap_connector, wrap_sampling
+    step_probe.install, step_probe._step_wrapper = switched_install, switched_step
+    step_probe._wrap_hooks, step_probe._watch_sampling = switched_hooks, switched_sampling
     step_probe.register()

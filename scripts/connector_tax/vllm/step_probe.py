@@ -5,13 +5,13 @@ Loaded by vLLM as a `vllm.general_plugins` entry point in the engine-core and wo
 copy of this file and its metadata in an overlay folder on the server's PYTHONPATH is the whole
 installation (connector_tax.vllm.overlay), so no installed file changes.
 
-With AGENTIC_STEP_LOG_PATH set it writes `<prefix>.scheduler.steps` and `<prefix>.worker.steps`, in
-which one record is one step; connector_tax.vllm.step_records turns them into the design's fields
-(source 002, "Step-level timing instrumentation"):
+With AGENTIC_STEP_LOG_PATH set it writes `<prefix>.scheduler.steps` and `<prefix>.worker.steps`;
+connector_tax.vllm.step_records turns them into the design's fields (source 002, "Step-level timing
+instrumentation"):
 
-    scheduler  Scheduler.schedule() entry to exit; update_from_output() of the same step, which
-               under asynchronous scheduling runs in a later call; the EngineCore step that
-               scheduled; requests and tokens of the step.
+    scheduler  Scheduler.schedule() entry to exit, with the step's requests and tokens;
+               update_from_output(), which under asynchronous scheduling runs in a later engine
+               step; the EngineCore step.
     worker     execute_model() and, where sampling is a call of its own, sample_tokens().
     both       every timed hook of the connector; of a MultiConnector's children the hooks with a
                field of the design and the lookup, since each costs its two clock readings.
@@ -22,40 +22,39 @@ readings in each would cost more than the 5 us a step this probe may cost.
 A step id set on SchedulerOutput travels to the worker with it and joins the two records. An error
 of the probe switches it off in that process, is logged once, and never reaches vLLM.
 
-A file begins with a line of JSON, `{"process", "counts", "spans", "groups"}`: the names of a
-record's counts, what the first span positions are, and for each connector object its name (null:
-the connector itself), its hooks and the position of the first. Then, in doubles of the machine,
-each record behind its own length: start (CLOCK_MONOTONIC, s), step id, s spent, the counts, and for
-each thing timed its start, its end and `mark(position)`; what it called stands between its start
-and its end. A double holds a clock reading to 2 ns on a machine that has run for a hundred days.
+A file begins with a line of JSON, `{"process", "groups"}`: for each connector object its name
+(null: the connector itself), its hooks and the position of the first. Then, in doubles of the
+machine, what was timed in the order in which it ended: start and end (CLOCK_MONOTONIC, s), its
+values (VALUES), `mark(position)`. A double holds a clock reading to 2 ns on a machine that has run
+for a hundred days.
 
-The step's path only appends numbers to a list. A thread writes them every 50 ms. It holds the
-interpreter lock, so it packs doubles, which is quicker than integers, and no more; what they mean
-is worked out in another process. A process that ends by itself or by SIGTERM, as vLLM handles it,
-writes everything; SIGKILL loses the last 50 ms. At most QUEUED_STEPS wait for a disk that does not
-answer; then the probe gives up.
+Between a model's kernels the caches are cold, and every line of Python that is run there, every
+thread that wakes and every page of memory that is touched costs several times what it does in a
+loop. So the step's path only puts numbers into a list, and nobody wakes up while steps run. The
+list goes to the file when HELD_NUMBERS are in it, when somebody sends a byte to the Unix socket
+`<prefix>.<process>.socket` (the same byte comes back when it is done), and when the process ends,
+by itself or by SIGTERM, as vLLM handles it; SIGKILL loses what was not asked for.
 """
 
+import contextlib
 import hashlib
 import importlib
 import inspect
+import itertools
 import json
 import logging
 import os
+import socket
 import struct
 import sys
 import threading
 import time
-from collections import deque
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
 PREFIX_VARIABLE = "AGENTIC_STEP_LOG_PATH"
-FLUSH_S = 0.05
-# Steps in flight are at most the depth of vLLM's batch queue; beyond this the oldest is written.
-PENDING_STEPS = 64
-QUEUED_STEPS = 65536
+HELD_NUMBERS = 16384
 
 # (module, class, method) the probe wraps; each must be there, or the probe is not installed.
 HOOK_POINTS = (
@@ -110,139 +109,115 @@ CHILD_HOOKS = (*FIELDS, "get_num_new_matched_tokens")
 _LOG = logging.getLogger("vllm.connector_tax_step_probe")
 _now = time.monotonic
 
-# Positions of the scheduler's own two spans; a connector's hooks follow.
-_UPDATE, _STEP, _FIRST_HOOK = range(3)
-_SPANS = ("update", "engine_step")
-COUNTS = {
-    "scheduler": ("num_running", "num_waiting", "prefill_tokens", "decode_tokens"),
-    "worker": (),
+# What is timed in every step, and the values that follow start and end; hooks follow in position.
+VALUES: dict[str, dict[str, tuple[str, ...]]] = {
+    "scheduler": {
+        "schedule": ("step_id", "num_running", "num_waiting", "prefill_tokens", "decode_tokens"),
+        "update": ("step_id",),
+        "engine_step": (),
+    },
+    # complete: 1, or 0 where sample_tokens() follows and ends the step.
+    "worker": {"execute_model": ("step_id", "complete"), "sample_tokens": ()},
 }
+FIRST_HOOK = 3
 
 
 def mark(position: int) -> float:
-    """What stands for a position among clock readings, which are never negative."""
+    """What stands for a position among times and values, which are never negative."""
     return float(-1 - position)
 
 
-_UPDATE_MARK, _STEP_MARK = mark(_UPDATE), mark(_STEP)
+_SCHEDULE, _UPDATE, _STEP = mark(0), mark(1), mark(2)
+_EXECUTE, _SAMPLE = mark(0), mark(1)
 
 
-class Hooks:
-    """The timed hooks of one side's connector, and their calls since the last step."""
+class Log:
+    """What one process records, held in memory until it is to be written."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str, process: str) -> None:
+        self._prefix = f"{prefix}.{process}"
+        self._process = process
         # (None or the child's name, its hooks, the position of the first)
-        self.groups: list[tuple[str | None, list[str], int]] = []
-        self.calls: list[float] = []
-        self._next = _FIRST_HOOK
+        self._groups: list[tuple[str | None, list[str], int]] = []
+        self._next_hook = FIRST_HOOK
+        self.numbers: list[float] = []
+        # The first step writes, and so opens the file: vLLM may fork before.
+        self.limit = 0
+        self._descriptor = -1
+        self._writing = threading.Lock()
 
-    def add(self, child: str | None, names: list[str]) -> int:
+    def add_hooks(self, child: str | None, names: list[str]) -> int:
         """The position of the first of these hooks; called before the first step."""
-        first = self._next
-        self.groups.append((child, names, first))
-        self._next += len(names)
+        first = self._next_hook
+        self._groups.append((child, names, first))
+        self._next_hook += len(names)
         return first
 
+    def write(self) -> None:
+        """Write what is held; from any thread.
 
-class RecordWriter:
-    """Writes the records of one process, in a thread of its own."""
+        Raises:
+            OSError: the file cannot be made (it exists, or its folder does not) or written.
+        """
+        with self._writing:
+            data = b""
+            if self._descriptor < 0:
+                data = self._open()
+            numbers = self.numbers
+            count = len(numbers)
+            # Whoever adds meanwhile adds behind these.
+            data += struct.pack(f"{count}d", *numbers[:count])
+            del numbers[:count]
+            while data:
+                data = data[os.write(self._descriptor, data) :]
 
-    def __init__(self, path: str, process: str, hooks: Hooks) -> None:
-        header = {
-            "process": process,
-            "counts": COUNTS[process],
-            "spans": _SPANS,
-            "groups": hooks.groups,
-        }
-        self._unwritten = json.dumps(header).encode() + b"\n"
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._queue: deque[list[float]] = deque(maxlen=QUEUED_STEPS)
-        self.put = self._queue.append
-        # Held until the end; waiting for it takes less of the processor than waiting for an event.
-        self._running = threading.Lock()
-        self._running.acquire()
-        self._thread = threading.Thread(target=self._run, name="step-probe", daemon=True)
-        self._thread.start()
-        # atexit does not reach a process that multiprocessing has forked.
-        self.close = Finalize(None, self._close, exitpriority=0)
-
-    def _close(self) -> None:
-        self._running.release()
-        self._thread.join(1.0)
-
-    def _run(self) -> None:
+    def _open(self) -> bytes:
+        """Make the file and the socket; the file's first line."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._descriptor = os.open(f"{self._prefix}.steps", flags, 0o644)
+        self.limit = HELD_NUMBERS
+        folder, name = os.path.split(f"{self._prefix}.socket")
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            while not self._running.acquire(timeout=FLUSH_S):
-                self.flush()
-            self.flush()
+            server = socket.socket(socket.AF_UNIX)
+            # A socket's address has room for 107 bytes, a folder's name may have more.
+            server.bind(f"/proc/self/fd/{directory}/{name}")
+            server.listen()
+        finally:
+            os.close(directory)
+        threading.Thread(target=self._serve, args=(server,), name="step-probe", daemon=True).start()
+        # atexit does not reach a process that multiprocessing has forked.
+        Finalize(None, self._write_at_the_end, exitpriority=0)
+        return json.dumps({"process": self._process, "groups": self._groups}).encode() + b"\n"
+
+    def _serve(self, server: socket.socket) -> None:
+        try:
+            while True:
+                peer, _ = server.accept()
+                # Who asks may be gone before the answer.
+                with peer, contextlib.suppress(ConnectionError):
+                    while order := peer.recv(1):
+                        self.write()
+                        peer.sendall(order)
         except Exception as error:
             _give_up(error)
 
-    def flush(self) -> None:
-        """Write every record put so far.
-
-        Raises:
-            OSError: the file cannot be written.
-            OverflowError: more records waited than the queue holds; the earliest are lost.
-        """
-        queue = self._queue
-        count = len(queue)
-        numbers: list[float] = []
-        for _ in range(count):
-            record = queue.popleft()
-            numbers.append(len(record))
-            numbers += record
-        self._unwritten += struct.pack(f"{len(numbers)}d", *numbers)
-        while self._unwritten:
-            self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
-        if count == QUEUED_STEPS:
-            raise OverflowError(f"{count} steps waited to be written, earlier ones are lost")
+    def _write_at_the_end(self) -> None:
+        try:
+            self.write()
+        except OSError as error:
+            _give_up(error)
 
 
 class Probe:
-    """The state of one process; every method runs on the engine's thread."""
+    """The state of one process; everything runs on the engine's thread."""
 
     def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
         self.active = True
-        self.scheduler_hooks, self.worker_hooks = Hooks(), Hooks()
-        self.writers: dict[str, RecordWriter] = {}
-        self._step_id = 0
-        self._scheduled: dict[int, list[float]] = {}
-        self._current: list[float] | None = None
-        self._complete: list[list[float]] = []
+        self.scheduler, self.worker = Log(prefix, "scheduler"), Log(prefix, "worker")
         self._prefilling: dict[str, int] = {}
-        self._executing: list[float] | None = None
 
-    def close(self) -> None:
-        """Write what is left and stop the writers."""
-        for writer in self.writers.values():
-            writer.close()
-
-    def _open(self, process: str, hooks: Hooks) -> RecordWriter:
-        """The writer of a process, made for its first record: vLLM may fork before."""
-        writer = RecordWriter(f"{self._prefix}.{process}.steps", process, hooks)
-        self.writers[process] = writer
-        return writer
-
-    # ---- scheduler
-
-    def scheduled(self, scheduler: Any, output: Any, start: float, end: float) -> None:
-        """Scheduler.schedule() returned `output`."""
-        self._step_id = step_id = self._step_id + 1
-        output.connector_tax_step_id = step_id
-        prefill = self._prefill_tokens(scheduler, output)
-        decode = output.total_num_scheduled_tokens - prefill
-        calls = self.scheduler_hooks.calls
-        counts = scheduler.get_request_counts()
-        record = [start, step_id, end - start, *counts, prefill, decode, *calls]
-        calls.clear()
-        scheduled = self._scheduled
-        scheduled[step_id] = self._current = record
-        if len(scheduled) > PENDING_STEPS:
-            self._complete.append(scheduled.pop(next(iter(scheduled))))
-
-    def _prefill_tokens(self, scheduler: Any, output: Any) -> int:
+    def prefill_tokens(self, scheduler: Any, output: Any) -> int:
         """Tokens of requests whose prompt is not computed yet; the rest of the step is decoding."""
         new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
         prefilling = self._prefilling
@@ -277,54 +252,6 @@ class Probe:
         else:
             self._prefilling.pop(request_id, None)
 
-    def updated(self, output: Any, start: float, end: float) -> None:
-        """Scheduler.update_from_output() of `output` ended; it may be an earlier step's."""
-        record = self._scheduled.pop(getattr(output, "connector_tax_step_id", -1), None)
-        if record is not None:
-            # Hooks run by the update belong to the step it concerns.
-            calls = self.scheduler_hooks.calls
-            record += (*calls, start, end, _UPDATE_MARK)
-            calls.clear()
-            self._complete.append(record)
-
-    def stepped(self, start: float, end: float) -> None:
-        """The engine-core step that began at `start` ended; complete records can be written."""
-        if self._current is not None:
-            self._current += (start, end, _STEP_MARK)
-            self._current = None
-        complete = self._complete
-        if complete:
-            writer = self.writers.get("scheduler") or self._open("scheduler", self.scheduler_hooks)
-            for record in complete:
-                writer.put(record)
-            complete.clear()
-
-    # ---- worker
-
-    def executing(self, output: Any, start: float) -> None:
-        """A worker begins a step; what the step before left open is complete."""
-        if self._executing is not None:
-            self._executed(self._executing)
-        self._executing = [start, getattr(output, "connector_tax_step_id", -1), 0]
-
-    def worked(self, start: float, end: float, complete: bool) -> None:
-        """execute_model() or sample_tokens() ended; `complete` when the step has no more calls."""
-        record = self._executing
-        if record is not None:
-            record[2] += end - start
-            if complete:
-                self._executed(record)
-
-    def _executed(self, record: list[float]) -> None:
-        """Hand the worker's record over; a warm-up step has no id and is left out."""
-        self._executing = None
-        calls = self.worker_hooks.calls
-        if record[1] >= 0:
-            record += calls
-            writer = self.writers.get("worker") or self._open("worker", self.worker_hooks)
-            writer.put(record)
-        calls.clear()
-
 
 _probe: Probe | None = None
 
@@ -336,27 +263,25 @@ def _give_up(error: Exception) -> None:
         _LOG.error("connector_tax step probe switched off: %s: %s", type(error).__name__, error)
 
 
-def _timed(hook: Any, calls: list[float], position: int) -> Any:
-    """`hook` with its calls added to `calls`; one within another stands inside it."""
-    add, now, end = calls.append, _now, mark(position)
+def _timed(hook: Any, log: Log, position: int) -> Any:
+    """`hook` with its calls recorded; one within another ends before it."""
+    add, now, ended = log.numbers.extend, _now, mark(position)
 
     def timed_hook(*args: Any, **kwargs: Any) -> Any:
-        add(now())
+        start = now()
         try:
             return hook(*args, **kwargs)
         finally:
-            add(now())
-            add(end)
+            add((start, now(), ended))
 
     def timed_hook_without_parameters() -> Any:
-        add(now())
+        start = now()
         try:
             return hook()
         finally:
-            add(now())
-            add(end)
+            add((start, now(), ended))
 
-    # Most hooks of a worker's step take nothing, and passing nothing on costs a sixth of the rest.
+    # Most hooks of a worker's step take nothing, and passing nothing on has a cost of its own.
     return timed_hook_without_parameters if _takes_nothing(hook) else timed_hook
 
 
@@ -373,25 +298,25 @@ def watch_connector(probe: Probe, connector: Any, config: Any, role: Any) -> Non
 
     The log line names them as the configuration does; vLLM may create a class of another name.
     """
-    hooks = probe.scheduler_hooks if role.name == "SCHEDULER" else probe.worker_hooks
+    log = probe.scheduler if role.name == "SCHEDULER" else probe.worker
     names = [config.kv_transfer_config.kv_connector]
-    _wrap_hooks(connector, hooks, HOOKS, None)
+    _wrap_hooks(connector, log, HOOKS, None)
     children = getattr(connector, "_connectors", ())
     configs = getattr(connector, "_ktc_kv_transfer_config", ())
     for position, child in enumerate(children):
         known = position < len(configs)
         name = configs[position].kv_connector if known else type(child).__name__
-        _wrap_hooks(child, hooks, CHILD_HOOKS, name)
+        _wrap_hooks(child, log, CHILD_HOOKS, name)
         names.append(name)
     _LOG.info("connector_tax step probe watches %s (%s)", " > ".join(names), role.name)
 
 
-def _wrap_hooks(connector: Any, hooks: Hooks, names: tuple[str, ...], child: str | None) -> None:
+def _wrap_hooks(connector: Any, log: Log, names: tuple[str, ...], child: str | None) -> None:
     present = [name for name in names if callable(getattr(connector, name, None))]
-    first = hooks.add(child, present)
+    first = log.add_hooks(child, present)
     for position, name in enumerate(present, first):
         hook = getattr(connector, name)
-        setattr(connector, name, _timed(hook, hooks.calls, position))
+        setattr(connector, name, _timed(hook, log, position))
 
 
 def install(probe: Probe) -> None:
@@ -401,32 +326,7 @@ def install(probe: Probe) -> None:
     for name in ("step", "step_with_batch_queue"):
         setattr(engine, name, _step_wrapper(probe, getattr(engine, name)))
 
-    schedule, update = scheduler.schedule, scheduler.update_from_output
-
-    def timed_schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
-        start = _now()
-        output = schedule(self, *args, **kwargs)
-        end = _now()
-        if probe.active:
-            try:
-                probe.scheduled(self, output, start, end)
-            except Exception as error:
-                _give_up(error)
-        else:
-            probe.scheduler_hooks.calls.clear()
-        return output
-
-    def timed_update(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
-        start = _now()
-        result = update(self, output, *args, **kwargs)
-        if probe.active:
-            try:
-                probe.updated(output, start, _now())
-            except Exception as error:
-                _give_up(error)
-        return result
-
-    scheduler.schedule, scheduler.update_from_output = timed_schedule, timed_update
+    _wrap_scheduler(probe, scheduler)
     worker.execute_model = _execute_wrapper(probe, worker.execute_model)
 
     create = factory.create_connector.__func__
@@ -442,13 +342,54 @@ def install(probe: Probe) -> None:
     factory.create_connector = classmethod(create_connector)
 
 
+def _wrap_scheduler(probe: Probe, scheduler: Any) -> None:
+    schedule, update = scheduler.schedule, scheduler.update_from_output
+    numbers, add, now = probe.scheduler.numbers, probe.scheduler.numbers.extend, _now
+    next_id = itertools.count(1).__next__
+
+    def timed_schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        start = now()
+        output = schedule(self, *args, **kwargs)
+        end = now()
+        if probe.active:
+            try:
+                output.connector_tax_step_id = step_id = next_id()
+                prefill = probe.prefill_tokens(self, output)
+                decode = output.total_num_scheduled_tokens - prefill
+                counts = self.get_request_counts()
+                add((start, end, step_id, *counts, prefill, decode, _SCHEDULE))
+            except Exception as error:
+                _give_up(error)
+        else:
+            numbers.clear()
+        return output
+
+    def timed_update(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+        start = now()
+        result = update(self, output, *args, **kwargs)
+        if probe.active:
+            add((start, now(), getattr(output, "connector_tax_step_id", 0), _UPDATE))
+        return result
+
+    scheduler.schedule, scheduler.update_from_output = timed_schedule, timed_update
+
+
 def _step_wrapper(probe: Probe, step: Any) -> Any:
+    log, numbers, add, now = (
+        probe.scheduler,
+        probe.scheduler.numbers,
+        probe.scheduler.numbers.extend,
+        _now,
+    )
+
     def timed_step(self: Any) -> Any:
-        start = _now()
+        start = now()
         result = step(self)
         if probe.active:
             try:
-                probe.stepped(start, _now())
+                add((start, now(), _STEP))
+                if len(numbers) > log.limit:
+                    log.write()
             except Exception as error:
                 _give_up(error)
         return result
@@ -457,22 +398,28 @@ def _step_wrapper(probe: Probe, step: Any) -> Any:
 
 
 def _execute_wrapper(probe: Probe, execute: Any) -> Any:
+    log, numbers, add, now = probe.worker, probe.worker.numbers, probe.worker.numbers.extend, _now
+    watched: Any = None
+
     def timed_execute(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal watched
         if not probe.active:
-            probe.worker_hooks.calls.clear()
+            numbers.clear()
             return execute(self, output, *args, **kwargs)
-        start = _now()
-        try:
-            if "connector_tax_sampling" not in self.__dict__:
-                self.connector_tax_sampling = _watch_sampling(probe, self.worker)
-            probe.executing(output, start)
-        except Exception as error:
-            _give_up(error)
+        if watched is not self:
+            try:
+                _watch_sampling(probe, self.worker)
+                watched = self
+            except Exception as error:
+                _give_up(error)
+        start = now()
         result = execute(self, output, *args, **kwargs)
         if probe.active:
             try:
-                # None: sample_tokens() follows and ends the step.
-                probe.worked(start, _now(), result is not None)
+                end, step_id = now(), getattr(output, "connector_tax_step_id", 0)
+                add((start, end, step_id, result is not None, _EXECUTE))
+                if len(numbers) > log.limit:
+                    log.write()
             except Exception as error:
                 _give_up(error)
         return result
@@ -480,24 +427,21 @@ def _execute_wrapper(probe: Probe, execute: Any) -> Any:
     return timed_execute
 
 
-def _watch_sampling(probe: Probe, worker: Any) -> bool:
-    """Wrap sample_tokens of the worker object; False where this vLLM has none."""
+def _watch_sampling(probe: Probe, worker: Any) -> None:
+    """Wrap sample_tokens of the worker object, where this vLLM has it."""
     sample = getattr(worker, "sample_tokens", None)
     if sample is None:
-        return False
+        return
+    add, now = probe.worker.numbers.extend, _now
 
     def timed_sample(*args: Any, **kwargs: Any) -> Any:
-        start = _now()
+        start = now()
         result = sample(*args, **kwargs)
         if probe.active:
-            try:
-                probe.worked(start, _now(), True)
-            except Exception as error:
-                _give_up(error)
+            add((start, now(), _SAMPLE))
         return result
 
     worker.sample_tokens = timed_sample
-    return True
 
 
 def _class_of(module: str, name: str) -> Any:

@@ -8,18 +8,25 @@ none below 0.1 us, about what two readings of the clock take; `t_ns` is given to
 are noise that an archive has to carry.
 """
 
-import io
 import math
+import os
+import socket
 from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from connector_tax.vllm.step_probe import COUNTS, FIELDS
+from connector_tax.vllm.step_probe import FIELDS, VALUES
 
-_NUMBER_BYTES = array("d").itemsize
+_COUNTS = VALUES["scheduler"]["schedule"][1:]
+# Steps in flight are at most the depth of vLLM's batch queue; beyond this the oldest has no update.
+_PENDING_STEPS = 64
+ANSWER_S = 10.0
+
+_Call = tuple[float, float, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +42,6 @@ class Header(msgspec.Struct):
     """The first line of a file of the probe."""
 
     process: str
-    counts: list[str]
-    spans: list[str]
     groups: list[tuple[str | None, list[str], int]]
 
     def hooks(self) -> dict[int, _Hook]:
@@ -48,10 +53,53 @@ class Header(msgspec.Struct):
         }
 
 
-def step_records(file: bytes, offset: int = 0) -> Iterator[dict[str, Any]]:
-    """The whole records of a file of the probe from the byte `offset` on.
+@dataclass(slots=True)
+class _Step:
+    """What was recorded of one step in one process; times in seconds."""
 
-    A record that is still being written is left out.
+    step_id: int
+    start: float
+    spent: float
+    counts: tuple[int, ...] = ()
+    calls: list[_Call] = field(default_factory=list)
+    update: float | None = None
+    engine_step: float | None = None
+
+
+class ProbeSocketError(Exception):
+    """A process that records does not answer on its socket; the text names the socket."""
+
+
+def ask_to_write(path: Path) -> None:
+    """Have the process that records to `path` (`<prefix>.<process>.steps`) write what it holds.
+
+    Without effect where no step was recorded yet, or the process has ended.
+
+    Raises:
+        ProbeSocketError: no answer in time.
+    """
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(ANSWER_S)
+            # A socket's address has room for 107 bytes, a folder's name may have more.
+            peer.connect(f"/proc/self/fd/{directory}/{path.stem}.socket")
+            peer.sendall(b"w")
+            peer.recv(1)
+    except (FileNotFoundError, ConnectionError):
+        return
+    except TimeoutError:
+        raise ProbeSocketError(
+            f"{path.with_suffix('.socket')}: no answer in {ANSWER_S:g} s"
+        ) from None
+    finally:
+        os.close(directory)
+
+
+def step_records(file: bytes, offset: int = 0) -> Iterator[dict[str, Any]]:
+    """The steps of a file of the probe from the byte `offset` on, in the order of their ends.
+
+    A step, or a number, that is not whole is left out.
 
     Args:
         file: from its first byte.
@@ -65,33 +113,88 @@ def step_records(file: bytes, offset: int = 0) -> Iterator[dict[str, Any]]:
         return
     header = msgspec.json.decode(head, type=Header)
     hooks = header.hooks()
-    body = io.BytesIO(file)
-    body.seek(max(offset, len(head) + 1))
-    while record := _next_record(body):
-        yield _fields(header, hooks, record)
+    numbers = array("d")
+    body = memoryview(file)[max(offset, len(head) + 1) :]
+    numbers.frombytes(body[: len(body) // numbers.itemsize * numbers.itemsize])
+    steps = _scheduler_steps if header.process == "scheduler" else _worker_steps
+    for step in steps(_timed(numbers)):
+        yield _fields(header, hooks, step)
 
 
-def _next_record(body: io.BytesIO) -> list[float]:
-    """The numbers of one record; none at the end."""
-    size = body.read(_NUMBER_BYTES)
-    if len(size) < _NUMBER_BYTES:
-        return []
-    wanted = int(array("d", size)[0]) * _NUMBER_BYTES
-    numbers = body.read(wanted)
-    return array("d", numbers).tolist() if len(numbers) == wanted else []
+def _timed(numbers: Iterable[float]) -> Iterator[tuple[int, list[float]]]:
+    """The position of each thing timed and its numbers: start, end, values."""
+    collected: list[float] = []
+    for number in numbers:
+        if number < 0:
+            # The inverse of step_probe.mark().
+            yield int(-1 - number), collected
+            collected = []
+        else:
+            collected.append(number)
 
 
-def _fields(header: Header, hooks: dict[int, _Hook], numbers: list[float]) -> dict[str, Any]:
-    start, step_id, spent = numbers[:3]
-    counts = dict(zip(header.counts, map(int, numbers[3:]), strict=False))
-    calls = _calls(numbers[3 + len(counts) :])
-    connector = _spent_in_hooks(hooks, calls)
+def _scheduler_steps(timed: Iterable[tuple[int, list[float]]]) -> Iterator[_Step]:
+    schedule, update, engine_step = range(3)
+    scheduled: dict[int, _Step] = {}
+    current: _Step | None = None
+    complete: list[_Step] = []
+    calls: list[_Call] = []
+    for position, (start, end, *values) in timed:
+        if position == schedule:
+            step_id, *counts = map(int, values)
+            current = _Step(step_id, start, end - start, tuple(counts), calls)
+            scheduled[step_id], calls = current, []
+            if len(scheduled) > _PENDING_STEPS:
+                complete.append(scheduled.pop(next(iter(scheduled))))
+        elif position == update:
+            # Hooks run by the update belong to the step it concerns.
+            if (step := scheduled.pop(int(values[0]), None)) is not None:
+                step.update = end - start
+                step.calls += calls
+                complete.append(step)
+            calls = []
+        elif position == engine_step:
+            if current is not None:
+                current.engine_step = end - start
+            yield from complete
+            current, complete = None, []
+        else:
+            calls.append((start, end, position))
+
+
+def _worker_steps(timed: Iterable[tuple[int, list[float]]]) -> Iterator[_Step]:
+    execute_model, sample_tokens = range(2)
+    step: _Step | None = None
+    calls: list[_Call] = []
+    for position, (start, end, *values) in timed:
+        if position == execute_model:
+            if step is not None:
+                yield step
+            step_id, complete = map(int, values)
+            # A warm-up step has no id and is left out.
+            step = _Step(step_id, start, end - start, calls=calls) if step_id else None
+            calls = []
+            if complete and step is not None:
+                yield step
+                step = None
+        elif position == sample_tokens:
+            if step is not None:
+                step.spent += end - start
+                step.calls += calls
+                yield step
+            step, calls = None, []
+        else:
+            calls.append((start, end, position))
+
+
+def _fields(header: Header, hooks: Mapping[int, _Hook], step: _Step) -> dict[str, Any]:
+    connector = _spent_in_hooks(hooks, step.calls)
     own = connector.pop(None, {})
-    record: dict[str, Any] = {"t_ns": int(start * 1e5) * 10_000, "step_id": int(step_id)}
-    record |= {"process": header.process, "step_duration_us": _us(spent)}
-    for field in dict.fromkeys(FIELDS.values()):
-        called = [own[name] for name in own if FIELDS.get(name) == field]
-        record[field] = _us(sum(called)) if called else None
+    record: dict[str, Any] = {"t_ns": int(step.start * 1e5) * 10_000, "step_id": step.step_id}
+    record |= {"process": header.process, "step_duration_us": _us(step.spent)}
+    for name in dict.fromkeys(FIELDS.values()):
+        called = [own[hook] for hook in own if FIELDS.get(hook) == name]
+        record[name] = _us(sum(called)) if called else None
     if header.groups:
         record["hooks_us"] = {name: _us(own[name]) for name in own if name not in FIELDS}
     if connector:
@@ -99,30 +202,16 @@ def _fields(header: Header, hooks: dict[int, _Hook], numbers: list[float]) -> di
             child: {name: _us(seconds) for name, seconds in times.items()}
             for child, times in connector.items()
         }
-    record |= {name: counts.get(name) for name in COUNTS["scheduler"]}
-    if counts:
-        for position, span in enumerate(header.spans):
-            found = [end - begin for begin, end, at in calls if at == position]
-            record[f"{span}_us"] = _us(sum(found)) if found else None
+    counts = step.counts or (None,) * len(_COUNTS)
+    record |= dict(zip(_COUNTS, counts, strict=True))
+    if step.counts:
+        record["update_us"] = None if step.update is None else _us(step.update)
+        record["engine_step_us"] = None if step.engine_step is None else _us(step.engine_step)
     return record
 
 
-def _calls(numbers: list[float]) -> list[tuple[float, float, int]]:
-    """(start, end, position) of each thing timed, what was called inside another before it."""
-    calls: list[tuple[float, float, int]] = []
-    open_times: list[float] = []
-    for number in numbers:
-        if number < 0:
-            end, start = open_times.pop(), open_times.pop()
-            # The inverse of step_probe.mark().
-            calls.append((start, end, int(-1 - number)))
-        else:
-            open_times.append(number)
-    return calls
-
-
 def _spent_in_hooks(
-    hooks: dict[int, _Hook], calls: list[tuple[float, float, int]]
+    hooks: Mapping[int, _Hook], calls: list[_Call]
 ) -> dict[str | None, dict[str, float]]:
     """Seconds by child (None: the connector itself) and hook, in the order of the positions.
 
