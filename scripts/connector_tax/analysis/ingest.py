@@ -206,7 +206,9 @@ def _check_index(
     if phase != "A" and index["status"] != "skipped" and index["rate_rps"] != rate_rps:
         raise ArtifactError(
             f"{path}: rate_rps is {index['rate_rps']}, the reference rate is now {rate_rps}:"
-            " the launch was measured at another rate; mixtures are refused"
+            " the launch was measured at another rate; mixtures are refused. Set the saturation"
+            " criteria back, or measure the phase at the new rate, its launches kept aside:"
+            f" --forcerun phase_{phase.lower()}"
         )
 
 
