@@ -301,12 +301,13 @@ class Server:
         """
         assert self._process is not None
         status = self._process.poll()
-        if status is not None:
-            raise ServerError(f"the server ended with status {status} {when}\n{self.log_tail()}")
+        # First: launch.sh ends too when a companion does before the server is started.
         for companion in self._command.companions:
             if not self._runs(companion.name):
                 log = self._tail_of(f"{companion.name}.log", 20)
                 raise ServerError(f"{companion.name} ended {when}\n{log}")
+        if status is not None:
+            raise ServerError(f"the server ended with status {status} {when}\n{self.log_tail()}")
         for name in LOGS:
             with (self.folder / name).open("rb") as stream:
                 stream.seek(self._log_read[name])
