@@ -289,6 +289,7 @@ def test_phase_b_of_another_reference_rate_is_refused(
     edit(path, lambda index: index.update(rate_rps=index["rate_rps"] / 2))
     message = refused(small, capsys)
     assert f"{path}: rate_rps is" in message
+    assert "mixtures are refused" in message
     assert message.rstrip().endswith("--forcerun phase_b")
 
 

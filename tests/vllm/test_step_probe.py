@@ -325,6 +325,29 @@ sys.modules[type(scheduler).schedule.__module__].HELD_NUMBERS = 100
     assert steps == list(range(1, len(steps) + 1))
 
 
+def test_a_disk_that_was_full_for_a_while_leaves_no_number_cut(
+    tree: Path, probe: Path, tmp_path: Path
+) -> None:
+    # Room again at the end of the process, which writes once more.
+    full = """
+import resource
+unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2045, unlimited[1]))
+sys.modules[type(scheduler).schedule.__module__].HELD_NUMBERS = 100
+scheduler.add("b", 250)
+for _ in range(100):
+    engine.step_fn()
+resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+"""
+    output = stub.drive(tree, probe, tmp_path / "log", connector="One", before=full)
+    assert output.count("step probe switched off: OSError: [Errno 27]") == 1
+    for process in ("scheduler", "worker"):
+        found = stub.records(tmp_path / "log", process)
+        assert [record["step_id"] for record in found] == list(range(1, len(found) + 1))
+        assert all(0 < record["step_duration_us"] < 1e6 for record in found)
+        assert len(found) > 10
+
+
 def test_two_processes_do_not_share_a_file(tree: Path, probe: Path, tmp_path: Path) -> None:
     stub.drive(tree, probe, tmp_path / "log")
     first = (tmp_path / "log.worker.steps").read_bytes()

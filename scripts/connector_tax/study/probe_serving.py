@@ -33,6 +33,7 @@ from connector_tax.study.guard import device_lock
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server import STEP_LOG_PREFIX, served_model
+from connector_tax.vllm.step_probe import socket_address
 from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write
 
 INPUT_TOKENS = 32
@@ -104,7 +105,8 @@ def _switches(folder: Path) -> Iterator[_Switches]:
         peers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in paths]
         for peer, path in zip(peers, paths, strict=True):
             peer.settimeout(10.0)
-            peer.connect(str(path))
+            with socket_address(str(path)) as address:
+                peer.connect(address)
         yield _Switches(folder, peers)
 
 

@@ -66,7 +66,8 @@ class Switch:
             return
         self._listening = True
         server = socket.socket(socket.AF_UNIX)
-        server.bind(self._path)
+        with step_probe.socket_address(self._path) as address:
+            server.bind(address)
         server.listen(1)
         threading.Thread(target=self._serve, args=(server,), daemon=True).start()
 

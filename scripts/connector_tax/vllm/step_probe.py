@@ -49,6 +49,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,17 @@ def mark(position: int) -> float:
     return float(-1 - position)
 
 
+@contextlib.contextmanager
+def socket_address(path: str) -> Iterator[str]:
+    """An address of the Unix socket at `path`: it has room for 107 bytes, a path may have more."""
+    folder, name = os.path.split(path)
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{name}"
+    finally:
+        os.close(directory)
+
+
 _SCHEDULE, _UPDATE, _STEP = mark(0), mark(1), mark(2)
 _EXECUTE, _SAMPLE = mark(0), mark(1)
 
@@ -144,6 +156,8 @@ class Log:
         # The first step writes, and so opens the file: vLLM may fork before.
         self.limit = 0
         self._descriptor = -1
+        # What a full disk did not take: numbers are never cut.
+        self._unwritten = b""
         self._writing = threading.Lock()
 
     def add_hooks(self, child: str | None, names: list[str]) -> int:
@@ -160,35 +174,30 @@ class Log:
             OSError: the file cannot be made (it exists, or its folder does not) or written.
         """
         with self._writing:
-            data = b""
             if self._descriptor < 0:
-                data = self._open()
+                self._open()
             numbers = self.numbers
             count = len(numbers)
             # Whoever adds meanwhile adds behind these.
-            data += struct.pack(f"{count}d", *numbers[:count])
+            self._unwritten += struct.pack(f"{count}d", *numbers[:count])
             del numbers[:count]
-            while data:
-                data = data[os.write(self._descriptor, data) :]
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
 
-    def _open(self) -> bytes:
-        """Make the file and the socket; the file's first line."""
+    def _open(self) -> None:
+        """Make the file and the socket."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor = os.open(f"{self._prefix}.steps", flags, 0o644)
         self.limit = HELD_NUMBERS
-        folder, name = os.path.split(f"{self._prefix}.socket")
-        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            server = socket.socket(socket.AF_UNIX)
-            # A socket's address has room for 107 bytes, a folder's name may have more.
-            server.bind(f"/proc/self/fd/{directory}/{name}")
-            server.listen()
-        finally:
-            os.close(directory)
+        header = {"process": self._process, "groups": self._groups}
+        self._unwritten = json.dumps(header).encode() + b"\n"
+        server = socket.socket(socket.AF_UNIX)
+        with socket_address(f"{self._prefix}.socket") as address:
+            server.bind(address)
+        server.listen()
         threading.Thread(target=self._serve, args=(server,), name="step-probe", daemon=True).start()
         # atexit does not reach a process that multiprocessing has forked.
         Finalize(None, self._write_at_the_end, exitpriority=0)
-        return json.dumps({"process": self._process, "groups": self._groups}).encode() + b"\n"
 
     def _serve(self, server: socket.socket) -> None:
         try:

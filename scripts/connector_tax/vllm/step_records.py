@@ -9,7 +9,6 @@ are noise that an archive has to carry.
 """
 
 import math
-import os
 import socket
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from connector_tax.vllm.step_probe import FIELDS, VALUES
+from connector_tax.vllm.step_probe import FIELDS, VALUES, socket_address
 
 _COUNTS = VALUES["scheduler"]["schedule"][1:]
 # Steps in flight are at most the depth of vLLM's batch queue; beyond this the oldest has no update.
@@ -78,22 +77,17 @@ def ask_to_write(path: Path) -> None:
     Raises:
         ProbeSocketError: no answer in time.
     """
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    address = path.with_suffix(".socket")
     try:
-        with socket.socket(socket.AF_UNIX) as peer:
+        with socket.socket(socket.AF_UNIX) as peer, socket_address(str(address)) as short:
             peer.settimeout(ANSWER_S)
-            # A socket's address has room for 107 bytes, a folder's name may have more.
-            peer.connect(f"/proc/self/fd/{directory}/{path.stem}.socket")
+            peer.connect(short)
             peer.sendall(b"w")
             peer.recv(1)
     except (FileNotFoundError, ConnectionError):
         return
     except TimeoutError:
-        raise ProbeSocketError(
-            f"{path.with_suffix('.socket')}: no answer in {ANSWER_S:g} s"
-        ) from None
-    finally:
-        os.close(directory)
+        raise ProbeSocketError(f"{address}: no answer in {ANSWER_S:g} s") from None
 
 
 def step_records(file: bytes, offset: int = 0) -> Iterator[dict[str, Any]]:
