@@ -57,7 +57,7 @@ def test_block_shifts_cancel_and_a_shift_of_the_configuration_is_the_tax(
 
 
 def test_the_error_of_a_balanced_layout_is_the_textbooks() -> None:
-    values = {launch: v for launch, v in drawn(6, 4).items() if launch.name != "plain_2"}
+    values = {launch: v for launch, v in drawn(10, 4).items() if launch.name != "plain_2"}
     names = [name for name in NAMES if name != "plain_2"]
     table = np.array([[values[LaunchId(n, b)] for b in range(4)] for n in names])
     residual = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
