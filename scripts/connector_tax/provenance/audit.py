@@ -44,7 +44,7 @@ def audit(study_file: Path, manifest: Path) -> Ledger:
     with ledger.guarded("numbers", "study"):
         check_published(study, ledger, manifest)
     if unpacked:
-        check_redrawn(root, manifest, ledger)
+        check_redrawn(study, manifest, ledger)
     else:
         for path in sorted((root / "figures").glob("*.png")):
             ledger.not_checkable(
