@@ -130,7 +130,7 @@ def _normal_points(dimensions: int) -> tuple[Floats, Floats]:
         points = np.hstack(both)
         points = points[(points**2).sum(axis=1) < REACH**2]
     weights = np.exp(-(points**2).sum(axis=1) / 2)
-    return points, weights / weights.sum()
+    return np.asarray(points), np.asarray(weights / weights.sum())
 
 
 def largest_above(t: float, own: Floats, shared: Floats, freedom: int) -> float:

@@ -325,7 +325,8 @@ class Recomputed(Cells):
         gap = self.taxes.combination([(1.0, at_load), (-1.0, at_safe)], metric)
         if gap is None:
             lost = [*self.lost(at_safe, metric), *self.lost(at_load, metric)]
-            return {"status": worst(lost)[0]}
+            # Each rate has a launch of plain, and none has both.
+            return {"status": worst(lost)[0] if lost else "missing"}
         blocks = self.taxes.shared_blocks([config], "A", [safe, load], metric)
         taxes = [
             math.expm1(self.taxes.log_ratio(where, metric, blocks, [safe, load])[0])
