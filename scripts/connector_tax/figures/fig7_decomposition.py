@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from connector_tax.figures import bars, style
-from connector_tax.figures.marks import MARKS
+from connector_tax.figures.marks import DESIGN_MARKS
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import PLAIN_LAST, POOLED, Study, TaxRow
+from connector_tax.figures.tables import POOLED, Study, TaxRow
 
 TITLE = "Figure 7: decomposition of the tax at ref_safe"
 CAPTION = (
@@ -63,7 +63,7 @@ def _stack(axes: Axes, y: float, first: float, total: float, color: str) -> None
     below = first < 0
     axes.barh(
         y, first, height=0.26 if below else 0.72, zorder=3.8 if below else 3, lw=0.6,
-        color="white" if below else MARKS[NOOP].color, edgecolor=MARKS[NOOP].color,
+        color="white" if below else DESIGN_MARKS[NOOP].color, edgecolor=DESIGN_MARKS[NOOP].color,
         hatch="xxxxxx" if below else None,
     )  # fmt: skip
     negative = total < first
@@ -174,7 +174,7 @@ def _step_bar(
 
 def _step_noise(study: Study, axes: Axes, step: _Step) -> None:
     """The A/A band of the step tax: what plain's own closing launch differs by."""
-    tax = _step_tax(study.taxes_at("ref_safe", "ttft_p90").get("plain_last"), step)
+    tax = _step_tax(study.noise_at("ref_safe", "ttft_p90"), step)
     if tax is not None:
         bars.aa_band(axes, (-abs(tax), abs(tax)))
 
@@ -188,7 +188,7 @@ def draw(study: Study) -> Picture:
     left = 0.15 + style.label_margin_in([item.label for item in study.connectors], 6)
     width = style.COLUMN_IN - left - 0.1
     rows = list(study.taxes_at("ref_safe", "ttft_p90").values())
-    whole = any(row.engine_step_tax_us is not None for row in rows if row.config != PLAIN_LAST)
+    whole = any(row.engine_step_tax_us is not None for row in rows if row.config != study.aa)
     panels: list[str | _Step] = ["ttft_p90", "tpot_p90", SCHEDULE]
     if whole:
         panels.append(ENGINE)
@@ -207,7 +207,7 @@ def draw(study: Study) -> Picture:
 
 def _legend(study: Study, figure: Figure, whole: bool) -> None:
     height = figure.get_figheight()
-    example = MARKS["mooncake_both"].color
+    example = DESIGN_MARKS["mooncake_both"].color
     if _noop_tax(study, "ttft_p90") is None:
         row = study.taxes_at("ref_safe", "ttft_p90").get(NOOP)
         words = [f"not split into framework and implementation: no-op {bars.state_text(row)}"]
@@ -215,7 +215,7 @@ def _legend(study: Study, figure: Figure, whole: bool) -> None:
     else:
         words = []
         handles = [
-            Patch(color=MARKS[NOOP].color, label="framework (no-op)"),
+            Patch(color=DESIGN_MARKS[NOOP].color, label="framework (no-op)"),
             Patch(color=example, label="implementation, or callbacks"),
         ]
     handles.append(Patch(facecolor="white", edgecolor=example, lw=0.6, label="not in callbacks"))
