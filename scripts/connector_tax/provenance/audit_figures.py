@@ -25,7 +25,7 @@ NOOP = "noop_connector"
 BARS = ("ttft_p90", "tpot_p90")
 BAR = (
     "config", "metric", "reference", "rate_rps", "tax", "tax_lo", "tax_hi", "aa_lo", "aa_hi",
-    "n_blocks", "n_config", "n_plain", "verdict", "status", "reason",
+    "n_blocks", "n_config", "n_plain", "family", "verdict", "mark", "status", "reason",
 )  # fmt: skip
 CURVE = ("config", "rate_rps", "value", "lo", "hi", "unit", "n", "status", "reason", "knee_rps")
 # What a figure's table may not lack.
@@ -36,7 +36,7 @@ REQUIRED = {
     "fig4_tax_bars": BAR,
     "fig5_shape_heatmap": (
         "config", "cell", "rate_rps", "tax", "tax_lo", "tax_hi", "interval_includes_0", "aa_lo",
-        "aa_hi", "n_config", "n_plain", "status", "reason",
+        "aa_hi", "n_config", "n_plain", "mark", "status", "reason",
     ),
     "fig6_step_cdf": ("config", "step_duration_us", "engine_step_us", "cdf", "status", "reason"),
     "fig7_decomposition": (*BAR, "framework_tax", "implementation_tax", "step_tax_us"),
@@ -248,6 +248,8 @@ class FigureNumbers:
             parts = [expected[config, metric] for config in PARTS]
             if all(part["tax"] is not None for part in parts):
                 total |= {"status": "valid", "rate_rps": parts[0]["rate_rps"]}
+                total["family"] = parts[0]["family"]
+                total["mark"] = "; ".join(filter(None, (part["mark"] for part in parts)))
                 for name in ("tax", "tax_lo", "tax_hi"):
                     ends = [part[name] for part in parts]
                     total[name] = None if None in ends else sum(ends)
