@@ -28,6 +28,7 @@ def record(k: int = 0, **changes: Any) -> RequestRecord:
         "error_kind": None,
         "error_detail": None,
         "warmup": False,
+        "cooldown": False,
         "t_intended_ns": due,
         "t_issue_ns": due,
         "t_worker_ns": due,

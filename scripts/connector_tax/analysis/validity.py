@@ -1,15 +1,16 @@
-"""The checks that make a cell valid, or void with a reason (METHOD.md, "A cell is valid").
+"""The checks that make a cell valid, or void with a reason.
 
 All checks are two-sided where a value can be wrong both ways, and missing data fails: a check whose
 value is None never passes. `CHECKS` is the closed list, with the text a reader of a void cell sees.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 Check = dict[str, Any]
+Record = TypeVar("Record", bound=Mapping[str, Any])
 
 CHECKS = {
     "schedule_lag_p99_ms": "requests were written later than scheduled (p99)",
@@ -51,6 +52,12 @@ def server_counters(values: Mapping[str, float]) -> dict[str, float | None]:
     return totals
 
 
+def in_window(records: Sequence[Record], window: Mapping[str, Any]) -> list[Record]:
+    """The measured requests: those due after the warm-up and before the end of the window."""
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+    return [r for r in records if start <= r["t_intended_ns"] < stop]
+
+
 def assess(
     *,
     records: Sequence[Mapping[str, Any]],
@@ -65,8 +72,8 @@ def assess(
     """Every check of `CHECKS` for one cell: `{check: {"value", "bound", "pass"}}`.
 
     Args:
-        records: the cell's request records (CONTRACTS.md, `requests`).
-        planned: how many requests the schedule holds before the window's stop.
+        records: the cell's request records, warm-up and cool-down included.
+        planned: how many requests the schedule holds before the end of arrivals.
         shape: input and output tokens of every request of the cell.
         window: `t_origin_ns, t_warmup_end_ns, t_stop_ns` of the cell.
         counters: server counters `before` and `after` the cell.
@@ -74,16 +81,13 @@ def assess(
         health: the load generator's own record (`CellResult.health`).
         bounds: the `validity` section of the configuration.
     """
-    measured = [r for r in records if not r["warmup"]]
+    measured = in_window(records, window)
     ok = [r for r in records if r["status"] == "ok"]
     failed = [r for r in records if r["status"] in ("error", "timeout", "cancelled")]
     checks = {
         **_schedule_checks(measured, bounds),
         "unaccounted_requests": _at_most(abs(planned - len(records)) + _unfinished(records), 0),
-        "error_rate": _at_most(
-            len(failed) / (len(ok) + len(failed)) if ok or failed else None,
-            bounds["max_error_rate"],
-        ),
+        "error_rate": _at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
         **_server_checks(ok, len(failed), shape, counters),
         **_generator_checks(health, bounds),
         "metrics_scrapes": _scrape_check(scrapes, window),
@@ -124,6 +128,16 @@ def _within(value: float | None, low: float, high: float) -> Check:
 def _unfinished(records: Sequence[Mapping[str, Any]]) -> int:
     statuses = ("ok", "error", "timeout", "cancelled", "dropped")
     return sum(record["status"] not in statuses for record in records)
+
+
+def _error_rate(
+    ok: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]], window: Mapping[str, Any]
+) -> float | None:
+    """The share of failures up to the end of the window; the cool-down may be cut by the drain."""
+    good, bad = (
+        sum(r["t_intended_ns"] < window["t_stop_ns"] for r in records) for records in (ok, failed)
+    )
+    return bad / (good + bad) if good + bad else None
 
 
 def _schedule_checks(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from connector_tax.analysis.validity import in_window
 from connector_tax.calibration import harness
 from connector_tax.calibration.design import PHASE, PLAIN, study_document
 from connector_tax.calibration.live import LiveCell, measure_launch
@@ -148,7 +149,7 @@ def _stamp_errors(cell: LiveCell) -> dict[str, float]:
     """
     struck = [
         request
-        for request in cell.requests
+        for request in in_window(cell.requests, cell.record["window"])
         if request["status"] == "ok" and cell.truth[request["request_id"]].fault is not None
     ]
     off = harness.errors(replace(cell, requests=struck or cell.requests))

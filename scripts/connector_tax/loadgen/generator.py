@@ -11,7 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.loadgen.affinity import AffinityPlan
-from connector_tax.loadgen.cell import CellRule, OpenLoopCell, PlannedRequest, Progress
+from connector_tax.loadgen.cell import (
+    CellRule,
+    CooldownEnd,
+    OpenLoopCell,
+    PlannedRequest,
+    Progress,
+)
 from connector_tax.loadgen.dispatcher import CollectorPause, Dispatcher, LoadGeneratorError
 from connector_tax.loadgen.messages import Begin, Begun, Clock, Done, RequestRecord, WorkerSettings
 from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
@@ -73,9 +79,10 @@ class LoadGeneratorOptions:
 class CellResult:
     """What a cell brought; times are CLOCK_MONOTONIC ns.
 
-    `records` holds exactly the requests due before `t_stop_ns`, in schedule order. `extended_s` is
-    how far the window went beyond its floor. `precise` is what the precision rule saw when it ended
-    the window; None when it did not. `health` has, per process, event-loop lag, CPU and
+    `records` holds exactly the requests due before `t_cooldown_end_ns`, in schedule order; those
+    due from `t_stop_ns` on are not measured. `extended_s` is how far the window went beyond its
+    floor. `precise` is what the precision rule saw when it ended the window; None when it did not.
+    `health` has, per process, event-loop lag, CPU and
     spin share and message counters, and who died.
     """
 
@@ -83,6 +90,8 @@ class CellResult:
     t_origin_ns: int
     t_warmup_end_ns: int
     t_stop_ns: int
+    t_cooldown_end_ns: int
+    cooldown_ended_by: CooldownEnd
     t_drained_ns: int
     extended_s: float
     precise: HalfWidths | None
@@ -167,9 +176,10 @@ class LoadGenerator:
     ) -> CellResult:
         """Run one open-loop cell: request k is due `offsets_ns[k]` after the cell's origin.
 
-        `offsets_ns` has shape (n,), ns, ascending, for n requests, and must reach to
-        warmup_s + cap_s. `on_progress` is called about four times a second in the calling thread,
-        where `precision`, a rule of this cell's own, is brought up to date too.
+        `offsets_ns` has shape (n,), ns, ascending, for n requests, must reach to
+        warmup_s + cap_s and should to `rule.schedule_s`. `on_progress` is called about four times
+        a second in the calling thread, where `precision`, a rule of this cell's own, is brought up
+        to date too.
         After Ctrl-C outstanding requests are cancelled and KeyboardInterrupt is raised.
 
         Raises:
@@ -190,11 +200,14 @@ class LoadGenerator:
             drained_ns = self.drive(cell, report)
             health = self.end()
         assert cell.stop_ns is not None
+        assert cell.cooldown_ended_by is not None
         return CellResult(
             records=cell.records(),
             t_origin_ns=cell.origin_ns,
             t_warmup_end_ns=cell.warmup_end_ns,
             t_stop_ns=cell.stop_ns,
+            t_cooldown_end_ns=cell.cooldown_end_ns,
+            cooldown_ended_by=cell.cooldown_ended_by,
             t_drained_ns=drained_ns,
             extended_s=max(0.0, (cell.stop_ns - cell.floor_ns) / 1e9),
             precise=cell.precise,

@@ -55,7 +55,8 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 
     `t_issue_ns` is when the session thread handed the request on, ahead of its due time
     `t_intended_ns`; the worker holds it and sends at the due time. Schedule lag and "no early send"
-    are judged on `t_send_ns - t_intended_ns`.
+    are judged on `t_send_ns - t_intended_ns`. `warmup` and `cooldown`: due before and after the
+    measured window of a cell.
     """
 
     request_id: str
@@ -64,6 +65,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     error_kind: str | None
     error_detail: str | None
     warmup: bool
+    cooldown: bool
     t_intended_ns: int
     t_issue_ns: int | None
     t_worker_ns: int | None
@@ -78,6 +80,11 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     inflight_at_send: int | None
     worker: int | None
     reads: list[tuple[int, int]] | None
+
+    @property
+    def measured(self) -> bool:
+        """True if the request was due in the measured window."""
+        return not (self.warmup or self.cooldown)
 
 
 # ---- main process -> worker

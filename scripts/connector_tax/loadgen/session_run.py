@@ -144,7 +144,6 @@ class SessionPlan:
             record=make_record(
                 done,
                 request_id=f"{session.id}/{node.id}",
-                warmup=False,
                 due_ns=due_ns,
                 issued_ns=issued_ns,
             ),
