@@ -18,7 +18,7 @@ from connector_tax.loadgen import (
     Progress,
     Target,
 )
-from tests.loadgen.fault_server import FaultServer, Hang, Step, good_answer
+from tests.loadgen.fault_server import FaultServer, Hang, Pause, Step, good_answer
 from tests.loadgen.running import planned, rule, run_scripts, spread
 
 SCRIPTS: dict[str, list[Step]] = {"good": [good_answer()], "hang": [Hang]}
@@ -193,3 +193,33 @@ def test_a_stalled_main_process_does_not_delay_the_sends() -> None:
         result = generator.run_cell(spread(100, 1.0), [planned("good")] * 100, rule(), stall)
     received = [(r.t_intended_ns - (r.t_worker_ns or 0)) / 1e6 for r in result.records]
     assert min(received) > 0, "a request reached its worker after it was due"
+
+
+def test_a_worker_that_stood_still_loses_no_request_and_no_connection() -> None:
+    """Its requests start and time out in one turn of its loop, once it goes on."""
+    options = LoadGeneratorOptions(workers=1, connections_per_worker=8)
+    with (
+        FaultServer({"slow": [Pause(0.02), good_answer()]}) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
+    ):
+        worker = psutil.Process(generator.worker_pids[0])
+        stopped_s: list[float] = []
+
+        def stand_still(progress: Progress) -> None:
+            if not stopped_s:
+                worker.suspend()
+                stopped_s.append(progress.elapsed_s)
+            elif progress.elapsed_s > stopped_s[0] + 1.0:
+                worker.resume()
+
+        result = generator.run_cell(
+            spread(60, 1.0),
+            [planned("slow")] * 60,
+            rule(request_timeout_s=0.3, drain_s=5.0, inflight_cap=60),
+            stand_still,
+        )
+        kinds = Counter(r.error_kind for r in result.records)
+        assert kinds.keys() <= {None, "request_timeout"}
+        assert kinds["request_timeout"] > 10
+        again = run_scripts(generator, ["slow"] * 60, inflight_cap=8)
+        assert {r.error_kind for r in again.records} == {None}

@@ -312,3 +312,30 @@ def test_a_task_started_at_once_can_be_cancelled_where_it_waits() -> None:
         assert not task.cancelled()
 
     uvloop.run(main())
+
+
+def test_a_task_cancelled_in_the_turn_in_which_it_started_resumes_and_frees_what_it_awaits() -> (
+    None
+):
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        outcome: list[str] = []
+        awaited = loop.create_future()
+
+        async def waits() -> None:
+            try:
+                await awaited
+            except asyncio.CancelledError:
+                outcome.append("cancelled")
+                await asyncio.sleep(0)
+            outcome.append("ended")
+
+        task = eager.start(loop, waits())
+        assert task is not None
+        task.cancel()
+        await asyncio.wait([task])
+        assert outcome == ["cancelled", "ended"]
+        assert awaited.cancelled()
+        assert not task.cancelled()
+
+    uvloop.run(main())
