@@ -18,7 +18,7 @@ from connector_tax.loadgen import (
     Progress,
     Target,
 )
-from tests.loadgen.fault_server import FaultServer, Hang, Pause, Step, good_answer
+from tests.loadgen.fault_server import FaultServer, Fin, Hang, Pause, Step, good_answer
 from tests.loadgen.running import planned, rule, run_scripts, spread
 
 SCRIPTS: dict[str, list[Step]] = {"good": [good_answer()], "hang": [Hang]}
@@ -223,3 +223,29 @@ def test_a_worker_that_stood_still_loses_no_request_and_no_connection() -> None:
         assert kinds["request_timeout"] > 10
         again = run_scripts(generator, ["slow"] * 60, inflight_cap=8)
         assert {r.error_kind for r in again.records} == {None}
+
+
+@pytest.mark.parametrize("script", ["busy", "cut"])
+def test_failed_requests_keep_nothing_of_their_answers(script: str) -> None:
+    body = b"x" * 216_000
+    head = b"HTTP/1.1 503 Busy\r\ncontent-length: %d\r\n\r\n"
+    scripts: dict[str, list[Step]] = {
+        "busy": [head % len(body) + body],
+        "cut": [head % (len(body) + 1) + body, Fin],
+    }
+    with (
+        FaultServer(scripts) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), LoadGeneratorOptions()) as generator,
+    ):
+        run_scripts(generator, [script] * 30)
+        worker = psutil.Process(generator.worker_pids[0])
+        before = worker.memory_info().rss
+        during: list[int] = []
+        result = generator.run_cell(
+            spread(400, 2.0),
+            [planned(script)] * 400,
+            rule(floor_s=2.0, cap_s=2.0),
+            lambda _: during.append(worker.memory_info().rss),
+        )
+    assert {r.status for r in result.records} == {"error"}
+    assert max(during) - before < 20e6  # all of them together are 86 MB

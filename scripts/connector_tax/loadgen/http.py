@@ -447,8 +447,10 @@ class Connection:
         self.closed = True
         self._poller.remove(self)
         self.sock.close()
-        # These refer back to the connection; the collector does not run during a cell.
+        # These refer back to the connection (a failure by the traceback of having been raised);
+        # the collector does not run during a cell.
         del self._parser, self._read
+        self._failure = None
 
 
 class Pool:

@@ -246,7 +246,9 @@ class Worker:
             done.t_send_ns = connection.write(head, request.body)
             await self._respond(request, connection)
         except RequestFailed as error:
-            failure = error
+            # A copy, which was never raised: the traceback of `error` holds this frame and those
+            # below with their bodies, and the collector does not run during a cell.
+            failure = RequestFailed(error.kind, error.detail)
         except asyncio.CancelledError:
             failure = RequestFailed(request.abort or "internal_error", "cancelled")
         except Exception as error:  # whatever it is must reach the record, or the run would wait
