@@ -18,6 +18,7 @@ from connector_tax.loadgen import (
     Progress,
     Target,
 )
+from connector_tax.loadgen.health import check_processes
 from tests.loadgen.fault_server import FaultServer, Fin, Hang, Pause, Step, good_answer
 from tests.loadgen.running import planned, rule, run_scripts, spread
 
@@ -67,7 +68,12 @@ def test_a_dead_worker_fails_its_requests_and_the_run_goes_on() -> None:
         assert result.health["processes"]["main"]["cpu_share"] < 0.5  # it does not spin
         assert not psutil.pid_exists(generator.worker_pids[0])
         # Cells after it run on the worker that is left.
-        assert {r.status for r in run_scripts(generator, ["good"] * 10).records} == {"ok"}
+        after = run_scripts(generator, ["good"] * 10)
+        assert {r.status for r in after.records} == {"ok"}
+        # ... and say so: half of the client is gone.
+        assert after.health["workers_died"] == [0]
+        failed = [c.name for c in check_processes(after.health, after.clock) if not c.passed]
+        assert set(failed) >= {"silent_workers", "workers_died", "unopened_connections"}
 
 
 def test_a_dead_worker_ends_the_run_if_so_configured() -> None:

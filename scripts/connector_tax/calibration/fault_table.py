@@ -35,6 +35,7 @@ VALIDITY = {
     "schedule_lag_ttft_fraction": 1.0,
     "sent_rate_tolerance": 0.9,
     "loop_lag_p99_ms": 1000.0,
+    "loop_lag_max_ms": 10_000.0,
     "max_cpu_share": 1.0,
 }
 SHARE = 0.2

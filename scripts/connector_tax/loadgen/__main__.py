@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
@@ -205,7 +205,8 @@ def run(options: argparse.Namespace, target: Target, load: Load) -> int:
     assert session_plan.stop_ns is not None
     records = session_plan.records()
     window_s = max((session_plan.stop_ns - origin_ns) / 1e9, 1e-9)
-    checks = verify(records, load, starts_ns, session_plan.stop_ns, health, options.concurrency)
+    checks = verify(records, load, starts_ns, session_plan.stop_ns, options.concurrency)
+    checks += check_processes(health, generator.clock)
     print_summary([entry.record for entry in records], checks, window_s, sys.stdout)
     if options.output is not None:
         write_bytes(options.output, b"".join(map(_json_line, records)))
@@ -232,10 +233,9 @@ def verify(
     load: Load,
     starts_ns: list[int],
     stop_ns: int,
-    health: dict[str, Any],
     concurrency: int | None,
 ) -> list[Check]:
-    """Return every check that applies to this kind of run."""
+    """Return every check of the requests that applies to this kind of run."""
     checks = check_requests([entry.record for entry in records])
     if concurrency is not None:
         checks.append(check_concurrency(records, concurrency))
@@ -243,7 +243,7 @@ def verify(
         checks.append(check_session_rate(records, [t for t in starts_ns if t < stop_ns]))
     if any(node.parents for session in load.sessions for node in session.nodes):
         checks += check_intra_session(records)
-    return checks + check_processes(health)
+    return checks
 
 
 def _json_line(entry: SessionRecord) -> bytes:

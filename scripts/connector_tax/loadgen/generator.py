@@ -83,7 +83,7 @@ class CellResult:
     due from `t_stop_ns` on are not measured. `extended_s` is how far the window went beyond its
     floor. `precise` is what the precision rule saw when it ended the window; None when it did not.
     `health` has, per process, event-loop lag, CPU and
-    spin share and message counters, and who died.
+    spin share and message counters, and which workers have died, in this cell or before.
     """
 
     records: list[RequestRecord]
@@ -112,7 +112,6 @@ class LoadGenerator:
         self.options = options
         self._run_number = 0
         self._begun: list[Begun] = []
-        self._died_in_run: list[int] = []
 
     def __enter__(self) -> "LoadGenerator":
         """Start everything.
@@ -230,7 +229,6 @@ class LoadGenerator:
     ) -> None:
         """Prepare the workers for a run. An inflight_cap of 0 means none."""
         self._run_number += 1
-        self._died_in_run = []
         self._session: SessionThread | None = None
         begin = Begin(
             self._run_number,
@@ -269,11 +267,16 @@ class LoadGenerator:
         return session.t_drained_ns
 
     def end(self) -> dict[str, Any]:
-        """End the run; return the health of every process."""
+        """End the run; return the health of every process that is alive.
+
+        `workers` and `connections_per_worker` say how many there should be.
+        """
         processes = {f"worker{h.worker}": h.values for h in self._dispatcher.end()}
         return {
             "processes": {"main": self._dispatcher.values(), **processes},
-            "workers_died": list(self._died_in_run),
+            "workers": self.options.workers,
+            "workers_died": list(self._dispatcher.died),
+            "connections_per_worker": self.options.connections_per_worker,
             "connections": {f"worker{b.worker}": b.connections for b in self._begun},
             "connect_errors": [b.connect_error for b in self._begun if b.connect_error],
         }
@@ -282,8 +285,7 @@ class LoadGenerator:
         if self._session is not None:
             self._session.put(done)
 
-    def _on_death(self, worker: int, living: int) -> None:
-        self._died_in_run.append(worker)
+    def _on_death(self, _worker: int, living: int) -> None:
         if self._session is not None and (living == 0 or self.options.stop_on_worker_death):
             self._session.stop()
 

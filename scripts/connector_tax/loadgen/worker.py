@@ -15,7 +15,6 @@ import ctypes
 import gc
 import heapq
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -149,7 +148,8 @@ class Worker:
         gc.freeze()
         gc.disable()
         self._requests.undecodable = self._requests.oversized = self._results.dropped = 0
-        self._pool.waited = self._pool.unstamped_reads = 0
+        self._pool.waited = 0
+        self._pool.stamps.reset()
         self._probe.reset()
         clock: Clock = "kernel" if self._kernel_stamps else "worker"
         self._send(Begun(self._index, begin.run, self._pool.idle, problem, clock))
@@ -164,8 +164,10 @@ class Worker:
             "oversized": self._requests.oversized,
             "dropped_messages": self._results.dropped,
             "pool_waits": self._pool.waited,
-            "unstamped_reads": self._pool.unstamped_reads,
-            "max_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "reads": self._pool.stamps.reads,
+            "unstamped_reads": self._pool.stamps.unstamped,
+            "clock_gaps": self._pool.stamps.clock_gaps,
+            "max_rss_mb": _peak_memory_mb(),
         }
         gc.enable()
         gc.unfreeze()
@@ -349,6 +351,13 @@ def _check_usage(request: _Request, usage: Usage | None) -> None:
     ):
         if wanted is not None and wanted != got:
             raise RequestFailed("wrong_length", f"{got} {name} tokens, asked for {wanted}")
+
+
+def _peak_memory_mb() -> float:
+    """Not getrusage, whose maximum begins with that of the process which started this one."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    peak_kb = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(peak_kb) / 1024
 
 
 def _whole_ids(token_ids: list[int], usage: Usage | None) -> list[int]:

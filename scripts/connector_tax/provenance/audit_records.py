@@ -39,6 +39,7 @@ CELL_FILES = ("cell", "requests", "metrics", "engine_step")
 FAILED = ("error", "timeout", "cancelled")
 ENDED = ("ok", *FAILED)
 STATUSES = (*ENDED, "dropped")
+LATER_CHECKS = {"loop_lag_max_ms", "silent_workers", "unopened_connections", "unstamped_reads"}
 COOLDOWN_ENDS = ("answered", "drain", "schedule", "interrupted")
 ORDER = ("issue", "worker", "conn", "send", "headers", "first_token", "last_token", "done")
 COUNTERS = {
@@ -552,7 +553,7 @@ def recomputed_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         ),
         "prefix_cache_hits": _between(deltas["prefix_cache_hits"], 0, 0),
         "external_prefix_cache_hits": _between(deltas["external_prefix_cache_hits"], 0, 0),
-        **_process_checks(cell.record["load_generator"]["processes"], bounds),
+        **_generator_checks(study, cell),
         "metrics_scrapes": _scrapes(cell),
     }
 
@@ -588,19 +589,43 @@ def _timing_checks(measured: Sequence[Row], bounds: Mapping[str, float]) -> dict
     }
 
 
-def _process_checks(processes: Mapping[str, Row], bounds: Mapping[str, float]) -> dict[str, Row]:
+def _generator_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
+    bounds, said = study.config["validity"], cell.record["load_generator"]
+    processes: Mapping[str, Row] = said["processes"]
+    workers = [values for name, values in processes.items() if name != "main"]
+
     def worst(key: str) -> float | None:
         values = [process.get(key) for process in processes.values()]
         known = [value for value in values if value is not None]
         return max(known) if known and len(known) == len(values) else None
 
-    kinds = ("undecodable", "oversized", "dropped_messages")
+    kinds = ("undecodable", "oversized", "dropped_messages", "late_results")
     lost = sum(process.get(kind, 0) for process in processes.values() for kind in kinds)
-    return {
+    checks = {
         "loop_lag_p99_ms": _most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
         "cpu_share": _most(worst("cpu_share"), bounds["max_cpu_share"]),
         "lost_messages": _most(lost, 0),
     }
+    if _lacks_later_checks(cell):
+        return checks
+    options = study.config["load_generator"]
+    opened = sum(said["connections"].values())
+    reads = sum(worker["reads"] for worker in workers)
+    unstamped = sum(worker["unstamped_reads"] for worker in workers)
+    share = (unstamped / reads if reads else None) if cell.record["clock"] == "kernel" else 0.0
+    return checks | {
+        "loop_lag_max_ms": _most(worst("loop_lag_max_ms"), bounds["loop_lag_max_ms"]),
+        "silent_workers": _most(options["workers"] - len(workers), 0),
+        "unopened_connections": _most(
+            options["workers"] * options["connections_per_worker"] - opened, 0
+        ),
+        "unstamped_reads": _most(share, 0.01),
+    }
+
+
+def _lacks_later_checks(cell: RawCell) -> bool:
+    """True for a cell recorded before there was a cool-down and before there were these checks."""
+    return "cooldown" not in cell.record and not LATER_CHECKS & cell.record["health"].keys()
 
 
 def _scrapes(cell: RawCell) -> Row:

@@ -177,6 +177,7 @@ def measure(
         counters=counters,
         scrapes=list(read_jsonl(metrics_file)),
         health=result.health,
+        clock=result.clock,
         bounds=study["config"]["validity"],
     )
     reasons = void_reasons(checks)
