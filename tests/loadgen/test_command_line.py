@@ -227,11 +227,25 @@ GOOD_URL = ["--url", "http://127.0.0.1:1", "--model", "m"]
         ([*GOOD_URL, "--rate", "1", "--arrivals", "gamma", "--prompt", "p"], "gamma_shape"),
         ([*GOOD_URL, "--rate", "1", "--session-file", "/nonexistent"], "/nonexistent"),
         ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--api-key-env", "NO_SUCH"], "NO_SUCH"),
+        (
+            [*GOOD_URL, "--rate", "1", "--prompt", "p", "--api-key-env", "FOREIGN_KEY"],
+            "FOREIGN_KEY holds characters",
+        ),
+        (
+            [*GOOD_URL, "--rate", "1", "--chat", "--prompt-tokens", "4"],
+            "a chat endpoint takes text",
+        ),
+        (["--url", "http://x/a b", "--model", "m", "--rate", "1", "--prompt", "p"], "%-encoded"),
+        (["--url", "http://x/#top", "--model", "m", "--rate", "1", "--prompt", "p"], "--url"),
     ],
 )
 def test_bad_arguments_are_named_and_exit_with_2(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("FOREIGN_KEY", "s\u0161ecret")
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
@@ -305,3 +319,26 @@ def test_interruption_keeps_what_was_measured(tmp_path: Path) -> None:
     assert {r["status"] for r in records} == {"ok", "cancelled"}
     assert {r["error_kind"] for r in records} == {None, "interrupted"}
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("url", "chat", "posted"),
+    [
+        ("", False, b"POST /v1/completions HTTP/1.1"),
+        ("/", True, b"POST /v1/chat/completions HTTP/1.1"),
+        ("/v1", False, b"POST /v1/completions HTTP/1.1"),
+        ("/api/v1/", True, b"POST /api/v1/chat/completions HTTP/1.1"),
+        ("/v1?key=a%20b&v=2", True, b"POST /v1/chat/completions?key=a%20b&v=2 HTTP/1.1"),
+        ("/own/path?q=1", False, b"POST /own/path?q=1 HTTP/1.1"),
+    ],
+)
+def test_the_url_names_what_is_posted_to(url: str, chat: bool, posted: bytes) -> None:
+    text = "t"
+    with FaultServer({"x": answer(text)}, lambda _body: "x") as server:
+        arguments = [
+            *("--url", f"http://127.0.0.1:{server.port}{url}", "--model", "m", "--prompt", "p"),
+            *("--concurrency", "1", "--requests", "1", "--no-affinity"),
+        ]
+        main([*arguments, *(["--chat"] if chat else [])])
+        assert server.heads[0].splitlines()[0] == posted
+        assert f"Host: 127.0.0.1:{server.port}".encode() in server.heads[0].splitlines()

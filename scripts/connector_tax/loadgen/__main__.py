@@ -65,7 +65,11 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     where = parser.add_argument_group("endpoint")
-    where.add_argument("--url", required=True, help="http://host:port, or with a path to POST to")
+    where.add_argument(
+        "--url",
+        required=True,
+        help="http://host:port, a base that ends in /v1, or a path to POST to",
+    )
     where.add_argument("--chat", action="store_true", help="/v1/chat/completions, not completions")
     where.add_argument("--model", required=True)
     where.add_argument("--api-key-env", metavar="NAME", help="variable that holds the bearer token")
@@ -109,15 +113,20 @@ def _fail(text: str) -> NoReturn:
 def make_target(options: argparse.Namespace) -> Target:
     """Return the endpoint that the options name; exits with status 2 if they do not."""
     parts = urlsplit(options.url)
-    if parts.scheme != "http" or not parts.hostname:
-        _fail(f"--url is {options.url!r}; allowed: http://host:port[/path]")
-    default = "/v1/chat/completions" if options.chat else "/v1/completions"
-    path = parts.path if parts.path not in ("", "/") else default
+    if parts.scheme != "http" or not parts.hostname or parts.fragment:
+        _fail(f"--url is {options.url!r}; allowed: http://host:port[/path][?query]")
+    path = parts.path.rstrip("/") or "/v1"
+    if path.endswith("/v1"):
+        path += "/chat/completions" if options.chat else "/completions"
+    if parts.query:
+        path += f"?{parts.query}"
     headers = {}
     if options.api_key_env is not None:
         key = os.environ.get(options.api_key_env)
         if not key:
             _fail(f"--api-key-env: {options.api_key_env} is not set in the environment")
+        if not (key.isascii() and key.isprintable()):
+            _fail(f"--api-key-env: {options.api_key_env} holds characters beyond printable ASCII")
         headers["Authorization"] = f"Bearer {key}"
     try:
         return Target(parts.hostname, parts.port or 80, path, headers, not options.no_stream)
@@ -177,6 +186,21 @@ def make_load(options: argparse.Namespace) -> Load:
     return Load(sessions[:count], offsets[:count])
 
 
+def check_prompts(sessions: Sequence[Session], target: Target) -> None:
+    """Refuse token ids for an endpoint that takes messages.
+
+    Raises:
+        ValueError: names session and node.
+    """
+    for session in sessions if target.chat else ():
+        for node in session.nodes:
+            if not isinstance(node.prompt, str):
+                raise ValueError(
+                    f"session {session.id!r}, node {node.id!r}: the prompt is token ids; a chat "
+                    "endpoint takes text"
+                )
+
+
 def run(options: argparse.Namespace, target: Target, load: Load) -> int:
     """Run, print, write; return the exit status."""
     capture = needed_capture(load.sessions)
@@ -190,6 +214,8 @@ def run(options: argparse.Namespace, target: Target, load: Load) -> int:
     interrupted = False
     with LoadGenerator(target, generator_options) as generator, CollectorPause():
         generator.begin(options.inflight_cap, options.timeout, capture)
+        for problem in generator.connect_errors:
+            print(f"warning: {problem}", file=sys.stderr)
         origin_ns = time.monotonic_ns() + START_DELAY_NS + round(generator_options.lead_ms * 1e6)
         admission, starts_ns = make_admission(options, load, origin_ns)
         scheduler = Scheduler(load.sessions, admission, not options.keep_going)
@@ -289,6 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         load = make_load(options)
         needed_capture(load.sessions)
+        check_prompts(load.sessions, target)
     except (ValueError, OSError) as error:
         _fail(str(error))
     try:

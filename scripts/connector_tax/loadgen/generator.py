@@ -1,5 +1,6 @@
 """The load generator: its processes, and the runs on them."""
 
+import resource
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +26,17 @@ from connector_tax.loadgen.session import Plan, SessionThread
 
 PROGRESS_S = 0.25
 START_DELAY_NS = 20_000_000
+PROBE_S = 2.0
+# Of a worker, beside its connections: pipes, ipc sockets, timers, libraries.
+OTHER_FILES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The endpoint. Header values (credentials) are sent, and never logged or described."""
+    """The endpoint. Header values (credentials) are sent, and never logged or described.
+
+    `path` may carry a query.
+    """
 
     host: str
     port: int
@@ -37,10 +44,19 @@ class Target:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     stream: bool = True
 
+    def __post_init__(self) -> None:
+        if not (self.path.isascii() and self.path.isprintable()) or " " in self.path:
+            raise ValueError(f"path {self.path!r} holds characters that must be %-encoded")
+        for name, value in self.headers.items():
+            if any(character in name + value for character in "\r\n"):
+                raise ValueError(f"header {name!r} contains a line break")
+            if not _is_latin_1(name + value):
+                raise ValueError(f"header {name!r} holds characters outside Latin-1")
+
     @property
     def chat(self) -> bool:
         """True for a chat-completions endpoint."""
-        return self.path.endswith("/chat/completions")
+        return self.path.partition("?")[0].endswith("/chat/completions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +133,16 @@ class LoadGenerator:
         """Start everything.
 
         Raises:
-            LoadGeneratorError: the host has no address, or a worker did not start.
+            LoadGeneratorError: the host has no address, a worker did not start, or the limit of
+                open files is below what the connections need.
         """
+        files = self.options.connections_per_worker + OTHER_FILES
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if most != resource.RLIM_INFINITY and files > most:
+            raise LoadGeneratorError(
+                f"connections_per_worker {self.options.connections_per_worker} needs {files} open "
+                f"files; the hard limit is {most} (ulimit -Hn)"
+            )
         plan = self.options.cpus
         self._main_cpus = plan.loadgen if plan is not None and plan.enabled else None
         self._dispatcher = Dispatcher(self._worker_settings(), self._main_cpus)
@@ -217,6 +241,11 @@ class LoadGenerator:
     # ---- the parts of a run, for plans other than an open-loop cell
 
     @property
+    def connect_errors(self) -> list[str]:
+        """Why workers could not open all their connections at the beginning of this run."""
+        return [begun.connect_error for begun in self._begun if begun.connect_error]
+
+    @property
     def clock(self) -> Clock:
         """Where the stamps of this run come from; "kernel" only if every worker has it."""
         return "kernel" if all(begun.clock == "kernel" for begun in self._begun) else "worker"
@@ -278,7 +307,7 @@ class LoadGenerator:
             "workers_died": list(self._dispatcher.died),
             "connections_per_worker": self.options.connections_per_worker,
             "connections": {f"worker{b.worker}": b.connections for b in self._begun},
-            "connect_errors": [b.connect_error for b in self._begun if b.connect_error],
+            "connect_errors": self.connect_errors,
         }
 
     def _on_done(self, done: Done) -> None:
@@ -291,7 +320,7 @@ class LoadGenerator:
 
     def _worker_settings(self) -> list[WorkerSettings]:
         options, target = self.options, self.target
-        family, host = _resolve(target.host, target.port)
+        family, host = _address(target.host, target.port)
         plan = options.cpus
         pinned = plan.workers if plan is not None and plan.enabled else None
         return [
@@ -317,25 +346,34 @@ class LoadGenerator:
         ]
 
 
-def _resolve(host: str, port: int) -> tuple[int, str]:
+def _address(host: str, port: int) -> tuple[int, str]:
+    """The first address of `host` that takes a connection, or its first if none does."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise LoadGeneratorError(f"host {host!r} has no address: {error}") from None
-    family, *_, address = found[0]
+    for family, *_, address in known if len(known) > 1 else ():
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.settimeout(PROBE_S)
+            if probe.connect_ex(address) == 0:
+                return int(family), str(address[0])
+    family, *_, address = known[0]
     return int(family), str(address[0])
+
+
+def _is_latin_1(text: str) -> bool:
+    return all(ord(character) < 256 for character in text)
 
 
 def _request_head(target: Target) -> str:
     """Return the request head without its per-request headers, which the worker adds."""
     headers = {
-        "Host": f"{target.host}:{target.port}",
+        "Host": f"[{target.host}]:{target.port}"
+        if ":" in target.host
+        else f"{target.host}:{target.port}",
         "Content-Type": "application/json",
         "Accept": "text/event-stream" if target.stream else "application/json",
         **target.headers,
     }
-    for name, value in (*headers.items(), ("path", target.path)):
-        if any(character in name + value for character in "\r\n"):
-            raise ValueError(f"header {name!r} contains a line break")
     lines = [f"POST {target.path} HTTP/1.1", *(f"{n}: {v}" for n, v in headers.items())]
     return "\r\n".join(lines) + "\r\n"

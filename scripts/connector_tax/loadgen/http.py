@@ -24,6 +24,9 @@ MAX_IDLE_S = 4.0
 """A used connection that idled longer is not reused: uvicorn, which serves vLLM, closes after 5 s,
 and a request written in that moment fails although the server is well."""
 
+FILL_S = 5.0
+"""How long opening connections ahead may take, in all."""
+
 CLOCK_GAP_NS = 10_000
 CLOCK_TRIES = 5
 """The two clocks are read between two readings of the one; further apart than CLOCK_GAP_NS, the
@@ -569,19 +572,23 @@ class Pool:
             self._discard(connection)
 
     async def fill(self) -> str | None:
-        """Open connections up to the limit; return what stopped it, or None."""
+        """Open connections up to the limit, for FILL_S at most; return what stopped it, or None."""
         missing = self._limit - self._size
         self._size += missing
-        outcomes = await asyncio.gather(
-            *(self._connect() for _ in range(missing)), return_exceptions=True
-        )
+        tasks = [self._loop.create_task(self._connect()) for _ in range(missing)]
         problem: str | None = None
-        for outcome in outcomes:
+        if tasks:
+            _, pending = await asyncio.wait(tasks, timeout=FILL_S)
+            for task in pending:
+                task.cancel()
+            if pending:
+                problem = f"connect_failed: no answer from the server within {FILL_S:g} s"
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Connection):
                 self.put_back(outcome)
             elif isinstance(outcome, RequestFailed):
                 problem = f"{outcome.kind}: {outcome.detail}"
-            else:
+            elif not isinstance(outcome, asyncio.CancelledError):
                 raise outcome
         return problem
 

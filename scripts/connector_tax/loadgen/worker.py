@@ -15,6 +15,7 @@ import ctypes
 import gc
 import heapq
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -384,6 +385,8 @@ def main() -> None:
     settings = msgspec.json.decode(sys.stdin.readline(), type=WorkerSettings)
     if settings.cpus is not None:
         os.sched_setaffinity(0, settings.cpus)  # before any thread starts, so that all inherit it
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     inflight = InFlight(settings.inflight_fd, settings.workers)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
