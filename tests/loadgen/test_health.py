@@ -10,6 +10,7 @@ from connector_tax.config import ROOT, load_yaml
 from connector_tax.loadgen import RequestRecord, health
 from connector_tax.loadgen.health import (
     Check,
+    Ramp,
     check_concurrency,
     check_intra_session,
     check_processes,
@@ -104,7 +105,7 @@ def test_no_data_fails_every_check_that_needs_them() -> None:
         assert not named(checks, name).passed
         assert named(checks, name).value is None
     assert not check_session_rate([], [0, 1]).passed
-    assert not check_concurrency([], 3).passed
+    assert not any(check.passed for check in check_concurrency([], 3, Ramp(3, 0, 0), MS))
     assert not any(check.passed for check in check_intra_session([]))
     processes = check_processes({**WHOLE, "processes": {"main": {}}}, "worker")
     assert not named(processes, "main_loop_lag_p99_ms").passed
@@ -142,8 +143,43 @@ def test_children_before_or_long_after_their_parents_fail() -> None:
 
 def test_overlapping_sessions_are_counted() -> None:
     entries = [entry(k, f"s{k}", "a") for k in range(10)]  # 10 ms apart, each about 40 ms long
-    assert check_concurrency(entries, 4).passed
-    assert not check_concurrency(entries, 3).passed
+    assert named(judge_closed_loop(entries, 10, 4), "concurrent_sessions_max").passed
+    assert not named(judge_closed_loop(entries, 10, 3), "concurrent_sessions_max").passed
+
+
+def judge_closed_loop(entries: list[SessionRecord], sessions: int, target: int) -> list[Check]:
+    """The checks of a run that was stopped after the last request."""
+    stop_ns = max(entry.record.t_done_ns or 0 for entry in entries)
+    return check_concurrency(entries, sessions, Ramp(target, 0, 0), stop_ns)
+
+
+def test_fewer_sessions_at_once_than_asked_for_fail() -> None:
+    def one_by_one(at_once: int) -> list[SessionRecord]:
+        """Sessions of 40 ms, `at_once` of them at a time, each sent 0.1 ms after its place came."""
+        begins = [41 * MS * (k // at_once) for k in range(20)]
+        return [
+            entry(k, f"s{k}", "a", t_send_ns=begin + MS // 10, t_done_ns=begin + 41 * MS)
+            for k, begin in enumerate(begins)
+        ]
+
+    assert all(check.passed for check in judge_closed_loop(one_by_one(5), 20, 5))
+    assert all(check.passed for check in judge_closed_loop(one_by_one(20), 20, 100))
+    for at_once, target in ((1, 100), (1, 5), (4, 5)):
+        failed = [
+            c.name for c in judge_closed_loop(one_by_one(at_once), 20, target) if not c.passed
+        ]
+        assert failed == ["session_start_delay_p99_ms"]
+    # One session of a hundred started, and nothing else until the end.
+    alone = judge_closed_loop(one_by_one(1)[:1], 100, 100)
+    assert not named(alone, "session_start_delay_p99_ms").passed
+
+
+def test_a_session_that_waits_when_the_run_ends_has_no_place_to_give() -> None:
+    first = entry(0, "s0", "a", t_done_ns=20 * MS)
+    cut = entry(1, "s0", "b", "a", t_send_ns=None, t_done_ns=90 * MS, status="cancelled",
+                error_kind="run_ended")  # fmt: skip
+    checks = check_concurrency([first, cut], 2, Ramp(1, 0, 0), 90 * MS)
+    assert all(check.passed for check in checks)
 
 
 @pytest.mark.parametrize("counter", ["undecodable", "oversized", "dropped_messages"])

@@ -25,13 +25,14 @@ from connector_tax.loadgen.generator import (
 )
 from connector_tax.loadgen.health import (
     Check,
+    Ramp,
     check_concurrency,
     check_intra_session,
     check_processes,
     check_requests,
     check_session_rate,
 )
-from connector_tax.loadgen.session_run import SessionPlan, SessionRecord
+from connector_tax.loadgen.session_run import SessionPlan, SessionRecord, session_outcomes
 from connector_tax.loadgen.sessions import (
     Node,
     RequestBuilder,
@@ -102,6 +103,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     how.add_argument("--drain", type=float, default=60.0, help="s after the end for what runs")
     how.add_argument("--no-affinity", action="store_true", help="do not pin to CPUs")
     how.add_argument("--output", type=Path, help="JSONL, one record per request")
+    how.add_argument("--session-output", type=Path, help="JSONL, one record per session")
     return parser.parse_args(arguments)
 
 
@@ -231,11 +233,20 @@ def run(options: argparse.Namespace, target: Target, load: Load) -> int:
     assert session_plan.stop_ns is not None
     records = session_plan.records()
     window_s = max((session_plan.stop_ns - origin_ns) / 1e9, 1e-9)
-    checks = verify(records, load, starts_ns, session_plan.stop_ns, options.concurrency)
+    checks = verify(records, load, starts_ns, session_plan.stop_ns)
+    if options.concurrency is not None:
+        ramp = Ramp(options.concurrency, origin_ns, round(options.rampup * 1e9))
+        checks += check_concurrency(records, len(load.sessions), ramp, session_plan.stop_ns)
     checks += check_processes(health, generator.clock)
-    print_summary([entry.record for entry in records], checks, window_s, sys.stdout)
+    requests = [entry.record for entry in records]
+    last_ns = max((r.t_done_ns or 0 for r in requests), default=0)
+    served_s = max((last_ns - origin_ns) / 1e9, window_s)
+    print_summary(requests, checks, window_s, served_s, sys.stdout)
     if options.output is not None:
         write_bytes(options.output, b"".join(map(_json_line, records)))
+    if options.session_output is not None:
+        lines = [msgspec.json.encode(line) + b"\n" for line in session_outcomes(records)]
+        write_bytes(options.session_output, b"".join(lines))
     if interrupted:
         return 130
     if not any(entry.record.status == "ok" for entry in records):
@@ -259,13 +270,10 @@ def verify(
     load: Load,
     starts_ns: list[int],
     stop_ns: int,
-    concurrency: int | None,
 ) -> list[Check]:
-    """Return every check of the requests that applies to this kind of run."""
+    """Return every check of the requests that applies whatever starts the sessions."""
     checks = check_requests([entry.record for entry in records])
-    if concurrency is not None:
-        checks.append(check_concurrency(records, concurrency))
-    elif len(load.sessions) > 1:
+    if load.offsets_ns is not None and len(load.sessions) > 1:
         checks.append(check_session_rate(records, [t for t in starts_ns if t < stop_ns]))
     if any(node.parents for session in load.sessions for node in session.nodes):
         checks += check_intra_session(records)

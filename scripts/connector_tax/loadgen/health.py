@@ -5,19 +5,20 @@ when its data are missing. The bounds are those of the shipped studies' `validit
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from connector_tax.analysis.validity import UNSTAMPED_SHARE_MAX
 from connector_tax.loadgen.messages import Clock, RequestRecord
-from connector_tax.loadgen.session_run import SessionRecord
+from connector_tax.loadgen.session_run import SessionRecord, session_outcomes
 
 LAG_FLOOR_MS = 2.0
 LAG_SHARE_OF_TTFT = 0.02
 RATE_TOLERANCE = 0.01
 ERROR_RATE_MAX = 0.01
+SESSION_DELAY_P99_MS = 5.0
 LOOP_LAG_P99_MS = 5.0
 LOOP_LAG_MAX_MS = 100.0
 CPU_SHARE_MAX = 0.9
@@ -95,26 +96,49 @@ def check_intra_session(records: Sequence[SessionRecord]) -> list[Check]:
         due_ns = max(end for end in ends if end is not None) + entry.wait_after_ready_ns
         delays_ms.append((sent_ns - due_ns) / 1e6)
     return [
-        _at_most("intra_session_delay_p99_ms", _percentile(delays_ms, 99), 5.0),
+        _at_most("intra_session_delay_p99_ms", _percentile(delays_ms, 99), SESSION_DELAY_P99_MS),
         _at_most("intra_session_earliest_ms", -min(delays_ms) if delays_ms else None, 0.0),
     ]
 
 
-def check_concurrency(records: Sequence[SessionRecord], target: int) -> Check:
-    """Check that never more than `target` sessions were under way at once."""
-    spans: dict[str, tuple[int, int]] = {}
-    for entry in records:
-        sent_ns, done_ns = entry.record.t_send_ns, entry.record.t_done_ns
-        if sent_ns is None or done_ns is None:
-            continue
-        begin, end = spans.get(entry.session, (sent_ns, done_ns))
-        spans[entry.session] = (min(begin, sent_ns), max(end, done_ns))
-    if not spans:
-        return Check("concurrent_sessions_max", None, f"<= {target}", False)
+class Ramp(NamedTuple):
+    """Closed loop: `target` sessions at once, rising linearly from `origin_ns` over `ramp_ns`."""
+
+    target: int
+    origin_ns: int
+    ramp_ns: int
+
+
+def check_concurrency(
+    records: Sequence[SessionRecord], sessions: int, ramp: Ramp, stop_ns: int
+) -> list[Check]:
+    """Check that never more than the target's sessions were under way at once, and no fewer: each
+    of the `sessions` must start when its place is there, which is when enough others have ended.
+    A session that never started though it had a place before `stop_ns` counts as late as that.
+    """
+    outcomes = session_outcomes(records)
+    spans = [(o.t_start_ns, o.t_end_ns) for o in outcomes if o.t_start_ns is not None]
+    starts = sorted(begin for begin, _ in spans)
+    ends = sorted(end for o in outcomes if o.status != "cut" for end in [o.t_end_ns])
+    delays_ms = []
+    for k in range(sessions):
+        place = min(k + 1, ramp.target)
+        due_ns = ramp.origin_ns + ramp.ramp_ns * place // ramp.target
+        if k >= ramp.target:
+            if k - ramp.target >= len(ends):
+                break
+            due_ns = max(due_ns, ends[k - ramp.target])
+        if due_ns >= stop_ns:
+            break
+        delays_ms.append(((starts[k] if k < len(starts) else stop_ns) - due_ns) / 1e6)
     # At equal times an end counts before a start.
-    edges = sorted([(b, 1) for b, _ in spans.values()] + [(e, -1) for _, e in spans.values()])
-    highest = int(np.cumsum([step for _, step in edges]).max())
-    return _at_most("concurrent_sessions_max", float(highest), float(target))
+    late_ms = _percentile(delays_ms, 99) if starts else None
+    edges = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    highest = float(np.cumsum([step for _, step in edges]).max()) if edges else None
+    return [
+        _at_most("concurrent_sessions_max", highest, float(ramp.target)),
+        _at_most("session_start_delay_p99_ms", late_ms, SESSION_DELAY_P99_MS),
+    ]
 
 
 def check_processes(health: dict[str, Any], clock: Clock) -> list[Check]:

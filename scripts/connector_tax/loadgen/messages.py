@@ -25,6 +25,7 @@ FAILURES: dict[str, tuple[Status, str]] = {
     "oversized_event": ("error", "an event of the stream exceeded the size limit"),
     "error_event": ("error", "the server reported an error inside the stream"),
     "missing_done": ("error", "the stream ended without [DONE], or the body without finish reason"),
+    "missing_finish": ("error", "the stream ended with [DONE], but no choice had a finish reason"),
     "data_after_done": ("error", "tokens followed [DONE]"),
     "missing_usage": ("error", "the response carried no token usage"),
     "missing_token_ids": ("error", "the response carried no token ids, which the session inherits"),
@@ -36,6 +37,7 @@ FAILURES: dict[str, tuple[Status, str]] = {
     "request_timeout": ("timeout", "no complete response within the request timeout"),
     "drain_timeout": ("timeout", "still running when the drain time after the window was over"),
     "session_failed": ("cancelled", "an earlier request of the same session failed"),
+    "run_ended": ("cancelled", "not sent: the run ended before it was due"),
     "interrupted": ("cancelled", "the run was interrupted by the user"),
     "inflight_cap": ("dropped", "due while the in-flight cap was reached; not sent"),
 }
