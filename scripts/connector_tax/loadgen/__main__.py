@@ -22,6 +22,7 @@ from connector_tax.loadgen.generator import (
     LoadGenerator,
     LoadGeneratorOptions,
     Target,
+    is_local,
 )
 from connector_tax.loadgen.health import (
     Check,
@@ -208,7 +209,8 @@ def run(options: argparse.Namespace, target: Target, load: Load) -> int:
     capture = needed_capture(load.sessions)
     extra = {**({"ignore_eos": True} if options.ignore_eos else {}), **options.body}
     builder = RequestBuilder(options.model, target.chat, target.stream, capture, extra)
-    plan = plan_affinity(read_topology(), options.workers, 1, not options.no_affinity)
+    server_cores = 1 if is_local(target.host) else 0
+    plan = plan_affinity(read_topology(), options.workers, server_cores, not options.no_affinity)
     print("\n".join(plan.lines()), file=sys.stderr)
     generator_options = LoadGeneratorOptions(
         workers=options.workers, connections_per_worker=options.connections, cpus=plan

@@ -1,5 +1,6 @@
 """The load generator: its processes, and the runs on them."""
 
+import contextlib
 import resource
 import socket
 import time
@@ -145,7 +146,8 @@ class LoadGenerator:
             )
         plan = self.options.cpus
         self._main_cpus = plan.loadgen if plan is not None and plan.enabled else None
-        self._dispatcher = Dispatcher(self._worker_settings(), self._main_cpus)
+        worker_cpus = plan.workers if plan is not None and plan.enabled else None
+        self._dispatcher = Dispatcher(self._worker_settings(), self._main_cpus, worker_cpus)
         self._dispatcher.start()
         return self
 
@@ -321,8 +323,6 @@ class LoadGenerator:
     def _worker_settings(self) -> list[WorkerSettings]:
         options, target = self.options, self.target
         family, host = _address(target.host, target.port)
-        plan = options.cpus
-        pinned = plan.workers if plan is not None and plan.enabled else None
         return [
             WorkerSettings(
                 worker=index,
@@ -340,10 +340,22 @@ class LoadGenerator:
                 spin_ns=round(options.spin_us * 1e3),
                 sleep_margin_ns=round(options.sleep_margin_us * 1e3),
                 kernel_stamps=options.kernel_stamps,
-                cpus=list(pinned[index]) if pinned is not None else None,
             )
             for index in range(options.workers)
         ]
+
+
+def is_local(host: str) -> bool:
+    """True if `host` is this machine; False for an unknown one."""
+    try:
+        known = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, *_, address in known:
+        with socket.socket(family, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.bind(address)  # only an address of this machine can be bound
+            return True
+    return False
 
 
 def _address(host: str, port: int) -> tuple[int, str]:

@@ -110,7 +110,6 @@ class WorkerSettings(msgspec.Struct):
     spin_ns: int
     sleep_margin_ns: int
     kernel_stamps: bool
-    cpus: list[int] | None
 
 
 class Issue(msgspec.Struct, array_like=True, tag=1):

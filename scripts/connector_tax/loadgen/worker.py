@@ -383,8 +383,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to handle
     os.write(sys.stdout.fileno(), b"up\n")  # one write, whatever buffering the user has set
     settings = msgspec.json.decode(sys.stdin.readline(), type=WorkerSettings)
-    if settings.cpus is not None:
-        os.sched_setaffinity(0, settings.cpus)  # before any thread starts, so that all inherit it
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     inflight = InFlight(settings.inflight_fd, settings.workers)
