@@ -1,15 +1,16 @@
-"""The checks that make a cell valid, or void with a reason (METHOD.md, "A cell is valid").
+"""The checks that make a cell valid, or void with a reason.
 
 All checks are two-sided where a value can be wrong both ways, and missing data fails: a check whose
 value is None never passes. `CHECKS` is the closed list, with the text a reader of a void cell sees.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 Check = dict[str, Any]
+Record = TypeVar("Record", bound=Mapping[str, Any])
 
 CHECKS = {
     "schedule_lag_p99_ms": "requests were written later than scheduled (p99)",
@@ -23,10 +24,17 @@ CHECKS = {
     "prefix_cache_hits": "the prefix cache was hit",
     "external_prefix_cache_hits": "the external prefix cache was hit",
     "loop_lag_p99_ms": "an event loop of the load generator lagged",
+    "loop_lag_max_ms": "an event loop of the load generator stood still",
     "cpu_share": "a process of the load generator was short of CPU",
+    "silent_workers": "workers of the load generator died or did not tell their health",
+    "unopened_connections": "connections to the server could not be opened before the cell",
+    "unstamped_reads": "reads lack the kernel's stamp though the clock is the kernel's",
     "lost_messages": "messages were dropped, undecodable or oversized",
     "metrics_scrapes": "/metrics was not read inside the window, or a scrape failed",
 }
+
+# The share of reads that may lack it: a wall clock set anew takes it from the reads under way.
+UNSTAMPED_SHARE_MAX = 0.01
 
 COUNTERS = {
     "success": "vllm:request_success_total",
@@ -51,6 +59,12 @@ def server_counters(values: Mapping[str, float]) -> dict[str, float | None]:
     return totals
 
 
+def in_window(records: Sequence[Record], window: Mapping[str, Any]) -> list[Record]:
+    """The measured requests: those due after the warm-up and before the end of the window."""
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+    return [r for r in records if start <= r["t_intended_ns"] < stop]
+
+
 def assess(
     *,
     records: Sequence[Mapping[str, Any]],
@@ -60,32 +74,32 @@ def assess(
     counters: Mapping[str, Mapping[str, float | None]],
     scrapes: Sequence[Mapping[str, Any]],
     health: Mapping[str, Any],
+    clock: str,
     bounds: Mapping[str, float],
 ) -> dict[str, Check]:
     """Every check of `CHECKS` for one cell: `{check: {"value", "bound", "pass"}}`.
 
     Args:
-        records: the cell's request records (CONTRACTS.md, `requests`).
-        planned: how many requests the schedule holds before the window's stop.
+        records: the cell's request records, warm-up and cool-down included.
+        planned: how many requests the schedule holds before the end of arrivals.
         shape: input and output tokens of every request of the cell.
         window: `t_origin_ns, t_warmup_end_ns, t_stop_ns` of the cell.
         counters: server counters `before` and `after` the cell.
         scrapes: the cell's metrics records.
         health: the load generator's own record (`CellResult.health`).
+        clock: whose stamps the records hold, `kernel` or `worker`.
         bounds: the `validity` section of the configuration.
     """
-    measured = [r for r in records if not r["warmup"]]
+    measured = in_window(records, window)
     ok = [r for r in records if r["status"] == "ok"]
     failed = [r for r in records if r["status"] in ("error", "timeout", "cancelled")]
     checks = {
         **_schedule_checks(measured, bounds),
         "unaccounted_requests": _at_most(abs(planned - len(records)) + _unfinished(records), 0),
-        "error_rate": _at_most(
-            len(failed) / (len(ok) + len(failed)) if ok or failed else None,
-            bounds["max_error_rate"],
-        ),
+        "error_rate": _at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
         **_server_checks(ok, len(failed), shape, counters),
         **_generator_checks(health, bounds),
+        "unstamped_reads": _at_most(_unstamped_share(health, clock), UNSTAMPED_SHARE_MAX),
         "metrics_scrapes": _scrape_check(scrapes, window),
     }
     assert checks.keys() == CHECKS.keys()
@@ -124,6 +138,16 @@ def _within(value: float | None, low: float, high: float) -> Check:
 def _unfinished(records: Sequence[Mapping[str, Any]]) -> int:
     statuses = ("ok", "error", "timeout", "cancelled", "dropped")
     return sum(record["status"] not in statuses for record in records)
+
+
+def _error_rate(
+    ok: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]], window: Mapping[str, Any]
+) -> float | None:
+    """The share of failures up to the end of the window; the cool-down may be cut by the drain."""
+    good, bad = (
+        sum(r["t_intended_ns"] < window["t_stop_ns"] for r in records) for records in (ok, failed)
+    )
+    return bad / (good + bad) if good + bad else None
 
 
 def _schedule_checks(
@@ -191,13 +215,32 @@ def _generator_checks(health: Mapping[str, Any], bounds: Mapping[str, float]) ->
     lost = sum(
         process.get(key, 0)
         for process in health["processes"].values()
-        for key in ("undecodable", "oversized", "dropped_messages")
+        for key in ("undecodable", "oversized", "dropped_messages", "late_results")
     )
+    workers, each = health.get("workers"), health.get("connections_per_worker")
+    silent = unopened = None
+    if workers is not None and each is not None:
+        silent = workers - sum(name != "main" for name in health["processes"])
+        unopened = workers * each - sum(health["connections"].values())
     return {
         "loop_lag_p99_ms": _at_most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
+        "loop_lag_max_ms": _at_most(worst("loop_lag_max_ms"), bounds["loop_lag_max_ms"]),
         "cpu_share": _at_most(worst("cpu_share"), bounds["max_cpu_share"]),
+        "silent_workers": _at_most(silent, 0),
+        "unopened_connections": _at_most(unopened, 0),
         "lost_messages": _at_most(lost, 0),
     }
+
+
+def _unstamped_share(health: Mapping[str, Any], clock: str) -> float | None:
+    """The share of the workers' reads without a stamp of the clock that the cell names."""
+    if clock != "kernel":
+        return 0.0
+    workers = [values for name, values in health["processes"].items() if name != "main"]
+    if not all({"reads", "unstamped_reads"} <= values.keys() for values in workers):
+        return None
+    reads = sum(values["reads"] for values in workers)
+    return sum(values["unstamped_reads"] for values in workers) / reads if reads else None
 
 
 def _scrape_check(scrapes: Sequence[Mapping[str, Any]], window: Mapping[str, Any]) -> Check:

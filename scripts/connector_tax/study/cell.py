@@ -1,6 +1,6 @@
 """One cell: prepare, measure, check, and keep it as a folder that appears whole.
 
-The schedule and every request body exist before the first arrival (METHOD.md). The cell is written
+The schedule and every request body exist before the first arrival. The cell is written
 to `<cell>.partial/`, fsynced and renamed to `<cell>/`; a finished cell names the SHA-256 of its
 files, so that a later run can tell intact from damaged.
 """
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.analysis.validity import assess, server_counters, void_reasons
+from connector_tax.analysis.validity import assess, in_window, server_counters, void_reasons
 from connector_tax.files import (
     ArtifactError,
     fsync_directory,
@@ -92,7 +92,7 @@ def load_generator(study: Mapping[str, Any], server: Server, plan: AffinityPlan)
 def prepare(
     study: Mapping[str, Any], launch: Launch, cell: Mapping[str, Any], rate_rps: float, attempt: int
 ) -> PreparedCell:
-    """Draw the cell's schedule up to its cap, and a fresh body for each arrival.
+    """Draw the cell's schedule up to its cap and cool-down, and a fresh body for each arrival.
 
     The arrivals' name leaves out the configuration: every configuration gets the same arrival
     times. The content's name holds everything, so that no prompt is ever sent twice.
@@ -102,7 +102,7 @@ def prepare(
     offsets = make_offsets(
         config["arrivals"]["process"],
         rate_rps,
-        config["cell"]["warmup_s"] + config["cell"]["cap_s"],
+        cell_rule(config).schedule_s,
         arrivals_seed,
         gamma_shape=config["arrivals"]["gamma_shape"],
     )
@@ -177,6 +177,7 @@ def measure(
         counters=counters,
         scrapes=list(read_jsonl(metrics_file)),
         health=result.health,
+        clock=result.clock,
         bounds=study["config"]["validity"],
     )
     reasons = void_reasons(checks)
@@ -254,9 +255,19 @@ def _cell_record(
     attempt: int,
 ) -> dict[str, Any]:
     planned = int(
-        np.searchsorted(prepared.offsets_ns, result.t_stop_ns - result.t_origin_ns, side="left")
+        np.searchsorted(
+            prepared.offsets_ns, result.t_cooldown_end_ns - result.t_origin_ns, side="left"
+        )
     )
-    measured = [r for r in records if not r["warmup"]]
+    window = {
+        "t_origin_ns": result.t_origin_ns,
+        "t_warmup_end_ns": result.t_warmup_end_ns,
+        "t_stop_ns": result.t_stop_ns,
+        "t_cooldown_end_ns": result.t_cooldown_end_ns,
+        "t_drained_ns": result.t_drained_ns,
+        "started_utc": started_utc,
+    }
+    measured = in_window(records, window)
     window_s = (result.t_stop_ns - result.t_warmup_end_ns) / 1e9
     failures = [
         r["error_kind"] for r in records if r["status"] in ("error", "timeout", "cancelled")
@@ -278,12 +289,10 @@ def _cell_record(
             "n": planned,
         },
         "prompts_sha256": bodies_sha256(prepared.requests[:planned]),
-        "window": {
-            "t_origin_ns": result.t_origin_ns,
-            "t_warmup_end_ns": result.t_warmup_end_ns,
-            "t_stop_ns": result.t_stop_ns,
-            "t_drained_ns": result.t_drained_ns,
-            "started_utc": started_utc,
+        "window": window,
+        "cooldown": {
+            "requests": sum(r["cooldown"] for r in records),
+            "ended_by": result.cooldown_ended_by,
         },
         "counts": {
             "planned": planned,
