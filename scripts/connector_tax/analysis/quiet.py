@@ -26,6 +26,8 @@ from connector_tax.files import ArtifactError, read_jsonl, sha256_file
 
 MIN_SAMPLES = 3
 SIDES = ("loadgen", "server")
+# What the rule is, of the `quiet` section; a cell's record holds it.
+RULE_KEYS = ("chunk_ms", "chunk_percentile", "level_percentile", "max_factor")
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -88,6 +90,31 @@ def undisturbed(chunks: Chunks, starts_ns: Ints, ends_ns: Ints) -> Bools:
     before = np.concatenate([[0], np.cumsum(chunks.disturbed)])
     clean: Bools = inside & (before[last + 1] == before[first])
     return clean
+
+
+class QuietTime(NamedTuple):
+    """How quiet the machine was in a cell's measured window.
+
+    Attributes:
+        quiet_share: share of the window's time that lies in undisturbed chunks.
+        memory_ns_p50: median latency of a load, in ns, of the window's samples.
+    """
+
+    quiet_share: float | None
+    memory_ns_p50: float | None
+
+
+def quiet_time(
+    machine: "Machine", quiet: Mapping[str, Any], window: Mapping[str, Any]
+) -> QuietTime:
+    """The quiet time of a cell's window (`window` and `quiet.rule` of its record)."""
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+    chunks = judge_chunks(machine.t_ns, machine.memory_ns, quiet)
+    ends = np.clip(chunks.edges_ns, start, stop)
+    share = float(np.diff(ends)[~chunks.disturbed].sum()) / (stop - start)
+    inside = (machine.t_ns >= start) & (machine.t_ns < stop)
+    memory = float(np.median(machine.memory_ns[inside])) if inside.any() else None
+    return QuietTime(share, None if memory is None else memory / machine.elements)
 
 
 @dataclass(frozen=True)

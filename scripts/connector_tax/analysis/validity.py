@@ -109,7 +109,7 @@ def assess(
         "metrics_scrapes": _scrape_check(scrapes, window),
     }
     assert checks.keys() == CHECKS.keys() - MACHINE_CHECKS
-    return checks if watched is None else checks | _machine_checks(ok, watched, bounds)
+    return checks if watched is None else checks | _machine_checks(ok, window, watched, bounds)
 
 
 def void_reasons(checks: Mapping[str, Check]) -> list[str]:
@@ -238,14 +238,21 @@ class Watched:
 
 
 def _machine_checks(
-    ok: Sequence[Mapping[str, Any]], watched: Watched, bounds: Mapping[str, float]
+    ok: Sequence[Mapping[str, Any]],
+    window: Mapping[str, Any],
+    watched: Watched,
+    bounds: Mapping[str, float],
 ) -> dict[str, Check]:
     machine, level = watched.machine, watched.level_ns
     factor = quiet = None
     foreign: dict[str, float | None] = dict.fromkeys(SIDES)
     steal = None
     if machine is not None:
-        lives = [(r["t_intended_ns"], r["t_last_token_ns"]) for r in ok if not r["warmup"]]
+        lives = [
+            (r["t_intended_ns"], r["t_last_token_ns"])
+            for r in ok
+            if window["t_warmup_end_ns"] <= r["t_intended_ns"] < window["t_stop_ns"]
+        ]
         starts, ends = np.array(lives, np.int64).reshape(-1, 2).T
         chunks = judge_chunks(machine.t_ns, machine.memory_ns, watched.quiet)
         quiet = int(undisturbed(chunks, starts, ends).sum())

@@ -29,7 +29,7 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
     if cell.path("machine").exists():
         lines = cell.machine
         found |= _cpu_shares(lines)
-        found["quiet_requests"] = len(quiet_successes(study, cell))
+        found["quiet_requests"] = len(quiet_successes(study, cell) or ())
         level = read_json(study.root / "environment.json").get("quiet_level")
         if level is not None:
             begin = next(r for r in lines if r["kind"] == "begin")
@@ -53,12 +53,19 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
     }  # fmt: skip
 
 
-def quiet_successes(study: RawStudy, cell: RawCell) -> list[int]:
-    """`seq` of the measured successes that lived within the chunks and in no disturbed one."""
+def quiet_successes(study: RawStudy, cell: RawCell) -> list[int] | None:
+    """`seq` of the window's successes that lived within the chunks and in no disturbed one.
+
+    None in a study without a `quiet` section: nothing is left out.
+    """
+    if "quiet" not in study.config:
+        return None
+    window = cell.record["window"]
     chunks = disturbed_chunks(list(samples(cell.machine)), study.config["quiet"])
     kept = []
     for r in cell.requests:
-        if r["status"] != "ok" or r["warmup"]:
+        inside = window["t_warmup_end_ns"] <= r["t_intended_ns"] < window["t_stop_ns"]
+        if r["status"] != "ok" or not inside:
             continue
         start, end = r["t_intended_ns"], r["t_last_token_ns"]
         watched = bool(chunks) and chunks[0][0] <= start and end <= chunks[-1][1]
@@ -69,6 +76,26 @@ def quiet_successes(study: RawStudy, cell: RawCell) -> list[int]:
         if watched and not any(met):
             kept.append(int(r["seq"]))
     return kept
+
+
+def quiet_columns(study: RawStudy, cell: RawCell) -> Row:
+    """The aggregate table's columns about the machine in a cell's window."""
+    if "quiet" not in study.config:
+        return {"quiet_share": None, "memory_ns_p50": None}
+    window = cell.record["window"]
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+    points = list(samples(cell.machine))
+    quiet_ns = sum(
+        max(0, min(last, stop) - max(first, start))
+        for first, last, bad in disturbed_chunks(points, study.config["quiet"])
+        if not bad
+    )
+    inside = [memory_ns for t_ns, memory_ns in points if start <= t_ns < stop]
+    elements = next(r["elements"] for r in cell.machine if r["kind"] == "begin")
+    return {
+        "quiet_share": quiet_ns / (stop - start),
+        "memory_ns_p50": float(np.median(inside)) / elements if inside else None,
+    }
 
 
 def samples(lines: Sequence[Row]) -> Iterator[Interval]:

@@ -402,6 +402,9 @@ def _window(study: RawStudy, cell: RawCell) -> Iterator[str]:
     length, whole = (stamps[2] - stamps[1]) / 1e9, cell.status == "valid"
     if whole and not rule["floor_s"] - 1e-6 <= length <= rule["cap_s"] + 1e-6:
         yield f"the window lasts {length} s, allowed {rule['floor_s']} to {rule['cap_s']} s"
+    if "quiet" in study.config:
+        said = cell.record["quiet"]["rule"]
+        yield from differences(said, {name: study.config["quiet"][name] for name in said}, "rule")
     precision = study.config.get("precision", {"enabled": False})
     floor = precision["min_completed_floor"] if precision["enabled"] else rule["min_completed"]
     early = whole and length < rule["cap_s"] - 1e-6

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.analysis.quiet import read_machine
+from connector_tax.analysis.quiet import RULE_KEYS, read_machine
 from connector_tax.analysis.validity import Watched, assess, server_counters, void_reasons
 from connector_tax.files import (
     ArtifactError,
@@ -194,6 +194,8 @@ def measure(
     if precision is not None:
         requests_file = partial / f"requests_{suffix}"
         content["precision"] = precision_record(precision, result, requests_file, study["config"])
+    if watch is not None:
+        content["quiet"] = {"rule": {name: watch.quiet[name] for name in RULE_KEYS}}
     content |= {
         "health": checks,
         "valid": not reasons,
