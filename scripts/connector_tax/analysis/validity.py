@@ -4,10 +4,14 @@ All checks are two-sided where a value can be wrong both ways, and missing data 
 value is None never passes. `CHECKS` is the closed list, with the text a reader of a void cell sees.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+
+from connector_tax.analysis.quiet import SIDES, Machine, judge_chunks, undisturbed
 
 Check = dict[str, Any]
 Record = TypeVar("Record", bound=Mapping[str, Any])
@@ -31,7 +35,20 @@ CHECKS = {
     "unstamped_reads": "reads lack the kernel's stamp though the clock is the kernel's",
     "lost_messages": "messages were dropped, undecodable or oversized",
     "metrics_scrapes": "/metrics was not read inside the window, or a scrape failed",
+    "quiet_requests": "machine disturbed: too few requests in quiet time",
+    "idle_memory_factor": "machine disturbed: slower than the study's quiet level, server idle",
+    "foreign_cpu_server": "machine disturbed: other processes used the server's CPUs",
+    "foreign_cpu_loadgen": "machine disturbed: other processes used the load generator's CPUs",
+    "steal_share": "machine disturbed: the hypervisor gave CPU time to others",
 }
+# Only of a cell whose machine was watched.
+MACHINE_CHECKS = (
+    "quiet_requests",
+    "idle_memory_factor",
+    "foreign_cpu_server",
+    "foreign_cpu_loadgen",
+    "steal_share",
+)
 
 # The share of reads that may lack it: a wall clock set anew takes it from the reads under way.
 UNSTAMPED_SHARE_MAX = 0.01
@@ -76,6 +93,7 @@ def assess(
     health: Mapping[str, Any],
     clock: str,
     bounds: Mapping[str, float],
+    watched: "Watched | None" = None,
 ) -> dict[str, Check]:
     """Every check of `CHECKS` for one cell: `{check: {"value", "bound", "pass"}}`.
 
@@ -89,6 +107,8 @@ def assess(
         health: the load generator's own record (`CellResult.health`).
         clock: whose stamps the records hold, `kernel` or `worker`.
         bounds: the `validity` section of the configuration.
+        watched: what is known of the machine; None: the study has no `quiet` section, and
+            MACHINE_CHECKS are left out.
     """
     measured = in_window(records, window)
     ok = [r for r in records if r["status"] == "ok"]
@@ -102,8 +122,8 @@ def assess(
         "unstamped_reads": _at_most(_unstamped_share(health, clock), UNSTAMPED_SHARE_MAX),
         "metrics_scrapes": _scrape_check(scrapes, window),
     }
-    assert checks.keys() == CHECKS.keys()
-    return checks
+    assert checks.keys() == CHECKS.keys() - MACHINE_CHECKS
+    return checks if watched is None else checks | _machine_checks(ok, window, watched, bounds)
 
 
 def void_reasons(checks: Mapping[str, Check]) -> list[str]:
@@ -241,6 +261,60 @@ def _unstamped_share(health: Mapping[str, Any], clock: str) -> float | None:
         return None
     reads = sum(values["reads"] for values in workers)
     return sum(values["unstamped_reads"] for values in workers) / reads if reads else None
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What the checks of the machine need.
+
+    Attributes:
+        machine: the cell's machine file; None: there is none.
+        quiet: the `quiet` section of the configuration.
+        wanted: the successes the cell was to have.
+        level_ns: the study's quiet level, ns for each load; None: not known.
+    """
+
+    machine: Machine | None
+    quiet: Mapping[str, Any]
+    wanted: int
+    level_ns: float | None
+
+
+def _machine_checks(
+    ok: Sequence[Mapping[str, Any]],
+    window: Mapping[str, Any],
+    watched: Watched,
+    bounds: Mapping[str, float],
+) -> dict[str, Check]:
+    machine, level = watched.machine, watched.level_ns
+    factor = quiet = None
+    foreign: dict[str, float | None] = dict.fromkeys(SIDES)
+    steal = None
+    if machine is not None:
+        lives = [
+            (r["t_intended_ns"], r["t_last_token_ns"])
+            for r in ok
+            if window["t_warmup_end_ns"] <= r["t_intended_ns"] < window["t_stop_ns"]
+        ]
+        starts, ends = np.array(lives, np.int64).reshape(-1, 2).T
+        chunks = judge_chunks(machine.t_ns, machine.memory_ns, watched.quiet)
+        quiet = int(undisturbed(chunks, starts, ends).sum())
+        if level is not None:
+            factor = max(machine.looks.values()) / level
+        foreign = {side: machine.cpus[side].foreign for side in SIDES}
+        steal = max(machine.cpus[side].steal for side in SIDES)
+    least = math.ceil(watched.quiet["min_quiet_share"] * watched.wanted)
+    return {
+        "quiet_requests": {
+            "value": quiet,
+            "bound": least,
+            "pass": quiet is not None and quiet >= least,
+        },
+        "idle_memory_factor": _at_most(factor, bounds["max_idle_memory_factor"]),
+        "foreign_cpu_server": _at_most(foreign["server"], bounds["max_foreign_cpu"]),
+        "foreign_cpu_loadgen": _at_most(foreign["loadgen"], bounds["max_foreign_cpu"]),
+        "steal_share": _at_most(steal, bounds["max_steal"]),
+    }
 
 
 def _scrape_check(scrapes: Sequence[Mapping[str, Any]], window: Mapping[str, Any]) -> Check:

@@ -63,6 +63,8 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
             generator=generator,
             sampler=sampler,
             step_log=StepLog(folder, "embedded"),
+            watch=None,
+            server_group=server.pid,
             check_alive=server.check_alive,
             on_progress=lambda _: None,
         )

@@ -6,7 +6,7 @@ and the last measured requests meet the same load as those between them.
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -21,6 +21,9 @@ POLL_NS = 10_000_000
 CooldownEnd = Literal["answered", "drain", "schedule", "interrupted"]
 """Why arrivals ended: every measured request has its result; the drain time was over; the schedule
 was used up before that; the run was told to stop."""
+# Of the measured successes so far, each as (intended time, last token) in ns: which may be counted
+# towards `min_completed`. The answer for one success may change from call to call.
+MayCount = Callable[[Sequence[tuple[int, int]]], Sequence[bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +50,10 @@ class CellRule:
     """How long a cell lasts. Arrivals in the first `warmup_s` are not measured.
 
     Measuring ends at the first moment at or after warmup_s + floor_s at which `min_completed`
-    measured arrivals have succeeded (and, with a PrecisionRule, their percentiles are precise
-    enough), at the latest at warmup_s + cap_s. Arrivals go on after it, unmeasured, until every
-    measured request has its result. What is still running `drain_s` after the window is cancelled.
-    A request due while `inflight_cap` are in flight is dropped.
+    measured arrivals have succeeded that may be counted (and, with a PrecisionRule, their
+    percentiles are precise enough), at the latest at warmup_s + cap_s. Arrivals go on after it,
+    unmeasured, until every measured request has its result. What is still running `drain_s` after
+    the window is cancelled. A request due while `inflight_cap` are in flight is dropped.
     """
 
     warmup_s: float
@@ -112,6 +115,7 @@ class OpenLoopCell:
         requests: Sequence[PlannedRequest],
         rule: CellRule,
         precision: PrecisionRule | None = None,
+        may_count: MayCount | None = None,
     ) -> None:
         """See LoadGenerator.run_cell for the arguments and ValueError."""
         _check_schedule(offsets_ns, requests, rule)
@@ -119,6 +123,9 @@ class OpenLoopCell:
         self._requests = requests
         self._rule = rule
         self._precision = precision
+        self._may_count = may_count
+        self._spans: list[tuple[int, int]] = []
+        self._counted = 0
         self.precise: HalfWidths | None = None
         self._min_completed = rule.min_completed
         self.drain_s = rule.drain_s
@@ -194,6 +201,9 @@ class OpenLoopCell:
             self.measured_ok += measured
             if measured and self._precision is not None:
                 self._precision.add(done, due_ns)
+            if measured and self._may_count is not None:
+                assert done.t_last_token_ns is not None
+                self._spans.append((due_ns, done.t_last_token_ns))
         elif status_of(done.error_kind) == "dropped":
             self.dropped += 1
         else:
@@ -212,12 +222,22 @@ class OpenLoopCell:
                 self.take(Done(0, -1, seq, kind, "the worker did not answer"))
 
     def look(self) -> None:
-        """Bring the precision up to date; called from another thread than the session's."""
-        if self._precision is not None and self.stop_ns is None:
-            self._precision.look()
+        """Count what may be counted, and bring the precision up to date.
+
+        Called from another thread than the session's.
+        """
+        if self.stop_ns is not None:
+            return
+        counted = None
+        if self._may_count is not None:
+            counted = self._may_count(self._spans[:])
+            self._counted = sum(counted)
+        if self._precision is not None:
+            self._precision.look(counted)
 
     def _enough(self) -> bool:
-        if self.measured_ok < self._min_completed:
+        counted = self.measured_ok if self._may_count is None else self._counted
+        if counted < self._min_completed:
             return False
         if self._precision is None:
             return True

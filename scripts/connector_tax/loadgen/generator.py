@@ -16,6 +16,7 @@ from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.cell import (
     CellRule,
     CooldownEnd,
+    MayCount,
     OpenLoopCell,
     PlannedRequest,
     Progress,
@@ -198,20 +199,22 @@ class LoadGenerator:
         rule: CellRule,
         on_progress: Callable[[Progress], None] | None = None,
         precision: PrecisionRule | None = None,
+        may_count: MayCount | None = None,
     ) -> CellResult:
         """Run one open-loop cell: request k is due `offsets_ns[k]` after the cell's origin.
 
         `offsets_ns` has shape (n,), ns, ascending, for n requests, must reach to
         warmup_s + cap_s and should to `rule.schedule_s`. `on_progress` is called about four times
         a second in the calling thread, where `precision`, a rule of this cell's own, is brought up
-        to date too.
+        to date too, and `may_count` (None: every success counts) is asked which successes count
+        towards `min_completed`.
         After Ctrl-C outstanding requests are cancelled and KeyboardInterrupt is raised.
 
         Raises:
             ValueError: the schedule does not fit the requests or the rule.
             LoadGeneratorError: no worker is left to run it.
         """
-        cell = OpenLoopCell(offsets_ns, requests, rule, precision)
+        cell = OpenLoopCell(offsets_ns, requests, rule, precision, may_count)
         with CollectorPause():
             self.begin(rule.inflight_cap, rule.request_timeout_s, "counts")
             lead_ns = round(self.options.lead_ms * 1e6)

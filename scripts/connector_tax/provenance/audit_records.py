@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from connector_tax.files import read_json, sha256_json
+from connector_tax.provenance.audit_machine import machine_checks
 from connector_tax.provenance.audit_study import CLOSING_PLAIN, PHASES, RawCell, RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import differences
@@ -230,7 +231,8 @@ def _run_files(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
 def _hashes(study: RawStudy, cell: RawCell) -> Iterator[str]:
     assert cell.entry is not None
     listed: Mapping[str, str] = cell.entry["files"]
-    wanted = {cell.path(kind).name for kind in CELL_FILES}
+    kinds = (*CELL_FILES, "machine") if "quiet" in study.config else CELL_FILES
+    wanted = {cell.path(kind).name for kind in kinds}
     yield from (f"{name} is not listed in index.json" for name in sorted(wanted - listed.keys()))
     for name, digest in listed.items():
         path = cell.folder / name
@@ -424,6 +426,9 @@ def _window(study: RawStudy, cell: RawCell) -> Iterator[str]:
     length, whole = (stamps[2] - stamps[1]) / 1e9, cell.status == "valid"
     if whole and not rule["floor_s"] - 1e-6 <= length <= rule["cap_s"] + 1e-6:
         yield f"the window lasts {length} s, allowed {rule['floor_s']} to {rule['cap_s']} s"
+    if "quiet" in study.config:
+        said = cell.record["quiet"]["rule"]
+        yield from differences(said, {name: study.config["quiet"][name] for name in said}, "rule")
     precision = study.config.get("precision", {"enabled": False})
     floor = precision["min_completed_floor"] if precision["enabled"] else rule["min_completed"]
     early = whole and length < rule["cap_s"] - 1e-6
@@ -555,6 +560,7 @@ def recomputed_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         "external_prefix_cache_hits": _between(deltas["external_prefix_cache_hits"], 0, 0),
         **_generator_checks(study, cell),
         "metrics_scrapes": _scrapes(cell),
+        **machine_checks(study, cell),
     }
 
 

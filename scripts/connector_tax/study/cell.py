@@ -17,7 +17,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.analysis.validity import assess, in_window, server_counters, void_reasons
+from connector_tax.analysis.quiet import RULE_KEYS, read_machine
+from connector_tax.analysis.validity import (
+    Watched,
+    assess,
+    in_window,
+    server_counters,
+    void_reasons,
+)
 from connector_tax.files import (
     ArtifactError,
     fsync_directory,
@@ -39,6 +46,7 @@ from connector_tax.loadgen import (
 )
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study.design import Launch, successes_wanted
+from connector_tax.study.machine import MachineWatch, live_rule
 from connector_tax.study.precision import precision_record, precision_rule
 from connector_tax.study.prompts import bodies_sha256, planned_requests
 from connector_tax.study.sampler import MetricsSampler
@@ -129,6 +137,8 @@ def measure(
     generator: LoadGenerator,
     sampler: MetricsSampler,
     step_log: StepLog,
+    watch: MachineWatch | None,
+    server_group: int,
     check_alive: Callable[[str], None],
     on_progress: Callable[[Progress], None],
 ) -> dict[str, Any]:
@@ -136,7 +146,7 @@ def measure(
 
     The folder appears by rename when everything in it is written; an earlier folder of that name
     must have been moved away. `check_alive` raises when the server has ended: such a cell is not
-    kept.
+    kept. Without a `watch` (a study without a `quiet` section) the machine is not watched.
     """
     name = prepared.cell["cell"]
     partial = folder / f"{name}.partial"
@@ -145,6 +155,9 @@ def measure(
     suffix = f"{launch.phase}_{name}.jsonl"
     metrics_file = partial / f"metrics_{suffix}"
     started_utc = datetime.now(UTC).isoformat(timespec="milliseconds")
+    machine_file = partial / f"machine_{suffix}"
+    if watch is not None:
+        watch.open(machine_file, server_group)
     before = sampler.open(metrics_file)
     step_log.mark()
     precision = precision_rule(study["config"])
@@ -154,9 +167,12 @@ def measure(
         cell_rule(study["config"]),
         on_progress,
         precision,
+        live_rule(watch),
     )
     check_alive(f"in cell {name}")
     after = _final_scrape(sampler, before, result)
+    if watch is not None:
+        watch.close()
     records: list[dict[str, Any]] = msgspec.to_builtins(result.records)
     write_bytes(
         partial / f"requests_{suffix}", b"".join(msgspec.json.encode(r) + b"\n" for r in records)
@@ -179,11 +195,14 @@ def measure(
         health=result.health,
         clock=result.clock,
         bounds=study["config"]["validity"],
+        watched=None if watch is None else _watched(study["config"], machine_file, folder),
     )
     reasons = void_reasons(checks)
     if precision is not None:
         requests_file = partial / f"requests_{suffix}"
         content["precision"] = precision_record(precision, result, requests_file, study["config"])
+    if watch is not None:
+        content["quiet"] = {"rule": {name: watch.quiet[name] for name in RULE_KEYS}}
     content |= {
         "health": checks,
         "valid": not reasons,
@@ -199,6 +218,18 @@ def measure(
     partial.rename(folder / name)
     fsync_directory(folder)
     return content
+
+
+def _watched(config: Mapping[str, Any], machine_file: Path, launch_folder: Path) -> Watched:
+    """What is known of the machine during the cell, and when the study began."""
+    environment = launch_folder.parents[3] / "environment.json"
+    level = read_json(environment).get("quiet_level") if environment.exists() else None
+    return Watched(
+        machine=read_machine(machine_file, None),
+        quiet=config["quiet"],
+        wanted=successes_wanted(config),
+        level_ns=None if level is None else level["memory_ns"],
+    )
 
 
 def cell_file(phase: str, name: str) -> str:
