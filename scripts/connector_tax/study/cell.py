@@ -40,7 +40,9 @@ from connector_tax.loadgen import (
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study.design import Launch, successes_wanted
 from connector_tax.study.precision import precision_record, precision_rule
+from connector_tax.study.processes import Reading, cpu_between
 from connector_tax.study.prompts import bodies_sha256, planned_requests
+from connector_tax.study.resources import cell_cpu
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server, served_model
 from connector_tax.study.steplog import StepLog
@@ -130,13 +132,14 @@ def measure(
     sampler: MetricsSampler,
     step_log: StepLog,
     check_alive: Callable[[str], None],
+    read_processes: Callable[[], Reading],
     on_progress: Callable[[Progress], None],
 ) -> dict[str, Any]:
     """Measure one cell into `folder/<cell>/`; the content of its cell file.
 
     The folder appears by rename when everything in it is written; an earlier folder of that name
     must have been moved away. `check_alive` raises when the server has ended: such a cell is not
-    kept.
+    kept. `read_processes` reads what the server's processes have used so far.
     """
     name = prepared.cell["cell"]
     partial = folder / f"{name}.partial"
@@ -148,6 +151,7 @@ def measure(
     before = sampler.open(metrics_file)
     step_log.mark()
     precision = precision_rule(study["config"])
+    used_before = read_processes()
     result = generator.run_cell(
         prepared.offsets_ns,
         prepared.requests,
@@ -155,6 +159,7 @@ def measure(
         on_progress,
         precision,
     )
+    used_after = read_processes()
     check_alive(f"in cell {name}")
     after = _final_scrape(sampler, before, result)
     records: list[dict[str, Any]] = msgspec.to_builtins(result.records)
@@ -188,6 +193,7 @@ def measure(
         "valid": not reasons,
         "void_reasons": reasons,
         "server_counters": counters,
+        "server_cpu": cell_cpu(cpu_between(used_before, used_after), counters),
         "load_generator": result.health,
         "files": {path.name: sha256_file(path) for path in sorted(partial.iterdir())},
     }

@@ -42,6 +42,7 @@ MEASUREMENT_KEYS = (
     "precision",
     "load_generator",
     "metrics",
+    "resources",
     "validity",
 )
 COSMETIC_KEYS = ("label", "purpose")
