@@ -1,0 +1,312 @@
+"""The block model: what a contrast of configurations is, and how well the launches know it.
+
+log p = block + configuration + error, one value for each server launch. A block holds every
+configuration once and the baseline one or more times, so what changes from block to block cancels
+in a contrast within blocks, and all launches together say how much two launches of one kind differ.
+
+Sources: docs/method.md, "The error model"; Montgomery, "Design and Analysis of Experiments",
+chapter 4 (randomised complete blocks); Dunnett, JASA 50 (1955) and Biometrics 20 (1964)
+(many-to-one comparisons); Hochberg & Tamhane, "Multiple Comparison Procedures" (1987), appendix 3
+(the integral).
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import chi, norm
+from scipy.stats import f as fisher
+from scipy.stats import t as student
+
+Floats = NDArray[np.float64]
+
+POOLED = "block model"
+OWN = "own blocks"
+# Levels of the test of equal spread, one test for each configuration. Above the first, a
+# configuration's contrasts have the wider of the pooled error and their own; above the second, its
+# launches do not enter the pooled error of the others. Among 0.05 to 0.5 and 0.002 to 0.01 these
+# keep the coverage of 95% intervals nearest to 95%, with equal spreads (95.7 and 95.9% with three
+# and five blocks) and where one configuration of seven is three times as noisy (93.5 and 94.9% for
+# it, 96.0 and 94.9% for the others; 70% without a test): simulation, docs/method.md.
+OWN_ERROR_LEVEL = 0.25
+LEFT_OUT_LEVEL = 0.01
+# Points of the integral over the pooled standard deviation and over the baseline's error.
+_QUADRATURE = 96
+
+
+class LaunchId(NamedTuple):
+    """One server launch: its name in the run order (`plain_2`), and its block."""
+
+    name: str
+    block: int
+
+
+class Term(NamedTuple):
+    """`weight` times (mean of launch `ours` minus mean of launches `base`), within blocks."""
+
+    weight: float
+    ours: str
+    base: tuple[str, ...]
+
+
+class Spread(NamedTuple):
+    """One configuration's variance between blocks against that of all others.
+
+    `p` is that of the ratio under equal spreads, one-sided.
+    """
+
+    configuration: str
+    f_ratio: float
+    p: float
+
+    @property
+    def larger(self) -> bool:
+        """Whether its contrasts are judged by their own error where that is wider."""
+        return self.p < OWN_ERROR_LEVEL
+
+    @property
+    def left_out(self) -> bool:
+        """Whether its launches are left out of the pooled error."""
+        return self.p < LEFT_OUT_LEVEL
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A contrast with its standard error.
+
+    Attributes:
+        point: the contrast, in the unit of the values.
+        error: its standard error; None where nothing repeats.
+        df: degrees of freedom behind the error; 0 without one.
+        method: POOLED, or OWN (the spread of the contrast's own values between blocks).
+        blocks: the blocks it is formed in.
+        correlation: with the other contrasts of the same baseline (Dunnett); 0 where the error is
+            the configuration's own.
+    """
+
+    point: float
+    error: float | None
+    df: int
+    method: str
+    blocks: tuple[int, ...]
+    correlation: float
+
+    @property
+    def t(self) -> float | None:
+        """The contrast over its standard error; None without an error."""
+        if self.error is None:
+            return None
+        if self.error == 0:
+            return 0.0 if self.point == 0 else float(np.copysign(np.inf, self.point))
+        return self.point / self.error
+
+    @property
+    def p(self) -> float | None:
+        """Two-sided p-value of "the contrast is zero"; None without an error."""
+        return None if self.t is None else float(2 * student.sf(abs(self.t), self.df))
+
+    def half_width(self, confidence: float) -> float | None:
+        """Half the width of the interval of the given confidence; None without an error."""
+        if self.error is None:
+            return None
+        return float(student.ppf((1 + confidence) / 2, self.df)) * self.error
+
+
+class Layout:
+    """One quantity over the launches of a phase, and the contrasts that can be formed from it.
+
+    Args:
+        values: the quantity of each valid launch (the log of a percentile, say).
+        configuration_of: the configuration each launch name is started with; all launches of one
+            configuration in a block are replicates of each other.
+    """
+
+    def __init__(
+        self, values: Mapping[LaunchId, float], configuration_of: Mapping[str, str]
+    ) -> None:
+        self._values = values
+        self._configuration_of = configuration_of
+
+    @cached_property
+    def spreads(self) -> dict[str, Spread]:
+        """The test of equal spread of every configuration that has residual degrees of freedom."""
+        configurations = sorted({self._configuration_of[launch.name] for launch in self._values})
+        tests = (self._spread(configuration) for configuration in configurations)
+        return {test.configuration: test for test in tests if test is not None}
+
+    @cached_property
+    def pooled(self) -> tuple[float, int]:
+        """Residual variance of the layout and its degrees of freedom; (0.0, 0) without any."""
+        left_out = {name for name, test in self.spreads.items() if test.left_out}
+        return self._residual(
+            launch for launch in self._values if self._configuration_of[launch.name] not in left_out
+        )
+
+    def blocks(self, terms: Iterable[Term]) -> tuple[int, ...]:
+        """The blocks in which every term has its launch and a launch of its baseline."""
+        shared: set[int] | None = None
+        for term in terms:
+            ours = self._blocks_of([term.ours])
+            with_both = ours & self._blocks_of(term.base)
+            shared = with_both if shared is None else shared & with_both
+        return tuple(sorted(shared or ()))
+
+    def estimate(self, terms: Sequence[Term]) -> Estimate | None:
+        """The sum of the terms' contrasts; None where they have no block in common.
+
+        The error is that of the block model; where a configuration of a term or of its baseline
+        has a larger spread than the others, it is the wider of that and the standard error of the
+        sum's own values in each block.
+        """
+        blocks = self.blocks(terms)
+        if not blocks:
+            return None
+        weights = self._launch_weights(terms, blocks)
+        point = float(sum(weight * self._values[launch] for launch, weight in weights.items()))
+        variance, df = self.pooled
+        pooled = Estimate(point, None, 0, POOLED, blocks, 0.0)
+        if df > 0:
+            error = float(np.sqrt(variance * sum(weight**2 for weight in weights.values())))
+            pooled = Estimate(point, error, df, POOLED, blocks, _correlation(terms, weights))
+        involved = {self._configuration_of[launch.name] for launch in weights}
+        larger = {name for name, test in self.spreads.items() if test.larger}
+        if len(blocks) < 2 or not involved & larger:
+            return pooled
+        error = float(np.std(self.per_block(terms, blocks), ddof=1) / np.sqrt(len(blocks)))
+        own = Estimate(point, error, len(blocks) - 1, OWN, blocks, 0.0)
+        return max(pooled, own, key=lambda estimate: estimate.half_width(0.95) or 0.0)
+
+    def per_block(self, terms: Sequence[Term], blocks: Sequence[int]) -> Floats:
+        """(blocks,) the sum of the terms' contrasts in each block."""
+        return np.array(
+            [
+                sum(w * self._values[launch] for launch, w in self._block_weights(terms, b).items())
+                for b in blocks
+            ]
+        )
+
+    def launch_weights(self, terms: Sequence[Term]) -> dict[LaunchId, float]:
+        """The weight of each launch in `estimate`'s point: its linear form."""
+        return self._launch_weights(terms, self.blocks(terms))
+
+    def _launch_weights(
+        self, terms: Sequence[Term], blocks: Sequence[int]
+    ) -> dict[LaunchId, float]:
+        weights: dict[LaunchId, float] = {}
+        for block in blocks:
+            for launch, weight in self._block_weights(terms, block).items():
+                weights[launch] = weights.get(launch, 0.0) + weight / len(blocks)
+        return weights
+
+    def _block_weights(self, terms: Sequence[Term], block: int) -> dict[LaunchId, float]:
+        weights: dict[LaunchId, float] = {}
+        for weight, ours, base in terms:
+            present = [name for name in base if LaunchId(name, block) in self._values]
+            shares = [(ours, weight), *((name, -weight / len(present)) for name in present)]
+            for name, share in shares:
+                launch = LaunchId(name, block)
+                weights[launch] = weights.get(launch, 0.0) + share
+        return weights
+
+    def _blocks_of(self, names: Collection[str]) -> set[int]:
+        return {launch.block for launch in self._values if launch.name in names}
+
+    def _spread(self, configuration: str) -> Spread | None:
+        """F test of one configuration's residuals about the others' block effects."""
+        own = [launch for launch in self._values if self._is(launch, configuration)]
+        others = [launch for launch in self._values if not self._is(launch, configuration)]
+        all_squares, all_df = self._squares(list(self._values))
+        rest_squares, rest_df = self._squares(others)
+        own_df = all_df - rest_df
+        if own_df < 1 or rest_df < 1 or not own:
+            return None
+        rest = rest_squares / rest_df
+        extra = max(0.0, all_squares - rest_squares) / own_df
+        ratio = extra / rest if rest else np.inf if extra else 0.0
+        return Spread(configuration, float(ratio), float(fisher.sf(ratio, own_df, rest_df)))
+
+    def _is(self, launch: LaunchId, configuration: str) -> bool:
+        return self._configuration_of[launch.name] == configuration
+
+    def _residual(self, launches: Iterable[LaunchId]) -> tuple[float, int]:
+        squares, df = self._squares(list(launches))
+        return (squares / df if df else 0.0), df
+
+    def _squares(self, launches: Sequence[LaunchId]) -> tuple[float, int]:
+        """Residual sum of squares of the additive layout by least squares, and its df."""
+        if not launches:
+            return 0.0, 0
+        blocks = sorted({launch.block for launch in launches})
+        names = sorted({self._configuration_of[launch.name] for launch in launches})
+        design = np.zeros((len(launches), len(blocks) + len(names)))
+        for row, launch in enumerate(launches):
+            design[row, blocks.index(launch.block)] = 1
+            design[row, len(blocks) + names.index(self._configuration_of[launch.name])] = 1
+        values = np.array([self._values[launch] for launch in launches])
+        # Taken from their mean, so that equal values leave an exact zero.
+        centred = values - values.mean()
+        solution, _, rank, _ = np.linalg.lstsq(design, centred)
+        residual = centred - design @ solution
+        df = len(launches) - int(rank)
+        squares = float(residual @ residual)
+        # Rounding leaves about 1e-16 of each value.
+        if squares <= len(values) * (1e-13 * max(1.0, float(np.abs(values).max()))) ** 2:
+            squares = 0.0
+        return squares, df
+
+
+def _correlation(terms: Sequence[Term], weights: Mapping[LaunchId, float]) -> float:
+    """Share of the contrast's variance that its baseline brings: Dunnett's correlation."""
+    ours = {term.ours for term in terms}
+    own = sum(weight**2 for launch, weight in weights.items() if launch.name in ours)
+    total = sum(weight**2 for weight in weights.values())
+    return 1 - own / total if total else 0.0
+
+
+def dunnett(estimates: Sequence[Estimate]) -> list[float]:
+    """Adjusted two-sided p-values of several configurations against one baseline, in their order.
+
+    Contrasts with the pooled error share it and their baseline: P(max |T| > |t|) of the
+    multivariate t whose correlations are sqrt(rho_i rho_j), by Gauss quadrature. A contrast with an
+    error of its own is adjusted for the number of contrasts by Sidak's formula.
+
+    Raises:
+        ValueError: an estimate has no error.
+    """
+    pooled = [e for e in estimates if e.method == POOLED]
+    adjusted = []
+    for estimate in estimates:
+        if estimate.t is None or estimate.p is None:
+            raise ValueError("a contrast without a standard error has no p-value")
+        if estimate.method == OWN:
+            adjusted.append(
+                float(-np.expm1(len(estimates) * np.log1p(-min(estimate.p, 1 - 1e-16))))
+            )
+            continue
+        inside = _all_inside(abs(estimate.t), pooled)
+        # The others do their own tests: at most their number more comparisons.
+        rest = (1 - estimate.p) ** (len(estimates) - len(pooled))
+        adjusted.append(float(np.clip(1 - inside * rest, estimate.p, 1.0)))
+    return adjusted
+
+
+def _all_inside(bound: float, pooled: Sequence[Estimate]) -> float:
+    """P(all |T_i| <= bound) of contrasts that share one baseline and one pooled error."""
+    if not np.isfinite(bound):
+        return 1.0
+    df = pooled[0].df
+    nodes, weights = np.polynomial.legendre.leggauss(_QUADRATURE)
+    # The pooled sd over the true one, by its quantiles; the baseline's error, by its own.
+    share = (nodes + 1) / 2
+    scale = chi.ppf(share, df) / np.sqrt(df)
+    common = norm.ppf(share)
+    rho = np.array([estimate.correlation for estimate in pooled])
+    own = np.sqrt(1 - rho)[:, None, None]
+    shift = np.sqrt(rho)[:, None, None] * common[None, None, :]
+    reach = bound * scale[None, :, None]
+    inside = norm.cdf((shift + reach) / own) - norm.cdf((shift - reach) / own)
+    over_common = np.prod(inside, axis=0) @ (weights / 2)
+    return float(over_common @ (weights / 2))
