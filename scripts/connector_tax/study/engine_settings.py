@@ -1,10 +1,10 @@
 """What the running engine made of its configuration: settings.json of a launch's folder.
 
 Two configurations can differ by more than the connector: it may ask for another KV-cache layout, or
-leave fewer blocks. Each setting has its value and where it was read, or null and the reason. It is
-read from the engine's own objects (`probe`: vllm.settings_probe), else from `vllm:cache_config_info`
-(`metrics`), else from the log. Beside the settings stand the environment variables the server runs
-with, and those of the caller that it has not.
+leave fewer blocks. Each setting has its value and where it was read, or null and the reason: from
+the engine's own objects (`probe`: vllm.settings_probe), else `vllm:cache_config_info` (`metrics`),
+else the log. Beside the settings stand the environment variables the server runs with, and those of
+the caller that it has not.
 """
 
 import json

@@ -8,7 +8,6 @@ itself, whoever runs it, and the launch's records say which there were.
 import fnmatch
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
 
 # Shell patterns, of bash's `case` and of fnmatch alike.
 CLEARED = (
@@ -48,7 +47,6 @@ CLEARED = (
 # Which GPU, and where a model's files lie and who may fetch them: they belong to the machine.
 KEPT = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN")
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.I)
-_NO_SECRET = ("VLLM_API_KEY",)  # set by the study, and empty
 HIDDEN = "(secret)"
 
 
@@ -86,9 +84,9 @@ def can_change(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in CLEARED)
 
 
-def shown(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The variables with the values of secrets hidden."""
+def shown(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables with the values of secrets hidden; an empty one is none."""
     return {
-        name: HIDDEN if _SECRET.search(name) and name not in _NO_SECRET else str(value)
+        name: HIDDEN if value and _SECRET.search(name) else value
         for name, value in environment.items()
     }
