@@ -62,8 +62,9 @@ def cell_cpu(use: CpuUse, counters: Mapping[str, Mapping[str, Any]]) -> dict[str
     else:
         requests = after - before
         reason = reason or (None if requests else "no request was answered")
-    known = requests is not None and reason is None
-    parts = {name: 1000 * cpu / requests for name, cpu in use.parts.items()} if known else {}
+    parts = {}
+    if requests is not None and reason is None:
+        parts = {name: 1000 * cpu / requests for name, cpu in use.parts.items()}
     return {
         "from_ns": use.from_ns,
         "to_ns": use.to_ns,
