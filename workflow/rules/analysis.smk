@@ -17,6 +17,8 @@ rule aggregate:
         f"{RESULTS}/analysis/amplification.csv",
         f"{RESULTS}/analysis/steps.csv",
         f"{RESULTS}/analysis/step_cdf.csv",
+        f"{RESULTS}/analysis/resources.csv",
+        f"{RESULTS}/analysis/engine.csv",
         f"{RESULTS}/analysis/hypotheses.json",
     log:
         f"{RESULTS}/logs/aggregate.log",

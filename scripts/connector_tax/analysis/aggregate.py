@@ -17,8 +17,10 @@ import numpy as np
 
 from connector_tax.analysis.criteria import criteria
 from connector_tax.analysis.effects import LogSample, TaxTable, sample_launch
+from connector_tax.analysis.engine_settings import engine_rows
 from connector_tax.analysis.hypotheses import HYPOTHESES, MOONCAKE, NIXL, numbers_of
 from connector_tax.analysis.ingest import PHASES, Cell, Study, load_cells, load_study
+from connector_tax.analysis.launch_records import read_launch_records
 from connector_tax.analysis.measure import (
     Requests,
     measure_machine,
@@ -33,6 +35,7 @@ from connector_tax.analysis.reference import (
     reference_rates,
 )
 from connector_tax.analysis.resolution import resolution_rows
+from connector_tax.analysis.resources import resource_rows
 from connector_tax.analysis.rows import StepTable, aggregate_rows, csv_text
 from connector_tax.analysis.saturation import Load, load_of
 from connector_tax.analysis.steps import DURATIONS, Steps, read_steps, step_cdf, step_timing_reason
@@ -101,6 +104,8 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
         sweeps,
         step_table,
     )
+    launches = read_launch_records(sweep_cells)
+    confidence = study.config["statistics"]["confidence"]
     label = {key: study.document[key] for key in ("engine_label", "emulated")}
     requests = {key: m.requests for key, m in measured.items()}
     return {
@@ -110,6 +115,8 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
         "amplification.csv": csv_text(amplification_rows(tables)),
         "steps.csv": csv_text(step_table.rows(cells)),
         "step_cdf.csv": csv_text(_cdf_rows(tables, step_table)),
+        "resources.csv": csv_text(resource_rows(launches, tables.cell_at("ref_safe"), confidence)),
+        "engine.csv": csv_text(engine_rows(launches)),
         "hypotheses.json": {
             **label,
             "hypotheses": [hypothesis(tables).as_dict() for hypothesis in HYPOTHESES],

@@ -187,7 +187,7 @@ class Application:
             self._send_metrics(protocol)
 
     def _send_metrics(self, protocol: HttpProtocol) -> None:
-        scheduler = self._engine.scheduler
+        scheduler, options = self._engine.scheduler, self._engine.config.scheduler
         page = self._engine.metrics.render(
             running=scheduler.running,
             waiting=self._engine.waiting,
@@ -195,6 +195,12 @@ class Application:
             preemptions=scheduler.preemptions,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
+            cache_config={
+                "block_size": options.kv_block_size,
+                "enable_prefix_caching": options.enable_prefix_caching,
+                "kv_cache_size_tokens": options.kv_blocks * options.kv_block_size,
+                "num_gpu_blocks": options.kv_blocks,
+            },
         )
         protocol.respond(200, page, _METRICS_TYPE)
 

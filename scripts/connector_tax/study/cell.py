@@ -48,7 +48,9 @@ from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study.design import Launch, successes_wanted
 from connector_tax.study.machine import MachineWatch, live_rule
 from connector_tax.study.precision import precision_record, precision_rule
+from connector_tax.study.processes import Reading, cpu_between
 from connector_tax.study.prompts import bodies_sha256, planned_requests
+from connector_tax.study.resources import cell_cpu
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server, served_model
 from connector_tax.study.steplog import StepLog
@@ -140,6 +142,7 @@ def measure(
     watch: MachineWatch | None,
     server_group: int,
     check_alive: Callable[[str], None],
+    read_processes: Callable[[], Reading],
     on_progress: Callable[[Progress], None],
 ) -> dict[str, Any]:
     """Measure one cell into `folder/<cell>/`; the content of its cell file.
@@ -147,6 +150,7 @@ def measure(
     The folder appears by rename when everything in it is written; an earlier folder of that name
     must have been moved away. `check_alive` raises when the server has ended: such a cell is not
     kept. Without a `watch` (a study without a `quiet` section) the machine is not watched.
+    `read_processes` reads what the server's processes have used so far.
     """
     name = prepared.cell["cell"]
     partial = folder / f"{name}.partial"
@@ -161,6 +165,7 @@ def measure(
     before = sampler.open(metrics_file)
     step_log.mark()
     precision = precision_rule(study["config"])
+    used_before = read_processes()
     result = generator.run_cell(
         prepared.offsets_ns,
         prepared.requests,
@@ -169,6 +174,7 @@ def measure(
         precision,
         live_rule(watch),
     )
+    used_after = read_processes()
     check_alive(f"in cell {name}")
     after = _final_scrape(sampler, before, result)
     if watch is not None:
@@ -208,6 +214,7 @@ def measure(
         "valid": not reasons,
         "void_reasons": reasons,
         "server_counters": counters,
+        "server_cpu": cell_cpu(cpu_between(used_before, used_after), counters),
         "load_generator": result.health,
         "files": {path.name: sha256_file(path) for path in sorted(partial.iterdir())},
     }

@@ -43,6 +43,7 @@ MEASUREMENT_KEYS = (
     "load_generator",
     "metrics",
     "quiet",
+    "resources",
     "validity",
 )
 COSMETIC_KEYS = ("label", "purpose")

@@ -56,6 +56,7 @@ from connector_tax.study.server import (
     hide_root,
     server_cpus,
 )
+from connector_tax.study.server_use import RESOURCES, SETTINGS, ServerUse, records_of
 from connector_tax.study.steplog import StepLog
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
@@ -113,6 +114,7 @@ class LaunchDriver:
             "ended_utc": self._attempts[-1]["ended_utc"] if self._attempts else now,
             "attempts": self._attempts,
             "cells": [self._cell_entry(c, status, reason) for c in self._cells()],
+            "files": records_of(self.folder),
             "timing": self._timing(),
         }
 
@@ -224,6 +226,8 @@ class LaunchDriver:
         if own_cpus:
             # Not before: what was imported until now could use the server's CPUs too.
             os.sched_setaffinity(0, own_cpus)
+        use = ServerUse(self.study, self.launch, server, attempt)
+        use.before_load()
         before = server.thread_use()
         stack.callback(lambda: attempt.update(server_threads=_threads(server, before)))
         for position, cell in enumerate(missing, 1):
@@ -251,6 +255,7 @@ class LaunchDriver:
                     watch=watch,
                     server_group=server.pid,
                     check_alive=server.check_alive,
+                    read_processes=use.processes.read,
                     on_progress=self.progress.update,
                 )
                 if content["valid"]:
@@ -259,6 +264,7 @@ class LaunchDriver:
                 self.progress.say(f"cell {cell['cell']} VOID: {'; '.join(content['void_reasons'])}")
                 if measurement < MEASUREMENTS_OF_A_VOID_CELL:
                     cells.move_aside(self.folder, cell["cell"], "void")
+        use.after_load()
 
     def _machine_watch(
         self, stack: contextlib.ExitStack, plan: AffinityPlan
@@ -338,7 +344,7 @@ class LaunchDriver:
 
     def _new_attempt(self) -> dict[str, Any]:
         number = len(self._attempts) + 1
-        for name in ("launch.sh", *LOGS):
+        for name in ("launch.sh", RESOURCES, SETTINGS, *LOGS):
             if (self.folder / name).exists():
                 stem, suffix = name.rsplit(".", 1)
                 (self.folder / name).rename(self.folder / f"{stem}.attempt{number - 1}.{suffix}")
