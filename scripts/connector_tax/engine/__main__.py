@@ -18,7 +18,7 @@ from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.http import serve
 from connector_tax.engine.loop import Engine
 from connector_tax.engine.server import Application, refusal
-from connector_tax.engine.steplog import LineLog, StepLog
+from connector_tax.engine.steplog import LineLog, LogError, StepLog
 
 _LOG = logging.getLogger("connector_tax.engine")
 
@@ -55,8 +55,12 @@ async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end, 0)
     prefix = os.environ.get("AGENTIC_STEP_LOG_PATH")
-    step_log = StepLog(prefix) if prefix else None
-    truth_log = LineLog(arguments.truth_log) if arguments.truth_log else None
+
+    def on_log_failure(error: LogError) -> None:
+        on_death(str(error))
+
+    step_log = StepLog(prefix, on_log_failure) if prefix else None
+    truth_log = LineLog(arguments.truth_log, on_log_failure) if arguments.truth_log else None
     engine = Engine(config, arguments.launch_seed, step_log, on_death)
     application = Application(engine, truth_log)
     try:
@@ -78,9 +82,11 @@ async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
         for connection in list(connections):
             connection.drop(reset=False)
     finally:
-        await engine.stop()
-        if truth_log is not None:
-            truth_log.close()
+        try:
+            await engine.stop()
+        finally:
+            if truth_log is not None:
+                truth_log.close()
     return status
 
 
@@ -95,7 +101,7 @@ def main() -> int:
         if config.faults.refuses_start:
             raise ConfigError(f"{arguments.config}: faults: refuse_start is set")
         return uvloop.run(_serve(arguments, config))
-    except ConfigError as error:
+    except (ConfigError, LogError) as error:
         print(error, file=sys.stderr)
     except (OSError, ServiceError) as error:
         print(f"cannot serve on {arguments.host}:{arguments.port}: {error}", file=sys.stderr)
