@@ -31,6 +31,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--launch-seed", type=int, required=True)
     parser.add_argument("--truth-log", type=Path, help="JSON lines; must not exist yet")
+    parser.add_argument(
+        "--fault-headers",
+        action="store_true",
+        help="let requests ask for faults (X-Embedded-Fault), which can end the engine",
+    )
     arguments = parser.parse_args()
     try:
         if not ipaddress.ip_address(arguments.host).is_loopback:
@@ -62,7 +67,7 @@ async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
     step_log = StepLog(prefix, on_log_failure) if prefix else None
     truth_log = LineLog(arguments.truth_log, on_log_failure) if arguments.truth_log else None
     engine = Engine(config, arguments.launch_seed, step_log, on_death)
-    application = Application(engine, truth_log)
+    application = Application(engine, truth_log, fault_headers=arguments.fault_headers)
     try:
         await engine.start()
         if truth_log is not None:
