@@ -21,7 +21,13 @@ from connector_tax.analysis.engine_settings import engine_rows
 from connector_tax.analysis.hypotheses import HYPOTHESES, MOONCAKE, NIXL, numbers_of
 from connector_tax.analysis.ingest import PHASES, Cell, Study, load_cells, load_study
 from connector_tax.analysis.launch_records import read_launch_records
-from connector_tax.analysis.measure import Requests, measure_requests, measure_waiting
+from connector_tax.analysis.measure import (
+    Requests,
+    measure_machine,
+    measure_requests,
+    measure_waiting,
+)
+from connector_tax.analysis.quiet import QuietTime, quiet_time
 from connector_tax.analysis.reference import (
     NoReferenceRateError,
     Sweep,
@@ -45,6 +51,7 @@ class Measured:
     requests: Requests
     waiting_p50: float
     load: Load | None
+    quiet: QuietTime | None
     samples: dict[str, LogSample]
     steps: Steps | None
 
@@ -58,7 +65,11 @@ def measure(study: Study, cell: Cell, with_steps: bool) -> Measured:
     requests, waiting = measure_requests(cell), measure_waiting(cell)
     samples = sample_launch(requests, study.config["statistics"], study.seed, cell.key)
     steps = read_steps(cell) if with_steps else None
-    return Measured(requests, waiting, load_of(requests, waiting), samples, steps)
+    load, machine = load_of(requests, waiting), measure_machine(cell)
+    quiet = None
+    if machine is not None and cell.record is not None:
+        quiet = quiet_time(machine, cell.record["quiet"]["rule"], cell.record["window"])
+    return Measured(requests, waiting, load, quiet, samples, steps)
 
 
 def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
@@ -89,7 +100,7 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     rows = aggregate_rows(
         study,
         cells,
-        {key: (m.requests, m.waiting_p50, m.load) for key, m in measured.items()},
+        {key: (m.requests, m.waiting_p50, m.load, m.quiet) for key, m in measured.items()},
         sweeps,
         step_table,
     )

@@ -17,6 +17,7 @@ from scipy.stats import t as student
 from connector_tax.analysis.ingest import Cell, CellKey, Study, merged_reasons
 from connector_tax.analysis.measure import Requests, request_columns
 from connector_tax.analysis.percentiles import PERCENTS
+from connector_tax.analysis.quiet import QuietTime
 from connector_tax.analysis.reference import Sweep
 from connector_tax.analysis.saturation import CRITERIA, Judgement, Load, judge
 from connector_tax.analysis.stationarity import stationarity
@@ -34,10 +35,12 @@ AVERAGED = (
     "effective_throughput_rps",
     "throughput_ratio",
     "error_rate",
+    "quiet_share",
+    "memory_ns_p50",
     "waiting_p50",
     *STEP_COLUMNS,
 )
-SUMMED = ("n", "window_s", "dropped", *COUNTS)
+SUMMED = ("n", "window_s", "dropped", "n_disturbed", *COUNTS)
 COLUMNS = (
     "config",
     "configuration",
@@ -60,6 +63,9 @@ COLUMNS = (
     "throughput_ratio",
     "error_rate",
     "dropped",
+    "n_disturbed",
+    "quiet_share",
+    "memory_ns_p50",
     "waiting_p50",
     "saturated",
     "saturation_criteria",
@@ -135,7 +141,7 @@ class StepTable:
 def aggregate_rows(
     study: Study,
     cells: Sequence[Cell],
-    measured: Mapping[CellKey, tuple[Requests, float, Load | None]],
+    measured: Mapping[CellKey, tuple[Requests, float, Load | None, QuietTime | None]],
     sweeps: Mapping[tuple[str, int], Sweep],
     steps: StepTable,
 ) -> list[Row]:
@@ -144,8 +150,9 @@ def aggregate_rows(
     for cell in cells:
         row = _identity(study, cell)
         if cell.key in measured:
-            requests, waiting, load = measured[cell.key]
+            requests, waiting, load, quiet = measured[cell.key]
             row |= _measured_columns(study, requests, waiting)
+            row |= {} if quiet is None else quiet._asdict()
             row |= _saturation_columns(study, cell, load, sweeps)
             if cell.key in steps.cells:
                 row |= step_columns(steps.cells[cell.key])
@@ -191,6 +198,7 @@ def _measured_columns(study: Study, requests: Requests, waiting: float) -> Row:
     row = request_columns(requests, statistics["confidence"], statistics["p99_min_samples"])
     return {
         **row,
+        "n_disturbed": requests.n_disturbed,
         "waiting_p50": waiting,
         **stationarity(requests.tpot_ms, statistics["margin"])._asdict(),
     }

@@ -64,6 +64,8 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
             generator=generator,
             sampler=sampler,
             step_log=StepLog(folder, "embedded"),
+            watch=None,
+            server_group=server.pid,
             check_alive=server.check_alive,
             read_processes=ServerProcesses(server.pid, {}).read,
             on_progress=lambda _: None,

@@ -80,7 +80,12 @@ class Engine:
 
     async def start(self) -> None:
         """Launch the worker process and the background load; returns when both are ready."""
-        device = {"cost": asdict(self.config.step_cost), "launch_seed": self._launch_seed}
+        tax = self.config.tax
+        device = {
+            "cost": asdict(self.config.step_cost),
+            "launch_seed": self._launch_seed,
+            "stream_mib": tax.stream_mib_per_step if tax else 0.0,
+        }
         self._service.on_worker_death = self._on_worker_death
         await asyncio.gather(self._service.start(StepDevice, device), self._burner.start())
         self._task = asyncio.create_task(self._run())

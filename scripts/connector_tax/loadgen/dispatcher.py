@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -65,9 +65,16 @@ class _WorkerHandle:
 class Dispatcher:
     """Runs the event loop in its own thread; every public method may be called from any thread."""
 
-    def __init__(self, settings: list[WorkerSettings], cpus: tuple[int, ...] | None) -> None:
+    def __init__(
+        self,
+        settings: list[WorkerSettings],
+        cpus: tuple[int, ...] | None,
+        worker_cpus: Sequence[tuple[int, ...]] | None,
+    ) -> None:
+        """`cpus` for this process's threads and `worker_cpus`, a set for each worker; None: any."""
         self._settings = settings
         self._cpus = cpus
+        self._worker_cpus = worker_cpus
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="loadgen-loop", daemon=True)
         self._encode = msgspec.msgpack.Encoder().encode
@@ -159,12 +166,19 @@ class Dispatcher:
         self._remove_folder()
 
     def _spawn(self, settings: WorkerSettings, descriptor: int) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "connector_tax.loadgen.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(descriptor,),
-        )
+        own = os.sched_getaffinity(0)
+        if self._worker_cpus is not None:
+            # Inherited, so that the worker's memory comes from its own node from the first page on.
+            os.sched_setaffinity(0, self._worker_cpus[settings.worker])
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "connector_tax.loadgen.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(descriptor,),
+            )
+        finally:
+            os.sched_setaffinity(0, own)
         worker = _WorkerHandle(settings.worker, process)
         self._workers.append(worker)
         self._living.append(worker)

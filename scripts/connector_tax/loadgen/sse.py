@@ -208,11 +208,14 @@ class StreamAccumulator:
         """Check that the stream said it was complete.
 
         Raises:
-            RequestFailed: `missing_done`.
+            RequestFailed: `missing_done`, or `missing_finish` when [DONE] came and no choice said
+                why it ended.
         """
         if not self.done:
             cut = " in the middle of an event" if self._splitter.unfinished else ""
             raise RequestFailed("missing_done", f"ended{cut} after {self.token_events} tokens")
+        if self.finish_reason is None:
+            raise RequestFailed("missing_finish", f"after {self.token_events} tokens")
 
     def _decode_block(self, block: bytes) -> None:
         if self._first_block:

@@ -149,7 +149,8 @@ class Worker:
         gc.freeze()
         gc.disable()
         self._requests.undecodable = self._requests.oversized = self._results.dropped = 0
-        self._pool.waited = self._pool.unstamped_reads = 0
+        self._pool.waited = 0
+        self._pool.stamps.reset()
         self._probe.reset()
         clock: Clock = "kernel" if self._kernel_stamps else "worker"
         self._send(Begun(self._index, begin.run, self._pool.idle, problem, clock))
@@ -164,8 +165,10 @@ class Worker:
             "oversized": self._requests.oversized,
             "dropped_messages": self._results.dropped,
             "pool_waits": self._pool.waited,
-            "unstamped_reads": self._pool.unstamped_reads,
-            "max_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "reads": self._pool.stamps.reads,
+            "unstamped_reads": self._pool.stamps.unstamped,
+            "clock_gaps": self._pool.stamps.clock_gaps,
+            "max_rss_mb": _peak_memory_mb(),
         }
         gc.enable()
         gc.unfreeze()
@@ -246,7 +249,9 @@ class Worker:
             done.t_send_ns = connection.write(head, request.body)
             await self._respond(request, connection)
         except RequestFailed as error:
-            failure = error
+            # A copy, which was never raised: the traceback of `error` holds this frame and those
+            # below with their bodies, and the collector does not run during a cell.
+            failure = RequestFailed(error.kind, error.detail)
         except asyncio.CancelledError:
             failure = RequestFailed(request.abort or "internal_error", "cancelled")
         except Exception as error:  # whatever it is must reach the record, or the run would wait
@@ -349,6 +354,13 @@ def _check_usage(request: _Request, usage: Usage | None) -> None:
             raise RequestFailed("wrong_length", f"{got} {name} tokens, asked for {wanted}")
 
 
+def _peak_memory_mb() -> float:
+    """Not getrusage, whose maximum begins with that of the process which started this one."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    peak_kb = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(peak_kb) / 1024
+
+
 def _whole_ids(token_ids: list[int], usage: Usage | None) -> list[int]:
     if usage is not None and len(token_ids) != usage.completion_tokens:
         raise RequestFailed(
@@ -371,8 +383,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to handle
     os.write(sys.stdout.fileno(), b"up\n")  # one write, whatever buffering the user has set
     settings = msgspec.json.decode(sys.stdin.readline(), type=WorkerSettings)
-    if settings.cpus is not None:
-        os.sched_setaffinity(0, settings.cpus)  # before any thread starts, so that all inherit it
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     inflight = InFlight(settings.inflight_fd, settings.workers)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from connector_tax.files import read_json
+from connector_tax.provenance.audit_machine import quiet_columns, quiet_successes
 from connector_tax.provenance.audit_records import RUN_FILES
 from connector_tax.provenance.audit_study import CLOSING_PLAIN, PHASES, RawCell, RawStudy
 from connector_tax.provenance.recompute import (
@@ -56,10 +57,12 @@ AVERAGED = (
     "effective_throughput_rps",
     "throughput_ratio",
     "error_rate",
+    "quiet_share",
+    "memory_ns_p50",
     "waiting_p50",
     *STEP_COLUMNS,
 )
-SUMMED = ("n", "window_s", "dropped", *COUNT_COLUMNS)
+SUMMED = ("n", "window_s", "dropped", "n_disturbed", *COUNT_COLUMNS)
 STEP_TAXES = {
     "step_tax_us": "tax_step_p50",
     "engine_step_tax_us": "tax_engine_step_p50",
@@ -86,7 +89,8 @@ class Recomputed:
             if cell.status == "valid":
                 samples[cell.key] = self._measure(cell)
             elif cell.status == "void":
-                self._summarise(cell, Measured(cell.requests, cell.record["window"]))
+                kept = quiet_successes(study, cell)
+                self._summarise(cell, Measured(cell.requests, cell.record["window"], kept))
         self._judge_saturation()
         self.taxes = Taxes(
             samples, self.statistics, study.document["seed"], study.document["blocks"]
@@ -118,14 +122,15 @@ class Recomputed:
 
     def _measure(self, cell: RawCell) -> dict[str, Sample]:
         window, settings = cell.record["window"], self.statistics
-        measured = Measured(cell.requests, window)
+        measured = Measured(cell.requests, window, quiet_successes(self.study, cell))
         self._summarise(cell, measured)
         row = self.cell_rows[cell.key]
         row |= request_columns(measured, settings["confidence"], settings["p99_min_samples"])
         row |= {"waiting_p50": waiting_p50(cell.metrics, window)}
+        row |= {"n_disturbed": measured.all_n - measured.n, **quiet_columns(self.study, cell)}
         row |= stationarity_columns(measured.tpot, settings["margin"])
-        if measured.n:
-            self._ttft_p90[cell.key] = float(np.percentile(measured.ttft, 90))
+        if measured.all_n:
+            self._ttft_p90[cell.key] = float(np.percentile(measured.all_ttft, 90))
             self._quarters[cell.key] = measured.quarters_s
         if self.study.step_timing:
             steps = Steps(cell.steps(), window)

@@ -43,6 +43,7 @@ MEASUREMENT_KEYS = (
     "load_generator",
     "metrics",
     "resources",
+    "quiet",
     "validity",
 )
 COSMETIC_KEYS = ("label", "purpose")

@@ -102,7 +102,7 @@ def errors_us(records: Sequence[RequestRecord], truth: dict[str, list[int]]) -> 
     """Return, in µs, client minus server: first token, last token, and each ITL."""
     first, last, itl = [], [], []
     for record in records:
-        if record.status != "ok" or record.warmup:
+        if record.status != "ok" or not record.measured:
             continue
         writes = truth[record.request_id][1:]
         assert record.t_first_token_ns is not None
@@ -138,7 +138,7 @@ def _cells(values: Floats) -> str:
 
 def _row(point: Point, result: CellResult, truth: dict[str, list[int]]) -> list[str]:
     errors = errors_us(result.records, truth)
-    measured = [r for r in result.records if not r.warmup]
+    measured = [r for r in result.records if r.measured]
     lag = np.array([(r.t_send_ns or 0) - r.t_intended_ns for r in measured if r.t_send_ns]) / 1e3
     sends = sorted(r.t_send_ns for r in measured if r.t_send_ns)
     dues = [r.t_intended_ns for r in measured]
