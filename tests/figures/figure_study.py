@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.files import write_json, write_text
+from tests.figures.resource_tables import engine_rows, resource_rows
 
 LABELS = {
     "plain": "plain",
@@ -445,6 +446,10 @@ def write_study(root: Path, design: Design | None = None, runs: bool = False) ->
         else "config,step_duration_us,engine_step_us,cdf\n"
     )
     write_text(root / "analysis" / "step_cdf.csv", cdf)
+    configurations, skipped = list(design.labels), design.skipped
+    resources = resource_rows(configurations, skipped, design.blocks)
+    write_text(root / "analysis" / "resources.csv", _csv(resources))
+    write_text(root / "analysis" / "engine.csv", _csv(engine_rows(configurations, skipped)))
     write_json(root / "analysis" / "hypotheses.json", _hypotheses())
     write_json(root / "reference_rates.json", _reference(design))
     write_json(

@@ -14,6 +14,7 @@ from connector_tax.figures.tables import AggregateRow, Study, read_table
 from connector_tax.files import ArtifactError
 from tests.analysis.synthetic import write_synthetic_study
 from tests.figures.figure_study import Design, write_study
+from tests.launch_records import write_launch_records
 
 VOID = {
     ("lmcache_only", "A", "r4"): "error_rate 0.2 > 0.01",
@@ -207,6 +208,36 @@ def test_a_reference_rate_off_the_grid_is_said_instead_of_drawn(tmp_path: Path) 
     assert rows == [{"absent_because": "ref_safe, 3 req/s, is not a rate of Phase A."}]
 
 
+def test_resources_are_plotted_as_differences_with_their_noise(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(skipped=SKIPPED), "fig10_resources")
+    by_key = {(row["config"], row["resource"]): row for row in rows}
+    table = {(row.config, row.resource): row for row in study.resources}
+    assert {config for config, _ in by_key} == {item.id for item in study.connectors}
+    for key, row in by_key.items():
+        for name in ("difference", "difference_lo", "difference_hi", "plain_mean", "status"):
+            assert row[name] == getattr(table[key], name)
+    idle = by_key["lmcache_only", "idle_cpu"]
+    assert (idle["aa_lo"], idle["aa_hi"]) == (-1.2 * 0.004, 1.1 * 0.004)
+    skipped = by_key["nixl_both", "idle_cpu"]
+    assert (skipped["difference"], skipped["reason"]) == (None, SKIPPED["nixl_both"])
+    style.save(
+        import_module("connector_tax.figures.fig10_resources").draw(study), tmp_path, "f", "t"
+    )
+    drawn = (tmp_path / "f.svg").read_text()
+    assert ">+1,455<" in drawn
+    assert ">CPU while idle, cores (plain 0.0210)<" in drawn
+
+
+def test_resources_that_no_launch_recorded_are_said_to_be_absent(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path / "s")
+    path = study_file.parent / "analysis" / "resources.csv"
+    lines = path.read_text().splitlines()
+    blank = ",".join(["noop_connector", "idle_cpu", "x", "raw", "", "0", "0", *[""] * 16])
+    path.write_text("\n".join([lines[0], f"{blank},missing,not recorded: too old"]) + "\n")
+    picture = import_module("connector_tax.figures.fig10_resources").draw(Study(study_file))
+    assert picture.rows == [{"absent_because": "not recorded: too old"}]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -240,6 +271,8 @@ def test_the_command_names_the_missing_file_and_fails(
 
 def test_every_figure_can_be_drawn_from_what_the_analysis_writes(tmp_path: Path) -> None:
     study_file = write_synthetic_study(tmp_path / "s", blocks=2, skipped=SKIPPED)
+    for index_file in study_file.parent.glob("runs/*/*/*/index.json"):
+        write_launch_records(index_file)
     assert aggregate.main(["--study", str(study_file)]) == 0
     assert main([*NAMES, "--study", str(study_file)]) == 0
     for name in NAMES:

@@ -1,5 +1,7 @@
 """The report: self-contained, escaped, complete, and honest about what is missing."""
 
+import csv
+import io
 import re
 from html.parser import HTMLParser
 from importlib import import_module
@@ -206,3 +208,39 @@ def test_the_report_of_what_the_analysis_writes(tmp_path: Path) -> None:
     assert "the server died" in text
     assert "loop lag" in text
     assert "H6" in text
+
+
+def test_resources_stand_beside_plain_with_their_intervals(full: Study) -> None:
+    text = Page(render(full)).text
+    assert "CPU while idle, cores" in text
+    assert "+0.0300 [+0.0260, +0.0340]" in text
+    assert "+1,455 [+1,443, +1,467]" in text
+
+
+def test_what_else_differs_from_plain_stands_beside_the_taxes(full: Study) -> None:
+    text = Page(render(full)).text
+    differs = "also differs from plain in: kv_cache_layout HND (plain NHD)."
+    # TTFT and TPOT p90 at both reference rates; NIXL, too, has another layout, but was skipped.
+    assert text.count(f"{HOSTILE} {differs}") == 4
+    assert f"{HOSTILE}: kv_cache_layout HND (plain NHD)" in text
+    assert "The same in all: block_size 16, attention_backend FLASH_ATTN." in text
+
+
+def test_a_study_without_records_of_its_launches_says_not_recorded(tmp_path: Path) -> None:
+    study = _study(tmp_path / "s", Design())
+    for name in ("resources", "engine"):
+        path = study.root / "analysis" / f"{name}.csv"
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+        kept = {"config", "resource", "unit", "n_blocks", "n_launches"}
+        stream = io.StringIO()
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            blank = {key: row[key] if key in kept else "" for key in row}
+            status = {"status": "missing"} if name == "resources" else {}
+            writer.writerow(blank | status | {"reason": "not recorded: too old"})
+        path.write_text(stream.getvalue())
+    text = Page(render(study)).text
+    assert "Resources: not recorded: too old." in text
+    assert "What else differs from plain not recorded: too old." in text
+    assert "also differs from plain in" not in text

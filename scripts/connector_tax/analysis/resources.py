@@ -207,10 +207,13 @@ def _row(sample: _Sample, config: str, plains: tuple[str, ...], confidence: floa
 
 
 def _reason(sample: _Sample, names: Sequence[str]) -> str | None:
-    """Why values of these launches are not known; None where all are."""
+    """Why values of a configuration's and of plain's launches are not known; None: all are."""
     lost = {launch: r for launch, r in sample.reasons.items() if launch.name in names}
-    if len(set(lost.values())) == 1 and not any(launch.name in names for launch in sample.values):
-        return next(iter(lost.values()))
+    for side in (names[:1], names[1:]):
+        own = {r for launch, r in lost.items() if launch.name in side}
+        if len(own) == 1 and not any(launch.name in side for launch in sample.values):
+            # All that the configuration, or else plain, has to say.
+            return own.pop()
     pairs = dict.fromkeys((launch.block, f"{launch.name}: {r}") for launch, r in lost.items())
     return merged_reasons(list(pairs)) or None
 

@@ -142,7 +142,50 @@ class StepPoint:
     cdf: float
 
 
-Row = TypeVar("Row", AggregateRow, TaxRow, AmplificationRow, StepRow, StepPoint)
+@dataclass(frozen=True)
+class ResourceRow:
+    """One resource of a configuration against plain's (analysis/resources.csv)."""
+
+    config: str
+    resource: str
+    unit: str
+    plain_mean: float | None
+    config_mean: float | None
+    difference: float | None
+    difference_lo: float | None
+    difference_hi: float | None
+    tax: float | None
+    tax_lo: float | None
+    tax_hi: float | None
+    p_value: float | None
+    interval_method: str
+    aa_difference: float | None
+    aa_difference_lo: float | None
+    aa_difference_hi: float | None
+    aa_tax: float | None
+    n_blocks: int
+    companions: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """One setting of a configuration's engine beside plain's (analysis/engine.csv)."""
+
+    config: str
+    setting: str
+    value: str
+    plain: str
+    differs: bool | None
+    source: str
+    reason: str
+    also_differs: str
+
+
+Row = TypeVar(
+    "Row", AggregateRow, TaxRow, AmplificationRow, StepRow, StepPoint, ResourceRow, EngineRow
+)
 
 
 def _boolean(text: str) -> bool:
@@ -276,6 +319,14 @@ class Study:
     @cached_property
     def step_cdf(self) -> list[StepPoint]:
         return read_table(self.root / "analysis" / "step_cdf.csv", StepPoint)
+
+    @cached_property
+    def resources(self) -> list[ResourceRow]:
+        return read_table(self.root / "analysis" / "resources.csv", ResourceRow)
+
+    @cached_property
+    def engine(self) -> list[EngineRow]:
+        return read_table(self.root / "analysis" / "engine.csv", EngineRow)
 
     @cached_property
     def hypotheses(self) -> dict[str, Any]:

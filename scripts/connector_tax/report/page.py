@@ -14,10 +14,11 @@ from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import PLAIN, PLAIN_LAST, POOLED, REFERENCES, Study, TaxRow
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.report import launches as runs
-from connector_tax.report import text
+from connector_tax.report import resources, text
 
 HEADLINE_CONFIG = "mooncake_both"
 LEAD_FIGURE = "fig9_forest"
+WIDE_FIGURES = ("fig5_shape_heatmap", "fig10_resources")
 HEADLINE_METRICS = ("ttft_p90", "tpot_p90")
 METRIC_NAMES = {
     "ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90", "ttft_p50": "TTFT p50",
@@ -45,7 +46,8 @@ RAW_FILES = (
     "preflight/preflight_status.json", "patch/patch_status.json", "analysis/aggregate.csv",
     "analysis/aggregate.json", "analysis/taxes.csv", "analysis/amplification.csv",
     "analysis/steps.csv",
-    "analysis/step_cdf.csv", "analysis/hypotheses.json",
+    "analysis/step_cdf.csv", "analysis/resources.csv", "analysis/engine.csv",
+    "analysis/hypotheses.json",
 )  # fmt: skip
 
 
@@ -111,6 +113,10 @@ def context(study: Study) -> dict[str, Any]:
         "warming_up": [row for row in study.aggregate if row.warming_up and row.block != POOLED],
         "drift": drift,
         "drift_summary": drift_summary(drift),
+        "resources": resources.overview(study),
+        "resources_missing": resources.not_recorded(study),
+        "also_differs": resources.also_differs(study),
+        "same_settings": resources.same_everywhere(study),
         "environment": _environment(study),
         "raw_files": [name for name in RAW_FILES if (study.root / name).exists()],
     }
@@ -155,7 +161,7 @@ def _figure(study: Study, name: str) -> FigureView:
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file") from None
     source = f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
-    return FigureView(name, module.TITLE, module.CAPTION, source, name == "fig5_shape_heatmap")
+    return FigureView(name, module.TITLE, module.CAPTION, source, name in WIDE_FIGURES)
 
 
 @dataclass(frozen=True)
