@@ -1,6 +1,6 @@
 """Write every table under analysis/ from the raw records of a study.
 
-Source: CONTRACTS.md; METHOD.md. One pass over the raw files, cell by cell; then rows, taxes,
+Source: docs/method.md. One pass over the raw files, cell by cell; then rows, taxes,
 hypotheses. Nothing here depends on when or where it runs: same input, same bytes.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from connector_tax.analysis.criteria import criteria
-from connector_tax.analysis.effects import LogSample, TaxTable, sample_launch
+from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.engine_settings import engine_rows
 from connector_tax.analysis.hypotheses import HYPOTHESES, MOONCAKE, NIXL, numbers_of
-from connector_tax.analysis.ingest import PHASES, Cell, Study, load_cells, load_study
+from connector_tax.analysis.ingest import PHASES, Cell, CellKey, Study, load_cells, load_study
 from connector_tax.analysis.launch_records import read_launch_records
 from connector_tax.analysis.measure import (
     Requests,
@@ -27,6 +27,7 @@ from connector_tax.analysis.measure import (
     measure_requests,
     measure_waiting,
 )
+from connector_tax.analysis.overload import overloads
 from connector_tax.analysis.quiet import QuietTime, quiet_time
 from connector_tax.analysis.reference import (
     NoReferenceRateError,
@@ -37,11 +38,13 @@ from connector_tax.analysis.reference import (
 from connector_tax.analysis.resolution import resolution_rows
 from connector_tax.analysis.resources import resource_rows
 from connector_tax.analysis.rows import StepTable, aggregate_rows, csv_text
+from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.saturation import Load, load_of
 from connector_tax.analysis.steps import DURATIONS, Steps, read_steps, step_cdf, step_timing_reason
 from connector_tax.analysis.taxes import Tables, amplification_rows, tax_rows
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
+from connector_tax.study_file import PLAIN
 
 
 @dataclass(frozen=True)
@@ -52,24 +55,37 @@ class Measured:
     waiting_p50: float
     load: Load | None
     quiet: QuietTime | None
-    samples: dict[str, LogSample]
     steps: Steps | None
 
 
-def measure(study: Study, cell: Cell, with_steps: bool) -> Measured:
-    """Read one valid cell and draw its resamples.
+def measure(cell: Cell, with_steps: bool) -> Measured:
+    """Read one valid cell.
 
     Raises:
         ArtifactError: one of its files is missing, changed or malformed.
     """
     requests, waiting = measure_requests(cell), measure_waiting(cell)
-    samples = sample_launch(requests, study.config["statistics"], study.seed, cell.key)
     steps = read_steps(cell) if with_steps else None
     load, machine = load_of(requests, waiting), measure_machine(cell)
     quiet = None
     if machine is not None and cell.record is not None:
         quiet = quiet_time(machine, cell.record["quiet"]["rule"], cell.record["window"])
-    return Measured(requests, waiting, load, quiet, samples, steps)
+    return Measured(requests, waiting, load, quiet, steps)
+
+
+def sample_cells(
+    study: Study, requests: Mapping[CellKey, Requests]
+) -> dict[CellKey, dict[str, LogSample]]:
+    """The resampled percentiles of every valid cell."""
+    statistics = study.config["statistics"]
+    chunk_s = chunk_seconds(requests, statistics["chunk_s"])
+
+    def draw(key: CellKey) -> dict[str, LogSample]:
+        length_s = chunk_s[key.phase, key.cell]
+        return sample_launch(requests[key], statistics["resamples"], length_s, study.seed, key)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return dict(zip(requests, pool.map(draw, requests), strict=True))
 
 
 def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
@@ -86,8 +102,9 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     valid = [cell for cell in cells if cell.status == "valid"]
     # Hashing, parsing and large array operations release the interpreter lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = pool.map(lambda cell: measure(study, cell, no_steps is None), valid)
+        found = pool.map(lambda cell: measure(cell, no_steps is None), valid)
         measured = {cell.key: m for cell, m in zip(valid, found, strict=True)}
+    requests = {key: m.requests for key, m in measured.items()}
     sweep_cells = [cell for cell in cells if cell.key.phase == "A"]
     loads = {key: m.load for key, m in measured.items() if m.load is not None}
     sweeps = judge_launches(study, sweep_cells, loads)
@@ -95,7 +112,9 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     step_table = StepTable(
         {key: m.steps for key, m in measured.items() if m.steps is not None}, no_steps
     )
-    taxes = TaxTable(study, cells, {key: m.samples for key, m in measured.items()})
+    dropped = {key: m.requests.dropped for key, m in measured.items()}
+    overloaded = overloads(study, cells, loads, dropped, sweeps)
+    taxes = TaxTable(study, cells, sample_cells(study, requests), overloaded)
     tables = Tables(study, taxes, rates, step_table.means())
     rows = aggregate_rows(
         study,
@@ -107,7 +126,6 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     launches = read_launch_records(sweep_cells)
     confidence = study.config["statistics"]["confidence"]
     label = {key: study.document[key] for key in ("engine_label", "emulated")}
-    requests = {key: m.requests for key, m in measured.items()}
     return {
         "aggregate.csv": csv_text(rows),
         "aggregate.json": {**label, "rows": rows},
@@ -172,7 +190,7 @@ def _prior(tables: Tables) -> dict[str, Any]:
     """The prior's TTFT p90 beside the measured one at ref_safe (design, "Hypotheses")."""
     prior = tables.study.config["hypotheses"]["prior"]
     names = {
-        "plain": "plain_ttft_p90_s",
+        PLAIN: "plain_ttft_p90_s",
         NIXL: "nixl_ttft_p90_s",
         MOONCAKE: "mooncake_both_ttft_p90_s",
     }
@@ -186,11 +204,13 @@ def _prior(tables: Tables) -> dict[str, Any]:
             "measured_ttft_p90_s": None,
             "measured_tax": None,
         }
-        where = (config, "A", cell, "ttft_p90") if cell is not None else None
-        effect = tables.taxes.tax(*where) if where is not None else None
-        if where is not None and effect is not None:
-            row["measured_ttft_p90_s"] = tables.taxes.difference_ms(*where)[1] / 1e3
-            row["measured_tax"] = None if config == "plain" else numbers_of(effect)
+        taxes = tables.taxes
+        if cell is not None and config == PLAIN:
+            plain_ms = taxes.plain_ms("A", cell, "ttft_p90")
+            row["measured_ttft_p90_s"] = None if plain_ms is None else plain_ms / 1e3
+        elif cell is not None and (effect := taxes.tax(config, "A", cell, "ttft_p90")) is not None:
+            config_ms = taxes.levels_ms(config, "A", cell, "ttft_p90")[1]
+            row |= {"measured_ttft_p90_s": config_ms / 1e3, "measured_tax": numbers_of(effect)}
         rows.append(row)
     return {"at": "ref_safe", "rate_rps": tables.rates["ref_safe"], "rows": rows}
 
