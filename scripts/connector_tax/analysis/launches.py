@@ -12,9 +12,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from connector_tax.analysis.samples import METRICS
 from connector_tax.analysis.ingest import Cell, Study, load_cells, load_study
 from connector_tax.analysis.measure import measure_requests
+from connector_tax.analysis.samples import METRICS
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import read_json
 
