@@ -16,7 +16,13 @@ TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"
 NUMBERS = ("tax", "tax_lo", "tax_hi", "abs_ms", "abs_lo_ms", "abs_hi_ms", "plain_ms", "config_ms")
 JUDGED = ("verdict", "p_value", "p_holm", "aa_tax", "aa_lo", "aa_hi")
-STEP_NUMBERS = ("step_tax_us", "engine_step_tax_us", "callback_us", "unattributed_us")
+# taxes.csv's columns for the step taxes of the same cell, by step_taxes.csv's metric.
+STEP_NUMBERS = {
+    "tax_step_p50": "step_tax_us",
+    "tax_engine_step_p50": "engine_step_tax_us",
+    "tax_callback_p50": "callback_us",
+    "unattributed": "unattributed_us",
+}
 
 
 @dataclass(frozen=True)
@@ -27,13 +33,13 @@ class Tables:
         study: the study.
         taxes: the samples of its valid cells.
         rates: reference_rates.json.
-        step_means: (config, phase, cell) to STEP_NUMBERS, averaged over blocks.
+        step_taxes: (config, phase, cell) to its step taxes in us, by metric.
     """
 
     study: Study
     taxes: TaxTable
     rates: Mapping[str, Any]
-    step_means: Mapping[tuple[str, str, str], Mapping[str, float | None]]
+    step_taxes: Mapping[tuple[str, str, str], Mapping[str, float]]
 
     def cell_at(self, reference: str) -> str | None:
         """The Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the grid."""
@@ -102,13 +108,14 @@ def _tax_row(
         "interval_method": None,
         **dict.fromkeys(JUDGED),
         "capacity_ratio": _capacity_ratio(config, tables.rates),
-        **dict.fromkeys(STEP_NUMBERS),
+        **dict.fromkeys(STEP_NUMBERS.values()),
     }
     if effect is None:
         row["status"], row["reason"] = _worst(lost)
         return row
     plain_ms, config_ms, apart = tables.taxes.difference_ms(*where)
     n_config, n_plain = tables.taxes.sample_sizes(*where)
+    steps = tables.step_taxes.get((config, phase, cell), {})
     return row | {
         "tax": effect.point,
         "tax_lo": effect.interval.lo,
@@ -123,7 +130,7 @@ def _tax_row(
         "n_plain": n_plain,
         "interval_method": effect.interval.method,
         "p_value": effect.interval.p,
-        **tables.step_means.get((config, phase, cell), {}),
+        **{STEP_NUMBERS[metric]: us for metric, us in steps.items()},
         "status": "valid",
         "reason": merged_reasons([(block, reason) for _, block, reason in lost]) or None,
     }
