@@ -58,7 +58,7 @@ def test_a_configuration_that_repeats_worse_has_its_own_spread() -> None:
     found = levels(values, NAMES, 0.95)
     assert found["g"].method == OWN
     assert found["a"].method == POOLED
-    widths = {name: np.log(level.hi / level.lo) for name, level in found.items() if level.hi}
+    widths = {n: np.log(level.hi / level.lo) for n, level in found.items() if level.hi and level.lo}
     assert widths["g"] > 10 * max(widths[name] for name in "abcdef")
 
 

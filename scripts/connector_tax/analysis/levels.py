@@ -64,7 +64,7 @@ def levels(
     pooled = {configuration_of[launch.name] for launch in pool}
     found = {}
     for name, own in groups.items():
-        halves = []
+        halves: list[tuple[float, str]] = []
         if df > 0 and means[name] > 0:
             half = _half(variance, df, len(own), confidence)
             halves = [(half, OWN if pooled == {name} else POOLED)]
@@ -72,9 +72,12 @@ def levels(
             if test is not None and test.larger and len(own) > 1:
                 spread = float(np.var([relative[launch] for launch in own], ddof=1))
                 halves.append((_half(spread, len(own) - 1, len(own), confidence), OWN))
-        half, method = max(halves, default=(None, None))
-        bounds = [None if half is None else means[name] * float(np.exp(s * half)) for s in (-1, 1)]
-        found[name] = Level(means[name], bounds[0], bounds[1], method, len(own))
+        if not halves:
+            found[name] = Level(means[name], None, None, None, len(own))
+            continue
+        widest, method = max(halves)
+        ratio = float(np.exp(widest))
+        found[name] = Level(means[name], means[name] / ratio, means[name] * ratio, method, len(own))
     return found
 
 

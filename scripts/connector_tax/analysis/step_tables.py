@@ -192,9 +192,12 @@ class StepTable:
         """Why there is no step tax in any block."""
         if self.unavailable is not None:
             return self.unavailable
-        shown = f"no block with {config} and plain"
-        launches = [k for k in self.cells if (k.config, k.phase, k.cell) == (config, phase, cell)]
-        return f"{shown}: {NO_VALUE[metric]}" if launches else f"{shown} valid"
+        valid = {key.config for key in self.cells if (key.phase, key.cell) == (phase, cell)}
+        if config not in valid:
+            return f"no valid cell of {config}"
+        both = f"no block with {config} and plain"
+        plain = any(self._is_plain(name) for name in valid)
+        return f"{both}: {NO_VALUE[metric] if plain else 'plain is not valid here'}"
 
     def _row(self, cell: Cell) -> Row:
         row: Row = {**cell.key._asdict(), "configuration": cell.configuration}
