@@ -1,6 +1,6 @@
 """Write every table under analysis/ from the raw records of a study.
 
-Source: CONTRACTS.md; METHOD.md. One pass over the raw files, cell by cell; then rows, taxes,
+Source: docs/method.md. One pass over the raw files, cell by cell; then rows, taxes,
 hypotheses. Nothing here depends on when or where it runs: same input, same bytes.
 """
 
@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.analysis.criteria import criteria
-from connector_tax.analysis.effects import LogSample, TaxTable, sample_launch
+from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.hook_tables import hook_rows
 from connector_tax.analysis.hypotheses import HYPOTHESES, MOONCAKE, NIXL, numbers_of
-from connector_tax.analysis.ingest import PHASES, Cell, Study, load_cells, load_study
+from connector_tax.analysis.ingest import PHASES, Cell, CellKey, Study, load_cells, load_study
 from connector_tax.analysis.measure import Requests, measure_requests, measure_waiting
+from connector_tax.analysis.overload import Overload
 from connector_tax.analysis.reference import (
     NoReferenceRateError,
     Sweep,
@@ -26,13 +27,15 @@ from connector_tax.analysis.reference import (
     reference_rates,
 )
 from connector_tax.analysis.resolution import resolution_rows
-from connector_tax.analysis.rows import aggregate_rows, csv_text
+from connector_tax.analysis.rows import aggregate_rows, csv_text, judgement
+from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.saturation import Load, load_of
 from connector_tax.analysis.step_tables import StepTable
 from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
 from connector_tax.analysis.taxes import Tables, amplification_rows, tax_rows
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
+from connector_tax.study_file import PLAIN
 
 
 @dataclass(frozen=True)
@@ -42,20 +45,50 @@ class Measured:
     requests: Requests
     waiting_p50: float
     load: Load | None
-    samples: dict[str, LogSample]
     steps: Steps | None
 
 
-def measure(study: Study, cell: Cell, with_steps: bool) -> Measured:
-    """Read one valid cell and draw its resamples.
+def measure(cell: Cell, with_steps: bool) -> Measured:
+    """Read one valid cell.
 
     Raises:
         ArtifactError: one of its files is missing, changed or malformed.
     """
     requests, waiting = measure_requests(cell), measure_waiting(cell)
-    samples = sample_launch(requests, study.config["statistics"], study.seed, cell.key)
     steps = read_steps(cell) if with_steps else None
-    return Measured(requests, waiting, load_of(requests, waiting), samples, steps)
+    return Measured(requests, waiting, load_of(requests, waiting), steps)
+
+
+def sample_cells(
+    study: Study, requests: Mapping[CellKey, Requests], pool: ThreadPoolExecutor
+) -> dict[CellKey, dict[str, LogSample]]:
+    """The resampled percentiles of every valid cell."""
+    statistics = study.config["statistics"]
+    chunk_s = chunk_seconds(requests, statistics["chunk_s"])
+
+    def draw(key: CellKey) -> dict[str, LogSample]:
+        length_s = chunk_s[key.phase, key.cell]
+        return sample_launch(requests[key], statistics["resamples"], length_s, study.seed, key)
+
+    return dict(zip(requests, pool.map(draw, requests), strict=True))
+
+
+def overloads(
+    study: Study,
+    cells: Sequence[Cell],
+    measured: Mapping[CellKey, Measured],
+    sweeps: Mapping[tuple[str, int], Sweep],
+) -> dict[CellKey, Overload]:
+    """What every valid cell in which something succeeded says about overload."""
+    states = {}
+    for cell in cells:
+        load = measured[cell.key].load if cell.key in measured else None
+        if load is None or cell.rate_rps is None:
+            continue
+        judged = judgement(study, cell.key, cell.rate_rps, load, sweeps)
+        dropped = measured[cell.key].requests.dropped
+        states[cell.key] = Overload(cell.configuration, judged.saturated, dropped)
+    return states
 
 
 def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
@@ -72,8 +105,10 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     valid = [cell for cell in cells if cell.status == "valid"]
     # Hashing, parsing and large array operations release the interpreter lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = pool.map(lambda cell: measure(study, cell, no_steps is None), valid)
+        found = pool.map(lambda cell: measure(cell, no_steps is None), valid)
         measured = {cell.key: m for cell, m in zip(valid, found, strict=True)}
+        requests = {key: m.requests for key, m in measured.items()}
+        samples = sample_cells(study, requests, pool)
     sweep_cells = [cell for cell in cells if cell.key.phase == "A"]
     loads = {key: m.load for key, m in measured.items() if m.load is not None}
     sweeps = judge_launches(study, sweep_cells, loads)
@@ -81,7 +116,7 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     steps = {key: m.steps for key, m in measured.items() if m.steps is not None}
     confidence = study.config["statistics"]["confidence"]
     step_table = StepTable(cells, steps, no_steps, confidence)
-    taxes = TaxTable(study, cells, {key: m.samples for key, m in measured.items()})
+    taxes = TaxTable(study, cells, samples, overloads(study, cells, measured, sweeps))
     tables = Tables(study, taxes, rates, step_table.points())
     rows = aggregate_rows(
         study,
@@ -91,7 +126,6 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
         steps,
     )
     label = {key: study.document[key] for key in ("engine_label", "emulated")}
-    requests = {key: m.requests for key, m in measured.items()}
     return {
         "aggregate.csv": csv_text(rows),
         "aggregate.json": {**label, "rows": rows},
@@ -137,7 +171,7 @@ def _prior(tables: Tables) -> dict[str, Any]:
     """The prior's TTFT p90 beside the measured one at ref_safe (design, "Hypotheses")."""
     prior = tables.study.config["hypotheses"]["prior"]
     names = {
-        "plain": "plain_ttft_p90_s",
+        PLAIN: "plain_ttft_p90_s",
         NIXL: "nixl_ttft_p90_s",
         MOONCAKE: "mooncake_both_ttft_p90_s",
     }
@@ -151,11 +185,13 @@ def _prior(tables: Tables) -> dict[str, Any]:
             "measured_ttft_p90_s": None,
             "measured_tax": None,
         }
-        where = (config, "A", cell, "ttft_p90") if cell is not None else None
-        effect = tables.taxes.tax(*where) if where is not None else None
-        if where is not None and effect is not None:
-            row["measured_ttft_p90_s"] = tables.taxes.difference_ms(*where)[1] / 1e3
-            row["measured_tax"] = None if config == "plain" else numbers_of(effect)
+        taxes = tables.taxes
+        if cell is not None and config == PLAIN:
+            plain_ms = taxes.plain_ms("A", cell, "ttft_p90")
+            row["measured_ttft_p90_s"] = None if plain_ms is None else plain_ms / 1e3
+        elif cell is not None and (effect := taxes.tax(config, "A", cell, "ttft_p90")) is not None:
+            config_ms = taxes.levels_ms(config, "A", cell, "ttft_p90")[1]
+            row |= {"measured_ttft_p90_s": config_ms / 1e3, "measured_tax": numbers_of(effect)}
         rows.append(row)
     return {"at": "ref_safe", "rate_rps": tables.rates["ref_safe"], "rows": rows}
 

@@ -30,9 +30,10 @@ from connector_tax.analysis.bench_study import (
     STATISTICS,
     write_study,
 )
-from connector_tax.analysis.effects import METRICS, TaxTable, sample_launch
+from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.ingest import CellKey, Study
 from connector_tax.analysis.measure import Requests
+from connector_tax.analysis.samples import METRICS, chunk_seconds, sample_launch
 
 
 def machine() -> str:
@@ -72,10 +73,22 @@ def bootstrap(blocks: int, n: int) -> None:
     ]
     requests = {key: synthetic_requests(rng, n) for key in keys}
     start = time.perf_counter()
-    samples = {key: sample_launch(r, STATISTICS, 1, key) for key, r in requests.items()}
+    chunk_s = chunk_seconds(requests, STATISTICS["chunk_s"])
+    samples = {
+        key: sample_launch(r, RESAMPLES, chunk_s[key.phase, key.cell], 1, key)
+        for key, r in requests.items()
+    }
     sampled_s = time.perf_counter() - start
-    document = {"blocks": blocks, "seed": 1, "config": {"statistics": STATISTICS}}
-    table = TaxTable(Study(Path(), document), [], samples)
+    order = [
+        {"config": config, "block": block} for block in range(blocks) for config in CONFIGS[:8]
+    ]
+    document = {
+        "blocks": blocks,
+        "seed": 1,
+        "config": {"statistics": STATISTICS},
+        "run_order": {"B": order},
+    }
+    table = TaxTable(Study(Path(), document), [], samples, {})
     for config in CONFIGS[1:8]:
         for shape in shapes:
             for metric in METRICS:

@@ -8,12 +8,14 @@ import numpy as np
 import polars as pl
 
 from connector_tax.files import write_json
+from connector_tax.study_file import METRICS, REFERENCES
 
 RESAMPLES = 2000
-STATISTICS = {
+STATISTICS: dict[str, Any] = {
     "confidence": 0.95,
     "resamples": RESAMPLES,
-    "margin": 0.03,
+    "margins": dict.fromkeys(METRICS, 0.03),
+    "confirmatory": list(REFERENCES),
     "chunk_s": 1.0,
     "p99_min_samples": 1000,
 }

@@ -12,12 +12,13 @@ chapter 4 (randomised complete blocks); Dunnett, JASA 50 (1955) and Biometrics 2
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import chi, norm
+from scipy.special import ndtr, ndtri
+from scipy.stats import chi
 from scipy.stats import f as fisher
 from scipy.stats import t as student
 
@@ -85,6 +86,7 @@ class Estimate:
         blocks: the blocks it is formed in.
         correlation: with the other contrasts of the same baseline (Dunnett); 0 where the error is
             the configuration's own.
+        spread: the test that lets the contrast be judged by its own spread; None if pooled.
     """
 
     point: float
@@ -93,6 +95,7 @@ class Estimate:
     method: str
     blocks: tuple[int, ...]
     correlation: float
+    spread: Spread | None = None
 
     @property
     def t(self) -> float | None:
@@ -145,6 +148,13 @@ class Layout:
             launch for launch in self._values if self._configuration_of[launch.name] not in left_out
         )
 
+    @property
+    def pooled_launches(self) -> frozenset[str]:
+        """The launch names of a block whose launches are behind the pooled error."""
+        left_out = {name for name, test in self.spreads.items() if test.left_out}
+        names = {launch.name for launch in self._values}
+        return frozenset(n for n in names if self._configuration_of[n] not in left_out)
+
     def blocks(self, terms: Iterable[Term]) -> tuple[int, ...]:
         """The blocks in which every term has its launch and a launch of its baseline."""
         shared: set[int] | None = None
@@ -172,11 +182,12 @@ class Layout:
             error = float(np.sqrt(variance * sum(weight**2 for weight in weights.values())))
             pooled = Estimate(point, error, df, POOLED, blocks, _correlation(terms, weights))
         involved = {self._configuration_of[launch.name] for launch in weights}
-        larger = {name for name, test in self.spreads.items() if test.larger}
-        if len(blocks) < 2 or not involved & larger:
+        larger = [self.spreads[n] for n in involved if n in self.spreads and self.spreads[n].larger]
+        if len(blocks) < 2 or not larger:
             return pooled
         error = float(np.std(self.per_block(terms, blocks), ddof=1) / np.sqrt(len(blocks)))
-        own = Estimate(point, error, len(blocks) - 1, OWN, blocks, 0.0)
+        widest = min(larger, key=lambda test: test.p)
+        own = Estimate(point, error, len(blocks) - 1, OWN, blocks, 0.0, widest)
         return max(pooled, own, key=lambda estimate: estimate.half_width(0.95) or 0.0)
 
     def per_block(self, terms: Sequence[Term], blocks: Sequence[int]) -> Floats:
@@ -269,44 +280,57 @@ def _correlation(terms: Sequence[Term], weights: Mapping[LaunchId, float]) -> fl
 def dunnett(estimates: Sequence[Estimate]) -> list[float]:
     """Adjusted two-sided p-values of several configurations against one baseline, in their order.
 
+    Raises:
+        ValueError: an estimate has no error.
+    """
+    return [dunnett_p(estimate, estimates) for estimate in estimates]
+
+
+def dunnett_p(estimate: Estimate, family: Sequence[Estimate]) -> float:
+    """The adjusted two-sided p-value of one estimate of a family; the family includes it.
+
     Contrasts with the pooled error share it and their baseline: P(max |T| > |t|) of the
     multivariate t whose correlations are sqrt(rho_i rho_j), by Gauss quadrature. A contrast with an
     error of its own is adjusted for the number of contrasts by Sidak's formula.
 
     Raises:
-        ValueError: an estimate has no error.
+        ValueError: the estimate has no error.
     """
-    pooled = [e for e in estimates if e.method == POOLED]
-    adjusted = []
-    for estimate in estimates:
-        if estimate.t is None or estimate.p is None:
-            raise ValueError("a contrast without a standard error has no p-value")
-        if estimate.method == OWN:
-            adjusted.append(
-                float(-np.expm1(len(estimates) * np.log1p(-min(estimate.p, 1 - 1e-16))))
-            )
-            continue
-        inside = _all_inside(abs(estimate.t), pooled)
-        # The others do their own tests: at most their number more comparisons.
-        rest = (1 - estimate.p) ** (len(estimates) - len(pooled))
-        adjusted.append(float(np.clip(1 - inside * rest, estimate.p, 1.0)))
-    return adjusted
+    if estimate.t is None or estimate.p is None:
+        raise ValueError("a contrast without a standard error has no p-value")
+    if estimate.method == OWN:
+        return sidak(estimate.p, len(family))
+    pooled = [member for member in family if member.method == POOLED]
+    inside = _all_inside(abs(estimate.t), estimate.df, pooled)
+    # The others do their own tests: at most their number more comparisons.
+    rest = (1 - estimate.p) ** (len(family) - len(pooled))
+    return float(np.clip(1 - inside * rest, estimate.p, 1.0))
 
 
-def _all_inside(bound: float, pooled: Sequence[Estimate]) -> float:
+def sidak(p: float, comparisons: int) -> float:
+    """Sidak's adjustment of a p-value for a number of comparisons."""
+    return float(-np.expm1(comparisons * np.log1p(-min(p, 1 - 1e-16))))
+
+
+def _all_inside(bound: float, df: int, pooled: Sequence[Estimate]) -> float:
     """P(all |T_i| <= bound) of contrasts that share one baseline and one pooled error."""
     if not np.isfinite(bound):
         return 1.0
-    df = pooled[0].df
-    nodes, weights = np.polynomial.legendre.leggauss(_QUADRATURE)
-    # The pooled sd over the true one, by its quantiles; the baseline's error, by its own.
-    share = (nodes + 1) / 2
-    scale = chi.ppf(share, df) / np.sqrt(df)
-    common = norm.ppf(share)
-    rho = np.array([estimate.correlation for estimate in pooled])
+    scale, common, weights = _quadrature(df)
+    rounded = np.round([estimate.correlation for estimate in pooled], 12)
+    # Equal correlations, the usual case, have one factor.
+    rho, count = np.unique(rounded, return_counts=True)
     own = np.sqrt(1 - rho)[:, None, None]
     shift = np.sqrt(rho)[:, None, None] * common[None, None, :]
     reach = bound * scale[None, :, None]
-    inside = norm.cdf((shift + reach) / own) - norm.cdf((shift - reach) / own)
-    over_common = np.prod(inside, axis=0) @ (weights / 2)
-    return float(over_common @ (weights / 2))
+    inside = ndtr((shift + reach) / own) - ndtr((shift - reach) / own)
+    over_common = np.prod(inside ** count[:, None, None], axis=0) @ weights
+    return float(over_common @ weights)
+
+
+@cache
+def _quadrature(df: int) -> tuple[Floats, Floats, Floats]:
+    """Quantiles of the pooled sd over the true one, of the baseline's error, and their weights."""
+    nodes, weights = np.polynomial.legendre.leggauss(_QUADRATURE)
+    share = (nodes + 1) / 2
+    return chi.ppf(share, df) / np.sqrt(df), ndtri(share), weights / 2

@@ -17,12 +17,14 @@ from connector_tax.analysis.hypotheses import (
     NOOP,
     Finding,
     at_safe,
+    dominance,
     framework_share,
     gap_pp,
     h4,
     h5,
     h6,
     numbers_of,
+    point_sentence,
     shown,
     undecided,
 )
@@ -68,7 +70,9 @@ def prior_of_h1(tables: Tables) -> Finding:
     elif tax.hi < low or tax.lo > high:
         label, tail = "revised", f"outside [{low:.0%}, {high:.0%}]: the prior is revised"
     numbers = {"tax_ttft_p90": numbers_of(tax), "band": [low, high]}
-    return _labelled("1", f"{MOONCAKE} at ref_safe: {shown(tax)}", tail, label, numbers, [tax])
+    point = "accepted" if low <= tax.point <= high else "revised"
+    start = f"{MOONCAKE} at ref_safe: {shown(tax)}"
+    return _labelled("1", start, tail, label, numbers, [tax], f"prior {point}")
 
 
 def gap_of_h2(tables: Tables) -> Finding:
@@ -85,7 +89,9 @@ def gap_of_h2(tables: Tables) -> Finding:
     elif gap.hi < low or gap.lo > high:
         label, tail = "disagrees", f"disagrees with the prior's {limits['h2_prior_gap_pp']:g} pp"
     numbers = {"gap": numbers_of(gap), "prior_gap_pp": limits["h2_prior_gap_pp"]}
-    return _labelled("2", f"Gap {shown(gap, 'pp')}", tail, label, numbers, [gap])
+    point = "agrees" if low <= gap.point <= high else "disagrees"
+    start = f"Gap {shown(gap, 'pp')}"
+    return _labelled("2", start, tail, label, numbers, [gap], f"{point} with the prior")
 
 
 def label_of_h3(tables: Tables) -> Finding:
@@ -119,7 +125,8 @@ def label_of_h3(tables: Tables) -> Finding:
         "framework_share": share,
     }
     start = f"No-op connector {shown(noop)}, {MOONCAKE} {shown(mooncake)}"
-    return _labelled("3", start, tail, label, numbers, [noop, mooncake, upper, lower])
+    point = dominance(tables, noop.point, mooncake.point)
+    return _labelled("3", start, tail, label, numbers, [noop, mooncake, upper, lower], point)
 
 
 def additivity(tables: Tables) -> Finding:
@@ -129,7 +136,7 @@ def additivity(tables: Tables) -> Finding:
         return Finding("4", NOT_MET, f"Not reported. {finding.sentence}", {})
     labels = {"supported": "linear", "refuted": "not linear"}
     numbers = {**finding.numbers, "label": labels.get(finding.verdict, "undecided")}
-    return Finding("4", MET, finding.sentence, numbers)
+    return Finding("4", MET, finding.sentence, numbers, finding.point_label)
 
 
 def directions(tables: Tables) -> Finding:
@@ -138,14 +145,12 @@ def directions(tables: Tables) -> Finding:
     sentence = " ".join(finding.sentence for finding in findings)
     if not all(finding.numbers for finding in findings):
         return Finding("5", NOT_MET, f"Not reported. {sentence}", {})
-    return Finding("5", MET, sentence, {f.id: f.numbers for f in findings})
+    labels = "; ".join(str(finding.point_label) for finding in findings)
+    return Finding("5", MET, sentence, {f.id: f.numbers for f in findings}, labels)
 
 
 def artifacts(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> Finding:
-    """6: a launch that ran has every file; a skipped configuration has a reason in pre-flight.
-
-    Source: CONTRACTS.md for the files of a launch and of a cell.
-    """
+    """6: a launch that ran has every file; a skipped configuration has a reason in pre-flight."""
     study = tables.study
     path = study.root / "preflight" / "preflight_status.json"
     try:
@@ -235,9 +240,11 @@ def _labelled(
     label: str,
     numbers: Mapping[str, Any],
     effects: Sequence[Effect],
+    point: str,
 ) -> Finding:
-    too_few = undecided(effects)
-    if too_few is not None:
-        return Finding(identifier, MET, f"{start}. {too_few}", {**numbers, "label": "undecided"})
+    why = undecided(effects)
+    if why is not None:
+        sentence = f"{start}. {why} {point_sentence(point)}"
+        return Finding(identifier, MET, sentence, {**numbers, "label": "undecided"}, point)
     sentence = f"{start}. {tail[0].upper()}{tail[1:]}."
-    return Finding(identifier, MET, sentence, {**numbers, "label": label})
+    return Finding(identifier, MET, sentence, {**numbers, "label": label}, point)

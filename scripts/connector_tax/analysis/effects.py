@@ -1,51 +1,30 @@
 """Effects: percentiles of a configuration over plain's, and combinations of such taxes, with
 intervals.
 
-Source: design, "Substrate tax definition"; METHOD.md, "The unit of replication is the server
-launch". tax = exp(mean over blocks of log(p_X / p_plain)) - 1, paired by block. Differences and
-other linear combinations of taxes (amplification, H2 to H6) are made on the same resamples, so
-that what they share, plain above all, cancels as it does in the estimate.
+Source: docs/method.md, "The error model". tax = exp(d) - 1, d the mean over blocks of the log of
+the configuration's percentile minus the mean log of the block's launches of plain. The interval is
+that of the block model, or of the within-launch bootstrap where that is wider.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from connector_tax.analysis.bootstrap import (
-    MIN_BLOCKS_FOR_VERDICT,
-    Floats,
-    Interval,
-    block_draws,
-    chunk_counts,
-    chunk_labels,
-    hierarchical_mean,
-    interval,
-    resampled_percentiles,
-)
+from connector_tax.analysis.block_model import Estimate, LaunchId, Layout, Term
+from connector_tax.analysis.bootstrap import Floats, bootstrap_p
 from connector_tax.analysis.ingest import Cell, CellKey, Study
-from connector_tax.analysis.measure import Requests
-from connector_tax.seeds import named_generator
+from connector_tax.analysis.overload import Overload, joined, mark
+from connector_tax.analysis.samples import LogSample
+from connector_tax.study_file import PLAIN, configuration_of
 
-METRICS = {
-    "ttft_p90": ("ttft_ms", 90),
-    "tpot_p90": ("tpot_ms", 90),
-    "ttft_p50": ("ttft_ms", 50),
-    "tpot_p50": ("tpot_ms", 50),
-    "e2e_p90": ("e2e_ms", 90),
-}
+MIN_BLOCKS_FOR_VERDICT = 3
+ONE_LAUNCH = "one launch; launches not included"
+BOOTSTRAP = "within-launch bootstrap"
 
 
-class LogSample(NamedTuple):
-    """One percentile (ms) of one launch's cell: its log, its resamples' logs, the sample size."""
-
-    point: float
-    replicates: Floats
-    n: int
-
-
-class Term(NamedTuple):
+class WeightedTax(NamedTuple):
     """One tax in a linear combination of taxes."""
 
     weight: float
@@ -55,13 +34,43 @@ class Term(NamedTuple):
     metric: str
 
 
+class Interval(NamedTuple):
+    """An interval and how it was made; None where a single block repeats nothing.
+
+    Attributes:
+        df: degrees of freedom behind the block model's error.
+        p: two-sided p-value of "the effect is zero".
+        bootstrap_p: the within-launch bootstrap's, which `p` is at least.
+    """
+
+    lo: float | None
+    hi: float | None
+    method: str
+    df: int | None
+    p: float | None
+    bootstrap_p: float | None
+
+
 @dataclass(frozen=True)
 class Effect:
-    """An estimate in fractions (0.45 is +45%) with its interval; None bounds: unknown."""
+    """An estimate in fractions (0.45 is +45%) with its interval; None bounds: unknown.
+
+    Attributes:
+        estimate: the contrast of logs behind it.
+        added_df: degrees of freedom that one more block would bring.
+        mark: why it gets no verdict; "" where nothing was saturated or dropped.
+    """
 
     point: float
     interval: Interval
-    n_blocks: int
+    estimate: Estimate
+    added_df: int
+    mark: str
+
+    @property
+    def n_blocks(self) -> int:
+        """The blocks it is formed in."""
+        return len(self.estimate.blocks)
 
     @property
     def lo(self) -> float:
@@ -79,164 +88,263 @@ class Effect:
         return self.n_blocks >= MIN_BLOCKS_FOR_VERDICT
 
 
-def sample_launch(
-    requests: Requests, statistics: Mapping[str, Any], seed: int, key: CellKey
-) -> dict[str, LogSample]:
-    """Every metric of one valid cell with its within-launch resamples.
+class _Quantity:
+    """One metric of the launches of one phase and cell, and the contrasts formed from it."""
 
-    All metrics share one draw of chunks, and so do the configurations of a block: they were sent
-    the same arrivals (`study.cell.prepare`), and what a burst does to both cancels in their ratio.
-    Windows of unequal length are drawn apart. Metrics without data (TPOT of one output token) are
-    absent.
-    """
-    if requests.n == 0:
-        return {}
-    labels = chunk_labels(requests.since_warmup_s, requests.window_s, statistics["chunk_s"])
-    rng = named_generator(f"{seed}/bootstrap/block{key.block}/{key.phase}/{key.cell}")
-    counts = chunk_counts(int(labels.max()) + 1, statistics["resamples"], rng)
-    samples = {}
-    for column in dict.fromkeys(column for column, _ in METRICS.values()):
-        values = getattr(requests, column)
-        if len(values) == 0:
-            continue
-        wanted = {metric: p for metric, (name, p) in METRICS.items() if name == column}
-        drawn = resampled_percentiles(values, labels, counts, list(wanted.values()))
-        for (metric, percent), replicates in zip(wanted.items(), drawn, strict=True):
-            point = float(np.log(np.percentile(values, percent)))
-            samples[metric] = LogSample(point, np.log(replicates), len(values))
-    return samples
+    def __init__(self, samples: Mapping[LaunchId, LogSample]) -> None:
+        self.samples = samples
+        self.layout = Layout(
+            {launch: sample.point for launch, sample in samples.items()},
+            {launch.name: configuration_of(launch.name) for launch in samples},
+        )
+
+    def contrast(self, term: Term, blocks: Sequence[int]) -> float:
+        """d: the mean over the blocks of ours minus the mean of the baseline's launches."""
+        return float(self.layout.per_block([term], blocks).mean())
+
+    def deviations(self, term: Term, blocks: Sequence[int]) -> Floats:
+        """(resamples,) of `contrast` from its point, with the launches held fixed."""
+        total: Floats = np.zeros(1)
+        for block in blocks:
+            ours, base = self.launches(term, block)
+            total = total + self._deviation(ours)
+            total = total - np.mean([self._deviation(launch) for launch in base], axis=0)
+        mean: Floats = total / len(blocks)
+        return mean
+
+    def launches(self, term: Term, block: int) -> tuple[LaunchId, list[LaunchId]]:
+        """The term's launch of a block, and the valid launches of its baseline there."""
+        base = [LaunchId(name, block) for name in term.base]
+        return LaunchId(term.ours, block), [launch for launch in base if launch in self.samples]
+
+    def _deviation(self, launch: LaunchId) -> Floats:
+        sample = self.samples[launch]
+        return sample.replicates - sample.point
 
 
 class TaxTable:
-    """The samples of every valid cell of a study, and the effects that can be formed from them."""
+    """The samples of every valid cell of a study, and the effects that can be formed from them.
+
+    Args:
+        study: the study.
+        cells: its planned cells, for the reasons of those without a sample.
+        samples: `sample_launch` of each valid cell.
+        overloads: of each valid cell; a cell that is absent was neither saturated nor dropped any.
+    """
 
     def __init__(
-        self, study: Study, cells: Sequence[Cell], samples: Mapping[CellKey, dict[str, LogSample]]
+        self,
+        study: Study,
+        cells: Sequence[Cell],
+        samples: Mapping[CellKey, dict[str, LogSample]],
+        overloads: Mapping[CellKey, Overload],
     ) -> None:
-        self._statistics = study.config["statistics"]
-        self._seed = study.seed
+        self._confidence = study.config["statistics"]["confidence"]
         self._cells = {cell.key: cell for cell in cells}
         self._samples = samples
+        self._overloads = overloads
         self._blocks = range(study.document["blocks"])
-        self._draws: dict[int, Any] = {}
-
-    def blocks(self, config: str, phase: str, cell: str, metric: str) -> tuple[int, ...]:
-        """The blocks in which the configuration and plain both have a valid cell."""
-        return tuple(
-            block
-            for block in self._blocks
-            if metric in self._samples.get(CellKey(config, block, phase, cell), {})
-            and metric in self._samples.get(CellKey("plain", block, phase, cell), {})
-        )
+        self._plains = {phase: study.plains(phase) for phase in study.document["run_order"]}
+        self._quantities: dict[tuple[str, str, str], _Quantity] = {}
 
     def tax(self, config: str, phase: str, cell: str, metric: str) -> Effect | None:
-        """The tax with its interval, both formed on the log ratio; None without a paired block."""
-        blocks = self.blocks(config, phase, cell, metric)
-        if not blocks:
+        """The tax with its interval, both formed on the log ratio; None without a shared block.
+
+        The tax of a launch of plain is against the block's other launches of plain.
+        """
+        quantity = self._quantity(phase, cell, metric)
+        term = self._unit(config, phase)
+        estimate = quantity.layout.estimate([term])
+        if estimate is None:
             return None
-        points, replicates = self._log_ratios(blocks, config, phase, cell, metric)
-        mean = float(points.mean())
-        found = interval(
-            mean, points, self._mean(points, replicates), self._statistics["confidence"]
-        )
+        blocks = estimate.blocks
+        replicates = estimate.point + quantity.deviations(term, blocks)
+        found = _interval(estimate.point, estimate, replicates, self._confidence)
         bounds = [None if b is None else float(np.expm1(b)) for b in (found.lo, found.hi)]
         return Effect(
-            float(np.expm1(mean)), found._replace(lo=bounds[0], hi=bounds[1]), len(blocks)
+            float(np.expm1(estimate.point)),
+            found._replace(lo=bounds[0], hi=bounds[1]),
+            estimate,
+            len(quantity.layout.pooled_launches) - 1,
+            self._mark([(quantity, term, cell)], phase, blocks),
         )
 
-    def common_blocks(self, terms: Sequence[Term]) -> tuple[int, ...]:
-        """The blocks in which every tax of a combination has a number."""
-        shared = [set(self.blocks(*term[1:])) for term in terms]
-        return tuple(sorted(set.intersection(*shared)))
+    def combination(
+        self, terms: Sequence[WeightedTax], confidence: float | None = None
+    ) -> Effect | None:
+        """A linear combination of taxes, over the blocks all of them have; None without any.
 
-    def point(self, term: Term, blocks: Sequence[int]) -> float:
-        """The tax of a term, its weight aside, over the given blocks."""
-        return float(np.expm1(self._log_ratios(blocks, *term[1:])[0].mean()))
+        Of several configurations in one cell, or of one configuration in several cells of a phase:
+        then over the launches that have all of these cells.
 
-    def combination(self, terms: Sequence[Term], confidence: float | None = None) -> Effect | None:
-        """A linear combination of taxes, over the blocks all of them have; None without any."""
-        blocks = self.common_blocks(terms)
+        Raises:
+            ValueError: the taxes are of several configurations in several cells.
+        """
+        parts = self._parts(terms)
+        blocks = _common_blocks(parts)
         if not blocks:
             return None
-        point, per_block = 0.0, np.zeros(len(blocks))
-        replicates = np.zeros(self._statistics["resamples"])
-        for weight, *where in terms:
-            points, resampled = self._log_ratios(blocks, *where)
-            point += weight * float(np.expm1(points.mean()))
-            per_block += weight * np.expm1(points)
-            replicates += weight * np.expm1(self._mean(points, resampled))
-        level = self._statistics["confidence"] if confidence is None else confidence
-        return Effect(point, interval(point, per_block, replicates, level), len(blocks))
+        point, forms = 0.0, []
+        replicates: Floats = np.zeros(1)
+        for (weight, *_), (quantity, unit, _) in zip(terms, parts, strict=True):
+            d = quantity.contrast(unit, blocks)
+            point += weight * float(np.expm1(d))
+            replicates = replicates + weight * np.expm1(d + quantity.deviations(unit, blocks))
+            forms.append(weight * float(np.exp(d)))
+        layout, linear = _linear_form(parts, forms)
+        estimate = layout.estimate(linear)
+        assert estimate is not None
+        level = self._confidence if confidence is None else confidence
+        return Effect(
+            point,
+            _interval(point, estimate, replicates, level),
+            estimate,
+            len(layout.pooled_launches) - 1,
+            self._mark(parts, terms[0].phase, blocks),
+        )
+
+    def points(self, terms: Sequence[WeightedTax]) -> list[float]:
+        """The taxes of a combination, their weights aside, over its blocks."""
+        parts = self._parts(terms)
+        blocks = _common_blocks(parts)
+        return [float(np.expm1(quantity.contrast(unit, blocks))) for quantity, unit, _ in parts]
 
     def sample_sizes(self, config: str, phase: str, cell: str, metric: str) -> tuple[int, int]:
-        """Requests behind the tax over its paired blocks: the configuration's and plain's."""
-        blocks = self.blocks(config, phase, cell, metric)
-        ours, plain = (
-            sum(self._samples[CellKey(name, b, phase, cell)][metric].n for b in blocks)
-            for name in (config, "plain")
+        """Requests behind the tax over its blocks: the configuration's and plain's."""
+        quantity, term = self._quantity(phase, cell, metric), self._unit(config, phase)
+        pairs = [quantity.launches(term, block) for block in quantity.layout.blocks([term])]
+        return (
+            sum(quantity.samples[ours].n for ours, _ in pairs),
+            sum(quantity.samples[launch].n for _, base in pairs for launch in base),
         )
-        return ours, plain
 
-    def difference_ms(
-        self, config: str, phase: str, cell: str, metric: str
-    ) -> tuple[float, float, Interval]:
-        """(plain_ms, config_ms, Interval of their difference): geometric block means."""
-        blocks = self.blocks(config, phase, cell, metric)
-        ours, ours_resampled = self._logs(blocks, config, phase, cell, metric)
-        plain, plain_resampled = self._logs(blocks, "plain", phase, cell, metric)
-        config_ms, plain_ms = (float(np.exp(logs.mean())) for logs in (ours, plain))
-        resampled = np.exp(self._mean(ours, ours_resampled)) - np.exp(
-            self._mean(plain, plain_resampled)
-        )
-        found = interval(
-            config_ms - plain_ms,
-            np.exp(ours) - np.exp(plain),
-            resampled,
-            self._statistics["confidence"],
-        )
-        return plain_ms, config_ms, found
+    def levels_ms(self, config: str, phase: str, cell: str, metric: str) -> tuple[float, float]:
+        """(plain_ms, config_ms): geometric means over the tax's blocks, of plain's launches too."""
+        quantity, term = self._quantity(phase, cell, metric), self._unit(config, phase)
+        pairs = [quantity.launches(term, block) for block in quantity.layout.blocks([term])]
+        ours = np.mean([quantity.samples[launch].point for launch, _ in pairs])
+        plain = np.mean([_mean_point(quantity, base) for _, base in pairs])
+        return float(np.exp(plain)), float(np.exp(ours))
+
+    def plain_ms(self, phase: str, cell: str, metric: str) -> float | None:
+        """Plain's geometric mean over all blocks in which one of its launches is valid."""
+        quantity = self._quantity(phase, cell, metric)
+        term = Term(1.0, PLAIN, tuple(self._plains[phase]))
+        blocks = [base for block in self._blocks if (base := quantity.launches(term, block)[1])]
+        if not blocks:
+            return None
+        return float(np.exp(np.mean([_mean_point(quantity, base) for base in blocks])))
 
     def lost(self, config: str, phase: str, cell: str, metric: str) -> list[tuple[str, int, str]]:
         """(status, block, reason) of every block in which the tax has no number, in block order."""
-        found: list[tuple[str, int, str]] = []
+        quantity, term = self._quantity(phase, cell, metric), self._unit(config, phase)
+        reasons: list[tuple[str, int, str]] = []
         for block in self._blocks:
-            for name in (config, "plain"):
-                key = CellKey(name, block, phase, cell)
-                state = self._cells.get(key)
-                if metric in self._samples.get(key, {}):
-                    continue
-                status, reason = _why_lost(state, metric)
-                who = f"{name}: " if name != config else ""
-                found.append((status, block, f"{who}{reason}"))
-                break
-        return found
+            ours, base = quantity.launches(term, block)
+            if ours not in quantity.samples:
+                status, reason = self._why_lost(config, block, phase, cell, metric)
+            elif not base:
+                status, reason = self._why_lost(PLAIN, block, phase, cell, metric)
+                reason = f"{PLAIN}: {reason}"
+            else:
+                continue
+            reasons.append((status, block, reason))
+        return reasons
 
-    def _logs(self, blocks: Sequence[int], *where: str) -> tuple[Floats, Floats]:
-        config, phase, cell, metric = where
-        samples = [self._samples[CellKey(config, b, phase, cell)][metric] for b in blocks]
-        return (
-            np.array([sample.point for sample in samples]),
-            np.array([sample.replicates for sample in samples]),
-        )
+    def _why_lost(
+        self, config: str, block: int, phase: str, cell: str, metric: str
+    ) -> tuple[str, str]:
+        state = self._cells.get(CellKey(config, block, phase, cell))
+        if state is None:
+            return "missing", "the launch is not part of the design"
+        if state.status == "valid":
+            return "missing", f"no {metric} in a cell of {state.output_tokens} output tokens"
+        if state.status == "failed":
+            return "missing", f"the launch failed: {state.reason}"
+        return state.status, str(state.reason)
 
-    def _log_ratios(self, blocks: Sequence[int], *where: str) -> tuple[Floats, Floats]:
-        config, *rest = where
-        ours, plain = self._logs(blocks, config, *rest), self._logs(blocks, "plain", *rest)
-        return ours[0] - plain[0], ours[1] - plain[1]
+    def _unit(self, config: str, phase: str) -> Term:
+        return Term(1.0, config, tuple(name for name in self._plains[phase] if name != config))
 
-    def _mean(self, points: Floats, replicates: Floats) -> Floats:
-        n, resamples = replicates.shape
-        if n not in self._draws:
-            rng = named_generator(f"{self._seed}/bootstrap/{n} blocks")
-            self._draws[n] = block_draws(n, resamples, rng)
-        return hierarchical_mean(points, replicates, self._draws[n])
+    def _quantity(self, phase: str, cell: str, metric: str) -> _Quantity:
+        where = (phase, cell, metric)
+        if where not in self._quantities:
+            self._quantities[where] = _Quantity(
+                {
+                    LaunchId(key.config, key.block): metrics[metric]
+                    for key, metrics in self._samples.items()
+                    if (key.phase, key.cell) == (phase, cell)
+                    and key.block in self._blocks
+                    and metric in metrics
+                }
+            )
+        return self._quantities[where]
+
+    def _parts(self, terms: Sequence[WeightedTax]) -> list["_Part"]:
+        """Each tax's quantity, over the launches that have all of them, and its unit contrast."""
+        quantities = [self._quantity(term.phase, term.cell, term.metric) for term in terms]
+        shared = set.intersection(*(set(quantity.samples) for quantity in quantities))
+        if any(len(quantity.samples) > len(shared) for quantity in quantities):
+            quantities = [_Quantity({k: q.samples[k] for k in sorted(shared)}) for q in quantities]
+        return [
+            (quantity, self._unit(term.config, term.phase), term.cell)
+            for quantity, term in zip(quantities, terms, strict=True)
+        ]
+
+    def _mark(self, parts: Sequence["_Part"], phase: str, blocks: Sequence[int]) -> str:
+        marks = []
+        for quantity, term, cell in parts:
+            pairs = [quantity.launches(term, block) for block in blocks]
+            launches = [ours for ours, _ in pairs] + [name for _, base in pairs for name in base]
+            keys = [CellKey(launch.name, launch.block, phase, cell) for launch in launches]
+            marks.append(mark(self._overloads[key] for key in keys if key in self._overloads))
+        return joined(marks)
 
 
-def _why_lost(state: Cell | None, metric: str) -> tuple[str, str]:
-    if state is None:
-        return "missing", "the launch is not part of the design"
-    if state.status == "valid":
-        return "missing", f"no {metric} in a cell of {state.output_tokens} output tokens"
-    if state.status == "failed":
-        return "missing", f"the launch failed: {state.reason}"
-    return state.status, str(state.reason)
+_Part = tuple[_Quantity, Term, str]
+
+
+def _mean_point(quantity: _Quantity, launches: Iterable[LaunchId]) -> float:
+    return float(np.mean([quantity.samples[launch].point for launch in launches]))
+
+
+def _common_blocks(parts: Sequence[_Part]) -> tuple[int, ...]:
+    blocks = [set(quantity.layout.blocks([unit])) for quantity, unit, _ in parts]
+    return tuple(sorted(set.intersection(*blocks)))
+
+
+def _linear_form(parts: Sequence[_Part], forms: Sequence[float]) -> tuple[Layout, list[Term]]:
+    """The layout and the terms whose contrast is the sum of `forms` times the parts' contrasts."""
+    terms = [unit._replace(weight=v) for (_, unit, _), v in zip(parts, forms, strict=True)]
+    if len({cell for _, _, cell in parts}) == 1:
+        return parts[0][0].layout, terms
+    if len({unit for _, unit, _ in parts}) > 1:
+        raise ValueError("a combination is of one configuration, or in one cell")
+    launches = parts[0][0].samples
+    values = {
+        launch: sum(v * q.samples[launch].point for (q, _, _), v in zip(parts, forms, strict=True))
+        for launch in launches
+    }
+    names = {launch.name: configuration_of(launch.name) for launch in launches}
+    return Layout(values, names), [parts[0][1]]
+
+
+def _interval(point: float, estimate: Estimate, replicates: Floats, confidence: float) -> Interval:
+    """The wider of the block model's interval about `point` and the bootstrap's."""
+    half = estimate.half_width(confidence)
+    if len(estimate.blocks) < 2 or half is None or estimate.p is None:
+        return Interval(None, None, ONE_LAUNCH, None, None, None)
+    tail = (1 - confidence) / 2
+    lo, hi = (float(q) for q in np.quantile(replicates, [tail, 1 - tail]))
+    method = BOOTSTRAP
+    if 2 * half >= hi - lo:
+        lo, hi, method = point - half, point + half, _method(estimate)
+    within = bootstrap_p(replicates)
+    return Interval(lo, hi, method, estimate.df, max(estimate.p, within), within)
+
+
+def _method(estimate: Estimate) -> str:
+    if estimate.spread is None:
+        return f"{estimate.method} (df {estimate.df})"
+    spread = f"spread F {estimate.spread.f_ratio:.1f}, p {estimate.spread.p:.3f}"
+    return f"{estimate.method} (df {estimate.df}; {spread})"

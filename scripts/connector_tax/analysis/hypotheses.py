@@ -3,7 +3,8 @@
 Source: design, "Hypotheses" and "Success Criteria". Thresholds come from the configuration. A
 verdict is read off an interval, never off a point: supported when the whole interval is on the
 hypothesis' side, refuted when the whole interval is on the other, else cannot tell. Below three
-blocks nothing is decided (METHOD.md: the unit of replication is the server launch).
+blocks nothing is decided: the unit of replication is the server launch. What the point estimate by
+itself would be called stands beside, and is no verdict.
 """
 
 import itertools
@@ -12,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from connector_tax.analysis.bootstrap import MIN_BLOCKS_FOR_VERDICT
-from connector_tax.analysis.effects import Effect, Term
+from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT, Effect, WeightedTax
+from connector_tax.analysis.overload import joined
 from connector_tax.analysis.taxes import Tables
 
 SUPPORTED, REFUTED, CANNOT_TELL = "supported", "refuted", "cannot tell"
@@ -23,12 +24,17 @@ LMCACHE, MULTI = "lmcache_only", "multi_mooncake_lmcache"
 
 @dataclass(frozen=True)
 class Finding:
-    """What the study says about one hypothesis."""
+    """What the study says about one hypothesis.
+
+    Attributes:
+        point_label: what the design calls the point estimate; None without one.
+    """
 
     id: str
     verdict: str
     sentence: str
     numbers: Mapping[str, Any]
+    point_label: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The finding as hypotheses.json has it."""
@@ -43,6 +49,7 @@ def numbers_of(effect: Effect) -> dict[str, Any]:
         "hi": effect.interval.hi,
         "method": effect.interval.method,
         "n_blocks": effect.n_blocks,
+        "mark": effect.mark,
     }
 
 
@@ -50,14 +57,19 @@ def shown(effect: Effect, unit: str = "%") -> str:
     """`+12.3% [+10.1%, +14.6%]`; unit `pp` for differences of taxes."""
     space = "" if unit == "%" else " "
 
-    def text(value: float | None) -> str:
-        return "unknown" if value is None else f"{100 * value:+.1f}{space}{unit}"
+    def text(value: float) -> str:
+        return f"{100 * value:+.1f}{space}{unit}"
 
+    if effect.interval.lo is None or effect.interval.hi is None:
+        return f"{text(effect.point)} ({effect.interval.method})"
     return f"{text(effect.point)} [{text(effect.interval.lo)}, {text(effect.interval.hi)}]"
 
 
 def undecided(effects: Sequence[Effect]) -> str | None:
     """Why effects cannot carry a verdict; None when they can."""
+    marks = joined(effect.mark for effect in effects)
+    if marks:
+        return f"Cannot tell, for these latencies are those of survivors: {marks}."
     fewest = min(effect.n_blocks for effect in effects)
     if fewest >= MIN_BLOCKS_FOR_VERDICT:
         return None
@@ -92,6 +104,7 @@ def h1(tables: Tables) -> Finding:
     tax = tables.taxes.tax(MOONCAKE, "A", cell, "ttft_p90")
     if tax is None:
         return no_number("H1", tables, (MOONCAKE, "A", cell, "ttft_p90"))
+    band = tables.study.config["hypotheses"]["h1_prior_band"]
     numbers = {"tax_ttft_p90": numbers_of(tax), "min_tax": bound}
     start = f"TTFT p90 of {MOONCAKE} at ref_safe is {shown(tax)} against plain"
     verdict, tail = CANNOT_TELL, f"the interval holds {bound:.0%}, the least the hypothesis asks."
@@ -99,7 +112,8 @@ def h1(tables: Tables) -> Finding:
         verdict, tail = SUPPORTED, f"at least {bound:.0%}: the tax persists on a single instance."
     elif tax.hi < bound:
         verdict, tail = REFUTED, f"below {bound:.0%}: the tax of the prior comes from coupling."
-    return _decided("H1", verdict, start, tail, numbers, [tax])
+    label = _place(tax.point, band, f"the {100 * band[0]:g} to {100 * band[1]:g}% band")
+    return _decided("H1", verdict, start, tail, numbers, [tax], label)
 
 
 def h2(tables: Tables) -> Finding:
@@ -128,13 +142,22 @@ def h2(tables: Tables) -> Finding:
         verdict, tail = REFUTED, f"below {band}: the gap of the prior is a coupling artifact."
     elif gap.lo > high:
         verdict, tail = REFUTED, f"above {band}: the gap is not preserved but larger."
-    return _decided("H2", verdict, start, tail, numbers, [gap])
+    label = _place(gap.point, (low, high), f"the {band} band")
+    return _decided("H2", verdict, start, tail, numbers, [gap], label)
+
+
+def at_rate(cell: str, *weights: tuple[float, str]) -> list[WeightedTax]:
+    """A combination of the TTFT p90 taxes of several configurations in a Phase A cell."""
+    return [WeightedTax(weight, config, "A", cell, "ttft_p90") for weight, config in weights]
 
 
 def gap_pp(tables: Tables, cell: str) -> Effect | None:
     """tax(mooncake_both) - tax(nixl_both) of TTFT p90 in a Phase A cell, as a fraction."""
     return tables.taxes.combination(
-        [Term(1, MOONCAKE, "A", cell, "ttft_p90"), Term(-1, NIXL, "A", cell, "ttft_p90")]
+        [
+            WeightedTax(1, MOONCAKE, "A", cell, "ttft_p90"),
+            WeightedTax(-1, NIXL, "A", cell, "ttft_p90"),
+        ]
     )
 
 
@@ -167,13 +190,29 @@ def h3(tables: Tables) -> Finding:
         verdict, tail = SUPPORTED, f"the framework is less than {share:.0%} of the tax."
     elif split.lo >= 0:
         verdict, tail = REFUTED, f"the framework is at least {share:.0%} of the tax."
-    return _decided("H3", verdict, start, tail, numbers, [split, mooncake])
+    label = dominance(tables, noop.point, mooncake.point)
+    return _decided("H3", verdict, start, tail, numbers, [split, mooncake], label)
+
+
+def dominance(tables: Tables, noop: float, mooncake: float) -> str:
+    """What the design calls a share of the no-op's tax in the Mooncake tax."""
+    limits = tables.study.config["hypotheses"]
+    if mooncake <= 0:
+        return "no tax to split"
+    if noop >= limits["h3_framework_share"] * mooncake:
+        return "framework-dominated"
+    if noop < limits["h3_implementation_share"] * mooncake:
+        return "implementation-dominated"
+    return "mixed"
 
 
 def framework_share(tables: Tables, cell: str, share: float) -> Effect | None:
     """tax(noop) - share x tax(mooncake_both) of TTFT p90 in a Phase A cell."""
     return tables.taxes.combination(
-        [Term(1, NOOP, "A", cell, "ttft_p90"), Term(-share, MOONCAKE, "A", cell, "ttft_p90")]
+        [
+            WeightedTax(1, NOOP, "A", cell, "ttft_p90"),
+            WeightedTax(-share, MOONCAKE, "A", cell, "ttft_p90"),
+        ]
     )
 
 
@@ -190,7 +229,9 @@ def h4(tables: Tables) -> Finding:
 
     def combined(multi: float, parts: float) -> Effect | None:
         weights = ((multi, MULTI), (parts, MOONCAKE), (parts, LMCACHE))
-        return tables.taxes.combination([Term(w, c, "A", cell, "ttft_p90") for w, c in weights])
+        return tables.taxes.combination(
+            [WeightedTax(w, c, "A", cell, "ttft_p90") for w, c in weights]
+        )
 
     wheres = [(config, "A", cell, "ttft_p90") for config in (MULTI, MOONCAKE, LMCACHE)]
     taxes = [tables.taxes.tax(*where) for where in wheres]
@@ -222,7 +263,16 @@ def h4(tables: Tables) -> Finding:
         verdict, tail = REFUTED, "super-additive: the connectors interfere."
     elif not_sub.hi < 0:
         verdict, tail = REFUTED, "sub-additive: a cost is shared."
-    return _decided("H4", verdict, start, tail, numbers, [multi, not_super, not_sub])
+    label = _additivity(multi.point, parts, tolerance)
+    return _decided("H4", verdict, start, tail, numbers, [multi, not_super, not_sub], label)
+
+
+def _additivity(multi: float, parts: float, tolerance: float) -> str:
+    if multi <= 0:
+        return "no tax to add up"
+    if abs(multi - parts) <= tolerance * multi:
+        return "additive"
+    return "super-additive" if multi > parts else "sub-additive"
 
 
 def h5(tables: Tables) -> Finding:
@@ -251,7 +301,7 @@ def _growth(identifier: str, tables: Tables, metric: str, axis: str, across: str
 
     def change(a: int, b: int, confidence: float | None = None) -> Effect | None:
         terms = [
-            Term(sign / len(others), MOONCAKE, "B", _shape(axis, length, other), metric)
+            WeightedTax(sign / len(others), MOONCAKE, "B", _shape(axis, length, other), metric)
             for sign, length in ((1.0, b), (-1.0, a))
             for other in others
         ]
@@ -285,9 +335,12 @@ def _growth(identifier: str, tables: Tables, metric: str, axis: str, across: str
         verdict, tail = SUPPORTED, f"it grows at every step of the {noun} length."
     elif any(step.hi < 0 for step in cautious):
         verdict, tail = REFUTED, f"it falls at a step of the {noun} length."
-    elif whole.hi < statistics["margin"]:
-        verdict, tail = REFUTED, f"no growth beyond the margin of {statistics['margin']:.0%}."
-    return _decided(identifier, verdict, start, tail, numbers, [whole, *done])
+    elif whole.hi < statistics["margins"][metric]:
+        margin = statistics["margins"][metric]
+        verdict, tail = REFUTED, f"no growth beyond the margin of {margin:.0%}."
+    label = {"+": "grows", "-": "falls", "0": "does not change"}[str(numbers["sign"])]
+    label = f"{label} with {noun} length"
+    return _decided(identifier, verdict, start, tail, numbers, [whole, *done], label)
 
 
 def _shape(axis: str, length: int, other: int) -> str:
@@ -299,6 +352,12 @@ def _off_grid(identifier: str) -> Finding:
     return Finding(identifier, CANNOT_TELL, sentence, {})
 
 
+def _place(value: float, band: Sequence[float], name: str) -> str:
+    low, high = band
+    where = "below" if value < low else "above" if value > high else "inside"
+    return f"{where} {name}"
+
+
 def _decided(
     identifier: str,
     verdict: str,
@@ -306,12 +365,20 @@ def _decided(
     tail: str,
     numbers: Mapping[str, Any],
     effects: Sequence[Effect],
+    label: str,
 ) -> Finding:
-    """The finding, unless there are too few blocks: then the numbers stand without a verdict."""
-    too_few = undecided(effects)
-    if too_few is not None:
-        return Finding(identifier, CANNOT_TELL, f"{start}. {too_few}", numbers)
-    return Finding(identifier, verdict, f"{start}. {tail[0].upper()}{tail[1:]}", numbers)
+    """The finding, unless nothing can be decided: then the numbers stand without a verdict."""
+    why = undecided(effects)
+    if why is not None:
+        sentence = f"{start}. {why} {point_sentence(label)}"
+        return Finding(identifier, CANNOT_TELL, sentence, numbers, label)
+    sentence = f"{start}. {tail[0].upper()}{tail[1:]}"
+    return Finding(identifier, verdict, sentence, numbers, label)
+
+
+def point_sentence(label: str) -> str:
+    """The point estimate's label where there is no verdict, said to be one."""
+    return f"The point estimate by itself: {label}; no verdict."
 
 
 HYPOTHESES: tuple[Callable[[Tables], Finding], ...] = (h1, h2, h3, h4, h5, h6)

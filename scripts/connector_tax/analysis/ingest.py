@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from connector_tax.files import ArtifactError, read_json, sha256_file
+from connector_tax.study_file import configuration_of, launched_plains, read_study
 
 PHASES = ("A", "B", "Bp")
-CLOSING_PLAIN = "plain_last"
 LAUNCH_STATUSES = ("done", "skipped", "failed")
 CELL_STATUSES = ("valid", "void", "skipped", "missing")
 
 
 class CellKey(NamedTuple):
-    """Where a cell stands: configuration id (or `plain_last`), block, phase, cell name."""
+    """Where a cell stands: launch name (`nixl_both`, `plain_2`), block, phase, cell name."""
 
     config: str
     block: int
@@ -47,13 +47,18 @@ class Study:
 
     @property
     def configurations(self) -> list[str]:
-        """Configuration ids in the study's order, without `plain_last`."""
+        """Configuration ids in the study's order."""
         return [entry["id"] for entry in self.document["configurations"]]
 
+    def plains(self, phase: str) -> list[str]:
+        """The launches of plain in each block of a phase: `plain`, `plain_2` and so on."""
+        return launched_plains(entry["config"] for entry in self.document["run_order"][phase])
+
     def configs(self, phase: str) -> list[str]:
-        """What is launched in a phase, in the study's order, `plain_last` at the end if it is."""
+        """The launches of a block of a phase in the study's order, further plains at the end."""
         launched = {entry["config"] for entry in self.document["run_order"][phase]}
-        return [c for c in (*self.configurations, CLOSING_PLAIN) if c in launched]
+        further = self.plains(phase)[1:]
+        return [c for c in self.configurations if c in launched] + further
 
     def cells(self, phase: str) -> Sequence[Mapping[str, Any]]:
         """The planned cells of a phase; rate_rps is null in B and Bp."""
@@ -111,10 +116,10 @@ def load_study(path: Path) -> Study:
     Raises:
         ArtifactError: the file is missing, not JSON, or lacks a key the analysis needs.
     """
-    document = read_json(path)
+    document = read_study(path)
     needed = ("design_sha256", "engine_label", "emulated", "seed", "blocks", "config")
     for key in (*needed, "configurations", "run_order", "cells"):
-        if not isinstance(document, dict) or key not in document:
+        if key not in document:
             raise ArtifactError(f"{path}: key {key!r} is missing")
     for key in ("run_order", "cells"):
         missing = [phase for phase in PHASES if phase not in document[key]]
@@ -230,7 +235,7 @@ def _cell(
         rate = record["schedule"]["rate_rps"]
     return Cell(
         key=key,
-        configuration="plain" if key.config == CLOSING_PLAIN else key.config,
+        configuration=configuration_of(key.config),
         status=status,
         reason=reason,
         folder=folder / key.cell,

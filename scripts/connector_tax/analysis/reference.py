@@ -4,8 +4,7 @@ Source: design, "Reference rate selection"; METHOD.md. `ref_safe` is the highest
 every included configuration is seen unsaturated and none is saturated at a lower rate; `ref_load`
 is the same for plain alone. Left out of the rule, with the reason: a configuration without a valid
 cell, and one that is saturated at the lowest rate it has. A rate at which an included
-configuration has no valid cell does not qualify. `plain_last` is judged and logged, and has no
-say.
+configuration has no valid cell does not qualify. Every launch of plain is a launch of plain.
 """
 
 import argparse
@@ -18,6 +17,7 @@ from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.saturation import Judgement, Load, combine, judge_sweep, load_of
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_json
+from connector_tax.study_file import configuration_of
 
 Sweep = dict[float, Judgement]
 States = dict[str, dict[float, bool | None]]
@@ -98,8 +98,8 @@ def _criteria(
 ) -> tuple[dict[str, dict[str, Any]], States]:
     criteria: dict[str, dict[str, Any]] = {}
     states: States = {}
-    for config in study.configs("A"):
-        launches = [sweep for (name, _), sweep in sweeps.items() if name == config]
+    for config in study.configurations:
+        launches = [s for (name, _), s in sweeps.items() if configuration_of(name) == config]
         entries = {
             rate: combine([s[rate] for s in launches if rate in s], study.config["saturation"])
             for rate in rates
@@ -112,7 +112,7 @@ def _criteria(
 def _left_out(config: str, known: Mapping[float, bool | None], cells: Sequence[Cell]) -> str | None:
     seen = [rate for rate, saturated in known.items() if saturated is not None]
     if not seen:
-        reason = next((c.reason for c in cells if c.key.config == config and c.reason), None)
+        reason = next((c.reason for c in cells if c.configuration == config and c.reason), None)
         return f"no valid Phase A cell: {reason}"
     if known[seen[0]]:
         return f"saturated at {seen[0]:g} req/s, its lowest valid rate"

@@ -1,8 +1,9 @@
 """Rows of aggregate.csv: one for each planned cell, and one pooled over blocks.
 
-Source: CONTRACTS.md. A cell that is not valid keeps its row, with its status and reason and without
-a latency. Pooled rows (block `all`) hold the geometric mean of the valid blocks' percentiles, with
-Student's t on their logs as interval; with a single valid block they repeat it.
+Source: docs/method.md. A cell that is not valid keeps its row, with its status and reason and
+without a latency. Each configuration has pooled rows (block `all`), plain's over all of its
+launches: the geometric mean over the blocks of the geometric mean of the block's valid launches,
+with Student's t on the logs of the block values as interval. A single valid launch is repeated.
 """
 
 import csv
@@ -78,7 +79,7 @@ def aggregate_rows(
     sweeps: Mapping[tuple[str, int], Sweep],
     steps: Mapping[CellKey, Steps],
 ) -> list[Row]:
-    """Every planned cell in order, each configuration's cells followed by their pooled rows."""
+    """Every planned cell in order, then the pooled rows of every configuration."""
     rows = []
     for cell in cells:
         row = _identity(study, cell)
@@ -91,7 +92,7 @@ def aggregate_rows(
         rows.append({name: row.get(name) for name in COLUMNS})
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["phase"], row["config"], row["cell"]), []).append(row)
+        groups.setdefault((row["phase"], row["configuration"], row["cell"]), []).append(row)
     confidence = study.config["statistics"]["confidence"]
     return rows + [_pooled(group, confidence) for group in groups.values()]
 
@@ -131,7 +132,7 @@ def _measured_columns(study: Study, requests: Requests, waiting: float) -> Row:
     return {
         **row,
         "waiting_p50": waiting,
-        **stationarity(requests.tpot_ms, statistics["margin"])._asdict(),
+        **stationarity(requests.tpot_ms, statistics["margins"]["tpot_p50"])._asdict(),
     }
 
 
@@ -140,12 +141,21 @@ def _saturation_columns(
 ) -> Row:
     if load is None or cell.rate_rps is None:
         return {"saturated": None, "saturation_criteria": ""}
-    found: Judgement = (
-        sweeps[cell.key.config, cell.key.block][cell.rate_rps]
-        if cell.key.phase == "A"
-        else judge(load, None, study.config["saturation"])
-    )
-    return {"saturated": found.saturated, "saturation_criteria": found.names}
+    judged = judgement(study, cell.key, cell.rate_rps, load, sweeps)
+    return {"saturated": judged.saturated, "saturation_criteria": judged.names}
+
+
+def judgement(
+    study: Study,
+    key: CellKey,
+    rate_rps: float,
+    load: Load,
+    sweeps: Mapping[tuple[str, int], Sweep],
+) -> Judgement:
+    """The saturation criteria of a valid cell; outside Phase A without the one at half the rate."""
+    if key.phase == "A":
+        return sweeps[key.config, key.block][rate_rps]
+    return judge(load, None, study.config["saturation"])
 
 
 def _pooled(group: Sequence[Row], confidence: float) -> Row:
@@ -177,15 +187,21 @@ def _pooled(group: Sequence[Row], confidence: float) -> Row:
 
 def _pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
     columns = [f"{name}{bound}_ms" for bound in ("", "_lo", "_hi")]
-    values = [row[columns[0]] for row in valid if row[columns[0]] is not None]
-    if len(valid) == 1 or not values:
+    if len(valid) == 1:
         return {column: valid[0][column] for column in columns}
-    logs = np.log(values)
-    mean, half = float(logs.mean()), np.inf
-    if len(values) > 1:
-        quantile = float(student.ppf((1 + confidence) / 2, len(values) - 1))
-        half = quantile * float(logs.std(ddof=1)) / np.sqrt(len(values))
-    bounds = [float(np.exp(mean + sign * half)) if np.isfinite(half) else None for sign in (-1, 1)]
+    by_block: dict[int, list[float]] = {}
+    for row in valid:
+        if row[columns[0]] is not None:
+            by_block.setdefault(row["block"], []).append(float(np.log(row[columns[0]])))
+    if not by_block:
+        return dict.fromkeys(columns)
+    logs = np.array([np.mean(launches) for launches in by_block.values()])
+    mean = float(logs.mean())
+    bounds: list[float | None] = [None, None]
+    if len(logs) > 1:
+        quantile = float(student.ppf((1 + confidence) / 2, len(logs) - 1))
+        half = quantile * float(logs.std(ddof=1)) / np.sqrt(len(logs))
+        bounds = [float(np.exp(mean - half)), float(np.exp(mean + half))]
     return dict(zip(columns, [float(np.exp(mean)), *bounds], strict=True))
 
 

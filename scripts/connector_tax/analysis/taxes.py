@@ -1,21 +1,25 @@
 """The tax table: every tax with its verdict, its A/A noise floor and its absolute size.
 
-Source: design, "Substrate tax definition"; METHOD.md, "The unit of replication is the server
-launch". A tax that has no number keeps its row, with the status and the reason.
+Source: design, "Substrate tax definition"; docs/method.md. A tax that has no number keeps its row,
+with the status and the reason.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from connector_tax.analysis.bootstrap import holm
-from connector_tax.analysis.effects import METRICS, Effect, TaxTable, Term
-from connector_tax.analysis.ingest import CLOSING_PLAIN, PHASES, Study, merged_reasons
+from connector_tax.analysis.block_model import Estimate, dunnett_p, sidak
+from connector_tax.analysis.blocks_needed import blocks_needed
+from connector_tax.analysis.effects import Effect, TaxTable, WeightedTax
+from connector_tax.analysis.ingest import PHASES, Study, merged_reasons
+from connector_tax.analysis.samples import METRICS
+from connector_tax.study_file import PLAIN, configuration_of
 
 TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"
+MARKED = "no verdict (marked)"
+CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
 NUMBERS = ("tax", "tax_lo", "tax_hi", "abs_ms", "abs_lo_ms", "abs_hi_ms", "plain_ms", "config_ms")
-JUDGED = ("verdict", "p_value", "p_holm", "aa_tax", "aa_lo", "aa_hi")
 # taxes.csv's columns for the step taxes of the same cell, by step_taxes.csv's metric.
 STEP_NUMBERS = {
     "tax_step_p50": "step_tax_us",
@@ -47,40 +51,57 @@ class Tables:
         return names.get(self.rates[reference])
 
 
-def verdict(effect: Effect, p_holm: float | None, margin: float, confidence: float) -> str:
-    """TAX, NO TAX, INCONCLUSIVE, or no verdict below three blocks (METHOD.md).
+def verdict(effect: Effect, p_adjusted: float | None, margin: float, confidence: float) -> str:
+    """TAX, NO TAX, INCONCLUSIVE, or why there is no verdict (docs/method.md, "Verdicts").
 
     NO TAX: the interval lies within +-margin, even where it excludes zero. TAX: positive and
-    significant after Holm's correction. A configuration that is significantly faster than plain is
-    INCONCLUSIVE: a negative tax points at a confound, not at a cost.
+    significant after Dunnett's adjustment. A configuration that is significantly faster than plain
+    is INCONCLUSIVE: a negative tax points at a confound, not at a cost.
     """
-    if not effect.decides or p_holm is None:
+    if effect.mark:
+        return MARKED
+    if not effect.decides or p_adjusted is None:
         return POINT_ESTIMATE
     if -margin < effect.lo and effect.hi < margin:
         return NO_TAX
-    if p_holm < 1 - confidence and effect.point > 0 and effect.lo > 0:
+    if p_adjusted < 1 - confidence and effect.point > 0 and effect.lo > 0:
         return TAX
     return INCONCLUSIVE
 
 
 def tax_rows(tables: Tables) -> list[dict[str, Any]]:
-    """One row for each (configuration but plain, phase, cell, metric), valid or with its reason."""
+    """One row for each (configuration but plain, phase, cell, metric), valid or with its reason.
+
+    The A/A row is named after the last launch of plain; there is none where plain is launched once.
+    """
     study = tables.study
     rows = []
     for phase in PHASES:
-        configs = [config for config in study.configs(phase) if config != "plain"]
+        configs = _compared(study, phase)
         for planned in study.cells(phase):
             for metric in METRICS:
                 where = [(config, phase, planned["cell"], metric) for config in configs]
                 effects = [tables.taxes.tax(*w) for w in where]
-                family = [
+                rows_here = [
                     _tax_row(tables, planned, w, effect)
                     for w, effect in zip(where, effects, strict=True)
                 ]
-                _judge(family, effects, study.config["statistics"])
-                rows += family
-    order = {config: i for i, config in enumerate((*study.configurations, CLOSING_PLAIN))}
+                _judge(rows_here, effects, study.config["statistics"]["confidence"])
+                rows += rows_here
+    names = (*study.configurations, *(name for phase in PHASES for name in study.plains(phase)[1:]))
+    order = {name: i for i, name in enumerate(dict.fromkeys(names))}
     return sorted(rows, key=lambda row: order[row["config"]])
+
+
+def _compared(study: Study, phase: str) -> list[str]:
+    """What has taxes: every configuration but plain, and the last launch of several of plain."""
+    baseline = study.plains(phase)[:-1] or study.plains(phase)
+    return [name for name in study.configs(phase) if name not in baseline]
+
+
+def _is_noise(name: str) -> bool:
+    """Whether a row's name is that of a launch of plain: the A/A comparison."""
+    return configuration_of(name) == PLAIN
 
 
 def _tax_row(
@@ -101,39 +122,58 @@ def _tax_row(
         "input_tokens": planned["input_tokens"],
         "output_tokens": planned["output_tokens"],
         "metric": metric,
+        "family": _family(tables, phase, rate),
         **dict.fromkeys(NUMBERS),
         "n_blocks": 0,
         "n_config": 0,
         "n_plain": 0,
         "interval_method": None,
-        **dict.fromkeys(JUDGED),
+        "error_df": None,
+        "verdict": None,
+        "p_value": None,
+        "p_adjusted": None,
+        "blocks_needed": None,
+        "margin": tables.study.config["statistics"]["margins"][metric],
+        "aa_tax": None,
+        "aa_lo": None,
+        "aa_hi": None,
+        "mark": "",
         "capacity_ratio": _capacity_ratio(config, tables.rates),
         **dict.fromkeys(STEP_NUMBERS.values()),
     }
     if effect is None:
         row["status"], row["reason"] = _worst(lost)
         return row
-    plain_ms, config_ms, apart = tables.taxes.difference_ms(*where)
+    plain_ms, config_ms = tables.taxes.levels_ms(*where)
     n_config, n_plain = tables.taxes.sample_sizes(*where)
     steps = tables.step_taxes.get((config, phase, cell), {})
+    lo, hi = effect.interval.lo, effect.interval.hi
     return row | {
         "tax": effect.point,
-        "tax_lo": effect.interval.lo,
-        "tax_hi": effect.interval.hi,
+        "tax_lo": lo,
+        "tax_hi": hi,
         "abs_ms": config_ms - plain_ms,
-        "abs_lo_ms": apart.lo,
-        "abs_hi_ms": apart.hi,
+        "abs_lo_ms": None if lo is None else plain_ms * lo,
+        "abs_hi_ms": None if hi is None else plain_ms * hi,
         "plain_ms": plain_ms,
         "config_ms": config_ms,
         "n_blocks": effect.n_blocks,
         "n_config": n_config,
         "n_plain": n_plain,
         "interval_method": effect.interval.method,
+        "error_df": effect.interval.df,
         "p_value": effect.interval.p,
         **{STEP_NUMBERS[metric]: us for metric, us in steps.items()},
+        "mark": effect.mark,
         "status": "valid",
         "reason": merged_reasons([(block, reason) for _, block, reason in lost]) or None,
     }
+
+
+def _family(tables: Tables, phase: str, rate_rps: float | None) -> str:
+    """Whether a cell was named before the measuring as one of those that verdicts are made for."""
+    named = [tables.rates[name] for name in tables.study.config["statistics"]["confirmatory"]]
+    return CONFIRMATORY if phase == "A" and rate_rps in named else EXPLORATORY
 
 
 def reference_of(
@@ -162,25 +202,37 @@ def _worst(lost: Sequence[tuple[str, int, str]]) -> tuple[str, str]:
 
 
 def _judge(
-    family: Sequence[dict[str, Any]],
+    rows: Sequence[dict[str, Any]],
     effects: Sequence[Effect | None],
-    statistics: Mapping[str, Any],
+    confidence: float,
 ) -> None:
-    """Fill in Holm's p, the verdict and the A/A comparison of the rows of one cell and metric."""
-    tested = [r for r in family if r["p_value"] is not None and r["config"] != CLOSING_PLAIN]
-    adjusted = holm([row["p_value"] for row in tested])
-    for row, p in zip(tested, adjusted, strict=True):
-        row["p_holm"] = p
-    noise = next((row for row in family if row["config"] == CLOSING_PLAIN), None)
-    for row, effect in zip(family, effects, strict=True):
-        if row["config"] == CLOSING_PLAIN:
-            row["p_holm"] = row["p_value"]
-        if noise is not None:
-            row |= {"aa_tax": noise["tax"], "aa_lo": noise["tax_lo"], "aa_hi": noise["tax_hi"]}
-        if effect is not None:
-            row["verdict"] = verdict(
-                effect, row["p_holm"], statistics["margin"], statistics["confidence"]
-            )
+    """Fill in adjusted p, verdict, blocks needed and A/A of the rows of one cell and metric.
+
+    The configurations are compared with plain together, the A/A row alone.
+    """
+    known = [(r, e) for r, e in zip(rows, effects, strict=True) if e is not None]
+    tested = [(r, e) for r, e in known if e.interval.p is not None and not e.mark]
+    configurations = [e.estimate for r, e in tested if not _is_noise(r["config"])]
+    for row, effect in known:
+        family = [effect.estimate] if _is_noise(row["config"]) else configurations
+        if not effect.mark:
+            row["p_adjusted"] = adjusted_p(effect, family)
+        row["verdict"] = verdict(effect, row["p_adjusted"], row["margin"], confidence)
+        if row["verdict"] == INCONCLUSIVE:
+            row["blocks_needed"] = blocks_needed(effect, family, row["margin"], confidence)
+    aa = next((row for row in rows if _is_noise(row["config"])), None)
+    if aa is None:
+        return
+    for row in rows:
+        row |= {"aa_tax": aa["tax"], "aa_lo": aa["tax_lo"], "aa_hi": aa["tax_hi"]}
+
+
+def adjusted_p(effect: Effect, family: Sequence[Estimate]) -> float | None:
+    """The larger of Dunnett's p and the bootstrap's after Sidak; None without an interval."""
+    if effect.interval.bootstrap_p is None:
+        return None
+    within = sidak(effect.interval.bootstrap_p, len(family))
+    return max(dunnett_p(effect.estimate, family), within)
 
 
 def amplification_rows(tables: Tables) -> list[dict[str, Any]]:
@@ -190,9 +242,8 @@ def amplification_rows(tables: Tables) -> list[dict[str, Any]]:
     """
     return [
         _amplification_row(tables, config, metric)
-        for config in tables.study.configs("A")
+        for config in _compared(tables.study, "A")
         for metric in METRICS
-        if config != "plain"
     ]
 
 
@@ -205,6 +256,8 @@ def _amplification_row(tables: Tables, config: str, metric: str) -> dict[str, An
         **dict.fromkeys(("tax_ref_safe", "tax_ref_load", "gap", "gap_lo", "gap_hi")),
         "n_blocks": 0,
         "interval_method": None,
+        "error_df": None,
+        "mark": "",
         "status": "missing",
         "reason": None,
     }
@@ -214,13 +267,18 @@ def _amplification_row(tables: Tables, config: str, metric: str) -> dict[str, An
     if safe == load:
         return row | {"reason": "ref_load equals ref_safe"}
     taxes = tables.taxes
-    terms = [Term(1, config, "A", load, metric), Term(-1, config, "A", safe, metric)]
+    terms = [
+        WeightedTax(1, config, "A", load, metric),
+        WeightedTax(-1, config, "A", safe, metric),
+    ]
     gap = taxes.combination(terms)
     if gap is None:
-        lost = [taxes.lost(config, "A", cell, metric) for cell in (safe, load)]
-        status, reason = _worst([*lost[0], *lost[1]])
+        lost = [entry for cell in (safe, load) for entry in taxes.lost(config, "A", cell, metric)]
+        if not lost:
+            return row | {"reason": "no launch of plain is valid at both rates in a block"}
+        status, reason = _worst(lost)
         return row | {"status": status, "reason": reason}
-    at_load, at_safe = (taxes.point(term, taxes.common_blocks(terms)) for term in terms)
+    at_load, at_safe = taxes.points(terms)
     return row | {
         "tax_ref_safe": at_safe,
         "tax_ref_load": at_load,
@@ -229,5 +287,7 @@ def _amplification_row(tables: Tables, config: str, metric: str) -> dict[str, An
         "gap_hi": gap.interval.hi,
         "n_blocks": gap.n_blocks,
         "interval_method": gap.interval.method,
+        "error_df": gap.interval.df,
+        "mark": gap.mark,
         "status": "valid",
     }

@@ -26,7 +26,7 @@ CAPTION = (
     " and implementation cost, the rest. Lower panels: the step taxes on schedule() and on the"
     " whole engine step, the three timed connector callbacks, and what these do not account for; of"
     " the callbacks only build_connector_meta runs inside schedule(), so there the rest is negative"
-    " where the others cost more. Strokes are single blocks. The grey band is the A/A noise floor."
+    " where the others cost more. The grey band is the A/A noise floor."
 )
 NOOP = "noop_connector"
 CALLBACKS = "tax_callback_p50"
@@ -40,7 +40,7 @@ LABEL_IN = 0.33  # the label of a bar
 HALF = 0.22  # of a row: how far the two bars of a row lie from its middle
 COLUMNS = (
     *bars.TAX_COLUMNS, "framework_tax", "implementation_tax", "step_tax_us", "step_tax_lo_us",
-    "step_tax_hi_us", "callback_us", "unattributed_us", "step_tax_us_by_block",
+    "step_tax_hi_us", "callback_us", "unattributed_us",
 )  # fmt: skip
 
 
@@ -65,20 +65,18 @@ class _Row:
         parts: the two parts of the total; None without a split, and where a part is zero by
             definition.
         total: with the ends of its interval; None without a number.
-        blocks: the total of each single block.
         reason: why there is no number.
     """
 
     parts: tuple[float | None, float | None]
     total: float | None
     ends: tuple[float | None, float | None]
-    blocks: Sequence[float] = ()
     reason: str = ""
 
     @property
     def drawn(self) -> list[float]:
         """Every number of the row."""
-        values = (*self.parts, self.total, *self.ends, *self.blocks)
+        values = (*self.parts, self.total, *self.ends)
         return [value for value in values if value is not None]
 
 
@@ -92,7 +90,7 @@ def draw(study: Study) -> Picture:
     height = 2 * block + LEGEND_IN
     rows = list(study.taxes_at("ref_safe", "ttft_p90").values())
     figure = style.new_figure(study, style.PAGE_IN, height, bars.sample_note(rows))
-    left = 0.25 + style.label_margin_in([c.label for c in study.connectors], style.TEXT_PT)
+    left = 0.12 + style.label_margin_in([c.label for c in study.connectors], style.TEXT_PT)
     width = (style.PAGE_IN - left - 2 * TOTAL_IN - 0.15) / 2
     records: list[dict[str, object]] = []
     panels: list[list[str | _Step]] = [["ttft_p90", "tpot_p90"], [SCHEDULE, ENGINE]]
@@ -168,8 +166,7 @@ def _step_panel(study: Study, axes: Axes, step: _Step) -> list[dict[str, object]
     records, rows = [], []
     for item in study.connectors:
         tax, callback = taxes.get(item.id), callbacks.get(item.id)
-        blocks = _block_taxes(study, item.id, step)
-        row = _step_row(tax, callback, blocks)
+        row = _step_row(tax, callback)
         known = study.taxes_at("ref_safe", "ttft_p90").get(item.id)
         record = bars.tax_record(known, item.id, step.metric, "ref_safe")
         record |= dict.fromkeys(COLUMNS[len(bars.TAX_COLUMNS) :])
@@ -179,7 +176,6 @@ def _step_panel(study: Study, axes: Axes, step: _Step) -> list[dict[str, object]
                 "step_tax_us": tax.us, "step_tax_lo_us": tax.lo_us, "step_tax_hi_us": tax.hi_us,
                 "callback_us": row.parts[0], "unattributed_us": row.parts[1],
                 "aa_lo": tax.aa_lo_us, "aa_hi": tax.aa_hi_us,
-                "step_tax_us_by_block": " ".join(map(repr, blocks)),
             }  # fmt: skip
         records.append(record)
         rows.append(row)
@@ -192,25 +188,13 @@ def _step_panel(study: Study, axes: Axes, step: _Step) -> list[dict[str, object]
     return records
 
 
-def _step_row(tax: StepTaxRow | None, callback: StepTaxRow | None, blocks: Sequence[float]) -> _Row:
+def _step_row(tax: StepTaxRow | None, callback: StepTaxRow | None) -> _Row:
     if tax is None or tax.us is None:
         reason = tax.reason if tax is not None else "missing"
         return _Row((None, None), None, (None, None), reason=reason)
     spent = callback.us if callback is not None else None
     rest = None if spent is None else tax.us - spent
-    return _Row((spent, rest), tax.us, (tax.lo_us, tax.hi_us), blocks)
-
-
-def _block_taxes(study: Study, config: str, step: _Step) -> list[float]:
-    """The step tax of each block at ref_safe, in µs; empty for a study of one block."""
-    cell = study.cell_at("ref_safe")
-    taxes = [
-        getattr(row, step.tax)
-        for row in study.steps
-        if (row.config, row.phase, row.cell) == (config, "A", cell)
-        and getattr(row, step.tax) is not None
-    ]
-    return taxes if len(taxes) > 1 else []
+    return _Row((spent, rest), tax.us, (tax.lo_us, tax.hi_us))
 
 
 def _step_noise(rows: Sequence[StepTaxRow]) -> tuple[float, float] | None:
@@ -274,7 +258,6 @@ def _draw_row(
     low_end, high_end = row.ends
     if low_end is not None and high_end is not None:
         axes.plot([low_end, high_end], [index, index], color="black", lw=0.7, zorder=5)
-    axes.plot(row.blocks, [index] * len(row.blocks), "|", color="black", ms=4, mew=0.7, zorder=5)
     axes.plot([row.total], [index], "D", color="black", ms=2.6, mew=0, zorder=5.5)
     words = text(row.total)
     if low_end is not None and high_end is not None:
@@ -308,7 +291,6 @@ def _legend(study: Study, figure: Figure) -> None:
         Patch(color=CALLBACK_COLOR, label="callbacks"),
         Patch(facecolor="white", edgecolor=CALLBACK_COLOR, lw=0.6, label="not in callbacks"),
         Line2D([], [], color="black", marker="D", ms=2.6, mew=0, lw=0.7, label="tax, interval"),
-        Line2D([], [], color="black", marker="|", ms=4, mew=0.7, lw=0, label="single blocks"),
     ]
     height = figure.get_figheight()
     figure.legend(

@@ -140,9 +140,10 @@ def axes_in(figure: Figure, left: float, bottom: float, width: float, height: fl
 def text_width_in(text: str, points: float) -> float:
     """Width in inches of one line of text in the figures' font."""
     font = get_font(findfont(FontProperties()))
-    font.set_size(points, 72)
+    # Measured large: at the size of the text the hinting of single glyphs adds up.
+    font.set_size(20 * points, 72)
     font.set_text(text)
-    return float(font.get_width_height()[0]) / 64 / 72
+    return float(font.get_width_height()[0]) / 64 / 72 / 20
 
 
 def fitted(text: str, width_in: float, points: float) -> str:

@@ -25,13 +25,13 @@ from connector_tax.config import (
 )
 from connector_tax.files import read_json, sha256_json, write_json
 from connector_tax.seeds import named_generator
+from connector_tax.study_file import PLAIN, configuration_of, plain_names
 
 PHASES = ("A", "B", "Bp")
-CLOSING_PLAIN = "plain_last"
 MEASUREMENT_KEYS = (
     "seed",
     "blocks",
-    "closing_plain",
+    "plain_launches",
     "engine",
     "server",
     "arrivals",
@@ -51,7 +51,7 @@ EMBEDDED_KEYS = ("id", "gate")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One server launch: a configuration in a block and a phase. `config` may be `plain_last`."""
+    """One server launch of a block and a phase; `config` is its name there, such as `plain_2`."""
 
     config: str
     block: int
@@ -60,7 +60,7 @@ class Launch:
     @property
     def configuration(self) -> str:
         """The configuration the server is started with."""
-        return "plain" if self.config == CLOSING_PLAIN else self.config
+        return configuration_of(self.config)
 
     @property
     def name(self) -> str:
@@ -141,8 +141,8 @@ def measured_design(
 def run_order(config: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The launches of each phase in the order they run: seeded randomised complete blocks.
 
-    With `closing_plain`, plain opens and closes each block (METHOD.md); without it the whole block
-    is in random order, as the design has it.
+    Each block holds plain `plain_launches` times and each other configuration once, all in random
+    order: no launch has a place of its own, so that a drift within blocks meets all alike.
     """
     orders: dict[str, list[dict[str, Any]]] = {}
     for phase in PHASES:
@@ -151,11 +151,9 @@ def run_order(config: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         )
         orders[phase] = []
         for block in range(config["blocks"]):
-            shuffled = [m for m in members if m != "plain" or not config["closing_plain"]]
-            named_generator(f"{config['seed']}/run_order/{phase}/block{block}").shuffle(shuffled)
-            if config["closing_plain"]:
-                shuffled = ["plain", *shuffled, CLOSING_PLAIN]
-            orders[phase] += [{"config": member, "block": block} for member in shuffled]
+            names = [m for m in members if m != PLAIN] + plain_names(config["plain_launches"])
+            named_generator(f"{config['seed']}/run_order/{phase}/block{block}").shuffle(names)
+            orders[phase] += [{"config": name, "block": block} for name in names]
     return orders
 
 

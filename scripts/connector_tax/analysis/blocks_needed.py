@@ -1,0 +1,62 @@
+"""How many blocks an inconclusive tax would take to be decided.
+
+Source: docs/method.md, "Verdicts". The point estimate stays, the standard error shrinks with the
+root of the number of blocks, the degrees of freedom grow with the launches.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from connector_tax.analysis.block_model import OWN, Estimate, dunnett_p
+from connector_tax.analysis.effects import Effect
+
+MOST_BLOCKS = 100
+
+
+def with_blocks(effect: Effect, blocks: int) -> Estimate:
+    """The effect's estimate as it would be in a study of so many blocks."""
+    estimate = effect.estimate
+    assert estimate.error is not None
+    df = estimate.df + effect.added_df * (blocks - effect.n_blocks)
+    return replace(
+        estimate,
+        error=estimate.error * float(np.sqrt(effect.n_blocks / blocks)),
+        df=blocks - 1 if estimate.method == OWN else df,
+    )
+
+
+def blocks_needed(
+    effect: Effect, family: Sequence[Estimate], margin: float, confidence: float
+) -> int | None:
+    """The smallest number of blocks, above the present one, at which it would be TAX or NO TAX.
+
+    Args:
+        effect: an inconclusive tax.
+        family: the estimates it is compared with one baseline together with, itself included.
+        margin: of its metric.
+        confidence: of its interval.
+
+    Returns:
+        None when MOST_BLOCKS would not decide it.
+    """
+
+    def no_tax(blocks: int) -> bool:
+        estimate = with_blocks(effect, blocks)
+        half = estimate.half_width(confidence)
+        assert half is not None
+        low, high = np.expm1(estimate.point - half), np.expm1(estimate.point + half)
+        return bool(-margin < low and high < margin)
+
+    def tax(blocks: int) -> bool:
+        estimate = with_blocks(effect, blocks)
+        half = estimate.half_width(confidence)
+        assert half is not None
+        return estimate.point > half and dunnett_p(estimate, family) < 1 - confidence
+
+    counts = range(effect.n_blocks + 1, MOST_BLOCKS + 1)
+    # Each becomes true once, as the interval shrinks: bisection, Dunnett's integral being slow.
+    first = min(bisect_left(counts, True, key=decided) for decided in (no_tax, tax))
+    return counts[first] if first < len(counts) else None

@@ -1,0 +1,45 @@
+"""Cells whose latencies are those of survivors: saturated servers, and arrivals that were dropped.
+
+Source: docs/method.md, "Verdicts". A tax from such a cell keeps its number, says so, and gets no
+verdict.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Overload(NamedTuple):
+    """What one valid cell of one launch says about overload.
+
+    Attributes:
+        configuration: what the launch was started with.
+        saturated: by the study's criteria.
+        dropped: measured arrivals dropped by the in-flight cap.
+    """
+
+    configuration: str
+    saturated: bool
+    dropped: int
+
+
+def mark(cells: Iterable[Overload]) -> str:
+    """What is wrong with the cells a tax is made from, a configuration at a time; "" for nothing.
+
+    `mooncake_both saturated; plain dropped 65 arrivals`.
+    """
+    states: dict[str, list[Overload]] = {}
+    for cell in cells:
+        states.setdefault(cell.configuration, []).append(cell)
+    parts = []
+    for configuration, launches in states.items():
+        if any(launch.saturated for launch in launches):
+            parts.append(f"{configuration} saturated")
+        if dropped := sum(launch.dropped for launch in launches):
+            parts.append(f"{configuration} dropped {dropped} arrivals")
+    return "; ".join(parts)
+
+
+def joined(marks: Iterable[str]) -> str:
+    """The marks of several taxes as one, each part once."""
+    parts = [part for text in marks for part in text.split("; ") if part]
+    return "; ".join(dict.fromkeys(parts))

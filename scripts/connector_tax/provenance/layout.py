@@ -1,0 +1,90 @@
+"""The block model of launches a second time: intra-block analysis of an incomplete layout.
+
+y = block + configuration + error (docs/method.md, "The error model"). Blocks are projected out by
+centring; what is left are the reduced normal equations of the configurations, C tau = Q, solved by
+eigenvectors of C (Bose 1939; Yates 1940). Nothing is shared with connector_tax.analysis.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from connector_tax.provenance.distributions import Floats, f_above
+
+UNEQUAL_P = 0.01
+DOUBTFUL_P = 0.25
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A configuration's spread against that of the others: F and its upper tail."""
+
+    f: float
+    p: float
+
+
+class Layout:
+    """One number for each launch, by block and configuration.
+
+    Args:
+        blocks: block of each launch.
+        configs: configuration of each launch; all launches of plain are "plain".
+        values: shape (launches,).
+    """
+
+    def __init__(self, blocks: Sequence[int], configs: Sequence[str], values: Floats) -> None:
+        self.blocks = np.asarray(blocks)
+        self.configs = np.asarray(configs)
+        self.values = np.asarray(values, dtype=float)
+
+    def residual(self, without: Sequence[str] = ()) -> tuple[float, int]:
+        """Residual sum of squares and degrees of freedom, some configurations left out."""
+        kept = ~np.isin(self.configs, list(without))
+        if not kept.any():
+            return 0.0, 0
+        names, config = np.unique(self.configs[kept], return_inverse=True)
+        numbers, block = np.unique(self.blocks[kept], return_inverse=True)
+        y = self.values[kept]
+        indicators = np.eye(len(names))[config]
+        for number in range(len(numbers)):
+            mine = block == number
+            y = np.where(mine, y - y[mine].mean(), y)
+            indicators[mine] -= indicators[mine].mean(axis=0)
+        roots, vectors = np.linalg.eigh(indicators.T @ indicators)
+        solvable = roots > 1e-9 * len(y)
+        basis = vectors[:, solvable]
+        effects = basis @ ((basis.T @ (indicators.T @ y)) / roots[solvable])
+        rest = y - indicators @ effects
+        return float(rest @ rest), len(y) - len(numbers) - int(solvable.sum())
+
+    @cached_property
+    def spreads(self) -> dict[str, Spread]:
+        """The test of equal spread of every configuration that can be tested."""
+        found: dict[str, Spread] = {}
+        rss, df = self.residual()
+        for name in dict.fromkeys(self.configs.tolist()):
+            others, left = self.residual([name])
+            if left == 0 or df == left:
+                continue
+            ours = max(0.0, rss - others) / (df - left)
+            # Rounding alone is left of an exactly additive layout.
+            base = others / left
+            f = ours / base if base > 0 else (math.inf if ours > 0 else 0.0)
+            found[name] = Spread(f, f_above(f, df - left, left))
+        return found
+
+    @cached_property
+    def pooled(self) -> tuple[float, int]:
+        """s squared and its degrees of freedom, without configurations of another spread."""
+        unequal = [name for name, spread in self.spreads.items() if spread.p < UNEQUAL_P]
+        rss, df = self.residual(unequal)
+        return (rss / df if df else math.nan), df
+
+    def doubtful(self, configs: Sequence[str]) -> Spread | None:
+        """The clearest sign of unequal spread among the configurations of a contrast and plain."""
+        tested = [self.spreads[c] for c in (*configs, "plain") if c in self.spreads]
+        doubted = [spread for spread in tested if spread.p < DOUBTFUL_P]
+        return min(doubted, key=lambda spread: spread.p, default=None)
