@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from connector_tax.files import read_json
-from connector_tax.provenance.audit_study import CLOSING_PLAIN, RawStudy
+from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import read_csv, text_differs
 from connector_tax.provenance.recompute import Row
@@ -114,8 +114,8 @@ class FigureNumbers:
         return record
 
     def band(self, reference: str, metric: str) -> tuple[float | None, float | None]:
-        """The A/A band: the closing plain's interval, or its size both ways."""
-        row = self.row_at(CLOSING_PLAIN, reference, metric)
+        """The A/A band: the last plain launch's interval, or its size both ways."""
+        row = next((self.row_at(n, reference, metric) for n in self.study.aa_launch("A")), {})
         if row.get("status") != "valid":
             return None, None
         if row["tax_lo"] is None or row["tax_hi"] is None:
@@ -129,9 +129,8 @@ class FigureNumbers:
 
     @property
     def compared(self) -> list[str]:
-        """Every configuration that is compared with plain, its own closing launch among them."""
-        closing = CLOSING_PLAIN in self.study.configs("A")
-        return [*self.connectors, *((CLOSING_PLAIN,) if closing else ())]
+        """Every configuration that is compared with plain, its own last launch among them."""
+        return [*self.connectors, *self.study.aa_launch("A")]
 
     def fig4(self) -> Expected:
         """Taxes at both reference rates."""

@@ -1,40 +1,29 @@
 """Claims about the raw records: hashes, files, invariants, schedules, counters, validity.
 
-Sources: CONTRACTS.md (files and fields), METHOD.md ("A cell is valid, or it is void with a
-reason"). Nothing here is shared with connector_tax.analysis or with the load generator.
+A cell is valid, or it is void with a reason (docs/method.md). Nothing here is shared with connector_tax.analysis or with the load generator.
 """
 
 import itertools
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from connector_tax.files import read_json, sha256_json
-from connector_tax.provenance.audit_study import CLOSING_PLAIN, PHASES, RawCell, RawLaunch, RawStudy
+from connector_tax.provenance.audit_design import check_design, skipped_rate
+from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import differences
+from connector_tax.provenance.distributions import binomial_ranks
 from connector_tax.provenance.recompute import (
     Measured,
     Row,
     arrival_offsets_ns,
-    binomial_ranks,
-    named_generator,
     prompts_sha256,
 )
-from connector_tax.study.design import measured_design
+from connector_tax.study_file import PLAIN
 
-# The six file types of a run (design, "Per-run artifacts") and the per-cell records.
-RUN_FILES = (
-    "config.json",
-    "launch.sh",
-    "vllm_stdout.log",
-    "vllm_stderr.log",
-    "env.txt",
-    "summary.json",
-)
+# The per-cell records.
 CELL_FILES = ("cell", "requests", "metrics", "engine_step")
 FAILED = ("error", "timeout", "cancelled")
 STATUSES = ("ok", *FAILED, "dropped")
@@ -51,21 +40,12 @@ COUNTERS = {
 
 def check_records(study: RawStudy, ledger: Ledger) -> None:
     """Every claim about the design, the launches and their raw records."""
-    ledger.check("design", "hash", _design_hash(study), "study.json hashes to its design_sha256")
-    ledger.check("design", "run order", _run_order(study), "follows from the seed")
-    ledger.check("design", "cells", _planned_cells(study), "follow from the grid")
-    ledger.check("label", "engine", _labels(study), str(study.document["engine_label"]))
-    for launch in study.launches:
-        ledger.check("launch", launch.name, _launch(study, launch))
-        if launch.status == "skipped":
-            ledger.check("skip", launch.name, _skip(study, launch), _reason(launch))
-        elif launch.status == "done":
-            ledger.check("run files", launch.name, _run_files(study, launch))
+    check_design(study, ledger)
     for cell in study.cells:
         if cell.measured:
             _check_cell(study, cell, ledger)
         elif cell.status == "skipped" and cell.launch.status != "skipped":
-            ledger.check("skip", cell.name, _skipped_rate(study, cell), str(cell.reason))
+            ledger.check("skip", cell.name, skipped_rate(study, cell), str(cell.reason))
         elif cell.status != "skipped":
             ledger.fail("missing", cell.name, f"{cell.status}: {cell.reason}")
     _check_prompts(study, ledger)
@@ -81,144 +61,6 @@ def _check_cell(study: RawStudy, cell: RawCell, ledger: Ledger) -> None:
     ledger.check("counters", cell.name, _counters(cell))
     ledger.check("validity", cell.name, _validity(study, cell))
     ledger.check("steps", cell.name, _steps(study, cell))
-
-
-# ---- design and launches
-
-
-def _design_hash(study: RawStudy) -> Iterator[str]:
-    config = study.config
-    # What the hash covers is the design's own definition; whether it fits is what is checked.
-    design = measured_design(config, study.document["configurations"])
-    found = sha256_json(design)
-    if found != study.document["design_sha256"]:
-        yield f"design_sha256 is {study.document['design_sha256']}, its content hashes to {found}"
-    for key in ("study", "seed", "blocks"):
-        if study.document[key] != config[key]:
-            yield f"{key} is {study.document[key]!r}, config.{key} {config[key]!r}"
-
-
-def _run_order(study: RawStudy) -> Iterator[str]:
-    config = study.config
-    for phase in PHASES:
-        section = config["phase_bp"] if phase == "Bp" else config
-        expected = []
-        for block in range(config["blocks"]):
-            closing = config["closing_plain"]
-            members = [m for m in section["configurations"] if m != "plain" or not closing]
-            named_generator(f"{config['seed']}/run_order/{phase}/block{block}").shuffle(members)
-            order = ["plain", *members, CLOSING_PLAIN] if closing else members
-            expected += [{"config": name, "block": block} for name in order]
-        if study.document["run_order"][phase] != expected:
-            yield f"phase {phase} is not the order seed {config['seed']} gives"
-
-
-def _planned_cells(study: RawStudy) -> Iterator[str]:
-    config = study.config
-    sweep, grid = config["phase_a"], config["phase_b"]
-    expected = {
-        "A": [(f"r{r:g}", r, sweep["input_tokens"], sweep["output_tokens"])
-              for r in sweep["rates_rps"]],
-        "B": [(f"{i}x{o}", None, i, o)
-              for i in grid["input_tokens"] for o in grid["output_tokens"]],
-        "Bp": [(f"{i}x{o}", None, i, o) for i, o in config["phase_bp"]["shapes"]],
-    }  # fmt: skip
-    for phase in PHASES:
-        found = [
-            (c["cell"], c["rate_rps"], c["input_tokens"], c["output_tokens"])
-            for c in study.document["cells"][phase]
-        ]
-        if found != expected[phase]:
-            yield f"phase {phase} plans {found}, the grid gives {expected[phase]}"
-
-
-def _labels(study: RawStudy) -> Iterator[str]:
-    label = study.document["engine_label"]
-    if study.document["emulated"] != ("emulated" in label):
-        yield f"engine_label {label!r} contradicts emulated: {study.document['emulated']}"
-    if label != study.config["engine"]["label"]:
-        yield f"engine_label {label!r} is not config.engine.label"
-    for launch in study.launches:
-        if launch.index is not None and launch.index["label"] != label:
-            yield f"{launch.name}/index.json: label {launch.index['label']!r}, not {label!r}"
-    for cell in study.cells:
-        if cell.measured and cell.record["label"] != label:
-            yield f"{cell.path('cell').name} of {cell.launch.name}: label is not {label!r}"
-
-
-def _reason(launch: RawLaunch) -> str:
-    return "" if launch.index is None else str(launch.index["reason"])
-
-
-def _launch(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
-    if launch.index is None:
-        yield "index.json is missing"
-        return
-    wanted = {"config": launch.config, "block": launch.block, "phase": launch.phase}
-    for key, value in wanted.items():
-        if launch.index[key] != value:
-            yield f"index.json: {key} is {launch.index[key]!r}, its folder says {value!r}"
-    depends = launch.index["depends"]
-    if depends["design_sha256"] != study.document["design_sha256"]:
-        yield "depends.design_sha256 is of another design"
-    if launch.phase != "A" and launch.status != "skipped":
-        rate = study.rates["ref_safe" if launch.phase == "B" else "ref_load"]
-        if launch.index["rate_rps"] != rate:
-            yield f"rate_rps is {launch.index['rate_rps']}, reference_rates.json says {rate}"
-    listed = sorted(entry["cell"] for entry in launch.index["cells"])
-    planned = sorted(c["cell"] for c in study.document["cells"][launch.phase])
-    if listed != planned:
-        yield f"index.json lists cells {listed}, the design plans {planned}"
-
-
-def _skip(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
-    if not _reason(launch).strip():
-        yield "skipped without a reason"
-    configuration = "plain" if launch.config == CLOSING_PLAIN else launch.config
-    gate = read_json(study.root / "preflight" / "preflight_status.json")[configuration]
-    same = study.rates["ref_safe"] == study.rates["ref_load"]
-    if gate["include"] and not (launch.phase == "Bp" and same):
-        yield "skipped, though pre-flight includes it and no rule leaves it out"
-    if not gate["include"] and not gate["reason"]:
-        yield "preflight_status.json excludes the configuration without a reason"
-    if launch.folder.exists() and any(launch.folder.glob("*/cell_*.json")):
-        yield "skipped, though there are measured cells"
-
-
-def _skipped_rate(study: RawStudy, cell: RawCell) -> Iterator[str]:
-    """A single rate may be skipped where the same launch is certainly saturated far below it."""
-    precision = study.config.get("precision", {"enabled": False})
-    if not precision["enabled"] or cell.launch.phase != "A":
-        yield "skipped in a launch that ran, and the design allows no such skip"
-        return
-    rate, factor = cell.planned["rate_rps"], precision["skip_rate_factor"]
-    for lower in study.cells:
-        if lower.launch is not cell.launch or lower.status != "valid":
-            continue
-        lower_rate = lower.planned["rate_rps"]
-        if lower_rate < rate and factor * lower_rate <= rate:
-            measured = Measured(lower.requests, lower.record["window"])
-            served = measured.throughput_rps * measured.window_s
-            if served < precision["certain_throughput_ratio"] * measured.arrivals:
-                return
-    yield "skipped, though the launch keeps up at every rate far enough below"
-
-
-def _run_files(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
-    missing = [name for name in RUN_FILES if not (launch.folder / name).is_file()]
-    yield from (f"{name} is missing" for name in missing)
-    if missing:
-        return
-    config = read_json(launch.folder / "config.json")
-    if config["design_sha256"] != study.document["design_sha256"]:
-        yield "config.json: design_sha256 is of another design"
-    script = (launch.folder / "launch.sh").read_text(encoding="utf-8")
-    # launch.sh has the project's folder in a variable of its own.
-    argv = [argument.replace("{root}", "$root") for argument in config["argv"]]
-    if shlex.split(script.rpartition("\nexec ")[2])[-len(argv) :] != argv:
-        yield "launch.sh does not run config.json's argv"
-    if (launch.folder / "env.txt").read_bytes() != (study.root / "env.txt").read_bytes():
-        yield "env.txt differs from the study's env.txt"
 
 
 # ---- records of one cell
@@ -587,7 +429,7 @@ def _steps(study: RawStudy, cell: RawCell) -> Iterator[str]:
     origin = cell.record["window"]["t_origin_ns"]
     if any(r["t_ns"] < origin for r in records if r["process"] == "scheduler"):
         yield "a step began before the cell did"
-    if cell.launch.config in ("plain", CLOSING_PLAIN):
+    if cell.launch.configuration == PLAIN:
         calls = ("build_meta_us", "get_finished_us", "start_load_kv_us")
         if any(r[name] is not None for r in records for name in calls):
             yield "plain has a connector callback"

@@ -8,9 +8,9 @@ from typing import Any
 
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 from connector_tax.provenance.recompute import Row
+from connector_tax.study_file import configuration_of, launched_plains, read_study
 
 PHASES = ("A", "B", "Bp")
-CLOSING_PLAIN = "plain_last"
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class RawLaunch:
     def name(self) -> str:
         """`plain/block0/A`."""
         return f"{self.config}/block{self.block}/{self.phase}"
+
+    @property
+    def configuration(self) -> str:
+        """The configuration it was started with."""
+        return configuration_of(self.config)
 
     @property
     def status(self) -> str:
@@ -113,7 +118,8 @@ class RawStudy:
     def __init__(self, study_file: Path, published: Path | None = None) -> None:
         self.root = study_file.parent
         self.published = published or self.root
-        self.document: Row = read_json(study_file)
+        self.as_sealed: Row = read_json(study_file)
+        self.document: Row = read_study(study_file)
         try:
             self.config: Row = self.document["config"]
             self.ids = [entry["id"] for entry in self.document["configurations"]]
@@ -127,10 +133,31 @@ class RawStudy:
             raise ArtifactError(f"{study_file} or an index.json: malformed: {error!r}") from None
         self._hashes: dict[Path, str] = {}
 
+    @property
+    def older_form(self) -> bool:
+        """Measured before `plain_launches` existed: its published numbers are of an older method."""
+        return "closing_plain" in self.as_sealed["config"]
+
     def configs(self, phase: str) -> list[str]:
-        """What a phase launches, plain_last at the end."""
+        """The launch names of a phase, further launches of plain at the end."""
         there = {entry["config"] for entry in self.document["run_order"][phase]}
-        return [c for c in (*self.ids, CLOSING_PLAIN) if c in there]
+        return [c for c in dict.fromkeys((*self.ids, *self.plains(phase))) if c in there]
+
+    def plains(self, phase: str) -> list[str]:
+        """The launch names of plain in a phase, in the order of their numbers."""
+        return launched_plains(e["config"] for e in self.document["run_order"][phase])
+
+    def aa_launch(self, phase: str) -> list[str]:
+        """The name of the last launch of plain, which is compared with the others; empty if alone."""
+        return self.plains(phase)[1:][-1:]
+
+    def reference_names(self) -> list[str]:
+        """The names reference_rates.json has: an older study's are those of its launches."""
+        return self.configs("A") if self.older_form else self.ids
+
+    def reference_name(self, launch: str) -> str:
+        """Under which of them a launch is counted."""
+        return launch if self.older_form else configuration_of(launch)
 
     def sha256(self, path: Path) -> str:
         """A file's hash, computed once."""

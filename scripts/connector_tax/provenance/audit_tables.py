@@ -13,6 +13,7 @@ from connector_tax.provenance.claims import MALFORMED, Ledger
 from connector_tax.provenance.comparison import Table, differences, read_csv, text_differs
 from connector_tax.provenance.manifest import parse
 from connector_tax.provenance.recompute import Row
+from connector_tax.provenance.recompute_findings import Findings
 from connector_tax.provenance.recompute_tables import Recomputed
 
 KEYS = {
@@ -108,7 +109,8 @@ def _rates(study: RawStudy, numbers: Recomputed) -> Iterator[str]:
 
 def _hypotheses(study: RawStudy, numbers: Recomputed) -> Iterator[str]:
     content = read_json(study.published / "analysis" / "hypotheses.json")
-    found, criteria = numbers.findings()
+    findings = Findings(numbers)
+    found, criteria = findings.criteria()
     for entry in content["hypotheses"]:
         name = entry["id"]
         verdict, values = found.pop(name)
@@ -123,7 +125,7 @@ def _hypotheses(study: RawStudy, numbers: Recomputed) -> Iterator[str]:
             yield f"criterion {entry['id']}: {shown}, recomputed {verdict!r} {label!r}"
     if found or criteria:
         yield f"not published: {[*found, *criteria]}"
-    yield from differences(content["resolution"], numbers.resolution_rows(), "resolution")
+    yield from differences(content["resolution"], findings.resolution_rows(), "resolution")
     yield from _prior(content["prior"], study, numbers)
 
 

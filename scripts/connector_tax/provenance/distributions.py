@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-SCALES = 24
+SCALES = 32
 # Step of the trapezoid rule in 1, 2, ... shared directions; more than six are not needed.
 STEPS = (0.1, 0.25, 0.6, 0.8, 1.0, 1.1)
 REACH = 5.2

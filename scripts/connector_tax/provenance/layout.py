@@ -77,10 +77,14 @@ class Layout:
         return found
 
     @cached_property
+    def unequal(self) -> tuple[str, ...]:
+        """Configurations whose spread is not that of the others."""
+        return tuple(name for name, spread in self.spreads.items() if spread.p < UNEQUAL_P)
+
+    @cached_property
     def pooled(self) -> tuple[float, int]:
         """s squared and its degrees of freedom, without configurations of another spread."""
-        unequal = [name for name, spread in self.spreads.items() if spread.p < UNEQUAL_P]
-        rss, df = self.residual(unequal)
+        rss, df = self.residual(self.unequal)
         return (rss / df if df else math.nan), df
 
     def doubtful(self, configs: Sequence[str]) -> Spread | None:

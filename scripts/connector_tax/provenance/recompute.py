@@ -1,22 +1,20 @@
-"""The study's statistics a second time: plain numpy and the standard library.
+"""What one cell's raw records say, a second time: plain numpy and the standard library.
 
-Written from METHOD.md and the papers, and sharing no code with connector_tax.analysis, so that the
-two can disagree. Sources: Hyndman & Fan (1996), definition 7; Le Boudec, theorem 2.1 (ranks of
-order statistics); Abramowitz & Stegun 26.5, 26.7 (incomplete beta, Student's t); Mann & Whitney
-(1947) with ties; White (1997), MSER-5; Holm (1979).
+Written from docs/method.md and the papers, and sharing no code with connector_tax.analysis, so that
+the two can disagree. Sources: Hyndman & Fan (1996), definition 7; White (1997), MSER-5.
 """
 
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from connector_tax.provenance.distributions import Floats, binomial_ranks, mann_whitney_p
+
 Row = dict[str, Any]
 
 CALLBACKS = ("build_meta_us", "get_finished_us", "start_load_kv_us")
@@ -56,7 +54,7 @@ def prompts_sha256(
 ) -> str:
     """SHA-256 over the bodies of a cell's requests, one a line, drawn again from the seed's name.
 
-    Source: METHOD.md, "Same work, no reuse". Token ids are uniform in [10, vocab_size).
+    Token ids are uniform in [10, vocab_size).
     """
     rng = named_generator(seed)
     digest = hashlib.sha256()
@@ -73,88 +71,6 @@ def prompts_sha256(
         }
         digest.update(json.dumps(body, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()
-
-
-# ---- distributions
-
-
-@lru_cache(maxsize=4096)
-def binomial_ranks(n: int, percent: int, confidence: float) -> tuple[int | None, int | None]:
-    """Ranks (1 to n) of the order statistics that enclose a percentile; None: none far enough."""
-    p, tail = percent / 100, (1 - confidence) / 2
-    k = np.arange(n + 1)
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
-    log_mass = log_factorial[n] - log_factorial - log_factorial[::-1]
-    cumulated = np.cumsum(np.exp(log_mass + k * math.log(p) + (n - k) * math.log1p(-p)))
-    low = int(np.argmax(cumulated >= tail))
-    high = int(np.argmax(cumulated >= 1 - tail)) + 1
-    return (low if low >= 1 else None), (high if high <= n else None)
-
-
-def incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by its continued fraction."""
-    if x <= 0 or x >= 1:
-        return 0.0 if x <= 0 else 1.0
-    if x > (a + 1) / (a + b + 2):
-        return 1 - incomplete_beta(1 - x, b, a)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    front = math.exp(log_front + a * math.log(x) + b * math.log1p(-x)) / a
-    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
-    total = d
-    for m in range(1, 1000):
-        for numerator in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 / (1 + numerator * d)
-            c = 1 + numerator / c
-            total *= c * d
-        if abs(c * d - 1) < 1e-16:
-            break
-    return front * total
-
-
-def t_two_sided(t: float, freedom: int) -> float:
-    """P(|T| > |t|) for Student's t."""
-    return incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
-
-
-@lru_cache(maxsize=256)
-def t_quantile(confidence: float, freedom: int) -> float:
-    """The t for which P(|T| <= t) is `confidence`, by bisection."""
-    low, high = 0.0, 1e9
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if t_two_sided(middle, freedom) > 1 - confidence else (low, middle)
-        )
-    return (low + high) / 2
-
-
-def mann_whitney_p(first: Floats, second: Floats) -> float:
-    """Two-sided p of the rank-sum test: normal approximation, continuity and tie corrections."""
-    pooled = np.concatenate([first, second])
-    values, position, counts = np.unique(pooled, return_inverse=True, return_counts=True)
-    upper = np.cumsum(counts)
-    ranks = ((upper - counts + 1 + upper) / 2)[position]
-    n1, n2, n = len(first), len(second), len(pooled)
-    u = float(ranks[:n1].sum()) - n1 * (n1 + 1) / 2
-    ties = float((counts.astype(float) ** 3 - counts).sum()) / (n * (n - 1))
-    spread = math.sqrt(n1 * n2 / 12 * (n + 1 - ties))
-    excess = max(u, n1 * n2 - u) - n1 * n2 / 2 - 0.5
-    if len(values) == 1 or spread == 0:
-        return 1.0
-    return min(1.0, math.erfc(excess / spread / math.sqrt(2)))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order given."""
-    adjusted, worst = [0.0] * len(p_values), 0.0
-    by_size = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    for step, i in enumerate(by_size):
-        worst = max(worst, min(1.0, (len(p_values) - step) * p_values[i]))
-        adjusted[i] = worst
-    return adjusted
 
 
 # ---- one cell
@@ -352,12 +268,13 @@ def resampled_logs(
 ) -> dict[str, tuple[float, Floats, int]]:
     """metric -> (log of the percentile, logs of its resamples, sample size).
 
-    Contiguous time-chunks of requests are drawn with replacement, as many as there are; one draw
-    under the cell's name serves every metric.
+    Contiguous time-chunks of requests, each at least as long as the median request's life, are
+    drawn with replacement, as many as there are; one draw under the cell's name serves every metric.
     """
     if cell.n == 0:
         return {}
-    length = max(statistics["chunk_s"], cell.window_s / MAX_CHUNKS)
+    life_s = float(np.median(cell.e2e)) / 1e3
+    length = max(statistics["chunk_s"], life_s, cell.window_s / MAX_CHUNKS)
     labels = np.unique(np.floor(cell.since_s / length), return_inverse=True)[1]
     chunks = int(labels.max()) + 1
     rng = named_generator(seed_name)

@@ -1,48 +1,55 @@
-"""Taxes, their intervals and verdicts, and the hypotheses, a second time (METHOD.md; design).
+"""Taxes, their intervals and verdicts, a second time (docs/method.md).
 
-Plain numpy over `recompute`; nothing is shared with connector_tax.analysis. A tax is
-exp(mean over blocks of log(p_X / p_plain)) - 1; its interval is the wider of the hierarchical
-bootstrap and Student's t on the blocks' values, both on the log ratio.
+Plain numpy over `layout` and `distributions`; nothing is shared with connector_tax.analysis. The
+error of a tax comes from the block model of all launches of its cell; the within-launch bootstrap
+is a floor below which no interval can be.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from connector_tax.provenance.recompute import (
+from connector_tax.provenance.distributions import (
     Floats,
-    Row,
-    holm,
-    named_generator,
+    largest_above,
     t_quantile,
     t_two_sided,
 )
+from connector_tax.provenance.layout import Layout
+from connector_tax.provenance.recompute import Row
+from connector_tax.study_file import PLAIN, configuration_of
 
-METRICS = ("ttft_p90", "tpot_p90", "ttft_p50", "tpot_p50", "e2e_p90")
 VERDICT_BLOCKS = 3
-NOOP, MOONCAKE, NIXL = "noop_connector", "mooncake_both", "nixl_both"
-LMCACHE, MULTI = "lmcache_only", "multi_mooncake_lmcache"
+MOST_BLOCKS = 100
+NO_VERDICT = "point estimate, no verdict"
+MARKED = "no verdict (marked)"
 
 Sample = tuple[float, Floats, int]
-Where = tuple[str, str, str]  # config, phase, cell
-Key = tuple[str, int, str, str]  # config, block, phase, cell
-Lost = tuple[str, int, str]  # status, block, reason
+Where = tuple[str, str, str]  # launch name, phase, cell
+Key = tuple[str, int, str, str]  # launch name, block, phase, cell
+Term = tuple[float, Where]
 
 
 @dataclass(frozen=True)
 class Effect:
-    """A number with its interval; bounds are None where one chunk of one launch is all there is."""
+    """A tax or a linear combination of taxes; a tax's numbers are logarithms until `as_tax`."""
 
     point: float
     lo: float | None
     hi: float | None
     method: str
     p: float | None
+    df: int | None
     n_blocks: int
+    own_error: bool = False
+    variance: float = math.nan
+    p_model: float = math.nan
+    p_bootstrap: float = math.nan
+    left_out: tuple[str, ...] = ()
 
     @property
     def low(self) -> float:
@@ -54,368 +61,297 @@ class Effect:
         """The upper bound, infinity if unknown."""
         return math.inf if self.hi is None else self.hi
 
+    def as_tax(self) -> "Effect":
+        """The same, back from logarithms."""
+        lo, hi = (None if end is None else math.expm1(end) for end in (self.lo, self.hi))
+        return replace(self, point=math.expm1(self.point), lo=lo, hi=hi)
+
     def numbers(self) -> Row:
         """As hypotheses.json has an effect."""
-        return {
-            "point": self.point,
-            "lo": self.lo,
-            "hi": self.hi,
-            "method": self.method,
-            "n_blocks": self.n_blocks,
-        }
+        names = ("point", "lo", "hi", "method", "n_blocks")
+        return {name: getattr(self, name) for name in names}
 
 
-def effect(point: float, per_block: Floats, replicates: Floats, confidence: float) -> Effect:
-    """The wider of two intervals, and the larger of their p-values (from three blocks on)."""
-    n, tail = len(per_block), (1 - confidence) / 2
-    if n == 1 and len(replicates) > 1 and replicates.max() == replicates.min():
-        return Effect(point, None, None, "none: one time-chunk in one launch", None, 1)
-    lo, hi = float(np.quantile(replicates, tail)), float(np.quantile(replicates, 1 - tail))
-    if n == 1:
-        return Effect(point, lo, hi, "within-launch bootstrap", None, 1)
-    error = float(per_block.std(ddof=1)) / math.sqrt(n)
-    half, method = t_quantile(confidence, n - 1) * error, "hierarchical bootstrap"
-    if 2 * half > hi - lo:
-        lo, hi, method = point - half, point + half, "t on block values"
-    p = None
-    if n >= VERDICT_BLOCKS:
-        fewer = min(int((replicates <= 0).sum()), int((replicates >= 0).sum()))
-        by_resampling = min(1.0, 2 * (fewer + 1) / (len(replicates) + 1))
-        by_t = (1.0 if point == 0 else 0.0) if error == 0 else t_two_sided(point / error, n - 1)
-        p = max(by_resampling, by_t)
-    return Effect(point, lo, hi, method, p, n)
+@dataclass(frozen=True)
+class _Contrast:
+    """A weighted sum of configurations against plain in one layout."""
+
+    layout: Layout
+    weights: Mapping[str, float]
+    baselines: Mapping[int, tuple[int, ...]]
+    lines: Mapping[tuple[str, int], int]
+
+    @property
+    def blocks(self) -> list[int]:
+        return list(self.baselines)
+
+    def per_block(self, values: Floats) -> Floats:
+        """The contrast of each block; `values` has the launches along its first axis."""
+        whole = sum(self.weights.values())
+        return np.array(
+            [
+                sum(w * values[self.lines[name, block]] for name, w in self.weights.items())
+                - whole * values[list(plains)].mean(axis=0)
+                for block, plains in self.baselines.items()
+            ]
+        )
+
+    @property
+    def squared_weights(self) -> float:
+        """Sum over launches of the squared weights of the mean over blocks."""
+        whole, count = sum(self.weights.values()), len(self.blocks)
+        configs = sum(w**2 for w in self.weights.values()) / count
+        return configs + sum((whole / count) ** 2 / len(p) for p in self.baselines.values())
 
 
 class Taxes:
-    """Every effect that can be formed from the samples of the valid cells."""
+    """Every effect that can be formed from the samples of the valid cells.
+
+    Args:
+        samples: (log percentile, its resampled logs, sample size) by launch and cell, then metric.
+        statistics: the `statistics` section of the configuration.
+        blocks: number of blocks.
+    """
 
     def __init__(
         self,
         samples: Mapping[Key, Mapping[str, Sample]],
         statistics: Mapping[str, Any],
-        seed: int,
         blocks: int,
     ) -> None:
         self.samples = samples
         self.statistics = statistics
         self.all_blocks = range(blocks)
-        self._seed = seed
 
-    def blocks(self, where: Where, metric: str) -> list[int]:
-        """The blocks in which the configuration and plain both have the metric."""
-        config, phase, cell = where
+    @property
+    def confidence(self) -> float:
+        """Of every interval, 0.95 as a rule."""
+        return float(self.statistics["confidence"])
+
+    def has(self, name: str, block: int, phase: str, cells: Sequence[str], metric: str) -> bool:
+        """Whether a launch has the metric in all the cells."""
+        return all(metric in self.samples.get((name, block, phase, c), {}) for c in cells)
+
+    def plains(
+        self, against: Sequence[str], block: int, phase: str, cells: Sequence[str], metric: str
+    ) -> list[str]:
+        """The launches of plain that configurations are compared with in a block."""
+        names = dict.fromkeys(k[0] for k in self.samples if configuration_of(k[0]) == PLAIN)
         return [
-            b
-            for b in self.all_blocks
-            if all(metric in self.samples.get((c, b, phase, cell), {}) for c in (config, "plain"))
+            name
+            for name in names
+            if name not in against and self.has(name, block, phase, cells, metric)
         ]
 
     def tax(self, where: Where, metric: str) -> Effect | None:
-        """The tax of a configuration in a cell; None without a block that has it."""
-        blocks = self.blocks(where, metric)
-        if not blocks:
-            return None
-        points, replicates = self._ratios(blocks, where, metric)
-        mean = float(points.mean())
-        found = effect(mean, points, self._mean(points, replicates), self._confidence)
-        lo, hi = (None if b is None else math.expm1(b) for b in (found.lo, found.hi))
-        return Effect(math.expm1(mean), lo, hi, found.method, found.p, len(blocks))
+        """The tax of a launch name in a cell; None without a block that has it."""
+        found = self._effect([(1.0, where)], metric, self.confidence, as_log=True)
+        return None if found is None else found.as_tax()
 
     def combination(
-        self, terms: Sequence[tuple[float, Where, str]], confidence: float | None = None
+        self, terms: Sequence[Term], metric: str, confidence: float | None = None
     ) -> Effect | None:
-        """A weighted sum of taxes over the blocks that have all of them."""
-        shared = [b for b in self.all_blocks if all(b in self.blocks(w, m) for _, w, m in terms)]
-        if not shared:
-            return None
-        point, per_block, replicates = 0.0, np.zeros(len(shared)), np.zeros(0)
-        for weight, where, metric in terms:
-            points, resampled = self._ratios(shared, where, metric)
-            point += weight * math.expm1(float(points.mean()))
-            per_block = per_block + weight * np.expm1(points)
-            part = weight * np.expm1(self._mean(points, resampled))
-            replicates = part if replicates.size == 0 else replicates + part
-        return effect(point, per_block, replicates, confidence or self._confidence)
+        """A weighted sum of taxes: of configurations in one cell, or of one over several cells."""
+        return self._effect(terms, metric, confidence or self.confidence, as_log=False)
 
-    def point(self, where: Where, metric: str, blocks: Sequence[int]) -> float:
-        """The tax over the given blocks."""
-        return math.expm1(float(self._ratios(blocks, where, metric)[0].mean()))
-
-    def absolute(self, where: Where, metric: str) -> tuple[float, float, Effect, int, int]:
-        """plain (ms), configuration (ms), their difference (ms), and both sample sizes."""
-        config, phase, cell = where
-        blocks = self.blocks(where, metric)
-        logs = {c: self._logs(blocks, (c, phase, cell), metric) for c in (config, "plain")}
-        means = {c: math.exp(float(points.mean())) for c, (points, _) in logs.items()}
-        spread = {c: np.exp(self._mean(*pair)) for c, pair in logs.items()}
-        apart = effect(
-            means[config] - means["plain"],
-            np.exp(logs[config][0]) - np.exp(logs["plain"][0]),
-            spread[config] - spread["plain"],
-            self._confidence,
-        )
-        sizes = [
-            sum(self.samples[c, b, phase, cell][metric][2] for b in blocks)
-            for c in (config, "plain")
+    def shared_blocks(
+        self, names: Sequence[str], phase: str, cells: Sequence[str], metric: str
+    ) -> list[int]:
+        """The blocks in which the launches and a launch of plain have the metric in the cells."""
+        return [
+            block
+            for block in self.all_blocks
+            if all(self.has(name, block, phase, cells, metric) for name in names)
+            and self.plains(names, block, phase, cells, metric)
         ]
-        return means["plain"], means[config], apart, sizes[0], sizes[1]
 
-    @property
-    def _confidence(self) -> float:
-        return float(self.statistics["confidence"])
+    def log_ratio(
+        self, where: Where, metric: str, blocks: Sequence[int], cells: Sequence[str]
+    ) -> tuple[float, Floats]:
+        """Mean over blocks of log(p_X / p_plain), and its resamples with the launches held fixed."""
+        name, phase, cell = where
+        points, resamples = [], []
+        for block in blocks:
+            ours = self.samples[name, block, phase, cell][metric]
+            plains = [
+                self.samples[plain, block, phase, cell][metric]
+                for plain in self.plains([name], block, phase, cells, metric)
+            ]
+            points.append(ours[0] - float(np.mean([p[0] for p in plains])))
+            resamples.append(ours[1] - np.mean([p[1] for p in plains], axis=0))
+        return float(np.mean(points)), np.asarray(np.mean(resamples, axis=0))
 
-    def _logs(self, blocks: Sequence[int], where: Where, metric: str) -> tuple[Floats, Floats]:
-        config, phase, cell = where
-        found = [self.samples[config, b, phase, cell][metric] for b in blocks]
-        return np.array([s[0] for s in found]), np.array([s[1] for s in found])
-
-    def _ratios(self, blocks: Sequence[int], where: Where, metric: str) -> tuple[Floats, Floats]:
-        _, phase, cell = where
-        ours, plain = (self._logs(blocks, w, metric) for w in (where, ("plain", phase, cell)))
-        return ours[0] - plain[0], ours[1] - plain[1]
-
-    def _mean(self, points: Floats, replicates: Floats) -> Floats:
-        """Resampled mean over blocks; within-launch deviations are divided by sqrt(blocks)."""
-        blocks, resamples = replicates.shape
-        rng = named_generator(f"{self._seed}/bootstrap/{blocks} blocks")
-        draws = rng.integers(0, blocks, size=(resamples, blocks))
-        total = np.zeros(resamples)
-        for slot in range(blocks):
-            # A block drawn twice contributes two different replicates.
-            rows = (np.arange(resamples) + slot * (resamples // blocks)) % resamples
-            drawn = draws[:, slot]
-            away = (replicates[drawn, rows] - points[drawn]) / math.sqrt(blocks)
-            total += points[drawn] + away
-        mean: Floats = total / blocks
-        return mean
-
-
-def verdict(tax: Effect, p_holm: float | None, margin: float, confidence: float) -> str:
-    """What the study says of a tax."""
-    if tax.n_blocks < VERDICT_BLOCKS or p_holm is None:
-        return "point estimate, no verdict"
-    if -margin < tax.low and tax.high < margin:
-        return "NO TAX"
-    proven = p_holm < 1 - confidence and tax.point > 0 and tax.low > 0
-    return "TAX" if proven else "INCONCLUSIVE"
-
-
-def judge(family: Sequence[Row], effects: Sequence[Effect | None], settings: Row) -> None:
-    """Add p_holm, verdict and the A/A comparison to the rows of one cell and metric."""
-    tested = [r for r in family if r["p_value"] is not None and r["config"] != "plain_last"]
-    for row, p in zip(tested, holm([r["p_value"] for r in tested]), strict=True):
-        row["p_holm"] = p
-    noise: Row = next((r for r in family if r["config"] == "plain_last"), {})
-    for row, found in zip(family, effects, strict=True):
-        if row["config"] == "plain_last":
-            row["p_holm"] = row["p_value"]
-        row |= {f"aa_{key}": noise.get(f"tax_{key}") for key in ("lo", "hi")}
-        row["aa_tax"] = noise.get("tax")
-        if found is not None:
-            row["verdict"] = verdict(
-                found, row["p_holm"], settings["margin"], settings["confidence"]
+    def _effect(
+        self, terms: Sequence[Term], metric: str, confidence: float, *, as_log: bool
+    ) -> Effect | None:
+        phase = terms[0][1][1]
+        names = list(dict.fromkeys(where[0] for _, where in terms))
+        cells = list(dict.fromkeys(where[2] for _, where in terms))
+        if len(names) > 1 and len(cells) > 1:
+            raise ValueError("several configurations over several cells have no common layout")
+        blocks = self.shared_blocks(names, phase, cells, metric)
+        if not blocks:
+            return None
+        ratios = [self.log_ratio(where, metric, blocks, cells) for _, where in terms]
+        if as_log:
+            (point, replicates), slopes = ratios[0], [1.0]
+        else:
+            point = sum(w * math.expm1(d) for (w, _), (d, _) in zip(terms, ratios, strict=True))
+            replicates = sum(
+                (w * np.expm1(r) for (w, _), (_, r) in zip(terms, ratios, strict=True)),
+                np.zeros(1),
             )
+            slopes = [w * math.exp(d) for (w, _), (d, _) in zip(terms, ratios, strict=True)]
+        if len(blocks) == 1:
+            return Effect(point, None, None, "one launch; launches not included", None, None, 1)
+        of_cell = dict.fromkeys(cells, 1.0)
+        weights = dict.fromkeys(names, 1.0)
+        for slope, (_, (name, _, cell)) in zip(slopes, terms, strict=True):
+            if len(cells) > 1:
+                of_cell[cell] = slope
+            else:
+                weights[name] = slope
+        contrast = self._contrast(weights, phase, of_cell, metric, blocks)
+        by_model = _by_model(contrast, point, confidence)
+        return _wider(by_model, replicates, confidence)
+
+    def _contrast(
+        self,
+        weights: Mapping[str, float],
+        phase: str,
+        of_cell: Mapping[str, float],
+        metric: str,
+        blocks: Sequence[int],
+    ) -> _Contrast:
+        """The layout of z = sum over cells of v y, over every launch that has all the cells."""
+        launches = [
+            (name, block)
+            for name, block in dict.fromkeys((k[0], k[1]) for k in self.samples if k[2] == phase)
+            if self.has(name, block, phase, list(of_cell), metric)
+        ]
+        values = np.array(
+            [
+                sum(v * self.samples[name, b, phase, c][metric][0] for c, v in of_cell.items())
+                for name, b in launches
+            ]
+        )
+        layout = Layout(
+            [b for _, b in launches], [configuration_of(n) for n, _ in launches], values
+        )
+        lines = {launch: line for line, launch in enumerate(launches)}
+        baselines = {
+            block: tuple(
+                lines[plain, block]
+                for plain in self.plains(list(weights), block, phase, list(of_cell), metric)
+            )
+            for block in blocks
+        }
+        return _Contrast(layout, weights, baselines, lines)
+
+    def layout(self, phase: str, cell: str, metric: str) -> Layout:
+        """All valid launches of a cell."""
+        return self._contrast({}, phase, {cell: 1.0}, metric, []).layout
 
 
-# ---- hypotheses and criteria: identifier -> (verdict, numbers)
+def _by_model(contrast: _Contrast, point: float, confidence: float) -> Effect:
+    """The interval of the pooled error, or of the contrast's own blocks where spreads may differ."""
+    count = len(contrast.blocks)
+    s2, df = contrast.layout.pooled
+    each = contrast.per_block(contrast.layout.values)
+    own = float(each.var(ddof=1)) / count
+    doubt = contrast.layout.doubtful([configuration_of(name) for name in contrast.weights])
+    pooled = s2 * contrast.squared_weights if df else math.nan
+    half = t_quantile(confidence, df) * math.sqrt(pooled) if df else -1.0
+    own_half = t_quantile(confidence, count - 1) * math.sqrt(own)
+    if not df or (doubt is not None and own_half > half):
+        reason = "" if doubt is None else f"; spread F {doubt.f:.1f}, p {doubt.p:.3f}"
+        method = f"own blocks (df {count - 1}{reason})"
+        return _interval(point, own, count - 1, own_half, method, count, own_error=True)
+    found = _interval(point, pooled, df, half, f"block model (df {df})", count, own_error=False)
+    return replace(found, left_out=contrast.layout.unequal)
 
-Finding = tuple[str, dict[str, Any]]
-UNKNOWN: Finding = ("cannot tell", {})
+
+def _interval(
+    point: float, variance: float, df: int, half: float, method: str, count: int, *, own_error: bool
+) -> Effect:
+    if variance > 0:
+        p = t_two_sided(point / math.sqrt(variance), df)
+    else:
+        p = 1.0 if point == 0 else 0.0
+    low, high = point - half, point + half
+    return Effect(point, low, high, method, p, df, count, own_error, variance, p_model=p)
 
 
-def hypotheses(
-    taxes: Taxes, limits: Row, safe_cell: str | None, shapes: Sequence[Row]
-) -> dict[str, Finding]:
-    """Verdict and effects of H1 to H6.
+def _wider(found: Effect, replicates: Floats, confidence: float) -> Effect:
+    """The wider of two intervals and the larger of their p-values."""
+    tail = (1 - confidence) / 2
+    lo, hi = float(np.quantile(replicates, tail)), float(np.quantile(replicates, 1 - tail))
+    fewer = min(int((replicates <= 0).sum()), int((replicates >= 0).sum()))
+    by_resampling = min(1.0, 2 * (fewer + 1) / (len(replicates) + 1))
+    p = max(found.p_model, by_resampling)
+    if hi - lo <= found.high - found.low:
+        return replace(found, p=p, p_bootstrap=by_resampling)
+    method = "within-launch bootstrap"
+    return replace(found, lo=lo, hi=hi, method=method, p=p, p_bootstrap=by_resampling)
 
-    Args:
-        taxes: the effects.
-        limits: the `hypotheses` section of the configuration.
-        safe_cell: the Phase A cell at ref_safe; None where that rate is not in the grid.
-        shapes: the planned cells of Phase B.
+
+# ---- verdicts
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A tax among those of its cell and metric, and the blocks it is made of."""
+
+    config: str
+    effect: Effect
+    plains: Mapping[int, int]  # block -> launches of plain
+
+
+def adjusted(family: Sequence[Compared]) -> list[float]:
+    """The p-values of one cell and metric, adjusted for their number.
+
+    Dunnett's among the contrasts with the pooled error; those with an error of their own count as
+    independent of these and of each other, as the within-launch bootstrap's p-values do.
     """
-    found = {f"H{n}": UNKNOWN for n in range(1, 7)}
-    margin = taxes.statistics["margin"]
-    found["H5"] = _growth(taxes, "ttft_p90", "input_tokens", "output_tokens", shapes, margin)
-    found["H6"] = _growth(taxes, "tpot_p90", "output_tokens", "input_tokens", shapes, margin)
-    if safe_cell is not None:
-        for name, judged in (("H1", _h1), ("H2", _h2), ("H3", _h3), ("H4", _h4)):
-            found[name] = judged(taxes, limits, safe_cell)
+    pooled = [member for member in family if not member.effect.own_error]
+    blocks = sorted({block for member in pooled for block in member.plains})
+    own = np.array([1 / len(member.plains) for member in pooled])
+    shared = np.array(
+        [
+            [1 / (len(m.plains) * math.sqrt(m.plains[b])) if b in m.plains else 0.0 for b in blocks]
+            for m in pooled
+        ]
+    )
+    found = []
+    for member in family:
+        effect = member.effect
+        by_model = sidak(effect.p_model, len(family))
+        if not effect.own_error and effect.df is not None:
+            among = _dunnett(effect.p_model, own.tobytes(), shared.tobytes(), effect.df)
+            by_model = 1 - (1 - among) * (1 - effect.p_model) ** (len(family) - len(pooled))
+        found.append(max(by_model, sidak(effect.p_bootstrap, len(family))))
     return found
 
 
-def _at(config: str, cell: str) -> Where:
-    return (config, "A", cell)
+def sidak(p: float, count: int) -> float:
+    """The smallest of `count` independent p-values, adjusted."""
+    return 1.0 if p >= 1 else -math.expm1(count * math.log1p(-p))
 
 
-def _decided(verdict_text: str, effects: Sequence[Effect], numbers: Row) -> Finding:
-    few = min(e.n_blocks for e in effects) < VERDICT_BLOCKS
-    return ("cannot tell" if few else verdict_text), numbers
+@lru_cache(maxsize=65536)
+def _dunnett(p: float, own: bytes, shared: bytes, df: int) -> float:
+    if p <= 0 or p >= 1:
+        return p
+    weights = np.frombuffer(own)
+    columns = np.frombuffer(shared).reshape(len(weights), -1)
+    return largest_above(t_quantile(1 - p, df), weights, columns, df)
 
 
-def _h1(taxes: Taxes, limits: Row, cell: str) -> Finding:
-    tax = taxes.tax(_at(MOONCAKE, cell), "ttft_p90")
-    if tax is None:
-        return UNKNOWN
-    bound = limits["h1_min_tax"]
-    said = "supported" if tax.low >= bound else "refuted" if tax.high < bound else "cannot tell"
-    return _decided(said, [tax], {"tax_ttft_p90": tax.numbers()})
-
-
-def _h2(taxes: Taxes, limits: Row, cell: str) -> Finding:
-    gap = gap_of(taxes, cell)
-    if gap is None:
-        return UNKNOWN
-    low, high = (bound / 100 for bound in limits["h2_gap_band_pp"])
-    said = "cannot tell"
-    if low <= gap.low and gap.high <= high:
-        said = "supported"
-    elif gap.high < low or gap.low > high:
-        said = "refuted"
-    return _decided(said, [gap], {"gap": gap.numbers()})
-
-
-def gap_of(taxes: Taxes, cell: str) -> Effect | None:
-    """tax(mooncake_both) - tax(nixl_both) on TTFT p90."""
-    terms = [(1.0, _at(MOONCAKE, cell), "ttft_p90"), (-1.0, _at(NIXL, cell), "ttft_p90")]
-    return taxes.combination(terms)
-
-
-def share_of(taxes: Taxes, cell: str, share: float) -> Effect | None:
-    """tax(noop) - share x tax(mooncake_both) on TTFT p90."""
-    terms = [(1.0, _at(NOOP, cell), "ttft_p90"), (-share, _at(MOONCAKE, cell), "ttft_p90")]
-    return taxes.combination(terms)
-
-
-def _h3(taxes: Taxes, limits: Row, cell: str) -> Finding:
-    split = share_of(taxes, cell, limits["h3_framework_share"])
-    mooncake, noop = (taxes.tax(_at(c, cell), "ttft_p90") for c in (MOONCAKE, NOOP))
-    if split is None or mooncake is None or noop is None:
-        return UNKNOWN
-    said = "cannot tell"
-    if mooncake.low > 0:
-        said = "supported" if split.high < 0 else "refuted" if split.low >= 0 else "cannot tell"
-    numbers = {
-        "noop_tax": noop.numbers(),
-        "mooncake_tax": mooncake.numbers(),
-        "framework_share": noop.point / mooncake.point if mooncake.point > 0 else None,
-        "noop_minus_share_of_mooncake": split.numbers(),
-    }
-    return _decided(said, [split, mooncake], numbers)
-
-
-def _h4(taxes: Taxes, limits: Row, cell: str) -> Finding:
-    tolerance = limits["h4_tolerance"]
-
-    def combined(multi: float, parts: float) -> Effect | None:
-        weights = ((multi, MULTI), (parts, MOONCAKE), (parts, LMCACHE))
-        return taxes.combination([(w, _at(c, cell), "ttft_p90") for w, c in weights])
-
-    multi, mooncake, lmcache = (
-        taxes.tax(_at(c, cell), "ttft_p90") for c in (MULTI, MOONCAKE, LMCACHE)
-    )
-    not_super, not_sub, excess = (
-        combined(tolerance - 1, 1), combined(1 + tolerance, -1), combined(1, -1)
-    )  # fmt: skip
-    if not (multi and mooncake and lmcache and not_super and not_sub and excess):
-        return UNKNOWN
-    parts = mooncake.point + lmcache.point
-    said = "cannot tell"
-    if multi.low > 0 and not_super.low >= 0 and not_sub.low >= 0:
-        said = "supported"
-    elif multi.low > 0 and (not_super.high < 0 or not_sub.high < 0):
-        said = "refuted"
-    numbers = {
-        "multi_tax": multi.numbers(),
-        "mooncake_tax": mooncake.numbers(),
-        "lmcache_tax": lmcache.numbers(),
-        "multi_minus_sum": excess.numbers(),
-        "relative_departure": abs(multi.point - parts) / multi.point if multi.point > 0 else None,
-    }
-    return _decided(said, [multi, not_super, not_sub], numbers)
-
-
-def _growth(
-    taxes: Taxes, metric: str, axis: str, across: str, shapes: Sequence[Row], margin: float
-) -> Finding:
-    lengths = sorted({shape[axis] for shape in shapes})
-    others = sorted({shape[across] for shape in shapes})
-    if len(lengths) < 2:
-        return UNKNOWN
-
-    def change(a: int, b: int, confidence: float | None = None) -> Effect | None:
-        terms = []
-        for sign, length in ((1.0, b), (-1.0, a)):
-            for other in others:
-                pair = (length, other) if axis == "input_tokens" else (other, length)
-                where = (MOONCAKE, "B", f"{pair[0]}x{pair[1]}")
-                terms.append((sign / len(others), where, metric))
-        return taxes.combination(terms, confidence)
-
-    pairs = list(itertools.pairwise(lengths))
-    corrected = 1 - (1 - taxes.statistics["confidence"]) / len(pairs)
-    steps = [e for pair in pairs if (e := change(*pair)) is not None]
-    strict = [e for pair in pairs if (e := change(*pair, corrected)) is not None]
-    whole = change(lengths[0], lengths[-1])
-    if whole is None or len(steps) + len(strict) < 2 * len(pairs):
-        return UNKNOWN
-    said = "cannot tell"
-    if all(step.low > 0 for step in steps):
-        said = "supported"
-    elif any(step.high < 0 for step in strict) or whole.high < margin:
-        said = "refuted"
-    numbers = {
-        "steps": [step.numbers() for step in steps],
-        "whole": whole.numbers(),
-        "per_doubling": whole.point / math.log2(lengths[-1] / lengths[0]),
-    }
-    return _decided(said, [whole, *steps], numbers)
-
-
-def labels(
-    taxes: Taxes, limits: Row, safe_cell: str | None, found: Mapping[str, Finding]
-) -> dict[int, tuple[str, str | None]]:
-    """Verdict and label of criteria 1 to 5."""
-    missing: tuple[str, str | None] = ("not met", None)
-    result = dict.fromkeys(range(1, 6), missing)
-    if found["H4"][1]:
-        words = {"supported": "linear", "refuted": "not linear"}
-        result[4] = ("met", words.get(found["H4"][0], "undecided"))
-    if found["H5"][1] and found["H6"][1]:
-        result[5] = ("met", None)
-    if safe_cell is None:
-        return result
-    low, high = limits["h1_prior_band"]
-    tax = taxes.tax(_at(MOONCAKE, safe_cell), "ttft_p90")
-    if tax is not None:
-        result[1] = ("met", _band_label(tax, low, high, "accepted", "revised"))
-    low, high = (bound / 100 for bound in limits["h2_gap_band_pp"])
-    gap = gap_of(taxes, safe_cell)
-    if gap is not None:
-        result[2] = ("met", _band_label(gap, low, high, "agrees", "disagrees"))
-    result[3] = _cost_label(taxes, limits, safe_cell)
-    return result
-
-
-def _band_label(found: Effect, low: float, high: float, inside: str, outside: str) -> str:
-    if found.n_blocks < VERDICT_BLOCKS:
-        return "undecided"
-    if low <= found.low and found.high <= high:
-        return inside
-    return outside if found.high < low or found.low > high else "undecided"
-
-
-def _cost_label(taxes: Taxes, limits: Row, cell: str) -> tuple[str, str | None]:
-    noop, mooncake = (taxes.tax(_at(c, cell), "ttft_p90") for c in (NOOP, MOONCAKE))
-    upper = share_of(taxes, cell, limits["h3_framework_share"])
-    lower = share_of(taxes, cell, limits["h3_implementation_share"])
-    if noop is None or mooncake is None or upper is None or lower is None:
-        return "not met", None
-    few = min(e.n_blocks for e in (noop, mooncake, upper, lower)) < VERDICT_BLOCKS
-    if few or mooncake.low <= 0:
-        return "met", "undecided"
-    if upper.low >= 0:
-        return "met", "framework-cost-dominated"
-    if lower.high < 0:
-        return "met", "implementation-cost-dominated"
-    return "met", "mixed" if lower.low >= 0 and upper.high < 0 else "undecided"
+def verdict(tax: Effect, p_adjusted: float | None, margin: float, confidence: float) -> str:
+    """What the study says of a tax that carries no mark."""
+    if tax.n_blocks < VERDICT_BLOCKS or p_adjusted is None:
+        return NO_VERDICT
+    if -margin < tax.low and tax.high < margin:
+        return "NO TAX"
+    proven = p_adjusted < 1 - confidence and tax.low > 0
+    return "TAX" if proven else "INCONCLUSIVE"

@@ -1,0 +1,225 @@
+"""Every cell of a study a second time: from its raw records to its row of the published tables."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from connector_tax.provenance.audit_study import RawCell, RawStudy
+from connector_tax.provenance.recompute import (
+    Measured,
+    Row,
+    Steps,
+    request_columns,
+    resampled_logs,
+    stationarity_columns,
+    waiting_p50,
+)
+from connector_tax.provenance.recompute_taxes import Key, Sample, Taxes
+from connector_tax.study_file import PLAIN
+
+CRITERIA = ("throughput_ratio", "waiting", "ttft_ratio")
+
+
+class Cells:
+    """Every number of every cell, made from the raw records."""
+
+    def __init__(self, study: RawStudy) -> None:
+        self.study = study
+        self.statistics: Row = study.config["statistics"]
+        self.cell_rows: dict[Key, Row] = {}
+        self.summaries: dict[str, Row] = {}
+        self.steps: dict[Key, Steps] = {}
+        self._ttft_p90: dict[Key, float] = {}
+        self._quarters: dict[Key, list[float | None]] = {}
+        self.plain_cells: dict[str, list[Measured]] = {}
+        samples: dict[Key, dict[str, Sample]] = {}
+        for cell in study.cells:
+            self.cell_rows[cell.key] = self._identity(cell)
+            if cell.status == "valid":
+                samples[cell.key] = self._measure(cell)
+            elif cell.status == "void":
+                self._summarise(cell, Measured(cell.requests, cell.record["window"]))
+        self._judge_saturation()
+        self.taxes = Taxes(samples, self.statistics, study.document["blocks"])
+
+    # ---- cells
+
+    def _identity(self, cell: RawCell) -> Row:
+        row: Row = dict(zip(("config", "block", "phase", "cell"), cell.key, strict=True))
+        launch = cell.launch
+        rate = cell.planned["rate_rps"]
+        if rate is None and launch.index is not None:
+            rate = launch.index["rate_rps"]
+        row |= {
+            "configuration": launch.configuration,
+            "rate_rps": cell.record["schedule"]["rate_rps"] if cell.measured else rate,
+            "input_tokens": cell.planned["input_tokens"],
+            "output_tokens": cell.planned["output_tokens"],
+            "status": cell.status,
+            "reason": cell.reason,
+            "label": self.study.document["engine_label"],
+        }
+        if cell.status == "void":
+            window = cell.record["window"]
+            row["n"] = cell.record["counts"]["measured_ok"]
+            row["dropped"] = cell.record["counts"]["dropped"]
+            row["window_s"] = (window["t_stop_ns"] - window["t_warmup_end_ns"]) / 1e9
+        return row
+
+    def _measure(self, cell: RawCell) -> dict[str, Sample]:
+        window, settings = cell.record["window"], self.statistics
+        measured = Measured(cell.requests, window)
+        self._summarise(cell, measured)
+        row = self.cell_rows[cell.key]
+        row |= request_columns(measured, settings["confidence"], settings["p99_min_samples"])
+        row |= {"waiting_p50": waiting_p50(cell.metrics, window)}
+        row |= stationarity_columns(measured.tpot, settings["margins"]["tpot_p50"])
+        if measured.n:
+            self._ttft_p90[cell.key] = float(np.percentile(measured.ttft, 90))
+            self._quarters[cell.key] = measured.quarters_s
+        if self.study.step_timing:
+            steps = Steps(cell.steps(), window)
+            row |= steps.columns()
+            self.steps[cell.key] = steps
+        if cell.launch.config == PLAIN and cell.key[2] == "A":
+            self.plain_cells.setdefault(cell.cell, []).append(measured)
+        _, block, phase, name = cell.key
+        seed_name = f"{self.study.document['seed']}/bootstrap/block{block}/{phase}/{name}"
+        return resampled_logs(measured, settings, seed_name)
+
+    def _summarise(self, cell: RawCell, measured: Measured) -> None:
+        # summary.json is written while measuring, with its own confidence and p99 bound.
+        self.summaries.setdefault(cell.launch.name, {})[cell.cell] = request_columns(
+            measured, 0.95, 1000
+        )
+
+    # ---- saturation
+
+    def _judge_saturation(self) -> None:
+        bounds = self.study.config["saturation"]
+        for key, row in self.cell_rows.items():
+            if row["status"] != "valid":
+                continue
+            row |= {"saturated": None, "saturation_criteria": ""}
+            if key not in self._ttft_p90:
+                continue
+            row["ttft_ratio"] = self._ttft_ratio(key)
+            fired = {
+                "throughput_ratio": row["throughput_ratio"] < bounds["throughput_ratio_min"],
+                "waiting": row["waiting_p50"] > bounds["waiting_p50_max"],
+                "ttft_ratio": None
+                if row["ttft_ratio"] is None
+                else row["ttft_ratio"] > bounds["ttft_p90_ratio_max"],
+            }
+            row["fired"] = fired
+            row["saturated"] = any(fired.values())
+            row["saturation_criteria"] = ";".join(name for name in CRITERIA if fired[name])
+
+    def _ttft_ratio(self, key: Key) -> float | None:
+        """TTFT p90 over that of the same launch at half the rate; None where there is none."""
+        config, block, phase, _ = key
+        if phase != "A":
+            return None
+        rate = self.cell_rows[key]["rate_rps"]
+        for other, row in self.cell_rows.items():
+            if other[:3] == (config, block, phase) and row["rate_rps"] == rate / 2:
+                half = self._ttft_p90.get(other)
+                return None if half is None else self._ttft_p90[key] / half
+        return None
+
+    def reference_rates(self) -> Row:
+        """The content of reference_rates.json."""
+        study = self.study
+        planned = study.document["cells"]["A"]
+        rates = [float(c["rate_rps"]) for c in planned]
+        criteria = {
+            config: {f"{c['rate_rps']:g}": self._criteria(config, c["cell"]) for c in planned}
+            for config in study.reference_names()
+        }
+        states = {
+            config: [entry["saturated"] for entry in entries.values()]
+            for config, entries in criteria.items()
+        }
+        left_out = self._left_out(states, rates)
+        included = [states[c] for c in study.ids if c not in left_out]
+        with_plain = "plain" not in left_out
+        safe = _highest(rates, included) if with_plain else None
+        load = _highest(rates, [states["plain"]]) if with_plain else None
+        fallback = study.config["reference"]["fallback_rps"]
+        return {
+            "ref_safe": fallback if safe is None else safe,
+            "ref_load": fallback if load is None else load,
+            "rates_rps": rates,
+            "saturation_rate_rps": {
+                config: next((r for r, s in zip(rates, known, strict=True) if s), None)
+                for config, known in states.items()
+            },
+            "criteria": criteria,
+            "left_out": left_out,
+            "fallback_used": safe is None or load is None,
+        }
+
+    def _criteria(self, config: str, cell: str) -> Row:
+        """One rate of one configuration over its launches: median values, majorities."""
+        bounds = self.study.config["saturation"]
+        keys = [
+            key
+            for key, row in self.cell_rows.items()
+            if self.study.reference_name(key[0]) == config
+            and key[2:] == ("A", cell)
+            and row.get("fired")
+        ]
+        rows = [self.cell_rows[key] for key in keys]
+        entry: Row = {
+            "saturated": half_or_more([r["saturated"] for r in rows]),
+            "n_launches": len(rows),
+            "n_saturated": sum(r["saturated"] for r in rows),
+        }
+        columns = {"throughput_ratio": "throughput_ratio_min", "waiting": "waiting_p50_max",
+                   "ttft_ratio": "ttft_p90_ratio_max"}  # fmt: skip
+        for name, bound in columns.items():
+            column = "waiting_p50" if name == "waiting" else name
+            values = [r[column] for r in rows if r[column] is not None]
+            fired = [r["fired"][name] for r in rows if r["fired"][name] is not None]
+            entry[name] = {
+                "value": float(np.median(values)) if values else None,
+                "bound": bounds[bound],
+                "fired": half_or_more(fired),
+            }
+        quarters = zip(*(self._quarters[key] for key in keys), strict=True)
+        entry["backlog_growth"] = [_median(list(q)) for q in quarters]
+        return entry
+
+    def _left_out(self, states: dict[str, list[bool | None]], rates: list[float]) -> Row:
+        left_out: Row = {}
+        for config in self.study.ids:
+            seen = [(r, s) for r, s in zip(rates, states[config], strict=True) if s is not None]
+            if not seen:
+                reasons = (c.reason for c in self.study.cells
+                           if c.launch.config == config and c.key[2] == "A" and c.reason)  # fmt: skip
+                left_out[config] = f"no valid Phase A cell: {next(reasons, None)}"
+            elif seen[0][1]:
+                left_out[config] = f"saturated at {seen[0][0]:g} req/s, its lowest valid rate"
+        return left_out
+
+
+def half_or_more(flags: Sequence[bool]) -> bool | None:
+    """Whether at least half are true; None without any."""
+    return 2 * sum(flags) >= len(flags) if flags else None
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.median(known)) if known else None
+
+
+def _highest(rates: Sequence[float], states: Sequence[Sequence[bool | None]]) -> float | None:
+    """The highest rate at which nobody is saturated, nor at any lower one, and all are known."""
+    best = None
+    for position, rate in enumerate(rates):
+        here = [known[position] for known in states]
+        if True in here:
+            break
+        if here and None not in here:
+            best = rate
+    return best
