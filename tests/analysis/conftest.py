@@ -33,6 +33,8 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         failed={("nixl_both", 0, "B"): FAIL_REASON},
         void={
             ("plain", 0, "B", "128x16"): VOID_REASON,
+            ("plain_2", 0, "B", "128x16"): VOID_REASON,
+            ("plain_2", 0, "B", "128x64"): VOID_REASON,
             ("lmcache_only", 0, "A", "r40"): VOID_REASON,
         },
         step_timing=False,

@@ -17,6 +17,7 @@ import polars as pl
 
 from connector_tax.analysis import reference
 from connector_tax.seeds import named_generator
+from connector_tax.study_file import METRICS, configuration_of, plain_names
 
 CONFIGURATIONS = (
     "plain",
@@ -68,7 +69,8 @@ CONFIG: dict[str, Any] = {
     "statistics": {
         "confidence": 0.95,
         "resamples": 2000,
-        "margin": 0.03,
+        "margins": dict.fromkeys(METRICS, 0.03),
+        "confirmatory": ["ref_safe", "ref_load"],
         "chunk_s": 0.5,
         "p99_min_samples": 1000,
     },
@@ -123,7 +125,7 @@ def write_synthetic_study(
     failed: Mapping[tuple[str, int, str], str] | None = None,
     void: Mapping[CellName, str] | None = None,
     step_timing: bool = True,
-    closing_plain: bool = True,
+    plain_launches: int = 2,
     launch_sigma: float = 0.005,
     ttft_growth: float = 0.0,
     tpot_growth: float = 0.0,
@@ -142,7 +144,7 @@ def write_synthetic_study(
         failed: (config, block, phase) to reason: a launch whose server died before any cell.
         void: (config, block, phase, cell) to reason; the cell is measured and not valid.
         step_timing: False writes no step records and says so in patch_status.json.
-        closing_plain: launch `plain_last` at the end of each block.
+        plain_launches: launches of plain in each block.
         launch_sigma: standard deviation of a launch's own log offset.
         ttft_growth: added to every non-zero TTFT tax per doubling of the input above 128 tokens.
         tpot_growth: added to every non-zero TPOT tax per doubling of the output above 16 tokens.
@@ -152,7 +154,7 @@ def write_synthetic_study(
 
     The shape and the rates are CONFIG's. reference_rates.json is the analysis' own.
     """
-    document = _document(seed, blocks, closing_plain, config or {})
+    document = _document(seed, blocks, plain_launches, config or {})
     writer = _Writer(
         root=root,
         document=document,
@@ -181,13 +183,13 @@ def write_synthetic_study(
 
 
 def _document(
-    seed: int, blocks: int, closing_plain: bool, overrides: Mapping[str, Any]
+    seed: int, blocks: int, plain_launches: int, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
     config = {
         key: {**value, **overrides.get(key, {})} if isinstance(value, dict) else value
         for key, value in CONFIG.items()
     }
-    config |= {"seed": seed, "blocks": blocks, "closing_plain": closing_plain}
+    config |= {"seed": seed, "blocks": blocks, "plain_launches": plain_launches}
     config["configurations"] = list(CONFIGURATIONS)
     sweep, grid = config["phase_a"], config["phase_b"]
     shape_cells = {
@@ -210,7 +212,7 @@ def _document(
             {"cell": f"{i}x{o}", "rate_rps": None, "input_tokens": i, "output_tokens": o}
             for i, o in shapes
         ]
-    closing = ("plain_last",) if closing_plain else ()
+    further = plain_names(plain_launches)[1:]
     members = {
         "A": CONFIGURATIONS,
         "B": CONFIGURATIONS,
@@ -241,7 +243,7 @@ def _document(
             phase: [
                 {"config": member, "block": block}
                 for block in range(blocks)
-                for member in (*names, *closing)
+                for member in (*names, *further)
             ]
             for phase, names in members.items()
         },
@@ -311,7 +313,7 @@ def _write_launch(writer: _Writer, config: str, block: int, phase: str) -> None:
         ]
     index = {
         "config": config,
-        "configuration": "plain" if config == "plain_last" else config,
+        "configuration": configuration_of(config),
         "block": block,
         "phase": phase,
         "label": writer.document["engine_label"],
@@ -366,7 +368,7 @@ def _write_cell(
         "phase": phase,
         "cell": name,
         "config": config,
-        "configuration": "plain" if config == "plain_last" else config,
+        "configuration": configuration_of(config),
         "block": block,
         "label": writer.document["engine_label"],
         "input_tokens": planned["input_tokens"],
@@ -512,7 +514,7 @@ def _steps(
     tax = writer.taxes.get(config, 0.0)
     duration = STEP_US * (1 + tax) * np.exp(rng.normal(offset, writer.noise * STEP_SIGMA, n))
     duration[empty] = 20.0
-    connector = config not in ("plain", "plain_last")
+    connector = configuration_of(config) != "plain"
     outside = 100.0 if config == OUTSIDE else 0.0
     model = (MODEL_US + outside) * np.exp(rng.normal(0, writer.noise * STEP_SIGMA, n))
     callbacks = 0.6 * tax * STEP_US * np.exp(rng.normal(0, 0.02, n))

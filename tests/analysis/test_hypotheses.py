@@ -21,9 +21,8 @@ def analyse(root: Path, **arguments: Any) -> Findings:
         "phase_b": {"input_tokens": [128, 256, 512], "output_tokens": [16, 32]},
     }
     options: dict[str, Any] = {"blocks": 3, "noise": 0.05, "launch_sigma": 0.0005}
-    study = write_synthetic_study(
-        root / "x", config=config, steps_per_cell=10, **{**options, **arguments}
-    )
+    options |= {"config": config, "steps_per_cell": 10, **arguments}
+    study = write_synthetic_study(root / "x", **options)
     assert aggregate(["--study", str(study)]) == 0
     return findings(root / "x")
 
@@ -96,8 +95,51 @@ def test_one_block_reports_numbers_without_verdicts(damaged: Path) -> None:
     found = findings(damaged)
     assert set(verdicts(found)) == {"cannot tell"}
     assert "a verdict needs 3" in found["H1"]["sentence"]
-    assert found["H1"]["numbers"]["tax_ttft_p90"]["lo"] is not None
+    assert "(one launch; launches not included)" in found["H1"]["sentence"]
+    assert found["H1"]["numbers"]["tax_ttft_p90"]["lo"] is None
     assert found[1]["verdict"] == "met"
+
+
+def test_one_block_has_the_designs_point_labels_beside_no_verdict(tmp_path: Path) -> None:
+    found = analyse(tmp_path, blocks=1, noise=0.01, taxes=with_taxes(noop_connector=0.02))
+    labels = {f"H{i}": found[f"H{i}"]["point_label"] for i in range(1, 7)}
+    assert labels == {
+        "H1": "inside the 25 to 60% band",
+        "H2": "inside the 5 to 10 pp band",
+        "H3": "implementation-dominated",
+        "H4": "additive",
+        "H5": labels["H5"],
+        "H6": labels["H6"],
+    }
+    assert labels["H5"] in ("grows with input length", "falls with input length")
+    for name, label in labels.items():
+        assert found[name]["verdict"] == "cannot tell"
+        assert f"The point estimate by itself: {label}; no verdict." in found[name]["sentence"]
+    assert found[3]["point_label"] == "implementation-dominated"
+
+
+def test_labels_of_other_points(tmp_path: Path) -> None:
+    taxes = with_taxes(mooncake_both=0.10, noop_connector=0.08, multi_mooncake_lmcache=0.60)
+    found = analyse(tmp_path, blocks=1, noise=0.01, taxes=taxes, ttft_growth=0.1, tpot_growth=-0.1)
+    assert [found[f"H{i}"]["point_label"] for i in range(1, 7)] == [
+        "below the 25 to 60% band",
+        "below the 5 to 10 pp band",
+        "framework-dominated",
+        "super-additive",
+        "grows with input length",
+        "falls with output length",
+    ]
+
+
+def test_a_marked_tax_decides_nothing_and_says_why(tmp_path: Path) -> None:
+    config = {"phase_a": {"rates_rps": [20.0, 40.0]}, "saturation": {"waiting_p50_max": -1.0}}
+    found = analyse(tmp_path, config=config, ttft_growth=0.05)
+    assert verdicts(found) == ["cannot tell"] * 6
+    sentence = found["H1"]["sentence"]
+    assert "mooncake_both saturated; plain saturated" in sentence
+    assert (
+        found["H1"]["numbers"]["tax_ttft_p90"]["mark"] == "mooncake_both saturated; plain saturated"
+    )
 
 
 def test_a_failed_launch_fails_the_artifact_criterion_with_its_reason(damaged: Path) -> None:

@@ -72,7 +72,7 @@ def study_of(configs: list[str], fallback: float | None = None) -> Study:
         Path("x"),
         {
             "config": {"saturation": BOUNDS, "reference": {"fallback_rps": fallback}},
-            "configurations": [{"id": c} for c in configs if c != "plain_last"],
+            "configurations": [{"id": c} for c in configs if not c.startswith("plain_")],
             "run_order": {"A": [{"config": c, "block": 0} for c in configs]},
             "cells": {"A": [{"cell": f"r{r:g}", "rate_rps": r} for r in RATES]},
         },
@@ -121,10 +121,12 @@ def test_a_rate_without_a_valid_cell_does_not_qualify_but_higher_ones_may() -> N
     assert choose(plain="....", x=".?.#")["ref_safe"] == 4.0
 
 
-def test_the_closing_plain_has_no_say() -> None:
-    rates = choose(plain="...#", x="...#", plain_last=".###")
-    assert rates["ref_safe"] == 4.0
-    assert rates["saturation_rate_rps"]["plain_last"] == 2.0
+def test_every_launch_of_plain_has_its_say() -> None:
+    rates = choose(plain="...#", plain_2=".###", plain_3=".###", x="...#")
+    assert (rates["ref_safe"], rates["ref_load"]) == (1.0, 1.0)
+    assert rates["saturation_rate_rps"] == {"plain": 2.0, "x": 8.0}
+    assert rates["criteria"]["plain"]["2"]["n_launches"] == 3
+    assert choose(plain="...#", plain_2=".?.#", x="...#")["ref_safe"] == 4.0
 
 
 def test_no_qualifying_rate_is_an_error_that_names_who_is_in_the_way() -> None:
@@ -198,7 +200,7 @@ def test_several_blocks_and_a_void_cell(tmp_path: Path) -> None:
         tmp_path / "x", blocks=3, steps_per_cell=10, void={("plain", 1, "A", "r80"): "late"}
     )
     entry = json.loads((study.parent / "reference_rates.json").read_text())["criteria"]["plain"]
-    assert [entry[rate]["n_launches"] for rate in ("40", "80")] == [3, 2]
+    assert [entry[rate]["n_launches"] for rate in ("40", "80")] == [6, 5]
     assert entry["160"]["saturated"] is True
     assert len(entry["160"]["backlog_growth"]) == 4
     assert entry["160"]["backlog_growth"][3] > 1

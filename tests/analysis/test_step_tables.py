@@ -24,7 +24,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One block without a second launch of plain, and a cell of plain that is void."""
     study = write_synthetic_study(
         tmp_path_factory.mktemp("single") / "x",
-        closing_plain=False,
+        plain_launches=1,
         steps_per_cell=40,
         void={("plain", 0, "A", "r20"): "requests were written later than scheduled (p99)"},
     )
@@ -75,13 +75,13 @@ def test_one_estimator_in_every_table(crisp: Path) -> None:
 def test_every_launch_of_plain_is_in_the_baseline_and_the_last_is_the_a_a(crisp: Path) -> None:
     launches = select(table(crisp, "steps.csv"), block="2", **SAFE)
     medians = {row["config"]: float(row["step_duration_us_p50"]) for row in launches}
-    plain = np.mean([medians["plain"], medians["plain_last"]])
+    plain = np.mean([medians["plain"], medians["plain_2"]])
     mine = one(launches, config="nixl_both")
     assert float(mine["tax_step_p50"]) == pytest.approx(medians["nixl_both"] - plain)
-    last = one(launches, config="plain_last")
-    assert float(last["tax_step_p50"]) == pytest.approx(medians["plain_last"] - medians["plain"])
+    last = one(launches, config="plain_2")
+    assert float(last["tax_step_p50"]) == pytest.approx(medians["plain_2"] - medians["plain"])
     row = one(table(crisp, "step_taxes.csv"), config="nixl_both", metric="tax_step_p50", **SAFE)
-    every = select(table(crisp, "steps.csv"), config="plain_last", **SAFE)
+    every = select(table(crisp, "steps.csv"), config="plain_2", **SAFE)
     mean = np.mean([float(launch["tax_step_p50"]) for launch in every])
     low, point, high = numbers(row, "aa_lo_us", "aa_us", "aa_hi_us")
     assert point == pytest.approx(mean)
@@ -105,7 +105,7 @@ def test_hooks_have_their_time_share_and_interval(crisp: Path) -> None:
         assert low < share < high
         assert row["n_ran"] == row["n_steps"] != "0"
     assert not select(rows, config="plain")
-    assert not select(rows, config="plain_last")
+    assert not select(rows, config="plain_2")
 
 
 def test_a_stack_s_children_stand_beside_it(crisp: Path) -> None:

@@ -19,7 +19,7 @@ from connector_tax.analysis.hook_tables import hook_rows
 from connector_tax.analysis.hypotheses import HYPOTHESES, MOONCAKE, NIXL, numbers_of
 from connector_tax.analysis.ingest import PHASES, Cell, CellKey, Study, load_cells, load_study
 from connector_tax.analysis.measure import Requests, measure_requests, measure_waiting
-from connector_tax.analysis.overload import Overload
+from connector_tax.analysis.overload import overloads
 from connector_tax.analysis.reference import (
     NoReferenceRateError,
     Sweep,
@@ -27,7 +27,7 @@ from connector_tax.analysis.reference import (
     reference_rates,
 )
 from connector_tax.analysis.resolution import resolution_rows
-from connector_tax.analysis.rows import aggregate_rows, csv_text, judgement
+from connector_tax.analysis.rows import aggregate_rows, csv_text
 from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.saturation import Load, load_of
 from connector_tax.analysis.step_tables import StepTable
@@ -60,7 +60,7 @@ def measure(cell: Cell, with_steps: bool) -> Measured:
 
 
 def sample_cells(
-    study: Study, requests: Mapping[CellKey, Requests], pool: ThreadPoolExecutor
+    study: Study, requests: Mapping[CellKey, Requests]
 ) -> dict[CellKey, dict[str, LogSample]]:
     """The resampled percentiles of every valid cell."""
     statistics = study.config["statistics"]
@@ -70,25 +70,8 @@ def sample_cells(
         length_s = chunk_s[key.phase, key.cell]
         return sample_launch(requests[key], statistics["resamples"], length_s, study.seed, key)
 
-    return dict(zip(requests, pool.map(draw, requests), strict=True))
-
-
-def overloads(
-    study: Study,
-    cells: Sequence[Cell],
-    measured: Mapping[CellKey, Measured],
-    sweeps: Mapping[tuple[str, int], Sweep],
-) -> dict[CellKey, Overload]:
-    """What every valid cell in which something succeeded says about overload."""
-    states = {}
-    for cell in cells:
-        load = measured[cell.key].load if cell.key in measured else None
-        if load is None or cell.rate_rps is None:
-            continue
-        judged = judgement(study, cell.key, cell.rate_rps, load, sweeps)
-        dropped = measured[cell.key].requests.dropped
-        states[cell.key] = Overload(cell.configuration, judged.saturated, dropped)
-    return states
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return dict(zip(requests, pool.map(draw, requests), strict=True))
 
 
 def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
@@ -107,8 +90,7 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         found = pool.map(lambda cell: measure(cell, no_steps is None), valid)
         measured = {cell.key: m for cell, m in zip(valid, found, strict=True)}
-        requests = {key: m.requests for key, m in measured.items()}
-        samples = sample_cells(study, requests, pool)
+    requests = {key: m.requests for key, m in measured.items()}
     sweep_cells = [cell for cell in cells if cell.key.phase == "A"]
     loads = {key: m.load for key, m in measured.items() if m.load is not None}
     sweeps = judge_launches(study, sweep_cells, loads)
@@ -116,7 +98,9 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     steps = {key: m.steps for key, m in measured.items() if m.steps is not None}
     confidence = study.config["statistics"]["confidence"]
     step_table = StepTable(cells, steps, no_steps, confidence)
-    taxes = TaxTable(study, cells, samples, overloads(study, cells, measured, sweeps))
+    dropped = {key: m.requests.dropped for key, m in measured.items()}
+    overloaded = overloads(study, cells, loads, dropped, sweeps)
+    taxes = TaxTable(study, cells, sample_cells(study, requests), overloaded)
     tables = Tables(study, taxes, rates, step_table.points())
     rows = aggregate_rows(
         study,

@@ -4,8 +4,12 @@ Source: docs/method.md, "Verdicts". A tax from such a cell keeps its number, say
 verdict.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+from connector_tax.analysis.ingest import Cell, CellKey, Study
+from connector_tax.analysis.reference import Sweep, judgement
+from connector_tax.analysis.saturation import Load
 
 
 class Overload(NamedTuple):
@@ -20,6 +24,31 @@ class Overload(NamedTuple):
     configuration: str
     saturated: bool
     dropped: int
+
+
+def overloads(
+    study: Study,
+    cells: Sequence[Cell],
+    loads: Mapping[CellKey, Load],
+    dropped: Mapping[CellKey, int],
+    sweeps: Mapping[tuple[str, int], Sweep],
+) -> dict[CellKey, Overload]:
+    """What every valid cell in which something succeeded says about overload.
+
+    Args:
+        study: the study.
+        cells: its planned cells.
+        loads: the load figures of those cells.
+        dropped: measured arrivals that were dropped, of the same.
+        sweeps: `reference.judge_launches` of Phase A.
+    """
+    states = {}
+    for cell in cells:
+        if cell.key in loads and cell.rate_rps is not None:
+            judged = judgement(study, cell.key, cell.rate_rps, loads[cell.key], sweeps)
+            saturated = judged.saturated
+            states[cell.key] = Overload(cell.configuration, saturated, dropped[cell.key])
+    return states
 
 
 def mark(cells: Iterable[Overload]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from connector_tax.analysis.ingest import Cell, CellKey, Study, load_cells, load_study
 from connector_tax.analysis.measure import measure_requests, measure_waiting
-from connector_tax.analysis.saturation import Judgement, Load, combine, judge_sweep, load_of
+from connector_tax.analysis.saturation import Judgement, Load, combine, judge, judge_sweep, load_of
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_json
 from connector_tax.study_file import configuration_of
@@ -48,6 +48,19 @@ def judge_launches(
             sweep[cell.rate_rps] = loads[cell.key]
     bounds = study.config["saturation"]
     return {launch: judge_sweep(sweep, bounds) for launch, sweep in sweeps.items()}
+
+
+def judgement(
+    study: Study,
+    key: CellKey,
+    rate_rps: float,
+    load: Load,
+    sweeps: Mapping[tuple[str, int], Sweep],
+) -> Judgement:
+    """The saturation criteria of a valid cell; outside Phase A without the one at half the rate."""
+    if key.phase == "A":
+        return sweeps[key.config, key.block][rate_rps]
+    return judge(load, None, study.config["saturation"])
 
 
 def reference_rates(

@@ -17,8 +17,8 @@ from scipy.stats import t as student
 from connector_tax.analysis.ingest import Cell, CellKey, Study, merged_reasons
 from connector_tax.analysis.measure import Requests, request_columns
 from connector_tax.analysis.percentiles import PERCENTS
-from connector_tax.analysis.reference import Sweep
-from connector_tax.analysis.saturation import CRITERIA, Judgement, Load, judge
+from connector_tax.analysis.reference import Sweep, judgement
+from connector_tax.analysis.saturation import CRITERIA, Load
 from connector_tax.analysis.stationarity import stationarity
 from connector_tax.analysis.step_tables import COUNTS
 from connector_tax.analysis.steps import STEP_COLUMNS, Steps, step_columns
@@ -143,19 +143,6 @@ def _saturation_columns(
         return {"saturated": None, "saturation_criteria": ""}
     judged = judgement(study, cell.key, cell.rate_rps, load, sweeps)
     return {"saturated": judged.saturated, "saturation_criteria": judged.names}
-
-
-def judgement(
-    study: Study,
-    key: CellKey,
-    rate_rps: float,
-    load: Load,
-    sweeps: Mapping[tuple[str, int], Sweep],
-) -> Judgement:
-    """The saturation criteria of a valid cell; outside Phase A without the one at half the rate."""
-    if key.phase == "A":
-        return sweeps[key.config, key.block][rate_rps]
-    return judge(load, None, study.config["saturation"])
 
 
 def _pooled(group: Sequence[Row], confidence: float) -> Row:

@@ -1,6 +1,6 @@
 """What many virtual studies say of the analysis: coverage, A/A false positives, power.
 
-Source: issue 6, point 7; METHOD.md, "The harness is calibrated before it is believed".
+A study's launches differ equally, or those of one configuration three times as much (`spread`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,39 +13,47 @@ import polars as pl
 from scipy.stats import binomtest
 from scipy.stats import t as student
 
-from connector_tax.calibration.design import ARRIVALS, STEP_TAX_US
+from connector_tax.analysis.block_model import OWN
+from connector_tax.analysis.effects import BOOTSTRAP
+from connector_tax.calibration.design import AA, ARRIVALS, NOISY, SPREADS, STEP_TAX_US
 from connector_tax.calibration.studies import virtual_study
 from connector_tax.calibration.truth import TrueTax, true_taxes
-from connector_tax.study.design import CLOSING_PLAIN
 
 BLOCKS = (3, 5)
 SIGNIFICANCE = 0.05
 POWER = 0.80
 TARGET = (0.93, 0.97)
 
-Truths = Mapping[str, Mapping[tuple[str, str], TrueTax]]
+KEYS = ("spread", "arrivals", "metric", "blocks")
+
+Truths = Mapping[tuple[str, str], Mapping[tuple[str, str], TrueTax]]
 
 
 def run_studies(
     studies: int, seed: int, processes: int, on_study: Callable[[int, int], None]
 ) -> pl.DataFrame:
-    """The outcomes of `studies` studies for each arrival process (`studies.Outcome` by column)."""
+    """The outcomes of `studies` studies for each spread and arrival process (`studies.Outcome`)."""
     rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(processes) as pool:
         futures = [
-            pool.submit(virtual_study, arrivals, number, seed, BLOCKS)
+            pool.submit(virtual_study, spread, arrivals, number, seed, BLOCKS)
+            for spread in SPREADS
             for arrivals in ARRIVALS
             for number in range(studies)
         ]
         for done, future in enumerate(as_completed(futures), 1):
             rows += future.result()
             on_study(done, len(futures))
-    return pl.DataFrame(rows).sort("arrivals", "metric", "blocks", "config", "study")
+    return pl.DataFrame(rows).sort(*KEYS, "config", "study")
 
 
 def truths(launches: int, cell: Mapping[str, float], seed: int) -> Truths:
-    """The true taxes for each arrival process; arguments as `truth.true_taxes` takes them."""
-    return {arrivals: true_taxes(arrivals, launches, cell, seed) for arrivals in ARRIVALS}
+    """(spread, arrivals) to the true taxes; arguments as `truth.true_taxes` takes them."""
+    return {
+        (spread, arrivals): true_taxes(spread, arrivals, launches, cell, seed)
+        for spread in SPREADS
+        for arrivals in ARRIVALS
+    }
 
 
 def with_truth(outcomes: pl.DataFrame, found: Truths, long_run: Truths) -> pl.DataFrame:
@@ -59,31 +67,31 @@ def with_truth(outcomes: pl.DataFrame, found: Truths, long_run: Truths) -> pl.Da
     table = pl.DataFrame(
         [
             {
+                "spread": spread,
                 "arrivals": arrivals,
                 "config": config,
                 "metric": metric,
                 "truth": true.tax,
                 "truth_se": true.standard_error,
-                "long_run": long_run[arrivals][config, metric].tax,
-                "long_run_se": long_run[arrivals][config, metric].standard_error,
+                "long_run": long_run[spread, arrivals][config, metric].tax,
+                "long_run_se": long_run[spread, arrivals][config, metric].standard_error,
             }
-            for arrivals, taxes in found.items()
+            for (spread, arrivals), taxes in found.items()
             for (config, metric), true in taxes.items()
         ]
     )
-    joined = outcomes.join(table, on=["arrivals", "config", "metric"], how="left")
+    joined = outcomes.join(table, on=["spread", "arrivals", "config", "metric"], how="left")
     covers = {
         name: (pl.col(lo) <= pl.col("truth")) & (pl.col("truth") <= pl.col(hi))
         for name, (lo, hi) in {
             "covered": ("lo", "hi"),
-            "t_covered": ("t_lo", "t_hi"),
-            "boot_covered": ("boot_lo", "boot_hi"),
+            "model_covered": ("model_lo", "model_hi"),
         }.items()
     }
     covers["long_run_covered"] = pl.col("long_run").is_between("lo", "hi")
     return joined.with_columns(
         **covers,
-        detected=(pl.col("lo") > 0) & (pl.col("p_holm") < SIGNIFICANCE),
+        detected=(pl.col("lo") > 0) & (pl.col("p_adjusted") < SIGNIFICANCE),
         excludes_zero=(pl.col("lo") > 0) | (pl.col("hi") < 0),
         log_error=pl.col("tax").log1p() - pl.col("truth").log1p(),
     )
@@ -91,11 +99,8 @@ def with_truth(outcomes: pl.DataFrame, found: Truths, long_run: Truths) -> pl.Da
 
 def level_rows(outcomes: pl.DataFrame) -> list[dict[str, Any]]:
     """One row for each (arrivals, metric, blocks, configuration), by true tax: what it gave."""
-    rows = [
-        {**where, **_level(part)}
-        for where, part in _parts(outcomes, "arrivals", "metric", "blocks", "config")
-    ]
-    return sorted(rows, key=lambda r: (r["arrivals"], r["metric"], r["blocks"], r["truth"]))
+    rows = [{**where, **_level(part)} for where, part in _parts(outcomes, *KEYS, "config")]
+    return sorted(rows, key=lambda r: (*_key(r), r["truth"]))
 
 
 def _level(part: pl.DataFrame) -> dict[str, Any]:
@@ -112,9 +117,8 @@ def _level(part: pl.DataFrame) -> dict[str, Any]:
         "covered": covered / n,
         "covered_lo": low,
         "covered_hi": high,
-        "t_covered": _share(part, "t_covered"),
-        "boot_covered": _share(part, "boot_covered"),
-        "bootstrap_printed": _mean(part["method"] == "hierarchical bootstrap"),
+        "model_covered": _share(part, "model_covered"),
+        **_methods(part),
         "half_width": float(np.median((part["hi"] - part["lo"]).to_numpy()) / 2),
         "log_bias": float(errors.mean()),
         "log_bias_se": float(errors.std(ddof=1) / np.sqrt(n)) if n > 1 else None,
@@ -126,30 +130,31 @@ def _level(part: pl.DataFrame) -> dict[str, Any]:
 
 
 def coverage_rows(outcomes: pl.DataFrame) -> list[dict[str, Any]]:
-    """One row for each (arrivals, metric, blocks): coverage over the seven known taxes.
+    """One row for each of KEYS: coverage over the seven known taxes, and of NOISY's alone.
 
     The taxes of one study share its plain launches, so the interval of the pooled coverage is made
     from one number for each study (Student's t), not from single taxes.
     """
-    taxed = outcomes.filter(pl.col("config") != CLOSING_PLAIN)
+    taxed = outcomes.filter(pl.col("config") != AA)
     rows = []
-    for where, part in _parts(taxed, "arrivals", "metric", "blocks"):
+    for where, part in _parts(taxed, *KEYS):
         row: dict[str, Any] = {**where, "studies": part["study"].n_unique()}
-        for name in ("covered", "t_covered", "boot_covered", "long_run_covered"):
+        for name in ("covered", "model_covered", "long_run_covered"):
             by_study = part.group_by("study").agg(pl.col(name).mean())[name].to_numpy()
             mean, low, high = _mean_interval(by_study)
             row |= {name: mean, f"{name}_lo": low, f"{name}_hi": high}
         row["in_target"] = bool(TARGET[0] <= row["covered"] <= TARGET[1])
-        row["bootstrap_printed"] = _mean(part["method"] == "hierarchical bootstrap")
-        rows.append(row)
+        noisy = part.filter(pl.col("config") == NOISY)
+        row["noisy_covered"] = _share(noisy, "covered") if noisy.height else None
+        rows.append(row | _methods(part))
     return rows
 
 
 def aa_rows(outcomes: pl.DataFrame) -> list[dict[str, Any]]:
-    """One row for each (arrivals, metric, blocks): plain's last launches called different."""
+    """One row for each of KEYS: plain's last launches called different from the others."""
     rows = []
-    noise = outcomes.filter(pl.col("config") == CLOSING_PLAIN)
-    for where, part in _parts(noise, "arrivals", "metric", "blocks"):
+    noise = outcomes.filter(pl.col("config") == AA)
+    for where, part in _parts(noise, *KEYS):
         n = part.height
         excluded = int(part["excludes_zero"].sum())
         tax = int((part["verdict"] == "TAX").sum())
@@ -170,34 +175,46 @@ def aa_rows(outcomes: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def power_rows(levels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The smallest tax detected in 80% of the studies, for each (arrivals, metric, blocks).
+    """The smallest tax detected in 80% of the studies, for each of KEYS.
 
-    Detected: positive and significant after Holm's correction over the seven taxes. Between two
-    levels the detection rate is read off a straight line; None: not even the largest tax.
+    Detected: positive and significant after Dunnett's adjustment over the seven taxes. Between two
+    levels the detection rate is read off a straight line; None: not even the largest tax. Where
+    launches differ unequally, NOISY is none of the levels.
     """
     rows = []
-    keys = sorted({(r["arrivals"], r["metric"], r["blocks"]) for r in levels})
-    for arrivals, metric, blocks in keys:
+    for key in sorted({_key(r) for r in levels}):
+        named = dict(zip(KEYS, key, strict=True))
         curve = [
             (0.0, 0.0),
             *sorted(
                 (r["truth"], r["detected"])
                 for r in levels
-                if (r["arrivals"], r["metric"], r["blocks"]) == (arrivals, metric, blocks)
+                if _key(r) == key
                 and r["config"] in STEP_TAX_US
+                and (r["config"] != NOISY or named["spread"] == "equal")
             ),
         ]
         rows.append(
             {
-                "arrivals": arrivals,
-                "metric": metric,
-                "blocks": blocks,
+                **named,
                 "smallest_tax_detected": _crossing(curve),
                 "smallest_level_detected": next((t for t, d in curve if d >= POWER), None),
                 "largest_tax": curve[-1][0],
             }
         )
     return rows
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in KEYS)
+
+
+def _methods(part: pl.DataFrame) -> dict[str, float]:
+    """How often the bootstrap's interval and that of a configuration's own spread are printed."""
+    return {
+        "bootstrap_printed": _mean(part["method"].str.starts_with(BOOTSTRAP)),
+        "own_printed": _mean(part["method"].str.starts_with(OWN)),
+    }
 
 
 def _crossing(curve: Sequence[tuple[float, float]]) -> float | None:

@@ -1,12 +1,13 @@
 """The study that is calibrated: one cell, plain, and seven configurations of known step tax.
 
-Seven taxed configurations, as in the real study, so that Holm's correction costs what it costs
+Seven taxed configurations, as in the real study, so that Dunnett's adjustment costs what it costs
 there. Cell and statistics rules are those of config/config.yaml, the spreads and step costs those
 of config/embedded.yaml; the prompt is shorter, so that two cores can emulate the cell over HTTP.
 """
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from connector_tax import package_version
 from connector_tax.config import ROOT, load_yaml, validate
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.files import sha256_json, write_json
-from connector_tax.study.design import CLOSING_PLAIN, cells_of, run_order
+from connector_tax.study.design import cells_of, run_order
+from connector_tax.study_file import PLAIN, plain_names
 
-PLAIN = "plain"
+PLAIN_LAUNCHES = 2
+AA = plain_names(PLAIN_LAUNCHES)[-1]  # the launch of plain that is compared with the others
 PHASE = "A"
 RATE_RPS = 60.0
 CELL = "r60"
@@ -32,6 +35,9 @@ STEP_TAX_US: Mapping[str, float] = {
     "step_tax_240us": 240.0,
     "step_tax_360us": 360.0,
 }
+# What launches of one configuration differ by: the same for all, or three times as much for one.
+SPREADS = ("equal", "unequal")
+NOISY, NOISE_FACTOR = "step_tax_90us", 3.0
 # The engine knows a tax by its callbacks; the shares are arbitrary, the sum is what counts here.
 CALLBACK_SHARES = {"build_meta_us": 0.5, "get_finished_us": 0.3, "start_load_kv_us": 0.2}
 
@@ -61,7 +67,7 @@ def study_document(
         "study": "calibration",
         "seed": seed,
         "blocks": blocks,
-        "closing_plain": True,
+        "plain_launches": PLAIN_LAUNCHES,
         "engine": {
             "kind": "embedded",
             "label": "embedded (emulated)",
@@ -122,10 +128,18 @@ def engine_definition(faults: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any
     return definition
 
 
-def engine_configs() -> dict[str, EngineConfig]:
-    """What the engine makes of `engine_definition`, for each configuration and `plain_last`."""
+def engine_configs(spread: str) -> dict[str, EngineConfig]:
+    """What the engine makes of `engine_definition`, for each configuration and the A/A launch.
+
+    Args:
+        spread: of SPREADS; `unequal`: NOISY's launches differ NOISE_FACTOR times as much.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "engine.json"
         write_json(path, engine_definition())
         configs = {name: load_config(path, name) for name in (PLAIN, *STEP_TAX_US)}
-    return configs | {CLOSING_PLAIN: configs[PLAIN]}
+    if spread == "unequal":
+        cost = configs[NOISY].step_cost
+        wider = replace(cost, launch_offset_rel_sd=NOISE_FACTOR * cost.launch_offset_rel_sd)
+        configs[NOISY] = replace(configs[NOISY], step_cost=wider)
+    return configs | {AA: configs[PLAIN]}

@@ -1,11 +1,14 @@
-"""The calibration's figure: coverage of the intervals, and the power curve, for R = 3 and 5."""
+"""The calibration's figure: coverage of the intervals, and the power curve, for R = 3 and 5.
+
+Of the studies whose launches differ equally; the CSV beside it holds the others too.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from connector_tax.calibration.coverage import BLOCKS, POWER, TARGET
+from connector_tax.calibration.coverage import BLOCKS, KEYS, POWER, TARGET
 from connector_tax.calibration.design import ARRIVALS, STEP_TAX_US
 from connector_tax.calibration.studies import METRICS
 from connector_tax.figures.marks import Mark
@@ -24,7 +27,7 @@ MARKS = {3: Mark("#D55E00", "o", "-"), 5: Mark("#0072B2", "s", (0, (4, 1.2)))}
 ARRIVAL_LABELS = {"fixed": "fixed", "poisson": "Poisson"}
 LABELS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
 COLUMNS = (
-    "arrivals", "metric", "blocks", "config", "studies", "truth", "truth_se", "covered",
+    "spread", "arrivals", "metric", "blocks", "config", "studies", "truth", "truth_se", "covered",
     "covered_lo", "covered_hi", "detected",
 )  # fmt: skip
 
@@ -44,7 +47,7 @@ def draw(study: Study, part: Mapping[str, Any]) -> Picture:
             rows = [
                 row
                 for row in part["levels"]
-                if (row["arrivals"], row["metric"], row["blocks"]) == (arrivals, metric, blocks)
+                if tuple(row[key] for key in KEYS) == ("equal", arrivals, metric, blocks)
             ]
             _coverage(upper, rows, blocks)
             _power(lower, [row for row in rows if row["config"] in STEP_TAX_US], blocks)

@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from connector_tax.analysis.aggregate import measure
+from connector_tax.analysis.aggregate import measure, sample_cells
 from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.ingest import Cell, Study, load_cells, load_study
 from connector_tax.analysis.taxes import Tables, tax_rows
 from connector_tax.calibration import harness
-from connector_tax.calibration.design import PHASE, PLAIN, RATE_RPS, study_document
+from connector_tax.calibration.design import PHASE, RATE_RPS, study_document
 from connector_tax.calibration.live import measure_launch
 from connector_tax.calibration.studies import METRICS
 from connector_tax.calibration.truth import TrueTax
 from connector_tax.files import write_json
 from connector_tax.study.design import launches
+from connector_tax.study_file import launched_plains
 
 TAXED = "step_tax_240us"
 # Short cells: a launch's start-up takes most of its time either way.
@@ -39,7 +40,7 @@ class HttpStudy:
 def run(
     root: Path, studies: int, blocks: int, seed: int, say: Callable[[str], None]
 ) -> list[HttpStudy]:
-    """Measure `studies` studies of plain, one known tax and plain's closing launch."""
+    """Measure `studies` studies of one known tax and of plain, launched twice a block."""
     found = []
     for number in range(studies):
         document = study_document("fixed", seed + 10_000 + number, blocks, (TAXED,), cell=CELL)
@@ -75,13 +76,14 @@ def _study(document: dict[str, Any], number: int, folder: Path) -> HttpStudy:
 
 
 def _tax_rows(study: Study, cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    samples = {
-        cell.key: measure(study, cell, with_steps=False).samples
+    requests = {
+        cell.key: measure(cell, with_steps=False).requests
         for cell in cells
         if cell.status == "valid"
     }
+    samples = sample_cells(study, requests)
     rates = {"ref_safe": RATE_RPS, "ref_load": RATE_RPS, "saturation_rate_rps": {}}
-    rows = tax_rows(Tables(study, TaxTable(study, cells, samples), rates, {}))
+    rows = tax_rows(Tables(study, TaxTable(study, cells, samples, {}), rates, {}))
     return [row for row in rows if row["metric"] in METRICS]
 
 
@@ -118,10 +120,14 @@ def _covers(row: Mapping[str, Any], truth: float) -> bool | None:
 def _tax_by_truth_log(study: HttpStudy, config: str, metric: str) -> float:
     """The same estimate made from the server's write stamps: what a perfect client would say."""
     column = f"true_{metric.partition('_')[0]}_ms"
+
+    def log_p90(name: str, block: int) -> float:
+        return float(np.log(np.percentile(getattr(study.errors[name, block], column), 90)))
+
+    plains = [name for name in launched_plains(n for n, _ in study.errors) if name != config]
     logs = [
-        np.log(np.percentile(getattr(cell, column), 90))
-        - np.log(np.percentile(getattr(study.errors[PLAIN, block], column), 90))
-        for (name, block), cell in study.errors.items()
+        log_p90(name, block) - np.mean([log_p90(plain, block) for plain in plains])
+        for name, block in study.errors
         if name == config
     ]
     return float(np.expm1(np.mean(logs)))

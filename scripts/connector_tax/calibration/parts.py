@@ -21,7 +21,7 @@ class Scale:
     """How much is run.
 
     Attributes:
-        studies: virtual studies for each arrival process.
+        studies: virtual studies for each spread and arrival process.
         truth_launches: launches behind a true tax, each with a cell of the studies' length.
         long_launches, long_s: launches behind a long-run tax, and the window of each.
         http_studies, http_blocks: studies over HTTP and the blocks of each.
@@ -79,7 +79,7 @@ def _virtual(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> 
 def _http(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:
     shutil.rmtree(out / "http", ignore_errors=True)
     results = http_studies.run(out / "http", scale.http_studies, scale.http_blocks, seed, say)
-    truths = true_taxes("fixed", scale.truth_launches, http_studies.CELL, seed)
+    truths = true_taxes("equal", "fixed", scale.truth_launches, http_studies.CELL, seed)
     rows = http_studies.compare(results, truths)
     write_text(out / "http_taxes.csv", csv_text(list(rows[0]), rows))
     write_json(

@@ -10,15 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from connector_tax.analysis.bootstrap import block_draws, hierarchical_mean, interval
-from connector_tax.analysis.effects import LogSample, TaxTable, sample_launch
+from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.ingest import Cell, CellKey, Study
-from connector_tax.analysis.measure import read_requests
+from connector_tax.analysis.measure import Requests, read_requests
+from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.taxes import Tables, tax_rows
 from connector_tax.calibration.design import (
     CELL,
     PHASE,
-    PLAIN,
     RATE_RPS,
     SHAPE,
     STEP_TAX_US,
@@ -28,8 +27,8 @@ from connector_tax.calibration.design import (
 from connector_tax.calibration.virtual import request_records, serve
 from connector_tax.engine.config import EngineConfig
 from connector_tax.loadgen import make_offsets
-from connector_tax.seeds import named_generator
 from connector_tax.study.design import Launch, launch_seed, launches
+from connector_tax.study_file import configuration_of
 
 ORIGIN_NS = 10**15
 NS = 1_000_000_000
@@ -40,13 +39,14 @@ Samples = Mapping[CellKey, dict[str, LogSample]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One tax of one study, as analysis/taxes.csv has it, and the two intervals it chose from.
+    """One tax of one study, as analysis/taxes.csv has it, and the block model's interval alone.
 
     Attributes:
-        t_lo, t_hi: Student's t on the block values alone, as fractions.
-        boot_lo, boot_hi: the hierarchical bootstrap alone.
+        spread: of `design.SPREADS`.
+        model_lo, model_hi: without the bootstrap, as fractions.
     """
 
+    spread: str
     arrivals: str
     study: int
     blocks: int
@@ -58,41 +58,46 @@ class Outcome:
     method: str
     verdict: str
     p_value: float
-    p_holm: float
-    t_lo: float
-    t_hi: float
-    boot_lo: float
-    boot_hi: float
+    p_adjusted: float
+    model_lo: float
+    model_hi: float
 
 
 @cache
-def _engines() -> dict[str, EngineConfig]:
-    return engine_configs()
+def _engines(spread: str) -> dict[str, EngineConfig]:
+    return engine_configs(spread)
 
 
 def virtual_study(
-    arrivals: str, number: int, seed: int, blocks: tuple[int, ...]
+    spread: str, arrivals: str, number: int, seed: int, blocks: tuple[int, ...]
 ) -> list[dict[str, Any]]:
     """Run study `number` and analyse it with each count of blocks; its outcomes as dicts.
 
     A study of fewer blocks is the first blocks of the largest one.
     """
     document = study_document(arrivals, seed + number, max(blocks), tuple(STEP_TAX_US))
-    samples: dict[CellKey, dict[str, LogSample]] = {}
+    statistics = document["config"]["statistics"]
+    requests: dict[CellKey, Requests] = {}
     with tempfile.TemporaryDirectory() as folder:
         for launch in launches(document, PHASE):
             key = CellKey(launch.config, launch.block, PHASE, CELL)
-            samples[key] = _sample(document, launch, key, Path(folder) / "requests.jsonl")
+            engine = _engines(spread)[launch.config]
+            requests[key] = _serve(document, launch, engine, Path(folder) / "requests.jsonl")
+    chunk_s = chunk_seconds(requests, statistics["chunk_s"])[PHASE, CELL]
+    samples = {
+        key: sample_launch(measured, statistics["resamples"], chunk_s, document["seed"], key)
+        for key, measured in requests.items()
+    }
     return [
         asdict(outcome)
         for count in blocks
-        for outcome in _outcomes(arrivals, number, {**document, "blocks": count}, samples)
+        for outcome in _outcomes(spread, arrivals, number, {**document, "blocks": count}, samples)
     ]
 
 
-def _sample(
-    document: Mapping[str, Any], launch: Launch, key: CellKey, path: Path
-) -> dict[str, LogSample]:
+def _serve(
+    document: Mapping[str, Any], launch: Launch, engine: EngineConfig, path: Path
+) -> Requests:
     rules = document["config"]["cell"]
     warmup_end = ORIGIN_NS + round(rules["warmup_s"] * NS)
     stop = warmup_end + round(rules["floor_s"] * NS)
@@ -103,76 +108,51 @@ def _sample(
         rules["warmup_s"] + rules["floor_s"],
         f"{document['seed']}/arrivals/block{launch.block}/{PHASE}/{CELL}",
     ).tolist()
-    tokens = serve(_engines()[launch.config], launch_seed(document, launch), offsets, SHAPE)
+    tokens = serve(engine, launch_seed(document, launch), offsets, SHAPE)
     records = request_records(ORIGIN_NS, warmup_end, offsets, tokens, SHAPE)
     path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
-    requests = read_requests(path, None, {"t_warmup_end_ns": warmup_end, "t_stop_ns": stop})
-    return sample_launch(requests, document["config"]["statistics"], document["seed"], key)
-
-
-def analysed(document: Mapping[str, Any], samples: Samples) -> list[dict[str, Any]]:
-    """The rows of analysis/taxes.csv of a calibration study from its samples."""
-    study = Study(Path(), document)
-    table = TaxTable(study, [_cell(key) for key in samples], samples)
-    rates = {"ref_safe": RATE_RPS, "ref_load": RATE_RPS, "saturation_rate_rps": {}}
-    return tax_rows(Tables(study, table, rates, {}))
-
-
-def _cell(key: CellKey) -> Cell:
-    configuration = PLAIN if key.config == "plain_last" else key.config
-    return Cell(key, configuration, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE)
+    return read_requests(path, None, {"t_warmup_end_ns": warmup_end, "t_stop_ns": stop})
 
 
 def _outcomes(
-    arrivals: str, number: int, document: Mapping[str, Any], samples: Samples
+    spread: str, arrivals: str, number: int, document: Mapping[str, Any], samples: Samples
 ) -> list[Outcome]:
-    blocks = document["blocks"]
+    study = Study(Path(), document)
+    table = TaxTable(study, [_cell(key) for key in samples], samples, {})
+    rates = {"ref_safe": RATE_RPS, "ref_load": RATE_RPS, "saturation_rate_rps": {}}
     outcomes = []
-    for row in analysed(document, samples):
+    for row in tax_rows(Tables(study, table, rates, {})):
         if row["metric"] not in METRICS:
             continue
-        t, boot = _both_intervals(document, samples, row["config"], row["metric"])
-        numbers = {
-            name: row[name] for name in ("config", "metric", "tax", "verdict", "p_value", "p_holm")
-        }
+        model = _model_interval(table, row["config"], row["metric"])
+        names = ("config", "metric", "tax", "verdict", "p_value", "p_adjusted")
         outcomes.append(
             Outcome(
+                spread=spread,
                 arrivals=arrivals,
                 study=number,
-                blocks=blocks,
+                blocks=document["blocks"],
                 lo=row["tax_lo"],
                 hi=row["tax_hi"],
                 method=row["interval_method"],
-                t_lo=t[0],
-                t_hi=t[1],
-                boot_lo=boot[0],
-                boot_hi=boot[1],
-                **numbers,
+                model_lo=model[0],
+                model_hi=model[1],
+                **{name: row[name] for name in names},
             )
         )
     return outcomes
 
 
-def _both_intervals(
-    document: Mapping[str, Any], samples: Samples, config: str, metric: str
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The t interval and the bootstrap interval the analysis printed the wider of."""
-    statistics, blocks = document["config"]["statistics"], document["blocks"]
-    pairs = [
-        (samples[CellKey(config, b, PHASE, CELL)], samples[CellKey(PLAIN, b, PHASE, CELL)])
-        for b in range(blocks)
-    ]
-    points = np.array([ours[metric].point - plain[metric].point for ours, plain in pairs])
-    replicates = np.array(
-        [ours[metric].replicates - plain[metric].replicates for ours, plain in pairs]
-    )
-    rng = named_generator(f"{document['seed']}/bootstrap/{blocks} blocks")
-    means = hierarchical_mean(points, replicates, block_draws(blocks, statistics["resamples"], rng))
-    tail = (1 - statistics["confidence"]) / 2
-    low, high = np.expm1(np.quantile(means, [tail, 1 - tail]))
-    # Without any spread in the replicates the wider of the two is the t interval.
-    mean = float(points.mean())
-    t = interval(mean, points, np.full(2, mean), statistics["confidence"])
-    assert t.lo is not None
-    assert t.hi is not None
-    return (float(np.expm1(t.lo)), float(np.expm1(t.hi))), (float(low), float(high))
+def _cell(key: CellKey) -> Cell:
+    configuration = configuration_of(key.config)
+    return Cell(key, configuration, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE)
+
+
+def _model_interval(table: TaxTable, config: str, metric: str) -> tuple[float, float]:
+    """The block model's 95% interval, which the analysis prints where the bootstrap's is inside."""
+    effect = table.tax(config, PHASE, CELL, metric)
+    assert effect is not None
+    half = effect.estimate.half_width(0.95)
+    assert half is not None
+    low, high = np.expm1([effect.estimate.point - half, effect.estimate.point + half])
+    return float(low), float(high)

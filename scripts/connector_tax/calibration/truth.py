@@ -19,11 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from connector_tax.analysis.effects import METRICS
-from connector_tax.calibration.design import PLAIN, RATE_RPS, SHAPE, engine_configs
+from connector_tax.analysis.samples import METRICS
+from connector_tax.calibration.design import RATE_RPS, SHAPE, engine_configs
 from connector_tax.calibration.virtual import serve
 from connector_tax.loadgen import make_offsets
 from connector_tax.seeds import named_generator
+from connector_tax.study_file import PLAIN
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,18 @@ class TrueTax:
 
 
 def true_taxes(
-    arrivals: str, launches: int, cell: Mapping[str, float], seed: int
+    spread: str, arrivals: str, launches: int, cell: Mapping[str, float], seed: int
 ) -> dict[tuple[str, str], TrueTax]:
     """(configuration, metric) to its true tax.
 
     Args:
+        spread: of `design.SPREADS`.
         arrivals: fixed or poisson.
         launches: virtual launches of each configuration, at least 2.
         cell: `warmup_s` and `floor_s` of each launch's cell, in s.
         seed: names the random streams; another seed is an independent estimate.
     """
-    configs = engine_configs()
+    configs = engine_configs(spread)
     logs: dict[tuple[str, str], list[float]] = {}
     for launch in range(launches):
         name = f"{seed}/truth/{arrivals}/launch{launch}"

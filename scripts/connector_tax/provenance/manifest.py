@@ -44,9 +44,10 @@ COLUMNS = {
 }
 HEAD = """# Manifest
 
-One row per server launch and phase. `plain_last` is the closing launch of `plain` in a block (the
-A/A comparison). The last column is the SHA-256 of the lines `<sha256>  <path>` of all files of the
-result directory, sorted by path. A row whose engine says "emulated" is not a measurement of vLLM.
+One row per server launch and phase. `plain_2` is the second launch of `plain` in a block, as is
+`plain_last` in older studies. The last column is the SHA-256 of the lines `<sha256>  <path>` of all
+files of the result directory, sorted by path. A row whose engine says "emulated" is not a
+measurement of vLLM.
 Adapters are this project's plugins that change vLLM so that a connector starts on the machine.
 """
 

@@ -15,6 +15,7 @@ from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.distributions import t_quantile, t_two_sided
 from connector_tax.provenance.layout import DOUBTFUL_P, UNEQUAL_P, Layout
 from connector_tax.provenance.recompute import CALLBACKS, Row, Steps
+from connector_tax.study_file import configuration_of
 
 METRICS = ("tax_step_p50", "tax_engine_step_p50", "tax_callback_p50", "unattributed")
 METHODS_OF = {
@@ -40,11 +41,6 @@ class Interval(NamedTuple):
     p: float | None
     method: str | None
     launches: int
-
-
-def configuration(launch: str) -> str:
-    """What a launch is started with: `plain`, `plain_2`, ... are all plain."""
-    return "plain" if launch.startswith("plain") else launch
 
 
 class CellSteps:
@@ -124,7 +120,7 @@ class StepNumbers:
         self.study = study
         self.confidence = float(study.config["statistics"]["confidence"])
         self.launches = list(dict.fromkeys(launch.config for launch in study.launches))
-        self.plains = [name for name in self.launches if configuration(name) == "plain"]
+        self.plains = [name for name in self.launches if configuration_of(name) == "plain"]
         valid = [cell for cell in study.cells if cell.status == "valid"]
         self.cells: dict[Key, CellSteps] = {
             cell.key: CellSteps(cell.steps(), cell.record["window"])
@@ -136,7 +132,7 @@ class StepNumbers:
         """((phase, cell), metric) to the value of each launch."""
         values: dict[tuple[Where, str], Values] = {}
         for (launch, block, *where), cell in self.cells.items():
-            for metric, value in cell.values(configuration(launch) == "plain").items():
+            for metric, value in cell.values(configuration_of(launch) == "plain").items():
                 key = ((where[0], where[1]), metric)
                 values.setdefault(key, {})[launch, block] = value
         return values
@@ -166,7 +162,7 @@ class StepNumbers:
             return Interval(point, None, None, None, None, n)
         weights = sum(1 + 1 / plains for _, plains in by_block.values()) / n**2
         error, method = math.sqrt(variance * weights), "block model"
-        involved = [] if configuration(config) == "plain" else [config]
+        involved = [] if configuration_of(config) == "plain" else [config]
         if n > 1 and layout.doubtful(involved) is not None:
             own = float(np.std(differences, ddof=1)) / math.sqrt(n)
             if own * t_quantile(0.95, n - 1) > error * t_quantile(0.95, df):
@@ -176,13 +172,13 @@ class StepNumbers:
         return Interval(point, point - half, point + half, p, method, n)
 
     def _callbacks(self, config: str, values: Values) -> Interval:
-        plain = {block for launch, block in values if configuration(launch) == "plain"}
-        if configuration(config) == "plain":
+        plain = {block for launch, block in values if configuration_of(launch) == "plain"}
+        if configuration_of(config) == "plain":
             return Interval(0.0, None, None, None, None, len(plain))
         own = {
             (launch, block): value
             for (launch, block), value in values.items()
-            if block in plain and configuration(launch) != "plain"
+            if block in plain and configuration_of(launch) != "plain"
         }
         return level(own, config, self.confidence)
 
@@ -203,7 +199,7 @@ class StepNumbers:
         for config, phase in configs:
             for planned in self.study.document["cells"][phase]:
                 where = (phase, str(planned["cell"]))
-                if configuration(config) != "plain":
+                if configuration_of(config) != "plain":
                     rows += [self._tax_row(config, where, metric) for metric in METRICS]
         return rows
 
@@ -224,7 +220,7 @@ class StepNumbers:
         """hooks.csv: every configuration, cell and hook that ran in a launch of it."""
         hooks: dict[tuple[Where, str], set[Hook]] = {}
         for (launch, _, phase, cell), steps in self.cells.items():
-            hooks.setdefault(((phase, cell), configuration(launch)), set()).update(steps.ran)
+            hooks.setdefault(((phase, cell), configuration_of(launch)), set()).update(steps.ran)
         rows: list[Row] = []
         for where in dict.fromkeys(where for where, _ in hooks):
             mine = {config: ran for (at, config), ran in hooks.items() if at == where}
@@ -237,18 +233,20 @@ class StepNumbers:
         costs = {
             (key[0], key[1]): steps.cost(hook) | {"n_steps": steps.n}
             for key, steps in self.cells.items()
-            if key[2:] == where and configuration(key[0]) in configs and steps.n
+            if key[2:] == where and configuration_of(key[0]) in configs and steps.n
         }
         rows: list[Row] = []
         for config in configs:
-            own = [cost for (launch, _), cost in costs.items() if configuration(launch) == config]
+            own = [
+                cost for (launch, _), cost in costs.items() if configuration_of(launch) == config
+            ]
             if not own:
                 continue
             row: Row = {"config": config, "phase": where[0], "cell": where[1]}
             row |= dict(zip(("process", "child", "hook"), hook, strict=True))
             for name, unit in (("p50", "_us"), ("mean", "_us"), ("share", "")):
                 known = {at: c[name] for at, c in costs.items() if c[name] is not None}
-                if any(configuration(launch) == config for launch, _ in known):
+                if any(configuration_of(launch) == config for launch, _ in known):
                     found = level(known, config, self.confidence)
                     row |= {f"{name}{unit}": found.point, f"{name}_method": found.method}
                     row |= {f"{name}_lo{unit}": found.low, f"{name}_hi{unit}": found.high}
@@ -261,11 +259,11 @@ class StepNumbers:
         """step_cdf.csv: means over a configuration's launches of each launch's quantile."""
         rows: list[Row] = []
         shares = [i / CURVE_POINTS for i in range(1, CURVE_POINTS + 1)]
-        for config in dict.fromkeys(configuration(name) for name in self.launches):
+        for config in dict.fromkeys(configuration_of(name) for name in self.launches):
             mine = [
                 steps.steps.samples
                 for (launch, _, phase, at), steps in self.cells.items()
-                if (configuration(launch), phase, at) == (config, "A", cell) and steps.n
+                if (configuration_of(launch), phase, at) == (config, "A", cell) and steps.n
             ]
             curves: dict[str, list[float]] = {}
             for name in ("step_duration_us", "engine_step_us"):
@@ -282,31 +280,31 @@ class StepNumbers:
 
 
 def _layout(values: Values) -> Layout:
-    configs = [configuration(launch) for launch, _ in values]
+    configs = [configuration_of(launch) for launch, _ in values]
     return Layout([block for _, block in values], configs, np.array(list(values.values())))
 
 
 def level(values: Values, config: str, confidence: float) -> Interval:
     """The mean of a configuration's launches with the interval of means that plain has not."""
     means: dict[str, float] = {}
-    for name in dict.fromkeys(configuration(launch) for launch, _ in values):
+    for name in dict.fromkeys(configuration_of(launch) for launch, _ in values):
         means[name] = float(
-            np.mean([v for (launch, _), v in values.items() if configuration(launch) == name])
+            np.mean([v for (launch, _), v in values.items() if configuration_of(launch) == name])
         )
     z = {
-        at: v / means[configuration(at[0])] - 1
+        at: v / means[configuration_of(at[0])] - 1
         for at, v in values.items()
-        if means[configuration(at[0])] > 0
+        if means[configuration_of(at[0])] > 0
     }
-    own = [v for (launch, _), v in z.items() if configuration(launch) == config]
-    n = sum(configuration(launch) == config for launch, _ in values)
+    own = [v for (launch, _), v in z.items() if configuration_of(launch) == config]
+    n = sum(configuration_of(launch) == config for launch, _ in values)
     nothing = Interval(means[config], None, None, None, None, n)
     if not own:
         return nothing
     layout = _layout(z)
     unequal = [name for name, test in layout.spreads.items() if test.p < UNEQUAL_P]
-    pool = {at: v for at, v in z.items() if configuration(at[0]) not in unequal}
-    kept = {configuration(launch) for launch, _ in pool}
+    pool = {at: v for at, v in z.items() if configuration_of(at[0]) not in unequal}
+    kept = {configuration_of(launch) for launch, _ in pool}
     df = len(pool) - len(kept)
     if df < 1 or len({block for _, block in pool}) < 2:
         return nothing

@@ -25,11 +25,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from connector_tax.analysis.effects import METRICS as EFFECTS
-from connector_tax.analysis.effects import TaxTable, sample_launch
+from connector_tax.analysis.aggregate import sample_cells
+from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.ingest import Cell, CellKey, Study
 from connector_tax.analysis.measure import Requests
+from connector_tax.analysis.overload import overloads
 from connector_tax.analysis.reference import NoReferenceRateError, judge_launches, reference_rates
+from connector_tax.analysis.samples import METRICS as EFFECTS
 from connector_tax.analysis.saturation import Load, load_of
 from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX, Tables, tax_rows
 from connector_tax.config import ConfigError, load_yaml
@@ -44,7 +46,6 @@ from connector_tax.loadgen.messages import Cancel, Done
 from connector_tax.provenance.environment import cpu
 from connector_tax.study.cell import cell_rule
 from connector_tax.study.design import (
-    CLOSING_PLAIN,
     Launch,
     cell_order,
     launch_seed,
@@ -53,6 +54,7 @@ from connector_tax.study.design import (
 )
 from connector_tax.study.plan import launch_overhead_s
 from connector_tax.study.precision import precision_rule, saturation_skips
+from connector_tax.study_file import plain_names
 
 LEAD_NS = 20_000_000
 LOOK_NS = round(PROGRESS_S * 1e9)
@@ -202,7 +204,7 @@ class Outcome:
     study: Study
     cells: list[Cell] = field(default_factory=list)
     loads: dict[CellKey, Load] = field(default_factory=dict)
-    samples: dict[CellKey, Any] = field(default_factory=dict)
+    requests: dict[CellKey, Requests] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def run(self, definition: Path) -> None:
@@ -229,9 +231,7 @@ class Outcome:
                 ratios[rate] = requests.throughput_ratio
                 if load is not None:
                     self.loads[key] = load
-                self.samples[key] = sample_launch(
-                    requests, config["statistics"], document["seed"], key
-                )
+                self.requests[key] = requests
                 took_s = (engine.now_ns - started_ns) / 1e9
                 self.seconds[launch.config] = self.seconds.get(launch.config, 0.0) + took_s
             status, reason = ("skipped", "saturated") if skipped else ("valid", None)
@@ -250,7 +250,10 @@ class Outcome:
         """
         sweeps = judge_launches(self.study, self.cells, self.loads)
         rates = reference_rates(self.study, self.cells, sweeps)
-        taxes = TaxTable(self.study, self.cells, self.samples)
+        dropped = {key: requests.dropped for key, requests in self.requests.items()}
+        overloaded = overloads(self.study, self.cells, self.loads, dropped, sweeps)
+        samples = sample_cells(self.study, self.requests)
+        taxes = TaxTable(self.study, self.cells, samples, overloaded)
         found = {
             (row["config"], name, row["metric"]): str(row["verdict"])
             for row in tax_rows(Tables(self.study, taxes, rates, {}))
@@ -352,7 +355,7 @@ def true_taxes(
                 column, percent = EFFECTS[metric]
                 log = float(np.log(np.percentile(getattr(requests, column), percent)))
                 logs.setdefault((name, metric), []).append(log)
-    found = {(CLOSING_PLAIN, metric): Truth(0.0, 0.0) for metric in METRICS}
+    found = {(plain_names(2)[-1], metric): Truth(0.0, 0.0) for metric in METRICS}
     for (name, metric), own in logs.items():
         if name != "plain":
             ratios = np.array(own) - np.array(logs["plain", metric])
@@ -438,7 +441,7 @@ def agreement_lost(
 def report(
     replications: Sequence[Replication],
     truths: Mapping[float, Mapping[tuple[str, str], Truth]],
-    margin: float,
+    margins: Mapping[str, float],
     confidence: float,
 ) -> bool:
     """Print the tables; whether the precision-targeted grid gives the full one's verdicts in at
@@ -450,13 +453,13 @@ def report(
     """
     keys = sorted({key for r in replications for grid in r.verdicts for key in grid})
     taxes = {key: _truth(key, replications, truths) for key in keys}
-    _print_taxes(replications, taxes, margin)
-    places = {key: truth.place(margin) for key, truth in taxes.items()}
+    _print_taxes(replications, taxes, margins)
+    places = {key: truth.place(margins[key[2]]) for key, truth in taxes.items()}
     groups = {place: [k for k in keys if places[k] == place] for place in PLACES} | {"all": keys}
-    _print_groups(replications, {n: g for n, g in groups.items() if g}, taxes, margin)
+    _print_groups(replications, {n: g for n, g in groups.items() if g}, taxes, margins)
     cells, total = _time_ratios(replications)
     lost, error = agreement_lost(replications, keys)
-    wrong = _wrong(replications, PRECISE, keys, taxes, margin) / (len(keys) * len(replications))
+    wrong = _wrong(replications, PRECISE, keys, taxes, margins) / (len(keys) * len(replications))
     kept = sum(r.same_rates for r in replications)
     print(f"reference and saturation rates are the full grid's in {kept} of {len(replications)}")
     print(f"time: {cells:.1%} of the full grid's in cells, {total:.1%} with start-ups (bound 50%)")
@@ -489,10 +492,10 @@ def _wrong(
     grid: int,
     keys: Collection[Key],
     taxes: Mapping[Key, Truth],
-    margin: float,
+    margins: Mapping[str, float],
 ) -> int:
     return sum(
-        taxes[key].refutes(r.verdicts[grid].get(key, ""), margin)
+        taxes[key].refutes(r.verdicts[grid].get(key, ""), margins[key[2]])
         for r in replications
         for key in keys
     )
@@ -503,7 +506,7 @@ def _count(replications: Sequence[Replication], grid: int, keys: Collection[Key]
 
 
 def _print_taxes(
-    replications: Sequence[Replication], taxes: Mapping[Key, Truth], margin: float
+    replications: Sequence[Replication], taxes: Mapping[Key, Truth], margins: Mapping[str, float]
 ) -> None:
     table = Table(title="verdicts over the seeds: TAX / NO TAX / INCONCLUSIVE")
     for name in ("tax", "true tax (%)", "against margin", "full grid", "precision-targeted"):
@@ -514,7 +517,7 @@ def _print_taxes(
             for g in (FULL, PRECISE)
         )
         size = f"{100 * truth.tax:.2f} +- {100 * truth.standard_error:.2f}"
-        table.add_row(" ".join(key), size, truth.place(margin), *counts)
+        table.add_row(" ".join(key), size, truth.place(margins[key[2]]), *counts)
     Console(width=120).print(table)
 
 
@@ -522,7 +525,7 @@ def _print_groups(
     replications: Sequence[Replication],
     groups: Mapping[str, Collection[Key]],
     taxes: Mapping[Key, Truth],
-    margin: float,
+    margins: Mapping[str, float],
 ) -> None:
     table = Table(title=f"{cpu()}; {len(replications)} seeds; full grid | precision-targeted")
     table.add_column("true tax")
@@ -531,7 +534,7 @@ def _print_groups(
     for name, keys in groups.items():
         agree = [agreement(replications, g, keys, same_seed=False) for g in (FULL, PRECISE)]
         same = agreement(replications, PRECISE, keys, same_seed=True)
-        wrong = [_wrong(replications, g, keys, taxes, margin) for g in (FULL, PRECISE)]
+        wrong = [_wrong(replications, g, keys, taxes, margins) for g in (FULL, PRECISE)]
         open_ = [_count(replications, g, keys, INCONCLUSIVE) for g in (FULL, PRECISE)]
         table.add_row(
             name,
@@ -565,8 +568,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(
             f"argument --truth-launches: found {arguments.truth_launches}; allowed: at least 2"
         )
-    # Plain's closing launch is the one tax that is known to be zero.
-    config = load_yaml(arguments.config) | {"blocks": arguments.blocks, "closing_plain": True}
+    # Plain's second launch is the one tax that is known to be zero.
+    config = load_yaml(arguments.config) | {"blocks": arguments.blocks, "plain_launches": 2}
     if arguments.configurations:
         config["configurations"] = arguments.configurations
         kept = [c for c in config["phase_bp"]["configurations"] if c in arguments.configurations]
@@ -599,7 +602,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     statistics = config["statistics"]
-    return int(not report(replications, truths, statistics["margin"], statistics["confidence"]))
+    return int(not report(replications, truths, statistics["margins"], statistics["confidence"]))
 
 
 if __name__ == "__main__":

@@ -403,7 +403,11 @@ def write_summary(driver: LaunchDriver) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one server launch of a study: every missing cell of (configuration, block, phase)."""
     parser = study_parser("study.launch", main.__doc__)
-    parser.add_argument("--config", required=True, help="configuration id, or plain_last")
+    parser.add_argument(
+        "--config",
+        required=True,
+        help="configuration id, or plain_2 and so on",
+    )
     parser.add_argument("--block", type=int, required=True)
     parser.add_argument("--phase", choices=PHASES, required=True)
     parser.add_argument("--log", type=Path, required=True)
