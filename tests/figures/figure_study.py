@@ -240,7 +240,7 @@ def _tax_rows(design: Design) -> Iterable[dict[str, Any]]:
 
 
 def _cdf_rows(design: Design) -> Iterable[dict[str, Any]]:
-    for config in _configs(design) if design.step_timing else []:
+    for config in design.labels if design.step_timing else []:
         if _state(design, config, "A", _cell(design.ref_safe or 0))[0] != "valid":
             continue
         for index in range(1, 201):
@@ -279,6 +279,50 @@ def _step_rows(design: Design) -> Iterable[dict[str, Any]]:
                     "tax_callback_p50": 0.7 * tax if valid and config != "plain_last" else None,
                     "unattributed": 0.3 * tax if valid and config != "plain_last" else None,
                 }  # fmt: skip
+
+
+def _step_tax_rows(design: Design) -> Iterable[dict[str, Any]]:
+    repeats = design.blocks > 1
+    shares = {"tax_step_p50": 1.0, "tax_engine_step_p50": 1.5, "tax_callback_p50": 0.7,
+              "unattributed": 0.3}  # fmt: skip
+    for config in design.labels:
+        for phase, cell, *_ in _grid(design):
+            valid = design.step_timing and _state(design, config, phase, cell)[0] == "valid"
+            for metric, share in shares.items() if config != "plain" else ():
+                known = valid and (design.engine_steps or metric != "tax_engine_step_p50")
+                tax, noise = share * STEP_COST_US[config], share * STEP_COST_US["plain_last"]
+                row: dict[str, Any] = {"config": config, "phase": phase, "cell": cell}
+                row |= {"metric": metric, "us": tax, "lo_us": tax - 60, "hi_us": tax + 70,
+                        "p": 0.01, "n_blocks": design.blocks, "method": "x", "aa_us": noise,
+                        "aa_lo_us": noise - 20, "aa_hi_us": noise + 20}  # fmt: skip
+                if not repeats:
+                    row |= dict.fromkeys(("lo_us", "hi_us", "p", "method", "aa_lo_us", "aa_hi_us"))
+                if not design.closing_plain or metric == "tax_callback_p50":
+                    row |= dict.fromkeys(("aa_us", "aa_lo_us", "aa_hi_us"))
+                if not known:
+                    row |= dict.fromkeys(list(row)[4:])
+                yield row | {"reason": "" if known else "no step tax"}
+
+
+def _hook_rows(design: Design) -> Iterable[dict[str, Any]]:
+    columns = ("config", "phase", "cell", "process", "child", "hook", "p50_us", "p50_lo_us",
+               "p50_hi_us", "p50_method", "mean_us", "mean_lo_us", "mean_hi_us", "mean_method",
+               "share", "share_lo", "share_hi", "share_method", "empty_us", "n_steps", "n_ran",
+               "n_launches")  # fmt: skip
+    rows = []
+    for config in design.labels if design.step_timing else ():
+        for phase, cell, *_ in _grid(design):
+            if config == "plain" or _state(design, config, phase, cell)[0] != "valid":
+                continue
+            for process, hook, part in (("scheduler", "build_meta", 0.2),
+                                        ("worker", "get_finished", 0.4),
+                                        ("worker", "wait_for_save", 0.01)):  # fmt: skip
+                us = part * STEP_COST_US[config]
+                values = (config, phase, cell, process, "", hook, us, 0.9 * us, 1.1 * us, "x",
+                          us, 0.9 * us, 1.1 * us, "x", us / 4800, 0.9 * us / 4800, 1.1 * us / 4800,
+                          "x", 0.0, 900, 900, design.blocks)  # fmt: skip
+                rows.append(dict(zip(columns, values, strict=True)))
+    return rows or [dict.fromkeys(columns)]
 
 
 def _reference(design: Design) -> dict[str, Any]:
@@ -440,6 +484,8 @@ def write_study(root: Path, design: Design | None = None, runs: bool = False) ->
     write_text(root / "analysis" / "taxes.csv", _csv(_tax_rows(design)))
     write_text(root / "analysis" / "amplification.csv", _csv(_amplification_rows(design)))
     write_text(root / "analysis" / "steps.csv", _csv(_step_rows(design)))
+    write_text(root / "analysis" / "step_taxes.csv", _csv(_step_tax_rows(design)))
+    write_text(root / "analysis" / "hooks.csv", _csv(_hook_rows(design)))
     cdf = (
         _csv(_cdf_rows(design))
         if design.step_timing

@@ -1,10 +1,12 @@
 """What each figure's CSV must hold, given the tables it was drawn from."""
 
+import csv
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.patches import Rectangle
 
 from connector_tax.analysis import aggregate
 from connector_tax.figures import style
@@ -121,17 +123,51 @@ def _svg(folder: Path, study: Study, name: str) -> str:
     return (folder / "f.svg").read_text()
 
 
-def test_the_whole_engine_step_is_drawn_beside_schedule(tmp_path: Path) -> None:
+def test_step_taxes_are_drawn_with_their_intervals_in_both_figures(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(), "fig7_decomposition")
-    for row in (row for row in rows if row["metric"] == "engine_step_p50"):
-        tax = study.taxes_at("ref_safe", "ttft_p90")[row["config"]]
-        assert row["step_tax_us"] == tax.engine_step_tax_us
-        assert tax.engine_step_tax_us is not None
-        assert tax.callback_us is not None
-        assert row["unattributed_us"] == tax.engine_step_tax_us - tax.callback_us
-        assert len(row["step_tax_us_by_block"].split()) == 3
+    for metric, name in (("step_p50", "tax_step_p50"), ("engine_step_p50", "tax_engine_step_p50")):
+        taxes = study.step_taxes_at("ref_safe", name)
+        callbacks = study.step_taxes_at("ref_safe", "tax_callback_p50")
+        drawn = {row["config"]: row for row in rows if row["metric"] == metric}
+        assert set(drawn) == set(taxes)
+        for config, row in drawn.items():
+            tax, callback = taxes[config], callbacks[config]
+            ends = (row["step_tax_us"], row["step_tax_lo_us"], row["step_tax_hi_us"])
+            assert ends == (tax.us, tax.lo_us, tax.hi_us)
+            assert row["callback_us"] == callback.us
+            assert row["callback_us"] + row["unattributed_us"] == pytest.approx(tax.us)
+            assert (row["aa_lo"], row["aa_hi"]) == (tax.aa_lo_us, tax.aa_hi_us)
     assert "whole engine step" in _svg(tmp_path, study, "fig7_decomposition")
-    assert "whole engine step (µs)" in _svg(tmp_path, study, "fig6_step_cdf")
+    curves = _svg(tmp_path, study, "fig6_step_cdf")
+    assert "whole engine step (µs)" in curves
+    assert ">+630 [+570, +700]<" in curves  # 1.5 times the 420 us of mooncake_both
+    assert ">+12 [−8, +32]<" in curves  # plain over plain
+
+
+def test_one_block_is_drawn_without_intervals(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(blocks=1), "fig7_decomposition")
+    steps = [row for row in rows if row["metric"] == "engine_step_p50"]
+    assert {(row["step_tax_lo_us"], row["aa_lo"]) for row in steps} == {(None, None)}
+    assert ">+630<" in _svg(tmp_path, study, "fig6_step_cdf")
+
+
+def test_a_negative_no_op_shifts_no_bar(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path / "s")
+    path = tmp_path / "s" / "analysis" / "taxes.csv"
+    with path.open(newline="") as stream:
+        table = list(csv.DictReader(stream))
+    for row in table:
+        if row["config"] == "noop_connector":
+            row |= {"tax": "-0.2", "tax_lo": "-0.25", "tax_hi": "-0.15"}
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+    module = import_module("connector_tax.figures.fig7_decomposition")
+    axes = module.draw(Study(study_file)).figure.axes[0]
+    bars = [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_x() == 0]
+    # Two bars in each row, one in the no-op's own: all begin at zero.
+    assert len([bar for bar in bars if bar.get_height() < 0.5]) == 2 * 7 - 1
 
 
 def test_records_without_whole_engine_steps_are_drawn_without_them(tmp_path: Path) -> None:
@@ -150,10 +186,6 @@ def test_framework_and_implementation_add_up_to_the_tax(tmp_path: Path) -> None:
     for row in stacked:
         assert row["framework_tax"] == noop
         assert row["framework_tax"] + row["implementation_tax"] == pytest.approx(row["tax"])
-    steps = [row for row in rows if row["metric"] == "step_p50"]
-    for row in steps:
-        assert row["callback_us"] + row["unattributed_us"] == pytest.approx(row["step_tax_us"])
-        assert len(row["step_tax_us_by_block"].split()) == 3
 
 
 def test_without_the_no_op_connector_the_bars_are_single(tmp_path: Path) -> None:

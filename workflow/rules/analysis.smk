@@ -16,6 +16,8 @@ rule aggregate:
         f"{RESULTS}/analysis/taxes.csv",
         f"{RESULTS}/analysis/amplification.csv",
         f"{RESULTS}/analysis/steps.csv",
+        f"{RESULTS}/analysis/step_taxes.csv",
+        f"{RESULTS}/analysis/hooks.csv",
         f"{RESULTS}/analysis/step_cdf.csv",
         f"{RESULTS}/analysis/resources.csv",
         f"{RESULTS}/analysis/engine.csv",

@@ -19,6 +19,8 @@ from connector_tax.provenance.recompute_tables import Recomputed
 KEYS = {
     "aggregate.csv": ("config", "block", "phase", "cell"),
     "steps.csv": ("config", "block", "phase", "cell"),
+    "step_taxes.csv": ("config", "phase", "cell", "metric"),
+    "hooks.csv": ("config", "phase", "cell", "process", "child", "hook"),
     "step_cdf.csv": ("config", "cdf"),
     "taxes.csv": ("config", "phase", "cell", "metric"),
     "amplification.csv": ("config", "metric"),
@@ -46,7 +48,9 @@ def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None
     tables = {
         "aggregate.csv": numbers.aggregate_rows,
         "steps.csv": numbers.steps_rows,
-        "step_cdf.csv": numbers.step_cdf_rows,
+        "step_taxes.csv": lambda: numbers.step_numbers.tax_rows(),
+        "hooks.csv": lambda: numbers.step_numbers.hook_rows(),
+        "step_cdf.csv": lambda: numbers.step_numbers.curve_rows(numbers.cell_at("ref_safe")),
         "taxes.csv": numbers.tax_rows,
         "amplification.csv": numbers.amplification_rows,
     }

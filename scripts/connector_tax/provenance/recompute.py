@@ -263,18 +263,6 @@ class Steps:
         return row
 
 
-def cdf_points(durations: Floats, engine: Floats, most: int = 400) -> list[Row]:
-    """At most `most` shares of the steps, with the schedule() and engine-step time of each."""
-    points = min(most, len(durations))
-    rows: list[Row] = [{"cdf": i / points, "engine_step_us": None} for i in range(1, points + 1)]
-    for name, sample in (("step_duration_us", durations), ("engine_step_us", engine)):
-        if len(sample):
-            found = np.quantile(sample, [r["cdf"] for r in rows], method="inverted_cdf")
-            for row, value in zip(rows, found, strict=True):
-                row[name] = float(value)
-    return rows
-
-
 # ---- the bootstrap
 
 

@@ -45,7 +45,7 @@ RAW_FILES = (
     "study.json", "environment.json", "env.txt", "reference_rates.json",
     "preflight/preflight_status.json", "patch/patch_status.json", "analysis/aggregate.csv",
     "analysis/aggregate.json", "analysis/taxes.csv", "analysis/amplification.csv",
-    "analysis/steps.csv",
+    "analysis/steps.csv", "analysis/step_taxes.csv", "analysis/hooks.csv",
     "analysis/step_cdf.csv", "analysis/resources.csv", "analysis/engine.csv",
     "analysis/hypotheses.json",
 )  # fmt: skip
