@@ -115,7 +115,11 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     dropped = {key: m.requests.dropped for key, m in measured.items()}
     overloaded = overloads(study, cells, loads, dropped, sweeps)
     taxes = TaxTable(study, cells, sample_cells(study, requests), overloaded)
-    tables = Tables(study, taxes, rates, step_table.points())
+    whole = None
+    if any(r.whole is not None for r in requests.values()):
+        everything = {key: r.everything for key, r in requests.items()}
+        whole = TaxTable(study, cells, sample_cells(study, everything), overloaded)
+    tables = Tables(study, taxes, rates, step_table.points(), whole)
     rows = aggregate_rows(
         study,
         cells,

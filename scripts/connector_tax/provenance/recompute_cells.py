@@ -50,6 +50,16 @@ class Cells:
         }
         samples = self._resampled(valid)
         self.taxes = Taxes(samples, loads, self.statistics, study.document["blocks"])
+        self.taxes_without_rule: Taxes | None = None
+        if "quiet" in study.config:
+            everything = {
+                cell.key: Measured(cell.requests, cell.record["window"])
+                for cell in study.cells
+                if cell.status == "valid"
+            }
+            self.taxes_without_rule = Taxes(
+                self._resampled(everything), loads, self.statistics, study.document["blocks"]
+            )
 
     def _resampled(self, valid: Mapping[Key, Measured]) -> dict[Key, dict[str, Sample]]:
         """The percentiles of every valid cell and their resamples."""

@@ -217,6 +217,10 @@ class Recomputed(Cells):
             status, reason = worst(lost)
             return row | {"status": status, "reason": reason}
         plain_ms, config_ms, n_config, n_plain = self.levels(where, metric)
+        without = self.taxes_without_rule
+        whole = None if without is None else without.tax(where, metric)
+        if whole is not None:
+            row |= {"tax_all": whole.point, "tax_all_lo": whole.lo, "tax_all_hi": whole.hi}
         return row | self._step_taxes(where) | {
             "tax": found.point, "tax_lo": found.lo, "tax_hi": found.hi,
             "abs_ms": config_ms - plain_ms,
