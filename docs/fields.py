@@ -22,6 +22,7 @@ import msgspec
 import yaml
 
 from connector_tax.analysis.rows import COLUMNS
+from connector_tax.config import ConfigError
 from connector_tax.engine.steplog import StepRecord
 from connector_tax.loadgen.messages import RequestRecord
 from connector_tax.provenance import manifest
@@ -297,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         text = page()
-    except FieldsError as error:
+    except (ConfigError, FieldsError) as error:
         print(error, file=sys.stderr)
         return 1
     if not arguments.check:
