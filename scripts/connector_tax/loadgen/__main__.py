@@ -16,7 +16,7 @@ import msgspec
 from connector_tax.files import write_bytes
 from connector_tax.loadgen.affinity import plan_affinity, read_topology
 from connector_tax.loadgen.arrivals import make_offsets
-from connector_tax.loadgen.dispatcher import CollectorPause, LoadGeneratorError
+from connector_tax.loadgen.dispatcher import LoadGeneratorError
 from connector_tax.loadgen.generator import (
     START_DELAY_NS,
     LoadGenerator,
@@ -33,6 +33,7 @@ from connector_tax.loadgen.health import (
     check_requests,
     check_session_rate,
 )
+from connector_tax.loadgen.process import CollectorPause
 from connector_tax.loadgen.session_run import SessionPlan, SessionRecord, session_outcomes
 from connector_tax.loadgen.sessions import (
     Node,

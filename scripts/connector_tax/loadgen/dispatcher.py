@@ -6,7 +6,6 @@ that dies is noticed by its process descriptor, not by silence.
 """
 
 import asyncio
-import gc
 import os
 import shutil
 import subprocess
@@ -379,19 +378,6 @@ class Dispatcher:
     def _fail(self, seq: int, worker: int, kind: str, detail: str | None) -> None:
         now_ns = time.monotonic_ns()
         self._on_done(Done(self._run_number, worker, seq, kind, detail, t_done_ns=now_ns))
-
-
-class CollectorPause:
-    """Keeps Python's cyclic collector out of a run."""
-
-    def __enter__(self) -> None:
-        self._was_enabled = gc.isenabled()
-        gc.collect()
-        gc.disable()
-
-    def __exit__(self, *_: object) -> None:
-        if self._was_enabled:
-            gc.enable()
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:

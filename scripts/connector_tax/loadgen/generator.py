@@ -21,9 +21,10 @@ from connector_tax.loadgen.cell import (
     PlannedRequest,
     Progress,
 )
-from connector_tax.loadgen.dispatcher import CollectorPause, Dispatcher, LoadGeneratorError
+from connector_tax.loadgen.dispatcher import Dispatcher, LoadGeneratorError
 from connector_tax.loadgen.messages import Begin, Begun, Clock, Done, RequestRecord, WorkerSettings
 from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
+from connector_tax.loadgen.process import CollectorPause
 from connector_tax.loadgen.session import Plan, SessionThread
 
 PROGRESS_S = 0.25

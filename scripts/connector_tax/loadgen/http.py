@@ -111,8 +111,12 @@ class Poller:
         self._epoll.close()
 
     def _on_ready(self) -> None:
+        self.serve_ready(self.BATCH)
+
+    def serve_ready(self, most: int) -> None:
+        """Serve up to `most` sockets that are ready now."""
         connections = self._connections
-        for descriptor, events in self._epoll.poll(0, self.BATCH):
+        for descriptor, events in self._epoll.poll(0, most):
             connection = connections.get(descriptor)
             if connection is None:
                 continue
@@ -520,6 +524,10 @@ class Pool:
     def idle(self) -> int:
         """How many connections wait for a request."""
         return len(self._idle)
+
+    def serve_ready(self, most: int) -> None:
+        """Read from up to `most` connections that have something now."""
+        self._poller.serve_ready(most)
 
     def take(self) -> Connection | None:
         """An idle connection, or None."""

@@ -279,6 +279,19 @@ def decode_response(payload: bytes) -> Response:
     return response
 
 
+def whole_ids(token_ids: list[int], usage: Usage | None) -> list[int]:
+    """Return the ids, if they are as many as the server counted.
+
+    Raises:
+        RequestFailed: `missing_token_ids`.
+    """
+    if usage is not None and len(token_ids) != usage.completion_tokens:
+        raise RequestFailed(
+            "missing_token_ids", f"{len(token_ids)} ids for {usage.completion_tokens} tokens"
+        )
+    return token_ids
+
+
 def excerpt(payload: bytes) -> str:
     """Return the first 200 bytes of `payload` as text for an error's detail."""
     return payload[:200].decode(errors="replace")
