@@ -61,11 +61,16 @@ def quiet_successes(study: RawStudy, cell: RawCell) -> list[int] | None:
     if "quiet" not in study.config:
         return None
     window = cell.record["window"]
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     chunks = disturbed_chunks(list(samples(cell.machine)), study.config["quiet"])
+    return quiet_seqs(chunks, [r for r in cell.requests if start <= r["t_intended_ns"] < stop])
+
+
+def quiet_seqs(chunks: Sequence[tuple[int, int, bool]], requests: Sequence[Row]) -> list[int]:
+    """`seq` of the successes that lived within the chunks and in no disturbed one."""
     kept = []
-    for r in cell.requests:
-        inside = window["t_warmup_end_ns"] <= r["t_intended_ns"] < window["t_stop_ns"]
-        if r["status"] != "ok" or not inside:
+    for r in requests:
+        if r["status"] != "ok":
             continue
         start, end = r["t_intended_ns"], r["t_last_token_ns"]
         watched = bool(chunks) and chunks[0][0] <= start and end <= chunks[-1][1]
