@@ -53,7 +53,7 @@ class RequestFailed(Exception):
 
 
 class RequestRecord(msgspec.Struct, kw_only=True):
-    """One scheduled request, as CONTRACTS.md `requests` has it; times are CLOCK_MONOTONIC ns.
+    """One scheduled request, a line of a requests file; times are CLOCK_MONOTONIC ns.
 
     `t_issue_ns` is when the session thread handed the request on, ahead of its due time
     `t_intended_ns`; the worker holds it and sends at the due time. Schedule lag and "no early send"
