@@ -132,7 +132,7 @@ def test_a_server_that_streams_through_memory_is_not_judged_by_it(tmp_path: Path
     edit(
         study_file,
         {
-            "quiet": {**RULE, "chunk_ms": 250, "max_factor": 1.3},
+            "quiet": {"interval_ms": 40, "chunk_ms": 500, "max_factor": 1.3},
             "cell": {"floor_s": 4.0, "cap_s": 8.0, "min_completed": 60},
         },
         {"noop_connector": {"stream_mib_per_step": 16, "build_meta_us": 800.0}},
@@ -142,6 +142,8 @@ def test_a_server_that_streams_through_memory_is_not_judged_by_it(tmp_path: Path
         drive(study_file, config)
         cells = cells_of(study_file, config)
         assert all(cell.status == "valid" for cell in cells)
+        # At its own level its traffic is the usual thing, whatever it is.
+        assert all(measure_requests(c).n > measure_requests(c).n_disturbed for c in cells)
         logs[config] = {
             rule: [np.log(np.median(measure_requests(c, rule=rule).tpot_ms)) for c in cells]
             for rule in (True, False)
@@ -150,6 +152,6 @@ def test_a_server_that_streams_through_memory_is_not_judged_by_it(tmp_path: Path
         rule: np.subtract(logs["noop_connector"][rule], logs["plain"][rule])
         for rule in (True, False)
     }
-    # The tax is about a quarter; the rule moves it by less than a fiftieth.
+    # The tax is about a quarter; the rule moves it by less than a thirtieth.
     assert (taxes[False] > 0.1).all()
-    assert np.abs(taxes[True] - taxes[False]).max() < 0.02
+    assert np.abs(taxes[True] - taxes[False]).max() < 0.03

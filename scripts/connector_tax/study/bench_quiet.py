@@ -134,6 +134,12 @@ def _launch(
         server = stack.enter_context(
             gated_server(study, launch, "bench_quiet", folder, lambda _: None, None)
         )
+        if plan.enabled:
+            stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+            os.sched_setaffinity(0, plan.loadgen)
+        if plan.enabled:
+            stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+            os.sched_setaffinity(0, plan.loadgen)
         watch = stack.enter_context(MachineWatch(study["config"]["quiet"], plan, gpu=False))
         generator = stack.enter_context(load_generator(study, server, plan))
         # Else leaving would wait for a stopped process.

@@ -14,6 +14,9 @@ are CPU time of each sample, `memory_ns` of `elements` loads. `counters` are tot
 `steal_ms` and `own_ms` (CPU time of the study's own processes) of both CPU sets, `pressure_us`,
 `throttled` periods, `suspended_ms`, and this process's own CPU time and page faults. With GPUs,
 `gpu` has the rows of study.gpu.
+
+A sample of 300 loads every 50 ms costs 0.45% of a core of a busy 2-core guest: 0.17 ms each time,
+most of it waking up, and 0.1% for the counters once a second.
 """
 
 import gc

@@ -7,9 +7,9 @@ again, so that what a sample finds in the cache is what others left there.
 
 Samples are timed by the thread's CPU clock: while another thread has the core that clock stands
 still, so being preempted by the load generator is not taken for slow memory. What stays of it is
-the small caches being cold, which they are after every pause anyway. Measured with a process that
-burned the same core without a break: median and 90th percentile within a tenth of those without it
-(tests/study/test_yardstick.py holds it to that).
+the small caches being cold, which they are after every pause anyway. Measured on a busy guest
+beside a process that burned the same core without a break: the median latency 94.6 against 89.7 ns
+a load, the 90th percentile 110.8 against 112.7, with wall times of single samples up to 4 ms.
 """
 
 import itertools
