@@ -164,4 +164,21 @@ def test_launches_from_before_there_were_records_are_not_checkable(
     with edited_json(root / LAUNCH / "index.json") as index:
         del index["files"]
     found = [c for c in claims(root) if c.verdict == NOT_CHECKABLE]
-    assert [(c.kind, c.subject) for c in found] == [("launch records", "nixl_both/block0/A")]
+    subject = "1 launches, first nixl_both/block0/A"
+    assert [(c.kind, c.subject) for c in found] == [("launch records", subject)]
+
+
+def test_a_study_published_before_there_were_the_tables_is_not_wrong_for_it(
+    audited: Path, tmp_path: Path
+) -> None:
+    """An unpacked archive has its published tables in a folder of their own."""
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    ledger = Ledger()
+    check_resources(RawStudy(root / "study.json", root / "published"), ledger)
+    found = [(c.kind, c.subject) for c in ledger.claims if c.verdict == NOT_CHECKABLE]
+    assert found == [
+        ("numbers", "resources.csv"),
+        ("numbers", "engine.csv"),
+        ("figure", "fig10_resources"),
+    ]
+    assert not [c for c in ledger.claims if c.verdict == FAIL]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from connector_tax.provenance.audit_study import RawCell, RawLaunch, RawStudy
@@ -23,12 +24,12 @@ TOO_OLD = "measured before launches kept it"
 
 def check_resources(study: RawStudy, ledger: Ledger) -> None:
     """Every claim about records of launches, resources.csv, engine.csv and their figure."""
-    for launch in study.launches:
-        if launch.status != "done":
-            continue
-        if launch.index is None or "files" not in launch.index:
-            ledger.not_checkable("launch records", launch.name, TOO_OLD)
-            continue
+    done = [launch for launch in study.launches if launch.status == "done"]
+    without = [la for la in done if la.index is None or "files" not in la.index]
+    if without:
+        first = f"{len(without)} launches, first {without[0].name}"
+        ledger.not_checkable("launch records", first, TOO_OLD)
+    for launch in (launch for launch in done if launch not in without):
         ledger.check("launch records", launch.name, _records(study, launch))
         for cell in study.cells:
             if cell.launch is launch and cell.measured:
@@ -51,7 +52,11 @@ def _check_tables(study: RawStudy, ledger: Ledger) -> None:
                 continue
             table = read_csv(folder / name)
             ledger.check("numbers", name, _table(table, rows, keys), f"{len(table)} rows")
-        ledger.check("figure", FIGURE, _figure(study, found))
+        path = study.published / "figures" / f"{FIGURE}.csv"
+        if study.published != study.root and not path.exists():
+            ledger.not_checkable("figure", FIGURE, "published before it was made")
+        else:
+            ledger.check("figure", FIGURE, _figure(path, found))
 
 
 def _table(table: Table, rows: list[Row], keys: tuple[str, ...]) -> Iterator[str]:
@@ -133,10 +138,7 @@ def _equal(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def _figure(study: RawStudy, rows: list[Row]) -> Iterator[str]:
-    path = study.published / "figures" / f"{FIGURE}.csv"
-    if study.published != study.root and not path.exists():
-        return
+def _figure(path: Path, rows: list[Row]) -> Iterator[str]:
     table = read_csv(path)
     drawn = [row for row in rows if row["resource"] in DRAWN]
     known = {row["resource"] for row in drawn if row["status"] == "valid"}
