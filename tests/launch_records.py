@@ -36,7 +36,11 @@ def resources_record(**given: Any) -> dict[str, Any]:
     """resources.json; a quantity that is not given is 1."""
     names = ("memory_pss_mib", "gpu_memory_mib", "threads", "processes")
     taken = {name: quantity(given.pop(name, 1.0)) for name in names}
-    idle = {"from_ns": 1_000, "to_ns": 2_000_001_000, **quantity(given.pop("idle_cpu", 1.0))}
+    idle = {
+        "from_ns": 1_000 - 2_000_000_000,
+        "to_ns": 1_000,
+        **quantity(given.pop("idle_cpu", 1.0)),
+    }
     return {
         "startup_s": given.pop("startup_s", 1.0),
         "idle_cpu": idle,

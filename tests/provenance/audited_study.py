@@ -30,6 +30,7 @@ from connector_tax.study.prompts import bodies_sha256, planned_requests
 from connector_tax.study.server import served_model
 from connector_tax.vllm.launch import CPU_ADAPTER
 from tests.analysis.synthetic import write_synthetic_study
+from tests.launch_records import write_launch_records
 
 SMALL: dict[str, Any] = {
     "phase_a": {"rates_rps": [40.0, 80.0]},
@@ -48,6 +49,7 @@ SECTIONS: dict[str, Any] = {
     "server": {"host": "127.0.0.1", "device": "none"},
     "load_generator": {"workers": 1, "connections_per_worker": 256},
     "metrics": {"interval_s": 0.5},
+    "resources": {"idle_s": 2.0},
     "validity": {
         "schedule_lag_p99_ms": 2.0,
         "schedule_lag_ttft_fraction": 0.02,
@@ -124,6 +126,7 @@ def _complete_launch(document: dict[str, Any], index_file: Path) -> None:
         summary = {e["cell"]: summarise_cell(folder / e["cell"]) for e in index["cells"]}
         write_json(folder / "summary.json", summary)
     write_json(index_file, index)
+    write_launch_records(index_file)
 
 
 def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]) -> None:

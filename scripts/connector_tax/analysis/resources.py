@@ -240,7 +240,7 @@ def _effect(sample: _Sample, term: Term, estimate: Estimate, confidence: float) 
     if exact:
         return _Effect(ours, base, (point, None, None), (ours / base - 1, None, None), method, p)
     tax = tuple(None if end is None else float(np.expm1(end)) for end in (point, *ends))
-    difference = tuple(None if share is None else base * share for share in tax)
+    difference = (ours - base, *(None if share is None else base * share for share in tax[1:]))
     return _Effect(ours, base, difference, tax, method, p)
 
 

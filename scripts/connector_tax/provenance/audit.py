@@ -17,6 +17,7 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.files import write_json
 from connector_tax.provenance.audit_records import check_records
 from connector_tax.provenance.audit_redrawn import HEADER, check_redrawn
+from connector_tax.provenance.audit_resources import check_resources
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.audit_tables import check_published
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
@@ -43,6 +44,8 @@ def audit(study_file: Path, manifest: Path) -> Ledger:
         check_records(study, ledger)
     with ledger.guarded("numbers", "study"):
         check_published(study, ledger, manifest)
+    with ledger.guarded("launch records", "study"):
+        check_resources(study, ledger)
     if unpacked:
         check_redrawn(root, manifest, ledger)
     else:
