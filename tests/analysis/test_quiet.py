@@ -95,7 +95,7 @@ def checks(watched: Watched | None) -> dict[str, Any]:
     return assess(
         records=[], planned=0, shape=(1, 1), counters={"before": {}, "after": {}}, scrapes=[],
         window={"t_origin_ns": 0, "t_warmup_end_ns": 1, "t_stop_ns": 2},
-        health={"processes": {"main": {}}}, bounds=bounds, watched=watched,
+        health={"processes": {"main": {}}}, clock="worker", bounds=bounds, watched=watched,
     )  # fmt: skip
 
 

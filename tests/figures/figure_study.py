@@ -301,14 +301,14 @@ def _step_tax_rows(design: Design) -> Iterable[dict[str, Any]]:
             valid = design.step_timing and _state(design, config, phase, cell)[0] == "valid"
             for metric, share in shares.items() if config != "plain" else ():
                 known = valid and (design.engine_steps or metric != "tax_engine_step_p50")
-                tax, noise = share * STEP_COST_US[config], share * STEP_COST_US["plain_last"]
+                tax, noise = share * STEP_COST_US[config], share * STEP_COST_US["plain_2"]
                 row: dict[str, Any] = {"config": config, "phase": phase, "cell": cell}
                 row |= {"metric": metric, "us": tax, "lo_us": tax - 60, "hi_us": tax + 70,
                         "p": 0.01, "n_blocks": design.blocks, "method": "x", "aa_us": noise,
                         "aa_lo_us": noise - 20, "aa_hi_us": noise + 20}  # fmt: skip
                 if not repeats:
                     row |= dict.fromkeys(("lo_us", "hi_us", "p", "method", "aa_lo_us", "aa_hi_us"))
-                if not design.closing_plain or metric == "tax_callback_p50":
+                if design.plain_launches == 1 or metric == "tax_callback_p50":
                     row |= dict.fromkeys(("aa_us", "aa_lo_us", "aa_hi_us"))
                 if not known:
                     row |= dict.fromkeys(list(row)[4:])

@@ -20,6 +20,17 @@ DRAWN = (
     "startup_s",
 )  # fmt: skip
 TOO_OLD = "measured before launches kept it"
+RESOURCES = Declared(
+    ("config", "resource"),
+    ("config", "resource", "unit", "scale", "plain_mean", "config_mean", "difference",
+     "difference_lo", "difference_hi", "tax", "tax_lo", "tax_hi", "p_value", "interval_method",
+     "aa_difference", "aa_difference_lo", "aa_difference_hi", "aa_tax", "aa_tax_lo", "aa_tax_hi",
+     "n_blocks", "n_launches", "companions", "status", "reason"),
+)  # fmt: skip
+ENGINE = Declared(
+    ("config", "setting"),
+    ("config", "setting", "value", "plain", "differs", "source", "reason", "also_differs"),
+)
 
 
 def check_resources(study: RawStudy, ledger: Ledger) -> None:
@@ -43,15 +54,15 @@ def _check_tables(study: RawStudy, ledger: Ledger) -> None:
     with ledger.guarded("numbers", "resources.csv"):
         found = Resources(study, rates.get(study.rates["ref_safe"])).rows()
         expected = {
-            "resources.csv": (found, ("config", "resource")),
-            "engine.csv": (engine_rows(study), ("config", "setting")),
+            "resources.csv": (found, RESOURCES),
+            "engine.csv": (engine_rows(study), ENGINE),
         }
-        for name, (rows, keys) in expected.items():
+        for name, (rows, declared) in expected.items():
             if study.published != study.root and not (folder / name).exists():
                 ledger.not_checkable("numbers", name, "published before it was made")
                 continue
             table = read_csv(folder / name)
-            ledger.check("numbers", name, _table(table, rows, keys), f"{len(table)} rows")
+            ledger.check("numbers", name, _table(table, rows, declared), f"{len(table)} rows")
         path = study.published / "figures" / f"{FIGURE}.csv"
         if study.published != study.root and not path.exists():
             ledger.not_checkable("figure", FIGURE, "published before it was made")
@@ -59,12 +70,12 @@ def _check_tables(study: RawStudy, ledger: Ledger) -> None:
             ledger.check("figure", FIGURE, _figure(path, found))
 
 
-def _table(table: Table, rows: list[Row], keys: tuple[str, ...]) -> Iterator[str]:
-    yield from compare(table, rows, keys)
+def _table(table: Table, rows: list[Row], declared: Declared) -> Iterator[str]:
+    yield from compare(table, rows, declared)
     for row in table:
         missing = row.get("status") == "missing" or row.get("value") == ""
         if missing and not row["reason"]:
-            yield f"{' '.join(row[key] for key in keys)}: no value and no reason"
+            yield f"{' '.join(row[key] for key in declared.keys)}: no value and no reason"
 
 
 def _records(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
@@ -147,7 +158,7 @@ def _figure(path: Path, rows: list[Row]) -> Iterator[str]:
         return
     if known:
         expected = [row | _band(row) for row in drawn if row["resource"] in known]
-        yield from compare(table, expected, ("config", "resource"))
+        yield from compare(table, expected, DRAWN_COLUMNS)
 
 
 def _band(row: Row) -> Row:

@@ -274,7 +274,7 @@ def chunk_length_s(cells: Sequence[Measured], statistics: Mapping[str, Any]) -> 
     """
     lives = [float(np.median(cell.e2e)) / 1e3 for cell in cells if cell.n]
     windows = [cell.window_s / MAX_CHUNKS for cell in cells]
-    return max(statistics["chunk_s"], *lives, *windows)
+    return max(float(statistics["chunk_s"]), *lives, *windows)
 
 
 def resampled_logs(

@@ -232,8 +232,11 @@ class Cells:
         for config in self.study.ids:
             seen = [(r, s) for r, s in zip(rates, states[config], strict=True) if s is not None]
             if not seen:
-                reasons = (c.reason for c in self.study.cells
-                           if c.launch.config == config and c.key[2] == "A" and c.reason)  # fmt: skip
+                reasons = (
+                    c.reason
+                    for c in self.study.cells
+                    if c.launch.config == config and c.key[2] == "A" and c.reason
+                )
                 left_out[config] = f"no valid Phase A cell: {next(reasons, None)}"
             elif seen[0][1]:
                 left_out[config] = f"saturated at {seen[0][0]:g} req/s, its lowest valid rate"

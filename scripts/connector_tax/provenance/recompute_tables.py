@@ -65,7 +65,7 @@ class Recomputed(Cells):
     # ---- pooled cells and steps
 
     def aggregate_rows(self) -> list[Row]:
-        """aggregate.csv: every planned cell, then each configuration's cells pooled over launches."""
+        """aggregate.csv: every planned cell, then those of each configuration pooled."""
         groups: dict[tuple[str, str, str], list[Row]] = {}
         for row in self.cell_rows.values():
             groups.setdefault((row["phase"], row["configuration"], row["cell"]), []).append(row)
@@ -239,13 +239,24 @@ class Recomputed(Cells):
         ours, plain, n_config, n_plain = [], [], 0, 0
         for block in self.taxes.shared_blocks([config], phase, [cell], metric):
             mine = self.taxes.samples[config, block, phase, cell][metric]
-            others = [self.taxes.samples[name, block, phase, cell][metric]
-                      for name in self.taxes.plains([config], block, phase, [cell], metric)]  # fmt: skip
+            others = [
+                self.taxes.samples[name, block, phase, cell][metric]
+                for name in self.taxes.plains([config], block, phase, [cell], metric)
+            ]
             ours.append(mine[0])
             plain.append(float(np.mean([other[0] for other in others])))
             n_config += mine[2]
             n_plain += sum(other[2] for other in others)
         return math.exp(np.mean(plain)), math.exp(np.mean(ours)), n_config, n_plain
+
+    def plain_ms(self, phase: str, cell: str, metric: str) -> float | None:
+        """Geometric mean over the blocks of plain, over its valid launches within each."""
+        logs = [
+            np.mean([self.taxes.samples[name, block, phase, cell][metric][0] for name in names])
+            for block in self.taxes.all_blocks
+            if (names := self.taxes.plains([], block, phase, [cell], metric))
+        ]
+        return math.exp(np.mean(logs)) if logs else None
 
     def _capacity_ratio(self, config: str) -> float | None:
         rates = self.rates["saturation_rate_rps"]
@@ -304,7 +315,8 @@ class Recomputed(Cells):
         gap = self.taxes.combination([(1.0, at_load), (-1.0, at_safe)], metric)
         if gap is None:
             lost = [*self.lost(at_safe, metric), *self.lost(at_load, metric)]
-            return {"status": worst(lost)[0]}
+            # Each rate has a launch of plain, and none has both.
+            return {"status": worst(lost)[0] if lost else "missing"}
         blocks = self.taxes.shared_blocks([config], "A", [safe, load], metric)
         taxes = [
             math.expm1(self.taxes.log_ratio(where, metric, blocks, [safe, load])[0])

@@ -198,7 +198,7 @@ class Taxes:
     def log_ratio(
         self, where: Where, metric: str, blocks: Sequence[int], cells: Sequence[str]
     ) -> tuple[float, Floats]:
-        """Mean over blocks of log(p_X / p_plain), and its resamples with the launches held fixed."""
+        """Mean over blocks of log(p_X / p_plain), and its resamples, launches held fixed."""
         name, phase, cell = where
         points, resamples = [], []
         for block in blocks:
@@ -284,7 +284,7 @@ class Taxes:
 
 
 def _by_model(contrast: _Contrast, point: float, confidence: float) -> Effect:
-    """The interval of the pooled error, or of the contrast's own blocks where spreads may differ."""
+    """The interval of the pooled error, or of the own blocks where spreads may differ."""
     count = len(contrast.blocks)
     s2, df = contrast.layout.pooled
     each = contrast.per_block(contrast.layout.values)
@@ -306,10 +306,9 @@ def _by_model(contrast: _Contrast, point: float, confidence: float) -> Effect:
 def _interval(
     point: float, variance: float, df: int, half: float, method: str, count: int, *, own_error: bool
 ) -> Effect:
+    p = 1.0 if point == 0 else 0.0
     if variance > 0:
         p = t_two_sided(point / math.sqrt(variance), df)
-    else:
-        p = 1.0 if point == 0 else 0.0
     low, high = point - half, point + half
     return Effect(point, low, high, method, p, df, count, own_error, variance, p_model=p)
 
