@@ -14,9 +14,10 @@ from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import PLAIN, PLAIN_LAST, POOLED, REFERENCES, Study, TaxRow
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.report import launches as runs
-from connector_tax.report import text
+from connector_tax.report import steps, text
 
 HEADLINE_CONFIG = "mooncake_both"
+WIDE = ("fig5_shape_heatmap", "fig6_step_cdf", "fig7_decomposition")
 LEAD_FIGURE = "fig9_forest"
 HEADLINE_METRICS = ("ttft_p90", "tpot_p90")
 METRIC_NAMES = {
@@ -80,7 +81,7 @@ def render(study: Study) -> str:
         "duration": text.duration,
         "link": lambda path: quote(str(path)),
     }
-    environment.globals["interval"] = text.interval
+    environment.globals |= {"interval": text.interval, "microseconds": steps.microseconds}
     return environment.get_template("report.html.j2").render(context(study)) + "\n"
 
 
@@ -103,6 +104,9 @@ def context(study: Study) -> dict[str, Any]:
         "other_taxes": [row for row in study.taxes if not (row.phase == "A" and row.reference)],
         "metric_names": METRIC_NAMES,
         "references": REFERENCES,
+        "step_taxes": steps.step_taxes(study) if study.patch["step_timing_available"] else [],
+        "step_metrics": list(steps.METRICS.values()),
+        "hooks": steps.hooks(study),
         "launches": launches,
         "counts": runs.count_states(launches),
         "overhead": runs.overhead(launches),
@@ -155,7 +159,7 @@ def _figure(study: Study, name: str) -> FigureView:
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file") from None
     source = f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
-    return FigureView(name, module.TITLE, module.CAPTION, source, name == "fig5_shape_heatmap")
+    return FigureView(name, module.TITLE, module.CAPTION, source, name in WIDE)
 
 
 @dataclass(frozen=True)
