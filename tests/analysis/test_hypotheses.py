@@ -132,7 +132,11 @@ def test_labels_of_other_points(tmp_path: Path) -> None:
 
 
 def test_a_marked_tax_decides_nothing_and_says_why(tmp_path: Path) -> None:
-    config = {"phase_a": {"rates_rps": [20.0, 40.0]}, "saturation": {"waiting_p50_max": -1.0}}
+    config = {
+        "phase_a": {"rates_rps": [20.0, 40.0]},
+        "saturation": {"waiting_p50_max": -1.0},
+        "reference": {"fallback_rps": 40.0},
+    }
     found = analyse(tmp_path, config=config, ttft_growth=0.05)
     assert verdicts(found) == ["cannot tell"] * 6
     sentence = found["H1"]["sentence"]

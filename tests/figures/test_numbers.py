@@ -76,7 +76,7 @@ def test_tax_bars_carry_both_references_with_intervals_and_band(tmp_path: Path) 
     }
     for row in rows:
         tax = study.taxes_at(row["reference"], row["metric"])[row["config"]]
-        noise = study.taxes_at(row["reference"], row["metric"])["plain_last"]
+        noise = study.taxes_at(row["reference"], row["metric"])["plain_2"]
         assert (row["tax"], row["tax_lo"], row["tax_hi"]) == (tax.tax, tax.tax_lo, tax.tax_hi)
         assert (row["aa_lo"], row["aa_hi"]) == (noise.tax_lo, noise.tax_hi)
     lost = {(row["config"], row["reference"]): row for row in rows if row["tax"] is None}
@@ -106,7 +106,7 @@ def test_heat_maps_mark_cells_whose_interval_includes_zero(tmp_path: Path) -> No
         else:
             assert row["interval_includes_0"] == (tax.tax_lo <= 0 <= tax.tax_hi)
     marked = {row["config"] for row in rows if row["interval_includes_0"]}
-    assert marked == {"plain_last"}
+    assert marked == {"plain_2"}
 
 
 def test_the_step_cdf_holds_every_point_and_names_who_has_none(tmp_path: Path) -> None:
@@ -231,7 +231,52 @@ def test_the_forest_shows_the_prior_beside_the_measurement(tmp_path: Path) -> No
     assert priors == pytest.approx(
         {"mooncake_both": 10.67 / 7.35 - 1, "nixl_both": 10.1 / 7.35 - 1}
     )
-    assert {row["config"] for row in rows} >= {"plain_last", "noop_connector"}
+    assert {row["config"] for row in rows} >= {"plain_2", "noop_connector"}
+
+
+OVERLOADED = {
+    ("mooncake_both", "r4"): "mooncake_both saturated",
+    ("mooncake_both", "r8"): "mooncake_both saturated",
+    ("nixl_both", "4096x256"): "plain dropped 65 arrivals",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "mark"),
+    [
+        ("fig4_tax_bars", "mooncake_both", "mooncake_both saturated"),
+        ("fig5_shape_heatmap", "nixl_both", "plain dropped 65 arrivals"),
+        ("fig8_additivity", "mooncake_both", "mooncake_both saturated"),
+        ("fig8_additivity", "sum of the two", "mooncake_both saturated"),
+        ("fig9_forest", "mooncake_both", "mooncake_both saturated"),
+    ],
+)
+def test_a_tax_of_survivors_carries_its_mark(
+    tmp_path: Path, name: str, config: str, mark: str
+) -> None:
+    study, rows = _rows(tmp_path, Design(overloaded=OVERLOADED), name)
+    assert {row["mark"] for row in rows if row["config"] == config} - {""} == {mark}
+    assert all(row["tax"] is not None for row in rows)
+    assert "saturated or dropped arrivals: no verdict" in _svg(tmp_path, study, name)
+    clean = Study(write_study(tmp_path / "clean", Design()))
+    assert "no verdict" not in _svg(tmp_path, clean, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("fig4_tax_bars", "confirmatory taxes"),
+        ("fig5_shape_heatmap", "exploratory taxes"),
+        ("fig8_additivity", "confirmatory taxes"),
+        ("fig9_forest", "confirmatory taxes"),
+    ],
+)
+def test_one_block_is_said_to_have_no_intervals(tmp_path: Path, name: str, family: str) -> None:
+    study, rows = _rows(tmp_path, Design(blocks=1), name)
+    assert {row["tax_lo"] for row in rows} == {None}
+    drawn = _svg(tmp_path, study, name)
+    assert "no intervals: one launch; launches not included" in drawn
+    assert family in drawn
 
 
 def test_a_reference_rate_off_the_grid_is_said_instead_of_drawn(tmp_path: Path) -> None:

@@ -34,7 +34,14 @@ DESIGNS = {
         void={("lmcache_only", "A", "r8"): "error_rate 0.2 > 0.01"},
     ),
     "no_steps": Design(step_timing=False, skipped={"noop_connector": "gate failed"}, ref_load=4),
-    "no_closing_plain": Design(closing_plain=False),
+    "one_plain": Design(plain_launches=1),
+    "overloaded": Design(
+        overloaded={
+            (config, cell): f"{config} saturated"
+            for config in LABELS
+            for cell in ("r4", "r8", "512x64", "32768x1024")
+        }
+    ),
     "few_short_labels": Design(
         labels={"plain": "p", "noop_connector": "n", "mooncake_both": "m"}, rates_rps=(2, 4, 8)
     ),

@@ -117,7 +117,25 @@ def test_the_headline_has_intervals_and_the_verdict(full: Study) -> None:
 def test_one_block_has_no_verdict(tmp_path: Path) -> None:
     text = Page(render(_study(tmp_path / "s", Design(blocks=1)))).text
     assert "(ref_safe): point estimate, no verdict." in text
+    assert "costs +63.5 % (one launch; launches not included) on TTFT p90" in text
+    assert "95 % interval +" not in text
     assert "point estimates without verdicts" in text
+
+
+def test_a_tax_of_survivors_has_its_mark_and_no_verdict(tmp_path: Path) -> None:
+    marks = {("mooncake_both", "r4"): "mooncake_both saturated; plain dropped 65 arrivals"}
+    text = Page(render(_study(tmp_path / "s", Design(overloaded=marks)))).text
+    assert "no verdict, mooncake_both saturated; plain dropped 65 arrivals." in text
+    assert "no verdict (mooncake_both saturated; plain dropped 65 arrivals)" in text
+
+
+def test_the_report_says_what_is_confirmatory_and_who_is_compared(full: Study) -> None:
+    text = Page(render(full)).text
+    assert "at ref_safe (4 requests/s), confirmatory" in text
+    assert "exploratory" in text
+    assert "plain 2 times; the order of each is below" in text
+    assert "plain first" not in text
+    assert "plain's later launch of a block against its earlier one" in text
 
 
 def test_the_headline_says_why_there_is_no_number(tmp_path: Path) -> None:

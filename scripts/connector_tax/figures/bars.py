@@ -4,16 +4,18 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from connector_tax.figures import style
-from connector_tax.figures.tables import PLAIN_LAST, Study, TaxRow
+from connector_tax.figures.tables import Study, TaxRow
 
 METRIC_LABELS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
 LOG_ABOVE = 1.5  # beyond +150 % a linear axis would hide every small tax
 TICK_IN = 0.3  # room for one tick label
 NARROW_IN = 1.2  # an axis for which the whole label is too long
 CHARACTER_IN = 0.055  # of a tick label
+OVERLOAD_MARKER = "v"
 LOG_TICKS = (0.0, 0.5, 1, 2, 4, 9, 19, 49, 99, 499, 999, -0.5, -0.75)
 
 
@@ -71,8 +73,11 @@ def _tick(value: float, _position: int | None = None) -> str:
 
 
 def aa_interval(study: Study, reference: str, metric: str) -> tuple[float, float] | None:
-    """The A/A band: the interval of tax(plain_last), or ±|tax| where it has no interval."""
-    row = study.taxes_at(reference, metric).get(PLAIN_LAST)
+    """The A/A band: the interval of the tax of plain's last launch against its others.
+
+    ±|tax| where it has no interval; None where it has no number.
+    """
+    row = study.noise_at(reference, metric)
     if row is None or row.status != "valid" or row.tax is None:
         return None
     if row.tax_lo is not None and row.tax_hi is not None:
@@ -93,12 +98,51 @@ def aa_band(axes: Axes, band: tuple[float, float] | None, dashed: bool = False) 
 
 def aa_text(study: Study, metrics: Sequence[str] = ("ttft_p90",)) -> str:
     """The legend's words for the A/A band at ref_safe."""
-    rows = [study.taxes_at("ref_safe", metric).get(PLAIN_LAST) for metric in metrics]
+    rows = [study.noise_at("ref_safe", metric) for metric in metrics]
     if not any(numbers(row) for row in rows):
-        return "no A/A band: no valid closing launch of plain"
+        return "no A/A band: plain has no second valid launch"
     whole = all(row is not None and row.tax_lo is not None for row in rows)
-    how = "interval of plain last/first" if whole else f"±|plain last/first {style.MINUS} 1|"
-    return f"grey band: A/A noise floor ({how})"
+    how = "interval of plain/plain" if whole else f"±|plain/plain {style.MINUS} 1| of two launches"
+    return f"grey band: A/A, {how}"
+
+
+def family_text(rows: Iterable[TaxRow | None]) -> str:
+    """Which family the taxes drawn belong to: `confirmatory`, or which of them are exploratory."""
+    by_family: dict[str, list[str]] = {}
+    for row in rows:
+        if row is not None and row.reference not in by_family.setdefault(row.family, []):
+            by_family[row.family].append(row.reference)
+    if len(by_family) < 2:
+        return "".join(f"{name} taxes" for name in by_family)
+    return "; ".join(f"{', '.join(found)}: {name}" for name, found in by_family.items())
+
+
+def interval_text(rows: Iterable[TaxRow | None]) -> str:
+    """What the bars' intervals are, or why there is none."""
+    drawn = [row for row in rows if row is not None and numbers(row)]
+    if any(row.tax_lo is not None for row in drawn):
+        return "95 % intervals"
+    return "no intervals: one launch; launches not included"
+
+
+def overload_mark(axes: Axes, x: float, y: float) -> None:
+    """An open triangle at a tax whose latencies are those of survivors."""
+    axes.plot(
+        x, y, OVERLOAD_MARKER, ms=3.6, mfc="white", mec="black", mew=0.6, zorder=7, clip_on=False
+    )
+
+
+def overload_handle() -> Line2D:
+    """The legend's entry for `overload_mark`."""
+    return Line2D(
+        [], [], marker=OVERLOAD_MARKER, ls="none", ms=3.6, mfc="white", mec="black", mew=0.6,
+        label="saturated or dropped arrivals: no verdict",
+    )  # fmt: skip
+
+
+def marked(rows: Iterable[TaxRow | None]) -> bool:
+    """Whether any of the taxes drawn carries a mark."""
+    return any(row is not None and row.mark and numbers(row) for row in rows)
 
 
 def row_labels(axes: Axes, labels: Sequence[str], width_in: float) -> None:
@@ -154,14 +198,15 @@ def tax_record(row: TaxRow | None, config: str, metric: str, reference: str) -> 
         "tax_hi": row.tax_hi if row and valid else None,
         "aa_lo": None, "aa_hi": None,
         "n_blocks": row.n_blocks if row else None, "n_config": row.n_config if row else None,
-        "n_plain": row.n_plain if row else None, "verdict": row.verdict if row else "",
+        "n_plain": row.n_plain if row else None, "family": row.family if row else "",
+        "verdict": row.verdict if row else "", "mark": row.mark if row else "",
         "status": row.status if row else "missing", "reason": row.reason if row else "",
     }  # fmt: skip
 
 
 TAX_COLUMNS = (
     "config", "metric", "reference", "rate_rps", "tax", "tax_lo", "tax_hi", "aa_lo", "aa_hi",
-    "n_blocks", "n_config", "n_plain", "verdict", "status", "reason",
+    "n_blocks", "n_config", "n_plain", "family", "verdict", "mark", "status", "reason",
 )  # fmt: skip
 
 

@@ -6,11 +6,11 @@ from connector_tax.figures.tables import Study
 
 TITLE = "Figure 1: TTFT p90 vs offered rate"
 CAPTION = (
-    "TTFT p90 against the offered rate in Phase A, with 95 % intervals; both axes are "
-    "logarithmic. Points of different configurations are set slightly apart sideways so that none"
-    " hides another. A cross marks a saturated point; the rows below say, by slot, which of the "
-    "three criteria fired, name each configuration's knee (the lowest saturated rate), and show "
-    "cells that have no number."
+    "TTFT p90 against the offered rate in Phase A, with 95 % intervals over the blocks (of one "
+    "block: within one launch; launches not included); both axes are logarithmic. Points of "
+    "different configurations are set slightly apart sideways so that none hides another. A cross "
+    "marks a saturated point; the rows below say, by slot, which of the three criteria fired, name "
+    "each configuration's knee (the lowest saturated rate), and show cells that have no number."
 )
 QUANTITY = rates.Quantity(
     label="TTFT p90 (ms)",

@@ -6,8 +6,9 @@ from connector_tax.figures.tables import Study
 
 TITLE = "Figure 2: TPOT p90 vs offered rate"
 CAPTION = (
-    "TPOT p90 against the offered rate in Phase A, with 95 % intervals; the rate axis is "
-    "logarithmic, the TPOT axis linear. Marks as in Figure 1."
+    "TPOT p90 against the offered rate in Phase A, with 95 % intervals over the blocks (of one "
+    "block: within one launch; launches not included); the rate axis is logarithmic, the TPOT axis "
+    "linear. Marks as in Figure 1."
 )
 QUANTITY = rates.Quantity(
     label="TPOT p90 (ms)",

@@ -14,18 +14,23 @@ from matplotlib.patches import Rectangle
 
 from connector_tax.figures import bars, style
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import PLAIN, PLAIN_LAST, Study, TaxRow
+from connector_tax.figures.tables import Study, TaxRow
+from connector_tax.study_file import PLAIN
 
 TITLE = "Figure 5: TTFT p90 tax by input and output length"
 CAPTION = (
     "Tax on TTFT p90 by input and output length at ref_safe (Phase B), one map per configuration "
-    "on one diverging scale centred at zero. An open circle marks a cell whose interval includes "
-    "zero. The last map is the A/A comparison: what the colours of the others are worth."
+    "on one diverging scale centred at zero; exploratory taxes. An open circle marks a cell whose "
+    "interval includes zero; a study of one block has no intervals: one launch, launches not "
+    "included. An open triangle marks a cell in which a server was saturated or dropped arrivals: "
+    "it gets no verdict. The last map is the A/A comparison: what the colours of the others are "
+    "worth."
 )
 METRIC = "ttft_p90"
 COLUMNS = (
     "config", "cell", "input_tokens", "output_tokens", "rate_rps", "tax", "tax_lo", "tax_hi",
-    "interval_includes_0", "aa_lo", "aa_hi", "n_config", "n_plain", "status", "reason",
+    "interval_includes_0", "aa_lo", "aa_hi", "n_config", "n_plain", "family", "mark",
+    "status", "reason",
 )  # fmt: skip
 PER_ROW = 4
 BOLD = 1.13  # bold type is this much wider than the type that is measured
@@ -72,6 +77,10 @@ def _cell(axes: Axes, at: tuple[int, int], row: TaxRow | None, scale: Normalize)
     axes.text(column, line, style.percent(row.tax), ha="center", va="center", fontsize=6, color=ink)
     if includes_zero(row):
         axes.plot(column + 0.36, line - 0.32, "o", ms=2.6, mfc="none", mec=ink, mew=0.6)
+    if row.mark:
+        axes.plot(
+            column - 0.36, line - 0.32, bars.OVERLOAD_MARKER, ms=3, mfc="none", mec=ink, mew=0.6
+        )
 
 
 def _map(
@@ -135,7 +144,7 @@ def draw(study: Study) -> Picture:
         bottom = 0.66 + (lines - 1 - line) * (height + 0.36) + 0.1
         axes = style.axes_in(figure, left + column * (width + gap), bottom, width, height)
         _map(axes, by_config[item.id], inputs, outputs, scale)
-        title = "A/A: plain, last" if item.id == PLAIN_LAST else item.label
+        title = "A/A: plain again" if item.id == study.aa else item.label
         axes.set_title(style.fitted(title, width, BOLD * 6.5), loc="left")
         if column == 0:
             axes.set_ylabel("input tokens")
@@ -147,8 +156,9 @@ def draw(study: Study) -> Picture:
     _scale_bar(figure, scale, 0.32)
     figure.text(
         0.06 / style.PAGE_IN, 0.19 / figure.get_figheight(),
-        f"{_circle_note(rows)}\nhatched: no number. Rate: ref_safe, "
-        f"{study.reference['ref_safe']:g} req/s. {_aa_note(by_config.get(PLAIN_LAST, {}))}",
+        f"{_circle_note(rows)}{_overload_note(rows)}; hatched: no number\n"
+        f"{bars.family_text(rows)} at ref_safe, {study.reference['ref_safe']:g} req/s. "
+        f"{_aa_note(by_config.get(study.aa or '', {}))}",
         fontsize=5.5, va="bottom", linespacing=1.3,
     )  # fmt: skip
     return Picture(figure, COLUMNS, records)
@@ -156,7 +166,11 @@ def draw(study: Study) -> Picture:
 
 def _circle_note(rows: list[TaxRow]) -> str:
     known = any(row.tax_lo is not None for row in rows)
-    return "○ 95 % interval includes 0;" if known else "no intervals (one block);"
+    return "○ 95 % interval includes 0" if known else bars.interval_text(rows)
+
+
+def _overload_note(rows: list[TaxRow]) -> str:
+    return "; ▽ saturated or dropped arrivals: no verdict" if bars.marked(rows) else ""
 
 
 def _aa_note(rows: dict[tuple[int, int], TaxRow]) -> str:

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from connector_tax.figures import bars, style
-from connector_tax.figures.marks import MARKS
+from connector_tax.figures.marks import DESIGN_MARKS
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import Configuration, StepTaxRow, Study, TaxRow
 
@@ -30,7 +30,7 @@ CAPTION = (
 )
 NOOP = "noop_connector"
 CALLBACKS = "tax_callback_p50"
-FRAMEWORK_COLOR = MARKS[NOOP].color
+FRAMEWORK_COLOR = DESIGN_MARKS[NOOP].color
 IMPLEMENTATION_COLOR = "#1B3A6B"
 CALLBACK_COLOR = "#7A5195"
 ROW_IN = 0.27

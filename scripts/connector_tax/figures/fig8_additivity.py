@@ -10,7 +10,9 @@ TITLE = "Figure 8: additivity of stacked connectors at ref_safe"
 CAPTION = (
     "Is the stacked connector's tax the sum of its parts' taxes (H4)? Taxes of both parts, of "
     "their sum and of the stack at ref_safe, with 95 % intervals; the sum's interval adds the "
-    "ends of its parts' intervals and so is conservative. The dotted bracket is the tolerance "
+    "ends of its parts' intervals and so is conservative. A study of one block has no intervals: "
+    "one launch, launches not included. An open triangle marks a tax from a cell in which a server "
+    "was saturated or dropped arrivals: it gets no verdict. The dotted bracket is the tolerance "
     "around the stack's tax within which the sum counts as additive."
 )
 PARTS = ("mooncake_both", "lmcache_only")
@@ -81,6 +83,8 @@ def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[
             axes.barh(index, valid.tax or 0.0, height=0.7, color=marks[config].color, zorder=3)
             bars.interval(axes, index, valid)
             bars.beside(axes, index, bars.numbers(valid), style.percent(valid.tax or 0.0))
+            if valid.mark:
+                bars.overload_mark(axes, valid.tax or 0.0, index)
     axes.set_title(bars.METRIC_LABELS[metric], loc="left")
     return records
 
@@ -97,6 +101,9 @@ def _add_sum(
     drawn = _sum_bar(study, axes, index, parts)
     bars.beside(axes, index, [*drawn, *allowed], style.percent(drawn[0]))
     record |= {"tax": drawn[0], "status": "valid", "rate_rps": parts[0].rate_rps}
+    record |= {"family": parts[0].family, "mark": "; ".join(p.mark for p in parts if p.mark)}
+    if record["mark"]:
+        bars.overload_mark(axes, drawn[0], index)
     if len(drawn) == 3:
         record["tax_lo"], record["tax_hi"] = drawn[1:]
     if allowed:
@@ -122,18 +129,19 @@ def draw(study: Study) -> Picture:
     metrics = list(bars.METRIC_LABELS)
     rows = [row for metric in metrics for row in study.taxes_at("ref_safe", metric).values()
             if row.config in (*PARTS, STACKED)]  # fmt: skip
-    figure = style.new_figure(study, style.COLUMN_IN, panel + 0.95, bars.sample_note(rows))
+    figure = style.new_figure(study, style.COLUMN_IN, panel + 1.05, bars.sample_note(rows))
     records: list[dict[str, object]] = []
     for position, metric in enumerate(metrics):
-        axes = style.axes_in(figure, left + position * (width + 0.12), 0.72, width, panel)
+        axes = style.axes_in(figure, left + position * (width + 0.12), 0.82, width, panel)
         records += _panel(study, axes, metric, width - 0.08)
         bars.row_labels(axes, labels if position == 0 else [""] * len(labels), 1.2)
     tolerance = study.settings["hypotheses"]["h4_tolerance"]
+    overload = "; ▽ saturated or dropped arrivals: no verdict" if bars.marked(rows) else ""
     height = figure.get_figheight()
     figure.text(
         0.06 / style.COLUMN_IN, 0.19 / height,
         f"dotted: ±{100 * tolerance:g} % of the stack's tax; a sum inside is additive (H4)\n"
-        f"{bars.aa_text(study)}",
+        f"{bars.interval_text(rows)}; {bars.family_text(rows)}{overload}\n{bars.aa_text(study)}",
         fontsize=5, va="bottom", linespacing=1.3,
     )  # fmt: skip
     return Picture(figure, COLUMNS, records)

@@ -3,6 +3,7 @@
 The headline of the study in one picture: what was measured, how sure, and what was expected.
 """
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -10,17 +11,20 @@ from matplotlib.patches import Patch
 from connector_tax.figures import bars, style
 from connector_tax.figures.marks import Mark
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import PLAIN_LAST, Study, TaxRow
+from connector_tax.figures.tables import Study, TaxRow
 
 TITLE = "Figure 9: taxes at ref_safe with intervals and verdicts"
 CAPTION = (
     "Every tax at ref_safe with its 95 % interval and verdict, over the A/A band and the "
-    "equivalence margin fixed beforehand. Open diamonds are the prior: the trace replay on eight "
-    "coupled, saturated instances that this study sets out to check."
+    "equivalence margin fixed beforehand. A study of one block has no intervals: one launch, "
+    "launches not included. An open triangle marks a tax from a cell in which a server was "
+    "saturated or dropped arrivals: it gets no verdict. Open diamonds are the prior: the trace "
+    "replay on eight coupled, saturated instances that this study sets out to check."
 )
 ROW_IN = 0.145
 TEXT_IN = 1.02
 NO_VERDICT = "point estimate, no verdict"
+MARKED = "no verdict (marked)"
 
 
 def priors(study: Study) -> dict[str, float]:
@@ -45,21 +49,24 @@ def interval_text(row: TaxRow) -> str:
     return f"{value} [{low.removeprefix('+')}, {high.removeprefix('+')}]"
 
 
-def verdict_text(row: TaxRow) -> str:
-    """The verdict in a word; the A/A row and a one-block study have none."""
-    if row.config == PLAIN_LAST:
+def verdict_text(row: TaxRow, aa: str | None) -> str:
+    """The verdict in a word; the A/A row, a marked one and a one-block study have none."""
+    if row.config == aa:
         return "A/A"
-    return {"INCONCLUSIVE": "inconcl.", NO_VERDICT: ""}.get(row.verdict, row.verdict)
+    words = {"INCONCLUSIVE": "inconcl.", NO_VERDICT: "", MARKED: "marked"}
+    return words.get(row.verdict, row.verdict)
 
 
-def _row(axes: Axes, index: int, row: TaxRow, mark: Mark, width_in: float) -> None:
+def _row(axes: Axes, index: int, row: TaxRow, mark: Mark, width_in: float, verdict: str) -> None:
     bars.interval(axes, index, row, mark.color)
     axes.plot(
         row.tax or 0.0, index, mark.marker, color=mark.color, ms=4, zorder=6, markeredgewidth=0.7,
         markerfacecolor=mark.color if mark.filled else "white",
     )  # fmt: skip
+    if row.mark:
+        bars.overload_mark(axes, row.tax or 0.0, index)
     for inches, text, align in (
-        (0.04, interval_text(row), "left"), (TEXT_IN, verdict_text(row), "right")
+        (0.04, interval_text(row), "left"), (TEXT_IN, verdict, "right")
     ):  # fmt: skip
         axes.text(
             1 + inches / width_in, index, text, ha=align, va="center_baseline", fontsize=5,
@@ -69,7 +76,7 @@ def _row(axes: Axes, index: int, row: TaxRow, mark: Mark, width_in: float) -> No
 
 def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[str, object]]:
     marks = style.marks(study)
-    margin = study.settings["statistics"]["margin"]
+    margin = study.settings["statistics"]["margins"][metric]
     taxes = study.taxes_at("ref_safe", metric)
     prior = priors(study) if metric == "ttft_p90" else {}
     band = bars.aa_interval(study, "ref_safe", metric)
@@ -93,11 +100,11 @@ def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[
             continue
         if item.id in prior:
             axes.plot(prior[item.id], index, "D", ms=4, mfc="white", mec="black", mew=0.6, zorder=5)
-        _row(axes, index, row, marks[item.id], width_in)
+        _row(axes, index, row, marks[item.id], width_in, verdict_text(row, study.aa))
     bars.row_labels(axes, [item.label for item in shown], 1.2)
     rate = study.reference["ref_safe"]
-    judged = [row for row in taxes.values() if row.config != PLAIN_LAST and row.tax is not None]
-    bare = bool(judged) and all(row.verdict == NO_VERDICT for row in judged)
+    judged = [row for row in taxes.values() if row.config != study.aa and row.tax is not None]
+    bare = bool(judged) and all(row.verdict in (NO_VERDICT, MARKED) for row in judged)
     axes.set_title(
         f"{bars.METRIC_LABELS[metric]} at ref_safe ({rate:g} req/s)"
         f"{': point estimates, no verdicts' if bare else ''}",
@@ -117,23 +124,28 @@ def draw(study: Study) -> Picture:
     left = 0.15 + style.label_margin_in([item.label for item in shown], 6)
     width = style.COLUMN_IN - left - TEXT_IN - 0.08
     rows = [row for metric in metrics for row in study.taxes_at("ref_safe", metric).values()]
-    figure = style.new_figure(study, style.COLUMN_IN, 2 * panel + 1.42, bars.sample_note(rows))
+    figure = style.new_figure(study, style.COLUMN_IN, 2 * panel + 1.6, bars.sample_note(rows))
     records = []
     for position, metric in enumerate(metrics):
-        bottom = 0.72 + (1 - position) * (panel + 0.5)
+        bottom = 0.9 + (1 - position) * (panel + 0.5)
         axes = style.axes_in(figure, left, bottom, width, panel)
         records += _panel(study, axes, metric, width)
     band = bars.aa_interval(study, "ref_safe", "ttft_p90")
-    margin = study.settings["statistics"]["margin"]
-    figure.legend(
-        handles=[
+    margins = sorted({100 * study.settings["statistics"]["margins"][m] for m in metrics})
+    handles: list[Artist] = [
             Line2D([], [], marker="D", ls="none", ms=4, mfc="white", mec="black", mew=0.6,
                    label="prior (trace replay)"),
             Patch(facecolor=style.BAND, label="A/A band" if band else "no A/A band"),
             Line2D([], [], color="#7c6a3c", lw=0.6, ls=(0, (1, 1.5)),
-                   label=f"±{100 * margin:g} % margin"),
-        ],
-        loc="lower left", bbox_to_anchor=(0.0, 0.17 / figure.get_figheight()), ncols=3,
+                   label=f"±{' or '.join(f'{m:g}' for m in margins)} % margin"),
+    ]  # fmt: skip
+    if bars.marked(rows):
+        handles.append(bars.overload_handle())
+    height = figure.get_figheight()
+    figure.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 0.27 / height), ncols=3,
         frameon=False, fontsize=5.5, handlelength=1.4, columnspacing=1.2, borderaxespad=0.1,
     )  # fmt: skip
+    note = f"{bars.interval_text(rows)}; {bars.family_text(rows)}"
+    figure.text(0.06 / style.COLUMN_IN, 0.19 / height, note, fontsize=5, va="bottom")
     return Picture(figure, (*bars.TAX_COLUMNS, "prior_tax", "margin"), records)

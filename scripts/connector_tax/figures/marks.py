@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from connector_tax.figures.tables import PLAIN_LAST
-
 if TYPE_CHECKING:
     # A configuration is checked against these marks without loading Matplotlib.
     from matplotlib.typing import LineStyleType
@@ -35,10 +33,7 @@ DESIGN_MARKS: Mapping[str, Mark] = {
     "lmcache_only": Mark("#E69F00", "h", (0, (6, 1.5))),
     "multi_mooncake_lmcache": Mark("#CC79A7", "*", (0, (2, 1))),
 }
-MARKS: Mapping[str, Mark] = {
-    **DESIGN_MARKS,
-    PLAIN_LAST: Mark("#000000", "o", (0, (1, 1.6)), filled=False),
-}
+AA_MARK = Mark("#000000", "o", (0, (1, 1.6)), filled=False)
 SPARE_MARKS = (
     Mark("#7A4A12", "<", "-"),
     Mark("#332288", ">", (0, (4, 1.2))),
@@ -49,4 +44,4 @@ SPARE_MARKS = (
 
 def unmarked(configurations: Iterable[str]) -> list[str]:
     """The ids for which no distinct mark is left, in the order given."""
-    return [i for i in configurations if i not in MARKS][len(SPARE_MARKS) :]
+    return [i for i in configurations if i not in DESIGN_MARKS][len(SPARE_MARKS) :]

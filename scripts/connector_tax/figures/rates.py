@@ -16,7 +16,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from connector_tax.figures import style
 from connector_tax.figures.marks import Mark
-from connector_tax.figures.tables import POOLED, REFERENCES, AggregateRow, Study
+from connector_tax.figures.tables import POOLED, AggregateRow, Study
+from connector_tax.study_file import REFERENCES
 
 CRITERIA = ("throughput_ratio", "waiting", "ttft_ratio")
 COLUMNS = (
@@ -81,13 +82,13 @@ class RateFigure:
         cells = study.pooled("A")
         self.cells = {
             item.id: {cell: row for (config, cell), row in cells.items() if config == item.id}
-            for item in study.launched
+            for item in study.configurations
         }
         lost = [row for row in study.aggregate if row.phase == "A" and row.block != POOLED]
-        self.lost = Counter((row.config, row.cell) for row in lost if row.status != "valid")
+        self.lost = Counter((row.configuration, row.cell) for row in lost if row.status != "valid")
         self.rates = sorted({float(rate) for rate in study.settings["phase_a"]["rates_rps"]})
         counts = [row.n for row in cells.values() if row.n]
-        launched = study.launched
+        launched = study.configurations
         labels = style.label_margin_in([item.label for item in launched], 6)
         self.left = max(KEY_IN, 0.45 + labels)
         strip = ROW_IN * len(launched)
@@ -123,8 +124,8 @@ class RateFigure:
         """Where a configuration's point at `rate` is drawn: slightly aside, so that none hides."""
         if not self.quantity.spread:
             return rate
-        order = [item.id for item in self.study.launched].index(config)
-        middle = (len(self.study.launched) - 1) / 2
+        order = [item.id for item in self.study.configurations].index(config)
+        middle = (len(self.study.configurations) - 1) / 2
         share = (order - middle) / max(1.0, 2 * middle)
         return rate * float(self._step() ** (SPREAD * share))
 
@@ -182,7 +183,7 @@ class RateFigure:
 
     def states(self) -> None:
         """The strip: criteria that fired, blocks lost, cells without a number, knees, legend."""
-        launched = self.study.launched
+        launched = self.study.configurations
         axes = self.strip
         axes.set_ylim(len(launched) - 0.5, -0.5)
         axes.set_yticks([])
@@ -209,7 +210,7 @@ class RateFigure:
         return knee_text(self.study, config, self.cells[config])
 
     def _legend_entry(self, index: int, config: str, label: str) -> None:
-        rows = len(self.study.launched)
+        rows = len(self.study.configurations)
         y = 1 - (index + 0.5) / rows
         width = self._width()
         style.line_sample(self.strip, (-0.32 / width, -0.05 / width), y, self.marks[config])

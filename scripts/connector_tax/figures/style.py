@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from connector_tax.figures.marks import MARKS, SPARE_MARKS, Mark, unmarked
+from connector_tax.figures.marks import AA_MARK, DESIGN_MARKS, SPARE_MARKS, Mark, unmarked
 from connector_tax.figures.tables import Study
 from connector_tax.files import ArtifactError, write_bytes, write_text
 
@@ -78,14 +78,15 @@ def marks(study: Study) -> dict[str, Mark]:
     Raises:
         ArtifactError: no distinct mark is left for some.
     """
-    ids = [item.id for item in study.launched]
+    ids = [item.id for item in study.configurations]
     if left := unmarked(ids):
         raise ArtifactError(
             f"study.json: configurations: no distinct mark is left for {', '.join(left)}; "
             f"allowed: at most {len(SPARE_MARKS)} outside the design"
         )
     spare = iter(SPARE_MARKS)
-    return {i: MARKS[i] if i in MARKS else next(spare) for i in ids}
+    found = {i: DESIGN_MARKS[i] if i in DESIGN_MARKS else next(spare) for i in ids}
+    return found if study.aa is None else {**found, study.aa: AA_MARK}
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from connector_tax.files import ArtifactError, read_json
+from connector_tax.study_file import PLAIN, launched_plains, read_study
 
-PLAIN = "plain"
-PLAIN_LAST = "plain_last"
 POOLED = "all"
-REFERENCES = ("ref_safe", "ref_load")
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration of the study; `plain_last` is the closing launch of plain in each block."""
+    """One configuration of the study, or the launch of plain that is compared with the others."""
 
     id: str
     label: str
@@ -37,6 +35,7 @@ class AggregateRow:
     """One (configuration, block, phase, cell) of analysis/aggregate.csv; block `all` is pooled."""
 
     config: str
+    configuration: str
     block: str
     phase: str
     cell: str
@@ -76,6 +75,7 @@ class TaxRow:
     input_tokens: int
     output_tokens: int
     metric: str
+    family: str
     tax: float | None
     tax_lo: float | None
     tax_hi: float | None
@@ -89,10 +89,13 @@ class TaxRow:
     n_plain: int | None
     interval_method: str
     verdict: str
-    p_holm: float | None
+    p_adjusted: float | None
+    blocks_needed: int | None
+    margin: float | None
     aa_tax: float | None
     aa_lo: float | None
     aa_hi: float | None
+    mark: str
     capacity_ratio: float | None
     step_tax_us: float | None
     engine_step_tax_us: float | None
@@ -114,6 +117,8 @@ class AmplificationRow:
     gap_lo: float | None
     gap_hi: float | None
     n_blocks: int
+    interval_method: str
+    mark: str
     status: str
     reason: str
 
@@ -277,7 +282,7 @@ class Study:
 
     def __init__(self, study_file: Path) -> None:
         self.root = study_file.parent
-        self.document: dict[str, Any] = read_json(study_file)
+        self.document: dict[str, Any] = read_study(study_file)
         try:
             self.name: str = self.document["study"]
             self.engine_label: str = self.document["engine_label"]
@@ -290,11 +295,13 @@ class Study:
             ]
         except KeyError as error:
             raise ArtifactError(f"{study_file}: missing key {error}") from None
-        self.has_closing_plain = any(
-            launch["config"] == PLAIN_LAST
+        plains = launched_plains(
+            launch["config"]
             for launches in self.document["run_order"].values()
             for launch in launches
         )
+        # The launch of plain that is compared with the others; None where plain is launched once.
+        self.aa: str | None = plains[-1] if len(plains) > 1 else None
 
     @property
     def connectors(self) -> list[Configuration]:
@@ -303,9 +310,11 @@ class Study:
 
     @property
     def launched(self) -> list[Configuration]:
-        """Every configuration in the study's order, plus plain's closing launch if there is one."""
-        closing = [Configuration(PLAIN_LAST, "plain, last (A/A)", None, "A/A comparison")]
-        return self.configurations + (closing if self.has_closing_plain else [])
+        """Every configuration in the study's order, and the A/A launch of plain if there is one."""
+        if self.aa is None:
+            return self.configurations
+        again = Configuration(self.aa, "plain again (A/A)", None, "A/A comparison")
+        return [*self.configurations, again]
 
     @cached_property
     def aggregate(self) -> list[AggregateRow]:
@@ -359,6 +368,10 @@ class Study:
             for row in self.aggregate
             if row.phase == phase and row.block == POOLED
         }
+
+    def noise_at(self, reference: str, metric: str) -> TaxRow | None:
+        """The A/A row of Phase A at a reference rate; None where plain is launched once."""
+        return None if self.aa is None else self.taxes_at(reference, metric).get(self.aa)
 
     def taxes_at(self, reference: str, metric: str) -> dict[str, TaxRow]:
         """Configuration -> its Phase A tax row at a reference rate; empty without such a cell."""

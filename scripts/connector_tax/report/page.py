@@ -11,10 +11,11 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from connector_tax.figures.names import NAMES
-from connector_tax.figures.tables import PLAIN, PLAIN_LAST, POOLED, REFERENCES, Study, TaxRow
+from connector_tax.figures.tables import POOLED, Study, TaxRow
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.report import launches as runs
 from connector_tax.report import steps, text
+from connector_tax.study_file import PLAIN, REFERENCES
 
 HEADLINE_CONFIG = "mooncake_both"
 WIDE = ("fig5_shape_heatmap", "fig6_step_cdf", "fig7_decomposition")
@@ -140,12 +141,15 @@ def headline(study: Study) -> str:
 
 def _tax_words(row: TaxRow) -> str:
     if row.tax_lo is None or row.tax_hi is None:
-        return text.percent(row.tax)
+        return f"{text.percent(row.tax)} ({row.interval_method})"
     ends = f"{text.signed(100 * row.tax_lo, 1)} to {text.signed(100 * row.tax_hi, 1)} %"
     return f"{text.percent(row.tax)} (95 % interval {ends})"
 
 
 def _verdict_words(ttft: TaxRow, tpot: TaxRow | None) -> str:
+    marks = dict.fromkeys(row.mark for row in (ttft, tpot) if row is not None and row.mark)
+    if marks:
+        return f"no verdict, {'; '.join(marks)}"
     if tpot is None or tpot.tax is None or tpot.verdict == ttft.verdict:
         return ttft.verdict
     return f"{ttft.verdict} on TTFT, {tpot.verdict} on TPOT"
@@ -214,40 +218,45 @@ def reference_tables(study: Study) -> list[TaxTable]:
 
 @dataclass(frozen=True)
 class DriftRow:
-    """Plain's first and last launch of a block in one cell, in ms."""
+    """The launches of plain that ran first and last in a block, in one cell, in ms."""
 
     block: str
     phase: str
     cell: str
     metric: str
-    first_ms: float
-    last_ms: float
+    earlier_ms: float
+    later_ms: float
 
     @property
     def change(self) -> float:
-        """Last over first, minus one."""
-        return self.last_ms / self.first_ms - 1
+        """Later over earlier, minus one."""
+        return self.later_ms / self.earlier_ms - 1
 
 
 def drift_rows(study: Study) -> list[DriftRow]:
-    """Plain first against plain last, block by block, wherever both cells are valid."""
+    """Plain's earliest against its latest launch of each block, wherever both cells are valid."""
     valid = {
         (row.config, row.block, row.phase, row.cell): row
         for row in study.aggregate
-        if row.block != POOLED and row.status == "valid" and row.config in (PLAIN, PLAIN_LAST)
+        if row.block != POOLED and row.status == "valid" and row.configuration == PLAIN
     }
-    found = []
-    for (config, block, phase, cell), first in valid.items():
-        last = valid.get((PLAIN_LAST, block, phase, cell))
-        if config != PLAIN or last is None:
+    rows = []
+    for (config, block, phase, cell), earlier in valid.items():
+        ran = [
+            entry["config"]
+            for entry in study.document["run_order"][phase]
+            if str(entry["block"]) == block and (entry["config"], block, phase, cell) in valid
+        ]
+        if config != ran[0] or len(ran) < 2:
             continue
+        later = valid[ran[-1], block, phase, cell]
         for metric, before, after in (
-            ("TTFT p90", first.ttft_p90_ms, last.ttft_p90_ms),
-            ("TPOT p90", first.tpot_p90_ms, last.tpot_p90_ms),
+            ("TTFT p90", earlier.ttft_p90_ms, later.ttft_p90_ms),
+            ("TPOT p90", earlier.tpot_p90_ms, later.tpot_p90_ms),
         ):
             if before and after is not None:
-                found.append(DriftRow(block, phase, cell, metric, before, after))
-    return found
+                rows.append(DriftRow(block, phase, cell, metric, before, after))
+    return rows
 
 
 def drift_summary(drift: list[DriftRow]) -> list[tuple[str, int, float, DriftRow]]:
