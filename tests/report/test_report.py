@@ -262,3 +262,32 @@ def test_a_study_without_records_of_its_launches_says_not_recorded(tmp_path: Pat
     assert "Resources: not recorded: too old." in text
     assert "What else differs from plain not recorded: too old." in text
     assert "also differs from plain in" not in text
+
+
+def test_step_taxes_and_hooks_stand_with_their_intervals(tmp_path: Path) -> None:
+    study = Study(write_study(tmp_path / "s", runs=True))
+    _draw_all(study)
+    page = Page(render(study)).text
+    # 420 us of mooncake_both: the tax, its interval, and 1.5 times as much on the engine step.
+    assert "+420 [+360, +490]" in page
+    assert "+630 [+570, +700]" in page
+    assert "plain over plain (A/A)+8 [−12, +28]" in page
+    assert "get_finisheditselfworker168 [151, 185]168 [151, 185]3.50900 of 900" in page
+    assert "no-op connector1 other hook below 1 µs per step" in page
+    assert "analysis/step_taxes.csv" in page
+    assert "analysis/hooks.csv" in page
+
+
+def test_one_block_s_step_taxes_have_no_interval(tmp_path: Path) -> None:
+    study = Study(write_study(tmp_path / "s", Design(blocks=1), runs=True))
+    _draw_all(study)
+    page = Page(render(study)).text
+    assert "+420+294+126+630" in page
+
+
+def test_without_step_timing_the_report_has_no_step_numbers(tmp_path: Path) -> None:
+    study = Study(write_study(tmp_path / "s", Design(step_timing=False), runs=True))
+    _draw_all(study)
+    page = Page(render(study)).text
+    assert "No step timing" in page
+    assert "Hooks at ref_safe" not in page

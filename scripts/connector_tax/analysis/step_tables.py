@@ -21,8 +21,8 @@ from connector_tax.analysis.steps import (
     step_cdf,
     step_columns,
 )
+from connector_tax.study_file import PLAIN
 
-PLAIN = "plain"
 CALLBACK_TAX = "tax_callback_p50"
 TAXES = ("tax_step_p50", "tax_engine_step_p50", CALLBACK_TAX, "unattributed")
 COUNTS = ("n_steps", "n_empty_steps", "n_incomplete_steps")

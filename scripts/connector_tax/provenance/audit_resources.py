@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.provenance.audit_study import RawCell, RawLaunch, RawStudy
-from connector_tax.provenance.audit_tables import compare
+from connector_tax.provenance.audit_tables import Declared, compare
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import Table, read_csv
 from connector_tax.provenance.recompute import Row
@@ -26,6 +26,11 @@ RESOURCES = Declared(
      "difference_lo", "difference_hi", "tax", "tax_lo", "tax_hi", "p_value", "interval_method",
      "aa_difference", "aa_difference_lo", "aa_difference_hi", "aa_tax", "aa_tax_lo", "aa_tax_hi",
      "n_blocks", "n_launches", "companions", "status", "reason"),
+)  # fmt: skip
+DRAWN_COLUMNS = Declared(
+    ("config", "resource"),
+    ("config", "resource", "unit", "plain_mean", "difference", "difference_lo", "difference_hi",
+     "tax", "aa_lo", "aa_hi", "interval_method", "n_blocks", "status", "reason"),
 )  # fmt: skip
 ENGINE = Declared(
     ("config", "setting"),

@@ -6,7 +6,7 @@ effective degrees of freedom: Satterthwaite, Biometrics Bulletin 2 (1946) 110.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -146,6 +146,7 @@ class StepNumbers:
                 found[block] = value - float(np.mean(plain)), len(plain)
         return found
 
+    @cache  # noqa: B019 - one object for each audit
     def tax(self, config: str, where: Where, metric: str) -> Interval | None:
         """A step tax in us over plain's launches; None without a block that has both."""
         values = self.values.get((where, metric), {})

@@ -14,12 +14,12 @@ from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import POOLED, Study, TaxRow
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.report import launches as runs
-from connector_tax.report import resources, text
+from connector_tax.report import resources, steps, text
 from connector_tax.study_file import PLAIN, REFERENCES
 
 HEADLINE_CONFIG = "mooncake_both"
 LEAD_FIGURE = "fig9_forest"
-WIDE_FIGURES = ("fig5_shape_heatmap", "fig10_resources")
+WIDE_FIGURES = ("fig5_shape_heatmap", "fig6_step_cdf", "fig7_decomposition", "fig10_resources")
 HEADLINE_METRICS = ("ttft_p90", "tpot_p90")
 METRIC_NAMES = {
     "ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90", "ttft_p50": "TTFT p50",
@@ -83,7 +83,7 @@ def render(study: Study) -> str:
         "duration": text.duration,
         "link": lambda path: quote(str(path)),
     }
-    environment.globals["interval"] = text.interval
+    environment.globals |= {"interval": text.interval, "microseconds": steps.microseconds}
     return environment.get_template("report.html.j2").render(context(study)) + "\n"
 
 
@@ -106,6 +106,9 @@ def context(study: Study) -> dict[str, Any]:
         "other_taxes": [row for row in study.taxes if not (row.phase == "A" and row.reference)],
         "metric_names": METRIC_NAMES,
         "references": REFERENCES,
+        "step_taxes": steps.step_taxes(study) if study.patch["step_timing_available"] else [],
+        "step_metrics": list(steps.METRICS.values()),
+        "hooks": steps.hooks(study),
         "launches": launches,
         "counts": runs.count_states(launches),
         "overhead": runs.overhead(launches),
