@@ -10,7 +10,8 @@ import pytest
 
 from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.provenance.audit_study import RawStudy
-from connector_tax.provenance.audit_tables import KEYS, compare
+from connector_tax.provenance.audit_tables import TABLES as DECLARED
+from connector_tax.provenance.audit_tables import compare
 from connector_tax.provenance.comparison import read_csv
 from connector_tax.provenance.recompute_steps import StepNumbers
 from tests.analysis.synthetic import write_synthetic_study
@@ -54,7 +55,7 @@ def problems(root: Path, numbers: StepNumbers) -> dict[str, list[str]]:
         "step_cdf.csv": numbers.curve_rows("r40"),
     }
     found = {
-        name: list(compare(read_csv(root / "analysis" / name), own, KEYS[name]))
+        name: list(compare(read_csv(root / "analysis" / name), own, DECLARED[name]))
         for name, own in rows.items()
     }
     launches = [
@@ -65,7 +66,7 @@ def problems(root: Path, numbers: StepNumbers) -> dict[str, list[str]]:
         for row in read_csv(root / "analysis" / "steps.csv")
     ]
     found["steps.csv"] = list(
-        compare(read_csv(root / "analysis" / "steps.csv"), launches, KEYS["steps.csv"])
+        compare(read_csv(root / "analysis" / "steps.csv"), launches, DECLARED["steps.csv"])
     )
     return found
 

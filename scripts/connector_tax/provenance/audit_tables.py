@@ -47,8 +47,8 @@ TABLES = {
             "output_tokens", "status", "reason", "label", "n", "window_s", *PERCENTILES,
             "p99_reason", "ttft_from_send_p90_ms", "requested_throughput_rps",
             "effective_throughput_rps", "throughput_ratio", "error_rate", "dropped", "n_disturbed",
-            "quiet_share", "memory_ns_p50", "waiting_p50", "saturated", "saturation_criteria", "warming_up", "mser5_discard", "start_change",
-            "start_p", *STEP_COLUMNS, *COUNT_COLUMNS,
+            "quiet_share", "memory_ns_p50", "waiting_p50", "saturated", "saturation_criteria",
+            "warming_up", "mser5_discard", "start_change", "start_p", *STEP_COLUMNS, *COUNT_COLUMNS,
         ),
     ),
     "steps.csv": Declared(
