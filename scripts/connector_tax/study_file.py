@@ -4,6 +4,7 @@ A block holds each configuration once, under its id, and plain `plain_launches` 
 names `plain`, `plain_2`, `plain_3` and so on.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from connector_tax.files import ArtifactError, read_json
 PLAIN = "plain"
 METRICS = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90", "e2e_p90")
 REFERENCES = ("ref_safe", "ref_load")
+# `plain_last` in studies measured before `plain_launches` existed.
+_FURTHER_PLAIN = re.compile(rf"{PLAIN}_(\d+|last)")
 
 
 def plain_names(launches: int) -> list[str]:
@@ -21,8 +24,8 @@ def plain_names(launches: int) -> list[str]:
 
 
 def configuration_of(name: str) -> str:
-    """The configuration a launch is started with; no configuration's id begins with `plain_`."""
-    return PLAIN if name.startswith(f"{PLAIN}_") else name
+    """The configuration a launch is started with; no configuration's id is like `plain_2`."""
+    return PLAIN if _FURTHER_PLAIN.fullmatch(name) else name
 
 
 def launched_plains(names: Iterable[str]) -> list[str]:

@@ -41,6 +41,9 @@ TAXES = {
 PLAIN_CAPACITY_RPS = 110.0
 STEP_US, MODEL_US = 1000.0, 4000.0
 OUTSIDE = "nixl_both"
+STACKED = "multi_mooncake_lmcache"
+TAKE_EVENTS_US, WAIT_FOR_SAVE_US = 2.0, 20.0
+CHILDREN = {"Mooncake": 0.25, "LMCache": 0.75}
 TTFT_SIGMA, TPOT_SIGMA, STEP_SIGMA = 0.15, 0.05, 0.05
 
 CONFIG: dict[str, Any] = {
@@ -495,7 +498,9 @@ def _steps(
     A step is schedule() and then the model, MODEL_US long; a connector's tax is on schedule(), and
     another 100 us of it is outside schedule() in the configuration OUTSIDE. A connector's callbacks
     take 60% of the tax on schedule(): half in build_meta, a third in get_finished, a sixth in
-    start_load_kv. The rest of the tax is in no callback.
+    start_load_kv. The rest of the tax is in no callback. Of the other hooks take_events takes 2 us
+    in the scheduler and wait_for_save 20 us in the worker; STACKED has all of build_meta in its
+    children, a quarter of it in the first.
     """
     if not writer.step_timing:
         path.write_bytes(b"")
@@ -517,6 +522,14 @@ def _steps(
     def series(values: Iterable[float] | None) -> pl.Series:
         return pl.Series([None] * n if values is None else values, dtype=pl.Float64)
 
+    def hooks(**times: np.ndarray[Any, Any]) -> pl.Series:
+        return pl.DataFrame(times).to_struct() if connector else pl.Series([None] * n)
+
+    noise = np.exp(rng.normal(offset, writer.noise * STEP_SIGMA, n))
+    children = {
+        child: pl.DataFrame({"build_connector_meta": share * callbacks / 2}).to_struct()
+        for child, share in CHILDREN.items()
+    }
     common = {"t_ns": stamps, "step_id": np.arange(first_id, first_id + n)}
     prefill = np.where(empty, 0, np.where(np.arange(n) % 3 == 0, 256, 0))
     scheduler = pl.DataFrame(
@@ -532,8 +545,11 @@ def _steps(
             "num_waiting": np.zeros(n, dtype=np.int64),
             "prefill_tokens": prefill,
             "decode_tokens": np.where(empty, 0, 4),
+            "hooks_us": hooks(take_events=TAKE_EVENTS_US * noise),
         }
     )
+    if config == STACKED:
+        scheduler = scheduler.with_columns(children_us=pl.DataFrame(children).to_struct())
     nothing = pl.Series([None] * n, dtype=pl.Int64)
     worker = pl.DataFrame(
         {
@@ -547,6 +563,7 @@ def _steps(
             "num_waiting": nothing,
             "prefill_tokens": nothing,
             "decode_tokens": nothing,
+            "hooks_us": hooks(wait_for_save=WAIT_FOR_SAVE_US * noise),
         }
     )
     with path.open("wb") as stream:

@@ -22,8 +22,10 @@ FILES = (
     "aggregate.csv",
     "aggregate.json",
     "amplification.csv",
+    "hooks.csv",
     "hypotheses.json",
     "step_cdf.csv",
+    "step_taxes.csv",
     "steps.csv",
     "taxes.csv",
 )

@@ -58,6 +58,7 @@ def read(path: Path, data: bytes) -> pl.DataFrame:
         (GOOD.replace(b"900.5", b"NaN"), "NaN is not JSON"),
         (GOOD.replace(b"scheduler", b"sched\xff"), "not valid JSON"),
         (line(step_id="1"), "step_id is '1', a str"),
+        (line(hooks_us={"a": 1.5}, prefill_tokens=None), "prefill_tokens is null in a record"),
         (line(step_id=1.5), "step_id is 1.5, a float"),
         (line(step_id=True), "step_id is True, a bool"),
         (line(step_id=10**30), "does not fit 64 bits"),
@@ -119,6 +120,8 @@ def test_a_success_without_its_stamps_is_refused(tmp_path: Path) -> None:
 
 
 duration = st.floats(min_value=0, max_value=1e9) | st.integers(0, 10**9)
+names = st.text("abzé_0 ", max_size=8)
+hooks = st.dictionaries(names, duration, max_size=3)
 step_records = st.fixed_dictionaries(
     {
         "t_ns": st.integers(0, 2**62),
@@ -131,6 +134,8 @@ step_records = st.fixed_dictionaries(
         "start_load_kv_us": st.none() | duration,
         "prefill_tokens": st.integers(0, 10**6),
         "decode_tokens": st.integers(0, 10**6),
+        "hooks_us": st.none() | hooks,
+        "children_us": st.none() | st.dictionaries(names, hooks, max_size=2),
         "note": st.text(),
     }
 )
@@ -144,4 +149,7 @@ def test_reading_gives_back_what_was_written_whatever_the_block_size(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "BLOCK_BYTES", block)
         found = read(path, b"".join(json.dumps(r).encode() + b"\n" for r in written))
-    assert found.to_dicts() == [{k: r[k] for k in STEPS.columns} for r in written]
+    rows = found.to_dicts()
+    for row in rows:
+        row |= {key: json.loads(row[key]) for key in STEPS.nested if row[key] is not None}
+    assert rows == [{k: r[k] for k in STEPS.columns} for r in written]

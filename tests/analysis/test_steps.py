@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector_tax.analysis.ingest import Cell, CellKey
-from connector_tax.analysis.steps import Steps, read_steps, step_cdf, step_columns, step_taxes
+from connector_tax.analysis.steps import (
+    Steps,
+    launch_values,
+    read_steps,
+    step_cdf,
+    step_columns,
+)
 from connector_tax.files import ArtifactError
 
 START, STOP = 1000, 2000
@@ -103,9 +109,14 @@ def test_two_scheduler_records_of_one_step_are_refused(tmp_path: Path) -> None:
 def test_plain_has_a_duration_and_no_callbacks(tmp_path: Path) -> None:
     nothing = dict.fromkeys(("build_meta_us", "get_finished_us"))
     found = steps_of(tmp_path, [scheduler(1, **nothing), worker(1, start_load_kv_us=None)])
-    row = step_columns(found) | {"configuration": "plain"}
-    assert row["connector_total_us_p50"] is None
-    assert set(step_taxes(row, row).values()) == {0}
+    assert step_columns(found)["connector_total_us_p50"] is None
+    assert launch_values(found, is_plain=True) == {
+        "tax_step_p50": 100.0,
+        "tax_engine_step_p50": 1000.0,
+        "tax_callback_p50": 0.0,
+        "unattributed": 100.0,
+    }
+    assert launch_values(found, is_plain=False)["tax_callback_p50"] is None
 
 
 def test_an_empty_file_gives_empty_columns(tmp_path: Path) -> None:
@@ -114,42 +125,42 @@ def test_an_empty_file_gives_empty_columns(tmp_path: Path) -> None:
 
 
 def test_what_callbacks_do_not_explain_is_named(tmp_path: Path) -> None:
-    plain = step_columns(steps_of(tmp_path, [scheduler(1)]))
-    ours = step_columns(steps_of(tmp_path, [scheduler(1, step_duration_us=130.0), worker(1)]))
-    taxes = step_taxes(ours | {"configuration": "x"}, plain)
-    assert taxes["tax_step_p50"] == 30.0
-    assert taxes["tax_callback_p50"] == 17.0
-    assert taxes["unattributed"] == 13.0
-
-
-def test_a_cost_outside_schedule_is_in_the_engine_step(tmp_path: Path) -> None:
-    plain = step_columns(steps_of(tmp_path, [scheduler(1)]))
-    ours = step_columns(steps_of(tmp_path, [scheduler(1, engine_step_us=1240.0), worker(1)]))
-    taxes = step_taxes(ours | {"configuration": "nixl_both"}, plain)
-    assert (taxes["tax_step_p50"], taxes["tax_engine_step_p50"]) == (0.0, 240.0)
+    ours = steps_of(tmp_path, [scheduler(1, step_duration_us=130.0), worker(1)])
+    values = launch_values(ours, is_plain=False)
+    assert (values["tax_callback_p50"], values["unattributed"]) == (17.0, 113.0)
 
 
 def test_records_without_whole_steps_have_no_engine_step_tax(tmp_path: Path) -> None:
     old = scheduler(1)
     del old["engine_step_us"]
     found = steps_of(tmp_path, [old, worker(1)])
-    row = step_columns(found) | {"configuration": "x"}
-    assert row["engine_step_us_p50"] is None
-    assert row["step_duration_us_p50"] == 100.0
-    plain = step_columns(steps_of(tmp_path, [scheduler(1)]))
-    taxes = step_taxes(row, plain)
-    assert (taxes["tax_step_p50"], taxes["tax_engine_step_p50"]) == (0.0, None)
-    assert [point["engine_step_us"] for point in step_cdf(found.duration_us, found.engine_us)] == [
-        None
-    ]
+    values = launch_values(found, is_plain=False)
+    assert (values["tax_step_p50"], values["tax_engine_step_p50"]) == (100.0, None)
+    points = step_cdf({"schedule": [found.duration_us], "engine": [found.engine_us]})
+    assert {(point["schedule"], point["engine"]) for point in points} == {(100.0, None)}
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=900))
-def test_the_cdf_is_the_sample_s_own(values: list[float]) -> None:
-    sample = np.array(values)
-    points = step_cdf(sample, 2 * sample[::2])
-    assert len(points) == min(400, len(values))
-    for point in points:
-        assert point["step_duration_us"] in sample
-        assert np.mean(sample <= point["step_duration_us"]) >= point["cdf"] - 1e-9
-        assert point["engine_step_us"] in 2 * sample[::2]
+def test_a_cell_without_steps_has_no_distribution() -> None:
+    assert step_cdf({"schedule": [np.zeros(0)]}) == []
+
+
+samples = st.lists(st.floats(0, 1e6), min_size=1, max_size=900).map(np.array)
+
+
+@given(st.lists(samples, min_size=1, max_size=4))
+def test_the_curve_s_middle_is_the_mean_of_the_launches_medians(launches: list[Any]) -> None:
+    points = step_cdf({"us": launches})
+    assert [point["cdf"] for point in points] == [i / 400 for i in range(1, 401)]
+    by_share = {point["cdf"]: point["us"] for point in points}
+    assert by_share[0.5] == pytest.approx(np.mean([np.median(launch) for launch in launches]))
+    assert by_share[1.0] == pytest.approx(np.mean([launch.max() for launch in launches]))
+
+
+@given(samples)
+def test_the_curve_of_one_launch_is_the_sample_s_own(sample: Any) -> None:
+    values = [point["us"] for point in step_cdf({"us": [sample]})]
+    assert values == sorted(values)
+    for share, value in zip(np.arange(1, 401) / 400, values, strict=True):
+        # One step's worth of either side: the definition interpolates between two steps.
+        below, at_most = np.mean(sample < value - 1e-6), np.mean(sample <= value + 1e-6)
+        assert below - 1 / len(sample) <= share <= at_most + 1 / len(sample)

@@ -152,13 +152,17 @@ def launched(
     changes: dict[str, Any] | None = None,
     *,
     step_log: bool = True,
+    fault_headers: bool = False,
 ) -> Iterator[Launched]:
     """A ready server; killed at the end if the test has not stopped it."""
     config = folder / "embedded.json"
     config.write_text(json.dumps(config_with(changes)))
     port = free_port()
     process = subprocess.Popen(
-        command(config, configuration, port, folder),
+        [
+            *command(config, configuration, port, folder),
+            *(["--fault-headers"] if fault_headers else []),
+        ],
         env={**os.environ, **({"AGENTIC_STEP_LOG_PATH": str(folder / "step")} if step_log else {})},
         stderr=subprocess.PIPE,
         text=True,

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import uvloop
 
-from connector_tax.engine.batching import (
-    BatchedService,
+from connector_tax.engine.batching import BatchedService
+from connector_tax.engine.service_errors import (
     ServiceStopped,
     TransformError,
     WorkerDied,

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,20 @@ from connector_tax.engine.faults import FaultKind, FaultPlan
 from tests.engine.serving import Launched, completion, events, launched, texts
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    """A server that lets requests ask for faults."""
+    with launched(tmp_path_factory.mktemp("faults"), fault_headers=True) as running:
+        yield running
+
+
 def raw_reads(server: Launched, fault: dict[str, Any], **fields: Any) -> list[bytes]:
     return list(server.raw(json.dumps(completion(**fields)).encode(), fault))
 
 
 def truth_of(folder: Path, fault: dict[str, Any], count: int, **fields: Any) -> list[list[int]]:
     """The tokens of each write of so many requests with a fault; every body is still complete."""
-    with launched(folder) as server:
+    with launched(folder, fault_headers=True) as server:
         wanted = texts(server.stream(**fields))
         for at_byte in range(count):
             got = server.stream({**fault, "at_byte": at_byte}, **fields)
@@ -127,6 +135,16 @@ def test_a_fault_nobody_knows_is_refused(server: Launched) -> None:
     status, body = server.request("POST", "/v1/completions", completion(), header)
     assert status == 400
     assert b"X-Embedded-Fault" in body
+
+
+@pytest.mark.parametrize("kind", ["die", "gremlin"])
+def test_fault_headers_are_refused_unless_switched_on(tmp_path: Path, kind: str) -> None:
+    with launched(tmp_path) as server:
+        header = {"X-Embedded-Fault": json.dumps({"kind": kind})}
+        status, body = server.request("POST", "/v1/completions", completion(), header)
+        assert status == 400
+        assert b"--fault-headers" in body
+        assert server.stream().endswith(b"data: [DONE]\n\n")
 
 
 def test_every_fault_is_in_the_truth_log(tmp_path: Path) -> None:

@@ -101,3 +101,39 @@ class WrongCount(VectorTransformer):
 
     def transform(self, prepared: list[Any]) -> list[Any]:
         return prepared[1:]
+
+
+class Unsendable(VectorTransformer):
+    """The result of "bad" cannot be sent, that of "surrogate" is an error of no valid UTF-8."""
+
+    def transform(self, prepared: list[str]) -> list[Any]:
+        made = {"bad": object(), "huge": 1 << 80, "surrogate": ValueError("\udcff")}
+        return [made.get(x, x) for x in prepared]
+
+
+class RaisesUnprintable(VectorTransformer):
+    """Fails its batch with an error whose text is no valid UTF-8, or cannot be made at all."""
+
+    def transform(self, prepared: list[str]) -> list[Any]:
+        if "surrogate" in prepared:
+            raise ValueError("\udcff")
+        if "textless" in prepared:
+            raise Textless
+        return prepared
+
+
+class Textless(Exception):
+    """An error without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class NeverReady(VectorTransformer):
+    """Its constructor does not return."""
+
+    def __init__(self) -> None:
+        signal.pause()
+
+    def transform(self, prepared: list[Any]) -> list[Any]:
+        return prepared

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.files import write_json, write_text
+from connector_tax.study_file import configuration_of, plain_names
+from tests.figures.resource_tables import engine_rows, resource_rows
 
 LABELS = {
     "plain": "plain",
@@ -31,7 +33,7 @@ STEP_COST_US = {
     "nixl_both": 330.0,
     "lmcache_only": 240.0,
     "multi_mooncake_lmcache": 700.0,
-    "plain_last": 8.0,
+    "plain_2": 8.0,
 }
 BASE_STEP_US = 1200.0
 METRICS = ("ttft_p90", "tpot_p90", "ttft_p50", "tpot_p50", "e2e_p90")
@@ -54,7 +56,8 @@ class Design:
     labels: Mapping[str, str] = field(default_factory=lambda: LABELS)
     engine_label: str = "embedded (emulated)"
     emulated: bool = True
-    closing_plain: bool = True
+    plain_launches: int = 2
+    overloaded: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 def _cell(rate: float) -> str:
@@ -115,11 +118,11 @@ def _criteria(config: str, rate: float, rates: tuple[float, ...]) -> list[str]:
 
 
 def _configs(design: Design) -> list[str]:
-    return [*design.labels, *(["plain_last"] if design.closing_plain else [])]
+    return [*design.labels, *plain_names(design.plain_launches)[1:]]
 
 
 def _state(design: Design, config: str, phase: str, cell: str) -> tuple[str, str]:
-    base = "plain" if config == "plain_last" else config
+    base = configuration_of(config)
     if base in design.skipped:
         return "skipped", design.skipped[base]
     if (config, phase, cell) in design.void:
@@ -144,7 +147,7 @@ def _aggregate_rows(design: Design) -> Iterable[dict[str, Any]]:
             status, reason = _state(design, config, phase, cell)
             base = {
                 "config": config,
-                "configuration": "plain" if config == "plain_last" else config,
+                "configuration": configuration_of(config),
                 "phase": phase,
                 "cell": cell,
                 "rate_rps": rate,
@@ -157,7 +160,9 @@ def _aggregate_rows(design: Design) -> Iterable[dict[str, Any]]:
             valid = status == "valid"
             fired = _criteria(config, rate, design.rates_rps) if phase == "A" and valid else []
             values = _values_ms(config, rate, input_tokens, output_tokens)
-            for block in [*map(str, range(design.blocks)), "all"]:
+            # Plain's pooled row is over all of its launches.
+            pooled = ["all"] if config in design.labels else []
+            for block in [*map(str, range(design.blocks)), *pooled]:
                 row: dict[str, Any] = {**base, "block": block}
                 for metric in METRICS:
                     low, high = (0.96, 1.05) if block == "all" else (0.93, 1.08)
@@ -189,7 +194,7 @@ def _tax_row(design: Design, config: str, cell: tuple[str, str, float, int, int]
     own = _values_ms(config, rate, input_tokens, output_tokens)[metric]
     tax = own / plain - 1
     half = 0.03 + 0.04 * abs(tax)
-    noise = _values_ms("plain_last", rate, input_tokens, output_tokens)[metric] / plain - 1
+    noise = _values_ms("plain_2", rate, input_tokens, output_tokens)[metric] / plain - 1
     row: dict[str, Any] = {
         "config": config, "phase": phase, "cell": name, "rate_rps": rate, "reference": reference,
         "input_tokens": input_tokens, "output_tokens": output_tokens, "metric": metric,
@@ -197,8 +202,11 @@ def _tax_row(design: Design, config: str, cell: tuple[str, str, float, int, int]
         "abs_ms": own - plain, "abs_lo_ms": own - plain - half * plain,
         "abs_hi_ms": own - plain + half * plain, "plain_ms": plain, "config_ms": own,
         "n_blocks": design.blocks, "n_config": 240 * design.blocks, "n_plain": 240 * design.blocks,
-        "interval_method": "bootstrap",
-        "verdict": "TAX" if tax - half > 0.03 else "INCONCLUSIVE", "p_value": 0.01, "p_holm": 0.02,
+        "interval_method": "block model (df 17)", "error_df": 17,
+        "verdict": "TAX" if tax - half > 0.03 else "INCONCLUSIVE",
+        "p_value": 0.01, "p_adjusted": 0.02,
+        "blocks_needed": None, "margin": 0.03, "mark": design.overloaded.get((config, name), ""),
+        "family": "confirmatory" if phase == "A" and reference else "exploratory",
         "aa_tax": noise, "aa_lo": noise - 0.03, "aa_hi": noise + 0.03,
         "capacity_ratio": _capacity_rps(config) / _capacity_rps("plain"),
         "step_tax_us": STEP_COST_US[config], "engine_step_tax_us": 1.5 * STEP_COST_US[config],
@@ -207,10 +215,14 @@ def _tax_row(design: Design, config: str, cell: tuple[str, str, float, int, int]
     }  # fmt: skip
     if design.blocks == 1:
         row["verdict"] = "point estimate, no verdict"
-        row |= {"aa_lo": None, "aa_hi": None, "p_value": None, "p_holm": None}
-    if not design.closing_plain:
+        row["interval_method"] = "one launch; launches not included"
+        row |= dict.fromkeys(("aa_lo", "aa_hi", "p_value", "p_adjusted", "error_df"))
+        row |= dict.fromkeys(("tax_lo", "tax_hi", "abs_lo_ms", "abs_hi_ms"))
+    if row["mark"]:
+        row |= {"verdict": "no verdict (marked)", "p_adjusted": None}
+    if design.plain_launches == 1:
         row |= {"aa_tax": None, "aa_lo": None, "aa_hi": None}
-    if config == "plain_last":
+    if config == "plain_2":
         row["callback_us"] = row["unattributed_us"] = None
     if not design.step_timing:
         row |= {"step_tax_us": None, "callback_us": None, "unattributed_us": None}
@@ -218,7 +230,7 @@ def _tax_row(design: Design, config: str, cell: tuple[str, str, float, int, int]
         row["engine_step_tax_us"] = None
     if status != "valid":
         keep = {"config", "phase", "cell", "rate_rps", "reference", "input_tokens", "output_tokens",
-                "metric", "status", "reason"}  # fmt: skip
+                "metric", "family", "margin", "status", "reason"}  # fmt: skip
         row = {key: value if key in keep else None for key, value in row.items()}
     return row
 
@@ -239,7 +251,7 @@ def _tax_rows(design: Design) -> Iterable[dict[str, Any]]:
 
 
 def _cdf_rows(design: Design) -> Iterable[dict[str, Any]]:
-    for config in _configs(design) if design.step_timing else []:
+    for config in design.labels if design.step_timing else []:
         if _state(design, config, "A", _cell(design.ref_safe or 0))[0] != "valid":
             continue
         for index in range(1, 201):
@@ -261,6 +273,7 @@ def _amplification_rows(design: Design) -> Iterable[dict[str, Any]]:
             yield {
                 "config": config, "metric": metric, "tax_ref_safe": 0.3, "tax_ref_load": 0.5,
                 "gap": 0.2, "gap_lo": 0.1, "gap_hi": 0.3, "n_blocks": design.blocks,
+                "interval_method": "block model (df 17)", "mark": "",
                 "status": "valid", "reason": "",
             }  # fmt: skip
 
@@ -275,16 +288,60 @@ def _step_rows(design: Design) -> Iterable[dict[str, Any]]:
                     "config": config, "block": block, "phase": phase, "cell": cell,
                     "tax_step_p50": tax if valid else None,
                     "tax_engine_step_p50": 1.5 * tax if valid and design.engine_steps else None,
-                    "tax_callback_p50": 0.7 * tax if valid and config != "plain_last" else None,
-                    "unattributed": 0.3 * tax if valid and config != "plain_last" else None,
+                    "tax_callback_p50": 0.7 * tax if valid and config != "plain_2" else None,
+                    "unattributed": 0.3 * tax if valid and config != "plain_2" else None,
                 }  # fmt: skip
+
+
+def _step_tax_rows(design: Design) -> Iterable[dict[str, Any]]:
+    repeats = design.blocks > 1
+    shares = {"tax_step_p50": 1.0, "tax_engine_step_p50": 1.5, "tax_callback_p50": 0.7,
+              "unattributed": 0.3}  # fmt: skip
+    for config in design.labels:
+        for phase, cell, *_ in _grid(design):
+            valid = design.step_timing and _state(design, config, phase, cell)[0] == "valid"
+            for metric, share in shares.items() if config != "plain" else ():
+                known = valid and (design.engine_steps or metric != "tax_engine_step_p50")
+                tax, noise = share * STEP_COST_US[config], share * STEP_COST_US["plain_2"]
+                row: dict[str, Any] = {"config": config, "phase": phase, "cell": cell}
+                row |= {"metric": metric, "us": tax, "lo_us": tax - 60, "hi_us": tax + 70,
+                        "p": 0.01, "n_blocks": design.blocks, "method": "x", "aa_us": noise,
+                        "aa_lo_us": noise - 20, "aa_hi_us": noise + 20}  # fmt: skip
+                if not repeats:
+                    row |= dict.fromkeys(("lo_us", "hi_us", "p", "method", "aa_lo_us", "aa_hi_us"))
+                if design.plain_launches == 1 or metric == "tax_callback_p50":
+                    row |= dict.fromkeys(("aa_us", "aa_lo_us", "aa_hi_us"))
+                if not known:
+                    row |= dict.fromkeys(list(row)[4:])
+                yield row | {"reason": "" if known else "no step tax"}
+
+
+def _hook_rows(design: Design) -> Iterable[dict[str, Any]]:
+    columns = ("config", "phase", "cell", "process", "child", "hook", "p50_us", "p50_lo_us",
+               "p50_hi_us", "p50_method", "mean_us", "mean_lo_us", "mean_hi_us", "mean_method",
+               "share", "share_lo", "share_hi", "share_method", "empty_us", "n_steps", "n_ran",
+               "n_launches")  # fmt: skip
+    rows = []
+    for config in design.labels if design.step_timing else ():
+        for phase, cell, *_ in _grid(design):
+            if config == "plain" or _state(design, config, phase, cell)[0] != "valid":
+                continue
+            for process, hook, part in (("scheduler", "build_meta", 0.2),
+                                        ("worker", "get_finished", 0.4),
+                                        ("worker", "wait_for_save", 0.01)):  # fmt: skip
+                us = part * STEP_COST_US[config]
+                values = (config, phase, cell, process, "", hook, us, 0.9 * us, 1.1 * us, "x",
+                          us, 0.9 * us, 1.1 * us, "x", us / 4800, 0.9 * us / 4800, 1.1 * us / 4800,
+                          "x", 0.0, 900, 900, design.blocks)  # fmt: skip
+                rows.append(dict(zip(columns, values, strict=True)))
+    return rows or [dict.fromkeys(columns)]
 
 
 def _reference(design: Design) -> dict[str, Any]:
     bounds = {"throughput_ratio": 0.95, "waiting": 1.0, "ttft_ratio": 1.5}
     criteria: dict[str, Any] = {}
     saturation: dict[str, float | None] = {}
-    for config in _configs(design):
+    for config in design.labels:
         if _state(design, config, "A", "")[0] == "skipped":
             continue
         criteria[config] = {}
@@ -313,8 +370,10 @@ def _settings(design: Design) -> dict[str, Any]:
         "saturation": {"throughput_ratio_min": 0.95, "waiting_p50_max": 1.0,
                        "ttft_p90_ratio_max": 1.5},
         "reference": {"fallback_rps": None},
-        "statistics": {"confidence": 0.95, "resamples": 2000, "margin": 0.03, "chunk_s": 1.0,
-                       "p99_min_samples": 1000},
+        "statistics": {"confidence": 0.95, "resamples": 2000, "chunk_s": 1.0,
+                       "margins": dict.fromkeys(METRICS, 0.03),
+                       "confirmatory": ["ref_safe", "ref_load"], "p99_min_samples": 1000},
+        "plain_launches": design.plain_launches,
         "hypotheses": {
             "h1_min_tax": 0.10, "h1_prior_band": [0.25, 0.60], "h2_prior_gap_pp": 7.0,
             "h2_gap_band_pp": [5, 10], "h3_framework_share": 0.5, "h3_implementation_share": 0.3,
@@ -350,7 +409,7 @@ def _hypotheses() -> dict[str, Any]:
 
 def _launches(design: Design, phase: str) -> list[tuple[str, int]]:
     return [(config, block) for block in range(design.blocks) for config in _configs(design)
-            if phase != "Bp" or config in ("plain", "mooncake_both", "plain_last")]  # fmt: skip
+            if phase != "Bp" or config in ("plain", "mooncake_both", "plain_2")]  # fmt: skip
 
 
 def _write_runs(root: Path, design: Design) -> None:
@@ -391,7 +450,7 @@ def _write_launch(
     write_json(
         folder / "index.json",
         {
-            "config": config, "configuration": "plain" if config == "plain_last" else config,
+            "config": config, "configuration": configuration_of(config),
             "block": block, "phase": phase, "label": design.engine_label,
             "status": "skipped" if skipped else "done",
             "reason": cells[0]["reason"] if skipped else None, "rate_rps": None,
@@ -439,12 +498,18 @@ def write_study(root: Path, design: Design | None = None, runs: bool = False) ->
     write_text(root / "analysis" / "taxes.csv", _csv(_tax_rows(design)))
     write_text(root / "analysis" / "amplification.csv", _csv(_amplification_rows(design)))
     write_text(root / "analysis" / "steps.csv", _csv(_step_rows(design)))
+    write_text(root / "analysis" / "step_taxes.csv", _csv(_step_tax_rows(design)))
+    write_text(root / "analysis" / "hooks.csv", _csv(_hook_rows(design)))
     cdf = (
         _csv(_cdf_rows(design))
         if design.step_timing
         else "config,step_duration_us,engine_step_us,cdf\n"
     )
     write_text(root / "analysis" / "step_cdf.csv", cdf)
+    configurations, skipped = list(design.labels), design.skipped
+    resources = resource_rows(configurations, skipped, design.blocks)
+    write_text(root / "analysis" / "resources.csv", _csv(resources))
+    write_text(root / "analysis" / "engine.csv", _csv(engine_rows(configurations, skipped)))
     write_json(root / "analysis" / "hypotheses.json", _hypotheses())
     write_json(root / "reference_rates.json", _reference(design))
     write_json(

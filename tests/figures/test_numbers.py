@@ -1,10 +1,12 @@
 """What each figure's CSV must hold, given the tables it was drawn from."""
 
+import csv
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.patches import Rectangle
 
 from connector_tax.analysis import aggregate
 from connector_tax.figures import style
@@ -14,6 +16,7 @@ from connector_tax.figures.tables import AggregateRow, Study, read_table
 from connector_tax.files import ArtifactError
 from tests.analysis.synthetic import write_synthetic_study
 from tests.figures.figure_study import Design, write_study
+from tests.launch_records import write_launch_records
 
 VOID = {
     ("lmcache_only", "A", "r4"): "error_rate 0.2 > 0.01",
@@ -74,7 +77,7 @@ def test_tax_bars_carry_both_references_with_intervals_and_band(tmp_path: Path) 
     }
     for row in rows:
         tax = study.taxes_at(row["reference"], row["metric"])[row["config"]]
-        noise = study.taxes_at(row["reference"], row["metric"])["plain_last"]
+        noise = study.taxes_at(row["reference"], row["metric"])["plain_2"]
         assert (row["tax"], row["tax_lo"], row["tax_hi"]) == (tax.tax, tax.tax_lo, tax.tax_hi)
         assert (row["aa_lo"], row["aa_hi"]) == (noise.tax_lo, noise.tax_hi)
     lost = {(row["config"], row["reference"]): row for row in rows if row["tax"] is None}
@@ -104,7 +107,7 @@ def test_heat_maps_mark_cells_whose_interval_includes_zero(tmp_path: Path) -> No
         else:
             assert row["interval_includes_0"] == (tax.tax_lo <= 0 <= tax.tax_hi)
     marked = {row["config"] for row in rows if row["interval_includes_0"]}
-    assert marked == {"plain_last"}
+    assert marked == {"plain_2"}
 
 
 def test_the_step_cdf_holds_every_point_and_names_who_has_none(tmp_path: Path) -> None:
@@ -120,17 +123,51 @@ def _svg(folder: Path, study: Study, name: str) -> str:
     return (folder / "f.svg").read_text()
 
 
-def test_the_whole_engine_step_is_drawn_beside_schedule(tmp_path: Path) -> None:
+def test_step_taxes_are_drawn_with_their_intervals_in_both_figures(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(), "fig7_decomposition")
-    for row in (row for row in rows if row["metric"] == "engine_step_p50"):
-        tax = study.taxes_at("ref_safe", "ttft_p90")[row["config"]]
-        assert row["step_tax_us"] == tax.engine_step_tax_us
-        assert tax.engine_step_tax_us is not None
-        assert tax.callback_us is not None
-        assert row["unattributed_us"] == tax.engine_step_tax_us - tax.callback_us
-        assert len(row["step_tax_us_by_block"].split()) == 3
+    for metric, name in (("step_p50", "tax_step_p50"), ("engine_step_p50", "tax_engine_step_p50")):
+        taxes = study.step_taxes_at("ref_safe", name)
+        callbacks = study.step_taxes_at("ref_safe", "tax_callback_p50")
+        drawn = {row["config"]: row for row in rows if row["metric"] == metric}
+        assert set(drawn) == set(taxes)
+        for config, row in drawn.items():
+            tax, callback = taxes[config], callbacks[config]
+            ends = (row["step_tax_us"], row["step_tax_lo_us"], row["step_tax_hi_us"])
+            assert ends == (tax.us, tax.lo_us, tax.hi_us)
+            assert row["callback_us"] == callback.us
+            assert row["callback_us"] + row["unattributed_us"] == pytest.approx(tax.us)
+            assert (row["aa_lo"], row["aa_hi"]) == (tax.aa_lo_us, tax.aa_hi_us)
     assert "whole engine step" in _svg(tmp_path, study, "fig7_decomposition")
-    assert "whole engine step (µs)" in _svg(tmp_path, study, "fig6_step_cdf")
+    curves = _svg(tmp_path, study, "fig6_step_cdf")
+    assert "whole engine step (µs)" in curves
+    assert ">+630 [+570, +700]<" in curves  # 1.5 times the 420 us of mooncake_both
+    assert ">+12 [−8, +32]<" in curves  # plain over plain
+
+
+def test_one_block_is_drawn_without_intervals(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(blocks=1), "fig7_decomposition")
+    steps = [row for row in rows if row["metric"] == "engine_step_p50"]
+    assert {(row["step_tax_lo_us"], row["aa_lo"]) for row in steps} == {(None, None)}
+    assert ">+630<" in _svg(tmp_path, study, "fig6_step_cdf")
+
+
+def test_a_negative_no_op_shifts_no_bar(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path / "s")
+    path = tmp_path / "s" / "analysis" / "taxes.csv"
+    with path.open(newline="") as stream:
+        table = list(csv.DictReader(stream))
+    for row in table:
+        if row["config"] == "noop_connector":
+            row |= {"tax": "-0.2", "tax_lo": "-0.25", "tax_hi": "-0.15"}
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+    module = import_module("connector_tax.figures.fig7_decomposition")
+    axes = module.draw(Study(study_file)).figure.axes[0]
+    bars = [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_x() == 0]
+    # Two bars in each row, one in the no-op's own: all begin at zero.
+    assert len([bar for bar in bars if bar.get_height() < 0.5]) == 2 * 7 - 1
 
 
 def test_records_without_whole_engine_steps_are_drawn_without_them(tmp_path: Path) -> None:
@@ -149,10 +186,6 @@ def test_framework_and_implementation_add_up_to_the_tax(tmp_path: Path) -> None:
     for row in stacked:
         assert row["framework_tax"] == noop
         assert row["framework_tax"] + row["implementation_tax"] == pytest.approx(row["tax"])
-    steps = [row for row in rows if row["metric"] == "step_p50"]
-    for row in steps:
-        assert row["callback_us"] + row["unattributed_us"] == pytest.approx(row["step_tax_us"])
-        assert len(row["step_tax_us_by_block"].split()) == 3
 
 
 def test_without_the_no_op_connector_the_bars_are_single(tmp_path: Path) -> None:
@@ -199,12 +232,87 @@ def test_the_forest_shows_the_prior_beside_the_measurement(tmp_path: Path) -> No
     assert priors == pytest.approx(
         {"mooncake_both": 10.67 / 7.35 - 1, "nixl_both": 10.1 / 7.35 - 1}
     )
-    assert {row["config"] for row in rows} >= {"plain_last", "noop_connector"}
+    assert {row["config"] for row in rows} >= {"plain_2", "noop_connector"}
+
+
+OVERLOADED = {
+    ("mooncake_both", "r4"): "mooncake_both saturated",
+    ("mooncake_both", "r8"): "mooncake_both saturated",
+    ("nixl_both", "4096x256"): "plain dropped 65 arrivals",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "mark"),
+    [
+        ("fig4_tax_bars", "mooncake_both", "mooncake_both saturated"),
+        ("fig5_shape_heatmap", "nixl_both", "plain dropped 65 arrivals"),
+        ("fig8_additivity", "mooncake_both", "mooncake_both saturated"),
+        ("fig8_additivity", "sum of the two", "mooncake_both saturated"),
+        ("fig9_forest", "mooncake_both", "mooncake_both saturated"),
+    ],
+)
+def test_a_tax_of_survivors_carries_its_mark(
+    tmp_path: Path, name: str, config: str, mark: str
+) -> None:
+    study, rows = _rows(tmp_path, Design(overloaded=OVERLOADED), name)
+    assert {row["mark"] for row in rows if row["config"] == config} - {""} == {mark}
+    assert all(row["tax"] is not None for row in rows)
+    assert "saturated or dropped arrivals: no verdict" in _svg(tmp_path, study, name)
+    clean = Study(write_study(tmp_path / "clean", Design()))
+    assert "no verdict" not in _svg(tmp_path, clean, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("fig4_tax_bars", "confirmatory taxes"),
+        ("fig5_shape_heatmap", "exploratory taxes"),
+        ("fig8_additivity", "confirmatory taxes"),
+        ("fig9_forest", "confirmatory taxes"),
+    ],
+)
+def test_one_block_is_said_to_have_no_intervals(tmp_path: Path, name: str, family: str) -> None:
+    study, rows = _rows(tmp_path, Design(blocks=1), name)
+    assert {row["tax_lo"] for row in rows} == {None}
+    drawn = _svg(tmp_path, study, name)
+    assert "no intervals: one launch; launches not included" in drawn
+    assert family in drawn
 
 
 def test_a_reference_rate_off_the_grid_is_said_instead_of_drawn(tmp_path: Path) -> None:
     _, rows = _rows(tmp_path, Design(ref_safe=3, ref_load=3), "fig9_forest")
     assert rows == [{"absent_because": "ref_safe, 3 req/s, is not a rate of Phase A."}]
+
+
+def test_resources_are_plotted_as_differences_with_their_noise(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(skipped=SKIPPED), "fig10_resources")
+    by_key = {(row["config"], row["resource"]): row for row in rows}
+    table = {(row.config, row.resource): row for row in study.resources}
+    assert {config for config, _ in by_key} == {item.id for item in study.connectors}
+    for key, row in by_key.items():
+        for name in ("difference", "difference_lo", "difference_hi", "plain_mean", "status"):
+            assert row[name] == getattr(table[key], name)
+    idle = by_key["lmcache_only", "idle_cpu"]
+    assert (idle["aa_lo"], idle["aa_hi"]) == (-1.2 * 0.004, 1.1 * 0.004)
+    skipped = by_key["nixl_both", "idle_cpu"]
+    assert (skipped["difference"], skipped["reason"]) == (None, SKIPPED["nixl_both"])
+    style.save(
+        import_module("connector_tax.figures.fig10_resources").draw(study), tmp_path, "f", "t"
+    )
+    drawn = (tmp_path / "f.svg").read_text()
+    assert ">+1,455<" in drawn
+    assert ">CPU while idle, cores (plain 0.0210)<" in drawn
+
+
+def test_resources_that_no_launch_recorded_are_said_to_be_absent(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path / "s")
+    path = study_file.parent / "analysis" / "resources.csv"
+    lines = path.read_text().splitlines()
+    blank = ",".join(["noop_connector", "idle_cpu", "x", "raw", "", "0", "0", *[""] * 16])
+    path.write_text("\n".join([lines[0], f"{blank},missing,not recorded: too old"]) + "\n")
+    picture = import_module("connector_tax.figures.fig10_resources").draw(Study(study_file))
+    assert picture.rows == [{"absent_because": "not recorded: too old"}]
 
 
 @pytest.mark.parametrize(
@@ -240,6 +348,8 @@ def test_the_command_names_the_missing_file_and_fails(
 
 def test_every_figure_can_be_drawn_from_what_the_analysis_writes(tmp_path: Path) -> None:
     study_file = write_synthetic_study(tmp_path / "s", blocks=2, skipped=SKIPPED)
+    for index_file in study_file.parent.glob("runs/*/*/*/index.json"):
+        write_launch_records(index_file)
     assert aggregate.main(["--study", str(study_file)]) == 0
     assert main([*NAMES, "--study", str(study_file)]) == 0
     for name in NAMES:

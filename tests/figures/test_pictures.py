@@ -22,6 +22,7 @@ from connector_tax.figures.tables import Study
 from tests.figures.figure_study import LABELS, Design, write_study
 
 HOSTILE = "<script>alert('$x_1$')</script> & \"co\""
+PAGE_WIDE = ("fig5_shape_heatmap", "fig6_step_cdf", "fig7_decomposition", "fig10_resources")
 DESIGNS = {
     "full": Design(),
     "one_block": Design(
@@ -33,7 +34,14 @@ DESIGNS = {
         void={("lmcache_only", "A", "r8"): "error_rate 0.2 > 0.01"},
     ),
     "no_steps": Design(step_timing=False, skipped={"noop_connector": "gate failed"}, ref_load=4),
-    "no_closing_plain": Design(closing_plain=False),
+    "one_plain": Design(plain_launches=1),
+    "overloaded": Design(
+        overloaded={
+            (config, cell): f"{config} saturated"
+            for config in LABELS
+            for cell in ("r4", "r8", "512x64", "32768x1024")
+        }
+    ),
     "few_short_labels": Design(
         labels={"plain": "p", "noop_connector": "n", "mooncake_both": "m"}, rates_rps=(2, 4, 8)
     ),
@@ -117,8 +125,19 @@ def test_no_text_leaves_the_figure_and_no_two_texts_overlap(
 def test_figures_fit_a_column_or_a_page(pictures: dict[str, Picture]) -> None:
     for name, picture in pictures.items():
         width, height = picture.figure.get_size_inches()
-        assert width == (style.PAGE_IN if name == "fig5_shape_heatmap" else style.COLUMN_IN)
+        drawn = picture.columns != ("absent_because",)
+        assert width == (style.PAGE_IN if drawn and name in PAGE_WIDE else style.COLUMN_IN)
         assert height < 6
+
+
+@pytest.mark.parametrize("name", ["fig6_step_cdf", "fig7_decomposition"])
+def test_the_smallest_text_of_the_step_figures_can_be_read(
+    pictures: dict[str, Picture], name: str
+) -> None:
+    picture = pictures[name]
+    texts = [t for t in picture.figure.findobj(Text) if isinstance(t, Text) and t.get_text()]
+    if picture.columns != ("absent_because",):
+        assert min(float(text.get_fontsize()) for text in texts) >= 6.5
 
 
 def test_a_hostile_label_stays_text(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +20,7 @@ from connector_tax.loadgen.affinity import (
     plan_affinity,
     read_topology,
 )
+from connector_tax.loadgen.generator import is_local
 from tests.loadgen.fault_server import FaultServer, good_answer
 from tests.loadgen.running import run_scripts
 from tests.loadgen.sysfs_trees import (
@@ -190,7 +193,8 @@ def test_the_server_never_shares_and_no_core_is_split(
         for place in (plan.loadgen, plan.server, *plan.workers):
             assert set(core.cpus) <= set(place) or set(core.cpus).isdisjoint(place)
     if len(cores) >= 2 + workers + server_cores:
-        assert plan.warnings == ()
+        across = len({core.node for core in cores[:2]}) > 1
+        assert [("NUMA" in text) for text in plan.warnings] == [True] * across
         assert len({*plan.workers, plan.loadgen}) == workers + 1
     else:
         assert plan.warnings
@@ -244,6 +248,41 @@ def test_workers_pin_every_thread_and_the_calling_thread_stays_free() -> None:
         assert {r.status for r in result.records} == {"ok"}
         described = generator.describe()["affinity"]
         assert described["workers"] == ((first,),)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs to tell them apart")
+def test_a_worker_is_pinned_before_it_imports_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, *_ = sorted(os.sched_getaffinity(0))
+    plan = AffinityPlan((second,), ((first,),), (second,), True, (), read_topology())
+    at_start: list[set[int]] = []
+
+    class Watched(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            at_start.append(os.sched_getaffinity(self.pid))
+
+    monkeypatch.setattr("subprocess.Popen", Watched)
+    with LoadGenerator(Target("127.0.0.1", 1), LoadGeneratorOptions(cpus=plan)):
+        assert at_start == [{first}]
+
+
+def test_no_core_is_kept_for_a_server_elsewhere(tmp_path: Path) -> None:
+    topology = read(machine([(0, (i,)) for i in range(3)]), tmp_path)
+    here, elsewhere = plan_affinity(topology, 1), plan_affinity(topology, 1, server_cores=0)
+    assert (here.loadgen, here.workers, here.server) == ((0,), ((1,),), (2,))
+    assert (elsewhere.loadgen, elsewhere.workers) == ((0, 1), ((2,),))
+    assert elsewhere.server == ()
+    assert elsewhere.warnings == ()
+    assert "server" not in "".join(elsewhere.lines())
+    assert is_local("127.0.0.1")
+    assert not is_local("192.0.2.1")  # reserved for documentation
+    assert not is_local("no.such.host.invalid")
+
+
+def test_a_load_generator_across_nodes_warns(tmp_path: Path) -> None:
+    plan = plan_affinity(read(machine([(i, (i,)) for i in range(4)]), tmp_path), 1)
+    assert plan.loadgen == (0, 1)
+    assert "NUMA nodes 0 and 1" in plan.warnings[0]
 
 
 def test_a_plan_for_another_number_of_workers_is_refused(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_window_ends_as_the_rule_says(
     cell_rule = rule(
         warmup_s=warmup_s, floor_s=floor_s, cap_s=floor_s + more_s, min_completed=enough
     )
-    offsets = make_offsets("poisson", rate, warmup_s + floor_s + more_s, f"{seed}/w")
+    offsets = make_offsets("poisson", rate, cell_rule.schedule_s, f"{seed}/w")
     try:
         cell = simulate(offsets, cell_rule, service_s, fail_every)
     except ValueError:  # so few arrivals that the schedule looks, or is, empty
@@ -89,13 +89,26 @@ def test_the_window_ends_as_the_rule_says(
     cap_ns = cell.warmup_end_ns + round(cell_rule.cap_s * 1e9)
     assert cell.floor_ns <= cell.stop_ns <= cap_ns
     records = cell.records()
-    # Exactly the requests due before the end of the window, each once.
+    # Exactly the requests due before the end of arrivals, each once.
     due = offsets + cell.origin_ns
-    assert [r.t_intended_ns for r in records] == due[due < cell.stop_ns].tolist()
+    assert cell.cooldown_end_ns >= cell.stop_ns
+    assert [r.t_intended_ns for r in records] == due[due < cell.cooldown_end_ns].tolist()
     assert [r.seq for r in records] == list(range(len(records)))
     assert all(r.warmup == (r.t_intended_ns < cell.warmup_end_ns) for r in records)
+    assert all(r.cooldown == (r.t_intended_ns >= cell.stop_ns) for r in records)
     assert cell.ok + cell.failed + cell.dropped == len(records)
-    done = sorted(r.t_done_ns or 0 for r in records if not r.warmup and r.status == "ok")
+    measured = [r for r in records if r.measured]
+    assert cell.measured_ok == sum(r.status == "ok" for r in measured)
+    # Arrivals go on until the last of the window is answered, and not much longer.
+    answered_ns = max((r.t_done_ns or 0 for r in measured), default=0)
+    unsent = due[due >= cell.cooldown_end_ns]
+    if cell.cooldown_ended_by == "answered":
+        assert cell.cooldown_end_ns <= max(cell.stop_ns, answered_ns + LEAD_NS + 10_000_001)
+        assert len(unsent) == 0 or unsent[0] > answered_ns
+    else:
+        assert cell.cooldown_ended_by == "schedule"
+        assert len(unsent) == 0
+    done = sorted(r.t_done_ns or 0 for r in measured if r.status == "ok")
     # The first moment with enough successes, up to the lead and one look of 10 ms.
     reached_ns = done[enough - 1] if 0 < enough <= len(done) else None
     if enough == 0 or (reached_ns is not None and reached_ns <= cell.floor_ns - LEAD_NS):
@@ -151,11 +164,13 @@ def test_a_real_cell_extends_until_enough_have_completed() -> None:
             offsets, [planned("good")] * len(offsets), cell_rule, progress.append
         )
         arrived = len(server.requests)
-    assert arrived == len(result.records)  # nothing was sent beyond the window
+    assert arrived == len(result.records)  # nothing was sent without a record
     assert 0.3 < result.extended_s < 7.7
-    measured = [r for r in result.records if not r.warmup]
+    measured = [r for r in result.records if r.measured]
     assert 100 <= len(measured) <= 120
-    assert result.t_stop_ns > max(r.t_intended_ns for r in result.records)
+    assert result.t_stop_ns > max(r.t_intended_ns for r in measured)
+    assert result.t_cooldown_end_ns - result.t_stop_ns < 1e9  # a good answer comes at once
+    assert result.cooldown_ended_by == "answered"
     assert result.t_warmup_end_ns - result.t_origin_ns == 200_000_000
     for record in result.records:
         assert record.t_send_ns is not None

@@ -15,6 +15,7 @@ from tests.loadgen.fault_server import HEAD as HTTP_HEAD
 from tests.loadgen.fault_server import (
     FaultServer,
     Hang,
+    Pause,
     Step,
     chunked,
     event,
@@ -119,12 +120,13 @@ def test_children_inherit_prompts_and_outputs(load: list[str], tmp_path: Path) -
 
 
 def test_token_ids_are_inherited_when_the_server_gives_them(tmp_path: Path) -> None:
-    def chunk(*ids: int) -> bytes:
-        choice = {"index": 0, "text": "x", "token_ids": list(ids), "finish_reason": None}
+    def chunk(*ids: int, finish: str | None = None) -> bytes:
+        choice = {"index": 0, "text": "x", "token_ids": list(ids), "finish_reason": finish}
         return event(json.dumps({"choices": [choice]}))
 
     def script(prompt: int, *, ids: bool) -> list[Step]:
-        tokens = [chunk(7), chunk(8, 9)] if ids else [event(token())] * 3
+        plain = [event(token()), event(token()), event(token(finish="length"))]
+        tokens = [chunk(7), chunk(8, 9, finish="length")] if ids else plain
         ending = [event(usage(prompt, 3)), event("[DONE]")]
         return [HTTP_HEAD + chunked(*tokens, *ending)]
 
@@ -227,11 +229,25 @@ GOOD_URL = ["--url", "http://127.0.0.1:1", "--model", "m"]
         ([*GOOD_URL, "--rate", "1", "--arrivals", "gamma", "--prompt", "p"], "gamma_shape"),
         ([*GOOD_URL, "--rate", "1", "--session-file", "/nonexistent"], "/nonexistent"),
         ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--api-key-env", "NO_SUCH"], "NO_SUCH"),
+        (
+            [*GOOD_URL, "--rate", "1", "--prompt", "p", "--api-key-env", "FOREIGN_KEY"],
+            "FOREIGN_KEY holds characters",
+        ),
+        (
+            [*GOOD_URL, "--rate", "1", "--chat", "--prompt-tokens", "4"],
+            "a chat endpoint takes text",
+        ),
+        (["--url", "http://x/a b", "--model", "m", "--rate", "1", "--prompt", "p"], "%-encoded"),
+        (["--url", "http://x/#top", "--model", "m", "--rate", "1", "--prompt", "p"], "--url"),
     ],
 )
 def test_bad_arguments_are_named_and_exit_with_2(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("FOREIGN_KEY", "s\u0161ecret")
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
@@ -305,3 +321,62 @@ def test_interruption_keeps_what_was_measured(tmp_path: Path) -> None:
     assert {r["status"] for r in records} == {"ok", "cancelled"}
     assert {r["error_kind"] for r in records} == {None, "interrupted"}
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("url", "chat", "posted"),
+    [
+        ("", False, b"POST /v1/completions HTTP/1.1"),
+        ("/", True, b"POST /v1/chat/completions HTTP/1.1"),
+        ("/v1", False, b"POST /v1/completions HTTP/1.1"),
+        ("/api/v1/", True, b"POST /api/v1/chat/completions HTTP/1.1"),
+        ("/v1?key=a%20b&v=2", True, b"POST /v1/chat/completions?key=a%20b&v=2 HTTP/1.1"),
+        ("/own/path?q=1", False, b"POST /own/path?q=1 HTTP/1.1"),
+    ],
+)
+def test_the_url_names_what_is_posted_to(url: str, chat: bool, posted: bytes) -> None:
+    text = "t"
+    with FaultServer({"x": answer(text)}, lambda _body: "x") as server:
+        arguments = [
+            *("--url", f"http://127.0.0.1:{server.port}{url}", "--model", "m", "--prompt", "p"),
+            *("--concurrency", "1", "--requests", "1", "--no-affinity"),
+        ]
+        main([*arguments, *(["--chat"] if chat else [])])
+        assert server.heads[0].splitlines()[0] == posted
+        assert f"Host: 127.0.0.1:{server.port}".encode() in server.heads[0].splitlines()
+
+
+def test_rates_are_taken_over_the_time_until_the_last_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with FaultServer({"x": [Pause(1.5), *answer("t")]}, lambda _body: "x") as server:
+        load = ("--rate", "20", "--arrivals", "fixed", "--duration", "0.5", "--prompt", "p")
+        run(server.port, *load)
+    printed = capsys.readouterr().out
+    assert "10 requests in 0.5 s, answered in 1.9 s: 10 ok (5." in printed or (
+        "10 requests in 0.5 s, answered in 2.0 s: 10 ok (5." in printed
+    )
+
+
+def test_sessions_cut_by_the_end_of_the_run_leave_records(tmp_path: Path) -> None:
+    slow = {"id": "slow", "nodes": [CHAIN[0], {**CHAIN[1], "wait_after_ready_s": 30.0}]}
+    quick = {"id": "quick", "nodes": CHAIN[:1]}
+    sessions = tmp_path / "session-records.jsonl"
+    with FaultServer({"x": answer("A")}, lambda _body: "x") as server:
+        _, records = run(
+            server.port,
+            *("--concurrency", "2", "--duration", "0.5", "--session-output", str(sessions)),
+            *("--session-file", write_sessions(tmp_path, slow, quick)),
+            output=tmp_path / "out.jsonl",
+        )
+    assert [(r["session"], r["node"], r["status"], r["error_kind"]) for r in records] == [
+        ("slow", "a", "ok", None),
+        ("quick", "a", "ok", None),
+        ("slow", "b", "cancelled", "run_ended"),
+    ]
+    outcomes = [json.loads(line) for line in sessions.read_text().splitlines()]
+    assert [(o["session"], o["status"], o["requests"], o["ok"]) for o in outcomes] == [
+        ("slow", "cut", 2, 1),
+        ("quick", "ok", 1, 1),
+    ]
+    assert all(o["t_start_ns"] < o["t_end_ns"] for o in outcomes)

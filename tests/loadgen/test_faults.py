@@ -115,6 +115,10 @@ FAULTS: dict[str, tuple[list[Step], str | None]] = {
     ),
     "error-after-done": ([_stream(*good_events(), event(ERROR_OBJECT))], "error_event"),
     "missing-done": ([_stream(*good_events()[:-1])], "missing_done"),
+    "done-without-finish": (
+        [_stream(*[event(token())] * 3, event(usage()), DONE)],
+        "missing_finish",
+    ),
     "half-done": ([_stream(*good_events()[:-1], b"data: [DO")], "missing_done"),
     "empty-stream": ([_stream()], "missing_done"),
     "tokens-after-done": ([_stream(*good_events(), TOKEN)], "data_after_done"),

@@ -3,10 +3,14 @@
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
-from connector_tax.loadgen import RequestRecord
+from connector_tax.analysis.validity import assess
+from connector_tax.config import ROOT, load_yaml
+from connector_tax.loadgen import RequestRecord, health
 from connector_tax.loadgen.health import (
     Check,
+    Ramp,
     check_concurrency,
     check_intra_session,
     check_processes,
@@ -16,6 +20,16 @@ from connector_tax.loadgen.health import (
 from connector_tax.loadgen.session_run import SessionRecord
 
 MS = 1_000_000
+GOOD = {"loop_lag_p99_ms": 0.1, "loop_lag_max_ms": 1.0, "cpu_share": 0.2, "reads": 100,
+        "unstamped_reads": 1}  # fmt: skip
+WHOLE: dict[str, Any] = {
+    "processes": {"main": GOOD, "worker0": GOOD},
+    "workers": 1,
+    "workers_died": [],
+    "connections_per_worker": 8,
+    "connections": {"worker0": 8},
+}
+SHIPPED = load_yaml(ROOT / "config" / "config.yaml")["validity"]
 
 
 def record(k: int = 0, **changes: Any) -> RequestRecord:
@@ -28,6 +42,7 @@ def record(k: int = 0, **changes: Any) -> RequestRecord:
         "error_kind": None,
         "error_detail": None,
         "warmup": False,
+        "cooldown": False,
         "t_intended_ns": due,
         "t_issue_ns": due,
         "t_worker_ns": due,
@@ -90,9 +105,9 @@ def test_no_data_fails_every_check_that_needs_them() -> None:
         assert not named(checks, name).passed
         assert named(checks, name).value is None
     assert not check_session_rate([], [0, 1]).passed
-    assert not check_concurrency([], 3).passed
+    assert not any(check.passed for check in check_concurrency([], 3, Ramp(3, 0, 0), MS))
     assert not any(check.passed for check in check_intra_session([]))
-    processes = check_processes({"processes": {"main": {}}, "workers_died": []})
+    processes = check_processes({**WHOLE, "processes": {"main": {}}}, "worker")
     assert not named(processes, "main_loop_lag_p99_ms").passed
 
 
@@ -128,15 +143,104 @@ def test_children_before_or_long_after_their_parents_fail() -> None:
 
 def test_overlapping_sessions_are_counted() -> None:
     entries = [entry(k, f"s{k}", "a") for k in range(10)]  # 10 ms apart, each about 40 ms long
-    assert check_concurrency(entries, 4).passed
-    assert not check_concurrency(entries, 3).passed
+    assert named(judge_closed_loop(entries, 10, 4), "concurrent_sessions_max").passed
+    assert not named(judge_closed_loop(entries, 10, 3), "concurrent_sessions_max").passed
+
+
+def judge_closed_loop(entries: list[SessionRecord], sessions: int, target: int) -> list[Check]:
+    """The checks of a run that was stopped after the last request."""
+    stop_ns = max(entry.record.t_done_ns or 0 for entry in entries)
+    return check_concurrency(entries, sessions, Ramp(target, 0, 0), stop_ns)
+
+
+def test_fewer_sessions_at_once_than_asked_for_fail() -> None:
+    def one_by_one(at_once: int) -> list[SessionRecord]:
+        """Sessions of 40 ms, `at_once` of them at a time, each sent 0.1 ms after its place came."""
+        begins = [41 * MS * (k // at_once) for k in range(20)]
+        return [
+            entry(k, f"s{k}", "a", t_send_ns=begin + MS // 10, t_done_ns=begin + 41 * MS)
+            for k, begin in enumerate(begins)
+        ]
+
+    assert all(check.passed for check in judge_closed_loop(one_by_one(5), 20, 5))
+    assert all(check.passed for check in judge_closed_loop(one_by_one(20), 20, 100))
+    for at_once, target in ((1, 100), (1, 5), (4, 5)):
+        failed = [
+            c.name for c in judge_closed_loop(one_by_one(at_once), 20, target) if not c.passed
+        ]
+        assert failed == ["session_start_delay_p99_ms"]
+    # One session of a hundred started, and nothing else until the end.
+    alone = judge_closed_loop(one_by_one(1)[:1], 100, 100)
+    assert not named(alone, "session_start_delay_p99_ms").passed
+
+
+def test_a_session_that_waits_when_the_run_ends_has_no_place_to_give() -> None:
+    first = entry(0, "s0", "a", t_done_ns=20 * MS)
+    cut = entry(1, "s0", "b", "a", t_send_ns=None, t_done_ns=90 * MS, status="cancelled",
+                error_kind="run_ended")  # fmt: skip
+    checks = check_concurrency([first, cut], 2, Ramp(1, 0, 0), 90 * MS)
+    assert all(check.passed for check in checks)
 
 
 @pytest.mark.parametrize("counter", ["undecodable", "oversized", "dropped_messages"])
 def test_a_lost_message_or_a_dead_worker_fails(counter: str) -> None:
-    good = {"loop_lag_p99_ms": 0.1, "cpu_share": 0.2}
-    health: dict[str, Any] = {"processes": {"main": good, "worker0": good}, "workers_died": []}
-    assert all(check.passed for check in check_processes(health))
-    bad = {**health, "processes": {"main": good, "worker0": {**good, counter: 1}}}
-    assert not named(check_processes(bad), "worker0_messages_lost").passed
-    assert not named(check_processes({**health, "workers_died": [0]}), "workers_died").passed
+    assert all(check.passed for check in check_processes(WHOLE, "kernel"))
+    bad = {**WHOLE, "processes": {"main": GOOD, "worker0": {**GOOD, counter: 1}}}
+    assert not named(check_processes(bad, "kernel"), "worker0_messages_lost").passed
+    assert not named(
+        check_processes({**WHOLE, "workers_died": [0]}, "kernel"), "workers_died"
+    ).passed
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"workers": 2, "connections": {"worker0": 8, "worker1": 8}}, "silent_workers"),
+        ({"connections": {"worker0": 7}}, "unopened_connections"),
+        ({"processes": {"main": GOOD, "worker0": {**GOOD, "unstamped_reads": 2}}},
+         "unstamped_reads"),
+        ({"processes": {"main": {**GOOD, "loop_lag_max_ms": 101.0}, "worker0": GOOD}},
+         "loop_lag_max_ms"),
+        ({"processes": {"main": {**GOOD, "late_results": 1}, "worker0": GOOD}}, "lost_messages"),
+    ],
+)  # fmt: skip
+def test_what_a_cell_and_the_command_find_wrong(changes: dict[str, Any], check: str) -> None:
+    def judged(health: dict[str, Any]) -> list[str]:
+        window = {"t_warmup_end_ns": 0, "t_stop_ns": 100 * MS}
+        scrapes = [{"t_ns": 10 * MS, "ok": True, "values": {}}]
+        totals = {"success": 10, "prompt_tokens": 10, "generation_tokens": 30,
+                  "prefix_cache_hits": 0, "external_prefix_cache_hits": 0}  # fmt: skip
+        checks = assess(
+            records=[to_builtins(record(k)) for k in range(10)],
+            planned=10,
+            shape=(1, 3),
+            window=window,
+            counters={"before": dict.fromkeys(totals, 0), "after": totals},
+            scrapes=scrapes,
+            health=health,
+            clock="kernel",
+            bounds=SHIPPED,
+        )
+        return [name for name, found in checks.items() if not found["pass"]]
+
+    assert judged(WHOLE) == []
+    assert judged({**WHOLE, **changes}) == [check]
+    failed = [c.name for c in check_processes({**WHOLE, **changes}, "kernel") if not c.passed]
+    assert len(failed) == 1
+    assert judged({k: v for k, v in WHOLE.items() if k != "workers"}) == [
+        "silent_workers", "unopened_connections",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["config", "h20", "vllm-cpu"])
+def test_the_command_judges_by_the_bounds_of_the_shipped_studies(name: str) -> None:
+    shipped = load_yaml(ROOT / "config" / f"{name}.yaml")["validity"]
+    assert shipped == {
+        "schedule_lag_p99_ms": health.LAG_FLOOR_MS,
+        "schedule_lag_ttft_fraction": health.LAG_SHARE_OF_TTFT,
+        "sent_rate_tolerance": health.RATE_TOLERANCE,
+        "max_error_rate": health.ERROR_RATE_MAX,
+        "loop_lag_p99_ms": health.LOOP_LAG_P99_MS,
+        "loop_lag_max_ms": health.LOOP_LAG_MAX_MS,
+        "max_cpu_share": health.CPU_SHARE_MAX,
+    }

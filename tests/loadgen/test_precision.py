@@ -34,7 +34,7 @@ def simulate(
     rate: float, cell_rule: CellRule, target: float | None, sigma: float, seed: int
 ) -> OpenLoopCell:
     """A cell on a virtual clock: TTFT and TPOT are lognormal, a look every 250 ms."""
-    offsets = make_offsets("fixed", rate, cell_rule.warmup_s + cell_rule.cap_s, "unused")
+    offsets = make_offsets("fixed", rate, cell_rule.schedule_s, "unused")
     precision = None if target is None else PrecisionRule(target, ranks)
     cell = OpenLoopCell(offsets, [REQUEST] * len(offsets), cell_rule, precision)
     rng = named_generator(f"{seed}/precision")
@@ -154,7 +154,7 @@ def test_a_real_cell_stops_at_its_target() -> None:
         short = rule(warmup_s=0.1, floor_s=0.3, cap_s=1.0, min_completed=40)
         until = offsets[offsets < 1.1e9]
         capped = generator.run_cell(until, requests[: len(until)], short, None, narrow)
-    measured = [r for r in result.records if not r.warmup]
+    measured = [r for r in result.records if r.measured]
     assert result.precise is not None
     assert 40 <= result.precise.n <= len(measured)
     assert result.t_stop_ns - result.t_warmup_end_ns < 8e9

@@ -18,7 +18,8 @@ from connector_tax.loadgen import (
     Progress,
     Target,
 )
-from tests.loadgen.fault_server import FaultServer, Hang, Step, good_answer
+from connector_tax.loadgen.health import check_processes
+from tests.loadgen.fault_server import FaultServer, Fin, Hang, Pause, Step, good_answer
 from tests.loadgen.running import planned, rule, run_scripts, spread
 
 SCRIPTS: dict[str, list[Step]] = {"good": [good_answer()], "hang": [Hang]}
@@ -67,7 +68,12 @@ def test_a_dead_worker_fails_its_requests_and_the_run_goes_on() -> None:
         assert result.health["processes"]["main"]["cpu_share"] < 0.5  # it does not spin
         assert not psutil.pid_exists(generator.worker_pids[0])
         # Cells after it run on the worker that is left.
-        assert {r.status for r in run_scripts(generator, ["good"] * 10).records} == {"ok"}
+        after = run_scripts(generator, ["good"] * 10)
+        assert {r.status for r in after.records} == {"ok"}
+        # ... and say so: half of the client is gone.
+        assert after.health["workers_died"] == [0]
+        failed = [c.name for c in check_processes(after.health, after.clock) if not c.passed]
+        assert set(failed) >= {"silent_workers", "workers_died", "unopened_connections"}
 
 
 def test_a_dead_worker_ends_the_run_if_so_configured() -> None:
@@ -193,3 +199,59 @@ def test_a_stalled_main_process_does_not_delay_the_sends() -> None:
         result = generator.run_cell(spread(100, 1.0), [planned("good")] * 100, rule(), stall)
     received = [(r.t_intended_ns - (r.t_worker_ns or 0)) / 1e6 for r in result.records]
     assert min(received) > 0, "a request reached its worker after it was due"
+
+
+def test_a_worker_that_stood_still_loses_no_request_and_no_connection() -> None:
+    """Its requests start and time out in one turn of its loop, once it goes on."""
+    options = LoadGeneratorOptions(workers=1, connections_per_worker=8)
+    with (
+        FaultServer({"slow": [Pause(0.02), good_answer()]}) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
+    ):
+        worker = psutil.Process(generator.worker_pids[0])
+        stopped_s: list[float] = []
+
+        def stand_still(progress: Progress) -> None:
+            if not stopped_s:
+                worker.suspend()
+                stopped_s.append(progress.elapsed_s)
+            elif progress.elapsed_s > stopped_s[0] + 1.0:
+                worker.resume()
+
+        result = generator.run_cell(
+            spread(60, 1.0),
+            [planned("slow")] * 60,
+            rule(request_timeout_s=0.3, drain_s=5.0, inflight_cap=60),
+            stand_still,
+        )
+        kinds = Counter(r.error_kind for r in result.records)
+        assert kinds.keys() <= {None, "request_timeout"}
+        assert kinds["request_timeout"] > 10
+        again = run_scripts(generator, ["slow"] * 60, inflight_cap=8)
+        assert {r.error_kind for r in again.records} == {None}
+
+
+@pytest.mark.parametrize("script", ["busy", "cut"])
+def test_failed_requests_keep_nothing_of_their_answers(script: str) -> None:
+    body = b"x" * 216_000
+    head = b"HTTP/1.1 503 Busy\r\ncontent-length: %d\r\n\r\n"
+    scripts: dict[str, list[Step]] = {
+        "busy": [head % len(body) + body],
+        "cut": [head % (len(body) + 1) + body, Fin],
+    }
+    with (
+        FaultServer(scripts) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), LoadGeneratorOptions()) as generator,
+    ):
+        run_scripts(generator, [script] * 30)
+        worker = psutil.Process(generator.worker_pids[0])
+        before = worker.memory_info().rss
+        during: list[int] = []
+        result = generator.run_cell(
+            spread(400, 2.0),
+            [planned(script)] * 400,
+            rule(floor_s=2.0, cap_s=2.0),
+            lambda _: during.append(worker.memory_info().rss),
+        )
+    assert {r.status for r in result.records} == {"error"}
+    assert max(during) - before < 20e6  # all of them together are 86 MB

@@ -16,6 +16,7 @@ from connector_tax.loadgen import eager, http
 from connector_tax.loadgen.http import Connection, Pool
 from connector_tax.loadgen.messages import End, Issue, RequestFailed, ToWorker
 from connector_tax.loadgen.sse import StreamAccumulator
+from connector_tax.loadgen.timerfd import LoopProbe
 from connector_tax.loadgen.transport import Receiver, Sender, private_socket
 from tests.loadgen.fault_server import (
     HEAD,
@@ -139,10 +140,42 @@ def test_a_step_of_the_wall_clock_never_reaches_a_stamp(
         await connection.read_body()
         assert connection.t_headers_ns is not None
         assert before <= connection.t_headers_ns <= time.monotonic_ns()
-        assert connection.unstamped_reads > 0
+        assert pool.stamps.unstamped > 0
         pool.release(connection)
 
     run(main, server.port)
+
+
+def test_an_interruption_between_the_two_clocks_does_not_move_a_stamp(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+
+    def interrupted() -> int:
+        calls.append(0)
+        if len(calls) == 1:
+            time.sleep(0.01)
+        return time.time_ns()
+
+    async def main(pool: Pool) -> None:
+        connection = await pool.acquire()
+        server, _ = await asyncio.get_running_loop().sock_accept(listening)
+        with server:
+            ask(connection, "any")
+            await asyncio.sleep(0.05)
+            monkeypatch.setattr(http, "_time_ns", interrupted)
+            sent_ns = time.monotonic_ns()
+            server.send(BODY)
+            await connection.read_body()
+        assert len(calls) > 1
+        assert connection.t_headers_ns is not None
+        assert sent_ns <= connection.t_headers_ns < sent_ns + 5_000_000
+        assert (pool.stamps.reads, pool.stamps.unstamped, pool.stamps.clock_gaps) == (1, 0, 1)
+        pool.release(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        run(main, listening.getsockname()[1])
 
 
 def test_headers_and_body_suspend_only_until_they_are_buffered(server: FaultServer) -> None:
@@ -310,5 +343,47 @@ def test_a_task_started_at_once_can_be_cancelled_where_it_waits() -> None:
         await asyncio.wait([task])
         assert outcome == ["cancelled"]
         assert not task.cancelled()
+
+    uvloop.run(main())
+
+
+def test_a_task_cancelled_in_the_turn_in_which_it_started_resumes_and_frees_what_it_awaits() -> (
+    None
+):
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        outcome: list[str] = []
+        awaited = loop.create_future()
+
+        async def waits() -> None:
+            try:
+                await awaited
+            except asyncio.CancelledError:
+                outcome.append("cancelled")
+                await asyncio.sleep(0)
+            outcome.append("ended")
+
+        task = eager.start(loop, waits())
+        assert task is not None
+        task.cancel()
+        await asyncio.wait([task])
+        assert outcome == ["cancelled", "ended"]
+        assert awaited.cancelled()
+        assert not task.cancelled()
+
+    uvloop.run(main())
+
+
+def test_a_hold_up_of_the_loop_counts_as_long_as_it_was() -> None:
+    async def main() -> None:
+        probe = LoopProbe(asyncio.get_running_loop())
+        await asyncio.sleep(0.5)
+        time.sleep(0.1)
+        await asyncio.sleep(0.4)
+        values = probe.values()
+        probe.close()
+        assert 80 < values["loop_lag_max_ms"] < 200
+        assert values["loop_lag_p99_ms"] > 50  # a tenth of the time, not one tick of ninety
+        assert 95 <= len(probe.lags_ns) <= 105
 
     uvloop.run(main())

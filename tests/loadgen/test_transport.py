@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import uvloop
@@ -99,3 +99,35 @@ def test_a_result_survives_the_wire_unchanged() -> None:
     decoded = msgspec.msgpack.Decoder(FromWorker).decode(encode(done))
     assert decoded == done
     assert isinstance(decoded, Done)
+
+
+def test_a_message_leaves_though_its_peer_attaches_while_the_backlog_is_drained() -> None:
+    """The worst moment: after the last try to send, before the socket's events are read."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    pull, push = private_socket(context, zmq.PULL), private_socket(context, zmq.PUSH)
+    push.bind("inproc://late")
+    attached: list[int] = []
+
+    class AttachingLate:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(push, name)
+
+        def getsockopt(self, option: int) -> Any:
+            if not attached:
+                attached.append(option)
+                pull.connect("inproc://late")
+            return push.getsockopt(option)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        sender = Sender(loop, cast("zmq.Socket[bytes]", AttachingLate()), backlog=10)
+        # One message: another would take the first along.
+        assert sender.send(encode(Issue(7, 0, "r", None, None)), b"body")
+        receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
+        assert [message.seq for message, _ in await gather(receiver, 1)] == [7]
+        assert attached == [zmq.EVENTS]
+
+    try:
+        uvloop.run(main())
+    finally:
+        context.destroy()

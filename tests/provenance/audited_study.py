@@ -31,6 +31,7 @@ from connector_tax.study.prompts import bodies_sha256, planned_requests
 from connector_tax.study.server import served_model
 from connector_tax.vllm.launch import CPU_ADAPTER
 from tests.analysis.synthetic import write_synthetic_study
+from tests.launch_records import write_launch_records
 
 SMALL: dict[str, Any] = {
     "phase_a": {"rates_rps": [40.0, 80.0]},
@@ -47,18 +48,27 @@ SECTIONS: dict[str, Any] = {
         "definition_content": {"model": {"served_name": "synthetic", "vocab_size": 32000}},
     },
     "server": {"host": "127.0.0.1", "device": "none"},
-    "load_generator": {"workers": 1},
+    "load_generator": {"workers": 1, "connections_per_worker": 256},
     "metrics": {"interval_s": 0.5},
+    "resources": {"idle_s": 2.0},
     "validity": {
         "schedule_lag_p99_ms": 2.0,
         "schedule_lag_ttft_fraction": 0.02,
         "sent_rate_tolerance": 0.01,
         "max_error_rate": 0.01,
         "loop_lag_p99_ms": 5.0,
+        "loop_lag_max_ms": 100.0,
         "max_cpu_share": 0.9,
     },
 }
-PROCESSES = {"main": {"loop_lag_p99_ms": 1.0, "cpu_share": 0.1, "undecodable": 0}}
+QUIET = {"loop_lag_p99_ms": 1.0, "loop_lag_max_ms": 2.0, "cpu_share": 0.1, "undecodable": 0}
+LOAD_GENERATOR: dict[str, Any] = {
+    "processes": {"main": QUIET, "worker0": {**QUIET, "reads": 500, "unstamped_reads": 0}},
+    "workers": 1,
+    "workers_died": [],
+    "connections_per_worker": 256,
+    "connections": {"worker0": 256},
+}
 SKIPPED = {"mooncake_consumer": "verify_kv_consumer: not ready after 30 s"}
 
 
@@ -122,6 +132,7 @@ def _complete_launch(document: dict[str, Any], index_file: Path) -> None:
         summary = {e["cell"]: summarise_cell(folder / e["cell"]) for e in index["cells"]}
         write_json(folder / "summary.json", summary)
     write_json(index_file, index)
+    write_launch_records(index_file)
 
 
 def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]) -> None:
@@ -159,7 +170,7 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     }
     name = f"{document['seed']}/arrivals/block{index['block']}/{index['phase']}/{folder.name}"
     record["schedule"] |= {"seed": name, "gamma_shape": None}
-    record |= {"server_counters": counters, "load_generator": {"processes": PROCESSES}}
+    record |= {"server_counters": counters, "load_generator": LOAD_GENERATOR}
     record["health"] = assess(
         records=requests,
         planned=record["counts"]["planned"],
@@ -168,6 +179,7 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
         counters=counters,
         scrapes=metrics,
         health=record["load_generator"],
+        clock=record["clock"],
         bounds=document["config"]["validity"],
     )
     assert void_reasons(record["health"]) == []

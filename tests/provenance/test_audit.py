@@ -638,9 +638,9 @@ def test_every_column_of_the_manifest_has_a_source(
 def test_an_edited_figure_number_is_caught(audited: Path, tmp_path: Path, figure: str) -> None:
     folder = linked_copy(audited, tmp_path / "copy")
     root = folder / "results" / "synthetic"
-    column = {"fig1": "value", "fig2": "hi", "fig3": "n", "fig6": "step_duration_us"}.get(
-        figure[:4], "tax"
-    )
+    columns = {"fig1": "value", "fig2": "hi", "fig3": "n", "fig6": "step_duration_us"}
+    columns["fig10"] = "difference"
+    column = columns.get(figure.partition("_")[0], "tax")
     csv_field(f"figures/{figure}.csv", column, "0.123")(root)
     found = [c for c in failures(root / "study.json") if (c.kind, c.subject) == ("figure", figure)]
     assert len(found) == 1

@@ -37,6 +37,8 @@ def write_study(root: Path, faults: list[dict[str, Any]] | None = None) -> Path:
     patch = {"step_timing_available": True, "method": "x", "reason": None, "targets": []}
     write_json(root / "patch" / "patch_status.json", patch)
     write_text(root / "env.txt", "test\n")
+    quiet_level = {"memory_ns": 100.0, "compute_ns": 4000.0, "looks": 1}
+    write_json(root / "environment.json", {"quiet_level": quiet_level})
     return root / "study.json"
 
 

@@ -95,7 +95,7 @@ def test_a_driver_notices_the_death_of_a_parent_that_is_not_its_own() -> None:
 
 
 def test_leftovers_of_a_launch_are_found_by_their_folder_and_killed(tmp_path: Path) -> None:
-    mine, other = tmp_path / "runs" / "plain", tmp_path / "runs" / "plain_last"
+    mine, other = tmp_path / "runs" / "plain", tmp_path / "runs" / "plain_2"
     started = [
         subprocess.Popen(
             [sys.executable, "-c", "print('up', flush=True); import signal; signal.pause()"],

@@ -36,8 +36,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 class Scheduler:
     CHUNK = 100
 
-    def __init__(self, connector):
+    def __init__(self, connector, vllm_config=None):
         self.connector = connector
+        self.vllm_config = vllm_config
         self.requests = {}
         self.done = {}
         self.fresh = []
@@ -80,6 +81,9 @@ class Worker:
     def __init__(self, connector, sampling):
         self.connector, self.sampling = connector, sampling
 
+    def initialize_from_config(self, config):
+        self.vllm_config, self.model_runner = config
+
     def execute_model(self, output):
         if self.connector is not None:
             self.connector.start_load_kv(None)
@@ -92,8 +96,11 @@ class Worker:
         return self.output
 
 class WorkerWrapperBase:
-    def __init__(self, worker):
-        self.worker = worker
+    def __init__(self, worker, rank=0):
+        self.worker, self.global_rank = worker, rank
+
+    def initialize_from_config(self, configs):
+        self.worker.initialize_from_config(configs[self.global_rank])
 
     def execute_model(self, output):
         return self.worker.execute_model(output)

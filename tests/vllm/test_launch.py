@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from snakemake.utils import update_config
 
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.provenance.manifest import adapters_of
@@ -102,6 +103,30 @@ def test_the_forms_that_work_on_a_cpu() -> None:
         transfer("vllm-cpu", "mooncake_both"),
         alone | {"kv_connector_extra_config": lmcache | {"lmcache.mp.port": 9002}},
     ]
+
+
+def test_a_control_changes_the_engines_flags_and_environment_and_nothing_else() -> None:
+    config = load_yaml(ROOT / "config/vllm-cpu.yaml")
+    update_config(config, load_yaml(ROOT / "config/executors.yaml"))
+    study = resolve(config, "executors.yaml")
+    plain, control = (
+        vllm_command(
+            study["config"]["engine"],
+            study["configurations"],
+            configuration,
+            host="127.0.0.1",
+            port=9000,
+            probe=None,
+            free_port=lambda: 9001,
+        )
+        for configuration in ("plain", "plain_mp")
+    )
+    position = plain.argv.index("--distributed-executor-backend") + 1
+    assert plain.argv[position] == "uni"
+    assert control.argv == [*plain.argv[:position], "mp", *plain.argv[position + 1 :]]
+    changed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    assert plain.environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert control.environment == plain.environment | changed
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.workflow.small import smaller
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(300)]
 TARGET = "results/tiny/reference_rates.json"
-# Of Phase A: plain, noop_connector, plain_last; two rates; the files of a cell.
+# Of Phase A: plain, noop_connector, plain_2; two rates; the files of a cell.
 LAUNCHES, CELLS, FILES = 3, 2, 4
 
 

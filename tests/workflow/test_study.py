@@ -104,7 +104,7 @@ def test_a_dead_server_is_told_and_the_other_configurations_go_on(study: Study) 
     assert "MISSING results/tiny/runs/mooncake_both/block0/B" in study.first_output
     assert "the server ended with status -9" in study.first_output
     measured = {name.split("/")[1] for name in study.first_hashes if "/B/" in name}
-    assert {"plain", "noop_connector", "plain_last"} <= measured
+    assert {"plain", "noop_connector", "plain_2"} <= measured
 
 
 def test_the_next_run_completes_and_keeps_every_finished_cell(study: Study) -> None:
@@ -285,7 +285,7 @@ def test_a_changed_margin_is_analysed_again_without_measuring(study: Study) -> N
 
 
 def test_a_damaged_cell_is_moved_aside_and_measured_again(study: Study) -> None:
-    launch = study.results / "runs" / "plain_last" / "block0" / "A"
+    launch = study.results / "runs" / "plain_2" / "block0" / "A"
     path = launch / "r20" / "requests_A_r20.jsonl"
     intact = sha256_file(launch / "r40" / "requests_A_r40.jsonl")
     path.chmod(0o644)

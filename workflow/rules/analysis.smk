@@ -16,7 +16,11 @@ rule aggregate:
         f"{RESULTS}/analysis/taxes.csv",
         f"{RESULTS}/analysis/amplification.csv",
         f"{RESULTS}/analysis/steps.csv",
+        f"{RESULTS}/analysis/step_taxes.csv",
+        f"{RESULTS}/analysis/hooks.csv",
         f"{RESULTS}/analysis/step_cdf.csv",
+        f"{RESULTS}/analysis/resources.csv",
+        f"{RESULTS}/analysis/engine.csv",
         f"{RESULTS}/analysis/hypotheses.json",
     log:
         f"{RESULTS}/logs/aggregate.log",

@@ -57,7 +57,7 @@ container: "docker://python:3.11-bookworm"
 wildcard_constraints:
     config=r"[a-z][a-z0-9_]*",
     block=r"\d+",
-    figure=r"fig\d_[a-z0-9_]+",
+    figure=r"fig\d+_[a-z0-9_]+",
 
 
 def launch_indexes(phase):

@@ -16,3 +16,9 @@ rule phase_a:
     shell:
         "python -m connector_tax.study.launch --study {input.study} --config {wildcards.config:q}"
         " --block {wildcards.block:q} --phase A --log {log}"
+
+
+# Phase A alone, where it answers a question of its own.
+rule sweep:
+    input:
+        launch_indexes("A"),

@@ -13,14 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from connector_tax.analysis.criteria import criteria
 from connector_tax.analysis.effects import TaxTable
+from connector_tax.analysis.engine_settings import engine_rows
+from connector_tax.analysis.hook_tables import hook_rows
 from connector_tax.analysis.hypotheses import HYPOTHESES, MOONCAKE, NIXL, numbers_of
 from connector_tax.analysis.ingest import PHASES, Cell, CellKey, Study, load_cells, load_study
-from connector_tax.analysis.measure import Requests, measure_requests, measure_waiting
+from connector_tax.analysis.launch_records import read_launch_records
+from connector_tax.analysis.measure import (
+    Requests,
+    measure_machine,
+    measure_requests,
+    measure_waiting,
+)
 from connector_tax.analysis.overload import overloads
+from connector_tax.analysis.quiet import QuietTime, quiet_time
 from connector_tax.analysis.reference import (
     NoReferenceRateError,
     Sweep,
@@ -28,10 +35,12 @@ from connector_tax.analysis.reference import (
     reference_rates,
 )
 from connector_tax.analysis.resolution import resolution_rows
-from connector_tax.analysis.rows import StepTable, aggregate_rows, csv_text
+from connector_tax.analysis.resources import resource_rows
+from connector_tax.analysis.rows import aggregate_rows, csv_text
 from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.saturation import Load, load_of
-from connector_tax.analysis.steps import DURATIONS, Steps, read_steps, step_cdf, step_timing_reason
+from connector_tax.analysis.step_tables import StepTable
+from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
 from connector_tax.analysis.taxes import Tables, amplification_rows, tax_rows
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
@@ -45,6 +54,7 @@ class Measured:
     requests: Requests
     waiting_p50: float
     load: Load | None
+    quiet: QuietTime | None
     steps: Steps | None
 
 
@@ -56,7 +66,11 @@ def measure(cell: Cell, with_steps: bool) -> Measured:
     """
     requests, waiting = measure_requests(cell), measure_waiting(cell)
     steps = read_steps(cell) if with_steps else None
-    return Measured(requests, waiting, load_of(requests, waiting), steps)
+    load, machine = load_of(requests, waiting), measure_machine(cell)
+    quiet = None
+    if machine is not None and cell.record is not None:
+        quiet = quiet_time(machine, cell.record["quiet"]["rule"], cell.record["window"])
+    return Measured(requests, waiting, load, quiet, steps)
 
 
 def sample_cells(
@@ -95,28 +109,37 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     loads = {key: m.load for key, m in measured.items() if m.load is not None}
     sweeps = judge_launches(study, sweep_cells, loads)
     _check_rates(study, rates, rates_file, sweep_cells, sweeps)
-    step_table = StepTable(
-        {key: m.steps for key, m in measured.items() if m.steps is not None}, no_steps
-    )
+    steps = {key: m.steps for key, m in measured.items() if m.steps is not None}
+    confidence = study.config["statistics"]["confidence"]
+    step_table = StepTable(cells, steps, no_steps, confidence)
     dropped = {key: m.requests.dropped for key, m in measured.items()}
     overloaded = overloads(study, cells, loads, dropped, sweeps)
     taxes = TaxTable(study, cells, sample_cells(study, requests), overloaded)
-    tables = Tables(study, taxes, rates, step_table.means())
+    whole = None
+    if any(r.whole is not None for r in requests.values()):
+        everything = {key: r.everything for key, r in requests.items()}
+        whole = TaxTable(study, cells, sample_cells(study, everything), overloaded)
+    tables = Tables(study, taxes, rates, step_table.points(), whole)
     rows = aggregate_rows(
         study,
         cells,
-        {key: (m.requests, m.waiting_p50, m.load) for key, m in measured.items()},
+        {key: (m.requests, m.waiting_p50, m.load, m.quiet) for key, m in measured.items()},
         sweeps,
-        step_table,
+        steps,
     )
+    launches = read_launch_records(sweep_cells)
     label = {key: study.document[key] for key in ("engine_label", "emulated")}
     return {
         "aggregate.csv": csv_text(rows),
         "aggregate.json": {**label, "rows": rows},
         "taxes.csv": csv_text(tax_rows(tables)),
         "amplification.csv": csv_text(amplification_rows(tables)),
-        "steps.csv": csv_text(step_table.rows(cells)),
-        "step_cdf.csv": csv_text(_cdf_rows(tables, step_table)),
+        "steps.csv": csv_text(step_table.rows()),
+        "step_taxes.csv": csv_text(step_table.tax_rows()),
+        "hooks.csv": csv_text(hook_rows(steps, step_table.configuration_of, confidence)),
+        "step_cdf.csv": csv_text(step_table.cdf_rows(tables.cell_at("ref_safe"))),
+        "resources.csv": csv_text(resource_rows(launches, tables.cell_at("ref_safe"), confidence)),
+        "engine.csv": csv_text(engine_rows(launches)),
         "hypotheses.json": {
             **label,
             "hypotheses": [hypothesis(tables).as_dict() for hypothesis in HYPOTHESES],
@@ -147,25 +170,6 @@ def _check_rates(
                 f"{path}: {name} is {rates.get(name)}, the raw cells and the thresholds in"
                 f" study.json give {again[name]}: the file belongs to another state of the study"
             )
-
-
-def _cdf_rows(tables: Tables, steps: StepTable) -> list[dict[str, Any]]:
-    """Distribution of schedule() and of the engine step at ref_safe, a config's blocks pooled."""
-    cell = tables.cell_at("ref_safe")
-    rows: list[dict[str, Any]] = []
-    for config in tables.study.configs("A"):
-        found = [
-            measured
-            for key, measured in steps.cells.items()
-            if (key.config, key.phase, key.cell) == (config, "A", cell)
-        ]
-        if found:
-            points = step_cdf(
-                np.concatenate([measured.duration_us for measured in found]),
-                np.concatenate([measured.engine_us for measured in found]),
-            )
-            rows += [{"config": config, **point} for point in points]
-    return rows or [dict.fromkeys(("config", *DURATIONS, "cdf"))]
 
 
 def _prior(tables: Tables) -> dict[str, Any]:

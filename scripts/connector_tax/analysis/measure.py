@@ -1,12 +1,15 @@
 """What one valid cell measured: request latencies, throughput, waiting queue, backlog.
 
+Latencies are those of the requests that lived in quiet time (analysis.quiet); throughput, backlog
+and counts, which are about load, are over all requests.
+
 Source: METHOD.md, "Definitions": TTFT and E2E from the intended time, warm-up and drain excluded
 by arrival, failures never in a latency. Effective throughput charges a growing backlog to the
 window, so that requests which are only served during the drain do not count as kept up with.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,14 @@ from numpy.typing import NDArray
 
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.percentiles import P99_REFUSED, quantiles
+from connector_tax.analysis.quiet import (
+    Bools,
+    Chunks,
+    Machine,
+    judge_chunks,
+    read_machine,
+    undisturbed,
+)
 from connector_tax.analysis.records import REQUESTS, empty_frame, read_records
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 
@@ -27,6 +38,7 @@ class Requests:
     """The successes among a cell's measured arrivals, in order of arrival, and its counts.
 
     Attributes:
+        whole: the same cell with nothing left out; None: this is it.
         ttft_ms, ttft_from_send_ms, e2e_ms: (n,) latencies.
         tpot_ms: (n,); empty when the shape has a single output token.
         since_warmup_s: (n,) intended arrival after the end of the warm-up.
@@ -43,6 +55,7 @@ class Requests:
     arrivals: int
     failed: int
     dropped: int
+    whole: "Requests | None" = None
 
     @property
     def n(self) -> int:
@@ -50,20 +63,32 @@ class Requests:
         return len(self.ttft_ms)
 
     @property
+    def everything(self) -> "Requests":
+        """The cell with nothing left out."""
+        return self if self.whole is None else self.whole
+
+    @property
+    def n_disturbed(self) -> int:
+        """How many successes met a disturbance and are left out."""
+        return self.everything.n - self.n
+
+    @property
     def backlog_growth_s(self) -> float | None:
         """Median E2E of the last tenth of the successes minus that of the first tenth, in s."""
-        if self.n == 0:
+        e2e_ms = self.everything.e2e_ms
+        if len(e2e_ms) == 0:
             return None
-        tenth = max(1, self.n // 10)
-        return float(np.median(self.e2e_ms[-tenth:]) - np.median(self.e2e_ms[:tenth])) / 1e3
+        tenth = max(1, len(e2e_ms) // 10)
+        return float(np.median(e2e_ms[-tenth:]) - np.median(e2e_ms[:tenth])) / 1e3
 
     @property
     def backlog_by_quarter_s(self) -> list[float | None]:
         """Median E2E of each quarter of the window minus that of the first, in s."""
         edges = np.linspace(0, self.window_s, 5)[1:-1]
-        quarter = np.searchsorted(edges, self.since_warmup_s, side="right")
+        every = self.everything
+        quarter = np.searchsorted(edges, every.since_warmup_s, side="right")
         medians = [
-            float(np.median(self.e2e_ms[quarter == q])) / 1e3 if np.any(quarter == q) else None
+            float(np.median(every.e2e_ms[quarter == q])) / 1e3 if np.any(quarter == q) else None
             for q in range(4)
         ]
         first = medians[0]
@@ -78,7 +103,8 @@ class Requests:
     def effective_rps(self) -> float:
         """Successes over the window plus the backlog's growth."""
         growth = self.backlog_growth_s
-        return 0.0 if growth is None else self.n / (self.window_s + max(0.0, growth))
+        n = self.everything.n
+        return 0.0 if growth is None else n / (self.window_s + max(0.0, growth))
 
     @property
     def throughput_ratio(self) -> float | None:
@@ -92,13 +118,20 @@ class Requests:
         return self.failed / sent if sent else None
 
 
-def read_requests(path: Path, sha256: str | None, window: Mapping[str, Any]) -> Requests:
+def read_requests(
+    path: Path,
+    sha256: str | None,
+    window: Mapping[str, Any],
+    chunks: Chunks | None = None,
+) -> Requests:
     """Read a cell's requests file.
 
     Args:
         path: `requests_<phase>_<cell>.jsonl`.
         sha256: the hash its bytes must have; None: not checked.
         window: the `window` of the cell's record.
+        chunks: those of the watched machine, whose disturbed ones leave requests out; None: nothing
+            is left out.
 
     Raises:
         ArtifactError: a record is malformed, or a success has its stamps out of order.
@@ -123,7 +156,7 @@ def read_requests(path: Path, sha256: str | None, window: Mapping[str, Any]) -> 
         columns[f"t_{name}_ns"] for name in ("intended", "first_token", "last_token")
     )
     gaps = columns["completion_tokens"] - 1
-    return Requests(
+    whole = Requests(
         ttft_ms=(first - intended) / 1e6,
         ttft_from_send_ms=(first - columns["t_send_ns"]) / 1e6,
         tpot_ms=(last - first) / gaps / 1e6 if np.all(gaps > 0) else np.empty(0),
@@ -134,6 +167,15 @@ def read_requests(path: Path, sha256: str | None, window: Mapping[str, Any]) -> 
         failed=int(status.is_in(["error", "timeout", "cancelled"]).sum()),
         dropped=int((status == "dropped").sum()),
     )
+    return whole if chunks is None else _only(whole, undisturbed(chunks, intended, last))
+
+
+def _only(whole: Requests, kept: Bools) -> Requests:
+    """`whole` with the latencies of the successes that are `kept`."""
+    latencies = ("ttft_ms", "ttft_from_send_ms", "tpot_ms", "e2e_ms", "since_warmup_s")
+    values = {name: getattr(whole, name) for name in latencies}
+    # The shape may have a single output token: then there is no TPOT.
+    return replace(whole, whole=whole, **{n: v[kept] if len(v) else v for n, v in values.items()})
 
 
 def _check_stamps(path: Path, ok: pl.DataFrame) -> None:
@@ -182,14 +224,33 @@ def waiting_p50(path: Path, sha256: str | None, window: Mapping[str, Any]) -> fl
     return float(np.median(depths))
 
 
-def measure_requests(cell: Cell) -> Requests:
-    """The requests of a valid cell, its file checked against the index.
+def measure_requests(cell: Cell, *, rule: bool = True) -> Requests:
+    """The requests of a valid cell that lived in quiet time, its files checked against the index.
+
+    Args:
+        cell: the cell.
+        rule: False: nothing is left out, as in a cell whose machine was not watched.
 
     Raises:
-        ArtifactError: the index does not list the file, or the file is not what it was.
+        ArtifactError: the index does not list a file, or a file is not what it was.
     """
     assert cell.record is not None
-    return read_requests(cell.file("requests"), _vouched(cell, "requests"), cell.record["window"])
+    chunks = None
+    if rule and (quiet := cell.record.get("quiet")) is not None:
+        machine = measure_machine(cell)
+        assert machine is not None
+        chunks = judge_chunks(machine.t_ns, machine.memory_ns, quiet["rule"])
+    return read_requests(
+        cell.file("requests"), _vouched(cell, "requests"), cell.record["window"], chunks
+    )
+
+
+def measure_machine(cell: Cell) -> Machine | None:
+    """What was seen of the machine in a valid cell; None where it was not watched."""
+    assert cell.record is not None
+    if "quiet" not in cell.record:
+        return None
+    return read_machine(cell.file("machine"), _vouched(cell, "machine"))
 
 
 def measure_waiting(cell: Cell) -> float:
@@ -225,7 +286,11 @@ def summarise_cell(
         raise ArtifactError(f"{cell_dir}: found {len(paths)} files cell_*.json, wanted 1")
     record = read_json(paths[0])
     name = f"requests_{record['phase']}_{record['cell']}.jsonl"
-    requests = read_requests(cell_dir / name, None, record["window"])
+    chunks = None
+    if (quiet := record.get("quiet")) is not None:
+        machine = read_machine(cell_dir / name.replace("requests", "machine", 1), None)
+        chunks = judge_chunks(machine.t_ns, machine.memory_ns, quiet["rule"])
+    requests = read_requests(cell_dir / name, None, record["window"], chunks)
     return request_columns(requests, confidence, p99_min_samples)
 
 

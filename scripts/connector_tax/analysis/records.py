@@ -30,6 +30,7 @@ class RecordKind:
         allowed: closed sets of values, by key.
         required_if: (key, value) to the keys that may not be null in such a record.
         optional: keys that a line may lack, which reads as null.
+        nested: keys that hold an object, which reads as its JSON text.
     """
 
     columns: dict[str, pl.DataType]
@@ -37,6 +38,7 @@ class RecordKind:
     allowed: dict[str, tuple[str, ...]]
     required_if: dict[tuple[str, str], tuple[str, ...]]
     optional: tuple[str, ...] = ()
+    nested: tuple[str, ...] = ()
 
 
 INT, FLOAT, TEXT = pl.Int64(), pl.Float64(), pl.String()
@@ -77,12 +79,16 @@ STEPS = RecordKind(
         "start_load_kv_us": FLOAT,
         "prefill_tokens": INT,
         "decode_tokens": INT,
+        "hooks_us": TEXT,
+        "children_us": TEXT,
     },
     required=("t_ns", "step_id", "process"),
     allowed={"process": ("scheduler", "worker")},
     required_if={("process", "scheduler"): ("step_duration_us", "prefill_tokens", "decode_tokens")},
-    # Not among the design's fields: a log in its bare format has no whole steps.
-    optional=("engine_step_us",),
+    # Not among the design's fields: a log in its bare format has no whole steps and only the
+    # three callbacks, and plain has no hooks.
+    optional=("engine_step_us", "hooks_us", "children_us"),
+    nested=("hooks_us", "children_us"),
 )
 
 
@@ -203,6 +209,9 @@ def _value_problem(
     value = record[key]
     if value is None:
         return f"{key} is null" if key in kind.required else None
+    if key in kind.nested:
+        kept = isinstance(value, dict)
+        return None if kept else f"{key} is {value!r}, a {type(value).__name__}; wanted an object"
     numbers = (int,) if dtype == INT else (int, float)
     good = isinstance(value, str) if dtype == TEXT else isinstance(value, numbers)
     if not good or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Rows of aggregate.csv and steps.csv: one for each planned cell, and one pooled over blocks.
+"""Rows of aggregate.csv: one for each planned cell, and one pooled over blocks.
 
 Source: docs/method.md. A cell that is not valid keeps its row, with its status and reason and
 without a latency. Each configuration has pooled rows (block `all`), plain's over all of its
@@ -9,7 +9,6 @@ with Student's t on the logs of the block values as interval. A single valid lau
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,15 +17,14 @@ from scipy.stats import t as student
 from connector_tax.analysis.ingest import Cell, CellKey, Study, merged_reasons
 from connector_tax.analysis.measure import Requests, request_columns
 from connector_tax.analysis.percentiles import PERCENTS
+from connector_tax.analysis.quiet import QuietTime
 from connector_tax.analysis.reference import Sweep, judgement
 from connector_tax.analysis.saturation import CRITERIA, Load
 from connector_tax.analysis.stationarity import stationarity
-from connector_tax.analysis.steps import STEP_COLUMNS, Steps, step_columns, step_taxes
-from connector_tax.analysis.taxes import STEP_NUMBERS
+from connector_tax.analysis.step_tables import COUNTS
+from connector_tax.analysis.steps import STEP_COLUMNS, Steps, step_columns
 
 POOLED = "all"
-TAXES = ("tax_step_p50", "tax_engine_step_p50", "tax_callback_p50", "unattributed")
-COUNTS = ("n_steps", "n_empty_steps", "n_incomplete_steps")
 QUANTILES = tuple(f"{m}_p{p}" for m in ("ttft", "tpot", "e2e") for p in PERCENTS)
 QUANTILE_COLUMNS = tuple(f"{q}{bound}_ms" for q in QUANTILES for bound in ("", "_lo", "_hi"))
 AVERAGED = (
@@ -35,10 +33,12 @@ AVERAGED = (
     "effective_throughput_rps",
     "throughput_ratio",
     "error_rate",
+    "quiet_share",
+    "memory_ns_p50",
     "waiting_p50",
     *STEP_COLUMNS,
 )
-SUMMED = ("n", "window_s", "dropped", *COUNTS)
+SUMMED = ("n", "window_s", "dropped", "n_disturbed", *COUNTS)
 COLUMNS = (
     "config",
     "configuration",
@@ -61,6 +61,9 @@ COLUMNS = (
     "throughput_ratio",
     "error_rate",
     "dropped",
+    "n_disturbed",
+    "quiet_share",
+    "memory_ns_p50",
     "waiting_p50",
     "saturated",
     "saturation_criteria",
@@ -75,81 +78,24 @@ COLUMNS = (
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class StepTable:
-    """The steps of every valid cell, and why there are none.
-
-    Attributes:
-        cells: steps by cell.
-        unavailable: why the study has no step timing; None when it has.
-    """
-
-    cells: Mapping[CellKey, Steps]
-    unavailable: str | None
-
-    def rows(self, cells: Sequence[Cell]) -> list[Row]:
-        """steps.csv: a row for each planned cell, in us."""
-        return [self._row(cell) for cell in cells]
-
-    def means(self) -> dict[tuple[str, str, str], dict[str, float | None]]:
-        """(config, phase, cell) to the step taxes, averaged over the blocks that have them."""
-        groups: dict[tuple[str, str, str], list[Mapping[str, float | None]]] = {}
-        for key in self.cells:
-            if key.config != "plain":
-                groups.setdefault((key.config, key.phase, key.cell), []).append(self._taxes(key))
-        names = tuple(zip(STEP_NUMBERS, TAXES, strict=True))
-        return {
-            where: {name: _mean([taxes[column] for taxes in found]) for name, column in names}
-            for where, found in groups.items()
-        }
-
-    def _taxes(self, key: CellKey) -> dict[str, float | None]:
-        plain = self.cells.get(key._replace(config="plain"))
-        if plain is None:
-            return dict.fromkeys(TAXES)
-        ours = step_columns(self.cells[key])
-        ours["configuration"] = "plain" if key.config.startswith("plain") else key.config
-        return step_taxes(ours, step_columns(plain))
-
-    def _row(self, cell: Cell) -> Row:
-        row: Row = {**cell.key._asdict(), "configuration": cell.configuration}
-        row |= {"status": cell.status, "reason": cell.reason}
-        row |= dict.fromkeys((*STEP_COLUMNS, *COUNTS, *TAXES))
-        found = self.cells.get(cell.key)
-        if found is None:
-            return row | {"reason": cell.reason or self.unavailable}
-        row |= {**step_columns(found), **self._taxes(cell.key)}
-        if len(found.duration_us) == 0:
-            row["reason"] = "no step with tokens in the measured window"
-        elif cell.key._replace(config="plain") not in self.cells:
-            row["reason"] = "plain has no valid cell here"
-        else:
-            missing = {
-                "tax_callback_p50": "no step has all three callbacks",
-                "tax_engine_step_p50": "no engine_step_us in the records of both sides",
-            }
-            reasons = [reason for name, reason in missing.items() if row[name] is None]
-            row["reason"] = "; ".join(reasons) or None
-        return row
-
-
 def aggregate_rows(
     study: Study,
     cells: Sequence[Cell],
-    measured: Mapping[CellKey, tuple[Requests, float, Load | None]],
+    measured: Mapping[CellKey, tuple[Requests, float, Load | None, QuietTime | None]],
     sweeps: Mapping[tuple[str, int], Sweep],
-    steps: StepTable,
+    steps: Mapping[CellKey, Steps],
 ) -> list[Row]:
     """Every planned cell in order, then the pooled rows of every configuration."""
     rows = []
     for cell in cells:
         row = _identity(study, cell)
         if cell.key in measured:
-            requests, waiting, load = measured[cell.key]
+            requests, waiting, load, quiet = measured[cell.key]
             row |= _measured_columns(study, requests, waiting)
+            row |= {} if quiet is None else quiet._asdict()
             row |= _saturation_columns(study, cell, load, sweeps)
-            if cell.key in steps.cells:
-                row |= step_columns(steps.cells[cell.key])
+            if cell.key in steps:
+                row |= step_columns(steps[cell.key])
         rows.append({name: row.get(name) for name in COLUMNS})
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
@@ -192,6 +138,7 @@ def _measured_columns(study: Study, requests: Requests, waiting: float) -> Row:
     row = request_columns(requests, statistics["confidence"], statistics["p99_min_samples"])
     return {
         **row,
+        "n_disturbed": requests.n_disturbed,
         "waiting_p50": waiting,
         **stationarity(requests.tpot_ms, statistics["margins"]["tpot_p50"])._asdict(),
     }

@@ -49,11 +49,10 @@ class Judgement:
 def load_of(requests: Requests, waiting: float) -> Load | None:
     """The load figures of a cell; None when nothing succeeded in it."""
     ratio = requests.throughput_ratio
-    if requests.n == 0 or ratio is None:
+    ttft_ms = requests.everything.ttft_ms
+    if len(ttft_ms) == 0 or ratio is None:
         return None
-    return Load(
-        ratio, waiting, float(np.percentile(requests.ttft_ms, 90)), requests.backlog_by_quarter_s
-    )
+    return Load(ratio, waiting, float(np.percentile(ttft_ms, 90)), requests.backlog_by_quarter_s)
 
 
 def judge(load: Load, half_rate: Load | None, bounds: Mapping[str, float]) -> Judgement:

@@ -1,6 +1,6 @@
 """Engine steps of a cell: scheduler and worker records joined by step id.
 
-Source: design, "Step-level timing instrumentation" and "Substrate tax definition"; METHOD.md.
+Source: design, "Step-level timing instrumentation" and "Substrate tax definition"; docs/method.md.
 Empty polling steps (no token scheduled) are counted apart: a connector that polls adds steps, and
 with them a median that is not the cost of a step that does work.
 
@@ -8,7 +8,7 @@ The design's step duration is schedule(), entry to exit. The whole engine step s
 connector whose cost lies in the worker, or between the processes, shows there alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from connector_tax.analysis.hooks import CALLBACKS, Hook, HookTimes, hook_calls, hook_times
 from connector_tax.analysis.ingest import Cell, Study
 from connector_tax.analysis.records import STEPS, empty_frame, read_records
 from connector_tax.files import ArtifactError, read_json
 
 DURATIONS = ("step_duration_us", "engine_step_us")
-CALLBACKS = ("build_meta_us", "get_finished_us", "start_load_kv_us")
 CDF_POINTS = 400
 STEP_COLUMNS = tuple(
     f"{name}_{percent}"
@@ -41,7 +41,8 @@ class Steps:
         engine_us: durations of the whole engine step, over the steps whose record has it.
         callbacks_us: each callback's durations, over the steps whose record has it.
         total_us: per-step sum of the three callbacks, over the steps where all three are known.
-        n_empty: polling steps in the window, in none of the above.
+        hooks: every timed hook, over the same steps.
+        n_empty: polling steps in the window, in none of the samples above.
         n_incomplete: steps with tokens for which a callback is unknown (always all of plain's).
     """
 
@@ -49,6 +50,7 @@ class Steps:
     engine_us: Floats
     callbacks_us: dict[str, Floats]
     total_us: Floats
+    hooks: Mapping[Hook, HookTimes]
     n_empty: int
     n_incomplete: int
 
@@ -83,7 +85,7 @@ def read_steps(cell: Cell) -> Steps:
             " patch_status.json says that step timing is available"
         )
     start, stop = (cell.record["window"][key] for key in ("t_warmup_end_ns", "t_stop_ns"))
-    schedulers, workers = [], []
+    schedulers, workers, calls = [], [], []
     for frame in read_records(path, STEPS, digest):
         is_scheduler = pl.col("process") == "scheduler"
         inside = (pl.col("t_ns") >= start) & (pl.col("t_ns") < stop)
@@ -96,18 +98,20 @@ def read_steps(cell: Cell) -> Steps:
             )
         )
         workers.append(frame.filter(~is_scheduler).select("step_id", *CALLBACKS))
+        calls.append(hook_calls(path, frame))
     empty = empty_frame(STEPS)
     scheduler = pl.concat(
         schedulers or [empty.select("step_id", *DURATIONS, *CALLBACKS, tokens="step_id")]
     )
     worker = pl.concat(workers or [empty.select("step_id", *CALLBACKS)])
+    every_call = pl.concat(calls or [hook_calls(path, empty)])
     if scheduler["step_id"].n_unique() != scheduler.height:
         twice = scheduler.filter(scheduler["step_id"].is_duplicated())["step_id"][0]
         raise ArtifactError(f"{path}: the scheduler has two records of step_id {twice}")
-    return _join(scheduler, worker)
+    return _join(scheduler, worker, every_call)
 
 
-def _join(scheduler: pl.DataFrame, worker: pl.DataFrame) -> Steps:
+def _join(scheduler: pl.DataFrame, worker: pl.DataFrame, calls: pl.DataFrame) -> Steps:
     if worker["step_id"].n_unique() != worker.height:
         # One record per tensor-parallel rank: the slowest rank holds the step up.
         worker = worker.group_by("step_id", maintain_order=True).max()
@@ -130,6 +134,9 @@ def _join(scheduler: pl.DataFrame, worker: pl.DataFrame) -> Steps:
         engine_us=joined["engine_step_us"].drop_nulls().to_numpy(),
         callbacks_us={name: joined[name].drop_nulls().to_numpy() for name in CALLBACKS},
         total_us=total.to_numpy(),
+        hooks=hook_times(
+            calls, busy["step_id"], scheduler.filter(pl.col("tokens") == 0)["step_id"]
+        ),
         n_empty=scheduler.height - busy.height,
         n_incomplete=joined.height - complete.height,
     )
@@ -155,43 +162,42 @@ def step_columns(steps: Steps) -> dict[str, Any]:
     return row
 
 
-def step_taxes(row: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, float | None]:
-    """The step taxes of a row against plain's, in us: schedule(), the whole step, the callbacks.
+def launch_values(steps: Steps, is_plain: bool) -> dict[str, float | None]:
+    """What the step taxes compare between launches: medians over the steps of one cell, in us.
 
-    `unattributed` is the design's tax_step - tax_callback; only build_meta runs inside schedule(),
-    so it is negative for a connector whose other callbacks cost more than schedule() does.
+    `unattributed` is schedule() minus the callbacks; only build_meta runs inside schedule(), so it
+    is negative where the other callbacks cost more than schedule() does. Plain's callbacks are 0:
+    it has no connector.
     """
-    step, engine = (
-        None if row[name] is None or plain[name] is None else row[name] - plain[name]
-        for name in (f"{duration}_p50" for duration in DURATIONS)
-    )
-    callback = row["connector_total_us_p50"]
-    if row["configuration"] == "plain":
-        callback = 0.0  # plain has no connector, hence no callbacks
+    columns = step_columns(steps)
+    step, callback = columns["step_duration_us_p50"], columns["connector_total_us_p50"]
+    if is_plain and step is not None:
+        callback = 0.0
     return {
         "tax_step_p50": step,
-        "tax_engine_step_p50": engine,
+        "tax_engine_step_p50": columns["engine_step_us_p50"],
         "tax_callback_p50": callback,
         "unattributed": None if step is None or callback is None else step - callback,
     }
 
 
-def step_cdf(duration_us: Floats, engine_us: Floats) -> list[dict[str, Any]]:
-    """At most CDF_POINTS shares of the steps, and what that share of each sample is at or below.
+def step_cdf(samples: Mapping[str, Sequence[Floats]]) -> list[dict[str, Any]]:
+    """CDF_POINTS shares of the steps, and the mean over launches of what each launch has there.
 
-    Both samples are in us, of the same steps; `engine_step_us` is None where the second is empty.
+    The curve's value at one half is thus the mean of the launches' medians, which is what step
+    taxes are made of; a curve of all steps together is another thing where launches differ.
+
+    Args:
+        samples: the durations in us of each launch, by column; a column without steps is None.
     """
-    if len(duration_us) == 0:
+    shares = np.arange(1, CDF_POINTS + 1) / CDF_POINTS
+    columns = {}
+    for name, launches in samples.items():
+        quantiles = [np.quantile(sample, shares) for sample in launches if len(sample)]
+        columns[name] = np.mean(quantiles, axis=0).tolist() if quantiles else [None] * CDF_POINTS
+    if all(values[0] is None for values in columns.values()):
         return []
-    points = min(CDF_POINTS, len(duration_us))
-    shares = np.arange(1, points + 1) / points
-    columns = [
-        np.quantile(sample, shares, method="inverted_cdf").tolist()
-        if len(sample)
-        else [None] * points
-        for sample in (duration_us, engine_us)
-    ]
     return [
-        {**dict(zip(DURATIONS, values, strict=True)), "cdf": float(share)}
-        for *values, share in zip(*columns, shares, strict=True)
+        {**{name: values[i] for name, values in columns.items()}, "cdf": float(share)}
+        for i, share in enumerate(shares)
     ]

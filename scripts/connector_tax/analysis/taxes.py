@@ -20,7 +20,15 @@ POINT_ESTIMATE = "point estimate, no verdict"
 MARKED = "no verdict (marked)"
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
 NUMBERS = ("tax", "tax_lo", "tax_hi", "abs_ms", "abs_lo_ms", "abs_hi_ms", "plain_ms", "config_ms")
-STEP_NUMBERS = ("step_tax_us", "engine_step_tax_us", "callback_us", "unattributed_us")
+# The tax with nothing left out, whatever the rule of quiet time says.
+WITHOUT_RULE = ("tax_all", "tax_all_lo", "tax_all_hi")
+# taxes.csv's columns for the step taxes of the same cell, by step_taxes.csv's metric.
+STEP_NUMBERS = {
+    "tax_step_p50": "step_tax_us",
+    "tax_engine_step_p50": "engine_step_tax_us",
+    "tax_callback_p50": "callback_us",
+    "unattributed": "unattributed_us",
+}
 
 
 @dataclass(frozen=True)
@@ -31,13 +39,15 @@ class Tables:
         study: the study.
         taxes: the samples of its valid cells.
         rates: reference_rates.json.
-        step_means: (config, phase, cell) to STEP_NUMBERS, averaged over blocks.
+        step_taxes: (config, phase, cell) to its step taxes in us, by metric.
+        whole: `taxes` with nothing left out; None where no cell's machine was watched.
     """
 
     study: Study
     taxes: TaxTable
     rates: Mapping[str, Any]
-    step_means: Mapping[tuple[str, str, str], Mapping[str, float | None]]
+    step_taxes: Mapping[tuple[str, str, str], Mapping[str, float]]
+    whole: TaxTable | None = None
 
     def cell_at(self, reference: str) -> str | None:
         """The Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the grid."""
@@ -131,15 +141,17 @@ def _tax_row(
         "aa_tax": None,
         "aa_lo": None,
         "aa_hi": None,
+        **dict.fromkeys(WITHOUT_RULE),
         "mark": "",
         "capacity_ratio": _capacity_ratio(config, tables.rates),
-        **dict.fromkeys(STEP_NUMBERS),
+        **dict.fromkeys(STEP_NUMBERS.values()),
     }
     if effect is None:
         row["status"], row["reason"] = _worst(lost)
         return row
     plain_ms, config_ms = tables.taxes.levels_ms(*where)
     n_config, n_plain = tables.taxes.sample_sizes(*where)
+    steps = tables.step_taxes.get((config, phase, cell), {})
     lo, hi = effect.interval.lo, effect.interval.hi
     return row | {
         "tax": effect.point,
@@ -156,11 +168,21 @@ def _tax_row(
         "interval_method": effect.interval.method,
         "error_df": effect.interval.df,
         "p_value": effect.interval.p,
+        **_without_rule(tables, where),
+        **{STEP_NUMBERS[metric]: us for metric, us in steps.items()},
         "mark": effect.mark,
-        **tables.step_means.get((config, phase, cell), {}),
         "status": "valid",
         "reason": merged_reasons([(block, reason) for _, block, reason in lost]) or None,
     }
+
+
+def _without_rule(tables: Tables, where: tuple[str, str, str, str]) -> dict[str, float | None]:
+    """The tax with the requests of disturbed time left in; nothing where none can be told."""
+    effect = tables.whole.tax(*where) if tables.whole is not None else None
+    if effect is None:
+        return {}
+    numbers = (effect.point, effect.interval.lo, effect.interval.hi)
+    return dict(zip(WITHOUT_RULE, numbers, strict=True))
 
 
 def _family(tables: Tables, phase: str, rate_rps: float | None) -> str:

@@ -1,15 +1,20 @@
-"""The checks that make a cell valid, or void with a reason (METHOD.md, "A cell is valid").
+"""The checks that make a cell valid, or void with a reason.
 
 All checks are two-sided where a value can be wrong both ways, and missing data fails: a check whose
 value is None never passes. `CHECKS` is the closed list, with the text a reader of a void cell sees.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
+from connector_tax.analysis.quiet import SIDES, Machine, judge_chunks, undisturbed
+
 Check = dict[str, Any]
+Record = TypeVar("Record", bound=Mapping[str, Any])
 
 CHECKS = {
     "schedule_lag_p99_ms": "requests were written later than scheduled (p99)",
@@ -23,10 +28,30 @@ CHECKS = {
     "prefix_cache_hits": "the prefix cache was hit",
     "external_prefix_cache_hits": "the external prefix cache was hit",
     "loop_lag_p99_ms": "an event loop of the load generator lagged",
+    "loop_lag_max_ms": "an event loop of the load generator stood still",
     "cpu_share": "a process of the load generator was short of CPU",
+    "silent_workers": "workers of the load generator died or did not tell their health",
+    "unopened_connections": "connections to the server could not be opened before the cell",
+    "unstamped_reads": "reads lack the kernel's stamp though the clock is the kernel's",
     "lost_messages": "messages were dropped, undecodable or oversized",
     "metrics_scrapes": "/metrics was not read inside the window, or a scrape failed",
+    "quiet_requests": "machine disturbed: too few requests in quiet time",
+    "idle_memory_factor": "machine disturbed: slower than the study's quiet level, server idle",
+    "foreign_cpu_server": "machine disturbed: other processes used the server's CPUs",
+    "foreign_cpu_loadgen": "machine disturbed: other processes used the load generator's CPUs",
+    "steal_share": "machine disturbed: the hypervisor gave CPU time to others",
 }
+# Only of a cell whose machine was watched.
+MACHINE_CHECKS = (
+    "quiet_requests",
+    "idle_memory_factor",
+    "foreign_cpu_server",
+    "foreign_cpu_loadgen",
+    "steal_share",
+)
+
+# The share of reads that may lack it: a wall clock set anew takes it from the reads under way.
+UNSTAMPED_SHARE_MAX = 0.01
 
 COUNTERS = {
     "success": "vllm:request_success_total",
@@ -51,6 +76,12 @@ def server_counters(values: Mapping[str, float]) -> dict[str, float | None]:
     return totals
 
 
+def in_window(records: Sequence[Record], window: Mapping[str, Any]) -> list[Record]:
+    """The measured requests: those due after the warm-up and before the end of the window."""
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+    return [r for r in records if start <= r["t_intended_ns"] < stop]
+
+
 def assess(
     *,
     records: Sequence[Mapping[str, Any]],
@@ -60,36 +91,39 @@ def assess(
     counters: Mapping[str, Mapping[str, float | None]],
     scrapes: Sequence[Mapping[str, Any]],
     health: Mapping[str, Any],
+    clock: str,
     bounds: Mapping[str, float],
+    watched: "Watched | None" = None,
 ) -> dict[str, Check]:
     """Every check of `CHECKS` for one cell: `{check: {"value", "bound", "pass"}}`.
 
     Args:
-        records: the cell's request records (CONTRACTS.md, `requests`).
-        planned: how many requests the schedule holds before the window's stop.
+        records: the cell's request records, warm-up and cool-down included.
+        planned: how many requests the schedule holds before the end of arrivals.
         shape: input and output tokens of every request of the cell.
         window: `t_origin_ns, t_warmup_end_ns, t_stop_ns` of the cell.
         counters: server counters `before` and `after` the cell.
         scrapes: the cell's metrics records.
         health: the load generator's own record (`CellResult.health`).
+        clock: whose stamps the records hold, `kernel` or `worker`.
         bounds: the `validity` section of the configuration.
+        watched: what is known of the machine; None: the study has no `quiet` section, and
+            MACHINE_CHECKS are left out.
     """
-    measured = [r for r in records if not r["warmup"]]
+    measured = in_window(records, window)
     ok = [r for r in records if r["status"] == "ok"]
     failed = [r for r in records if r["status"] in ("error", "timeout", "cancelled")]
     checks = {
         **_schedule_checks(measured, bounds),
         "unaccounted_requests": _at_most(abs(planned - len(records)) + _unfinished(records), 0),
-        "error_rate": _at_most(
-            len(failed) / (len(ok) + len(failed)) if ok or failed else None,
-            bounds["max_error_rate"],
-        ),
+        "error_rate": _at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
         **_server_checks(ok, len(failed), shape, counters),
         **_generator_checks(health, bounds),
+        "unstamped_reads": _at_most(_unstamped_share(health, clock), UNSTAMPED_SHARE_MAX),
         "metrics_scrapes": _scrape_check(scrapes, window),
     }
-    assert checks.keys() == CHECKS.keys()
-    return checks
+    assert checks.keys() == CHECKS.keys() - MACHINE_CHECKS
+    return checks if watched is None else checks | _machine_checks(ok, window, watched, bounds)
 
 
 def void_reasons(checks: Mapping[str, Check]) -> list[str]:
@@ -124,6 +158,16 @@ def _within(value: float | None, low: float, high: float) -> Check:
 def _unfinished(records: Sequence[Mapping[str, Any]]) -> int:
     statuses = ("ok", "error", "timeout", "cancelled", "dropped")
     return sum(record["status"] not in statuses for record in records)
+
+
+def _error_rate(
+    ok: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]], window: Mapping[str, Any]
+) -> float | None:
+    """The share of failures up to the end of the window; the cool-down may be cut by the drain."""
+    good, bad = (
+        sum(r["t_intended_ns"] < window["t_stop_ns"] for r in records) for records in (ok, failed)
+    )
+    return bad / (good + bad) if good + bad else None
 
 
 def _schedule_checks(
@@ -191,12 +235,85 @@ def _generator_checks(health: Mapping[str, Any], bounds: Mapping[str, float]) ->
     lost = sum(
         process.get(key, 0)
         for process in health["processes"].values()
-        for key in ("undecodable", "oversized", "dropped_messages")
+        for key in ("undecodable", "oversized", "dropped_messages", "late_results")
     )
+    workers, each = health.get("workers"), health.get("connections_per_worker")
+    silent = unopened = None
+    if workers is not None and each is not None:
+        silent = workers - sum(name != "main" for name in health["processes"])
+        unopened = workers * each - sum(health["connections"].values())
     return {
         "loop_lag_p99_ms": _at_most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
+        "loop_lag_max_ms": _at_most(worst("loop_lag_max_ms"), bounds["loop_lag_max_ms"]),
         "cpu_share": _at_most(worst("cpu_share"), bounds["max_cpu_share"]),
+        "silent_workers": _at_most(silent, 0),
+        "unopened_connections": _at_most(unopened, 0),
         "lost_messages": _at_most(lost, 0),
+    }
+
+
+def _unstamped_share(health: Mapping[str, Any], clock: str) -> float | None:
+    """The share of the workers' reads without a stamp of the clock that the cell names."""
+    if clock != "kernel":
+        return 0.0
+    workers = [values for name, values in health["processes"].items() if name != "main"]
+    if not all({"reads", "unstamped_reads"} <= values.keys() for values in workers):
+        return None
+    reads = sum(values["reads"] for values in workers)
+    return sum(values["unstamped_reads"] for values in workers) / reads if reads else None
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What the checks of the machine need.
+
+    Attributes:
+        machine: the cell's machine file; None: there is none.
+        quiet: the `quiet` section of the configuration.
+        wanted: the successes the cell was to have.
+        level_ns: the study's quiet level, ns for each load; None: not known.
+    """
+
+    machine: Machine | None
+    quiet: Mapping[str, Any]
+    wanted: int
+    level_ns: float | None
+
+
+def _machine_checks(
+    ok: Sequence[Mapping[str, Any]],
+    window: Mapping[str, Any],
+    watched: Watched,
+    bounds: Mapping[str, float],
+) -> dict[str, Check]:
+    machine, level = watched.machine, watched.level_ns
+    factor = quiet = None
+    foreign: dict[str, float | None] = dict.fromkeys(SIDES)
+    steal = None
+    if machine is not None:
+        lives = [
+            (r["t_intended_ns"], r["t_last_token_ns"])
+            for r in ok
+            if window["t_warmup_end_ns"] <= r["t_intended_ns"] < window["t_stop_ns"]
+        ]
+        starts, ends = np.array(lives, np.int64).reshape(-1, 2).T
+        chunks = judge_chunks(machine.t_ns, machine.memory_ns, watched.quiet)
+        quiet = int(undisturbed(chunks, starts, ends).sum())
+        if level is not None:
+            factor = max(machine.looks.values()) / level
+        foreign = {side: machine.cpus[side].foreign for side in SIDES}
+        steal = max(machine.cpus[side].steal for side in SIDES)
+    least = math.ceil(watched.quiet["min_quiet_share"] * watched.wanted)
+    return {
+        "quiet_requests": {
+            "value": quiet,
+            "bound": least,
+            "pass": quiet is not None and quiet >= least,
+        },
+        "idle_memory_factor": _at_most(factor, bounds["max_idle_memory_factor"]),
+        "foreign_cpu_server": _at_most(foreign["server"], bounds["max_foreign_cpu"]),
+        "foreign_cpu_loadgen": _at_most(foreign["loadgen"], bounds["max_foreign_cpu"]),
+        "steal_share": _at_most(steal, bounds["max_steal"]),
     }
 
 

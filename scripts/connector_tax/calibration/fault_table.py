@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from connector_tax.analysis.validity import in_window
 from connector_tax.calibration import harness
 from connector_tax.calibration.design import PHASE, study_document
 from connector_tax.calibration.live import LiveCell, measure_launch
@@ -35,6 +36,7 @@ VALIDITY = {
     "schedule_lag_ttft_fraction": 1.0,
     "sent_rate_tolerance": 0.9,
     "loop_lag_p99_ms": 1000.0,
+    "loop_lag_max_ms": 10_000.0,
     "max_cpu_share": 1.0,
 }
 SHARE = 0.2
@@ -149,7 +151,7 @@ def _stamp_errors(cell: LiveCell) -> dict[str, float]:
     """
     struck = [
         request
-        for request in cell.requests
+        for request in in_window(cell.requests, cell.record["window"])
         if request["status"] == "ok" and cell.truth[request["request_id"]].fault is not None
     ]
     off = harness.errors(replace(cell, requests=struck or cell.requests))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from connector_tax.analysis.validity import in_window
 from connector_tax.calibration.live import LiveCell
 from connector_tax.engine.truth import RequestTruth
 
@@ -40,10 +41,11 @@ class Errors:
 
 def errors(cell: LiveCell) -> Errors:
     """Compare every measured success of a cell with the server's truth."""
+    measured = in_window(cell.requests, cell.record["window"])
     rows = [
         _row(request, cell.truth[request["request_id"]])
-        for request in cell.requests
-        if request["status"] == "ok" and not request["warmup"]
+        for request in measured
+        if request["status"] == "ok"
     ]
     return Errors(*np.array(rows, dtype=np.float64).reshape(-1, 7).T)
 

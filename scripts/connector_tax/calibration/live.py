@@ -16,6 +16,7 @@ from connector_tax.engine.truth import LaunchTruth, RequestTruth
 from connector_tax.files import read_jsonl, sha256_file, write_json
 from connector_tax.study import cell as cells
 from connector_tax.study.design import Launch
+from connector_tax.study.processes import ServerProcesses
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server, affinity_plan, command_for, free_port, server_cpus
 from connector_tax.study.steplog import StepLog
@@ -63,7 +64,10 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
             generator=generator,
             sampler=sampler,
             step_log=StepLog(folder, "embedded"),
+            watch=None,
+            server_group=server.pid,
             check_alive=server.check_alive,
+            read_processes=ServerProcesses(server.pid, {}).read,
             on_progress=lambda _: None,
         )
     _write_index(document, launch, folder, record)

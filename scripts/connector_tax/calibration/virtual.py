@@ -79,6 +79,7 @@ def request_records(
                 error_kind=None,
                 error_detail=None,
                 warmup=intended < warmup_end_ns,
+                cooldown=False,
                 t_intended_ns=intended,
                 t_issue_ns=intended,
                 t_worker_ns=intended,

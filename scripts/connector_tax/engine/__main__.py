@@ -13,12 +13,12 @@ from pathlib import Path
 import uvloop
 
 from connector_tax.config import ConfigError
-from connector_tax.engine.batching import ServiceError
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.http import serve
 from connector_tax.engine.loop import Engine
 from connector_tax.engine.server import Application, refusal
-from connector_tax.engine.steplog import LineLog, StepLog
+from connector_tax.engine.service_errors import ServiceError
+from connector_tax.engine.steplog import LineLog, LogError, StepLog
 
 _LOG = logging.getLogger("connector_tax.engine")
 
@@ -31,6 +31,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--launch-seed", type=int, required=True)
     parser.add_argument("--truth-log", type=Path, help="JSON lines; must not exist yet")
+    parser.add_argument(
+        "--fault-headers",
+        action="store_true",
+        help="let requests ask for faults (X-Embedded-Fault), which can end the engine",
+    )
     arguments = parser.parse_args()
     try:
         if not ipaddress.ip_address(arguments.host).is_loopback:
@@ -55,10 +60,14 @@ async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end, 0)
     prefix = os.environ.get("AGENTIC_STEP_LOG_PATH")
-    step_log = StepLog(prefix) if prefix else None
-    truth_log = LineLog(arguments.truth_log) if arguments.truth_log else None
+
+    def on_log_failure(error: LogError) -> None:
+        on_death(str(error))
+
+    step_log = StepLog(prefix, on_log_failure) if prefix else None
+    truth_log = LineLog(arguments.truth_log, on_log_failure) if arguments.truth_log else None
     engine = Engine(config, arguments.launch_seed, step_log, on_death)
-    application = Application(engine, truth_log)
+    application = Application(engine, truth_log, fault_headers=arguments.fault_headers)
     try:
         await engine.start()
         if truth_log is not None:
@@ -78,9 +87,11 @@ async def _serve(arguments: argparse.Namespace, config: EngineConfig) -> int:
         for connection in list(connections):
             connection.drop(reset=False)
     finally:
-        await engine.stop()
-        if truth_log is not None:
-            truth_log.close()
+        try:
+            await engine.stop()
+        finally:
+            if truth_log is not None:
+                truth_log.close()
     return status
 
 
@@ -95,7 +106,7 @@ def main() -> int:
         if config.faults.refuses_start:
             raise ConfigError(f"{arguments.config}: faults: refuse_start is set")
         return uvloop.run(_serve(arguments, config))
-    except ConfigError as error:
+    except (ConfigError, LogError) as error:
         print(error, file=sys.stderr)
     except (OSError, ServiceError) as error:
         print(f"cannot serve on {arguments.host}:{arguments.port}: {error}", file=sys.stderr)

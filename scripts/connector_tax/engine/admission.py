@@ -4,7 +4,8 @@ Source: 004 (prefill admission). `fifo` takes from the head until the budget is 
 looks at a window of the queue and takes the cheapest first, so that a long prompt at the head does
 not hold back the short ones behind it. Both give the requests in their order of arrival. A head
 that alone exceeds the budget is taken alone when nothing else can be, so the queue never stands
-still; every n-th round is FIFO, so a long prompt is never passed over for ever.
+still; every n-th round is FIFO, so a long prompt is never passed over for ever. A round in which
+nothing can start (no free slot, no token left, no KV blocks) is none and does not count.
 """
 
 from collections import deque
@@ -83,17 +84,21 @@ class Admission:
     def take(self, waiting: deque[R], max_reqs: int) -> list[R]:
         """Take at most `max_reqs` requests, in order of arrival; what stays keeps its order."""
         options = self._options
+        if max_reqs < 1 or not waiting:
+            return []
         self._round += 1
         every = options.prefill_force_fifo_every
         forced = every > 0 and self._round % every == 0
         if options.prefill_max_batch_size is not None:
             max_reqs = min(max_reqs, options.prefill_max_batch_size)
         budget = options.prefill_max_tokens
-        if max_reqs < 1:
-            return []
         if forced or options.prefill_admission_policy == "fifo" or budget is None:
             return self._take_fifo(waiting, max_reqs, budget)
         return self._take_packed(waiting, max_reqs, budget)
+
+    def withdraw(self) -> None:
+        """The last round's requests were all put back: it does not count, and is due again."""
+        self._round -= 1
 
     def _cost(self, request: Waiting) -> int:
         return min(request.prefill_len, self._max_context)

@@ -1,61 +1,49 @@
 """Service batching: single requests in, vectorized batches through a worker process, results out.
 
-Source: 003 (service batching). A request waits in the buffer until `max_batch_size` are there or
-the first of them has waited `timeout_seconds`; the batch then passes the preprocessor, the worker
-process and the postprocessor, each strictly in order, and each result is handed to the future of
-the request it belongs to. At most `max_queue_size` batches are in flight; while they are, requests
-wait in the buffer. Every wait is for an event: a timer, a frame, a future.
+A request waits in the buffer until `max_batch_size` are there or the first of them has waited
+`timeout_seconds`; the batch then passes the preprocessor, the worker process and the postprocessor,
+each strictly in order, and each result is handed to the future of the request it belongs to. At
+most `max_queue_size` batches are in flight; while they are, requests wait in the buffer. Every wait
+is for an event: a timer, a frame, a future.
 
     do_one -> buffer -> preprocess -> worker process -> postprocess -> future of do_one
                 \\__________ futures, in the order of the batches __________/
+
+The batching is a part to use on its own (BENCHMARKS.md). The engine gives the service one element
+at a time, a whole step: what a step carries is batched before, by the scheduler, and a step cannot
+wait for the next one. What the engine uses is the worker process, its order and its failures.
 """
 
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import socket
-import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import Any
 
+from connector_tax.engine.service_errors import (
+    ServiceError,
+    ServiceStopped,
+    TransformError,
+    WorkerDied,
+    WorkerTimeout,
+)
 from connector_tax.engine.timer import Timer
-from connector_tax.engine.transformer import VectorTransformer, class_path, pack, split_frames
+from connector_tax.engine.transformer import (
+    VectorTransformer,
+    class_path,
+    pack,
+    unpack,
+)
+from connector_tax.engine.worker_connection import WorkerConnection
 
 _LOG = logging.getLogger(__name__)
 _STOP_GRACE_S = 0.5
 
 _Future = asyncio.Future[Any]
-
-
-class ServiceError(Exception):
-    """The batched service could not answer a request."""
-
-
-class ServiceStopped(ServiceError):
-    """The service is not running."""
-
-
-class WorkerDied(ServiceError):
-    """The worker process ended while the service was running."""
-
-
-class TransformError(ServiceError):
-    """The transformer raised in the worker process, for one request or for its whole batch.
-
-    Attributes:
-        kind: the name of the exception's type in the worker.
-        remote_traceback: the worker's traceback, "" for an error of a single request.
-    """
-
-    def __init__(self, kind: str, message: str, remote_traceback: str = "") -> None:
-        super().__init__(f"{kind}: {message}")
-        self.kind = kind
-        self.remote_traceback = remote_traceback
 
 
 class BatchedService:
@@ -65,36 +53,54 @@ class BatchedService:
         max_batch_size: elements in a batch at most, 1 to 10000.
         timeout_seconds: how long the first element of a partial batch waits, over 0, at most 1.
         max_queue_size: batches in flight at most, 1 to 128.
+        start_limit_s: how long the worker process may take to be ready; None without limit.
+        transform_limit_s: how long it may take over a batch; None without limit. It is sequential,
+            so beyond the limit it is ended, and every request fails.
 
     Raises:
         ValueError: an option out of its range; names the option.
     """
 
     def __init__(
-        self, max_batch_size: int, timeout_seconds: float = 0.1, max_queue_size: int = 32
+        self,
+        max_batch_size: int,
+        timeout_seconds: float = 0.1,
+        max_queue_size: int = 32,
+        *,
+        start_limit_s: float | None = None,
+        transform_limit_s: float | None = None,
     ) -> None:
         _check("max_batch_size", max_batch_size, 1 <= max_batch_size <= 10000, "1 to 10000")
         _check("timeout_seconds", timeout_seconds, 0 < timeout_seconds <= 1, "over 0, at most 1")
         _check("max_queue_size", max_queue_size, 1 <= max_queue_size <= 128, "1 to 128")
+        limits = {"start_limit_s": start_limit_s, "transform_limit_s": transform_limit_s}
+        for name, limit in limits.items():
+            if limit is not None:
+                _check(name, limit, limit > 0, "over 0, or None")
         self.max_batch_size = max_batch_size
         self.timeout_seconds = timeout_seconds
         self.max_queue_size = max_queue_size
+        self.start_limit_s = start_limit_s
+        self.transform_limit_s = transform_limit_s
         self._timeout_ns = round(timeout_seconds * 1e9)
         # Called once when the worker process ends on its own, also while no request waits for it.
         self.on_worker_death: Callable[[WorkerDied], None] | None = None
 
         self._buffer: dict[_Future, tuple[Any, int]] = {}
         self._timer: Timer | None = None
+        self._unanswered: set[_Future] = set()
+        self._refusal: ServiceError | None = ServiceStopped("the service has not been started")
+        self._process: asyncio.subprocess.Process | None = None
+        self._connection: WorkerConnection | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._limit: asyncio.TimerHandle | None = None
+        self._empty_pipeline()
+
+    def _empty_pipeline(self) -> None:
         self._in_flight = 0
         self._batches: asyncio.Queue[list[tuple[_Future, Any]]] = asyncio.Queue()
         self._at_worker: deque[list[_Future]] = deque()
-        self._results: asyncio.Queue[list[Any]] = asyncio.Queue()
-        self._unanswered: set[_Future] = set()
-
-        self._refusal: ServiceError | None = ServiceStopped("the service has not been started")
-        self._process: asyncio.subprocess.Process | None = None
-        self._worker: asyncio.Transport | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._results: asyncio.Queue[bytes] = asyncio.Queue()
 
     # -- the user's side ------------------------------------------------------------------------
 
@@ -155,11 +161,11 @@ class BatchedService:
     # -- the preprocessor and the postprocessor -------------------------------------------------
 
     async def _run_preprocess(self) -> None:
-        while True:
+        while not _cancelled():
             batch = [item for item in await self._batches.get() if not item[0].done()]
             futures = [future for future, _ in batch]
             try:
-                payload = await self.preprocess([x for _, x in batch]) if batch else []
+                payload = await _hook(self.preprocess, [x for _, x in batch]) if batch else []
                 futures, frame = _encode(payload, futures)
             except Exception as error:
                 _fail(futures, error)
@@ -167,16 +173,18 @@ class BatchedService:
             if not futures:
                 self._end_batch()
                 continue
+            assert self._connection is not None
             self._at_worker.append(futures)
-            assert self._worker is not None
-            self._worker.write(frame)
+            self._connection.write(frame)
+            if self._limit is None:
+                self._watch()
 
     async def _run_postprocess(self) -> None:
-        while True:
-            answer = await self._results.get()
+        while not _cancelled():
+            body = await self._results.get()
             futures = self._at_worker.popleft()
             try:
-                await self._distribute(futures, answer)
+                await self._distribute(futures, unpack(body))
             except Exception as error:
                 _fail(futures, error)
             self._end_batch()
@@ -190,7 +198,7 @@ class BatchedService:
                 _fail([futures[position]], TransformError(*error))
             kept = [i for i in range(len(futures)) if i not in failed]
             futures, results = [futures[i] for i in kept], [results[i] for i in kept]
-        results = await self.postprocess(results)
+        results = await _hook(self.postprocess, results)
         if len(results) != len(futures):
             raise ServiceError(f"postprocess gave {len(results)} results for {len(futures)}")
         for future, result in zip(futures, results, strict=True):
@@ -207,25 +215,31 @@ class BatchedService:
         Raises:
             ValueError: the class cannot be imported by the worker process.
             TransformError: the transformer's constructor raised.
+            WorkerTimeout: the worker process was not ready in time.
             WorkerDied: the worker process ended before it was ready.
+            ServiceStopped: `stop` was called meanwhile.
+            ServiceError: the service is started already; only `stop` ends that.
         """
+        if self._connection is not None:
+            raise ServiceError("the service is started already; stop it first")
         first = pack({"class": class_path(worker_class), "kwargs": kwargs or {}})
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "connector_tax.engine.worker_process"),
-                *(str(theirs.fileno()), str(os.getpid())),
-                pass_fds=(theirs.fileno(),),
-            )
-        ours.setblocking(False)
-        self._worker, _ = await asyncio.get_running_loop().create_unix_connection(
-            lambda: _WorkerProtocol(self._results, self._on_worker_closed), sock=ours
-        )
-        self._worker.write(first)
-        answer = await self._results.get()
-        if answer[0] != "ready":
+        self._empty_pipeline()
+        self._connection = WorkerConnection(self._on_frame, self._on_worker_closed)
+        try:
+            self._process = await self._connection.launch()
+            self._connection.write(first)
+            async with asyncio.timeout(self.start_limit_s):
+                answer = unpack(await self._connection.first)
+            if answer[0] == "error":
+                raise TransformError(*answer[1:])
+        except TimeoutError:
             await self.stop()
-            raise WorkerDied(answer[1]) if answer[0] == "died" else TransformError(*answer[1:])
+            raise WorkerTimeout(
+                f"worker process {self.worker_pid} was not ready in {self.start_limit_s:g} s"
+            ) from None
+        except BaseException:
+            await self.stop()
+            raise
         self._refusal = None
         self._timer = Timer(self._submit)
         self._tasks = [
@@ -244,16 +258,41 @@ class BatchedService:
             raise ServiceStopped("the service has not been started")
         return self._process.pid
 
+    def _on_frame(self, body: bytes) -> None:
+        self._results.put_nowait(body)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Give the batch whose turn at the worker it is now its time."""
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+        waits = len(self._at_worker) > self._results.qsize()
+        if self.transform_limit_s is not None and waits and self._refusal is None:
+            loop = asyncio.get_running_loop()
+            self._limit = loop.call_later(self.transform_limit_s, self._on_limit)
+
+    def _on_limit(self) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+        self._lose_worker(
+            WorkerTimeout(
+                f"worker process {self.worker_pid} did not answer a batch in "
+                f"{self.transform_limit_s:g} s"
+            )
+        )
+
     def _on_worker_closed(self) -> None:
-        died = WorkerDied(f"worker process {self.worker_pid} ended unexpectedly")
+        self._lose_worker(WorkerDied(f"worker process {self.worker_pid} ended unexpectedly"))
+
+    def _lose_worker(self, error: WorkerDied) -> None:
         if self._refusal is not None:
-            # Still starting (`start` reads this), or already stopped (nobody does).
-            self._results.put_nowait(["died", str(died)])
             return
-        self._refuse(died)
-        _LOG.error("%s", died)
+        self._refuse(error)
+        _LOG.error("%s", error)
         if self.on_worker_death is not None:
-            self.on_worker_death(died)
+            self.on_worker_death(error)
 
     def _refuse(self, error: ServiceError) -> None:
         """Fail every request that still waits, and every one to come, with `error`."""
@@ -261,6 +300,9 @@ class BatchedService:
         if self._timer is not None:
             self._timer.close()
             self._timer = None
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
         self._buffer.clear()
         _fail(list(self._unanswered), error)
 
@@ -271,8 +313,9 @@ class BatchedService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        if self._worker is not None:
-            self._worker.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
         if self._process is not None and self._process.returncode is None:
             try:
                 async with asyncio.timeout(_STOP_GRACE_S):
@@ -283,36 +326,41 @@ class BatchedService:
                 await self._process.wait()
 
 
-class _WorkerProtocol(asyncio.Protocol):
-    """Frames from the worker, put on a queue in the order they were sent."""
+async def _hook(hook: Callable[[list[Any]], Awaitable[Any]], value: list[Any]) -> Any:
+    """What a hook makes of `value`; whatever a hook ends in, the task that calls it goes on.
 
-    def __init__(self, results: asyncio.Queue[list[Any]], on_closed: Callable[[], None]) -> None:
-        self._results = results
-        self._on_closed = on_closed
-        self._buffer = bytearray()
+    Raises:
+        ServiceError: the hook ended in something that is no Exception, CancelledError for example.
+    """
+    try:
+        return await hook(value)
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        if _cancelled():
+            raise
+        name = getattr(hook, "__name__", repr(hook))
+        raise ServiceError(f"{name} ended in {type(error).__name__}") from error
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        for value in split_frames(self._buffer):
-            self._results.put_nowait(value)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
-        self._on_closed()
+def _cancelled() -> bool:
+    """Whether the running task was cancelled, also if somebody has swallowed that."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _encode(payload: Any, futures: list[_Future]) -> tuple[list[_Future], bytes]:
     """The frame for `payload`; an element msgpack cannot carry fails its own request only."""
     try:
         return futures, pack(payload)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:
         if not isinstance(payload, list) or len(payload) != len(futures):
             raise
     good: list[tuple[_Future, Any]] = []
     for future, element in zip(futures, payload, strict=True):
         try:
             pack(element)
-        except (TypeError, ValueError, OverflowError) as error:
+        except Exception as error:
             _fail([future], error)
         else:
             good.append((future, element))

@@ -22,7 +22,8 @@ class ConnectorTax:
     `build_meta_us_per_cached_block` is the part that grows with the blocks the prefix cache holds
     (H5: walks over the cache's keys). `kv_capacity_fraction` is the share of the KV blocks that is
     left, `background_cpu` the share of one core that a progress thread burns, in CPU time over wall
-    time; on a core too busy to grant it, less.
+    time; on a core too busy to grant it, less. `stream_mib_per_step` is memory the worker reads
+    within the time of each step: traffic that others on the machine feel, and no tax by itself.
     """
 
     build_meta_us: float
@@ -32,6 +33,7 @@ class ConnectorTax:
     build_meta_us_per_cached_block: float
     kv_capacity_fraction: float
     background_cpu: float
+    stream_mib_per_step: float = 0.0
 
     def build_meta(self, cached_blocks: int, admitted: int) -> float:
         """The time of build_meta in a step that admits `admitted` requests, in microseconds."""

@@ -1,8 +1,8 @@
 """Fault switches: what can be made to go wrong, for one request, at random, or for the launch.
 
-Source: issue 3, point 6. A rule of the file's `faults` map strikes by ordinal (`at`, counting from
-0 in the order of arrival) or by seeded chance (`probability`); a request can also ask for a fault
-by the header `X-Embedded-Fault` with a JSON object, for example `{"kind": "rst"}`.
+A rule of the file's `faults` map strikes by ordinal (`at`, counting from 0 in the order of arrival)
+or by seeded chance (`probability`). An engine started with `--fault-headers` also lets a request
+ask for a fault by the header `X-Embedded-Fault` with a JSON object, for example `{"kind": "rst"}`.
 """
 
 import random

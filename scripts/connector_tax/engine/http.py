@@ -16,8 +16,12 @@ from typing import Any, cast
 
 import httptools
 
-_MAX_BODY = 64 << 20
+# Of one connection: bytes of the request that is being read and of those that wait behind the one
+# being answered. A prompt of 200,000 token ids is about 1.4 MB.
+_MAX_INPUT = 16 << 20
 _MAX_HEAD = 64 << 10
+# What a header costs beside its bytes: two objects and an entry of a map.
+_HEADER_OVERHEAD = 128
 _MAX_PIPELINED = 64
 _STATUS = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -31,9 +35,19 @@ class Request:
     Attributes:
         t_arrival_ns: the read that brought its last byte, CLOCK_MONOTONIC.
         chunked: whether the client takes a chunked response (HTTP/1.1).
+        size: bytes of head and body, as they count against a connection's limit.
     """
 
-    __slots__ = ("body", "chunked", "headers", "keep_alive", "method", "path", "t_arrival_ns")
+    __slots__ = (
+        "body",
+        "chunked",
+        "headers",
+        "keep_alive",
+        "method",
+        "path",
+        "size",
+        "t_arrival_ns",
+    )
 
     def __init__(self, t_arrival_ns: int, method: str, path: str) -> None:
         self.t_arrival_ns = t_arrival_ns
@@ -43,13 +57,14 @@ class Request:
         self.body = b""
         self.keep_alive = True
         self.chunked = True
+        self.size = 0
 
 
 Handler = Callable[[Request, "HttpProtocol"], None]
 
 
 class HttpProtocol(asyncio.Protocol):
-    """One connection; one response at a time.
+    """One connection; one response at a time, and at most `_MAX_INPUT` bytes of unanswered input.
 
     The handler answers with `respond`, or with `begin_body`, `write` and `end`.
     """
@@ -66,13 +81,15 @@ class HttpProtocol(asyncio.Protocol):
         self._descriptor = -1
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[Request] = deque()
+        self._waiting_size = 0
         self._t_read_ns = 0
         # For the request that is being read.
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
+        self._in_head = False
         self._head_size = 0
-        self._body: list[bytes] = []
-        self._body_size = 0
+        self._head_received = 0
+        self._body = bytearray()
         # For the request that is being answered.
         self._current: Request | None = None
         self.on_disconnect: Callable[[], None] | None = None
@@ -89,14 +106,20 @@ class HttpProtocol(asyncio.Protocol):
         self._transport = None
         self._open.discard(self)
         self._waiting.clear()
+        self._body = bytearray()
         callback, self.on_disconnect = self.on_disconnect, None
         if callback is not None:
             callback()
 
     def data_received(self, data: bytes) -> None:
         self._t_read_ns = time.monotonic_ns()
+        head = self._headers
         try:
             self._parser.feed_data(data)
+            if self._in_head and self._headers is head:
+                # The parser keeps a header to itself until it is whole.
+                self._head_received += len(data)
+                _check_head(self._head_received)
         except _TooLarge as error:
             self._reject(413, str(error))
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -121,9 +144,10 @@ class HttpProtocol(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._url = b""
         self._headers = {}
+        self._in_head = True
         self._head_size = 0
-        self._body = []
-        self._body_size = 0
+        self._head_received = 0
+        self._body = bytearray()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -131,37 +155,44 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.lower()] = value
-        self._count_head(len(name) + len(value))
+        self._count_head(len(name) + len(value) + _HEADER_OVERHEAD)
 
     def _count_head(self, size: int) -> None:
         self._head_size += size
-        if self._head_size > _MAX_HEAD:
-            raise _TooLarge(f"request head is larger than {_MAX_HEAD} bytes")
+        _check_head(self._head_size)
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
         if self._headers.get(b"expect", b"").lower() == b"100-continue" and not self._current:
             self.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
-        self._body_size += len(body)
-        if self._body_size > _MAX_BODY:
-            raise _TooLarge(f"request body is larger than {_MAX_BODY} bytes")
+        self._body += body
+        if self._waiting_size + self._head_size + len(self._body) > _MAX_INPUT:
+            raise _TooLarge(f"a connection's unanswered input is larger than {_MAX_INPUT} bytes")
 
     def on_message_complete(self) -> None:
         path = self._url.partition(b"?")[0].decode("latin-1")
         request = Request(self._t_read_ns, self._parser.get_method().decode(), path)
         request.headers = self._headers
-        request.body = b"".join(self._body)
+        request.body = bytes(self._body)
+        request.size = self._head_size + len(self._body)
+        self._body = bytearray()
         request.keep_alive = self._parser.should_keep_alive()
         request.chunked = self._parser.get_http_version() != "1.0"
         if self._current is None:
-            self._current = request
-            self._handler(request, self)
+            self._answer(request)
         elif len(self._waiting) < _MAX_PIPELINED:
             self._waiting.append(request)
+            self._waiting_size += request.size
         elif self._transport is not None:
             self._transport.close()
+
+    def _answer(self, request: Request) -> None:
+        self._current = request
+        self._handler(request, self)
+        # The handler has read it; an answer can take minutes.
+        request.body = b""
 
     # -- the response ---------------------------------------------------------------------------
 
@@ -231,8 +262,9 @@ class HttpProtocol(asyncio.Protocol):
         if not request.keep_alive:
             self._transport.close()
         elif self._waiting:
-            self._current = self._waiting.popleft()
-            self._handler(self._current, self)
+            following = self._waiting.popleft()
+            self._waiting_size -= following.size
+            self._answer(following)
 
     def drop(self, *, reset: bool) -> None:
         """End the connection in the middle of a response: with FIN, or with RST."""
@@ -248,6 +280,11 @@ class HttpProtocol(asyncio.Protocol):
 
 class _TooLarge(Exception):
     """The request is over a limit."""
+
+
+def _check_head(size: int) -> None:
+    if size > _MAX_HEAD:
+        raise _TooLarge(f"request head is larger than {_MAX_HEAD} bytes")
 
 
 async def serve(

@@ -8,18 +8,20 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Protocol
 
-from connector_tax.engine.batching import BatchedService, ServiceError, WorkerDied
+from connector_tax.engine.batching import BatchedService
 from connector_tax.engine.config import EngineConfig
 from connector_tax.engine.connectors import BackgroundCpu
 from connector_tax.engine.metrics import Metrics
 from connector_tax.engine.model import StepClock, StepDevice
 from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
+from connector_tax.engine.service_errors import ServiceError, WorkerDied
 from connector_tax.engine.steplog import StepLog, StepRecord
 from connector_tax.engine.truth import LaunchTruth
 
 _LOG = logging.getLogger(__name__)
 # Behind its own deadlines by more than this, the engine gives up catching up and says so.
 _MAX_DEBT_NS = 250_000_000
+_START_LIMIT_S = 60.0
 # A turn of the event loop that reads a request takes as long as this.
 _SPIN_NS = 60_000
 
@@ -68,7 +70,10 @@ class Engine:
         self._launch_seed = launch_seed
         self._step_log = step_log
         self._on_death = on_death
-        self._service = BatchedService(max_batch_size=1, timeout_seconds=1.0, max_queue_size=1)
+        # One element is one step: the scheduler has batched already.
+        self._service = BatchedService(
+            max_batch_size=1, timeout_seconds=1.0, max_queue_size=1, start_limit_s=_START_LIMIT_S
+        )
         self._burner = BackgroundCpu(config.tax.background_cpu if config.tax else 0.0)
         self._incoming: deque[Sequence] = deque()
         self._live: set[Sequence] = set()
@@ -80,7 +85,12 @@ class Engine:
 
     async def start(self) -> None:
         """Launch the worker process and the background load; returns when both are ready."""
-        device = {"cost": asdict(self.config.step_cost), "launch_seed": self._launch_seed}
+        tax = self.config.tax
+        device = {
+            "cost": asdict(self.config.step_cost),
+            "launch_seed": self._launch_seed,
+            "stream_mib": tax.stream_mib_per_step if tax else 0.0,
+        }
         self._service.on_worker_death = self._on_worker_death
         await asyncio.gather(self._service.start(StepDevice, device), self._burner.start())
         self._task = asyncio.create_task(self._run())

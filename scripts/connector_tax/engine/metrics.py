@@ -5,6 +5,7 @@ prometheus_client needs milliseconds for this page, this module a fraction of on
 """
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from itertools import accumulate
 
 _TTFT = (
@@ -91,8 +92,9 @@ class Metrics:
         preemptions: int,
         prefix_queries: int,
         prefix_hits: int,
+        cache_config: Mapping[str, object],
     ) -> bytes:
-        """The page."""
+        """The page; `cache_config` are the labels of vLLM's `cache_config_info`."""
         plain = self._labels
         gauge, counter = "gauge", "counter"
         hits = prefix_hits + self.extra_prefix_hits
@@ -134,6 +136,10 @@ class Metrics:
         name = "vllm:request_success_total"
         lines = [f'{name}{{{plain},finished_reason="{r}"}} {n}.0' for r, n in self.finished.items()]
         parts.append(_family(name, counter, "Requests that ended.", lines))
+        name = "vllm:cache_config_info"
+        labels = ",".join(f'{key}="{value}"' for key, value in cache_config.items())
+        lines = [f'{name}{{engine="0",{labels}}} 1.0']
+        parts.append(_family(name, gauge, "Information of the KV cache.", lines))
         histograms = [h for h in vars(self).values() if isinstance(h, Histogram)]
         parts.extend(histogram.render(plain) for histogram in histograms)
         return "".join(parts).encode()

@@ -209,6 +209,8 @@ class Scheduler:
             chunk = self._enter(sequence, budget)
             if chunk < 1:
                 put_back(self.waiting, taken[position:])
+                if position == 0:
+                    self._admission.withdraw()
                 return
             plan.tokens[sequence] = chunk
             plan.admitted.append(sequence)

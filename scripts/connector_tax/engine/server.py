@@ -112,11 +112,15 @@ class Application:
     Args:
         engine: where completions are generated.
         truth_log: where each request's truth goes, or None.
+        fault_headers: whether a request may ask for a fault; without, such a request is refused.
     """
 
-    def __init__(self, engine: Engine, truth_log: LineLog | None) -> None:
+    def __init__(
+        self, engine: Engine, truth_log: LineLog | None, *, fault_headers: bool = False
+    ) -> None:
         self._engine = engine
         self._truth_log = truth_log
+        self._fault_headers = fault_headers
         self._model = engine.config.model
         self._faults = engine.config.faults
         self._vocabulary = Vocabulary(self._model.vocab_size)
@@ -187,7 +191,7 @@ class Application:
             self._send_metrics(protocol)
 
     def _send_metrics(self, protocol: HttpProtocol) -> None:
-        scheduler = self._engine.scheduler
+        scheduler, options = self._engine.scheduler, self._engine.config.scheduler
         page = self._engine.metrics.render(
             running=scheduler.running,
             waiting=self._engine.waiting,
@@ -195,6 +199,12 @@ class Application:
             preemptions=scheduler.preemptions,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
+            cache_config={
+                "block_size": options.kv_block_size,
+                "enable_prefix_caching": options.enable_prefix_caching,
+                "kv_cache_size_tokens": options.kv_blocks * options.kv_block_size,
+                "num_gpu_blocks": options.kv_blocks,
+            },
         )
         protocol.respond(200, page, _METRICS_TYPE)
 
@@ -357,6 +367,8 @@ class Application:
         header = request.headers.get(b"x-embedded-fault")
         if header is None:
             return planned
+        if not self._fault_headers:
+            raise ApiError(400, "X-Embedded-Fault: start the engine with --fault-headers")
         try:
             return parse_header(header)
         except ValueError as error:

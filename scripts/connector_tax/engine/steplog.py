@@ -1,4 +1,4 @@
-"""The step log, in the design's format (source 002, step-level timing; CONTRACTS.md, engine_step).
+"""The step log: one record for each step and process, as JSON lines.
 
 One file for each process of a real vLLM: `<prefix>.scheduler.jsonl` and `<prefix>.worker.jsonl`.
 `step_duration_us` is schedule() entry to exit in the scheduler's record (the host's share of the
@@ -9,6 +9,8 @@ needs both.
 """
 
 import asyncio
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -34,21 +36,30 @@ class StepRecord(msgspec.Struct):
     kv_tokens: int
 
 
+class LogError(Exception):
+    """A log could not be written; names the file and the cause."""
+
+
 class LineLog:
     """A JSON-lines file, buffered and flushed every 20 ms while there is something to write.
 
     Records are encoded when the loop has nothing more urgent to do: a finished request's truth is
-    long, and it ends among writes that must not be late.
+    long, and it ends among writes that must not be late. A file that takes no more is cut back to
+    its last whole line, and later records are dropped: whoever owns the log must end the launch.
 
     Args:
         path: the file; its folder must exist.
+        on_failure: called once when the file cannot be written, unless `close` raises it.
 
     Raises:
         OSError: the file cannot be created.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_failure: Callable[[LogError], None]) -> None:
+        self._path = path
         self._file = path.open("xb", buffering=0)
+        self._on_failure = on_failure
+        self._failed = False
         self._encoder = msgspec.json.Encoder()
         self._records: list[object] = []
         self._buffer = bytearray()
@@ -66,34 +77,72 @@ class LineLog:
             self._buffer += b"\n"
         self._records.clear()
         if self._timer is None and self._buffer:
-            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush)
+            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush_timed)
+
+    def _flush_timed(self) -> None:
+        self._timer = None
+        try:
+            self._flush()
+        except LogError as error:
+            self._on_failure(error)
 
     def _flush(self) -> None:
-        self._timer = None
-        self._file.write(self._buffer)
-        self._buffer.clear()
+        """Write the buffer.
+
+        Raises:
+            LogError: not all of it could be written, for the first time.
+        """
+        written = 0
+        try:
+            # A write may take less than it is given, on a nearly full disk for example.
+            while written < len(self._buffer) and not self._failed:
+                written += self._file.write(memoryview(self._buffer)[written:])
+        except OSError as error:
+            self._failed = True
+            whole = self._buffer.rfind(b"\n", 0, written) + 1
+            os.ftruncate(self._file.fileno(), self._file.tell() - written + whole)
+            raise LogError(f"{self._path}: {error.strerror}; the log ends here") from error
+        finally:
+            self._buffer = bytearray()
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Write what is left and close the file.
+
+        Raises:
+            LogError: what was left could not be written.
+        """
         self._encode()
         if self._timer is not None:
             self._timer.cancel()
-        self._flush()
-        self._file.close()
+        try:
+            self._flush()
+        finally:
+            self._file.close()
 
 
 class StepLog:
-    """The two files of a launch."""
+    """The two files of a launch.
 
-    def __init__(self, prefix: str) -> None:
-        self._scheduler = LineLog(Path(f"{prefix}.scheduler.jsonl"))
-        self._worker = LineLog(Path(f"{prefix}.worker.jsonl"))
+    Args:
+        prefix: path and name of both, before `.scheduler.jsonl` and `.worker.jsonl`.
+        on_failure: as for LineLog.
+    """
+
+    def __init__(self, prefix: str, on_failure: Callable[[LogError], None]) -> None:
+        self._scheduler = LineLog(Path(f"{prefix}.scheduler.jsonl"), on_failure)
+        self._worker = LineLog(Path(f"{prefix}.worker.jsonl"), on_failure)
 
     def write(self, record: StepRecord) -> None:
         """Append a record to its process's file."""
         (self._scheduler if record.process == "scheduler" else self._worker).write(record)
 
     def close(self) -> None:
-        """Write what is left and close both files."""
-        self._scheduler.close()
-        self._worker.close()
+        """Write what is left and close both files.
+
+        Raises:
+            LogError: what was left could not be written.
+        """
+        try:
+            self._scheduler.close()
+        finally:
+            self._worker.close()

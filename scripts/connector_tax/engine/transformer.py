@@ -1,11 +1,12 @@
 """The worker process of the batched service: one vectorized transformer, batches in, results out.
 
-Source: 003 (service batching), `VectorTransformer`. The worker is its own interpreter; frames of
+The worker is its own interpreter; frames of
 msgpack pass over a socket pair, so that nothing is unpickled and nothing polls.
 
     to the worker     first {"class": ..., "kwargs": {...}}, then one frame for each batch
     from the worker   first ["ready"] or an error, then one frame for each batch, in order:
-                      ["ok", results, {position: [type, message]}] or
+                      ["ok", results, {position: [type, message]}] (None in a failed one's place)
+                      or
                       ["error", type, message, traceback]
 """
 
@@ -33,8 +34,8 @@ class VectorTransformer(ABC):
 
     Subclasses take plain values (numbers, strings, lists, maps) in `__init__` and override
     `transform`, which returns as many results as the batch has elements, in the same order. An
-    element of the result that is an exception fails the one request it belongs to; an exception
-    raised by any of the three methods fails the batch.
+    element of the result that is an exception, or that msgpack cannot carry, fails the one request
+    it belongs to; an exception raised by any of the three methods fails the batch.
     """
 
     def preprocess(self, batch: list[Any]) -> Any:
@@ -56,24 +57,23 @@ class VectorTransformer(ABC):
         connection.sendall(pack(["ready"]))
         # The main process may close its end while a batch is being computed.
         with contextlib.suppress(BrokenPipeError):
-            for batch in _frames(connection):
-                connection.sendall(self._answer(batch))
+            for body in _frames(connection):
+                connection.sendall(self._answer(body))
 
-    def _answer(self, batch: list[Any]) -> bytes:
+    def _answer(self, body: bytes) -> bytes:
         try:
+            batch = unpack(body)
             prepared = self.preprocess(batch)
             results = list(self.postprocess(prepared, self.transform(prepared)))
             if len(results) != len(batch):
                 raise ValueError(f"{len(results)} results for a batch of {len(batch)}")
-            failed = {
-                i: [type(r).__name__, str(r)]
-                for i, r in enumerate(results)
-                if isinstance(r, Exception)
-            }
-            kept = [None if i in failed else r for i, r in enumerate(results)]
-            return pack(["ok", kept, failed])
         except Exception as error:
             return pack(_error(error))
+        failed = {i: _named(r) for i, r in enumerate(results) if isinstance(r, Exception)}
+        try:
+            return pack(_ok(results, failed))
+        except Exception:
+            return pack(_ok(results, failed | _unsendable(results, failed)))
 
     @classmethod
     def start(cls, connection: socket.socket, kwargs: dict[str, Any]) -> None:
@@ -96,15 +96,24 @@ def pack(value: Any) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def split_frames(buffer: bytearray) -> Iterator[Any]:
-    """Take every whole frame off the front of `buffer` and yield its value."""
+def unpack(body: bytes) -> Any:
+    """The value in a frame's body.
+
+    Raises:
+        msgspec.DecodeError: it is not msgpack.
+    """
+    return msgspec.msgpack.decode(body, strict=False)
+
+
+def split_frames(buffer: bytearray) -> Iterator[bytes]:
+    """Take every whole frame off the front of `buffer` and yield its body."""
     while len(buffer) >= HEADER.size:
         end = HEADER.size + HEADER.unpack_from(buffer)[0]
         if len(buffer) < end:
             return
-        value = msgspec.msgpack.decode(bytes(buffer[HEADER.size : end]), strict=False)
+        body = bytes(buffer[HEADER.size : end])
         del buffer[:end]
-        yield value
+        yield body
 
 
 def class_path(worker_class: type[VectorTransformer]) -> str:
@@ -125,11 +134,39 @@ def class_path(worker_class: type[VectorTransformer]) -> str:
     return f"{module}:{worker_class.__qualname__}"
 
 
+def _ok(results: list[Any], failed: dict[int, list[str]]) -> list[Any]:
+    return ["ok", [None if i in failed else r for i, r in enumerate(results)], failed]
+
+
+def _unsendable(results: list[Any], failed: dict[int, list[str]]) -> dict[int, list[str]]:
+    """The errors of the results that msgpack cannot carry, beside those that failed before."""
+    errors = {}
+    for i, result in enumerate(results):
+        try:
+            pack(None if i in failed else result)
+        except Exception as error:
+            errors[i] = _named(error)
+    return errors
+
+
+def _named(error: Exception) -> list[str]:
+    """An exception's type and text, as msgpack can carry them."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(no text)"
+    return [type(error).__name__, _utf8(text)]
+
+
 def _error(error: Exception) -> list[str]:
-    return ["error", type(error).__name__, str(error), traceback.format_exc()]
+    return ["error", *_named(error), _utf8(traceback.format_exc())]
 
 
-def _frames(connection: socket.socket) -> Iterator[Any]:
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _frames(connection: socket.socket) -> Iterator[bytes]:
     buffer = bytearray()
     while chunk := connection.recv(_CHUNK):
         buffer += chunk
@@ -153,7 +190,7 @@ def main() -> None:
     os.set_inheritable(descriptor, False)
     with socket.socket(fileno=descriptor) as connection:
         try:
-            first = next(_frames(connection))
+            first = unpack(next(_frames(connection)))
             worker_class = _import_class(first["class"])
         except StopIteration:
             return

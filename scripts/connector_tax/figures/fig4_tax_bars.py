@@ -79,10 +79,10 @@ def draw(study: Study) -> Picture:
     width = style.COLUMN_IN - left - 0.1
     shown = [row for metric in metrics for reference in _references(study)
              for row in study.taxes_at(reference, metric).values()]  # fmt: skip
-    figure = style.new_figure(study, style.COLUMN_IN, 2 * panel + 1.55, bars.sample_note(shown))
+    figure = style.new_figure(study, style.COLUMN_IN, 2 * panel + 1.68, bars.sample_note(shown))
     records = []
     for position, metric in enumerate(metrics):
-        bottom = 0.85 + (1 - position) * (panel + 0.5)
+        bottom = 0.98 + (1 - position) * (panel + 0.5)
         axes = style.axes_in(figure, left, bottom, width, panel)
         records += _panel(study, axes, metric, width - 0.1)
     _legend(study, figure, shown)
@@ -104,7 +104,7 @@ def _legend(study: Study, figure: Figure, rows: list[TaxRow]) -> None:
         handles.append(bars.overload_handle())
     height = figure.get_figheight()
     figure.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 0.36 / height), ncols=3,
+        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 0.36 / height), ncols=2,
         frameon=False, fontsize=5.5, handlelength=1.6, columnspacing=1.2, borderaxespad=0.1,
     )  # fmt: skip
     dashed = len(names) > 1 and bars.aa_interval(study, "ref_load", "ttft_p90") is not None

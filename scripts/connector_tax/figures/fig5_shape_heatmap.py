@@ -156,8 +156,8 @@ def draw(study: Study) -> Picture:
     _scale_bar(figure, scale, 0.32)
     figure.text(
         0.06 / style.PAGE_IN, 0.19 / figure.get_figheight(),
-        f"{_circle_note(rows)}{_overload_note(rows)}\nhatched: no number. "
-        f"{bars.family_text(rows)}, ref_safe, {study.reference['ref_safe']:g} req/s. "
+        f"{_circle_note(rows)}{_overload_note(rows)}; hatched: no number\n"
+        f"{bars.family_text(rows)} at ref_safe, {study.reference['ref_safe']:g} req/s. "
         f"{_aa_note(by_config.get(study.aa or '', {}))}",
         fontsize=5.5, va="bottom", linespacing=1.3,
     )  # fmt: skip

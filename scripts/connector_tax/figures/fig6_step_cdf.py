@@ -1,11 +1,10 @@
 """Figure 6: distribution of the step duration at ref_safe, per configuration (Phase A).
 
-The upper panel is the design's step duration, schedule() entry to exit; the lower one the whole
+The left panel is the design's step duration, schedule() entry to exit; the right one the whole
 engine step, where a connector whose cost lies outside schedule() is seen.
 """
 
 from dataclasses import asdict
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,61 +13,29 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from connector_tax.figures import bars, style
 from connector_tax.figures.rates import n_range, plain_number
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StepTaxRow, Study
 from connector_tax.study_file import PLAIN
 
 TITLE = "Figure 6: step duration at ref_safe"
 CAPTION = (
     "Cumulative distribution, at ref_safe (Phase A), of schedule() and, where the records have it,"
     " of the whole engine step, over steps that scheduled tokens; empty polling steps are left out."
-    " The legend gives plain's medians and the others' differences from them. The axes span the 1st"
-    " to the 99th percentile."
+    " Each curve is the mean of its launches' quantiles, plain's of all its launches. The table"
+    " gives plain's median and each other configuration's difference from it with its 95 % interval"
+    " (step taxes: medians of launches, compared within blocks). The axes span the 1st to the 99th"
+    " percentile."
 )
 COLUMNS = ("config", "step_duration_us", "engine_step_us", "cdf", "status", "reason")
 LABELS = {"step_duration_us": "schedule()", "engine_step_us": "whole engine step"}
+TAXES = {"step_duration_us": "tax_step_p50", "engine_step_us": "tax_engine_step_p50"}
 SHOWN = (0.01, 0.99)  # quantiles the x axes span; the CSV holds all
-PLOT_IN = 1.35
-LINE_IN = 0.12
+PLOT_IN = 1.7
+LINE_IN = 0.14
+LEFT_IN = 0.5
+GAP_IN = 0.55
 
 # Duration in µs and cumulative share, in order.
 Curve = list[tuple[float, float]]
-
-
-def median(curve: Curve) -> float | None:
-    """The duration at the first point whose cumulative share reaches one half, in µs."""
-    return next((value for value, share in curve if share >= 0.5), None)
-
-
-def _legend(study: Study, figure: Figure, curves: dict[str, dict[str, Curve]]) -> None:
-    """Under the plots: line samples, each with its medians or their differences from plain's."""
-    marks = style.marks(study)
-    height = LINE_IN * (len(study.launched) + 1)
-    legend = style.axes_in(figure, 0.08, 0.24, style.COLUMN_IN - 0.16, height)
-    legend.set_axis_off()
-    ends = [0.99 - 0.25 * place for place in range(len(curves))][::-1]
-    y = 1 - 0.5 * LINE_IN / height
-    words = f"plain's median, then differences, µs ({study.reference['ref_safe']:g} req/s)"
-    head: dict[str, Any] = {"fontsize": 5.5, "va": "center_baseline", "color": style.MUTED}
-    legend.text(0, y, style.fitted(words, 2.0, 5.5), **head)
-    for end, measure in zip(ends, curves, strict=True):
-        legend.text(end, y, LABELS[measure], ha="right", **head)
-    for line, item in enumerate(study.launched, 1):
-        y = 1 - (line + 0.5) * LINE_IN / height
-        style.line_sample(legend, (0, 0.0375), y, marks[item.id])
-        label = style.fitted(item.label, 1.4, 5.5)
-        legend.text(0.055, y, label, fontsize=5.5, va="center_baseline")
-        for end, by_config in zip(ends, curves.values(), strict=True):
-            value = _median_text(study, by_config, item.id)
-            legend.text(end, y, value, fontsize=5.5, ha="right", va="center_baseline")
-
-
-def _median_text(study: Study, curves: dict[str, Curve], config: str) -> str:
-    middle, base = median(curves.get(config, [])), median(curves.get(PLAIN, []))
-    if middle is None:
-        return "skipped" if study.skip_reason(config) else "no steps"
-    if base is None or config == PLAIN:
-        return f"{middle:.0f}"
-    return f"{middle - base:+.0f}".replace("-", style.MINUS)
 
 
 def _curves(study: Study) -> dict[str, dict[str, Curve]]:
@@ -83,42 +50,47 @@ def _curves(study: Study) -> dict[str, dict[str, Curve]]:
     return curves or {"step_duration_us": {}}
 
 
+def _median(curve: Curve) -> float | None:
+    """The mean of the launches' medians, in µs: the curve at one half."""
+    return next((value for value, share in curve if share == 0.5), None)
+
+
 def draw(study: Study) -> Picture:
     """Cumulative share of non-empty steps against their duration in µs, logarithmic."""
     absent = bars.no_steps(study, TITLE) or bars.no_reference(study, TITLE)
     if absent:
         return absent
     curves = _curves(study)
+    drawn = curves["step_duration_us"]
     counts = [
         row.n_steps
         for (config, _), row in study.pooled("A").items()
-        if row.rate_rps == study.reference["ref_safe"]
-        and row.n_steps
-        and config in curves["step_duration_us"]
+        if row.rate_rps == study.reference["ref_safe"] and row.n_steps and config in drawn
     ]
-    note = n_range(counts).replace("n =", "steps:") + " per curve"
-    legend_in = LINE_IN * (len(study.launched) + 1)
-    height = legend_in + 0.24 + len(curves) * (PLOT_IN + 0.42) + 0.06
-    figure = style.new_figure(study, style.COLUMN_IN, height, note)
-    for position, (measure, by_config) in enumerate(reversed(curves.items())):
-        bottom = legend_in + 0.62 + position * (PLOT_IN + 0.42)
-        axes = style.axes_in(figure, 0.42, bottom, style.COLUMN_IN - 0.58, PLOT_IN)
+    note = n_range(counts).replace("n =", "steps:") + " per configuration"
+    table_in = LINE_IN * (len(study.configurations) + 2)
+    height = table_in + 0.3 + 0.4 + PLOT_IN + 0.08
+    figure = style.new_figure(study, style.PAGE_IN, height, note)
+    width = (style.PAGE_IN - LEFT_IN - GAP_IN - 0.12) / 2
+    for place, (measure, by_config) in enumerate(curves.items()):
+        left = LEFT_IN + place * (width + GAP_IN)
+        axes = style.axes_in(figure, left, table_in + 0.7, width, PLOT_IN)
         _panel(study, axes, by_config)
         axes.set_xlabel(f"{LABELS[measure]} (µs)")
-    _legend(study, figure, curves)
+    _table(study, figure, curves, table_in)
     records: list[dict[str, object]] = [
         {**asdict(point), "status": "valid", "reason": ""}
-        for item in study.launched
+        for item in study.configurations
         for point in study.step_cdf
         if point.config == item.id
     ]
-    lost = [item.id for item in study.launched if item.id not in curves["step_duration_us"]]
+    lost = [item.id for item in study.configurations if item.id not in drawn]
     return Picture(figure, COLUMNS, records + [_no_curve(study, config) for config in lost])
 
 
 def _panel(study: Study, axes: Axes, curves: dict[str, Curve]) -> None:
     marks = style.marks(study)
-    for index, item in enumerate(study.launched):
+    for index, item in enumerate(study.configurations):
         curve = curves.get(item.id, [])
         mark = marks[item.id]
         every = max(1, len(curve) // 6)
@@ -126,9 +98,63 @@ def _panel(study: Study, axes: Axes, curves: dict[str, Curve]) -> None:
             [value for value, _ in curve], [share for _, share in curve],
             color=mark.color, linestyle=mark.line, marker=mark.marker, lw=0.9,
             markevery=(index * every // 9, every), markersize=2.6, markeredgewidth=0.5,
-            markerfacecolor=mark.color if mark.filled else "white",
         )  # fmt: skip
     _axis(axes, curves)
+
+
+def _table(
+    study: Study, figure: Figure, curves: dict[str, dict[str, Curve]], height_in: float
+) -> None:
+    """Under the plots: line samples, plain's medians and the step taxes."""
+    marks = style.marks(study)
+    axes = style.axes_in(figure, 0.1, 0.24, style.PAGE_IN - 0.2, height_in)
+    axes.set_axis_off()
+    width = (style.PAGE_IN - LEFT_IN - GAP_IN - 0.12) / 2
+    # Under the right end of each plot.
+    ends = [
+        (LEFT_IN + width + place * (width + GAP_IN) - 0.1) / (style.PAGE_IN - 0.2)
+        for place in range(len(curves))
+    ]
+    lines = len(study.configurations) + 2
+
+    def write(line: int, x: float, text: str, ha: str, color: str = "black") -> None:
+        y = 1 - (line + 0.5) / lines
+        axes.text(x, y, text, ha=ha, va="center_baseline", color=color, fontsize=style.TEXT_PT)
+
+    words = f"{study.reference['ref_safe']:g} req/s; plain's median, then over plain (µs)"
+    write(0, 0, style.fitted(words, 2.6, style.TEXT_PT), "left", style.MUTED)
+    for end, measure in zip(ends, curves, strict=True):
+        write(0, end, LABELS[measure], "right", style.MUTED)
+    for line, item in enumerate(study.configurations, 1):
+        style.line_sample(axes, (0, 0.025), 1 - (line + 0.5) / lines, marks[item.id])
+        write(line, 0.035, style.fitted(item.label, 2.0, style.TEXT_PT), "left")
+        for end, (measure, by_config) in zip(ends, curves.items(), strict=True):
+            write(line, end, _number(study, measure, by_config, item.id), "right")
+    write(lines - 1, 0.035, "plain over plain (A/A)", "left", style.MUTED)
+    for end, measure in zip(ends, curves, strict=True):
+        rows = study.step_taxes_at("ref_safe", TAXES[measure]).values()
+        noise = next((row for row in rows if row.aa_us is not None), None)
+        text = _signed(noise.aa_us, noise.aa_lo_us, noise.aa_hi_us) if noise else "none"
+        write(lines - 1, end, text, "right", style.MUTED)
+
+
+def _number(study: Study, measure: str, curves: dict[str, Curve], config: str) -> str:
+    if config == PLAIN:
+        middle = _median(curves.get(PLAIN, []))
+        return "no steps" if middle is None else f"{middle:.0f}"
+    row: StepTaxRow | None = study.step_taxes_at("ref_safe", TAXES[measure]).get(config)
+    if row is None or row.us is None:
+        return "skipped" if study.skip_reason(config) else "no number"
+    return _signed(row.us, row.lo_us, row.hi_us)
+
+
+def _signed(us: float | None, low: float | None, high: float | None) -> str:
+    """'+31 [−1, +64]' in µs, without brackets where there is no interval."""
+    if us is None:
+        return "none"
+    if low is None or high is None:
+        return style.signed(us)
+    return f"{style.signed(us)} [{style.signed(low)}, {style.signed(high)}]"
 
 
 def _no_curve(study: Study, config: str) -> dict[str, object]:
@@ -151,5 +177,6 @@ def _axis(axes: Axes, curves: dict[str, Curve]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(plain_number))
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    axes.tick_params(labelsize=style.TEXT_PT)
     axes.grid()
     axes.set_ylabel("cumulative share of steps")

@@ -10,4 +10,5 @@ NAMES = (
     "fig7_decomposition",
     "fig8_additivity",
     "fig9_forest",
+    "fig10_resources",
 )

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -27,6 +28,7 @@ from connector_tax.files import ArtifactError, write_bytes, write_text
 COLUMN_IN = 3.35
 PAGE_IN = 7.0
 DPI = 300
+TEXT_PT = 6.5
 SMALL_PT = 5.5
 MUTED = "#5f5f5f"
 FAINT = "#c9c9c9"
@@ -37,9 +39,9 @@ mpl.rcParams.update(
     {
         "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica"],
-        "font.size": 6.5,
-        "axes.labelsize": 6.5,
-        "axes.titlesize": 6.5,
+        "font.size": TEXT_PT,
+        "axes.labelsize": TEXT_PT,
+        "axes.titlesize": TEXT_PT,
         "axes.titleweight": "bold",
         "axes.titlepad": 3,
         "axes.labelpad": 2,
@@ -111,14 +113,12 @@ def new_figure(study: Study, width_in: float, height_in: float, note: str = "") 
         "1 block, point estimates" if study.blocks == 1 else f"{study.blocks} blocks per config."
     )
     stamp = f"{study.name} · {study.engine_label} · {blocks}"
-    figure.text(
-        0.06 / width_in, 0.05 / height_in, stamp, fontsize=5, color=MUTED, va="bottom", ha="left"
-    )
+    room_in = width_in - 0.3
+    fits = text_width_in(stamp, TEXT_PT) + text_width_in(note, TEXT_PT) < room_in
+    small: dict[str, Any] = {"fontsize": TEXT_PT if fits else 5, "color": MUTED, "va": "bottom"}
+    figure.text(0.06 / width_in, 0.05 / height_in, stamp, ha="left", **small)
     if note:
-        figure.text(
-            1 - 0.06 / width_in, 0.05 / height_in, note, fontsize=5, color=MUTED, va="bottom",
-            ha="right",
-        )  # fmt: skip
+        figure.text(1 - 0.06 / width_in, 0.05 / height_in, note, ha="right", **small)
     text = watermark_text(study)
     if text:
         across, up = 0.72 * len(text), 0.72 * len(text) * math.sin(math.radians(24)) + 1
@@ -141,9 +141,10 @@ def axes_in(figure: Figure, left: float, bottom: float, width: float, height: fl
 def text_width_in(text: str, points: float) -> float:
     """Width in inches of one line of text in the figures' font."""
     font = get_font(findfont(FontProperties()))
-    font.set_size(points, 72)
+    # Measured large: at the size of the text the hinting of single glyphs adds up.
+    font.set_size(20 * points, 72)
     font.set_text(text)
-    return float(font.get_width_height()[0]) / 64 / 72
+    return float(font.get_width_height()[0]) / 64 / 72 / 20
 
 
 def fitted(text: str, width_in: float, points: float) -> str:
@@ -164,6 +165,12 @@ def percent(value: float, like: float | None = None) -> str:
     """A tax in per cent, signed; one decimal if it (or `like`) is below 10 %, else none."""
     decimals = 1 if abs(100 * (value if like is None else like)) < 9.95 else 0
     return f"{round(100 * value, decimals) + 0.0:+.{decimals}f}".replace("-", MINUS)
+
+
+def signed(value: float) -> str:
+    """A whole number with its sign, a real minus; zero has none."""
+    whole = round(value)
+    return f"{whole:+d}".replace("-", MINUS) if whole else "0"
 
 
 def line_sample(axes: Axes, x: tuple[float, float], y: float, mark: Mark) -> None:

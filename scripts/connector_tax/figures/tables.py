@@ -138,8 +138,56 @@ class StepRow:
 
 
 @dataclass(frozen=True)
+class StepTaxRow:
+    """One step tax of analysis/step_taxes.csv, in µs, with the A/A comparison of plain."""
+
+    config: str
+    phase: str
+    cell: str
+    metric: str
+    us: float | None
+    lo_us: float | None
+    hi_us: float | None
+    p: float | None
+    n_blocks: int | None
+    method: str
+    aa_us: float | None
+    aa_lo_us: float | None
+    aa_hi_us: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class HookRow:
+    """One timed hook of a configuration in one cell (analysis/hooks.csv); `child` may be empty."""
+
+    config: str
+    phase: str
+    cell: str
+    process: str
+    child: str
+    hook: str
+    p50_us: float | None
+    p50_lo_us: float | None
+    p50_hi_us: float | None
+    mean_us: float
+    mean_lo_us: float | None
+    mean_hi_us: float | None
+    share: float | None
+    share_lo: float | None
+    share_hi: float | None
+    empty_us: float
+    n_steps: int
+    n_ran: int
+    n_launches: int
+
+
+@dataclass(frozen=True)
 class StepPoint:
-    """One quantile of schedule() and of the whole engine step (analysis/step_cdf.csv)."""
+    """One quantile of schedule() and of the whole engine step (analysis/step_cdf.csv).
+
+    Means over the launches of a configuration, in µs.
+    """
 
     config: str
     step_duration_us: float
@@ -147,7 +195,59 @@ class StepPoint:
     cdf: float
 
 
-Row = TypeVar("Row", AggregateRow, TaxRow, AmplificationRow, StepRow, StepPoint)
+@dataclass(frozen=True)
+class ResourceRow:
+    """One resource of a configuration against plain's (analysis/resources.csv)."""
+
+    config: str
+    resource: str
+    unit: str
+    plain_mean: float | None
+    config_mean: float | None
+    difference: float | None
+    difference_lo: float | None
+    difference_hi: float | None
+    tax: float | None
+    tax_lo: float | None
+    tax_hi: float | None
+    p_value: float | None
+    interval_method: str
+    aa_difference: float | None
+    aa_difference_lo: float | None
+    aa_difference_hi: float | None
+    aa_tax: float | None
+    n_blocks: int
+    companions: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """One setting of a configuration's engine beside plain's (analysis/engine.csv)."""
+
+    config: str
+    setting: str
+    value: str
+    plain: str
+    differs: bool | None
+    source: str
+    reason: str
+    also_differs: str
+
+
+Row = TypeVar(
+    "Row",
+    AggregateRow,
+    TaxRow,
+    AmplificationRow,
+    StepRow,
+    StepTaxRow,
+    HookRow,
+    StepPoint,
+    ResourceRow,
+    EngineRow,
+)
 
 
 def _boolean(text: str) -> bool:
@@ -283,8 +383,24 @@ class Study:
         return read_table(self.root / "analysis" / "steps.csv", StepRow)
 
     @cached_property
+    def step_taxes(self) -> list[StepTaxRow]:
+        return read_table(self.root / "analysis" / "step_taxes.csv", StepTaxRow)
+
+    @cached_property
+    def hooks(self) -> list[HookRow]:
+        return read_table(self.root / "analysis" / "hooks.csv", HookRow)
+
+    @cached_property
     def step_cdf(self) -> list[StepPoint]:
         return read_table(self.root / "analysis" / "step_cdf.csv", StepPoint)
+
+    @cached_property
+    def resources(self) -> list[ResourceRow]:
+        return read_table(self.root / "analysis" / "resources.csv", ResourceRow)
+
+    @cached_property
+    def engine(self) -> list[EngineRow]:
+        return read_table(self.root / "analysis" / "engine.csv", EngineRow)
 
     @cached_property
     def hypotheses(self) -> dict[str, Any]:
@@ -321,6 +437,19 @@ class Study:
             row.config: row
             for row in self.taxes
             if row.phase == "A" and row.reference == reference and row.metric == metric
+        }
+
+    def cell_at(self, reference: str) -> str | None:
+        """The name of the Phase A cell at a reference rate; None when it is not in the grid."""
+        return next((row.cell for row in self.taxes_at(reference, "ttft_p90").values()), None)
+
+    def step_taxes_at(self, reference: str, metric: str) -> dict[str, StepTaxRow]:
+        """Configuration -> its Phase A step tax at a reference rate; empty without such a cell."""
+        cell = self.cell_at(reference)
+        return {
+            row.config: row
+            for row in self.step_taxes
+            if (row.phase, row.cell, row.metric) == ("A", cell, metric)
         }
 
     def skip_reason(self, config: str) -> str | None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,22 +16,25 @@ import msgspec
 from connector_tax.files import write_bytes
 from connector_tax.loadgen.affinity import plan_affinity, read_topology
 from connector_tax.loadgen.arrivals import make_offsets
-from connector_tax.loadgen.dispatcher import CollectorPause, LoadGeneratorError
+from connector_tax.loadgen.dispatcher import LoadGeneratorError
 from connector_tax.loadgen.generator import (
     START_DELAY_NS,
     LoadGenerator,
     LoadGeneratorOptions,
     Target,
+    is_local,
 )
 from connector_tax.loadgen.health import (
     Check,
+    Ramp,
     check_concurrency,
     check_intra_session,
     check_processes,
     check_requests,
     check_session_rate,
 )
-from connector_tax.loadgen.session_run import SessionPlan, SessionRecord
+from connector_tax.loadgen.process import CollectorPause
+from connector_tax.loadgen.session_run import SessionPlan, SessionRecord, session_outcomes
 from connector_tax.loadgen.sessions import (
     Node,
     RequestBuilder,
@@ -65,7 +68,11 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     where = parser.add_argument_group("endpoint")
-    where.add_argument("--url", required=True, help="http://host:port, or with a path to POST to")
+    where.add_argument(
+        "--url",
+        required=True,
+        help="http://host:port, a base that ends in /v1, or a path to POST to",
+    )
     where.add_argument("--chat", action="store_true", help="/v1/chat/completions, not completions")
     where.add_argument("--model", required=True)
     where.add_argument("--api-key-env", metavar="NAME", help="variable that holds the bearer token")
@@ -98,6 +105,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     how.add_argument("--drain", type=float, default=60.0, help="s after the end for what runs")
     how.add_argument("--no-affinity", action="store_true", help="do not pin to CPUs")
     how.add_argument("--output", type=Path, help="JSONL, one record per request")
+    how.add_argument("--session-output", type=Path, help="JSONL, one record per session")
     return parser.parse_args(arguments)
 
 
@@ -109,15 +117,20 @@ def _fail(text: str) -> NoReturn:
 def make_target(options: argparse.Namespace) -> Target:
     """Return the endpoint that the options name; exits with status 2 if they do not."""
     parts = urlsplit(options.url)
-    if parts.scheme != "http" or not parts.hostname:
-        _fail(f"--url is {options.url!r}; allowed: http://host:port[/path]")
-    default = "/v1/chat/completions" if options.chat else "/v1/completions"
-    path = parts.path if parts.path not in ("", "/") else default
+    if parts.scheme != "http" or not parts.hostname or parts.fragment:
+        _fail(f"--url is {options.url!r}; allowed: http://host:port[/path][?query]")
+    path = parts.path.rstrip("/") or "/v1"
+    if path.endswith("/v1"):
+        path += "/chat/completions" if options.chat else "/completions"
+    if parts.query:
+        path += f"?{parts.query}"
     headers = {}
     if options.api_key_env is not None:
         key = os.environ.get(options.api_key_env)
         if not key:
             _fail(f"--api-key-env: {options.api_key_env} is not set in the environment")
+        if not (key.isascii() and key.isprintable()):
+            _fail(f"--api-key-env: {options.api_key_env} holds characters beyond printable ASCII")
         headers["Authorization"] = f"Bearer {key}"
     try:
         return Target(parts.hostname, parts.port or 80, path, headers, not options.no_stream)
@@ -177,12 +190,28 @@ def make_load(options: argparse.Namespace) -> Load:
     return Load(sessions[:count], offsets[:count])
 
 
+def check_prompts(sessions: Sequence[Session], target: Target) -> None:
+    """Refuse token ids for an endpoint that takes messages.
+
+    Raises:
+        ValueError: names session and node.
+    """
+    for session in sessions if target.chat else ():
+        for node in session.nodes:
+            if not isinstance(node.prompt, str):
+                raise ValueError(
+                    f"session {session.id!r}, node {node.id!r}: the prompt is token ids; a chat "
+                    "endpoint takes text"
+                )
+
+
 def run(options: argparse.Namespace, target: Target, load: Load) -> int:
     """Run, print, write; return the exit status."""
     capture = needed_capture(load.sessions)
     extra = {**({"ignore_eos": True} if options.ignore_eos else {}), **options.body}
     builder = RequestBuilder(options.model, target.chat, target.stream, capture, extra)
-    plan = plan_affinity(read_topology(), options.workers, 1, not options.no_affinity)
+    server_cores = 1 if is_local(target.host) else 0
+    plan = plan_affinity(read_topology(), options.workers, server_cores, not options.no_affinity)
     print("\n".join(plan.lines()), file=sys.stderr)
     generator_options = LoadGeneratorOptions(
         workers=options.workers, connections_per_worker=options.connections, cpus=plan
@@ -190,6 +219,8 @@ def run(options: argparse.Namespace, target: Target, load: Load) -> int:
     interrupted = False
     with LoadGenerator(target, generator_options) as generator, CollectorPause():
         generator.begin(options.inflight_cap, options.timeout, capture)
+        for problem in generator.connect_errors:
+            print(f"warning: {problem}", file=sys.stderr)
         origin_ns = time.monotonic_ns() + START_DELAY_NS + round(generator_options.lead_ms * 1e6)
         admission, starts_ns = make_admission(options, load, origin_ns)
         scheduler = Scheduler(load.sessions, admission, not options.keep_going)
@@ -205,10 +236,20 @@ def run(options: argparse.Namespace, target: Target, load: Load) -> int:
     assert session_plan.stop_ns is not None
     records = session_plan.records()
     window_s = max((session_plan.stop_ns - origin_ns) / 1e9, 1e-9)
-    checks = verify(records, load, starts_ns, session_plan.stop_ns, health, options.concurrency)
-    print_summary([entry.record for entry in records], checks, window_s, sys.stdout)
+    checks = verify(records, load, starts_ns, session_plan.stop_ns)
+    if options.concurrency is not None:
+        ramp = Ramp(options.concurrency, origin_ns, round(options.rampup * 1e9))
+        checks += check_concurrency(records, len(load.sessions), ramp, session_plan.stop_ns)
+    checks += check_processes(health, generator.clock)
+    requests = [entry.record for entry in records]
+    last_ns = max((r.t_done_ns or 0 for r in requests), default=0)
+    served_s = max((last_ns - origin_ns) / 1e9, window_s)
+    print_summary(requests, checks, window_s, served_s, sys.stdout)
     if options.output is not None:
         write_bytes(options.output, b"".join(map(_json_line, records)))
+    if options.session_output is not None:
+        lines = [msgspec.json.encode(line) + b"\n" for line in session_outcomes(records)]
+        write_bytes(options.session_output, b"".join(lines))
     if interrupted:
         return 130
     if not any(entry.record.status == "ok" for entry in records):
@@ -232,18 +273,14 @@ def verify(
     load: Load,
     starts_ns: list[int],
     stop_ns: int,
-    health: dict[str, Any],
-    concurrency: int | None,
 ) -> list[Check]:
-    """Return every check that applies to this kind of run."""
+    """Return every check of the requests that applies whatever starts the sessions."""
     checks = check_requests([entry.record for entry in records])
-    if concurrency is not None:
-        checks.append(check_concurrency(records, concurrency))
-    elif len(load.sessions) > 1:
+    if load.offsets_ns is not None and len(load.sessions) > 1:
         checks.append(check_session_rate(records, [t for t in starts_ns if t < stop_ns]))
     if any(node.parents for session in load.sessions for node in session.nodes):
         checks += check_intra_session(records)
-    return checks + check_processes(health)
+    return checks
 
 
 def _json_line(entry: SessionRecord) -> bytes:
@@ -289,6 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         load = make_load(options)
         needed_capture(load.sessions)
+        check_prompts(load.sessions, target)
     except (ValueError, OSError) as error:
         _fail(str(error))
     try:

@@ -43,7 +43,8 @@ class Topology:
 class AffinityPlan:
     """Logical CPUs for the main process's threads, each worker, and the server.
 
-    With `enabled` false nothing is pinned and the CPU sets are what everyone may use.
+    With `enabled` false nothing is pinned and the CPU sets are what everyone may use. `server` is
+    empty for a server on another machine.
     """
 
     loadgen: tuple[int, ...]
@@ -64,7 +65,7 @@ class AffinityPlan:
         return [
             f"load generator on CPUs {format_cpus(self.loadgen)}",
             *(f"worker {i} on CPUs {format_cpus(cpus)}" for i, cpus in enumerate(self.workers)),
-            f"server on CPUs {format_cpus(self.server)}",
+            *([f"server on CPUs {format_cpus(self.server)}"] if self.server else []),
             *(f"warning: {text}" for text in self.warnings),
         ]
 
@@ -72,17 +73,18 @@ class AffinityPlan:
 def plan_affinity(
     topology: Topology, workers: int, server_cores: int = 1, enable_cpu_affinity: bool = True
 ) -> AffinityPlan:
-    """Place the load generator, `workers` worker processes and a server of >= `server_cores` cores.
+    """Place the load generator, `workers` worker processes and a server of >= `server_cores` cores,
+    0 for a server on another machine.
 
     With too few cores the load generator shrinks to one core, then workers share cores, then all of
     the client shares one; the server keeps its cores to itself as long as there are two cores. On
     a single core nothing is pinned. Every such step back is a warning.
 
     Raises:
-        ValueError: workers or server_cores below 1.
+        ValueError: workers below 1 or server_cores below 0.
     """
-    if workers < 1 or server_cores < 1:
-        raise ValueError(f"workers is {workers}, server_cores {server_cores}; both must be >= 1")
+    if workers < 1 or server_cores < 0:
+        raise ValueError(f"workers is {workers}, server_cores {server_cores}; allowed: >= 1, >= 0")
     warnings: list[str] = []
     cores = list(topology.cores)
     everything = _cpus(cores)
@@ -94,21 +96,29 @@ def plan_affinity(
         cores = cores[: max(1, math.floor(topology.quota_cpus))]
     if not enable_cpu_affinity or len(cores) == 1:
         if enable_cpu_affinity:
-            warnings.append("one core for client and server: they disturb each other; not pinned")
+            who = "client and server" if server_cores else "the load generator and its workers"
+            warnings.append(f"one core for {who}: they disturb each other; not pinned")
         sets = (everything,) * workers
-        return AffinityPlan(everything, sets, everything, False, tuple(warnings), topology)
+        server = everything if server_cores else ()
+        return AffinityPlan(everything, sets, server, False, tuple(warnings), topology)
     client = max(1, len(cores) - server_cores)
     if client >= LOADGEN_CORES + workers:
         mine = LOADGEN_CORES
     else:
         mine = 1
         warnings.append(_shortage(len(cores), client, workers, server_cores))
+    nodes = sorted({core.node for core in cores[:mine]})
+    if len(nodes) > 1:
+        warnings.append(
+            f"the load generator's cores lie on NUMA nodes {nodes[0]} and {nodes[1]}: its threads "
+            "reach each other's memory across the machine"
+        )
     places = cores[mine : min(mine + workers, client)] or cores[:mine]
     used = min(mine + workers, client)
     return AffinityPlan(
         loadgen=_cpus(cores[:mine]),
         workers=tuple(places[i % len(places)].cpus for i in range(workers)),
-        server=_cpus(cores[used:]),
+        server=_cpus(cores[used:]) if server_cores else (),
         enabled=True,
         warnings=tuple(warnings),
         topology=topology,

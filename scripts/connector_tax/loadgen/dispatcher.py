@@ -6,7 +6,6 @@ that dies is noticed by its process descriptor, not by silence.
 """
 
 import asyncio
-import gc
 import os
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -65,9 +64,16 @@ class _WorkerHandle:
 class Dispatcher:
     """Runs the event loop in its own thread; every public method may be called from any thread."""
 
-    def __init__(self, settings: list[WorkerSettings], cpus: tuple[int, ...] | None) -> None:
+    def __init__(
+        self,
+        settings: list[WorkerSettings],
+        cpus: tuple[int, ...] | None,
+        worker_cpus: Sequence[tuple[int, ...]] | None,
+    ) -> None:
+        """`cpus` for this process's threads and `worker_cpus`, a set for each worker; None: any."""
         self._settings = settings
         self._cpus = cpus
+        self._worker_cpus = worker_cpus
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="loadgen-loop", daemon=True)
         self._encode = msgspec.msgpack.Encoder().encode
@@ -159,12 +165,19 @@ class Dispatcher:
         self._remove_folder()
 
     def _spawn(self, settings: WorkerSettings, descriptor: int) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "connector_tax.loadgen.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(descriptor,),
-        )
+        own = os.sched_getaffinity(0)
+        if self._worker_cpus is not None:
+            # Inherited, so that the worker's memory comes from its own node from the first page on.
+            os.sched_setaffinity(0, self._worker_cpus[settings.worker])
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "connector_tax.loadgen.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(descriptor,),
+            )
+        finally:
+            os.sched_setaffinity(0, own)
         worker = _WorkerHandle(settings.worker, process)
         self._workers.append(worker)
         self._living.append(worker)
@@ -365,19 +378,6 @@ class Dispatcher:
     def _fail(self, seq: int, worker: int, kind: str, detail: str | None) -> None:
         now_ns = time.monotonic_ns()
         self._on_done(Done(self._run_number, worker, seq, kind, detail, t_done_ns=now_ns))
-
-
-class CollectorPause:
-    """Keeps Python's cyclic collector out of a run."""
-
-    def __enter__(self) -> None:
-        self._was_enabled = gc.isenabled()
-        gc.collect()
-        gc.disable()
-
-    def __exit__(self, *_: object) -> None:
-        if self._was_enabled:
-            gc.enable()
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:

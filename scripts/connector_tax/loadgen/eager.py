@@ -6,7 +6,6 @@ synchronously, and only a coroutine that really suspended becomes a task.
 
 import asyncio
 import sys
-import types
 from collections.abc import Coroutine, Generator
 from typing import Any
 
@@ -29,18 +28,35 @@ else:
             pending = coroutine.send(None)
         except StopIteration:
             return None
-        return loop.create_task(_carry_on(coroutine, pending))
+        return loop.create_task(_Started(coroutine, pending))
 
-    @types.coroutine
-    def _carry_on(coroutine: Coroutine[Any, Any, None], pending: Any) -> Generator[Any, Any, None]:
-        while True:
-            try:
-                yield pending
-            except BaseException as error:  # a cancellation of the task is for the coroutine
-                try:
-                    pending = coroutine.throw(error)
-                except StopIteration:
-                    return
-            else:
-                break
-        yield from coroutine
+    class _Started(Coroutine[Any, Any, None]):
+        """A coroutine that has suspended once, for a task to carry on from there.
+
+        A generator around it would not do: one that is cancelled before its own first step ends
+        without the coroutine ever resuming.
+        """
+
+        def __init__(self, coroutine: Coroutine[Any, Any, None], pending: Any) -> None:
+            self._coroutine = coroutine
+            self._pending = pending
+
+        def send(self, value: None) -> Any:
+            """The first time, hand the task what the coroutine awaits already."""
+            pending, self._pending = self._pending, None
+            return self._coroutine.send(value) if pending is None else pending
+
+        def throw(self, *error: Any) -> Any:
+            """Resume the coroutine with an exception; what it awaited ends as in any task."""
+            pending, self._pending = self._pending, None
+            if pending is not None:
+                pending.cancel()
+            return self._coroutine.throw(*error)
+
+        def close(self) -> None:
+            """End the coroutine."""
+            self._coroutine.close()
+
+        def __await__(self) -> Generator[Any, Any, None]:
+            """Tasks ask for send and throw only."""
+            raise NotImplementedError

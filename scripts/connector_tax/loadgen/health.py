@@ -1,24 +1,27 @@
 """Timing verification: did the load generator do what the schedule says?
 
 Every check has a value and a bound, is two-sided where the quantity can err both ways, and fails
-when its data are missing. Bounds as in METHOD.md, "A cell is valid, or it is void with a reason".
+when its data are missing. The bounds are those of the shipped studies' `validity` section.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from connector_tax.loadgen.messages import RequestRecord
-from connector_tax.loadgen.session_run import SessionRecord
+from connector_tax.analysis.validity import UNSTAMPED_SHARE_MAX
+from connector_tax.loadgen.messages import Clock, RequestRecord
+from connector_tax.loadgen.session_run import SessionRecord, session_outcomes
 
 LAG_FLOOR_MS = 2.0
 LAG_SHARE_OF_TTFT = 0.02
 RATE_TOLERANCE = 0.01
 ERROR_RATE_MAX = 0.01
-LOOP_LAG_P99_MAX_MS = 10.0
-CPU_SHARE_MAX = 0.95
+SESSION_DELAY_P99_MS = 5.0
+LOOP_LAG_P99_MS = 5.0
+LOOP_LAG_MAX_MS = 100.0
+CPU_SHARE_MAX = 0.9
 COUNTERS = ("undecodable", "oversized", "dropped_messages", "late_results")
 
 
@@ -93,38 +96,75 @@ def check_intra_session(records: Sequence[SessionRecord]) -> list[Check]:
         due_ns = max(end for end in ends if end is not None) + entry.wait_after_ready_ns
         delays_ms.append((sent_ns - due_ns) / 1e6)
     return [
-        _at_most("intra_session_delay_p99_ms", _percentile(delays_ms, 99), 5.0),
+        _at_most("intra_session_delay_p99_ms", _percentile(delays_ms, 99), SESSION_DELAY_P99_MS),
         _at_most("intra_session_earliest_ms", -min(delays_ms) if delays_ms else None, 0.0),
     ]
 
 
-def check_concurrency(records: Sequence[SessionRecord], target: int) -> Check:
-    """Check that never more than `target` sessions were under way at once."""
-    spans: dict[str, tuple[int, int]] = {}
-    for entry in records:
-        sent_ns, done_ns = entry.record.t_send_ns, entry.record.t_done_ns
-        if sent_ns is None or done_ns is None:
-            continue
-        begin, end = spans.get(entry.session, (sent_ns, done_ns))
-        spans[entry.session] = (min(begin, sent_ns), max(end, done_ns))
-    if not spans:
-        return Check("concurrent_sessions_max", None, f"<= {target}", False)
+class Ramp(NamedTuple):
+    """Closed loop: `target` sessions at once, rising linearly from `origin_ns` over `ramp_ns`."""
+
+    target: int
+    origin_ns: int
+    ramp_ns: int
+
+
+def check_concurrency(
+    records: Sequence[SessionRecord], sessions: int, ramp: Ramp, stop_ns: int
+) -> list[Check]:
+    """Check that never more than the target's sessions were under way at once, and no fewer: each
+    of the `sessions` must start when its place is there, which is when enough others have ended.
+    A session that never started though it had a place before `stop_ns` counts as late as that.
+    """
+    outcomes = session_outcomes(records)
+    spans = [(o.t_start_ns, o.t_end_ns) for o in outcomes if o.t_start_ns is not None]
+    starts = sorted(begin for begin, _ in spans)
+    ends = sorted(end for o in outcomes if o.status != "cut" for end in [o.t_end_ns])
+    delays_ms = []
+    for k in range(sessions):
+        place = min(k + 1, ramp.target)
+        due_ns = ramp.origin_ns + ramp.ramp_ns * place // ramp.target
+        if k >= ramp.target:
+            if k - ramp.target >= len(ends):
+                break
+            due_ns = max(due_ns, ends[k - ramp.target])
+        if due_ns >= stop_ns:
+            break
+        delays_ms.append(((starts[k] if k < len(starts) else stop_ns) - due_ns) / 1e6)
     # At equal times an end counts before a start.
-    edges = sorted([(b, 1) for b, _ in spans.values()] + [(e, -1) for _, e in spans.values()])
-    highest = int(np.cumsum([step for _, step in edges]).max())
-    return _at_most("concurrent_sessions_max", float(highest), float(target))
+    late_ms = _percentile(delays_ms, 99) if starts else None
+    edges = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    highest = float(np.cumsum([step for _, step in edges]).max()) if edges else None
+    return [
+        _at_most("concurrent_sessions_max", highest, float(ramp.target)),
+        _at_most("session_start_delay_p99_ms", late_ms, SESSION_DELAY_P99_MS),
+    ]
 
 
-def check_processes(health: dict[str, Any]) -> list[Check]:
-    """Check event-loop lag, CPU share and message counters of every process, and that all live."""
+def check_processes(health: dict[str, Any], clock: Clock) -> list[Check]:
+    """Check event-loop lag, CPU share and message counters of every process, that every worker
+    lives and opened its connections, and that the clock is the one it is said to be.
+    """
     checks: list[Check] = []
     for name, values in health["processes"].items():
         lag, share = values.get("loop_lag_p99_ms"), values.get("cpu_share")
-        checks.append(_at_most(f"{name}_loop_lag_p99_ms", lag, LOOP_LAG_P99_MAX_MS))
+        checks.append(_at_most(f"{name}_loop_lag_p99_ms", lag, LOOP_LAG_P99_MS))
+        checks.append(
+            _at_most(f"{name}_loop_lag_max_ms", values.get("loop_lag_max_ms"), LOOP_LAG_MAX_MS)
+        )
         checks.append(_at_most(f"{name}_cpu_share", share, CPU_SHARE_MAX))
         lost = sum(values.get(counter, 0) for counter in COUNTERS)
         checks.append(_at_most(f"{name}_messages_lost", float(lost), 0.0))
+        if name != "main" and clock == "kernel":
+            reads, unstamped = values.get("reads"), values.get("unstamped_reads")
+            share = unstamped / reads if reads and unstamped is not None else None
+            checks.append(_at_most(f"{name}_unstamped_share", share, UNSTAMPED_SHARE_MAX))
+    workers = health["workers"]
+    silent = workers - sum(name != "main" for name in health["processes"])
+    unopened = workers * health["connections_per_worker"] - sum(health["connections"].values())
     checks.append(_at_most("workers_died", float(len(health["workers_died"])), 0.0))
+    checks.append(_at_most("silent_workers", float(silent), 0.0))
+    checks.append(_at_most("unopened_connections", float(unopened), 0.0))
     return checks
 
 

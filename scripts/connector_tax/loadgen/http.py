@@ -24,6 +24,14 @@ MAX_IDLE_S = 4.0
 """A used connection that idled longer is not reused: uvicorn, which serves vLLM, closes after 5 s,
 and a request written in that moment fails although the server is well."""
 
+FILL_S = 5.0
+"""How long opening connections ahead may take, in all."""
+
+CLOCK_GAP_NS = 10_000
+CLOCK_TRIES = 5
+"""The two clocks are read between two readings of the one; further apart than CLOCK_GAP_NS, the
+process was interrupted between them, and they are read again, up to CLOCK_TRIES times."""
+
 WAKE_CHUNKS = 16
 SWEEP_S = 0.05
 """A waiting response task is woken at once for headers, the end or a failure, else for every
@@ -103,8 +111,12 @@ class Poller:
         self._epoll.close()
 
     def _on_ready(self) -> None:
+        self.serve_ready(self.BATCH)
+
+    def serve_ready(self, most: int) -> None:
+        """Serve up to `most` sockets that are ready now."""
         connections = self._connections
-        for descriptor, events in self._epoll.poll(0, self.BATCH):
+        for descriptor, events in self._epoll.poll(0, most):
             connection = connections.get(descriptor)
             if connection is None:
                 continue
@@ -112,6 +124,21 @@ class Poller:
                 connection.on_writable()
             if events & ~select.EPOLLOUT:
                 connection.on_readable()
+
+
+class StampCounts:
+    """What a pool's connections read: `reads`, those among them that were stamped by this process
+    though the kernel was asked (`unstamped`), and those that read the clocks again (`clock_gaps`).
+    """
+
+    __slots__ = ("clock_gaps", "reads", "unstamped")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.reads = self.unstamped = self.clock_gaps = 0
 
 
 class Connection:
@@ -146,7 +173,6 @@ class Connection:
         "sock",
         "t_done_ns",
         "t_headers_ns",
-        "unstamped_reads",
     )
 
     def __init__(
@@ -154,7 +180,7 @@ class Connection:
         loop: asyncio.AbstractEventLoop,
         poller: Poller,
         sock: socket.socket,
-        kernel_stamps: bool,
+        stamps: StampCounts | None,
         buffer: memoryview,
         on_idle_data: "Callable[[Connection], None]",
     ) -> None:
@@ -164,10 +190,11 @@ class Connection:
         self.sock = sock
         self._on_idle_data = on_idle_data
         self._parser = httptools.HttpResponseParser(self)
-        self._read = self._kernel_reader(buffer) if kernel_stamps else self._plain_reader(buffer)
+        self._read = (
+            self._plain_reader(buffer) if stamps is None else self._kernel_reader(buffer, stamps)
+        )
         self.closed = False
         self.idle_since_ns: int | None = None  # None until it has served a request
-        self.unstamped_reads = 0
         self._not_before_ns = 0  # nothing read can have arrived before the last write or read
         self._unsent: memoryview | None = None
         # Of the response being read.
@@ -282,19 +309,26 @@ class Connection:
 
     # ---- reading
 
-    def _kernel_reader(self, buffer: memoryview) -> Callable[[], tuple[memoryview, int]]:
+    def _kernel_reader(
+        self, buffer: memoryview, stamps: StampCounts
+    ) -> Callable[[], tuple[memoryview, int]]:
         receive, buffers = self.sock.recvmsg_into, [buffer]
 
         def read() -> tuple[memoryview, int]:
             size, control, _, _ = receive(buffers, _CONTROL_BYTES)
             stamp = now = _monotonic_ns()
+            stamps.reads += 1
             if control:
                 # The kernel stamps in wall time; its age carries over to the monotonic clock.
                 seconds, ns = _timespec(control[0][2])
-                stamp -= _time_ns() - (seconds * 1_000_000_000 + ns)
+                wall = _time_ns()
+                if _monotonic_ns() - now > CLOCK_GAP_NS:
+                    stamps.clock_gaps += 1
+                    now, wall = _read_clocks()
+                stamp = now - (wall - (seconds * 1_000_000_000 + ns))
             # A stamp out of these bounds was taken before a step of the wall clock.
             if size and (not control or not self._not_before_ns <= stamp <= now):
-                self.unstamped_reads += 1
+                stamps.unstamped += 1
                 stamp = now
             self._not_before_ns = stamp
             return buffer[:size], stamp
@@ -447,8 +481,10 @@ class Connection:
         self.closed = True
         self._poller.remove(self)
         self.sock.close()
-        # These refer back to the connection; the collector does not run during a cell.
+        # These refer back to the connection (a failure by the traceback of having been raised);
+        # the collector does not run during a cell.
         del self._parser, self._read
+        self._failure = None
 
 
 class Pool:
@@ -473,6 +509,7 @@ class Pool:
         self._family = family
         self._address = address
         self._limit = limit
+        self.stamps = StampCounts()
         self._kernel_stamps = kernel_stamps
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._poller = Poller(loop)
@@ -481,13 +518,16 @@ class Pool:
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
         self._connecting = asyncio.Semaphore(self.CONNECTING)
         self.waited = 0
-        self.unstamped_reads = 0
         self.opened = 0
 
     @property
     def idle(self) -> int:
         """How many connections wait for a request."""
         return len(self._idle)
+
+    def serve_ready(self, most: int) -> None:
+        """Read from up to `most` connections that have something now."""
+        self._poller.serve_ready(most)
 
     def take(self) -> Connection | None:
         """An idle connection, or None."""
@@ -540,19 +580,23 @@ class Pool:
             self._discard(connection)
 
     async def fill(self) -> str | None:
-        """Open connections up to the limit; return what stopped it, or None."""
+        """Open connections up to the limit, for FILL_S at most; return what stopped it, or None."""
         missing = self._limit - self._size
         self._size += missing
-        outcomes = await asyncio.gather(
-            *(self._connect() for _ in range(missing)), return_exceptions=True
-        )
+        tasks = [self._loop.create_task(self._connect()) for _ in range(missing)]
         problem: str | None = None
-        for outcome in outcomes:
+        if tasks:
+            _, pending = await asyncio.wait(tasks, timeout=FILL_S)
+            for task in pending:
+                task.cancel()
+            if pending:
+                problem = f"connect_failed: no answer from the server within {FILL_S:g} s"
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Connection):
                 self.put_back(outcome)
             elif isinstance(outcome, RequestFailed):
                 problem = f"{outcome.kind}: {outcome.detail}"
-            else:
+            elif not isinstance(outcome, asyncio.CancelledError):
                 raise outcome
         return problem
 
@@ -582,7 +626,6 @@ class Pool:
         return False
 
     def _discard(self, connection: Connection) -> None:
-        self.unstamped_reads += connection.unstamped_reads
         connection.close()
         self._size -= 1
         self._wake_next(None)  # there is room for a waiter to connect
@@ -617,10 +660,21 @@ class Pool:
             self._loop,
             self._poller,
             sock,
-            self._kernel_stamps,
+            self.stamps if self._kernel_stamps else None,
             self._buffer,
             self._on_idle_data,
         )
+
+
+def _read_clocks() -> tuple[int, int]:
+    """Monotonic and wall time in ns, read as close together as some tries allow."""
+    best = (1 << 62, 0, 0)
+    for _ in range(CLOCK_TRIES):
+        now, wall = _monotonic_ns(), _time_ns()
+        best = min(best, (_monotonic_ns() - now, now, wall))
+        if best[0] <= CLOCK_GAP_NS:
+            break
+    return best[1], best[2]
 
 
 def _os_text(error: OSError) -> str:

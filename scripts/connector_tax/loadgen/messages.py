@@ -25,6 +25,7 @@ FAILURES: dict[str, tuple[Status, str]] = {
     "oversized_event": ("error", "an event of the stream exceeded the size limit"),
     "error_event": ("error", "the server reported an error inside the stream"),
     "missing_done": ("error", "the stream ended without [DONE], or the body without finish reason"),
+    "missing_finish": ("error", "the stream ended with [DONE], but no choice had a finish reason"),
     "data_after_done": ("error", "tokens followed [DONE]"),
     "missing_usage": ("error", "the response carried no token usage"),
     "missing_token_ids": ("error", "the response carried no token ids, which the session inherits"),
@@ -36,6 +37,7 @@ FAILURES: dict[str, tuple[Status, str]] = {
     "request_timeout": ("timeout", "no complete response within the request timeout"),
     "drain_timeout": ("timeout", "still running when the drain time after the window was over"),
     "session_failed": ("cancelled", "an earlier request of the same session failed"),
+    "run_ended": ("cancelled", "not sent: the run ended before it was due"),
     "interrupted": ("cancelled", "the run was interrupted by the user"),
     "inflight_cap": ("dropped", "due while the in-flight cap was reached; not sent"),
 }
@@ -51,11 +53,12 @@ class RequestFailed(Exception):
 
 
 class RequestRecord(msgspec.Struct, kw_only=True):
-    """One scheduled request, as CONTRACTS.md `requests` has it; times are CLOCK_MONOTONIC ns.
+    """One scheduled request, a line of a requests file; times are CLOCK_MONOTONIC ns.
 
     `t_issue_ns` is when the session thread handed the request on, ahead of its due time
     `t_intended_ns`; the worker holds it and sends at the due time. Schedule lag and "no early send"
-    are judged on `t_send_ns - t_intended_ns`.
+    are judged on `t_send_ns - t_intended_ns`. `warmup` and `cooldown`: due before and after the
+    measured window of a cell.
     """
 
     request_id: str
@@ -64,6 +67,7 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     error_kind: str | None
     error_detail: str | None
     warmup: bool
+    cooldown: bool
     t_intended_ns: int
     t_issue_ns: int | None
     t_worker_ns: int | None
@@ -78,6 +82,11 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     inflight_at_send: int | None
     worker: int | None
     reads: list[tuple[int, int]] | None
+
+    @property
+    def measured(self) -> bool:
+        """True if the request was due in the measured window."""
+        return not (self.warmup or self.cooldown)
 
 
 # ---- main process -> worker
@@ -101,7 +110,6 @@ class WorkerSettings(msgspec.Struct):
     spin_ns: int
     sleep_margin_ns: int
     kernel_stamps: bool
-    cpus: list[int] | None
 
 
 class Issue(msgspec.Struct, array_like=True, tag=1):

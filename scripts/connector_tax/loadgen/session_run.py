@@ -1,6 +1,7 @@
 """A run of sessions on the real clock: the scheduler's plan, and what came of it."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -20,6 +21,49 @@ class SessionRecord(msgspec.Struct, kw_only=True):
     parents: list[str]
     wait_after_ready_ns: int
     record: RequestRecord
+
+
+class SessionOutcome(msgspec.Struct, kw_only=True):
+    """What became of a session that started; times are CLOCK_MONOTONIC ns.
+
+    `t_start_ns` is when its first request was sent (null: none was), less that request's own wait;
+    `t_end_ns` when its last one ended. `status`: `cut` when the run ended before the session.
+    """
+
+    session: str
+    status: Literal["ok", "failed", "cut"]
+    requests: int
+    ok: int
+    t_start_ns: int | None
+    t_end_ns: int
+
+
+def session_outcomes(records: Sequence[SessionRecord]) -> list[SessionOutcome]:
+    """Return one outcome per session, in the order of their first requests."""
+    by_session: dict[str, list[SessionRecord]] = {}
+    for entry in records:
+        by_session.setdefault(entry.session, []).append(entry)
+    return [_outcome(session, entries) for session, entries in by_session.items()]
+
+
+def _outcome(session: str, entries: Sequence[SessionRecord]) -> SessionOutcome:
+    kinds = [entry.record.error_kind for entry in entries]
+    starts = [
+        entry.record.t_send_ns - entry.wait_after_ready_ns
+        for entry in entries
+        if entry.record.t_send_ns is not None
+    ]
+    status: Literal["ok", "failed", "cut"] = "failed" if any(kinds) else "ok"
+    if "run_ended" in kinds:
+        status = "cut"
+    return SessionOutcome(
+        session=session,
+        status=status,
+        requests=len(kinds),
+        ok=kinds.count(None),
+        t_start_ns=min(starts, default=None),
+        t_end_ns=max(entry.record.t_done_ns or 0 for entry in entries),
+    )
 
 
 class SessionPlan:
@@ -121,15 +165,20 @@ class SessionPlan:
     # ---- what came of it
 
     def records(self) -> list[SessionRecord]:
-        """Return a record per request sent, in the order of sending, then those given up."""
+        """Return a record per request sent, in the order of sending, then those of the same
+        sessions that were not: given up after a failure, or cut off by the end of the run.
+        """
         records = []
         for seq, (ready, issued_ns) in enumerate(self.sent):
             done = self._done[seq]
             records.append(self._record(ready.session, ready.node, done, ready.due_ns, issued_ns))
-        for index, node_index, when_ns in self.given_up:
-            node = self._sessions[index].nodes[node_index]
-            done = Done(0, -1, len(records), "session_failed", "not sent", t_done_ns=when_ns)
-            records.append(self._record(index, node, done, when_ns, None))
+        assert self.stop_ns is not None
+        cut = [(index, node_index, self.stop_ns) for index, node_index in self._scheduler.unsent()]
+        for kind, unsent in (("session_failed", self.given_up), ("run_ended", cut)):
+            for index, node_index, when_ns in unsent:
+                node = self._sessions[index].nodes[node_index]
+                done = Done(0, -1, len(records), kind, "not sent", t_done_ns=when_ns)
+                records.append(self._record(index, node, done, when_ns, None))
         return records
 
     def _record(
@@ -144,7 +193,6 @@ class SessionPlan:
             record=make_record(
                 done,
                 request_id=f"{session.id}/{node.id}",
-                warmup=False,
                 due_ns=due_ns,
                 issued_ns=issued_ns,
             ),

@@ -208,11 +208,14 @@ class StreamAccumulator:
         """Check that the stream said it was complete.
 
         Raises:
-            RequestFailed: `missing_done`.
+            RequestFailed: `missing_done`, or `missing_finish` when [DONE] came and no choice said
+                why it ended.
         """
         if not self.done:
             cut = " in the middle of an event" if self._splitter.unfinished else ""
             raise RequestFailed("missing_done", f"ended{cut} after {self.token_events} tokens")
+        if self.finish_reason is None:
+            raise RequestFailed("missing_finish", f"after {self.token_events} tokens")
 
     def _decode_block(self, block: bytes) -> None:
         if self._first_block:
@@ -274,6 +277,19 @@ def decode_response(payload: bytes) -> Response:
     if response.error is not None or response.object == "error":
         raise RequestFailed("error_event", excerpt(payload))
     return response
+
+
+def whole_ids(token_ids: list[int], usage: Usage | None) -> list[int]:
+    """Return the ids, if they are as many as the server counted.
+
+    Raises:
+        RequestFailed: `missing_token_ids`.
+    """
+    if usage is not None and len(token_ids) != usage.completion_tokens:
+        raise RequestFailed(
+            "missing_token_ids", f"{len(token_ids)} ids for {usage.completion_tokens} tokens"
+        )
+    return token_ids
 
 
 def excerpt(payload: bytes) -> str:

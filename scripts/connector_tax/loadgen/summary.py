@@ -37,15 +37,21 @@ def print_summary(
     records: Sequence[RequestRecord],
     checks: Sequence[Check],
     window_s: float,
+    served_s: float,
     stream: TextIO,
 ) -> None:
-    """Print outcome counts, latencies and the timing verification."""
+    """Print outcome counts, latencies and the timing verification.
+
+    Args:
+        window_s: how long requests were sent.
+        served_s: from the first due time to the last answer, over which rates are taken.
+    """
     console = Console(file=stream, width=100, highlight=False)
     ok = sum(r.status == "ok" for r in records)
     tokens = sum(r.completion_tokens or 0 for r in records if r.status == "ok")
     console.print(
-        f"{len(records)} requests in {window_s:.1f} s: {ok} ok "
-        f"({ok / window_s:.2f} requests/s, {tokens / window_s:.1f} tokens/s)"
+        f"{len(records)} requests in {window_s:.1f} s, answered in {served_s:.1f} s: {ok} ok "
+        f"({ok / served_s:.2f} requests/s, {tokens / served_s:.1f} tokens/s)"
     )
     kinds = sorted({r.error_kind for r in records if r.error_kind is not None})
     for kind in kinds:

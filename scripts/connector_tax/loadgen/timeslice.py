@@ -12,7 +12,7 @@ import platform
 
 # sched_setattr and sched_getattr, which the C library has from glibc 2.41 on only.
 _SYSCALLS = {"x86_64": (314, 315), "aarch64": (274, 275), "riscv64": (274, 275)}
-_SCHED_OTHER = 0
+_FAIR = (os.SCHED_OTHER, os.SCHED_BATCH)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -32,18 +32,20 @@ class _SchedAttr(ctypes.Structure):
 def set_time_slice(slice_ns: int) -> int:
     """Ask for slices of `slice_ns` (100 us to 100 ms) for this thread and those it starts.
 
-    Its nice value is kept.
+    Its policy and nice value are kept; one that is not scheduled fairly, such as a real-time
+    thread, has no slice.
 
     Returns:
         The slice in ns that the kernel has noted; 0 where it has none, refuses to change it, or
         its system call is not known here.
     """
     calls = _SYSCALLS.get(platform.machine())
-    if calls is None:
+    policy = os.sched_getscheduler(0)
+    if calls is None or policy not in _FAIR:
         return 0
     size = ctypes.sizeof(_SchedAttr)
     nice = os.getpriority(os.PRIO_PROCESS, 0)
-    attributes = _SchedAttr(size, _SCHED_OTHER, 0, nice, 0, slice_ns, 0, 0)
+    attributes = _SchedAttr(size, policy, 0, nice, 0, slice_ns, 0, 0)
     if _libc.syscall(calls[0], 0, ctypes.byref(attributes), 0) != 0:
         return 0
     if _libc.syscall(calls[1], 0, ctypes.byref(attributes), size, 0) != 0:

@@ -141,6 +141,14 @@ class Scheduler:
                 # Starting sessions first may queue requests out of order; sorted() is stable.
                 return sorted(ready, key=lambda request: request.due_ns)
 
+    def unsent(self) -> list[tuple[int, int]]:
+        """Return session and node of every request of an active session that was not issued."""
+        return [
+            (session, node)
+            for session, state in self._active.items()
+            for node in sorted(state.pending)
+        ]
+
     def next_ns(self, now_ns: int) -> int | None:
         """Return when something is next due; None: only after a request in flight has ended."""
         candidates = [self._next_start_ns(now_ns), self._queue[0][0] if self._queue else None]

@@ -76,9 +76,14 @@ class Sender:
 
     def _drain(self) -> None:
         backlog = self._backlog
-        while backlog and self._try(backlog[0]):
-            backlog.popleft()
-        self._socket.getsockopt(zmq.EVENTS)  # takes the edge, so that the next one is signalled
+        writable = True
+        while writable:
+            while backlog and self._try(backlog[0]):
+                backlog.popleft()
+            # Reading the events takes the edge, so that the next one is signalled. A peer that
+            # attached since the last try is in them, and no further edge will tell of it.
+            events = int(self._socket.getsockopt(zmq.EVENTS))
+            writable = bool(backlog) and bool(events & zmq.POLLOUT)
 
 
 class Receiver:

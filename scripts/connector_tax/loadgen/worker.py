@@ -11,7 +11,6 @@ its end is one of two signs that the main process is gone, the other is PR_SET_P
 """
 
 import asyncio
-import ctypes
 import gc
 import heapq
 import os
@@ -21,7 +20,6 @@ import signal
 import sys
 import time
 from array import array
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -46,14 +44,18 @@ from connector_tax.loadgen.messages import (
     Up,
     WorkerSettings,
 )
-from connector_tax.loadgen.sse import StreamAccumulator, Usage, decode_response, excerpt
+from connector_tax.loadgen.process import die_with, peak_memory_mb
+from connector_tax.loadgen.sse import StreamAccumulator, Usage, decode_response, excerpt, whole_ids
 from connector_tax.loadgen.timerfd import LoopProbe, TimerFd
 from connector_tax.loadgen.timeslice import set_time_slice
 from connector_tax.loadgen.transport import MAX_MESSAGE, Receiver, Sender, private_socket
 
-_PR_SET_PDEATHSIG = 1
 # The shortest there is: main-process threads on the same CPU let the worker go first.
 _TIME_SLICE_NS = 100_000
+# A spin reads answers a few at a time, while there is time for them before the next send.
+_READ_MARGIN_NS = 80_000
+_READS_PER_LOOK = 4
+_FIRES_PER_TURN = 8
 _monotonic_ns = time.monotonic_ns
 
 
@@ -149,7 +151,8 @@ class Worker:
         gc.freeze()
         gc.disable()
         self._requests.undecodable = self._requests.oversized = self._results.dropped = 0
-        self._pool.waited = self._pool.unstamped_reads = 0
+        self._pool.waited = 0
+        self._pool.stamps.reset()
         self._probe.reset()
         clock: Clock = "kernel" if self._kernel_stamps else "worker"
         self._send(Begun(self._index, begin.run, self._pool.idle, problem, clock))
@@ -164,8 +167,10 @@ class Worker:
             "oversized": self._requests.oversized,
             "dropped_messages": self._results.dropped,
             "pool_waits": self._pool.waited,
-            "unstamped_reads": self._pool.unstamped_reads,
-            "max_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "reads": self._pool.stamps.reads,
+            "unstamped_reads": self._pool.stamps.unstamped,
+            "clock_gaps": self._pool.stamps.clock_gaps,
+            "max_rss_mb": peak_memory_mb(),
         }
         gc.enable()
         gc.unfreeze()
@@ -188,23 +193,37 @@ class Worker:
             self._fire_due()
 
     def _fire_due(self) -> None:
-        """Fire what is due, or will be in a moment; set the timer for the next."""
+        """Fire what is due, or will be in a moment; set the timer for the next.
+
+        At most one spin and _FIRES_PER_TURN requests in a turn of the loop: where requests are
+        dense, results and messages are served between them.
+        """
         held = self._held
         spin_ns = self._settings.spin_ns
-        while held:
+        spun = False
+        for _ in range(_FIRES_PER_TURN):
+            if not held:
+                return
             due_ns, seq = held[0]
             ahead_ns = due_ns - _monotonic_ns()
             if ahead_ns > spin_ns:
                 margin_ns = self._settings.sleep_margin_ns
                 self._timer.arm(due_ns - (margin_ns if ahead_ns > margin_ns else spin_ns))
                 return
+            if ahead_ns > 0 and spun:
+                break
+            spun = ahead_ns > 0
             heapq.heappop(held)
             request = self._requests_by_seq.get(seq)
             if request is not None:  # else cancelled while it was held
                 self._fire(request, due_ns)
+        if held:
+            self._timer.arm(held[0][0] - spin_ns)
 
     def _fire(self, request: _Request, due_ns: int) -> None:
-        """Send at `due_ns`; what can be ready by then is made ready, then the rest is spun."""
+        """Send at `due_ns`; what can be ready by then is made ready, then the rest is spun, reading
+        what answers come meanwhile.
+        """
         run = self._run
         left_s = (due_ns + run.request_timeout_ns - _monotonic_ns()) / 1e9
         request.timeout = self._loop.call_later(
@@ -214,6 +233,8 @@ class Worker:
         head = self._head % (request.request_id.encode(), len(request.body))
         begin_ns = now_ns = _monotonic_ns()
         while now_ns < due_ns:
+            if due_ns - now_ns > _READ_MARGIN_NS:
+                self._pool.serve_ready(_READS_PER_LOOK)
             now_ns = _monotonic_ns()
         self._spun_ns += now_ns - begin_ns
         # Judged at the due time, as the cap is on requests in flight and not on those prepared.
@@ -246,7 +267,9 @@ class Worker:
             done.t_send_ns = connection.write(head, request.body)
             await self._respond(request, connection)
         except RequestFailed as error:
-            failure = error
+            # A copy, which was never raised: the traceback of `error` holds this frame and those
+            # below with their bodies, and the collector does not run during a cell.
+            failure = RequestFailed(error.kind, error.detail)
         except asyncio.CancelledError:
             failure = RequestFailed(request.abort or "internal_error", "cancelled")
         except Exception as error:  # whatever it is must reach the record, or the run would wait
@@ -295,7 +318,7 @@ class Worker:
         if run.capture == "text":
             done.text = "".join(accumulator.text)
         elif run.capture == "token_ids":
-            done.token_ids = _whole_ids(accumulator.token_ids, accumulator.usage)
+            done.token_ids = whole_ids(accumulator.token_ids, accumulator.usage)
         _check_usage(request, accumulator.usage)
 
     async def _consume_body(self, request: _Request, connection: Connection) -> None:
@@ -311,7 +334,7 @@ class Worker:
         if run.capture == "text":
             done.text = choice.text or (choice.message.content if choice.message else None) or ""
         elif run.capture == "token_ids":
-            done.token_ids = _whole_ids(choice.token_ids or [], response.usage)
+            done.token_ids = whole_ids(choice.token_ids or [], response.usage)
         _check_usage(request, response.usage)
 
     def _finish(self, request: _Request, failure: RequestFailed | None) -> None:
@@ -349,30 +372,13 @@ def _check_usage(request: _Request, usage: Usage | None) -> None:
             raise RequestFailed("wrong_length", f"{got} {name} tokens, asked for {wanted}")
 
 
-def _whole_ids(token_ids: list[int], usage: Usage | None) -> list[int]:
-    if usage is not None and len(token_ids) != usage.completion_tokens:
-        raise RequestFailed(
-            "missing_token_ids", f"{len(token_ids)} ids for {usage.completion_tokens} tokens"
-        )
-    return token_ids
-
-
-def _die_with(parent: int, leave: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-    """Have the kernel signal this process when its parent ends; also watch the stdin pipe."""
-    loop.add_signal_handler(signal.SIGTERM, leave)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    loop.add_reader(sys.stdin.fileno(), leave)
-    if os.getppid() != parent:  # it ended before prctl took effect
-        leave()
-
-
 def main() -> None:
     """Run until the main process says or shows that it is over."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to handle
     os.write(sys.stdout.fileno(), b"up\n")  # one write, whatever buffering the user has set
     settings = msgspec.json.decode(sys.stdin.readline(), type=WorkerSettings)
-    if settings.cpus is not None:
-        os.sched_setaffinity(0, settings.cpus)  # before any thread starts, so that all inherit it
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     inflight = InFlight(settings.inflight_fd, settings.workers)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -382,7 +388,7 @@ def main() -> None:
         shutil.rmtree(Path(settings.folder), ignore_errors=True)
         os._exit(0)
 
-    _die_with(settings.parent, leave, loop)
+    die_with(settings.parent, leave, loop)
     loop.run_until_complete(Worker(loop, settings, inflight).main_loop())
 
 

@@ -18,6 +18,7 @@ from connector_tax.files import write_json
 from connector_tax.provenance.audit_records import check_records
 from connector_tax.provenance.audit_redrawn import HEADER, check_redrawn
 from connector_tax.provenance.audit_remade import check_remade
+from connector_tax.provenance.audit_resources import check_resources
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.audit_tables import check_published
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
@@ -55,6 +56,8 @@ def check_study(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
         check_records(study, ledger)
     with ledger.guarded("numbers", "study"):
         check_published(study, ledger, manifest)
+    with ledger.guarded("launch records", "study"):
+        check_resources(study, ledger)
     if study.published != study.root:
         check_redrawn(study, manifest, ledger)
     else:

@@ -7,7 +7,7 @@ from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import read_csv, text_differs
 from connector_tax.provenance.recompute import Row
-from connector_tax.provenance.recompute_tables import STEP_TAXES, Recomputed
+from connector_tax.provenance.recompute_tables import Recomputed
 
 FIGURES = (
     "fig1_ttft_vs_rate",
@@ -68,7 +68,7 @@ class FigureNumbers:
             if row["phase"] == "A" and row["block"] != "all" and row["status"] != "valid"
         ]
         self.taxes = found["taxes.csv"]
-        self.steps = found["steps.csv"]
+        self.step_taxes = found["step_taxes.csv"]
         self.cdf = found["step_cdf.csv"]
 
     # ---- figures 1 to 3
@@ -190,7 +190,7 @@ class FigureNumbers:
         }
         shown = {row["config"] for row in self.cdf}
         gates = read_json(self.study.root / "preflight" / "preflight_status.json")
-        for config in ("plain", *self.compared):
+        for config in self.study.ids:
             if config not in shown:
                 skipped = config in gates and not gates[config]["include"]
                 status = "skipped" if skipped else "missing"
@@ -208,34 +208,34 @@ class FigureNumbers:
                     rest = record["tax"] - noop
                     record |= {"framework_tax": noop, "implementation_tax": rest}
                 expected[config, metric] = record
-        step_rows = {c: self.row_at(c, "ref_safe", "ttft_p90") for c in self.connectors}
-        taxes = ["step_tax_us"]
-        if any(row.get("engine_step_tax_us") is not None for row in step_rows.values()):
-            taxes.append("engine_step_tax_us")
-        for name in taxes:
-            metric = name.replace("tax_us", "p50")
-            for config, row in step_rows.items():
-                record = self.bar(config, "ref_safe", "ttft_p90")
-                record |= dict.fromkeys(("tax", "tax_lo", "tax_hi", "aa_lo", "aa_hi", "verdict"))
-                tax, callback = row.get(name), row.get("callback_us")
-                if tax is not None:
-                    record |= {
-                        "step_tax_us": tax,
-                        "callback_us": callback,
-                        "unattributed_us": None if callback is None else tax - callback,
-                        "step_tax_us_by_block": self._by_block(row, STEP_TAXES[name]),
-                    }
-                expected[config, metric] = record | {"metric": metric}
+        cell = self.numbers.cell_at("ref_safe")
+        at_safe = {
+            (row["config"], row["metric"]): row
+            for row in self.step_taxes
+            if (row["phase"], row["cell"]) == ("A", cell)
+        }
+        for tax, metric in (
+            ("tax_step_p50", "step_p50"),
+            ("tax_engine_step_p50", "engine_step_p50"),
+        ):
+            rows = {config: at_safe[config, tax] for config in self.connectors}
+            if metric == "step_p50" or any(row.get("us") is not None for row in rows.values()):
+                for config, row in rows.items():
+                    callback = at_safe[config, "tax_callback_p50"].get("us")
+                    expected[config, metric] = self._step_bar(metric, row, callback)
         return expected
 
-    def _by_block(self, row: Row, column: str) -> list[float]:
-        where = (row["config"], row["phase"], row["cell"])
-        values = [
-            step[column]
-            for step in self.steps
-            if (step["config"], step["phase"], step["cell"]) == where and step[column] is not None
-        ]
-        return values if len(values) > 1 else []
+    def _step_bar(self, metric: str, row: Row, callback: float | None) -> Row:
+        record = self.bar(row["config"], "ref_safe", "ttft_p90") | {"metric": metric}
+        record |= dict.fromkeys(("tax", "tax_lo", "tax_hi", "aa_lo", "aa_hi", "verdict"))
+        if row.get("us") is None:
+            return record
+        record |= {"aa_lo": row.get("aa_lo_us"), "aa_hi": row.get("aa_hi_us")}
+        record |= {"step_tax_us": row["us"], "step_tax_lo_us": row["lo_us"]}
+        rest = None if callback is None else row["us"] - callback
+        return record | {
+            "step_tax_hi_us": row["hi_us"], "callback_us": callback, "unattributed_us": rest,
+        }  # fmt: skip
 
     def fig8(self) -> Expected:
         """The parts, their sum and the stack."""

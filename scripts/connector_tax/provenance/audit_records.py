@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from connector_tax.provenance.audit_design import check_design, skipped_rate
+from connector_tax.provenance.audit_machine import machine_checks
 from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import differences
@@ -27,7 +28,10 @@ from connector_tax.study_file import PLAIN
 # The per-cell records.
 CELL_FILES = ("cell", "requests", "metrics", "engine_step")
 FAILED = ("error", "timeout", "cancelled")
-STATUSES = ("ok", *FAILED, "dropped")
+ENDED = ("ok", *FAILED)
+STATUSES = (*ENDED, "dropped")
+LATER_CHECKS = {"loop_lag_max_ms", "silent_workers", "unopened_connections", "unstamped_reads"}
+COOLDOWN_ENDS = ("answered", "drain", "schedule", "interrupted")
 ORDER = ("issue", "worker", "conn", "send", "headers", "first_token", "last_token", "done")
 COUNTERS = {
     "success": "vllm:request_success_total",
@@ -70,7 +74,8 @@ def _check_cell(study: RawStudy, cell: RawCell, ledger: Ledger) -> None:
 def _hashes(study: RawStudy, cell: RawCell) -> Iterator[str]:
     assert cell.entry is not None
     listed: Mapping[str, str] = cell.entry["files"]
-    wanted = {cell.path(kind).name for kind in CELL_FILES}
+    kinds = (*CELL_FILES, "machine") if "quiet" in study.config else CELL_FILES
+    wanted = {cell.path(kind).name for kind in kinds}
     yield from (f"{name} is not listed in index.json" for name in sorted(wanted - listed.keys()))
     for name, digest in listed.items():
         path = cell.folder / name
@@ -118,13 +123,23 @@ def _counts(cell: RawCell) -> Iterator[str]:
         "ok": states.count("ok"),
         "dropped": states.count("dropped"),
         "failed": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
-        "measured_ok": sum(r["status"] == "ok" and not r["warmup"] for r in records),
+        "measured_ok": sum(r["status"] == "ok" for r in _measured(cell)),
     }
     for key, value in found.items():
         if counts[key] != value:
             yield f"counts.{key} is {counts[key]}, the records give {value}"
     if found["ok"] + found["dropped"] + len(kinds) != len(records):
         yield "ok + failed + dropped is not the number of records"
+
+
+def _measured(cell: RawCell) -> list[Row]:
+    start, stop = (cell.record["window"][f"t_{name}_ns"] for name in ("warmup_end", "stop"))
+    return [r for r in cell.requests if start <= r["t_intended_ns"] < stop]
+
+
+def _arrivals_end_ns(window: Mapping[str, Any]) -> int:
+    """Cells recorded before there was a cool-down sent nothing after their window."""
+    return int(window.get("t_cooldown_end_ns", window["t_stop_ns"]))
 
 
 def _stamps(r: Row, window: Mapping[str, Any]) -> Iterator[str]:
@@ -142,6 +157,8 @@ def _stamps(r: Row, window: Mapping[str, Any]) -> Iterator[str]:
         yield f"{where}: its last token is after the cell was drained"
     if r["warmup"] != (r["t_intended_ns"] < window["t_warmup_end_ns"]):
         yield f"{where}: warmup is {r['warmup']}, its arrival says otherwise"
+    if r.get("cooldown", False) != (r["t_intended_ns"] >= window["t_stop_ns"]):
+        yield f"{where}: cooldown is {r.get('cooldown')}, its arrival says otherwise"
     if r["reads"] and r["status"] == "ok":
         times = [t for t, _ in r["reads"]]
         ends = (r["t_first_token_ns"], r["t_last_token_ns"])
@@ -166,17 +183,23 @@ def _schedule(study: RawStudy, cell: RawCell) -> Iterator[str]:
         rate = study.rates["ref_safe" if launch.phase == "B" else "ref_load"]
     if schedule["rate_rps"] != rate:
         yield f"rate is {schedule['rate_rps']} req/s, it must be {rate}"
-    until = window["t_stop_ns"] - window["t_origin_ns"]
     rule = study.document["config"]["cell"]
     longest_s = rule["warmup_s"] + rule["cap_s"]
-    if not 0 < until <= longest_s * 1e9 + 1:
-        # Also keeps a forged stamp from asking for a schedule without end.
-        yield f"the window ends {until / 1e9:g} s after the origin, allowed: up to {longest_s:g} s"
-        return
+    # Also keeps a forged stamp from asking for a schedule without end.
+    ends = (
+        ("the window ends", window["t_stop_ns"], longest_s),
+        ("arrivals end", _arrivals_end_ns(window), longest_s + rule["drain_s"]),
+    )
+    for what, end_ns, most_s in ends:
+        end_s = (end_ns - window["t_origin_ns"]) / 1e9
+        if not 0 < end_s <= most_s + 1e-9:
+            yield f"{what} {end_s:g} s after the origin, allowed: up to {most_s:g} s"
+            return
+    until = _arrivals_end_ns(window) - window["t_origin_ns"]
     due = arrival_offsets_ns(arrivals["process"], rate, until, name, arrivals["gamma_shape"])
     found = [r["t_intended_ns"] - window["t_origin_ns"] for r in cell.requests]
     if schedule["n"] != len(due):
-        yield f"n is {schedule['n']}, the seed gives {len(due)} arrivals before t_stop_ns"
+        yield f"n is {schedule['n']}, the seed gives {len(due)} arrivals before their end"
     if len(found) != len(due):
         yield f"{len(found)} requests, the seed gives {len(due)}"
     # A stamp is a rounded float; two ways of rounding may differ by a nanosecond.
@@ -238,11 +261,17 @@ def _window(study: RawStudy, cell: RawCell) -> Iterator[str]:
     # The last request may be done before the window closes: no order between stop and drained.
     if not stamps[0] <= stamps[1] < stamps[2] or stamps[3] < stamps[0]:
         yield "origin <= warm-up end < stop does not hold, or drained is before the origin"
+    if _arrivals_end_ns(window) < stamps[2]:
+        yield "arrivals end before the window"
+    yield from _cooldown(cell)
     if abs(stamps[1] - stamps[0] - rule["warmup_s"] * 1e9) > 1:
         yield f"the warm-up lasts {(stamps[1] - stamps[0]) / 1e9} s, not {rule['warmup_s']} s"
     length, whole = (stamps[2] - stamps[1]) / 1e9, cell.status == "valid"
     if whole and not rule["floor_s"] - 1e-6 <= length <= rule["cap_s"] + 1e-6:
         yield f"the window lasts {length} s, allowed {rule['floor_s']} to {rule['cap_s']} s"
+    if "quiet" in study.config:
+        said = cell.record["quiet"]["rule"]
+        yield from differences(said, {name: study.config["quiet"][name] for name in said}, "rule")
     precision = study.config.get("precision", {"enabled": False})
     floor = precision["min_completed_floor"] if precision["enabled"] else rule["min_completed"]
     early = whole and length < rule["cap_s"] - 1e-6
@@ -250,6 +279,18 @@ def _window(study: RawStudy, cell: RawCell) -> Iterator[str]:
         yield f"stopped before the cap with fewer than {floor} completed"
     if precision["enabled"]:
         yield from _precision(cell, precision, floor, early)
+
+
+def _cooldown(cell: RawCell) -> Iterator[str]:
+    """Arrivals go on until the measured requests are answered, or the cell says what ended them."""
+    if "cooldown" not in cell.record:
+        return
+    said, window = cell.record["cooldown"], cell.record["window"]
+    later = sum(r["t_intended_ns"] >= window["t_stop_ns"] for r in cell.requests)
+    if said["requests"] != later:
+        yield f"cooldown.requests is {said['requests']}, the records give {later}"
+    if said["ended_by"] not in COOLDOWN_ENDS:
+        yield f"cooldown.ended_by is {said['ended_by']!r}, allowed: {', '.join(COOLDOWN_ENDS)}"
 
 
 def _precision(cell: RawCell, settings: Row, floor: int, early: bool) -> Iterator[str]:
@@ -333,9 +374,11 @@ def _validity(study: RawStudy, cell: RawCell) -> Iterator[str]:
 def recomputed_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
     """Every check of METHOD.md from the raw records: value, bound, pass."""
     bounds, records = study.config["validity"], cell.requests
-    measured = [r for r in records if not r["warmup"]]
     ok = [r for r in records if r["status"] == "ok"]
     failed = sum(r["status"] in FAILED for r in records)
+    # The drain may cut requests of the cool-down: they do not count as errors.
+    stop = cell.record["window"]["t_stop_ns"]
+    judged = [r["status"] for r in records if r["t_intended_ns"] < stop and r["status"] in ENDED]
     deltas, shape = _deltas(cell), (cell.record["input_tokens"], cell.record["output_tokens"])
 
     def excess(key: str, counted: int, most: int) -> Row:
@@ -344,9 +387,9 @@ def recomputed_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
 
     unfinished = sum(r["status"] not in STATUSES for r in records)
     planned = cell.record["counts"]["planned"]
-    share = failed / (len(ok) + failed) if ok or failed else None
+    share = sum(status in FAILED for status in judged) / len(judged) if judged else None
     return {
-        **_timing_checks(measured, bounds),
+        **_timing_checks(_measured(cell), bounds),
         "unaccounted_requests": _most(abs(planned - len(records)) + unfinished, 0),
         "error_rate": _most(share, bounds["max_error_rate"]),
         "server_success_excess": excess("success", len(ok), failed),
@@ -358,8 +401,9 @@ def recomputed_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         ),
         "prefix_cache_hits": _between(deltas["prefix_cache_hits"], 0, 0),
         "external_prefix_cache_hits": _between(deltas["external_prefix_cache_hits"], 0, 0),
-        **_process_checks(cell.record["load_generator"]["processes"], bounds),
+        **_generator_checks(study, cell),
         "metrics_scrapes": _scrapes(cell),
+        **machine_checks(study, cell),
     }
 
 
@@ -394,19 +438,43 @@ def _timing_checks(measured: Sequence[Row], bounds: Mapping[str, float]) -> dict
     }
 
 
-def _process_checks(processes: Mapping[str, Row], bounds: Mapping[str, float]) -> dict[str, Row]:
+def _generator_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
+    bounds, said = study.config["validity"], cell.record["load_generator"]
+    processes: Mapping[str, Row] = said["processes"]
+    workers = [values for name, values in processes.items() if name != "main"]
+
     def worst(key: str) -> float | None:
         values = [process.get(key) for process in processes.values()]
         known = [value for value in values if value is not None]
         return max(known) if known and len(known) == len(values) else None
 
-    kinds = ("undecodable", "oversized", "dropped_messages")
+    kinds = ("undecodable", "oversized", "dropped_messages", "late_results")
     lost = sum(process.get(kind, 0) for process in processes.values() for kind in kinds)
-    return {
+    checks = {
         "loop_lag_p99_ms": _most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
         "cpu_share": _most(worst("cpu_share"), bounds["max_cpu_share"]),
         "lost_messages": _most(lost, 0),
     }
+    if _lacks_later_checks(cell):
+        return checks
+    options = study.config["load_generator"]
+    opened = sum(said["connections"].values())
+    reads = sum(worker["reads"] for worker in workers)
+    unstamped = sum(worker["unstamped_reads"] for worker in workers)
+    share = (unstamped / reads if reads else None) if cell.record["clock"] == "kernel" else 0.0
+    return checks | {
+        "loop_lag_max_ms": _most(worst("loop_lag_max_ms"), bounds["loop_lag_max_ms"]),
+        "silent_workers": _most(options["workers"] - len(workers), 0),
+        "unopened_connections": _most(
+            options["workers"] * options["connections_per_worker"] - opened, 0
+        ),
+        "unstamped_reads": _most(share, 0.01),
+    }
+
+
+def _lacks_later_checks(cell: RawCell) -> bool:
+    """True for a cell recorded before there was a cool-down and before there were these checks."""
+    return "cooldown" not in cell.record and not LATER_CHECKS & cell.record["health"].keys()
 
 
 def _scrapes(cell: RawCell) -> Row:

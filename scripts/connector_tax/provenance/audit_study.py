@@ -80,7 +80,7 @@ class RawCell:
         return self.status in ("valid", "void")
 
     def path(self, kind: str) -> Path:
-        """The cell's `requests`, `metrics`, `engine_step` or `cell` file."""
+        """The cell's `requests`, `metrics`, `engine_step`, `machine` or `cell` file."""
         return self.folder / f"{kind}_{self._suffix}.{'json' if kind == 'cell' else 'jsonl'}"
 
     @cached_property
@@ -98,6 +98,11 @@ class RawCell:
     def metrics(self) -> list[Row]:
         """The lines of the metrics file."""
         return list(read_jsonl(self.path("metrics")))
+
+    @cached_property
+    def machine(self) -> list[Row]:
+        """The lines of the machine file."""
+        return list(read_jsonl(self.path("machine")))
 
     def steps(self) -> list[Row]:
         """The lines of the step log; read anew each time, since they are many."""

@@ -46,15 +46,26 @@ TABLES = {
             "config", "configuration", "block", "phase", "cell", "rate_rps", "input_tokens",
             "output_tokens", "status", "reason", "label", "n", "window_s", *PERCENTILES,
             "p99_reason", "ttft_from_send_p90_ms", "requested_throughput_rps",
-            "effective_throughput_rps", "throughput_ratio", "error_rate", "dropped", "waiting_p50",
-            "saturated", "saturation_criteria", "warming_up", "mser5_discard", "start_change",
-            "start_p", *STEP_COLUMNS, *COUNT_COLUMNS,
+            "effective_throughput_rps", "throughput_ratio", "error_rate", "dropped", "n_disturbed",
+            "quiet_share", "memory_ns_p50", "waiting_p50", "saturated", "saturation_criteria",
+            "warming_up", "mser5_discard", "start_change", "start_p", *STEP_COLUMNS, *COUNT_COLUMNS,
         ),
     ),
     "steps.csv": Declared(
         CELL,
         (*CELL, "configuration", "status", "reason", *STEP_COLUMNS, *COUNT_COLUMNS,
          *STEP_TAXES.values()),
+    ),
+    "step_taxes.csv": Declared(
+        ("config", "phase", "cell", "metric"),
+        ("config", "phase", "cell", "metric", "us", "lo_us", "hi_us", "p", "n_blocks", "method",
+         "aa_us", "aa_lo_us", "aa_hi_us", "reason"),
+    ),
+    "hooks.csv": Declared(
+        ("config", "phase", "cell", "process", "child", "hook"),
+        ("config", "phase", "cell", "process", "child", "hook", "p50_us", "p50_lo_us", "p50_hi_us",
+         "p50_method", "mean_us", "mean_lo_us", "mean_hi_us", "mean_method", "share", "share_lo",
+         "share_hi", "share_method", "empty_us", "n_steps", "n_ran", "n_launches"),
     ),
     "step_cdf.csv": Declared(
         ("config", "cdf"), ("config", "step_duration_us", "engine_step_us", "cdf")
@@ -66,7 +77,8 @@ TABLES = {
             "metric", "family", "tax", "tax_lo", "tax_hi", "abs_ms", "abs_lo_ms", "abs_hi_ms",
             "plain_ms", "config_ms", "n_blocks", "n_config", "n_plain", "interval_method",
             "error_df", "verdict", "p_value", "p_adjusted", "blocks_needed", "margin", "aa_tax",
-            "aa_lo", "aa_hi", "mark", "capacity_ratio", *STEP_TAXES, "status", "reason",
+            "aa_lo", "aa_hi", "tax_all", "tax_all_lo", "tax_all_hi", "mark", "capacity_ratio",
+            *STEP_TAXES, "status", "reason",
         ),
     ),
     "amplification.csv": Declared(
@@ -101,7 +113,9 @@ def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None
     tables = {
         "aggregate.csv": numbers.aggregate_rows,
         "steps.csv": numbers.steps_rows,
-        "step_cdf.csv": numbers.step_cdf_rows,
+        "step_taxes.csv": lambda: numbers.step_numbers.tax_rows(),
+        "hooks.csv": lambda: numbers.step_numbers.hook_rows(),
+        "step_cdf.csv": lambda: numbers.step_numbers.curve_rows(numbers.cell_at("ref_safe")),
         "taxes.csv": numbers.tax_rows,
         "amplification.csv": numbers.amplification_rows,
     }

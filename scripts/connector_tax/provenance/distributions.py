@@ -57,13 +57,13 @@ def incomplete_beta(x: float, a: float, b: float) -> float:
     return front * total
 
 
-def t_two_sided(t: float, freedom: int) -> float:
+def t_two_sided(t: float, freedom: float) -> float:
     """P(|T| > |t|) for Student's t."""
     return incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
 @lru_cache(maxsize=4096)
-def t_quantile(confidence: float, freedom: int) -> float:
+def t_quantile(confidence: float, freedom: float) -> float:
     """The t for which P(|T| <= t) is `confidence`, by bisection."""
     low, high = 0.0, 1e9
     for _ in range(200):

@@ -20,6 +20,8 @@ from connector_tax import package_version
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
+from connector_tax.study.server import affinity_plan
+from connector_tax.study.yardstick import quiet_level
 
 # Manifest column -> distributions that provide it, first found wins.
 ENGINE_PACKAGES = {
@@ -117,6 +119,17 @@ def capture(study: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def study_quiet_level(study: Mapping[str, Any]) -> dict[str, float]:
+    """The quiet level of the server's CPUs before anything has been measured (study.yardstick)."""
+    quiet = study["config"]["quiet"]
+    return quiet_level(
+        quiet["working_set_mib"],
+        quiet["elements"],
+        affinity_plan(study).server,
+        quiet["level_looks"],
+    )
+
+
 def text(environment: Mapping[str, Any], listings: Mapping[str, Mapping[str, str]]) -> str:
     """env.txt: the environment, then each listing as `name==version` lines."""
     lines = [f"{key}: {value}" for key, value in environment.items()]
@@ -153,6 +166,8 @@ def _write_environment(arguments: argparse.Namespace) -> None:
     if engine["kind"] == "vllm":
         listings["engine packages"] = packages(Path(engine["python"]))
     folder = arguments.study.parent
+    if "quiet" in study["config"]:
+        environment["quiet_level"] = study_quiet_level(study)
     write_text(folder / "env.txt", text(environment, listings))
     write_json(folder / "environment.json", environment)
 

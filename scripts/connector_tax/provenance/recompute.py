@@ -7,7 +7,7 @@ the two can disagree. Sources: Hyndman & Fan (1996), definition 7; White (1997),
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,9 +82,16 @@ class Measured:
     Args:
         requests: the parsed lines of the requests file.
         window: the cell's window (CLOCK_MONOTONIC ns).
+        kept: `seq` of the successes that latencies are taken of; None: all of the window. What is
+            about load is over all of them anyway.
     """
 
-    def __init__(self, requests: Sequence[Row], window: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Row],
+        window: Mapping[str, int],
+        kept: Collection[int] | None = None,
+    ) -> None:
         start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
         inside = [r for r in requests if start <= r["t_intended_ns"] < stop]
         inside.sort(key=lambda r: (r["t_intended_ns"], r["seq"]))
@@ -93,6 +100,13 @@ class Measured:
         self.arrivals = len(inside)
         self.dropped = sum(r["status"] == "dropped" for r in inside)
         self.failed = self.arrivals - self.dropped - len(ok)
+        self.all_n = len(ok)
+        self.all_e2e = np.array([(r["t_last_token_ns"] - r["t_intended_ns"]) / 1e6 for r in ok])
+        self.all_since_s = np.array([(r["t_intended_ns"] - start) / 1e9 for r in ok])
+        self.all_ttft = np.array([(r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in ok])
+        if kept is not None:
+            chosen = set(kept)
+            ok = [r for r in ok if r["seq"] in chosen]
         self.n = len(ok)
         self.since_s = np.array([(r["t_intended_ns"] - start) / 1e9 for r in ok])
         self.ttft = np.array([(r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in ok])
@@ -113,11 +127,12 @@ class Measured:
     @property
     def throughput_rps(self) -> float:
         """Successes over the window, lengthened by the growth of the backlog."""
-        if self.n == 0:
+        n, e2e = self.all_n, self.all_e2e
+        if n == 0:
             return 0.0
-        tenth = max(1, self.n // 10)
-        growth_ms = float(np.median(self.e2e[self.n - tenth :]) - np.median(self.e2e[:tenth]))
-        return self.n / (self.window_s + max(0.0, growth_ms / 1e3))
+        tenth = max(1, n // 10)
+        growth_ms = float(np.median(e2e[n - tenth :]) - np.median(e2e[:tenth]))
+        return n / (self.window_s + max(0.0, growth_ms / 1e3))
 
     @property
     def quarters_s(self) -> list[float | None]:
@@ -125,8 +140,8 @@ class Measured:
         medians = []
         for q in range(4):
             low, high = q * self.window_s / 4, (q + 1) * self.window_s / 4
-            chosen = (self.since_s >= low) & ((self.since_s < high) | (q == 3))
-            medians.append(float(np.median(self.e2e[chosen])) / 1e3 if chosen.any() else None)
+            chosen = (self.all_since_s >= low) & ((self.all_since_s < high) | (q == 3))
+            medians.append(float(np.median(self.all_e2e[chosen])) / 1e3 if chosen.any() else None)
         return [None if m is None or medians[0] is None else m - medians[0] for m in medians]
 
 
@@ -246,18 +261,6 @@ class Steps:
         row["n_empty_steps"] = self.n_empty
         row["n_incomplete_steps"] = self.n_incomplete
         return row
-
-
-def cdf_points(durations: Floats, engine: Floats, most: int = 400) -> list[Row]:
-    """At most `most` shares of the steps, with the schedule() and engine-step time of each."""
-    points = min(most, len(durations))
-    rows: list[Row] = [{"cdf": i / points, "engine_step_us": None} for i in range(1, points + 1)]
-    for name, sample in (("step_duration_us", durations), ("engine_step_us", engine)):
-        if len(sample):
-            found = np.quantile(sample, [r["cdf"] for r in rows], method="inverted_cdf")
-            for row, value in zip(rows, found, strict=True):
-                row[name] = float(value)
-    return rows
 
 
 # ---- the bootstrap

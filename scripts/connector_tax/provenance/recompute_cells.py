@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from connector_tax.provenance.audit_machine import quiet_columns, quiet_successes
 from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.recompute import (
     Measured,
@@ -39,7 +40,8 @@ class Cells:
             if cell.status == "valid":
                 valid[cell.key] = self._measure(cell)
             elif cell.status == "void":
-                self._summarise(cell, Measured(cell.requests, cell.record["window"]))
+                kept = quiet_successes(study, cell)
+                self._summarise(cell, Measured(cell.requests, cell.record["window"], kept))
         self._judge_saturation()
         loads = {
             key: (bool(row["saturated"]), int(row["dropped"]))
@@ -48,6 +50,16 @@ class Cells:
         }
         samples = self._resampled(valid)
         self.taxes = Taxes(samples, loads, self.statistics, study.document["blocks"])
+        self.taxes_without_rule: Taxes | None = None
+        if "quiet" in study.config:
+            everything = {
+                cell.key: Measured(cell.requests, cell.record["window"])
+                for cell in study.cells
+                if cell.status == "valid"
+            }
+            self.taxes_without_rule = Taxes(
+                self._resampled(everything), loads, self.statistics, study.document["blocks"]
+            )
 
     def _resampled(self, valid: Mapping[Key, Measured]) -> dict[Key, dict[str, Sample]]:
         """The percentiles of every valid cell and their resamples."""
@@ -94,14 +106,15 @@ class Cells:
 
     def _measure(self, cell: RawCell) -> Measured:
         window, settings = cell.record["window"], self.statistics
-        measured = Measured(cell.requests, window)
+        measured = Measured(cell.requests, window, quiet_successes(self.study, cell))
         self._summarise(cell, measured)
         row = self.cell_rows[cell.key]
         row |= request_columns(measured, settings["confidence"], settings["p99_min_samples"])
         row |= {"waiting_p50": waiting_p50(cell.metrics, window)}
+        row |= {"n_disturbed": measured.all_n - measured.n, **quiet_columns(self.study, cell)}
         row |= stationarity_columns(measured.tpot, settings["margins"]["tpot_p50"])
-        if measured.n:
-            self._ttft_p90[cell.key] = float(np.percentile(measured.ttft, 90))
+        if measured.all_n:
+            self._ttft_p90[cell.key] = float(np.percentile(measured.all_ttft, 90))
             self._quarters[cell.key] = measured.quarters_s
         if self.study.step_timing:
             steps = Steps(cell.steps(), window)

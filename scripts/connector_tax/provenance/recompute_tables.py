@@ -2,19 +2,20 @@
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
 from connector_tax.provenance.audit_study import PHASES, RawStudy
 from connector_tax.provenance.blocks_wanted import blocks_wanted
 from connector_tax.provenance.distributions import t_quantile
-from connector_tax.provenance.recompute import Row, cdf_points
+from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_cells import CRITERIA, Cells, half_or_more
+from connector_tax.provenance.recompute_steps import StepNumbers
 from connector_tax.provenance.recompute_taxes import (
     MARKED,
     Compared,
     Effect,
-    Key,
     Where,
     adjusted,
     verdict,
@@ -38,10 +39,12 @@ AVERAGED = (
     "effective_throughput_rps",
     "throughput_ratio",
     "error_rate",
+    "quiet_share",
+    "memory_ns_p50",
     "waiting_p50",
     *STEP_COLUMNS,
 )
-SUMMED = ("n", "window_s", "dropped", *COUNT_COLUMNS)
+SUMMED = ("n", "window_s", "dropped", "n_disturbed", *COUNT_COLUMNS)
 STEP_TAXES = {
     "step_tax_us": "tax_step_p50",
     "engine_step_tax_us": "tax_engine_step_p50",
@@ -119,37 +122,18 @@ class Recomputed(Cells):
         bounds = (math.exp(mean), math.exp(mean - half), math.exp(mean + half))
         return dict(zip(columns, bounds, strict=True))
 
-    def step_taxes(self, key: Key) -> Row:
-        """Taxes of schedule(), engine step and callbacks, and the design's rest, in us."""
-        names = tuple(STEP_TAXES.values())
-        row, plain = self.cell_rows[key], self.cell_rows.get((PLAIN, *key[1:]), {})
-        if "n_steps" not in row or "n_steps" not in plain:
-            return dict.fromkeys(names)
-        step = _minus(row["step_duration_us_p50"], plain["step_duration_us_p50"])
-        engine = _minus(row["engine_step_us_p50"], plain["engine_step_us_p50"])
-        callback = 0.0 if row["configuration"] == PLAIN else row["connector_total_us_p50"]
-        return dict(zip(names, (step, engine, callback, _minus(step, callback)), strict=True))
+    @cached_property
+    def step_numbers(self) -> StepNumbers:
+        """Step taxes, hooks and curves."""
+        return StepNumbers(self.study)
 
     def steps_rows(self) -> list[Row]:
         """steps.csv: the step percentiles and taxes of every planned cell."""
         empty: Row = dict.fromkeys((*STEP_COLUMNS, *COUNT_COLUMNS))
-        return [{**empty, **row, **self.step_taxes(key)} for key, row in self.cell_rows.items()]
-
-    def step_cdf_rows(self) -> list[Row]:
-        """step_cdf.csv: schedule() and the engine step at ref_safe, blocks pooled."""
-        cell = self.cell_at("ref_safe")
-        rows: list[Row] = []
-        for config in self.study.configs("A"):
-            found = [
-                steps
-                for key, steps in self.steps.items()
-                if (key[0], key[2], key[3]) == (config, "A", cell)
-            ]
-            if found:
-                durations = np.concatenate([steps.duration for steps in found])
-                engine = np.concatenate([steps.engine for steps in found])
-                rows += [{"config": config, **point} for point in cdf_points(durations, engine)]
-        return rows
+        return [
+            {**empty, **row, **self.step_numbers.launch_taxes(key)}
+            for key, row in self.cell_rows.items()
+        ]
 
     def cell_at(self, reference: str) -> str | None:
         """The Phase A cell at a reference rate."""
@@ -233,7 +217,11 @@ class Recomputed(Cells):
             status, reason = worst(lost)
             return row | {"status": status, "reason": reason}
         plain_ms, config_ms, n_config, n_plain = self.levels(where, metric)
-        return row | self._mean_step_taxes(where) | {
+        without = self.taxes_without_rule
+        whole = None if without is None else without.tax(where, metric)
+        if whole is not None:
+            row |= {"tax_all": whole.point, "tax_all_lo": whole.lo, "tax_all_hi": whole.hi}
+        return row | self._step_taxes(where) | {
             "tax": found.point, "tax_lo": found.lo, "tax_hi": found.hi,
             "abs_ms": config_ms - plain_ms,
             "abs_lo_ms": None if found.lo is None else plain_ms * found.lo,
@@ -275,11 +263,13 @@ class Recomputed(Cells):
         ours, plain = rates.get(config), rates.get(PLAIN)
         return None if ours is None or plain is None else ours / plain
 
-    def _mean_step_taxes(self, where: Where) -> Row:
+    def _step_taxes(self, where: Where) -> Row:
         config, phase, cell = where
-        keys = [key for key in self.steps if (key[0], key[2], key[3]) == (config, phase, cell)]
-        each = [self.step_taxes(key) for key in keys]
-        return {name: _mean([t[column] for t in each]) for name, column in STEP_TAXES.items()}
+        taxes = {
+            name: self.step_numbers.tax(config, (phase, cell), metric)
+            for name, metric in STEP_TAXES.items()
+        }
+        return {name: None if tax is None else tax.point for name, tax in taxes.items()}
 
     def lost(self, where: Where, metric: str) -> list[Lost]:
         """(status, block, reason) of every block in which a tax has no number."""

@@ -14,11 +14,12 @@ from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import POOLED, Study, TaxRow
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.report import launches as runs
-from connector_tax.report import text
+from connector_tax.report import resources, steps, text
 from connector_tax.study_file import PLAIN, REFERENCES
 
 HEADLINE_CONFIG = "mooncake_both"
 LEAD_FIGURE = "fig9_forest"
+WIDE_FIGURES = ("fig5_shape_heatmap", "fig6_step_cdf", "fig7_decomposition", "fig10_resources")
 HEADLINE_METRICS = ("ttft_p90", "tpot_p90")
 METRIC_NAMES = {
     "ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90", "ttft_p50": "TTFT p50",
@@ -45,8 +46,9 @@ RAW_FILES = (
     "study.json", "environment.json", "env.txt", "reference_rates.json",
     "preflight/preflight_status.json", "patch/patch_status.json", "analysis/aggregate.csv",
     "analysis/aggregate.json", "analysis/taxes.csv", "analysis/amplification.csv",
-    "analysis/steps.csv",
-    "analysis/step_cdf.csv", "analysis/hypotheses.json",
+    "analysis/steps.csv", "analysis/step_taxes.csv", "analysis/hooks.csv",
+    "analysis/step_cdf.csv", "analysis/resources.csv", "analysis/engine.csv",
+    "analysis/hypotheses.json",
 )  # fmt: skip
 
 
@@ -81,7 +83,7 @@ def render(study: Study) -> str:
         "duration": text.duration,
         "link": lambda path: quote(str(path)),
     }
-    environment.globals["interval"] = text.interval
+    environment.globals |= {"interval": text.interval, "microseconds": steps.microseconds}
     return environment.get_template("report.html.j2").render(context(study)) + "\n"
 
 
@@ -104,6 +106,9 @@ def context(study: Study) -> dict[str, Any]:
         "other_taxes": [row for row in study.taxes if not (row.phase == "A" and row.reference)],
         "metric_names": METRIC_NAMES,
         "references": REFERENCES,
+        "step_taxes": steps.step_taxes(study) if study.patch["step_timing_available"] else [],
+        "step_metrics": list(steps.METRICS.values()),
+        "hooks": steps.hooks(study),
         "launches": launches,
         "counts": runs.count_states(launches),
         "overhead": runs.overhead(launches),
@@ -112,6 +117,10 @@ def context(study: Study) -> dict[str, Any]:
         "warming_up": [row for row in study.aggregate if row.warming_up and row.block != POOLED],
         "drift": drift,
         "drift_summary": drift_summary(drift),
+        "resources": resources.overview(study),
+        "resources_missing": resources.not_recorded(study),
+        "also_differs": resources.also_differs(study),
+        "same_settings": resources.same_everywhere(study),
         "environment": _environment(study),
         "raw_files": [name for name in RAW_FILES if (study.root / name).exists()],
     }
@@ -159,7 +168,7 @@ def _figure(study: Study, name: str) -> FigureView:
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file") from None
     source = f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
-    return FigureView(name, module.TITLE, module.CAPTION, source, name == "fig5_shape_heatmap")
+    return FigureView(name, module.TITLE, module.CAPTION, source, name in WIDE_FIGURES)
 
 
 @dataclass(frozen=True)

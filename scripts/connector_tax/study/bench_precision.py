@@ -270,16 +270,15 @@ def virtual_cell(
 ) -> VirtualCell:
     """A cell with the schedule and the rule it has in the study."""
     config = study["config"]
+    rule = cell_rule(config)
     offsets = make_offsets(
         config["arrivals"]["process"],
         planned["rate_rps"],
-        config["cell"]["warmup_s"] + config["cell"]["cap_s"],
+        rule.schedule_s,
         f"{study['seed']}/arrivals/block{launch.block}/A/{planned['cell']}",
         gamma_shape=config["arrivals"]["gamma_shape"],
     )
-    plan = OpenLoopCell(
-        offsets, [REQUEST] * len(offsets), cell_rule(config), precision_rule(config)
-    )
+    plan = OpenLoopCell(offsets, [REQUEST] * len(offsets), rule, precision_rule(config))
     return VirtualCell(
         plan,
         (planned["input_tokens"], planned["output_tokens"]),

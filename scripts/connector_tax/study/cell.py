@@ -1,6 +1,6 @@
 """One cell: prepare, measure, check, and keep it as a folder that appears whole.
 
-The schedule and every request body exist before the first arrival (METHOD.md). The cell is written
+The schedule and every request body exist before the first arrival. The cell is written
 to `<cell>.partial/`, fsynced and renamed to `<cell>/`; a finished cell names the SHA-256 of its
 files, so that a later run can tell intact from damaged.
 """
@@ -17,7 +17,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.analysis.validity import assess, server_counters, void_reasons
+from connector_tax.analysis.quiet import RULE_KEYS, read_machine
+from connector_tax.analysis.validity import (
+    Watched,
+    assess,
+    in_window,
+    server_counters,
+    void_reasons,
+)
 from connector_tax.files import (
     ArtifactError,
     fsync_directory,
@@ -39,8 +46,11 @@ from connector_tax.loadgen import (
 )
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study.design import Launch, successes_wanted
+from connector_tax.study.machine import MachineWatch, live_rule
 from connector_tax.study.precision import precision_record, precision_rule
+from connector_tax.study.processes import Reading, cpu_between
 from connector_tax.study.prompts import bodies_sha256, planned_requests
+from connector_tax.study.resources import cell_cpu
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server, served_model
 from connector_tax.study.steplog import StepLog
@@ -92,7 +102,7 @@ def load_generator(study: Mapping[str, Any], server: Server, plan: AffinityPlan)
 def prepare(
     study: Mapping[str, Any], launch: Launch, cell: Mapping[str, Any], rate_rps: float, attempt: int
 ) -> PreparedCell:
-    """Draw the cell's schedule up to its cap, and a fresh body for each arrival.
+    """Draw the cell's schedule up to its cap and cool-down, and a fresh body for each arrival.
 
     The arrivals' name leaves out the configuration: every configuration gets the same arrival
     times. The content's name holds everything, so that no prompt is ever sent twice.
@@ -102,7 +112,7 @@ def prepare(
     offsets = make_offsets(
         config["arrivals"]["process"],
         rate_rps,
-        config["cell"]["warmup_s"] + config["cell"]["cap_s"],
+        cell_rule(config).schedule_s,
         arrivals_seed,
         gamma_shape=config["arrivals"]["gamma_shape"],
     )
@@ -129,14 +139,18 @@ def measure(
     generator: LoadGenerator,
     sampler: MetricsSampler,
     step_log: StepLog,
+    watch: MachineWatch | None,
+    server_group: int,
     check_alive: Callable[[str], None],
+    read_processes: Callable[[], Reading],
     on_progress: Callable[[Progress], None],
 ) -> dict[str, Any]:
     """Measure one cell into `folder/<cell>/`; the content of its cell file.
 
     The folder appears by rename when everything in it is written; an earlier folder of that name
     must have been moved away. `check_alive` raises when the server has ended: such a cell is not
-    kept.
+    kept. Without a `watch` (a study without a `quiet` section) the machine is not watched.
+    `read_processes` reads what the server's processes have used so far.
     """
     name = prepared.cell["cell"]
     partial = folder / f"{name}.partial"
@@ -145,18 +159,26 @@ def measure(
     suffix = f"{launch.phase}_{name}.jsonl"
     metrics_file = partial / f"metrics_{suffix}"
     started_utc = datetime.now(UTC).isoformat(timespec="milliseconds")
+    machine_file = partial / f"machine_{suffix}"
+    if watch is not None:
+        watch.open(machine_file, server_group)
     before = sampler.open(metrics_file)
     step_log.mark()
     precision = precision_rule(study["config"])
+    used_before = read_processes()
     result = generator.run_cell(
         prepared.offsets_ns,
         prepared.requests,
         cell_rule(study["config"]),
         on_progress,
         precision,
+        live_rule(watch),
     )
+    used_after = read_processes()
     check_alive(f"in cell {name}")
     after = _final_scrape(sampler, before, result)
+    if watch is not None:
+        watch.close()
     records: list[dict[str, Any]] = msgspec.to_builtins(result.records)
     write_bytes(
         partial / f"requests_{suffix}", b"".join(msgspec.json.encode(r) + b"\n" for r in records)
@@ -177,17 +199,22 @@ def measure(
         counters=counters,
         scrapes=list(read_jsonl(metrics_file)),
         health=result.health,
+        clock=result.clock,
         bounds=study["config"]["validity"],
+        watched=None if watch is None else _watched(study["config"], machine_file, folder),
     )
     reasons = void_reasons(checks)
     if precision is not None:
         requests_file = partial / f"requests_{suffix}"
         content["precision"] = precision_record(precision, result, requests_file, study["config"])
+    if watch is not None:
+        content["quiet"] = {"rule": {name: watch.quiet[name] for name in RULE_KEYS}}
     content |= {
         "health": checks,
         "valid": not reasons,
         "void_reasons": reasons,
         "server_counters": counters,
+        "server_cpu": cell_cpu(cpu_between(used_before, used_after), counters),
         "load_generator": result.health,
         "files": {path.name: sha256_file(path) for path in sorted(partial.iterdir())},
     }
@@ -198,6 +225,18 @@ def measure(
     partial.rename(folder / name)
     fsync_directory(folder)
     return content
+
+
+def _watched(config: Mapping[str, Any], machine_file: Path, launch_folder: Path) -> Watched:
+    """What is known of the machine during the cell, and when the study began."""
+    environment = launch_folder.parents[3] / "environment.json"
+    level = read_json(environment).get("quiet_level") if environment.exists() else None
+    return Watched(
+        machine=read_machine(machine_file, None),
+        quiet=config["quiet"],
+        wanted=successes_wanted(config),
+        level_ns=None if level is None else level["memory_ns"],
+    )
 
 
 def cell_file(phase: str, name: str) -> str:
@@ -254,9 +293,19 @@ def _cell_record(
     attempt: int,
 ) -> dict[str, Any]:
     planned = int(
-        np.searchsorted(prepared.offsets_ns, result.t_stop_ns - result.t_origin_ns, side="left")
+        np.searchsorted(
+            prepared.offsets_ns, result.t_cooldown_end_ns - result.t_origin_ns, side="left"
+        )
     )
-    measured = [r for r in records if not r["warmup"]]
+    window = {
+        "t_origin_ns": result.t_origin_ns,
+        "t_warmup_end_ns": result.t_warmup_end_ns,
+        "t_stop_ns": result.t_stop_ns,
+        "t_cooldown_end_ns": result.t_cooldown_end_ns,
+        "t_drained_ns": result.t_drained_ns,
+        "started_utc": started_utc,
+    }
+    measured = in_window(records, window)
     window_s = (result.t_stop_ns - result.t_warmup_end_ns) / 1e9
     failures = [
         r["error_kind"] for r in records if r["status"] in ("error", "timeout", "cancelled")
@@ -278,12 +327,10 @@ def _cell_record(
             "n": planned,
         },
         "prompts_sha256": bodies_sha256(prepared.requests[:planned]),
-        "window": {
-            "t_origin_ns": result.t_origin_ns,
-            "t_warmup_end_ns": result.t_warmup_end_ns,
-            "t_stop_ns": result.t_stop_ns,
-            "t_drained_ns": result.t_drained_ns,
-            "started_utc": started_utc,
+        "window": window,
+        "cooldown": {
+            "requests": sum(r["cooldown"] for r in records),
+            "ended_by": result.cooldown_ended_by,
         },
         "counts": {
             "planned": planned,

@@ -42,6 +42,8 @@ MEASUREMENT_KEYS = (
     "precision",
     "load_generator",
     "metrics",
+    "quiet",
+    "resources",
     "validity",
 )
 COSMETIC_KEYS = ("label", "purpose")

@@ -30,6 +30,7 @@ from connector_tax.files import ArtifactError, read_json, sha256_file, write_jso
 from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study import cell as cells
+from connector_tax.study.child import ChildError
 from connector_tax.study.design import PHASES, Launch, cell_order, launches
 from connector_tax.study.guard import (
     DeviceBusyError,
@@ -37,12 +38,13 @@ from connector_tax.study.guard import (
     kill_leftovers,
     watch_parent,
 )
+from connector_tax.study.machine import MachineWatch
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.precision import skip_reason
 from connector_tax.study.probe import probe_overlay
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import refuse_other_design, supersede
-from connector_tax.study.sampler import MetricsSampler, SamplerError
+from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import (
     LOGS,
     PortTakenError,
@@ -54,6 +56,7 @@ from connector_tax.study.server import (
     hide_root,
     server_cpus,
 )
+from connector_tax.study.server_use import RESOURCES, SETTINGS, ServerUse, records_of
 from connector_tax.study.steplog import StepLog
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
@@ -111,6 +114,7 @@ class LaunchDriver:
             "ended_utc": self._attempts[-1]["ended_utc"] if self._attempts else now,
             "attempts": self._attempts,
             "cells": [self._cell_entry(c, status, reason) for c in self._cells()],
+            "files": records_of(self.folder),
             "timing": self._timing(),
         }
 
@@ -211,6 +215,7 @@ class LaunchDriver:
         own_cpus = plan.loadgen if plan.enabled else ()
         interval_s = config["metrics"]["interval_s"]
         sampler = stack.enter_context(MetricsSampler(server.url, interval_s, own_cpus))
+        watch = self._machine_watch(stack, plan)
         generator = stack.enter_context(cells.load_generator(self.study, server, plan))
         attempt["load_generator"] = generator.describe()
         summaries.result()
@@ -221,6 +226,8 @@ class LaunchDriver:
         if own_cpus:
             # Not before: what was imported until now could use the server's CPUs too.
             os.sched_setaffinity(0, own_cpus)
+        use = ServerUse(self.study, self.launch, server, attempt)
+        use.before_load()
         before = server.thread_use()
         stack.callback(lambda: attempt.update(server_threads=_threads(server, before)))
         for position, cell in enumerate(missing, 1):
@@ -245,7 +252,10 @@ class LaunchDriver:
                     generator=generator,
                     sampler=sampler,
                     step_log=step_log,
+                    watch=watch,
+                    server_group=server.pid,
                     check_alive=server.check_alive,
+                    read_processes=use.processes.read,
                     on_progress=self.progress.update,
                 )
                 if content["valid"]:
@@ -254,6 +264,17 @@ class LaunchDriver:
                 self.progress.say(f"cell {cell['cell']} VOID: {'; '.join(content['void_reasons'])}")
                 if measurement < MEASUREMENTS_OF_A_VOID_CELL:
                     cells.move_aside(self.folder, cell["cell"], "void")
+        use.after_load()
+
+    def _machine_watch(
+        self, stack: contextlib.ExitStack, plan: AffinityPlan
+    ) -> MachineWatch | None:
+        """The process that watches the machine; None in a study without a `quiet` section."""
+        config = self.study["config"]
+        if "quiet" not in config:
+            return None
+        gpu = config["engine"].get("device") == "cuda"
+        return stack.enter_context(MachineWatch(config["quiet"], plan, gpu=gpu))
 
     def _affinity_plan(self) -> AffinityPlan:
         """Where server and load generator run."""
@@ -323,7 +344,7 @@ class LaunchDriver:
 
     def _new_attempt(self) -> dict[str, Any]:
         number = len(self._attempts) + 1
-        for name in ("launch.sh", *LOGS):
+        for name in ("launch.sh", RESOURCES, SETTINGS, *LOGS):
             if (self.folder / name).exists():
                 stem, suffix = name.rsplit(".", 1)
                 (self.folder / name).rename(self.folder / f"{stem}.attempt{number - 1}.{suffix}")
@@ -412,7 +433,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--phase", choices=PHASES, required=True)
     parser.add_argument("--log", type=Path, required=True)
     # A full or read-only disk leaves no index.json: the next run measures what is missing.
-    refusals = (ArtifactError, ConfigError, DeviceBusyError, SamplerError, OSError)
+    refusals = (ArtifactError, ConfigError, DeviceBusyError, ChildError, OSError)
     return run_command(parser, argv, _drive, refusals)
 
 

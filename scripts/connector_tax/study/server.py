@@ -31,6 +31,7 @@ from connector_tax.loadgen.affinity import (
 )
 from connector_tax.study.design import Launch, launch_seed
 from connector_tax.study.guard import LAUNCH_VARIABLE, die_with_parent, kill_leftovers
+from connector_tax.study.server_environment import unset_lines
 from connector_tax.vllm.launch import (
     DEAD_ENGINE,
     ROOT_MARK,
@@ -127,7 +128,7 @@ def command_for(
     argv += ["--launch-seed", str(launch_seed(study, launch))]
     return ServerCommand(
         argv,
-        {"AGENTIC_STEP_LOG_PATH": STEP_LOG_PREFIX},
+        {"AGENTIC_STEP_LOG_PATH": STEP_LOG_PREFIX, "PYTHONPATH": f"{ROOT_MARK}/scripts"},
         {"engine.json": engine["definition_content"]},
     )
 
@@ -173,6 +174,7 @@ def launch_script(command: ServerCommand, title: str, root: str, cpus: tuple[int
         "set -euo pipefail",
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
         f"root={shlex.quote(root)}",
+        *unset_lines(),
         *(f"export {name}={_quoted(value)}" for name, value in command.environment.items()),
         *(
             f"{_joined([*pinned, *c.argv])} >{c.name}.log 2>&1 & echo $! >{c.name}.pid"
@@ -238,6 +240,16 @@ class Server:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What launch.sh sets, as in launch.sh."""
+        return self._command.environment
+
+    def companion_pids(self) -> dict[str, int]:
+        """The companions' process ids by name, once launch.sh has started them."""
+        paths = {c.name: self.folder / f"{c.name}.pid" for c in self._command.companions}
+        return {name: int(path.read_text()) for name, path in paths.items()}
+
     def start(self) -> None:
         """Write launch.sh and run it in a process group of its own; call from the main thread."""
         script = self.folder / "launch.sh"
@@ -276,23 +288,25 @@ class Server:
         while True:
             self._check_port()
             self.check_alive("before it was ready")
-            if self._answers("/v1/models"):
+            if self.get("/v1/models") is not None:
                 return time.monotonic() - self._started
             if time.monotonic() - self._started > timeout_s:
                 limit = f"{timeout_s:g} s (server.ready_timeout_s)"
                 raise ServerError(f"not ready after {limit}\n{self.log_tail()}")
             time.sleep(0.02)
 
-    def _answers(self, path: str) -> bool:
-        """Whether a GET of `path` is answered 200."""
+    def get(self, path: str) -> str | None:
+        """The body of a GET of `path`; None where it is not answered 200."""
         connection = HTTPConnection(self.host, self.port, timeout=5.0)
         try:
             connection.request("GET", path)
-            return connection.getresponse().status == HTTPStatus.OK
+            answer = connection.getresponse()
+            body = answer.read().decode(errors="replace")
         except (OSError, HTTPException):
-            return False
+            return None
         finally:
             connection.close()
+        return body if answer.status == HTTPStatus.OK else None
 
     def check_alive(self, when: str) -> None:
         """Raise `ServerError` if the server, a companion or the engine behind it has ended.

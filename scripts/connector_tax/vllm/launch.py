@@ -2,8 +2,9 @@
 
 A configuration (config/configurations.yaml) becomes vLLM's `--kv-transfer-config`; `engine.forms`
 of the study's configuration says where this machine needs another form of it (a connector class
-that works there, a protocol, a companion process). Everything else is the same for every
-configuration, so that two servers differ by the connector alone.
+that works there, a protocol, a companion process), or what a control changes in the engine (flags,
+environment). Everything else is the same for every configuration, so that two servers differ by
+the connector alone.
 
 Paths below the project are written `{root}/...`; launch.sh resolves them, so that no path of the
 machine stands in an artifact. A value `{companion.port}` in a connector's extra configuration asks
@@ -84,9 +85,10 @@ def vllm_command(
         LaunchError: an unknown companion, or a child connector the study does not hold.
     """
     python = _below_root(engine["python"])
+    form = engine["forms"].get(configuration, {})
     argv = [python, "-m", ENTRY_POINT, "--model", _model(engine["model"])]
     argv += ["--served-model-name", engine["served_model_name"], "--host", host]
-    argv += ["--port", str(port), *_flags(engine["flags"])]
+    argv += ["--port", str(port), *_flags({**engine["flags"], **form.get("flags", {})})]
     by_id = {entry["id"]: entry for entry in configurations}
     companions: dict[str, Companion] = {}
 
@@ -103,6 +105,7 @@ def vllm_command(
         **_ENVIRONMENT,
         **{name: str(free_port()) for name in _PORT_VARIABLES},
         **engine["environment"],
+        **form.get("environment", {}),
         **({STEP_LOG_VARIABLE: "engine_step"} if probe else {}),
         "PYTHONPATH": ":".join([*([probe] if probe else []), *path]),
     }

@@ -1,9 +1,9 @@
 """Install and remove the step probe: an overlay folder on the server's PYTHONPATH.
 
-The overlay holds a copy of step_probe.py and the metadata by which vLLM finds it as a plugin; every
-file carries the CONNECTOR_TAX_PATCH marker. Installing means writing the folder, removing means
-deleting it, and both can be repeated. No file of the environment is touched, which the hash over
-the installed vLLM's sources shows.
+The overlay holds copies of step_probe.py and settings_probe.py and the metadata by which vLLM finds
+them as plugins; every file carries the CONNECTOR_TAX_PATCH marker. Installing means writing the
+folder, removing means deleting it, and both can be repeated. No file of the environment is touched,
+which the hash over the installed vLLM's sources shows.
 """
 
 import hashlib
@@ -19,16 +19,20 @@ from connector_tax.files import fsync_directory, sha256_file, write_text
 
 MARKER = "CONNECTOR_TAX_PATCH"
 PROBE = "connector_tax_step_probe"
+SETTINGS_PROBE = "connector_tax_settings_probe"
 _SOURCE = Path(__file__).with_name("step_probe.py")
+_SETTINGS_SOURCE = Path(__file__).with_name("settings_probe.py")
 _VERSION = "1.0"
 _FILES = {
     f"{PROBE}.py": _SOURCE.read_text(encoding="utf-8"),
+    f"{SETTINGS_PROBE}.py": _SETTINGS_SOURCE.read_text(encoding="utf-8"),
     f"{PROBE}-{_VERSION}.dist-info/METADATA": (
         "Metadata-Version: 2.1\nName: connector-tax-step-probe\n"
         f"Version: {_VERSION}\nSummary: {MARKER}\n"
     ),
     f"{PROBE}-{_VERSION}.dist-info/entry_points.txt": (
         f"# {MARKER}\n[vllm.general_plugins]\n{PROBE} = {PROBE}:register\n"
+        f"{SETTINGS_PROBE} = {SETTINGS_PROBE}:register\n"
     ),
 }
 
@@ -122,7 +126,7 @@ def sources_sha256(package: Path) -> str:
 def leftovers(package: Path) -> list[str]:
     """Files of the installed package's environment that carry the marker; there must be none."""
     site = package.parent
-    candidates = {*site.glob("*.pth"), *site.glob(f"{PROBE}*"), *package.rglob("*.py")}
+    candidates = {*site.glob("*.pth"), *site.glob("connector_tax_*_probe*"), *package.rglob("*.py")}
     return sorted(
         str(path.relative_to(site))
         for path in candidates

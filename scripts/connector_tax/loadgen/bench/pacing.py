@@ -115,7 +115,7 @@ def run_variant(name: str, rate_rps: float, seconds: float) -> list[str]:
     lag_us = [
         (r.t_send_ns - r.t_intended_ns) / 1e3
         for r in result.records
-        if r.t_send_ns is not None and not r.warmup
+        if r.t_send_ns is not None and r.measured
     ]
     main, worker = (result.health["processes"][name] for name in ("main", "worker0"))
     p50, p90, p99 = np.percentile(lag_us, [50, 90, 99])

@@ -102,7 +102,7 @@ def errors_us(records: Sequence[RequestRecord], truth: dict[str, list[int]]) -> 
     """Return, in µs, client minus server: first token, last token, and each ITL."""
     first, last, itl = [], [], []
     for record in records:
-        if record.status != "ok" or record.warmup:
+        if record.status != "ok" or not record.measured:
             continue
         writes = truth[record.request_id][1:]
         assert record.t_first_token_ns is not None
@@ -138,7 +138,7 @@ def _cells(values: Floats) -> str:
 
 def _row(point: Point, result: CellResult, truth: dict[str, list[int]]) -> list[str]:
     errors = errors_us(result.records, truth)
-    measured = [r for r in result.records if not r.warmup]
+    measured = [r for r in result.records if r.measured]
     lag = np.array([(r.t_send_ns or 0) - r.t_intended_ns for r in measured if r.t_send_ns]) / 1e3
     sends = sorted(r.t_send_ns for r in measured if r.t_send_ns)
     dues = [r.t_intended_ns for r in measured]
@@ -156,6 +156,7 @@ def _row(point: Point, result: CellResult, truth: dict[str, list[int]]) -> list[
         f"{achieved:.4f}",
         f"{events / max(reads, 1):.2f}",
         f"{processes['worker0']['cpu_share']:.2f}+{processes['main']['cpu_share']:.2f}",
+        f"{processes['worker0']['loop_lag_p99_ms']:.2f}",
         "yes" if kept_schedule(result) else "LOST",
     ]
 
@@ -166,18 +167,19 @@ def main() -> int:
     parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000,100000,120000")
     parser.add_argument("--tokens", type=int, default=64, help="token events per request")
     parser.add_argument("--gap-us", type=float, default=10_000.0, help="between a stream's events")
+    parser.add_argument("--kernel-only", action="store_true", help="not the worker's own stamps")
     parser.add_argument("--seconds", type=float, default=4.0, help="measured window per cell")
     parser.add_argument("--engine", type=Path, help="its config: the embedded engine as server")
     options = parser.parse_args()
     table = Table(
         *("events/s", "stamps", "first token µs", "last token µs", "|ITL| µs", "lag µs"),
-        *("sent/plan", "events/read", "CPU worker+main", "kept"),
+        *("sent/plan", "events/read", "CPU worker+main", "loop lag p99 ms", "kept"),
         title="error against the server's own log, p50/p90/p99",
     )
     limit = 0.0
     for events_per_s in (float(text) for text in options.rates.split(",")):
         kept = False
-        for kernel_stamps in (True, False):
+        for kernel_stamps in (True,) if options.kernel_only else (True, False):
             point = Point(events_per_s, kernel_stamps)
             result, truth = run_point(
                 point, options.tokens, options.gap_us, options.seconds, options.engine

@@ -1,0 +1,313 @@
+"""Write docs/artifacts.md, the dictionary of files, fields and configuration keys.
+
+    python docs/fields.py            write the page
+    python docs/fields.py --check    end with status 1 if the page is not what would be written
+
+The meaning of a field stands in docs/fields.yaml, that of a configuration key in the comment beside
+it in config/*.yaml. Which fields and keys there are is asked of the code that declares them; one
+without a meaning, or a meaning without a field, is an error.
+"""
+
+import argparse
+import itertools
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from connector_tax.analysis.rows import COLUMNS
+from connector_tax.config import ConfigError
+from connector_tax.engine.steplog import StepRecord
+from connector_tax.loadgen.messages import RequestRecord
+from connector_tax.provenance import manifest
+from connector_tax.provenance.claims import Claim
+from connector_tax.study.design import resolve
+
+ROOT = Path(__file__).resolve().parents[1]
+DICTIONARY = ROOT / "docs" / "fields.yaml"
+PAGE = ROOT / "docs" / "artifacts.md"
+# Fields the step probe adds to the engine's own record (vllm/step_records.py).
+PROBE_FIELDS = ("update_us", "hooks_us", "children_us")
+
+
+class FieldsError(Exception):
+    """The dictionary and the code differ; the text names file and field."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a file."""
+
+    name: str
+    type: str
+    unit: str
+    null: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a configuration file; `allowed` is empty for a section."""
+
+    path: tuple[str, ...]
+    allowed: str
+
+
+def dictionary() -> dict[str, Any]:
+    """docs/fields.yaml."""
+    content: dict[str, Any] = yaml.safe_load(DICTIONARY.read_text(encoding="utf-8"))
+    return content
+
+
+def expanded(name: str) -> list[str]:
+    """The names `name` stands for: `{a,b}_ms` is a_ms and b_ms.
+
+    The last brace varies fastest.
+    """
+    parts = re.split(r"\{([^}]*)\}", name)
+    choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(parts)]
+    return ["".join(choice) for choice in itertools.product(*choices)]
+
+
+def fields_of(entry: Mapping[str, Any]) -> dict[str, Field]:
+    """The fields an entry of the dictionary describes, by name."""
+    return {
+        name: Field(name, *map(str, values))
+        for pattern, values in entry["fields"].items()
+        for name in expanded(pattern)
+    }
+
+
+def declared() -> dict[str, set[str]]:
+    """Entry of the dictionary to the fields the code declares, where it declares them."""
+    config = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
+    return {
+        "requests": {field.name for field in msgspec.structs.fields(RequestRecord)},
+        "engine_step": {
+            *(field.name for field in msgspec.structs.fields(StepRecord)),
+            *PROBE_FIELDS,
+        },
+        "study": set(resolve(config, "config/config.yaml")),
+        "aggregate": set(COLUMNS),
+        "manifest": set(manifest.COLUMNS),
+        "audit": {field.name for field in dataclass_fields(Claim)},
+    }
+
+
+def differences(name: str, described: set[str], existing: set[str]) -> list[str]:
+    """One sentence for each field that only one side has."""
+    return [
+        *(f"{name}: {f}: no entry in docs/fields.yaml" for f in sorted(existing - described)),
+        *(f"{name}: {f}: no such field in the code" for f in sorted(described - existing)),
+    ]
+
+
+# ---- configuration files
+
+
+def keys_of(schema: Mapping[str, Any]) -> Iterator[Key]:
+    """Every key a JSON schema allows, in its order; `<id>` stands for one of the user's choice."""
+
+    def walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[Key]:
+        if "$ref" in node:
+            node = {**_at(schema, node["$ref"]), **{k: v for k, v in node.items() if k != "$ref"}}
+        parts = [node, node.get("then", {}), node.get("else", {})]
+        children: dict[str, Any] = {}
+        for part in parts:
+            for name, child in part.get("properties", {}).items():
+                if child and not (part is not node and name in children):
+                    children[name] = child
+        others, items = node.get("additionalProperties"), node.get("items", {})
+        if isinstance(others, Mapping) and others.get("properties"):
+            children["<id>"] = others
+        if items.get("properties"):
+            children["[]"] = items
+        if path:
+            yield Key(path, "" if children else allowed(_resolved(schema, node)))
+        for name, child in children.items():
+            yield from walk(child, (*path, name))
+
+    return walk(schema, ())
+
+
+def _at(schema: Mapping[str, Any], reference: str) -> Mapping[str, Any]:
+    node: Any = schema
+    for name in reference.removeprefix("#/").split("/"):
+        node = node[name]
+    result: Mapping[str, Any] = node
+    return result
+
+
+def _resolved(schema: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:
+    if "$ref" in node:
+        return _resolved(schema, _at(schema, node["$ref"]))
+    copy = dict(node)
+    if isinstance(copy.get("items"), Mapping):
+        copy["items"] = _resolved(schema, copy["items"])
+    return copy
+
+
+def allowed(node: Mapping[str, Any]) -> str:
+    """What a value may be, in words."""
+    if "enum" in node:
+        return ", ".join("null" if value is None else str(value) for value in node["enum"])
+    types = node.get("type", "any")
+    text = " or ".join(types) if isinstance(types, list) else str(types)
+    if "items" in node:
+        text = f"list of ({allowed(node['items'])})"
+    bounds = (
+        ("minimum", "≥"),
+        ("exclusiveMinimum", ">"),
+        ("maximum", "≤"),
+        ("exclusiveMaximum", "<"),
+    )
+    limits = [f"{sign} {node[name]}" for name, sign in bounds if name in node]
+    return ", ".join([text, *limits])
+
+
+def comments(path: Path) -> dict[tuple[str, ...], str]:
+    """Key path to the comment on the key's line of a YAML file."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    found: dict[tuple[str, ...], str] = {}
+
+    def walk(node: yaml.Node, where: tuple[str, ...]) -> None:
+        if isinstance(node, yaml.SequenceNode):
+            for item in node.value:
+                walk(item, (*where, "[]"))
+        if not isinstance(node, yaml.MappingNode):
+            return
+        for key, value in node.value:
+            here = (*where, str(key.value))
+            comment = re.search(r"\s#\s+(.+)$", lines[key.start_mark.line])
+            if comment and not isinstance(node.flow_style, str) and not node.flow_style:
+                found.setdefault(here, comment[1].strip())
+            walk(value, here)
+
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert root is not None
+    walk(root, ())
+    return found
+
+
+def meaning_of(key: Key, sources: Sequence[Mapping[tuple[str, ...], str]]) -> str | None:
+    """The first comment on this key; `<id>` matches any key."""
+    for source in sources:
+        for path, comment in source.items():
+            if len(path) == len(key.path) and all(
+                mine in ("<id>", theirs) for mine, theirs in zip(key.path, path, strict=True)
+            ):
+                return comment
+    return None
+
+
+def dotted(path: Sequence[str]) -> str:
+    """`a.b[].c`."""
+    return ".".join(path).replace(".[]", "[]")
+
+
+# ---- the page
+
+
+def config_section(entry: Mapping[str, Any], problems: list[str]) -> list[str]:
+    """The table of one kind of configuration file; a key without a meaning is a problem."""
+    schema = yaml.safe_load((ROOT / "workflow/schemas" / entry["schema"]).read_text("utf-8"))
+    sources = [comments(ROOT / name) for name in entry["files"]]
+    spoken: dict[str, str] = entry["keys"]
+    rows = []
+    known = set()
+    for key in keys_of(schema):
+        name = dotted(key.path)
+        known.add(name)
+        commented = meaning_of(key, sources)
+        if commented and name in spoken:
+            problems.append(f"{name}: docs/fields.yaml and a comment in {entry['files']}")
+        meaning = commented or spoken.get(name)
+        if meaning is None and key.allowed:
+            problems.append(
+                f"{entry['files'][0]}: {name}: no comment, and none in docs/fields.yaml"
+            )
+        rows.append((f"`{name}`", key.allowed, meaning or ""))
+    problems += [f"docs/fields.yaml: {name}: no such key" for name in spoken.keys() - known]
+    return [
+        f"### `{entry['schema']}`",
+        "",
+        f"{entry['what']} Schema: `workflow/schemas/{entry['schema']}`.",
+        "",
+        *_table(("key", "allowed", "meaning"), rows),
+    ]
+
+
+def field_section(entry: Mapping[str, Any]) -> list[str]:
+    """The table of one file."""
+    rows = [(f"`{f.name}`", f.type, f.unit, f.null, f.meaning) for f in fields_of(entry).values()]
+    source = f" Declared in `{entry['declared']}`." if "declared" in entry else ""
+    return [
+        f"### `{entry['file']}`",
+        "",
+        f"{entry['what']}{source}",
+        "",
+        *_table(("field", "type", "unit", "null", "meaning"), rows),
+    ]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    return [line(head), "|" + " --- |" * len(head), *map(line, rows), ""]
+
+
+def page() -> str:
+    """The whole page.
+
+    Raises:
+        FieldsError: dictionary and code differ.
+    """
+    content = dictionary()
+    files = content["files"]
+    problems = []
+    for name, existing in declared().items():
+        problems += differences(name, set(fields_of(files[name])), existing)
+    lines = [content["head"], "## A study's files", ""]
+    for entry in files.values():
+        lines += field_section(entry)
+    lines += [
+        "## Configuration files",
+        "",
+        "Every key is required unless its meaning says otherwise.",
+    ]
+    lines += ["Unknown keys are refused.", ""]
+    for entry in content["configuration files"]:
+        lines += config_section(entry, problems)
+    if problems:
+        raise FieldsError("\n".join(problems))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write docs/artifacts.md, or check that it is what would be written."""
+    parser = argparse.ArgumentParser(prog="python docs/fields.py", description=main.__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it is stale")
+    arguments = parser.parse_args(argv)
+    try:
+        text = page()
+    except (ConfigError, FieldsError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    if not arguments.check:
+        PAGE.write_text(text, encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != text:
+        print(f"{PAGE}: stale; run python docs/fields.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

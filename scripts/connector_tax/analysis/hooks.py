@@ -1,0 +1,139 @@
+"""The connector's hooks in the steps of one cell: which ran, how often, and how long.
+
+Source: docs/method.md, "Steps". The design's three callbacks stand in fields of their own of a step
+record; the step probe adds the connector's other hooks (`hooks_us`) and those timed of a
+MultiConnector's children (`children_us`), by the names of their methods.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from connector_tax.files import ArtifactError
+from connector_tax.vllm.step_probe import FIELDS
+
+CALLBACKS = ("build_meta_us", "get_finished_us", "start_load_kv_us")
+
+Floats = NDArray[np.float64]
+_Microseconds = Annotated[float, msgspec.Meta(ge=0)]
+_OWN = msgspec.json.Decoder(dict[str, _Microseconds])
+_CHILDREN = msgspec.json.Decoder(dict[str, dict[str, _Microseconds]])
+_CALL = {
+    "step_id": pl.Int64(),
+    "process": pl.String(),
+    "child": pl.String(),
+    "hook": pl.String(),
+    "us": pl.Float64(),
+}
+_HOOK = ("process", "child", "hook")
+
+
+class Hook(NamedTuple):
+    """A timed hook: the process it runs in, the connector it belongs to, its name.
+
+    `child` is empty for the configured connector itself, and the name of the child for one of a
+    MultiConnector's. The three callbacks have the names of the design's fields, without the unit.
+    """
+
+    process: str
+    child: str
+    name: str
+
+
+@dataclass(frozen=True)
+class HookTimes:
+    """One hook in one cell.
+
+    Attributes:
+        ran_us: (n,) its time in each step with tokens in which it ran.
+        empty_us: its time in all empty polling steps of the window together.
+    """
+
+    ran_us: Floats
+    empty_us: float
+
+
+def hook_calls(path: Path, frame: pl.DataFrame) -> pl.DataFrame:
+    """Every hook of every step record: columns step_id, process, child, hook, us.
+
+    Args:
+        path: the file the records are from, for errors.
+        frame: step records with `hooks_us` and `children_us` as JSON text.
+
+    Raises:
+        ArtifactError: a `hooks_us` or `children_us` is not an object of times in us, 0 or more.
+    """
+    records = frame.select("step_id", "process")
+    callbacks = [
+        records.with_columns(
+            child=pl.lit(""), hook=pl.lit(_callback(column)), us=frame[column]
+        ).drop_nulls("us")
+        for column in CALLBACKS
+    ]
+    others = pl.DataFrame(list(_others(path, frame)), schema=_CALL, orient="row")
+    return pl.concat([*callbacks, others])
+
+
+def hook_times(calls: pl.DataFrame, busy: pl.Series, empty: pl.Series) -> dict[Hook, HookTimes]:
+    """The time of each hook over the steps of a cell's window, in the order of their names.
+
+    Args:
+        calls: of the whole cell.
+        busy: ids of the steps in the window that scheduled tokens.
+        empty: ids of those that did not.
+    """
+    # One record per tensor-parallel rank: the slowest rank holds the step up.
+    per_step = calls.group_by(*_HOOK, "step_id", maintain_order=True).agg(pl.col("us").max())
+    steps = pl.DataFrame(
+        {"step_id": [*busy, *empty], "tokens": [True] * len(busy) + [False] * len(empty)},
+        schema={"step_id": pl.Int64(), "tokens": pl.Boolean()},
+    )
+    times = (
+        per_step.join(steps, on="step_id", maintain_order="left")
+        .group_by(*_HOOK)
+        .agg(
+            ran=pl.col("us").filter(pl.col("tokens")),
+            empty=pl.col("us").filter(~pl.col("tokens")).sum(),
+        )
+    )
+    return {
+        Hook(process, child, name): HookTimes(np.array(ran, dtype=np.float64), empty_us)
+        for process, child, name, ran, empty_us in times.sort(*_HOOK).iter_rows()
+    }
+
+
+def _callback(column: str) -> str:
+    return column.removesuffix("_us")
+
+
+def _others(path: Path, frame: pl.DataFrame) -> Iterator[tuple[int, str, str, str, float]]:
+    wanted = frame.filter(pl.col("hooks_us").is_not_null() | pl.col("children_us").is_not_null())
+    for step_id, process, own, children in wanted.select(
+        "step_id", "process", "hooks_us", "children_us"
+    ).iter_rows():
+        try:
+            by_child = {"": _OWN.decode(own)} if own is not None else {}
+            by_child |= _CHILDREN.decode(children) if children is not None else {}
+        except msgspec.DecodeError as error:
+            raise ArtifactError(
+                f"{path}: step_id {step_id}, {process}: hooks_us or children_us: {error};"
+                " allowed: hook names (children_us: by child) with times in us"
+            ) from None
+        for child, times in by_child.items():
+            for hook, us in _by_design(times).items():
+                yield step_id, process, child, hook, us
+
+
+def _by_design(times: Mapping[str, float]) -> dict[str, float]:
+    """The hooks with the callbacks under their fields' names: a child has its methods' names."""
+    named: dict[str, float] = {}
+    for name, us in times.items():
+        hook = _callback(FIELDS[name]) if name in FIELDS else name
+        named[hook] = named.get(hook, 0.0) + us
+    return named

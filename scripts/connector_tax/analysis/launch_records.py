@@ -1,0 +1,76 @@
+"""What each server launch of a phase took of the machine, and what its engine resolved.
+
+Reads resources.json and settings.json of the launches; where a launch has none, it has the reason.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from connector_tax.analysis.block_model import LaunchId
+from connector_tax.analysis.ingest import Cell
+from connector_tax.files import ArtifactError, read_json, sha256_file
+
+RESOURCES, SETTINGS = "resources.json", "settings.json"
+NOT_RECORDED = "not recorded: measured before launches kept it"
+
+
+@dataclass(frozen=True)
+class LaunchRecords:
+    """One planned launch: its cells by name, and its records where it has them.
+
+    Attributes:
+        reason: why there are no records; None where there are.
+    """
+
+    launch: LaunchId
+    configuration: str
+    cells: Mapping[str, Cell]
+    resources: Mapping[str, Any] | None
+    settings: Mapping[str, Mapping[str, Any]] | None
+    reason: str | None
+
+
+def read_launch_records(cells: Sequence[Cell]) -> list[LaunchRecords]:
+    """The launches these cells belong to, in their order.
+
+    Raises:
+        ArtifactError: a record is missing, malformed or has changed since it was measured.
+    """
+    groups: dict[LaunchId, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(LaunchId(cell.key.config, cell.key.block), []).append(cell)
+    return [_records(launch, members) for launch, members in groups.items()]
+
+
+def _records(launch: LaunchId, cells: Sequence[Cell]) -> LaunchRecords:
+    folder = cells[0].folder.parent
+    path = folder / "index.json"
+    listed: Mapping[str, str] = {}
+    measured = [cell for cell in cells if cell.status in ("valid", "void")]
+    reason = None if measured else cells[0].reason
+    if path.exists():
+        index = read_json(path)
+        listed = index.get("files", {})
+        if "files" not in index:
+            reason = reason or NOT_RECORDED
+    return LaunchRecords(
+        launch=launch,
+        configuration=cells[0].configuration,
+        cells={cell.key.cell: cell for cell in cells},
+        resources=_read(folder / RESOURCES, listed),
+        settings=None if SETTINGS not in listed else _read(folder / SETTINGS, listed)["settings"],
+        reason=reason or (None if RESOURCES in listed else "the server was never ready"),
+    )
+
+
+def _read(path: Path, listed: Mapping[str, str]) -> Any:
+    if path.name not in listed:
+        return None
+    if not path.exists() or sha256_file(path) != listed[path.name]:
+        raise ArtifactError(
+            f"{path}: missing, or its sha256 is not what index.json says: changed after it was"
+            " measured"
+        )
+    return read_json(path)

@@ -1,0 +1,223 @@
+"""Which requests of a cell lived in quiet time, by the yardstick alone and never by the outcome.
+
+A cell is cut into chunks of `chunk_ms`, counted from its first sample; what is left over at the end
+belongs to the last chunk. A chunk's value is the `chunk_percentile` of the memory samples that were
+begun in it. The cell's quiet level is the `level_percentile` of its chunks' values (percentiles are
+numpy's `linear`). A chunk is disturbed when its value is above `max_factor` times the level, or
+when it holds fewer than MIN_SAMPLES samples: nobody saw that it was quiet. A request that was under
+way (intended time to last token, ends included) in a disturbed chunk, or outside of all chunks, is
+not measured.
+
+The level is the cell's own, because the server's traffic in memory at this cell's load is part of
+it and must not be judged. Whether the machine as a whole is slower than it was, the looks at the
+idle server tell (`validity.idle_memory_factor`).
+"""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from connector_tax.files import ArtifactError, read_jsonl, sha256_file
+
+MIN_SAMPLES = 3
+SIDES = ("loadgen", "server")
+# What the rule is, of the `quiet` section; a cell's record holds it.
+RULE_KEYS = ("chunk_ms", "chunk_percentile", "level_percentile", "max_factor")
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class Chunks(NamedTuple):
+    """The chunks of a cell.
+
+    Attributes:
+        edges_ns: (k + 1,) CLOCK_MONOTONIC; the last is the last sample's time.
+        values_ns: (k,) the value of each in ns of a sample's loads; NaN without enough samples.
+        level_ns: the quiet level; NaN when no chunk has a value.
+        disturbed: (k,).
+    """
+
+    edges_ns: Ints
+    values_ns: Floats
+    level_ns: float
+    disturbed: Bools
+
+
+def judge_chunks(t_ns: Ints, memory_ns: NDArray[Any], quiet: Mapping[str, Any]) -> Chunks:
+    """Cut a cell's samples, in order of time, into chunks and judge each.
+
+    Args:
+        t_ns: (n,) when each sample began.
+        memory_ns: (n,) CPU time of its loads.
+        quiet: the `quiet` section; with a `max_factor` of None only unwatched chunks are disturbed.
+    """
+    chunk_ns = round(quiet["chunk_ms"] * 1e6)
+    if len(t_ns) == 0 or t_ns[-1] - t_ns[0] < chunk_ns:
+        return Chunks(np.zeros(1, np.int64), np.zeros(0), np.nan, np.zeros(0, np.bool_))
+    count = int((t_ns[-1] - t_ns[0]) // chunk_ns)
+    edges = t_ns[0] + chunk_ns * np.arange(count + 1, dtype=np.int64)
+    edges[-1] = t_ns[-1]
+    of_chunk = np.minimum((t_ns - t_ns[0]) // chunk_ns, count - 1)
+    starts = np.searchsorted(of_chunk, np.arange(count + 1))
+    values = np.full(count, np.nan)
+    for number, (first, last) in enumerate(itertools.pairwise(starts)):
+        if last - first >= MIN_SAMPLES:
+            values[number] = np.percentile(memory_ns[first:last], quiet["chunk_percentile"])
+    known = values[~np.isnan(values)]
+    level = float(np.percentile(known, quiet["level_percentile"])) if len(known) else np.nan
+    factor = np.inf if quiet["max_factor"] is None else quiet["max_factor"]
+    # A comparison with NaN is false: a chunk without a value is disturbed.
+    return Chunks(edges, values, level, ~(values <= factor * level))
+
+
+def undisturbed(chunks: Chunks, starts_ns: Ints, ends_ns: Ints) -> Bools:
+    """Which of the spans lie within the chunks and touch no disturbed one; ends included."""
+    count = len(chunks.disturbed)
+    if count == 0:
+        return np.zeros(len(starts_ns), np.bool_)
+    inside = (starts_ns >= chunks.edges_ns[0]) & (ends_ns <= chunks.edges_ns[-1])
+    first, last = (
+        np.clip(np.searchsorted(chunks.edges_ns, moments, side="right") - 1, 0, count - 1)
+        for moments in (starts_ns, ends_ns)
+    )
+    before = np.concatenate([[0], np.cumsum(chunks.disturbed)])
+    clean: Bools = inside & (before[last + 1] == before[first])
+    return clean
+
+
+class QuietTime(NamedTuple):
+    """How quiet the machine was in a cell's measured window.
+
+    Attributes:
+        quiet_share: share of the window's time that lies in undisturbed chunks.
+        memory_ns_p50: median latency of a load, in ns, of the window's samples.
+    """
+
+    quiet_share: float | None
+    memory_ns_p50: float | None
+
+
+def quiet_time(
+    machine: "Machine", quiet: Mapping[str, Any], window: Mapping[str, Any]
+) -> QuietTime:
+    """The quiet time of a cell's window (`window` and `quiet.rule` of its record)."""
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+    chunks = judge_chunks(machine.t_ns, machine.memory_ns, quiet)
+    ends = np.clip(chunks.edges_ns, start, stop)
+    share = float(np.diff(ends)[~chunks.disturbed].sum()) / (stop - start)
+    inside = (machine.t_ns >= start) & (machine.t_ns < stop)
+    memory = float(np.median(machine.memory_ns[inside])) if inside.any() else None
+    return QuietTime(share, None if memory is None else memory / machine.elements)
+
+
+@dataclass(frozen=True)
+class CpuUse:
+    """Shares of a CPU set's time while a cell was sampled."""
+
+    busy: float
+    foreign: float
+    steal: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A cell's machine file.
+
+    Attributes:
+        t_ns, memory_ns, compute_ns: (n,) the samples: when, CPU time of `elements` loads, of the
+            arithmetic.
+        elements: loads of a sample.
+        looks: `before` and `after` to the median CPU time of a look's loads, in ns for each load.
+        cpus: `loadgen` and `server` to the use of their CPU sets.
+        own_share: CPU time of the watching process over the time it sampled.
+        faults: its page faults in that time.
+        throttled: periods the control group was throttled in; None: not counted.
+    """
+
+    t_ns: Ints
+    memory_ns: Ints
+    compute_ns: Ints
+    elements: int
+    looks: Mapping[str, float]
+    cpus: Mapping[str, CpuUse]
+    own_share: float
+    faults: int
+    throttled: int | None
+
+
+def read_machine(path: Path, sha256: str | None) -> Machine:
+    """Read `machine_<phase>_<cell>.jsonl` (its lines: study.machine_watch).
+
+    Args:
+        path: the file.
+        sha256: the hash its bytes must have; None: not checked.
+
+    Raises:
+        ArtifactError: the file is missing, changed or malformed.
+    """
+    if sha256 is not None and sha256_file(path) != sha256:
+        raise ArtifactError(
+            f"{path}: sha256 is not what index.json says: the file changed after it was measured"
+        )
+    records = list(read_jsonl(path))
+    try:
+        looks = {r["when"]: r for r in records if r["kind"] == "look"}
+        (begin,) = (r for r in records if r["kind"] == "begin")
+        seconds = [r for r in records if r["kind"] == "second"]
+        t_ns: list[int] = []
+        for line, previous in zip(seconds, [begin, *seconds], strict=False):
+            t_ns += [previous["t_ns"] + 1000 * at for at in line["at_us"]]
+        memory, compute = (
+            np.array([v for line in seconds for v in line[name]], np.int64)
+            for name in ("memory_ns", "compute_ns")
+        )
+        if not len(t_ns) == len(memory) == len(compute):
+            raise ValueError("at_us, memory_ns and compute_ns differ in length")
+        if np.any(np.diff(t_ns) < 0):
+            raise ValueError("the samples are not in order of time")
+        end = seconds[-1]
+        first, last = begin["counters"], end["counters"]
+        wall_ms = (end["t_ns"] - begin["t_ns"]) / 1e6
+        return Machine(
+            t_ns=np.array(t_ns, np.int64),
+            memory_ns=memory,
+            compute_ns=compute,
+            elements=int(begin["elements"]),
+            looks={
+                when: float(np.median(looks[when]["memory_ns"])) / begin["elements"]
+                for when in ("before", "after")
+            },
+            cpus=_cpu_use(begin, first, last, wall_ms),
+            own_share=(last["self_us"] - first["self_us"]) / 1e3 / wall_ms,
+            faults=last["faults"] - first["faults"],
+            throttled=None
+            if last["throttled"] is None
+            else int(last["throttled"] - first["throttled"]),
+        )
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ArtifactError(f"{path}: not a machine file: {error!r}") from None
+
+
+def _cpu_use(
+    begin: Mapping[str, Any], first: Mapping[str, Any], last: Mapping[str, Any], wall_ms: float
+) -> dict[str, CpuUse]:
+    idle, steal, own = (
+        [b - a for a, b in zip(first[name], last[name], strict=True)]
+        for name in ("idle_ms", "steal_ms", "own_ms")
+    )
+    if begin["loadgen"] == begin["server"]:
+        # Nothing is pinned: both sides use one set.
+        own = [sum(own)] * len(own)
+    use = {}
+    for side, name in enumerate(SIDES):
+        whole = wall_ms * len(begin[name])
+        busy = whole - idle[side] - steal[side]
+        use[name] = CpuUse(busy / whole, max(0.0, busy - own[side]) / whole, steal[side] / whole)
+    return use

@@ -1,0 +1,167 @@
+"""The watched machine again, from the raw lines: disturbed chunks, quiet requests, the checks.
+
+Nothing here is shared with connector_tax.analysis: the rule is written down a second time, chunk by
+chunk and request by request.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from connector_tax.files import read_json
+from connector_tax.provenance.audit_study import RawCell, RawStudy
+from connector_tax.provenance.recompute import Row
+
+LEAST_SAMPLES = 3
+Interval = tuple[int, int]
+
+
+def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
+    """The checks of a watched machine; none in a study without a `quiet` section."""
+    if "quiet" not in study.config:
+        return {}
+    bounds, quiet = study.config["validity"], study.config["quiet"]
+    found: dict[str, Any] = dict.fromkeys(
+        ("quiet_requests", "idle_memory_factor", "server", "loadgen", "steal")
+    )
+    if cell.path("machine").exists():
+        lines = cell.machine
+        found |= _cpu_shares(lines)
+        found["quiet_requests"] = len(quiet_successes(study, cell) or ())
+        level = read_json(study.root / "environment.json").get("quiet_level")
+        if level is not None:
+            begin = next(r for r in lines if r["kind"] == "begin")
+            medians = [np.median(r["memory_ns"]) for r in lines if r["kind"] == "look"]
+            latency = float(max(medians)) / begin["elements"]
+            found["idle_memory_factor"] = latency / level["memory_ns"]
+    precision = study.config["precision"]
+    wanted = study.config["cell"]["min_completed"]
+    if precision["enabled"]:
+        wanted = precision["min_completed_floor"]
+    least = math.ceil(quiet["min_quiet_share"] * wanted)
+    value = found["quiet_requests"]
+    return {
+        "quiet_requests": {
+            "value": value, "bound": least, "pass": value is not None and value >= least,
+        },
+        "idle_memory_factor": _most(found["idle_memory_factor"], bounds["max_idle_memory_factor"]),
+        "foreign_cpu_server": _most(found["server"], bounds["max_foreign_cpu"]),
+        "foreign_cpu_loadgen": _most(found["loadgen"], bounds["max_foreign_cpu"]),
+        "steal_share": _most(found["steal"], bounds["max_steal"]),
+    }  # fmt: skip
+
+
+def quiet_successes(study: RawStudy, cell: RawCell) -> list[int] | None:
+    """`seq` of the window's successes that lived within the chunks and in no disturbed one.
+
+    None in a study without a `quiet` section: nothing is left out.
+    """
+    if "quiet" not in study.config:
+        return None
+    window = cell.record["window"]
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+    chunks = disturbed_chunks(list(samples(cell.machine)), study.config["quiet"])
+    return quiet_seqs(chunks, [r for r in cell.requests if start <= r["t_intended_ns"] < stop])
+
+
+def quiet_seqs(chunks: Sequence[tuple[int, int, bool]], requests: Sequence[Row]) -> list[int]:
+    """`seq` of the successes that lived within the chunks and in no disturbed one."""
+    kept = []
+    for r in requests:
+        if r["status"] != "ok":
+            continue
+        start, end = r["t_intended_ns"], r["t_last_token_ns"]
+        watched = bool(chunks) and chunks[0][0] <= start and end <= chunks[-1][1]
+        # The chunk a moment falls in: the last that begins at or before it.
+        met = [bad for first, last, bad in chunks if first <= end and start < last]
+        if watched and start == chunks[-1][1]:
+            met.append(chunks[-1][2])
+        if watched and not any(met):
+            kept.append(int(r["seq"]))
+    return kept
+
+
+def quiet_columns(study: RawStudy, cell: RawCell) -> Row:
+    """The aggregate table's columns about the machine in a cell's window."""
+    if "quiet" not in study.config:
+        return {"quiet_share": None, "memory_ns_p50": None}
+    window = cell.record["window"]
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
+    points = list(samples(cell.machine))
+    quiet_ns = sum(
+        max(0, min(last, stop) - max(first, start))
+        for first, last, bad in disturbed_chunks(points, study.config["quiet"])
+        if not bad
+    )
+    inside = [memory_ns for t_ns, memory_ns in points if start <= t_ns < stop]
+    elements = next(r["elements"] for r in cell.machine if r["kind"] == "begin")
+    return {
+        "quiet_share": quiet_ns / (stop - start),
+        "memory_ns_p50": float(np.median(inside)) / elements if inside else None,
+    }
+
+
+def samples(lines: Sequence[Row]) -> Iterator[Interval]:
+    """When each sample began, and the CPU time of its loads, in ns."""
+    base = 0
+    for line in lines:
+        if line["kind"] == "second":
+            for at_us, memory_ns in zip(line["at_us"], line["memory_ns"], strict=True):
+                yield base + 1000 * at_us, memory_ns
+        if line["kind"] in ("begin", "second"):
+            base = line["t_ns"]
+
+
+def disturbed_chunks(points: Sequence[Interval], quiet: Row) -> list[tuple[int, int, bool]]:
+    """Each chunk's beginning, its end, and whether it is disturbed."""
+    length = round(quiet["chunk_ms"] * 1e6)
+    if not points or points[-1][0] - points[0][0] < length:
+        return []
+    origin, end = points[0][0], points[-1][0]
+    count = (end - origin) // length
+    held: list[list[int]] = [[] for _ in range(count)]
+    for t_ns, memory_ns in points:
+        held[min((t_ns - origin) // length, count - 1)].append(memory_ns)
+    values = [
+        float(np.percentile(chunk, quiet["chunk_percentile"]))
+        if len(chunk) >= LEAST_SAMPLES
+        else None
+        for chunk in held
+    ]
+    known = [value for value in values if value is not None]
+    limit = math.inf
+    if known and quiet["max_factor"] is not None:
+        limit = quiet["max_factor"] * float(np.percentile(known, quiet["level_percentile"]))
+    return [
+        (
+            origin + k * length,
+            end if k == count - 1 else origin + (k + 1) * length,
+            value is None or value > limit,
+        )
+        for k, value in enumerate(values)
+    ]
+
+
+def _cpu_shares(lines: Sequence[Row]) -> dict[str, float]:
+    begin = next(r for r in lines if r["kind"] == "begin")
+    end = [r for r in lines if r["kind"] == "second"][-1]
+    shared = begin["loadgen"] == begin["server"]
+    grown = {
+        name: np.subtract(end["counters"][name], begin["counters"][name])
+        for name in ("idle_ms", "steal_ms", "own_ms")
+    }
+    shares: dict[str, float] = {}
+    steal = []
+    for side, name in enumerate(("loadgen", "server")):
+        whole = (end["t_ns"] - begin["t_ns"]) / 1e6 * len(begin[name])
+        own = grown["own_ms"].sum() if shared else grown["own_ms"][side]
+        rest = whole - grown["idle_ms"][side] - grown["steal_ms"][side] - own
+        shares[name] = max(0.0, float(rest)) / whole
+        steal.append(float(grown["steal_ms"][side]) / whole)
+    return shares | {"steal": max(steal)}
+
+
+def _most(value: float | None, bound: float) -> Row:
+    return {"value": value, "bound": bound, "pass": value is not None and value <= bound}

@@ -1,0 +1,218 @@
+"""resources.csv and engine.csv a second time: from the launches' records to the published rows.
+
+The block model is the audit's own (`layout`); docs/method.md, "Resources", says what is computed.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from connector_tax.files import read_json
+from connector_tax.provenance.audit_study import RawLaunch, RawStudy
+from connector_tax.provenance.distributions import t_quantile, t_two_sided
+from connector_tax.provenance.layout import Layout
+from connector_tax.provenance.recompute import Row
+
+UNITS = {
+    "idle_cpu": "CPU s per s",
+    "cpu_s_per_1000": "CPU s per 1000 requests",
+    "memory_pss_mib": "MiB",
+    "memory_pss_loaded_mib": "MiB",
+    "gpu_memory_mib": "MiB",
+    "kv_blocks": "blocks",
+    "kv_tokens": "tokens",
+    "threads": "threads",
+    "processes": "processes",
+    "startup_s": "s",
+}
+ENDS = ("", "_lo", "_hi")
+Place = tuple[str, int]  # launch name, block
+
+
+def configuration_of(name: str) -> str:
+    """The configuration a launch of this name is started with."""
+    return "plain" if re.fullmatch(r"plain(_last|_\d+)?", name) else name
+
+
+def recorded(launch: RawLaunch, name: str) -> Row | None:
+    """A record of a launch that its index vouches for; None where it has none."""
+    if launch.index is None or name not in launch.index.get("files", {}):
+        return None
+    found: Row = read_json(launch.folder / name)
+    return found
+
+
+class Resources:
+    """Every resource of every launch of Phase A."""
+
+    def __init__(self, study: RawStudy, cell: str | None) -> None:
+        """`cell`: the Phase A cell at ref_safe; None where that rate is not in the grid."""
+        self.study = study
+        self.confidence: float = study.config["statistics"]["confidence"]
+        self.launches = [launch for launch in study.launches if launch.phase == "A"]
+        self.plains = list(
+            dict.fromkeys(
+                la.config for la in self.launches if configuration_of(la.config) == "plain"
+            )
+        )
+        self.values: dict[str, dict[Place, float]] = {name: {} for name in UNITS}
+        self.parts: dict[str, dict[Place, Mapping[str, float]]] = {name: {} for name in UNITS}
+        for launch in self.launches:
+            if any(c.measured for c in study.cells if c.launch is launch):
+                self._read(launch, cell)
+
+    def _read(self, launch: RawLaunch, cell: str | None) -> None:
+        place = (launch.config, launch.block)
+        for name, quantity in quantities(self.study, launch, cell).items():
+            value = quantity["value"]
+            self.parts[name][place] = quantity["parts"]
+            if value is not None and (name == "idle_cpu" or value > 0):
+                self.values[name][place] = float(value)
+
+    def rows(self) -> list[Row]:
+        """The rows of resources.csv."""
+        configs = [c for c in dict.fromkeys(la.config for la in self.launches)
+                   if configuration_of(c) != "plain"]  # fmt: skip
+        return [self._row(config, name) for config in configs for name in UNITS]
+
+    def _row(self, config: str, name: str) -> Row:
+        scale = "raw" if name == "idle_cpu" else "log"
+        row: Row = {"config": config, "resource": name, "unit": UNITS[name], "scale": scale}
+        row |= {"status": "missing", "n_blocks": 0, "n_launches": 0}
+        row |= {"companions": self._companions(config, name)}
+        found = self._effect(name, config, self.plains, "")
+        if found is None:
+            return row
+        row |= found | {"status": "valid"}
+        noise = self._effect(name, self.plains[-1], self.plains[:-1], "aa_")
+        if noise is not None:
+            row |= {key: value for key, value in noise.items() if key.startswith("aa_")}
+        return row
+
+    def _effect(self, name: str, ours: str, base: Sequence[str], prefix: str) -> Row | None:
+        """A launch against others of its blocks: means, difference, tax, interval, p."""
+        values, raw = self.values[name], name == "idle_cpu"
+        y = values if raw else {place: math.log(value) for place, value in values.items()}
+        sides = {
+            block: [(other, block) for other in base if (other, block) in y]
+            for mine, block in y
+            if mine == ours
+        }
+        sides = {block: others for block, others in sides.items() if others}
+        if not sides:
+            return None
+        d = np.array([y[ours, b] - np.mean([y[o] for o in others]) for b, others in sides.items()])
+        squares = sum(1 + 1 / len(others) for others in sides.values()) / len(sides) ** 2
+        mine = [values[ours, block] for block in sides]
+        theirs = [values[place] for others in sides.values() for place in others]
+        repeated = len({block for _, block in values}) > 1
+        exact = repeated and len(set(mine)) == len(set(theirs)) == 1
+        half, method, p = (None, None, None)
+        if exact:
+            method = "exact"
+        elif repeated:
+            half, method, p = self._error(y, ours, d, squares)
+        mean_of = np.mean if raw else lambda v: math.exp(float(np.mean(v)))
+        config_mean = float(mean_of([y[ours, block] for block in sides]))
+        plain_mean = float(mean_of([np.mean([y[o] for o in others]) for others in sides.values()]))
+        point = float(d.mean())
+        ends = [point, *([None, None] if half is None else [point - half, point + half])]
+        row: Row = {"plain_mean": plain_mean, "config_mean": config_mean, "p_value": p,
+                    "interval_method": method, "n_blocks": len(sides),
+                    "n_launches": len(mine) + len(theirs)}  # fmt: skip
+        for end, value in zip(ENDS, ends, strict=True):
+            tax = None if raw or value is None else math.expm1(value)
+            row[f"{prefix}tax{end}"] = tax
+            row[f"{prefix}difference{end}"] = value if tax is None else plain_mean * tax
+        return row
+
+    def _error(
+        self, y: Mapping[Place, float], ours: str, d: Any, squares: float
+    ) -> tuple[float | None, str | None, float | None]:
+        """Half width, method and p of a contrast: the pooled error, or its own where wider."""
+        layout = Layout(
+            [block for _, block in y],
+            [configuration_of(name) for name, _ in y],
+            np.array(list(y.values())),
+        )
+        s2, freedom = layout.pooled
+        found: list[tuple[float, str, int]] = []
+        if freedom > 0:
+            found.append((math.sqrt(s2 * squares), "block model", freedom))
+        named = configuration_of(ours)
+        doubt = layout.doubtful([] if named == "plain" else [named])
+        if len(d) > 1 and doubt is not None:
+            own = float(d.std(ddof=1)) / math.sqrt(len(d))
+            found.append((own, "own blocks", len(d) - 1))
+        if not found:
+            return None, None, None
+        error, method, df = max(found, key=lambda e: t_quantile(0.95, e[2]) * e[0])
+        point = float(d.mean())
+        p = t_two_sided(point / error, df) if error > 0 else float(point == 0)
+        return t_quantile(self.confidence, df) * error, method, p
+
+    def _companions(self, config: str, name: str) -> str | None:
+        mine = [parts for (launch, _), parts in self.parts[name].items() if launch == config]
+        names = sorted({part for parts in mine for part in parts} - {"server"})
+        texts = [f"{n} {np.mean([parts.get(n, 0.0) for parts in mine]):.4g}" for n in names]
+        return "; ".join(texts) or None
+
+
+def quantities(study: RawStudy, launch: RawLaunch, cell: str | None) -> dict[str, Row]:
+    """The resources of one launch that was recorded, by name: value and parts."""
+    resources, settings = (recorded(launch, f"{n}.json") for n in ("resources", "settings"))
+    if resources is None or settings is None:
+        return {}
+    nothing: Row = {"value": None, "parts": {}}
+    before, after = resources["before_load"], resources["after_load"] or {}
+    found: dict[str, Row] = {
+        "idle_cpu": resources["idle_cpu"],
+        "memory_pss_loaded_mib": after.get("memory_pss_mib", nothing),
+        "startup_s": {"value": resources["startup_s"], "parts": {}},
+    }
+    for name in ("memory_pss_mib", "gpu_memory_mib", "threads", "processes"):
+        found[name] = before[name]
+    for name in ("kv_blocks", "kv_tokens"):
+        found[name] = {"value": settings["settings"][name]["value"], "parts": {}}
+    found["cpu_s_per_1000"] = nothing
+    for candidate in study.cells:
+        if candidate.launch is launch and candidate.cell == cell and candidate.status == "valid":
+            found["cpu_s_per_1000"] = candidate.record["server_cpu"]["cpu_s_per_1000"]
+    return found
+
+
+def engine_rows(study: RawStudy) -> list[Row]:
+    """The rows of engine.csv."""
+    groups: dict[str, list[Row]] = {}
+    for launch in study.launches:
+        if launch.phase == "A":
+            mine = groups.setdefault(configuration_of(launch.config), [])
+            record = recorded(launch, "settings.json")
+            mine += [] if record is None else [record["settings"]]
+    names = next((list(records[0]) for records in groups.values() if records), [])
+    rows: list[Row] = []
+    for config, records in groups.items():
+        if not records:
+            rows.append({"config": config, "setting": ""})
+            continue
+        own: list[Row] = []
+        for name in names:
+            value, plain = (_value(r, name) for r in (records, groups.get("plain", [])))
+            sources = {r[name]["source"] for r in records} - {None}
+            own.append({
+                "config": config, "setting": name, "value": value, "plain": plain,
+                "differs": None if value is None or plain is None else value != plain,
+                "source": ", ".join(sorted(sources)) or None,
+            })  # fmt: skip
+        told = [f"{r['setting']} {r['value']} (plain {r['plain']})" for r in own if r["differs"]]
+        rows += [row | {"also_differs": "; ".join(told) or None} for row in own]
+    return rows
+
+
+def _value(records: Sequence[Row], name: str) -> str | None:
+    known = {r[name]["value"] for r in records if r[name]["value"] is not None}
+    texts = {str(v).lower() if isinstance(v, bool) else str(v) for v in known}
+    return " | ".join(sorted(texts)) or None

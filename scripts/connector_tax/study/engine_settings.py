@@ -1,0 +1,155 @@
+"""What the running engine made of its configuration: settings.json of a launch's folder.
+
+Two configurations can differ by more than the connector: it may ask for another KV-cache layout, or
+leave fewer blocks. Each setting has its value and where it was read, or null and the reason: from
+the engine's own objects (`probe`: vllm.settings_probe), else `vllm:cache_config_info` (`metrics`),
+else the log. Beside the settings stand the environment variables the server runs with, and those of
+the caller that it has not.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from connector_tax.study.server import STEP_LOG_PREFIX, Server, without_root
+from connector_tax.study.server_environment import caller_environment, can_change, shown
+
+SETTINGS = (
+    "kv_cache_layout",
+    "kv_blocks",
+    "block_size",
+    "kv_tokens",
+    "kv_cache_dtype",
+    "attention_backend",
+    "cudagraph_mode",
+    "compilation_mode",
+    "executor",
+    "engine_core_process",
+    "tensor_parallel_size",
+    "async_scheduling",
+    "hybrid_kv_cache_manager",
+    "prefix_caching",
+    "chunked_prefill",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_model_len",
+    "model_runner",
+    "log_level",
+    "enforce_eager",
+    "dtype",
+)
+_METRIC = "vllm:cache_config_info"
+# Label of the metric, and how its text is read.
+_LABELS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "kv_cache_layout": ("kv_cache_layout", str),
+    "kv_blocks": ("num_gpu_blocks", int),
+    "block_size": ("block_size", int),
+    "kv_tokens": ("kv_cache_size_tokens", int),
+    "kv_cache_dtype": ("cache_dtype", str),
+    "prefix_caching": ("enable_prefix_caching", {"True": True, "False": False}.__getitem__),
+}
+_LOG_LINES = {
+    "attention_backend": re.compile(r"Using (\w+) (?:attention )?backend out of"),
+    "kv_cache_layout": re.compile(r"Using (\w+) KV cache layout"),
+}
+_PARTS = ("engine", "worker")
+
+Setting = dict[str, Any]
+
+
+def engine_record(
+    server: Server, kind: str, caller: Mapping[str, str], page: str | None
+) -> dict[str, Any]:
+    """The settings and the environment of a server that is ready.
+
+    Args:
+        kind: the kind of engine, embedded or vllm.
+        caller: the environment launch.sh was started with.
+        page: the text of its /metrics; None where it did not answer.
+    """
+    sources = {
+        "probe": _of_probe(server.folder, server.pid),
+        "metrics": _of_metrics(page),
+        "log": _of_log(server.log_text()) if kind == "vllm" else {},
+    }
+    own = Path(f"/proc/{server.pid}/environ").read_bytes().decode(errors="replace")
+    pairs = (line.partition("=") for line in own.split("\0") if line)
+    running = {name: value for name, _, value in sorted(pairs) if can_change(name)}
+    environment = {
+        "server": shown(running),
+        **caller_environment(caller, server.environment.keys()),
+    }
+    return {
+        "settings": {name: _setting(name, sources, kind) for name in SETTINGS},
+        "environment": {
+            which: {name: without_root(value) for name, value in values.items()}
+            for which, values in environment.items()
+        },
+    }
+
+
+def remove_settings(folder: Path) -> None:
+    """Delete what the settings probe wrote in a launch's folder; settings.json holds it."""
+    for part in _PARTS:
+        _probe_file(folder, part).unlink(missing_ok=True)
+
+
+def _setting(name: str, sources: Mapping[str, Mapping[str, Setting]], kind: str) -> Setting:
+    """The first source that has it; else null and what each says to it."""
+    told = [{**known[name], "source": source} for source, known in sources.items() if name in known]
+    for setting in told:
+        if setting["value"] is not None:
+            return {key: setting[key] for key in ("value", "source", "reason")}
+    if kind == "embedded":
+        reason = "the embedded engine has no such setting"
+    elif told:
+        reason = "; ".join(f"{setting['source']}: {setting['reason']}" for setting in told)
+    else:
+        reason = "the probe is not in this server, and neither /metrics nor the log tells"
+    return {"value": None, "source": None, "reason": reason}
+
+
+def _of_probe(folder: Path, leader: int) -> dict[str, Setting]:
+    settings: dict[str, Setting] = {}
+    for part in _PARTS:
+        path = _probe_file(folder, part)
+        if not path.exists():
+            continue
+        written = json.loads(path.read_text(encoding="utf-8"))
+        for name, (value, reason) in written["settings"].items():
+            settings[name] = {"value": value, "reason": reason}
+        if part == "engine":
+            same = written["pid"] == leader
+            where = "the API server's" if same else "its own"
+            settings["engine_core_process"] = {"value": where, "reason": None}
+    return settings
+
+
+def _probe_file(folder: Path, part: str) -> Path:
+    return folder / f"{STEP_LOG_PREFIX}.{part}.settings"
+
+
+def _of_metrics(page: str | None) -> dict[str, Setting]:
+    # Imported late: the driver starts its server first.
+    from prometheus_client.parser import text_string_to_metric_families
+
+    if page is None:
+        return {}
+    try:
+        samples = [s for family in text_string_to_metric_families(page) for s in family.samples]
+    except ValueError:
+        return {}
+    labels = next((sample.labels for sample in samples if sample.name == _METRIC), {})
+    settings = {}
+    for name, (label, parse) in _LABELS.items():
+        # The API server prints None for what only the engine core has settled.
+        if labels.get(label, "None") != "None":
+            settings[name] = {"value": parse(labels[label]), "reason": None}
+    return settings
+
+
+def _of_log(log: str) -> dict[str, Setting]:
+    lines = {name: pattern.search(log) for name, pattern in _LOG_LINES.items()}
+    return {name: {"value": m[1], "reason": None} for name, m in lines.items() if m is not None}

@@ -1,0 +1,84 @@
+"""The driver's end of the process that watches the machine, and the rule while a cell runs."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from connector_tax.analysis.quiet import judge_chunks, undisturbed
+from connector_tax.loadgen.affinity import AffinityPlan
+from connector_tax.study.child import CommandChild
+
+WATCH_MODULE = "connector_tax.study.machine_watch"
+
+
+class MachineWatch(CommandChild):
+    """The driver's end of the watching process; a context manager.
+
+    Args:
+        quiet: the `quiet` section of the configuration.
+        plan: where load generator and server run.
+        gpu: whether the engine runs on GPUs of this machine.
+    """
+
+    def __init__(self, quiet: Mapping[str, Any], plan: AffinityPlan, *, gpu: bool) -> None:
+        self.quiet = quiet
+        loadgen = {*plan.loadgen, *(cpu for cpus in plan.workers for cpu in cpus)}
+        settings = {
+            **{name: quiet[name] for name in ("interval_ms", "working_set_mib", "elements")},
+            "loadgen": sorted(loadgen),
+            "server": sorted(plan.server),
+            "home": sorted(plan.loadgen) if plan.enabled else [],
+            "driver": os.getpid(),
+            "gpu": gpu,
+        }
+        super().__init__(WATCH_MODULE, [json.dumps(settings)])
+
+    def open(self, path: Path, server_group: int) -> None:
+        """Look at the server's CPUs, then sample into a cell's file.
+
+        Args:
+            path: the file.
+            server_group: the server's process group.
+        """
+        self.ask("open", path=str(path), server_group=server_group)
+
+    def recent(self) -> list[tuple[int, int]]:
+        """The samples since the last call: when (CLOCK_MONOTONIC ns) and ns of all its loads."""
+        samples: list[tuple[int, int]] = self.ask("recent")["samples"]
+        return samples
+
+    def close(self) -> None:
+        """End the cell's file, with another look at the server's CPUs."""
+        self.ask("close")
+
+
+def live_rule(watch: MachineWatch | None) -> "LiveRule | None":
+    """A fresh rule for one cell; None where no success is left out."""
+    return None if watch is None or watch.quiet["max_factor"] is None else LiveRule(watch)
+
+
+class LiveRule:
+    """Says of the successes of a running cell which of them lived in quiet time, as far as known.
+
+    A success whose last chunk is not over yet does not count yet. `analysis.quiet` judges the same
+    samples again when the cell is over, and its word is final: the level may still have moved.
+    """
+
+    def __init__(self, watch: MachineWatch) -> None:
+        self._watch = watch
+        self._t_ns: list[int] = []
+        self._memory_ns: list[int] = []
+
+    def __call__(self, spans: Sequence[tuple[int, int]]) -> list[bool]:
+        """Whether each of the spans (ns from, to) lies in quiet time."""
+        for moment, memory in self._watch.recent():
+            self._t_ns.append(moment)
+            self._memory_ns.append(memory)
+        t_ns = np.array(self._t_ns, np.int64)
+        chunks = judge_chunks(t_ns, np.array(self._memory_ns), self._watch.quiet)
+        starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
+        return [bool(quiet) for quiet in undisturbed(chunks, starts, ends)]

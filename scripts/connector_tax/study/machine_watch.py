@@ -1,0 +1,190 @@
+"""The process that watches the machine while a launch runs; it writes one file for each cell.
+
+It takes commands as JSON lines on standard input and answers each with one JSON line; between them
+it samples (study.yardstick). `machine_<phase>_<cell>.jsonl` holds, in this order:
+
+- `{"kind": "look", "when": "before", ...}`: samples on the server's CPUs while the server is idle;
+- `{"kind": "begin", ...}`: what is sampled and where, and the counters when sampling began;
+- `{"kind": "second", ...}`: once a second, the samples since the line before, and the counters;
+- `{"kind": "look", "when": "after", ...}`.
+
+`t_ns` is CLOCK_MONOTONIC: of a look its beginning, of the other lines when the counters were read.
+`at_us` are the samples' times in us after the t_ns of the line before; `memory_ns` and `compute_ns`
+are CPU time of each sample, `memory_ns` of `elements` loads. `counters` are totals: `idle_ms`,
+`steal_ms` and `own_ms` (CPU time of the study's own processes) of both CPU sets, `pressure_us`,
+`throttled` periods, `suspended_ms`, and this process's own CPU time and page faults. With GPUs,
+`gpu` has the rows of study.gpu.
+
+A sample of 300 loads every 50 ms costs 0.45% of a core of a busy 2-core guest: 0.17 ms each time,
+most of it waking up, and 0.1% for the counters once a second.
+"""
+
+import gc
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from connector_tax.study.gpu import GpuReadings
+from connector_tax.study.usage import (
+    cpu_ms,
+    own_processes,
+    own_use,
+    pressure_us,
+    set_times,
+    suspended_ms,
+    throttled,
+    throttled_file,
+)
+from connector_tax.study.yardstick import Yardstick
+
+SECOND_NS = 1_000_000_000
+SIDES = ("loadgen", "server")
+
+
+class Watcher:
+    """Samples while a cell's file is open; one file is open at a time.
+
+    Args:
+        settings: `interval_ms`, `working_set_mib`, `elements`; `loadgen` and `server`, the logical
+            CPUs of both sides; `home`, those this process stays on (empty: not pinned); `driver`,
+            the process whose descendants are the study's; `gpu`, whether GPUs are read too.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+        self._sets = [settings[side] for side in SIDES]
+        self._interval_ns = round(settings["interval_ms"] * 1e6)
+        self._yardstick = Yardstick(settings["working_set_mib"], settings["elements"])
+        self._throttled = throttled_file()
+        self._gpu = GpuReadings() if settings["gpu"] else None
+        self._file: TextIO | None = None
+        self._own: tuple[list[int], list[int]] = ([], [])
+        self._server_group = 0
+        self._line_ns = 0
+        self._due_ns = 0
+        self._at_us: list[int] = []
+        self._memory: list[int] = []
+        self._compute: list[int] = []
+        self._recent: list[tuple[int, int]] = []
+
+    def serve(self, commands: TextIO) -> None:
+        """Answer commands and sample until there are no more."""
+        poll = select.poll()
+        poll.register(commands, select.POLLIN)
+        while True:
+            timeout = None
+            if self._file is not None:
+                left_ns = self._due_ns - time.monotonic_ns()
+                timeout = max(0.0, left_ns / 1e6)
+            if poll.poll(timeout):
+                line = commands.readline()
+                if not line:
+                    break
+                print(json.dumps(self._answer(json.loads(line))), flush=True)
+            elif self._file is not None:
+                self._sample()
+        if self._gpu is not None:
+            self._gpu.close()
+
+    def _answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        if command["do"] == "open":
+            self._open(Path(command["path"]), command["server_group"])
+        elif command["do"] == "close":
+            self._close()
+        recent, self._recent = self._recent, []
+        return {"samples": recent}
+
+    def _open(self, path: Path, server_group: int) -> None:
+        self._file = path.open("w", encoding="utf-8")
+        self._server_group = server_group
+        self._look("before")
+        self._own = own_processes(self._settings["driver"], server_group)
+        self._recent = []
+        if self._gpu is not None:
+            self._gpu.take()
+        names = ("interval_ms", "working_set_mib", "elements", *SIDES)
+        self._write("begin", {name: self._settings[name] for name in names})
+        self._due_ns = time.monotonic_ns()
+
+    def _close(self) -> None:
+        # Processes that came during the cell belong to it too.
+        self._own = own_processes(self._settings["driver"], self._server_group)
+        self._write_second()
+        self._look("after")
+        assert self._file is not None
+        self._file.close()
+        self._file = None
+
+    def _sample(self) -> None:
+        now_ns = time.monotonic_ns()
+        at_us = (now_ns - self._line_ns) // 1000
+        memory, compute = self._yardstick.sample()
+        self._at_us.append(at_us)
+        self._memory.append(memory)
+        self._compute.append(compute)
+        self._recent.append((self._line_ns + at_us * 1000, memory))
+        # What was missed is left out: never two samples in a row to catch up.
+        late = max(0, now_ns - self._due_ns) // self._interval_ns
+        self._due_ns += (late + 1) * self._interval_ns
+        if now_ns - self._line_ns >= SECOND_NS:
+            self._write_second()
+
+    def _write_second(self) -> None:
+        samples = {"at_us": self._at_us, "memory_ns": self._memory, "compute_ns": self._compute}
+        gpu = {} if self._gpu is None else {"gpu": self._gpu.take()}
+        self._write("second", {**samples, **gpu})
+        for values in samples.values():
+            values.clear()
+
+    def _write(self, kind: str, content: Mapping[str, Any]) -> None:
+        times = set_times(self._sets)
+        counters = {
+            "idle_ms": [idle for idle, _ in times],
+            "steal_ms": [steal for _, steal in times],
+            "own_ms": [cpu_ms(pids) for pids in self._own],
+            "pressure_us": [pressure_us(kind) for kind in ("cpu", "memory")],
+            "throttled": throttled(self._throttled),
+            "suspended_ms": suspended_ms(),
+            **own_use(),
+        }
+        self._line_ns = time.monotonic_ns()
+        self._put({"kind": kind, "t_ns": self._line_ns, **content, "counters": counters})
+
+    def _look(self, when: str) -> None:
+        cpus = self._settings["server"]
+        started = time.monotonic_ns()
+        memory, compute = self._yardstick.look(cpus)
+        self._put({"kind": "look", "when": when, "t_ns": started, "cpus": cpus,
+                   "memory_ns": memory, "compute_ns": compute})  # fmt: skip
+
+    def _put(self, record: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve commands with the settings given as JSON text."""
+    (text,) = argv if argv is not None else sys.argv[1:]
+    settings = json.loads(text)
+    if settings["home"]:
+        os.sched_setaffinity(0, settings["home"])
+    # On a small machine it shares a core with the load generator, which never waits for it so.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    try:
+        watcher = Watcher(settings)
+        # Nothing that is made from here on is a cycle.
+        gc.disable()
+        watcher.serve(sys.stdin)
+    except OSError as error:
+        print(f"machine watch: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+# CONNECTOR_TAX_PATCH
+"""The settings probe: what a starting vLLM has made of its configuration.
+
+Loaded by vLLM as a `vllm.general_plugins` entry point from the overlay folder of the step probe
+(connector_tax.vllm.overlay). With AGENTIC_STEP_LOG_PATH set, the process of the engine core writes
+`<prefix>.engine.settings` when its scheduler is made, the first worker `<prefix>.worker.settings`
+when its KV cache is: JSON, `{"pid": ..., "settings": {name: [value, reason]}}`, where the reason
+says why a value is null. Nothing runs after that: a step meets no code of this file.
+"""
+
+import importlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+PREFIX_VARIABLE = "AGENTIC_STEP_LOG_PATH"
+SCHEDULER = ("vllm.v1.core.sched.scheduler", "Scheduler")
+WORKER = ("vllm.v1.worker.worker_base", "WorkerWrapperBase")
+
+_LOG = logging.getLogger("vllm.connector_tax_settings_probe")
+_installed = False
+
+Reader = Callable[[Any], Any]
+
+# Of the resolved VllmConfig of the engine core.
+ENGINE: Mapping[str, Reader] = {
+    "kv_cache_layout": lambda c: c.cache_config.kv_cache_layout,
+    "kv_blocks": lambda c: c.cache_config.num_gpu_blocks,
+    "block_size": lambda c: c.cache_config.block_size,
+    "kv_tokens": lambda c: c.cache_config.kv_cache_size_tokens,
+    "kv_cache_dtype": lambda c: c.cache_config.cache_dtype,
+    "prefix_caching": lambda c: c.cache_config.enable_prefix_caching,
+    "executor": lambda c: _name(c.parallel_config.distributed_executor_backend),
+    "tensor_parallel_size": lambda c: c.parallel_config.tensor_parallel_size,
+    "async_scheduling": lambda c: c.scheduler_config.async_scheduling,
+    "hybrid_kv_cache_manager": lambda c: not c.scheduler_config.disable_hybrid_kv_cache_manager,
+    "chunked_prefill": lambda c: c.scheduler_config.enable_chunked_prefill,
+    "max_num_batched_tokens": lambda c: c.scheduler_config.max_num_batched_tokens,
+    "max_num_seqs": lambda c: c.scheduler_config.max_num_seqs,
+    "max_model_len": lambda c: c.model_config.max_model_len,
+    "enforce_eager": lambda c: c.model_config.enforce_eager,
+    "dtype": lambda c: str(c.model_config.dtype),
+    "log_level": lambda _: logging.getLevelName(logging.getLogger("vllm").getEffectiveLevel()),
+}
+# Of the first worker: the backends settle some of this after the engine core has asked for it.
+OF_WORKER: Mapping[str, Reader] = {
+    "attention_backend": lambda w: ", ".join(sorted({b.get_name() for b in _backends(w)})) or None,
+    "cudagraph_mode": lambda w: _name(w.vllm_config.compilation_config.cudagraph_mode),
+    "compilation_mode": lambda w: _name(w.vllm_config.compilation_config.mode),
+    "model_runner": lambda w: _name(type(w.model_runner)),
+}
+
+
+def read(readers: Mapping[str, Reader], source: Any) -> dict[str, tuple[Any, str | None]]:
+    """Each setting with its value, or null and why: this vLLM keeps it elsewhere, or not at all."""
+    settings: dict[str, tuple[Any, str | None]] = {}
+    for name, reader in readers.items():
+        try:
+            value = reader(source)
+            reason = "this vLLM leaves it unset" if value is None else None
+            settings[name] = (value, reason)
+        except Exception as error:
+            settings[name] = (None, f"{type(error).__name__}: {error}")
+    return settings
+
+
+def _name(value: Any) -> Any:
+    """A class by its full name, a member of an enumeration by its own; anything else as text."""
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    return None if value is None else str(getattr(value, "name", value))
+
+
+def _backends(worker: Any) -> list[Any]:
+    return [group.backend for groups in worker.model_runner.attn_groups for group in groups]
+
+
+def _write(path: str, settings: Mapping[str, Any]) -> None:
+    """Write the file whole; a reader never sees a part of it."""
+    partial = Path(f"{path}.partial")
+    partial.write_text(json.dumps({"pid": os.getpid(), "settings": settings}), encoding="utf-8")
+    partial.rename(path)
+
+
+def _after(owner: type, name: str, told: Callable[[Any], None]) -> None:
+    """Call `told` with the object after its method; its errors are logged and go no further."""
+    method = getattr(owner, name)
+
+    def followed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        try:
+            told(self)
+        except Exception:
+            _LOG.exception("connector_tax settings probe: nothing written")
+        return result
+
+    setattr(owner, name, followed)
+
+
+def install(prefix: str) -> None:
+    """Wrap what ends the making of an engine core and of a worker in this process."""
+
+    def engine(scheduler: Any) -> None:
+        _write(f"{prefix}.engine.settings", read(ENGINE, scheduler.vllm_config))
+
+    def worker(wrapper: Any) -> None:
+        if wrapper.global_rank == 0:
+            _write(f"{prefix}.worker.settings", read(OF_WORKER, wrapper.worker))
+
+    _after(getattr(importlib.import_module(SCHEDULER[0]), SCHEDULER[1]), "__init__", engine)
+    _after(getattr(importlib.import_module(WORKER[0]), WORKER[1]), "initialize_from_config", worker)
+
+
+def register() -> None:
+    """The entry point: install the probe where a step log is asked for."""
+    global _installed
+    prefix = os.environ.get(PREFIX_VARIABLE)
+    if not prefix or _installed:
+        return
+    _installed = True
+    try:
+        install(str(Path(prefix).resolve()))
+    except Exception:
+        _LOG.exception("connector_tax settings probe not installed")

@@ -1,0 +1,233 @@
+"""Resource taxes and engine settings from the records of launches."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from connector_tax.analysis.block_model import LaunchId, Layout, Term
+from connector_tax.analysis.engine_settings import engine_rows
+from connector_tax.analysis.ingest import load_cells, load_study
+from connector_tax.analysis.launch_records import (
+    NOT_RECORDED,
+    LaunchRecords,
+    read_launch_records,
+)
+from connector_tax.analysis.resources import RESOURCES, Row, resource_rows
+from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
+from tests.analysis.synthetic import write_synthetic_study
+from tests.launch_records import resources_record, settings_record, write_launch_records
+
+PLAINS = ("plain", "plain_2")
+
+
+def launch(name: str, block: int, reason: str | None = None, **quantities: Any) -> LaunchRecords:
+    """A launch whose resources are all 1 but for those given; settings by their own names."""
+    own = {key: quantities.pop(key) for key in ("layout", "backend") if key in quantities}
+    return LaunchRecords(
+        launch=LaunchId(name, block),
+        configuration="plain" if name in PLAINS else name,
+        cells={},
+        resources=None if reason else resources_record(**quantities),
+        settings=None if reason else settings_record(**own),
+        reason=reason,
+    )
+
+
+def study_of(values: Mapping[tuple[str, int], float], resource: str) -> list[LaunchRecords]:
+    return [
+        launch(name, block, None, **{resource: value}) for (name, block), value in values.items()
+    ]
+
+
+def row_of(launches: list[LaunchRecords], config: str, resource: str) -> Row:
+    rows = resource_rows(launches, None, 0.95)
+    return next(r for r in rows if (r["config"], r["resource"]) == (config, resource))
+
+
+SEEDS = st.integers(0, 2**32)
+BLOCKS = st.lists(st.floats(0.1, 9), min_size=3, max_size=3)
+NAMES = (*PLAINS, "a", "b")
+
+
+def noise_of(seed: int) -> dict[tuple[str, int], float]:
+    """Normal noise of each launch of three blocks."""
+    keys = [(name, block) for block in range(3) for name in NAMES]
+    return dict(zip(keys, np.random.default_rng(seed).normal(0, 0.1, len(keys)), strict=True))
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, BLOCKS)
+def test_a_block_that_is_dearer_for_all_changes_no_tax(seed: int, blocks: list[float]) -> None:
+    even = {key: 100 * math.exp(e) for key, e in noise_of(seed).items()}
+    uneven = {(name, block): value * blocks[block] for (name, block), value in even.items()}
+    first, second = (
+        row_of(study_of(values, "memory_pss_mib"), "a", "memory_pss_mib")
+        for values in (even, uneven)
+    )
+    for column in ("tax", "tax_lo", "tax_hi", "aa_tax", "p_value"):
+        assert second[column] == pytest.approx(first[column], rel=1e-6, abs=1e-9), column
+    assert first["interval_method"] == second["interval_method"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, BLOCKS)
+def test_idle_cpu_is_a_difference_that_blocks_do_not_change(seed: int, blocks: list[float]) -> None:
+    even = {key: abs(e) for key, e in noise_of(seed).items()}
+    uneven = {(name, block): value + blocks[block] for (name, block), value in even.items()}
+    first, second = (row_of(study_of(v, "idle_cpu"), "a", "idle_cpu") for v in (even, uneven))
+    for column in ("difference", "difference_lo", "difference_hi", "aa_difference", "p_value"):
+        assert second[column] == pytest.approx(first[column], rel=1e-6, abs=1e-9), column
+    assert first["tax"] is None
+    assert first["config_mean"] - first["plain_mean"] == pytest.approx(first["difference"])
+
+
+def test_tax_interval_and_p_are_the_block_models() -> None:
+    values = {
+        (name, block): base * (1 + 0.01 * ((7 * block + 3 * i) % 5))
+        for block in range(4)
+        for i, (name, base) in enumerate({"plain": 100.0, "plain_2": 100.0, "a": 130.0}.items())
+    }
+    row = row_of(study_of(values, "startup_s"), "a", "startup_s")
+    logs = {LaunchId(*key): math.log(value) for key, value in values.items()}
+    layout = Layout(logs, {"plain": "plain", "plain_2": "plain", "a": "a"})
+    estimate = layout.estimate([Term(1.0, "a", PLAINS)])
+    assert estimate is not None
+    half = estimate.half_width(0.95)
+    assert half is not None
+    assert row["tax"] == pytest.approx(math.expm1(estimate.point))
+    assert row["tax_lo"] == pytest.approx(math.expm1(estimate.point - half))
+    assert row["p_value"] == estimate.p
+    assert row["difference_hi"] == pytest.approx(row["plain_mean"] * row["tax_hi"])
+    assert row["config_mean"] == pytest.approx(row["plain_mean"] * (1 + row["tax"]))
+    assert (row["n_blocks"], row["n_launches"]) == (4, 12)
+    noise = layout.estimate([Term(1.0, "plain_2", ("plain",))])
+    assert noise is not None
+    assert row["aa_tax"] == pytest.approx(math.expm1(noise.point))
+
+
+def test_a_count_that_never_changes_is_exact_and_has_no_interval() -> None:
+    values = {
+        (name, block): 65 if name in PLAINS else 75 for name in (*PLAINS, "a") for block in (0, 1)
+    }
+    row = row_of(study_of(values, "threads"), "a", "threads")
+    assert (row["difference"], row["tax"]) == (10, 75 / 65 - 1)
+    assert (row["plain_mean"], row["config_mean"]) == (65, 75)
+    assert row["interval_method"] == "exact"
+    assert (row["difference_lo"], row["difference_hi"], row["p_value"]) == (None, None, None)
+    assert row["aa_difference"] == 0
+    once = row_of(study_of({**values, ("a", 1): 76}, "threads"), "a", "threads")
+    assert once["interval_method"] != "exact"
+    assert once["difference_lo"] < once["difference"] < once["difference_hi"]
+
+
+def test_one_block_has_neither_an_interval_nor_an_exact_difference() -> None:
+    values = {("plain", 0): 65.0, ("plain_2", 0): 66.0, ("a", 0): 75.0}
+    row = row_of(study_of(values, "threads"), "a", "threads")
+    assert row["difference"] == pytest.approx(75 - math.sqrt(65 * 66))
+    assert (row["difference_lo"], row["p_value"], row["interval_method"]) == (None, None, None)
+
+
+def test_a_quantity_that_was_not_read_is_missing_with_its_reason() -> None:
+    reason = "no GPU: the engine's device is a CPU"
+    launches = [
+        launch(name, b, gpu_memory_mib=(None, reason)) for name in (*PLAINS, "a") for b in (0, 1)
+    ]
+    row = row_of(launches, "a", "gpu_memory_mib")
+    assert (row["status"], row["reason"], row["n_blocks"]) == ("missing", reason, 0)
+    # One launch that was not read takes its block out, and the rest stays.
+    launches[0] = launch("plain", 0, gpu_memory_mib=(None, "nvidia-smi does not tell"))
+    for at in range(1, len(launches)):
+        name, block = launches[at].launch
+        launches[at] = launch(name, block, gpu_memory_mib=1000 + 7 * at)
+    row = row_of(launches, "a", "gpu_memory_mib")
+    assert row["status"] == "valid"
+    assert row["n_blocks"] == 2
+    assert row["reason"] == "block 0: plain: nvidia-smi does not tell"
+
+
+def test_a_launch_that_ended_early_has_no_memory_under_load() -> None:
+    launches = [launch(name, b) for name in (*PLAINS, "a") for b in (0, 1)]
+    for records in launches:
+        assert isinstance(records.resources, dict)
+        records.resources.update(after_load=None, after_load_reason="ended before its last cell")
+    row = row_of(launches, "a", "memory_pss_loaded_mib")
+    assert (row["status"], row["reason"]) == ("missing", "ended before its last cell")
+
+
+def test_companions_stand_beside_the_total() -> None:
+    parts = {"server": 3.0, "lmcache_server": 1.5}
+    launches = [launch(name, b) for name in PLAINS for b in (0, 1)]
+    launches += [launch("a", b, memory_pss_mib=(4.5, None, parts)) for b in (0, 1)]
+    assert row_of(launches, "a", "memory_pss_mib")["companions"] == "lmcache_server 1.5"
+    assert row_of(launches, "a", "threads")["companions"] is None
+
+
+def test_settings_that_differ_from_plain_are_named_together() -> None:
+    launches = [launch(name, b, layout="NHD") for name in PLAINS for b in (0, 1)]
+    launches += [launch("a", b, layout="HND") for b in (0, 1)]
+    launches += [launch("b", 0, "skipped for a reason"), launch("b", 1, "skipped for a reason")]
+    rows = engine_rows(launches)
+    of_a = {row["setting"]: row for row in rows if row["config"] == "a"}
+    assert (of_a["layout"]["value"], of_a["layout"]["plain"]) == ("HND", "NHD")
+    assert of_a["layout"]["differs"] is True
+    assert of_a["kv_blocks"]["differs"] is False
+    assert of_a["backend"]["differs"] is None
+    assert of_a["backend"]["reason"] == "no such setting"
+    assert {row["also_differs"] for row in of_a.values()} == {"layout HND (plain NHD)"}
+    of_b = [row for row in rows if row["config"] == "b"]
+    assert [(row["setting"], row["reason"]) for row in of_b] == [(None, "skipped for a reason")]
+    assert all(row["also_differs"] is None for row in rows if row["config"] == "plain")
+
+
+def test_launches_of_one_configuration_that_do_not_agree_are_told() -> None:
+    launches = [launch("plain", 0, layout="NHD"), launch("plain", 1, layout="HND")]
+    row = next(row for row in engine_rows(launches) if row["setting"] == "layout")
+    assert (row["value"], row["reason"]) == ("HND | NHD", "differs between launches")
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Path:
+    small = {"phase_a": {"rates_rps": [40.0, 80.0]}, "statistics": {"resamples": 100}}
+    return write_synthetic_study(tmp_path / "s", blocks=2, config=small, steps_per_cell=10)
+
+
+def rows_of(study_file: Path) -> tuple[list[Row], list[Row]]:
+    study = load_study(study_file)
+    launches = read_launch_records(load_cells(study, "A"))
+    return resource_rows(launches, "r40", 0.95), engine_rows(launches)
+
+
+def test_a_study_measured_before_launches_kept_records_says_so(study_file: Path) -> None:
+    resources, engine = rows_of(study_file)
+    assert {(row["status"], row["reason"]) for row in resources} == {("missing", NOT_RECORDED)}
+    assert {row["resource"] for row in resources} == {resource.name for resource in RESOURCES}
+    assert {row["reason"] for row in engine} == {NOT_RECORDED}
+
+
+def test_records_are_read_from_the_launches_and_a_changed_one_is_refused(study_file: Path) -> None:
+    for index_file in sorted(study_file.parent.glob("runs/*/*/A/index.json")):
+        write_launch_records(index_file)
+    resources, engine = rows_of(study_file)
+    of_noop = {r["resource"]: r for r in resources if r["config"] == "noop_connector"}
+    assert {name for name, r in of_noop.items() if r["status"] == "valid"} == {
+        r.name for r in RESOURCES if r.name != "gpu_memory_mib"
+    }
+    assert of_noop["cpu_s_per_1000"]["n_blocks"] == 2
+    assert not [row for row in engine if row["setting"] is None]
+    path = study_file.parent / "runs" / "plain" / "block0" / "A" / "resources.json"
+    write_json(path, read_json(path) | {"startup_s": 0.5})
+    with pytest.raises(ArtifactError, match=r"resources\.json: missing, or its sha256"):
+        rows_of(study_file)
+    index_file = path.with_name("index.json")
+    index = read_json(index_file)
+    write_json(path, {"startup_s": 0.5})
+    index["files"]["resources.json"] = sha256_file(path)
+    write_json(index_file, index)
+    with pytest.raises(ArtifactError, match=r"plain/block0/A: idle_cpu: malformed"):
+        rows_of(study_file)

@@ -1,0 +1,229 @@
+"""The watching process on this machine: what it writes is what happened."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.analysis.quiet import read_machine
+from connector_tax.files import ArtifactError, read_jsonl
+from connector_tax.loadgen.affinity import AffinityPlan, plan_affinity, read_topology
+from connector_tax.study.child import ChildError
+from connector_tax.study.gpu import FIELDS, GpuReadings
+from connector_tax.study.machine import MachineWatch
+from connector_tax.study.usage import throttled, throttled_file
+
+QUIET: dict[str, Any] = {
+    "interval_ms": 20, "working_set_mib": 1, "elements": 100, "chunk_ms": 100,
+    "chunk_percentile": 50, "level_percentile": 10, "max_factor": 1.3,
+}  # fmt: skip
+BURN = (
+    "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile 1: pass"
+)
+# A child of somebody else: its parent ends at once.
+ORPHANED = (
+    "import subprocess, sys\n"
+    "p = subprocess.Popen([sys.executable, '-c', sys.argv[1], sys.argv[2]],"
+    " stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)\n"
+    "p.stdout.readline(); print(p.pid, flush=True)"
+)
+
+
+@pytest.fixture
+def plan() -> AffinityPlan:
+    """Load generator and server on cores of their own."""
+    plan = plan_affinity(read_topology(), 1)
+    if not plan.enabled:
+        pytest.skip("needs two cores")
+    return plan
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    """The process group of an idle server."""
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+        yield process.pid
+        process.kill()
+
+
+def watched(path: Path, plan: AffinityPlan, group: int, seconds: float) -> list[dict[str, Any]]:
+    """The lines of a file that was open for a while."""
+    with MachineWatch(QUIET, plan, gpu=False) as watch:
+        watch.open(path, group)
+        time.sleep(seconds)
+        watch.close()
+    return list(read_jsonl(path))
+
+
+def test_the_file_has_what_its_description_says(
+    tmp_path: Path, plan: AffinityPlan, sleeper: int
+) -> None:
+    path = tmp_path / "machine.jsonl"
+    before = time.monotonic_ns()
+    lines = watched(path, plan, sleeper, 2.5)
+    after = time.monotonic_ns()
+    kinds = [line["kind"] for line in lines]
+    assert kinds[:2] == ["look", "begin"]
+    assert kinds[-1] == "look"
+    assert 3 <= kinds.count("second") == len(kinds) - 3
+    machine = read_machine(path, None)
+    assert before < machine.t_ns[0] <= machine.t_ns[-1] < after
+    # Half of what was planned at least, on a machine that does other work too.
+    assert 60 <= len(machine.t_ns) <= 130
+    assert (machine.memory_ns > 0).all()
+    assert (machine.compute_ns > 0).all()
+    assert machine.own_share < 0.05
+
+
+def test_the_same_samples_reach_the_driver_while_it_runs(
+    tmp_path: Path, plan: AffinityPlan, sleeper: int
+) -> None:
+    path = tmp_path / "machine.jsonl"
+    with MachineWatch(QUIET, plan, gpu=False) as watch:
+        for _ in range(2):
+            watch.open(path, sleeper)
+            seen = []
+            for _ in range(5):
+                time.sleep(0.3)
+                seen += watch.recent()
+            watch.close()
+            machine = read_machine(path, None)
+            recorded = list(zip(machine.t_ns.tolist(), machine.memory_ns.tolist(), strict=True))
+            assert len(seen) > 30
+            assert [tuple(sample) for sample in seen] == recorded[: len(seen)]
+
+
+def test_a_neighbour_on_the_servers_cpus_is_foreign_and_the_server_is_not(
+    tmp_path: Path, plan: AffinityPlan, sleeper: int
+) -> None:
+    cpu = str(plan.server[0])
+    command = [sys.executable, "-c", ORPHANED, BURN, cpu]
+    burner = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    try:
+        watched(tmp_path / "foreign.jsonl", plan, sleeper, 2.0)
+    finally:
+        os.kill(burner, 9)
+    foreign = read_machine(tmp_path / "foreign.jsonl", None).cpus["server"]
+    share = 1 / len(plan.server)
+    assert foreign.busy > 0.8 * share
+    assert foreign.foreign > 0.4 * share
+    # The same work done by the server is its own.
+    command = [sys.executable, "-c", BURN, cpu]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        watched(tmp_path / "own.jsonl", plan, server.pid, 2.0)
+        server.kill()
+    own = read_machine(tmp_path / "own.jsonl", None).cpus["server"]
+    assert own.busy > 0.8 * share
+    assert own.busy - own.foreign > 0.3 * share
+
+
+def test_the_drivers_children_are_its_own(tmp_path: Path, plan: AffinityPlan, sleeper: int) -> None:
+    command = [sys.executable, "-c", BURN, str(plan.loadgen[0])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        lines = watched(tmp_path / "machine.jsonl", plan, sleeper, 1.5)
+        child.kill()
+    first, last = (line["counters"]["own_ms"] for line in (lines[1], lines[-2]))
+    assert last[0] - first[0] > 300
+    assert last[1] - first[1] < 100
+
+
+def test_a_watch_that_ended_is_told(tmp_path: Path, plan: AffinityPlan, sleeper: int) -> None:
+    with MachineWatch(QUIET, plan, gpu=False) as watch:
+        os.kill(watch.pid, 9)
+        with pytest.raises(ChildError, match="machine_watch ended with status -9"):
+            watch.open(tmp_path / "machine.jsonl", sleeper)
+
+
+@pytest.mark.parametrize("damage", ["cut", "length", "order", "nothing"])
+def test_a_damaged_file_is_refused(
+    tmp_path: Path, plan: AffinityPlan, sleeper: int, damage: str
+) -> None:
+    path = tmp_path / "machine.jsonl"
+    lines = watched(path, plan, sleeper, 1.2)
+    second = next(line for line in lines if line["kind"] == "second")
+    if damage == "cut":
+        lines = lines[:-1]
+    elif damage == "length":
+        second["memory_ns"].pop()
+    elif damage == "order":
+        second["at_us"].reverse()
+    else:
+        lines = []
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ArtifactError, match=r"machine\.jsonl: not a machine file"):
+        read_machine(path, None)
+
+
+STUB = f"""#!/bin/sh
+[ "$1" = "--query-gpu={",".join(FIELDS)}" ] || exit 9
+[ "$2 $3" = "--format=csv,noheader,nounits --loop-ms=1000" ] || exit 9
+echo "0, 1980, 2619, 41, 118.52, 0x0000000000000000"
+echo "1, 345, 2619, 30, [N/A], 0x0000000000000001"
+printf "0, 1965, 26"
+exec sleep 60
+"""
+
+
+def test_gpu_rows_come_as_numbers_line_by_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: AffinityPlan, sleeper: int
+) -> None:
+    stub = tmp_path / "nvidia-smi"
+    stub.write_text(STUB)
+    stub.chmod(stub.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    rows = [[0.0, 1980.0, 2619.0, 41.0, 118.52, "0x0000000000000000"],
+            [1.0, 345.0, 2619.0, 30.0, "[N/A]", "0x0000000000000001"]]  # fmt: skip
+    readings = GpuReadings()
+    found: list[list[Any]] = []
+    deadline = time.monotonic() + 10
+    while len(found) < 2 and time.monotonic() < deadline:
+        found += readings.take()
+    # The third row is not whole.
+    assert found + readings.take() == rows
+    readings.close()
+    path = tmp_path / "machine.jsonl"
+    with MachineWatch(QUIET, plan, gpu=True) as watch:
+        watch.open(path, sleeper)
+        time.sleep(1.3)
+        watch.close()
+    seconds = [line for line in read_jsonl(path) if line["kind"] == "second"]
+    assert all("gpu" in line for line in seconds)
+
+
+def test_without_nvidia_smi_a_gpu_study_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: AffinityPlan
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with (
+        MachineWatch(QUIET, plan, gpu=True) as watch,
+        pytest.raises(ChildError, match="ended with status 1"),
+    ):
+        watch.recent()
+
+
+@pytest.mark.parametrize(
+    ("groups", "folder"),
+    [("0::/pod/one\n", "pod/one"), ("1:cpu,cpuacct:/a\n0::/\n", "cpu,cpuacct/a"), ("0::/x\n", "")],
+)
+def test_throttling_is_counted_where_the_group_has_it(
+    tmp_path: Path, groups: str, folder: str
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups)
+    assert throttled(throttled_file(tmp_path)) is None
+    place = tmp_path / "sys/fs/cgroup" / folder
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "cpu.stat").write_text("nr_periods 9\nnr_throttled 4\nthrottled_usec 7\n")
+    assert throttled(throttled_file(tmp_path)) == 4

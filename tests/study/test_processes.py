@@ -1,0 +1,227 @@
+"""CPU time of a server's processes: exact, nothing lost that ended, each companion on its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.study import resources
+from connector_tax.study.processes import Process, ServerProcesses, cpu_between
+from connector_tax.study.resources import cell_cpu, idle_cpu, snapshot
+
+BURN = """
+import subprocess, sys, threading, time, os
+def burn(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+def child(code):
+    return [sys.executable, "-c", "import time\\n" + code]
+BURN_02 = "end = time.process_time() + 0.2\\nwhile time.process_time() < end: pass"
+print("ready", flush=True)
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+class Worker:
+    """A process group that does what it is told, one line of Python at a time."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", BURN],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._answer()
+
+    def do(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        self._answer()
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def end(self) -> None:
+        for process in ServerProcesses(self.process.pid, {}).read().processes.values():
+            os.kill(process.pid, 9)
+        self.process.communicate()
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    started = Worker()
+    yield started
+    started.end()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "burn(0.2)",
+        "t = threading.Thread(target=burn, args=(0.2,)); t.start(); t.join()",
+        "subprocess.run(child(BURN_02))",
+    ],
+    ids=["a living thread", "a thread that ended", "a child that came and ended"],
+)
+def test_cpu_time_is_exact_and_keeps_what_ended(worker: Worker, line: str) -> None:
+    processes = ServerProcesses(worker.process.pid, {})
+    before = processes.read()
+    worker.do(line)
+    use = cpu_between(before, processes.read())
+    assert use.reason is None
+    assert use.cpu_s is not None
+    # A child's start is CPU time too; a tick (10 ms) may be cut off what has ended.
+    assert 0.19 <= use.cpu_s < 0.45
+
+
+def test_a_child_that_was_there_and_ended_moves_into_its_parents_account(worker: Worker) -> None:
+    worker.do("c = subprocess.Popen(child(BURN_02 + '\\ninput()'), stdin=subprocess.PIPE)")
+    processes = ServerProcesses(worker.process.pid, {})
+    while (before := processes.read()) and sum(
+        p.own_ns for p in before.processes.values() if p.pid != worker.process.pid
+    ) < 0.2e9:
+        pass
+    worker.do("c.communicate(b'x')")
+    use = cpu_between(before, processes.read())
+    assert use.reason is None
+    assert use.cpu_s is not None
+    assert -0.02 <= use.cpu_s < 0.1
+
+
+def test_cpu_time_in_nobodys_account_is_told_and_not_counted_as_none(worker: Worker) -> None:
+    worker.do("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
+    worker.do("c = subprocess.Popen(child(BURN_02 + '\\ninput()'), stdin=subprocess.PIPE)")
+    processes = ServerProcesses(worker.process.pid, {})
+    while (before := processes.read()) and sum(
+        p.own_ns for p in before.processes.values() if p.pid != worker.process.pid
+    ) < 0.2e9:
+        pass
+    worker.do("c.stdin.close(); c.wait()")
+    use = cpu_between(before, processes.read())
+    assert use.cpu_s is None
+    assert use.reason is not None
+    assert "ended, and no process of the server waited for it" in use.reason
+
+
+def test_a_companion_and_what_it_starts_stand_apart_from_the_server(worker: Worker) -> None:
+    worker.do("c = subprocess.Popen(['sh', '-c', 'sleep 100 & sleep 101'], start_new_session=True)")
+    others = ServerProcesses(worker.process.pid, {}).read().processes
+    companion = min(p.pid for p in others.values() if p.name == "sh")
+    processes = ServerProcesses(worker.process.pid, {"helper": companion})
+    while len(processes.read().processes) < 4:
+        pass
+    before = processes.read()
+    worker.do("burn(0.05)")
+    use = cpu_between(before, processes.read())
+    assert use.parts.keys() == {"helper", "server"}
+    assert use.parts["server"] >= 0.05 > use.parts["helper"]
+    taken = snapshot(processes, "cpu")
+    assert taken["processes"]["parts"] == {"helper": 3, "server": 1}
+    assert taken["processes"]["value"] == 4
+    assert taken["threads"]["value"] == 4
+
+
+def test_memory_is_the_share_of_each_process_and_counts_shared_pages_once(worker: Worker) -> None:
+    processes = ServerProcesses(worker.process.pid, {})
+    before = snapshot(processes, "cpu")["memory_pss_mib"]["value"]
+    # 64 MiB of the parent's that two forked children have in common.
+    worker.do("data = bytearray(os.urandom(1 << 16) * 1024)")
+    fork = "pids = [os.fork() or (sys.stdin.close(), time.sleep(100)) for _ in range(2)]"
+    worker.do(fork)
+    taken = snapshot(processes, "cpu")
+    assert taken["processes"]["value"] == 3
+    assert 64 <= taken["memory_pss_mib"]["value"] - before < 80
+
+
+def test_memory_that_cannot_be_read_is_null_and_never_another_kind_of_memory() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    process = Process(gone.pid, "true", "server", 1, False, 0, 0)
+    found = resources._memory([process])
+    assert found["value"] is None
+    assert f"/proc/{gone.pid}/smaps_rollup" in found["reason"]
+
+
+def test_idle_cpu_is_per_second_and_a_server_that_ends_meanwhile_is_told(worker: Worker) -> None:
+    processes = ServerProcesses(worker.process.pid, {})
+    idle = idle_cpu(processes, 0.2, lambda _: None)
+    assert idle["value"] == pytest.approx(0, abs=0.01)
+    spin = "threading.Thread(target=burn, args=(100,), daemon=True).start()"
+    worker.do(spin)
+    busy = idle_cpu(processes, 0.3, lambda _: None)
+    # The machine may be busy with other tests: a share of a core, well above nothing.
+    assert 0.1 < busy["value"] < 1.1
+    assert busy["to_ns"] - busy["from_ns"] >= 0.3e9
+
+    def dead(when: str) -> None:
+        raise RuntimeError(when)
+
+    with pytest.raises(RuntimeError, match="while it was idle"):
+        idle_cpu(processes, 0.01, dead)
+
+
+def fake_nvidia_smi(folder: Path, text: str) -> None:
+    script = folder / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    script.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "reason"),
+    [
+        ("{mine}, 100\n1, 7000\n{mine}, 23", 123.0, None),
+        ("1, 7000", None, "names none of the server's processes"),
+        ("{mine}, [N/A]", None, "nvidia-smi does not tell"),
+    ],
+    ids=["two GPUs and a stranger", "a stranger alone", "no number"],
+)
+def test_gpu_memory_is_that_of_the_servers_processes(
+    worker: Worker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    value: float | None,
+    reason: str | None,
+) -> None:
+    fake_nvidia_smi(tmp_path, text.format(mine=worker.process.pid))
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    processes = ServerProcesses(worker.process.pid, {})
+    found = snapshot(processes, "cuda")["gpu_memory_mib"]
+    assert found["value"] == value
+    assert found["reason"] is None if reason is None else reason in found["reason"]
+    assert snapshot(processes, "cpu")["gpu_memory_mib"]["value"] is None
+
+
+@pytest.mark.parametrize(
+    ("counters", "value", "reason"),
+    [
+        ((10.0, 60.0), 4.0, None),
+        ((10.0, 10.0), None, "no request was answered"),
+        ((None, None), None, "does not count"),
+    ],
+)
+def test_cpu_time_of_a_cell_is_over_the_requests_the_server_answered(
+    worker: Worker,
+    counters: tuple[float | None, float | None],
+    value: float | None,
+    reason: str | None,
+) -> None:
+    processes = ServerProcesses(worker.process.pid, {})
+    before = processes.read()
+    worker.do("burn(0.2)")
+    use = cpu_between(before, processes.read())
+    both = {"before": {"success": counters[0]}, "after": {"success": counters[1]}}
+    found: dict[str, Any] = cell_cpu(use, both)["cpu_s_per_1000"]
+    assert found["value"] == (None if value is None else pytest.approx(value, rel=0.1))
+    assert found["reason"] is None if reason is None else reason in found["reason"]

@@ -1,0 +1,157 @@
+"""Launches with a watched machine: what is left out, by the analysis and by the audit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from connector_tax.analysis.ingest import Cell, load_cells, load_study
+from connector_tax.analysis.measure import measure_requests
+from connector_tax.files import read_json, write_json
+from connector_tax.provenance.audit_machine import quiet_successes
+from connector_tax.provenance.audit_records import check_records, recomputed_checks
+from connector_tax.provenance.audit_study import RawCell, RawStudy
+from connector_tax.provenance.claims import FAIL, Ledger
+from connector_tax.study.guard import PARENT_VARIABLE
+from tests.study.driving import arguments, launch_folder, write_study
+
+RULE = {"interval_ms": 10, "elements": 100, "chunk_ms": 100, "min_quiet_share": 0.0}
+
+
+def edit(study_file: Path, changes: dict[str, Any], connectors: dict[str, Any]) -> None:
+    """Change study.json before anything is measured."""
+    study = read_json(study_file)
+    for section, values in changes.items():
+        study["config"][section] |= values
+    for name, values in connectors.items():
+        study["config"]["engine"]["definition_content"]["connectors"][name] |= values
+    write_json(study_file, study)
+
+
+def drive(study_file: Path, config: str = "plain") -> None:
+    """Run the driver of a Phase A launch to its end."""
+    command = [sys.executable, "-m", "connector_tax.study.launch"]
+    inherited = {k: v for k, v in os.environ.items() if k != PARENT_VARIABLE}
+    subprocess.run(
+        [*command, *arguments(study_file, config)],
+        env=inherited, check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+
+
+def cells_of(study_file: Path, config: str) -> list[Cell]:
+    return [c for c in load_cells(load_study(study_file), "A") if c.key.config == config]
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A launch judged so strictly that some of every cell is left out."""
+    study_file = write_study(tmp_path_factory.mktemp("study"))
+    edit(study_file, {"quiet": {**RULE, "max_factor": 1.01}}, {})
+    drive(study_file)
+    return study_file
+
+
+def raw_cells(study_file: Path) -> tuple[RawStudy, list[RawCell]]:
+    study = RawStudy(study_file)
+    return study, [c for c in study.cells if c.key[0] == "plain" and c.key[2] == "A"]
+
+
+def test_the_audit_leaves_out_what_the_analysis_leaves_out(disturbed: Path) -> None:
+    study, raw = raw_cells(disturbed)
+    for cell, again in zip(cells_of(disturbed, "plain"), raw, strict=True):
+        requests = measure_requests(cell)
+        whole = measure_requests(cell, rule=False)
+        assert requests.n_disturbed > 0
+        assert requests.n + requests.n_disturbed == whole.n
+        assert requests.everything.e2e_ms.tolist() == whole.e2e_ms.tolist()
+        # Load is of everything; latencies are of what is left.
+        assert requests.throughput_ratio == whole.throughput_ratio
+        kept = quiet_successes(study, again)
+        assert kept is not None
+        window = again.record["window"]
+        since = [(r["t_intended_ns"] - window["t_warmup_end_ns"]) / 1e9
+                 for r in again.requests if r["seq"] in kept]  # fmt: skip
+        assert requests.since_warmup_s.tolist() == since
+        found = recomputed_checks(study, again)
+        assert found["quiet_requests"]["value"] == len(kept)
+        for name, check in again.record["health"].items():
+            assert found[name]["pass"] == check["pass"]
+            assert found[name]["value"] == pytest.approx(check["value"])
+
+
+def test_the_cell_went_on_for_what_was_left_out(disturbed: Path) -> None:
+    config = read_json(disturbed)["config"]["cell"]
+    for cell in cells_of(disturbed, "plain"):
+        assert cell.record is not None
+        window = cell.record["window"]
+        length_s = (window["t_stop_ns"] - window["t_warmup_end_ns"]) / 1e9
+        enough = measure_requests(cell).n >= config["min_completed"] / 2
+        assert enough or length_s == pytest.approx(config["cap_s"])
+
+
+def test_too_little_quiet_time_voids_the_cell(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path)
+    # No sample fits into a chunk three times: nobody saw that it was quiet.
+    rule = {**RULE, "interval_ms": 90, "max_factor": 1.01, "min_quiet_share": 1.0}
+    edit(study_file, {"quiet": rule, "cell": {"cap_s": 1.0}}, {})
+    drive(study_file)
+    for cell in cells_of(study_file, "plain"):
+        assert cell.status == "void"
+        assert "machine disturbed: too few requests in quiet time" in str(cell.reason)
+
+
+def test_a_machine_slower_than_the_studys_level_voids_the_cell(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path)
+    edit(study_file, {"validity": {"max_idle_memory_factor": 1.5}}, {})
+    write_json(tmp_path / "environment.json", {"quiet_level": {"memory_ns": 0.5}})
+    drive(study_file)
+    reasons = [str(cell.reason) for cell in cells_of(study_file, "plain")]
+    assert all("slower than the study's quiet level, server idle" in text for text in reasons)
+
+
+def test_a_cell_without_its_machine_file_fails_the_audit(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path)
+    drive(study_file)
+    folder = launch_folder(study_file)
+    index = read_json(folder / "index.json")
+    name = index["cells"][0]["cell"]
+    (folder / name / f"machine_A_{name}.jsonl").unlink()
+    ledger = Ledger()
+    check_records(RawStudy(study_file), ledger)
+    failed = {claim.kind for claim in ledger.claims
+              if claim.verdict == FAIL and claim.subject == f"plain/block0/A/{name}"}  # fmt: skip
+    assert {"hashes", "validity"} <= failed
+
+
+def test_a_server_that_streams_through_memory_is_not_judged_by_it(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path)
+    edit(
+        study_file,
+        {
+            "quiet": {"interval_ms": 40, "chunk_ms": 500, "max_factor": 1.3},
+            "cell": {"floor_s": 4.0, "cap_s": 8.0, "min_completed": 60},
+        },
+        {"noop_connector": {"stream_mib_per_step": 16, "build_meta_us": 800.0}},
+    )
+    logs: dict[str, dict[bool, list[float]]] = {}
+    for config in ("plain", "noop_connector"):
+        drive(study_file, config)
+        cells = cells_of(study_file, config)
+        assert all(cell.status == "valid" for cell in cells)
+        # At its own level its traffic is the usual thing, whatever it is.
+        assert all(measure_requests(c).n > measure_requests(c).n_disturbed for c in cells)
+        logs[config] = {
+            rule: [np.log(np.median(measure_requests(c, rule=rule).tpot_ms)) for c in cells]
+            for rule in (True, False)
+        }
+    taxes = {
+        rule: np.subtract(logs["noop_connector"][rule], logs["plain"][rule])
+        for rule in (True, False)
+    }
+    # The tax is about a quarter; the rule moves it by less than a thirtieth.
+    assert (taxes[False] > 0.1).all()
+    assert np.abs(taxes[True] - taxes[False]).max() < 0.03

@@ -1,0 +1,127 @@
+"""What of the caller's environment reaches a server: the same by the driver and by hand."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from connector_tax.config import ROOT
+from connector_tax.study.server import Server, ServerCommand, free_port, launch_script
+from connector_tax.study.server_environment import (
+    HIDDEN,
+    KEPT,
+    caller_environment,
+    can_change,
+    unset_lines,
+)
+
+SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
+HOSTILE = {
+    "VLLM_LOGGING_LEVEL": "DEBUG",
+    "UCX_TLS": "tcp",
+    "NCCL_DEBUG": "INFO",
+    "MC_LOG_LEVEL": "trace",
+    "LMCACHE_CHUNK_SIZE": "1",
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "HF_HUB_OFFLINE": "0",
+    "OMP_NUM_THREADS": "64",
+    "TORCH_LOGS": "all",
+    "TORCHINDUCTOR_CACHE_DIR": "/x",
+    "PYTORCH_CUDA_ALLOC_CONF": "backend:native",
+    "PYTHONPATH": "/somewhere",
+    "PYTHONDEVMODE": "1",
+    "MKL_NUM_THREADS": "64",
+    "GOMP_CPU_AFFINITY": "0",
+    "KMP_AFFINITY": "none",
+    "NIXL_LOG_LEVEL": "DEBUG",
+    "MOONCAKE_CONFIG_PATH": "/x",
+    "FLASHINFER_WORKSPACE_BASE": "/x",
+    "TRITON_CACHE_DIR": "/x",
+    "TRANSFORMERS_CACHE": "/x",
+    "LD_LIBRARY_PATH": "/x",
+    "LD_PRELOAD": "",
+    "MALLOC_ARENA_MAX": "1",
+    "AGENTIC_STEP_LOG_PATH": "/tmp/elsewhere",
+}
+MACHINE = {"CUDA_VISIBLE_DEVICES": "3", "HF_HOME": "/models", "HF_TOKEN": "hf_secret"}
+OF_THE_STUDY = {"OMP_NUM_THREADS": "1", "VLLM_API_KEY": "", "ODD": "a b;$(x)"}
+
+
+def relevant(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if can_change(name)}
+
+
+def test_the_driver_and_a_launch_by_hand_give_the_server_the_same_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**HOSTILE, **MACHINE}.items():
+        monkeypatch.setenv(name, value)
+    command = ServerCommand(["python", "-c", SHOW], OF_THE_STUDY)
+    server = Server(tmp_path, command, "test", "127.0.0.1", free_port("127.0.0.1"))
+    server.start()
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    server.stop(1)
+    driven = json.loads((tmp_path / "vllm_stdout.log").read_text())
+    by_hand = subprocess.run(
+        ["bash", str(tmp_path / "launch.sh")],
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+    wanted = {"OMP_NUM_THREADS": "1", "VLLM_API_KEY": "", **MACHINE}
+    assert relevant(driven) == wanted
+    assert relevant(json.loads(by_hand.stdout)) == wanted
+    assert driven["ODD"] == OF_THE_STUDY["ODD"]
+
+
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_a_variable_that_can_change_a_server_is_dropped(name: str) -> None:
+    assert can_change(name)
+    assert name not in KEPT
+
+
+def test_what_was_dropped_is_recorded_by_name_and_value_but_no_secret() -> None:
+    caller = {**HOSTILE, **MACHINE, "VLLM_API_KEY": "abc", "UCX_PASSWORD": "p", "HOME": "/home/x"}
+    found = caller_environment(caller, {"VLLM_API_KEY", "CUDA_VISIBLE_DEVICES"})
+    assert found["cleared"]["OMP_NUM_THREADS"] == "64"
+    assert found["cleared"]["UCX_PASSWORD"] == HIDDEN
+    # The study's own value stands in its place.
+    assert found["cleared"]["CUDA_VISIBLE_DEVICES"] == "3"
+    assert found["kept"] == {"HF_HOME": "/models", "HF_TOKEN": HIDDEN}
+    assert "HOME" not in {*found["cleared"], *found["kept"]}
+    values = [value for kind in found.values() for value in kind.values()]
+    assert not {"hf_secret", "p", "abc"} & set(values)
+
+
+def test_the_lines_leave_a_shell_without_such_variables_as_it_is(tmp_path: Path) -> None:
+    script = "\n".join(["set -euo pipefail", *unset_lines(), "env -0"])
+    kept = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C", "MCX": "1"}
+    done = subprocess.run(
+        ["bash", "-c", script], env=kept, check=True, capture_output=True, text=True
+    )
+    seen = dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
+    assert kept.items() <= seen.items()
+
+
+def test_the_embedded_engine_finds_its_own_package_whatever_the_caller_has(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong" / "connector_tax"
+    wrong.mkdir(parents=True)
+    (wrong / "__init__.py").write_text("raise SystemExit('the wrong package')\n")
+    script = tmp_path / "launch.sh"
+    show = "import connector_tax; print(connector_tax.__file__)"
+    root = os.path.relpath(ROOT, tmp_path)
+    command = ServerCommand(["python", "-c", show], {"PYTHONPATH": "{root}/scripts"})
+    script.write_text(launch_script(command, "title", root))
+    done = subprocess.run(
+        ["bash", str(script)],
+        env={**os.environ, "PYTHONPATH": str(wrong.parent)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert Path(done.stdout.strip()).resolve().is_relative_to(ROOT)

@@ -1,0 +1,162 @@
+"""The records of a launch besides its cells, by the real driver with the embedded engine."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.files import read_json, sha256_file
+from connector_tax.study.engine_settings import SETTINGS, engine_record
+from connector_tax.study.server import Server, ServerCommand
+from tests.study.driving import drive, index_of, launch_folder, write_study
+
+CALLER = {"OMP_NUM_THREADS": "7", "VLLM_LOGGING_LEVEL": "DEBUG", "HF_TOKEN": "hf_secret"}
+PAGE = """# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",num_gpu_blocks="None",cache_dtype="fp8"} 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_study(tmp_path_factory.mktemp("use") / "study")
+    done = drive(path, CALLER)
+    assert done.returncode == 0, done.stdout
+    return path
+
+
+def test_resources_hold_the_server_before_and_after_load(study_file: Path) -> None:
+    found = read_json(launch_folder(study_file) / "resources.json")
+    assert found["launch"] == "plain/block0/A"
+    assert found["startup_s"] == index_of(study_file)["attempts"][0]["startup_s"]
+    idle = found["idle_cpu"]
+    assert 0 <= idle["value"] < 0.5
+    assert idle["to_ns"] - idle["from_ns"] >= 0.3e9
+    for when in ("before_load", "after_load"):
+        assert 5 < found[when]["memory_pss_mib"]["value"] < 500
+        assert found[when]["threads"]["value"] >= found[when]["processes"]["value"] >= 1
+        assert found[when]["gpu_memory_mib"]["reason"] == "no GPU: the engine's device is a CPU"
+    assert found["after_load_reason"] is None
+
+
+def test_idle_is_taken_before_the_first_cell(study_file: Path) -> None:
+    folder = launch_folder(study_file)
+    origins = [read_json(p)["window"]["t_origin_ns"] for p in folder.glob("*/cell_*.json")]
+    assert read_json(folder / "resources.json")["idle_cpu"]["to_ns"] < min(origins)
+
+
+def test_the_readings_of_a_cell_enclose_it_closely(study_file: Path) -> None:
+    for path in launch_folder(study_file).glob("*/cell_*.json"):
+        record = read_json(path)
+        use, window = record["server_cpu"], record["window"]
+        assert use["from_ns"] <= window["t_origin_ns"]
+        assert use["to_ns"] >= window["t_drained_ns"]
+        assert use["requests"] >= record["counts"]["ok"]
+        per_1000 = 1000 * use["cpu_s"] / use["requests"]
+        assert use["cpu_s_per_1000"]["value"] == pytest.approx(per_1000)
+        assert use["cpu_s"] > 0
+
+
+def test_the_index_names_both_records_with_their_hashes(study_file: Path) -> None:
+    folder = launch_folder(study_file)
+    names = ("resources.json", "settings.json")
+    assert index_of(study_file)["files"] == {name: sha256_file(folder / name) for name in names}
+
+
+def test_settings_are_the_running_engines_and_a_missing_one_has_a_reason(
+    study_file: Path,
+) -> None:
+    settings = read_json(launch_folder(study_file) / "settings.json")["settings"]
+    definition = read_json(study_file)["config"]["engine"]["definition_content"]["scheduler"]
+    assert settings.keys() == set(SETTINGS)
+    assert settings["kv_blocks"]["value"] == definition["kv_blocks"]
+    assert settings["block_size"]["value"] == definition["kv_block_size"]
+    assert settings["kv_blocks"]["source"] == "metrics"
+    for setting in settings.values():
+        assert (setting["value"] is None) == (setting["reason"] is not None)
+
+
+def test_the_callers_environment_is_recorded_and_does_not_reach_the_server(
+    study_file: Path,
+) -> None:
+    text = (launch_folder(study_file) / "settings.json").read_text()
+    assert "hf_secret" not in text
+    environment = json.loads(text)["environment"]
+    assert environment["cleared"]["OMP_NUM_THREADS"] == "7"
+    assert environment["cleared"]["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert environment["kept"] == {"HF_TOKEN": "(secret)"}
+    assert environment["server"].keys() == {"AGENTIC_STEP_LOG_PATH", "PYTHONPATH", "HF_TOKEN"}
+
+
+def test_a_launch_cut_off_keeps_what_it_saw_and_the_next_attempt_sees_anew(tmp_path: Path) -> None:
+    # The engine dies in its first cell, once its launch is recorded.
+    fault = {"kind": "die", "at": [3]}
+    path = write_study(tmp_path / "study", [fault])
+    drive(path)
+    folder = launch_folder(path)
+    assert index_of(path)["status"] == "failed"
+    found = read_json(folder / "resources.json")
+    assert found["before_load"]["threads"]["value"] >= 1
+    assert (found["after_load"], found["after_load_reason"]) == (
+        None,
+        "the launch ended before its last cell",
+    )
+    drive(path)
+    assert read_json(folder / "resources.json")["attempt"] == 2
+    assert read_json(folder / "resources.attempt1.json") == found
+
+
+@pytest.fixture
+def standing(tmp_path: Path) -> Any:
+    """A server that only runs; what it prints is its log."""
+    shout = "echo Using FLASH_ATTN attention backend out of potential backends; exec sleep 100"
+    server = Server(tmp_path, ServerCommand(["bash", "-c", shout], {}), "t", "127.0.0.1", 1)
+    server.start()
+    log = tmp_path / "vllm_stdout.log"
+    with subprocess.Popen(["tail", "-n", "+1", "-f", str(log)], stdout=subprocess.PIPE) as tail:
+        assert tail.stdout is not None
+        tail.stdout.readline()
+        tail.kill()
+    yield server
+    server.stop(5)
+
+
+def write_probe(folder: Path, part: str, pid: int, settings: dict[str, Any]) -> None:
+    path = folder / f"engine_step.{part}.settings"
+    path.write_text(json.dumps({"pid": pid, "settings": settings}))
+
+
+def test_the_probe_tells_first_then_the_metrics_then_the_log(standing: Server) -> None:
+    unset = "this vLLM leaves it unset"
+    write_probe(
+        standing.folder,
+        "engine",
+        standing.pid,
+        {"block_size": [128, None], "async_scheduling": [None, unset]},
+    )
+    found = engine_record(standing, "vllm", {}, PAGE)["settings"]
+    assert (found["block_size"]["value"], found["block_size"]["source"]) == (128, "probe")
+    assert (found["kv_cache_dtype"]["value"], found["kv_cache_dtype"]["source"]) == (
+        "fp8",
+        "metrics",
+    )
+    assert (found["attention_backend"]["value"], found["attention_backend"]["source"]) == (
+        "FLASH_ATTN",
+        "log",
+    )
+    assert found["engine_core_process"]["value"] == "the API server's"
+    assert found["async_scheduling"] == {
+        "value": None,
+        "source": None,
+        "reason": f"probe: {unset}",
+    }
+    # The metric says None: nobody knows.
+    assert found["kv_blocks"]["value"] is None
+    assert "neither /metrics nor the log tells" in found["kv_blocks"]["reason"]
+
+
+def test_a_page_that_is_no_exposition_tells_nothing(standing: Server) -> None:
+    page = 'vllm:cache_config_info{block_size= 1\n"'
+    found = engine_record(standing, "vllm", {}, page)["settings"]
+    assert found["block_size"]["value"] is None

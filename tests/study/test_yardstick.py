@@ -1,0 +1,96 @@
+"""The yardstick measures memory, and not who else wants its core."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from connector_tax.study.yardstick import LOOK_SAMPLES, Yardstick, quiet_level
+
+BURN = (
+    "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile 1: pass"
+)
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[int]:
+    """This process on a single CPU, which is given."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield min(before)
+    os.sched_setaffinity(0, before)
+
+
+def series(yardstick: Yardstick, count: int) -> tuple[list[int], list[int]]:
+    """CPU time of the loads by sample, and the wall time each sample took."""
+    loads, wall = [], []
+    for _ in range(count):
+        time.sleep(0.002)
+        started = time.monotonic_ns()
+        loads.append(yardstick.sample()[0])
+        wall.append(time.monotonic_ns() - started)
+    return loads, wall
+
+
+def test_being_preempted_is_not_slow_memory(one_cpu: int) -> None:
+    # Long samples: the scheduler takes the core away within one.
+    yardstick = Yardstick(32, 50_000)
+    alone: list[int] = []
+    beside: list[int] = []
+    taken = 0.0
+    for _ in range(4):
+        alone += series(yardstick, 15)[0]
+        with subprocess.Popen(
+            [sys.executable, "-c", BURN, str(one_cpu)], stdout=subprocess.PIPE
+        ) as burner:
+            assert burner.stdout is not None
+            burner.stdout.readline()
+            loads, wall = series(yardstick, 15)
+            burner.kill()
+        beside += loads
+        taken = max(taken, max(w / max(c, 1) for w, c in zip(wall, loads, strict=True)))
+    # It was preempted: by the wall clock a sample took a multiple of its CPU time.
+    assert taken > 1.5
+    assert np.median(beside) < 1.4 * np.median(alone)
+
+
+def test_scattered_loads_of_more_memory_than_the_caches_take_longer(one_cpu: int) -> None:
+    assert one_cpu >= 0
+    # 64 KiB fits the second-level cache of any core, 256 MiB no last-level cache it can share.
+    small, large = Yardstick(1 / 16, 1000), Yardstick(256, 1000)
+    for yardstick in (small, large):
+        series(yardstick, 20)
+    times = [[y.sample()[0] for y in (small, large)] for _ in range(200)]
+    in_cache, in_memory = np.median(times, axis=0)
+    assert in_memory > 2 * in_cache
+
+
+def test_a_look_visits_the_cpus_it_is_given_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    yardstick = Yardstick(1, 10)
+    home = os.sched_getaffinity(0)
+    visited = []
+    sample = yardstick.sample
+
+    def noted() -> tuple[int, int]:
+        visited.append(os.sched_getaffinity(0))
+        return sample()
+
+    monkeypatch.setattr(yardstick, "sample", noted)
+    memory, compute = yardstick.look(home)
+    assert len(memory) == len(compute) == len(visited) == LOOK_SAMPLES
+    assert {cpu for cpus in visited for cpu in cpus} == home
+    assert all(len(cpus) == 1 for cpus in visited)
+    assert os.sched_getaffinity(0) == home
+
+
+def test_the_quiet_level_is_per_load() -> None:
+    few, many = (quiet_level(8, elements, (), 3) for elements in (300, 3000))
+    # A sample of ten times as many loads takes ten times as long; the level is of one load.
+    assert 0.25 < few["memory_ns"] / many["memory_ns"] < 4
+    assert few["looks"] == 3
