@@ -24,6 +24,7 @@ from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import Study
 from connector_tax.files import read_json, read_jsonl, sha256_file, sha256_json, write_json
 from connector_tax.provenance import manifest
+from connector_tax.provenance.environment import text as env_text
 from connector_tax.report.page import render
 from connector_tax.study.design import measured_design, run_order
 from connector_tax.study.prompts import bodies_sha256, planned_requests
@@ -89,8 +90,13 @@ def _complete_design(study_file: Path) -> dict[str, Any]:
         measured_design(document["config"], document["configurations"])
     )
     write_json(study_file, document)
-    versions = dict.fromkeys(("vllm", "vllm_sha", "mooncake", "nixl", "lmcache"), "none")
-    write_json(root / "environment.json", versions | {"gpu": ["no GPU"], "cpu": "synthetic"})
+    environment: dict[str, Any] = {"engine_label": document["engine_label"]}
+    environment |= dict.fromkeys(("vllm", "vllm_sha", "mooncake", "nixl", "lmcache"), "none")
+    environment |= {"gpu": ["no GPU"], "cpu": "synthetic"}
+    write_json(root / "environment.json", environment)
+    replace(root / "env.txt", env_text(environment, {"pipeline packages": {"numpy": "1"}}))
+    for copy in root.glob("runs/*/*/*/env.txt"):
+        replace(copy, (root / "env.txt").read_text())
     return document
 
 

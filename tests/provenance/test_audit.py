@@ -17,9 +17,12 @@ from connector_tax.analysis import aggregate
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import Study
-from connector_tax.files import read_json
-from connector_tax.provenance import audit
-from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim
+from connector_tax.files import read_json, sha256_json
+from connector_tax.provenance import audit, manifest
+from connector_tax.provenance.audit_remade import check_remade
+from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim, Ledger
+from connector_tax.provenance.manifest import COLUMNS
+from connector_tax.study.design import measured_design
 from tests.analysis.synthetic import write_synthetic_study
 from tests.provenance.audited_study import (
     edited_json,
@@ -35,8 +38,13 @@ NOOP_CELL = "runs/noop_connector/block0/A/r40"
 PLAIN_CELL = "runs/plain/block0/A/r40"
 
 
-def failures(study_file: Path) -> list[Claim]:
-    ledger = audit.audit(study_file, study_file.parents[2] / "MANIFEST.md")
+def failures(study_file: Path, *, words: bool = False) -> list[Claim]:
+    """The claims that fail; those about words take processes of their own, and are asked for."""
+    study, ledger = audit.raw_study(study_file), Ledger()
+    if words:
+        check_remade(study, ledger)
+    else:
+        audit.check_study(study, study_file.parents[2] / "MANIFEST.md", ledger)
     return [claim for claim in ledger.claims if claim.verdict == FAIL]
 
 
@@ -47,6 +55,7 @@ def test_an_honest_study_passes(audited: Path) -> None:
     kinds = {claim.kind for claim in ledger.claims}
     assert {"hashes", "records", "schedule", "counters", "validity", "skip", "run files"} < kinds
     assert {"numbers", "figure", "summary", "manifest", "arrivals", "request ids"} < kinds
+    assert {"made again", "environment"} < kinds
     doubtful = {claim.kind for claim in ledger.claims if claim.verdict == NOT_CHECKABLE}
     assert doubtful == {"redrawn"}
 
@@ -70,7 +79,7 @@ def test_cells_measured_before_their_prompts_were_hashed_are_not_checkable(
 
 
 def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
-    """Intervals, Holm's p, verdicts and hypotheses, with cells void, failed and skipped."""
+    """Intervals, adjusted p, verdicts and hypotheses, with cells void, failed and skipped."""
     root = tmp_path / "results" / "synthetic"
     study_file = write_synthetic_study(
         root,
@@ -107,18 +116,84 @@ def test_the_audit_shares_no_code_with_what_it_audits() -> None:
 # ---- tampering
 
 
-def csv_field(name: str, column: str, value: str, row: int = 0, **where: str) -> Tamper:
-    """Change a field of the n-th row that has a value there and matches `where`."""
+def csv_field(
+    name: str, column: str, value: str, row: int = 0, given: bool = True, **where: str
+) -> Tamper:
+    """Change a field of the n-th row that has a value there, or has none, and matches `where`."""
 
     def tamper(root: Path) -> None:
         path = root / name
         table = list(csv.DictReader(io.StringIO(path.read_text())))
-        matching = [r for r in table if r[column] and all(r[k] == v for k, v in where.items())]
+        matching = [
+            r
+            for r in table
+            if bool(r[column]) == given and all(r[k] == v for k, v in where.items())
+        ]
         assert matching[row][column] != value
         matching[row][column] = value
         replace(path, _csv(table))
 
     return tamper
+
+
+def columns_gone(name: str, *columns: str) -> Tamper:
+    def tamper(root: Path) -> None:
+        table = list(csv.DictReader(io.StringIO((root / name).read_text())))
+        replace(root / name, _csv([{k: r[k] for k in r if k not in columns} for r in table]))
+
+    return tamper
+
+
+def csv_row_twice(name: str) -> Tamper:
+    def tamper(root: Path) -> None:
+        table = list(csv.DictReader(io.StringIO((root / name).read_text())))
+        replace(root / name, _csv([*table, table[3]]))
+
+    return tamper
+
+
+def aggregate_column_gone(root: Path) -> None:
+    with edited_json(root / "analysis/aggregate.json") as content:
+        for row in content["rows"]:
+            del row["dropped"]
+
+
+def list_entry_gone(name: str, *path: str) -> Tamper:
+    def tamper(root: Path) -> None:
+        with edited_json(root / name) as content:
+            for key in path:
+                content = content[key]
+            del content[-1]
+
+    return tamper
+
+
+def add_key(name: str, key: str, value: str) -> Tamper:
+    def tamper(root: Path) -> None:
+        with edited_json(root / name) as content:
+            content[key] = value
+
+    return tamper
+
+
+def report_text(pattern: str, text: str) -> Tamper:
+    def tamper(root: Path) -> None:
+        old = (root / "report.html").read_text()
+        new, count = re.subn(pattern, text, old, flags=re.DOTALL)
+        assert count
+        replace(root / "report.html", new)
+
+    return tamper
+
+
+def relabelled(root: Path) -> None:
+    """A measurement of the embedded engine that says it is one of vLLM, everywhere."""
+    label = "real vLLM, H20"
+    with edited_json(root / "study.json") as study:
+        study["engine_label"] = study["config"]["engine"]["label"] = label
+        study["emulated"] = False
+        design = measured_design(study["config"], study["configurations"])
+        study["design_sha256"] = sha256_json(design)
 
 
 def csv_row_gone(name: str) -> Tamper:
@@ -340,8 +415,29 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
         json_value("analysis/aggregate.json", "engine_label", value="real vLLM, GPU"),
         "numbers", "engine_label is 'real vLLM, GPU'"),
     "a tax": (csv_field(TAXES, "tax", "0.02"), "numbers", "tax: published '0.02'"),
-    "a bound of a tax": (csv_field(TAXES, "tax_lo", "-0.5"), "numbers", "tax_lo"),
+    "an interval of one launch": (
+        csv_field(TAXES, "tax_lo", "-0.5", given=False), "numbers", "tax_lo: published '-0.5'"),
     "a verdict": (csv_field(TAXES, "verdict", "TAX"), "numbers", "verdict"),
+    "a p-value of one launch": (
+        csv_field(TAXES, "p_adjusted", "0.01", given=False), "numbers", "p_adjusted"),
+    "a margin": (csv_field(TAXES, "margin", "0.1"), "numbers", "margin: published '0.1'"),
+    "an exploratory tax called confirmatory": (
+        csv_field(TAXES, "family", "confirmatory", family="exploratory"), "numbers", "family"),
+    "a mark made up": (
+        csv_field(TAXES, "mark", "plain saturated", given=False), "numbers", "mark"),
+    "a column gone from taxes.csv": (
+        columns_gone(TAXES, "verdict"), "numbers", "columns missing.*: verdict"),
+    "the intervals and the A/A gone from taxes.csv": (
+        columns_gone(TAXES, "tax_lo", "tax_hi", "aa_tax", "aa_lo", "aa_hi"),
+        "numbers", "columns missing.*: tax_lo, tax_hi, aa_tax, aa_lo, aa_hi"),
+    "a row gone from taxes.csv": (csv_row_gone(TAXES), "numbers", "published 0 times"),
+    "a tax twice": (csv_row_twice(TAXES), "numbers", "published 2 times"),
+    "a configuration that was never measured": (
+        csv_field(TAXES, "config", "fast_connector"), "numbers", "recomputed 0"),
+    "a column gone from every row of aggregate.json": (
+        aggregate_column_gone, "numbers", "columns missing or added: dropped"),
+    "a column gone from a figure": (
+        columns_gone("figures/fig9_forest.csv", "verdict"), "figure", "columns missing: verdict"),
     "an absolute difference": (csv_field(TAXES, "abs_ms", "0"), "numbers", "abs_ms"),
     "a sample size": (csv_field(TAXES, "n_plain", "5000"), "numbers", "n_plain"),
     "the A/A noise floor": (csv_field(TAXES, "aa_tax", "0"), "numbers", "aa_tax"),
@@ -361,12 +457,24 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
     "a hypothesis' number": (
         json_value(HYPOTHESES, "hypotheses", 0, "numbers", "tax_ttft_p90", "point", value=0.1),
         "numbers", "H1.tax_ttft_p90.point"),
+    "a hypothesis' sentence": (
+        json_value(HYPOTHESES, "hypotheses", 1, "sentence", value="NIXL is free."),
+        "made again", r"hypotheses\[1\].sentence: published 'NIXL is free.'"),
+    "a point's label": (
+        json_value(HYPOTHESES, "hypotheses", 2, "point_label", value="framework-dominated!"),
+        "made again", r"hypotheses\[2\].point_label"),
+    "a hypothesis gone": (list_entry_gone(HYPOTHESES, "hypotheses"), "numbers", "not published"),
+    "the engine's label in hypotheses.json": (
+        json_value(HYPOTHESES, "engine_label", value="real vLLM, GPU"),
+        "numbers", "engine_label is 'real vLLM, GPU'"),
+    "a prior gone": (
+        list_entry_gone(HYPOTHESES, "prior", "rows"), "numbers", "prior: published 2 entries"),
     "a success criterion": (
         json_value(HYPOTHESES, "criteria", 6, "verdict", value="not met"),
         "numbers", "criterion 7: 'not met'"),
     "the measured value beside the prior": (
         json_value(HYPOTHESES, "prior", "rows", 0, "measured_ttft_p90_s", value=7.3),
-        "numbers", "prior of"),
+        "numbers", r"prior\[0\].measured_ttft_p90_s"),
     "the resolution": (
         json_value(HYPOTHESES, "resolution", 3, "half_width", value=0.001),
         "numbers", r"resolution\[3\].half_width"),
@@ -383,6 +491,12 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
         csv_row_gone("figures/fig4_tax_bars.csv"), "figure", "0 rows"),
     "a picture": (other_picture, "report", "fig1_ttft_vs_rate.png in the report is not"),
     "a picture in the report": (other_picture_in_report, "report", "is not the one in figures/"),
+    "every percentage of the report": (
+        report_text(r"\+?\d+\.\d+\u2009?\xa0?\u202f? ?%", "0.1 %"),
+        "made again", "not what this code makes of the study"),
+    "the report's headline": (
+        report_text("<h1>.*?</h1>", "<h1>Free of charge</h1>"),
+        "made again", "not what this code makes of the study"),
     "the report gone": (remove("report.html"), "report", "report.html is missing"),
     "a deleted request": (delete_request_unsealed, "hashes", "requests_A_r40.jsonl: sha256"),
     "a deleted request, hashes forged": (
@@ -478,6 +592,14 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
     "the engine's label": (
         json_value("study.json", "engine_label", value="real vLLM, GPU"),
         "label", "contradicts emulated"),
+    "an embedded study relabelled": (
+        relabelled, "label", "emulated is False, the engine is 'embedded'"),
+    "environment.json": (
+        json_value("environment.json", "gpu", value=["H20"]),
+        "environment", r"'gpu: \[.H20.\]' is not in env.txt"),
+    "a line more in environment.json": (
+        add_key("environment.json", "gpu_driver", "550.1"),
+        "environment", "'gpu_driver: 550.1' is not in env.txt"),
     "a manifest hash": (
         json_value("manifest.json", 0, "sha256", value="0" * 64), "manifest", "changed after"),
     "a row of MANIFEST.md": (markdown_row, "manifest", "MANIFEST.md and manifest.json differ"),
@@ -490,9 +612,26 @@ def test_tampering_is_caught(audited: Path, tmp_path: Path, what: str) -> None:
     root = folder / "results" / "synthetic"
     tamper, kind, message = TAMPERING[what]
     tamper(root)
-    found = [claim for claim in failures(root / "study.json") if claim.kind == kind]
+    claims = failures(root / "study.json", words=kind == "made again")
+    found = [claim for claim in claims if claim.kind == kind]
     assert found, f"no {kind} claim fails"
     assert any(re.search(message, claim.message) for claim in found), [c.message for c in found]
+
+
+@pytest.mark.parametrize("column", [c for c in COLUMNS if c not in ("study", "sha256")])
+def test_every_column_of_the_manifest_has_a_source(
+    audited: Path, tmp_path: Path, column: str
+) -> None:
+    folder = linked_copy(audited, tmp_path / "copy")
+    root = folder / "results" / "synthetic"
+    with edited_json(root / "manifest.json") as rows:
+        rows[1][column] = "H20"
+    manifest.update(folder / "MANIFEST.md", "synthetic", read_json(root / "manifest.json"))
+    found = failures(root / "study.json")
+    assert {claim.kind for claim in found} == {"manifest"}
+    named = {"configuration", "block", "phase"}
+    wanted = "has 0 rows" if column in named else f"{column} is 'H20'"
+    assert any(wanted in claim.message for claim in found), found
 
 
 @pytest.mark.parametrize("figure", NAMES)

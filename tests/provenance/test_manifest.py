@@ -19,10 +19,8 @@ from connector_tax.provenance.manifest import (
 
 Row = dict[str, str]
 
-printable = st.text(
-    st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), min_size=0, max_size=20
-).map(str.strip)
-fields = printable.filter(lambda text: text != "-")
+MARKS = st.sampled_from(list("-|\\<>u{} \r\n\x85\u2028\x1f\t"))
+fields = st.text(st.one_of(MARKS, st.characters()), max_size=20)
 row = st.lists(fields, min_size=len(COLUMNS), max_size=len(COLUMNS)).map(
     lambda values: dict(zip(COLUMNS, values, strict=True))
 )
@@ -42,6 +40,15 @@ def test_a_re_run_replaces_its_own_rows_only(first: list[Row], second: list[Row]
     assert parse(text) == [*second, *first]
     assert parse(merge(text, "b", section("b", second))) == [*second, *second]
     assert merge(text, "a", section("a", second)) == text
+
+
+def test_a_carriage_return_in_a_reason_is_read_back_from_the_file(tmp_path: Path) -> None:
+    reason = "died:\rTraceback | <b>\u2028 - \\u{d}"
+    rows = [dict.fromkeys(COLUMNS, "x") | {"reason": reason}]
+    update(tmp_path / "MANIFEST.md", "s", rows)
+    text = (tmp_path / "MANIFEST.md").read_text()
+    assert parse(text) == rows
+    assert len([line for line in text.splitlines() if line.startswith("| x")]) == 1
 
 
 def test_the_file_is_updated_in_place(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.files import write_json
 from connector_tax.provenance.audit_records import check_records
 from connector_tax.provenance.audit_redrawn import HEADER, check_redrawn
+from connector_tax.provenance.audit_remade import check_remade
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.audit_tables import check_published
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
@@ -35,22 +36,32 @@ def audit(study_file: Path, manifest: Path) -> Ledger:
     Raises:
         ArtifactError: there is no study to audit, or its study.json or an index.json is no JSON.
     """
+    study, ledger = raw_study(study_file), Ledger()
+    check_study(study, manifest, ledger)
+    with ledger.guarded("made again", "study"):
+        check_remade(study, ledger)
+    return ledger
+
+
+def raw_study(study_file: Path) -> RawStudy:
+    """The folder of a study; one that was unpacked has its published tables beside the remade."""
     root = study_file.parent
-    unpacked = (root / HEADER).is_file()
-    study = RawStudy(study_file, root / "published" if unpacked else None)
-    ledger = Ledger()
+    return RawStudy(study_file, root / "published" if (root / HEADER).is_file() else None)
+
+
+def check_study(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
+    """Every claim but those about words."""
     with ledger.guarded("records", "study"):
         check_records(study, ledger)
     with ledger.guarded("numbers", "study"):
         check_published(study, ledger, manifest)
-    if unpacked:
-        check_redrawn(root, manifest, ledger)
+    if study.published != study.root:
+        check_redrawn(study, manifest, ledger)
     else:
-        for path in sorted((root / "figures").glob("*.png")):
+        for path in sorted((study.root / "figures").glob("*.png")):
             ledger.not_checkable(
                 "redrawn", path.name, "only `replot` redraws an archive's pictures"
             )
-    return ledger
 
 
 def table(ledger: Ledger) -> Table:

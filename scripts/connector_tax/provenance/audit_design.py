@@ -65,7 +65,7 @@ def _run_order(study: RawStudy) -> Iterator[str]:
 
 
 def _block_order(study: RawStudy, phase: str, block: int, members: Sequence[str]) -> list[str]:
-    """All launches of a block, drawn; an older study's plain opens and closes it, or stands once."""
+    """A block's launches as drawn; an older study's plain opens and closes it, or stands once."""
     draw = named_generator(f"{study.config['seed']}/run_order/{phase}/block{block}")
     others = [member for member in members if member != PLAIN]
     if not study.older_form:
@@ -100,7 +100,9 @@ def _planned_cells(study: RawStudy) -> Iterator[str]:
 
 
 def _labels(study: RawStudy) -> Iterator[str]:
-    label = study.document["engine_label"]
+    label, kind = study.document["engine_label"], study.config["engine"]["kind"]
+    if study.document["emulated"] != (kind == "embedded"):
+        yield f"emulated is {study.document['emulated']}, the engine is {kind!r}"
     if study.document["emulated"] != ("emulated" in label):
         yield f"engine_label {label!r} contradicts emulated: {study.document['emulated']}"
     if label != study.config["engine"]["label"]:

@@ -23,6 +23,26 @@ FIGURES = (
 PARTS, STACKED, SUM = ("mooncake_both", "lmcache_only"), "multi_mooncake_lmcache", "sum of the two"
 NOOP = "noop_connector"
 BARS = ("ttft_p90", "tpot_p90")
+BAR = (
+    "config", "metric", "reference", "rate_rps", "tax", "tax_lo", "tax_hi", "aa_lo", "aa_hi",
+    "n_blocks", "n_config", "n_plain", "family", "verdict", "mark", "status", "reason",
+)  # fmt: skip
+CURVE = ("config", "rate_rps", "value", "lo", "hi", "unit", "n", "status", "reason", "knee_rps")
+# What a figure's table may not lack.
+REQUIRED = {
+    "fig1_ttft_vs_rate": CURVE,
+    "fig2_tpot_vs_rate": CURVE,
+    "fig3_throughput": CURVE,
+    "fig4_tax_bars": BAR,
+    "fig5_shape_heatmap": (
+        "config", "cell", "rate_rps", "tax", "tax_lo", "tax_hi", "interval_includes_0", "aa_lo",
+        "aa_hi", "n_config", "n_plain", "mark", "status", "reason",
+    ),
+    "fig6_step_cdf": ("config", "step_duration_us", "engine_step_us", "cdf", "status", "reason"),
+    "fig7_decomposition": (*BAR, "framework_tax", "implementation_tax", "step_tax_us"),
+    "fig8_additivity": (*BAR, "tolerance_lo", "tolerance_hi"),
+    "fig9_forest": (*BAR, "prior_tax", "margin"),
+}  # fmt: skip
 # Where a point is drawn, not what it says.
 LAYOUT = ("x_drawn_rps",)
 
@@ -106,7 +126,10 @@ class FigureNumbers:
         valid = row.get("status") == "valid"
         names = ("tax", "tax_lo", "tax_hi")
         record: Row = {name: row.get(name) if valid else None for name in names}
-        kept = ("rate_rps", "n_blocks", "n_config", "n_plain", "verdict", "reason")
+        kept = (
+            "rate_rps", "n_blocks", "n_config", "n_plain", "verdict", "reason", "mark", "family",
+            "p_adjusted", "interval_method", "blocks_needed",
+        )  # fmt: skip
         record |= {name: row.get(name) for name in kept}
         record |= {"config": config, "metric": metric, "reference": reference}
         record["status"] = row.get("status", "missing")
@@ -225,6 +248,8 @@ class FigureNumbers:
             parts = [expected[config, metric] for config in PARTS]
             if all(part["tax"] is not None for part in parts):
                 total |= {"status": "valid", "rate_rps": parts[0]["rate_rps"]}
+                total["family"] = parts[0]["family"]
+                total["mark"] = "; ".join(filter(None, (part["mark"] for part in parts)))
                 for name in ("tax", "tax_lo", "tax_hi"):
                     ends = [part[name] for part in parts]
                     total[name] = None if None in ends else sum(ends)
@@ -243,10 +268,10 @@ class FigureNumbers:
             ("mooncake_both", "ttft_p90"): given["mooncake_both_ttft_p90_s"] / plain - 1,
             ("nixl_both", "ttft_p90"): given["nixl_ttft_p90_s"] / plain - 1,
         }
-        margin = self.study.config["statistics"]["margin"]
+        margins = self.study.config["statistics"]["margins"]
         return {
             (config, metric): self.bar(config, "ref_safe", metric)
-            | {"prior_tax": prior.get((config, metric)), "margin": margin}
+            | {"prior_tax": prior.get((config, metric)), "margin": margins[metric]}
             for metric in BARS
             for config in self.compared
         }
@@ -297,12 +322,15 @@ def _figure(
     for kind in ("png", "svg"):
         if not (figures.study.root / "figures" / f"{name}.{kind}").is_file():
             yield f"{name}.{kind} is missing"
-    table = read_csv(figures.study.published / "figures" / f"{name}.csv")
+    table = read_csv(figures.study.numbers / "figures" / f"{name}.csv")
     reason = figures.may_be_absent(name)
     if (list(table[0]) == ["absent_because"]) != (reason is not None):
         yield "absent without a cause" if reason is None else f"drawn, though {reason}"
         return
     if reason is not None:
+        return
+    if lacking := [column for column in REQUIRED[name] if column not in table[0]]:
+        yield f"columns missing: {', '.join(lacking)}"
         return
     rows = expected()
     seen = [_key(row, keys) for row in table]

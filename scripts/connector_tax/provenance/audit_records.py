@@ -1,6 +1,7 @@
 """Claims about the raw records: hashes, files, invariants, schedules, counters, validity.
 
-A cell is valid, or it is void with a reason (docs/method.md). Nothing here is shared with connector_tax.analysis or with the load generator.
+A cell is valid, or it is void with a reason (docs/method.md). Nothing here is shared with
+connector_tax.analysis or with the load generator.
 """
 
 import itertools

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from connector_tax import package_version
 from connector_tax.files import read_json, sha256_file
+from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.manifest import archive_of
 
@@ -26,16 +27,19 @@ def versions() -> dict[str, str]:
     return found | {name: installed.get(name, "absent") for name in PACKAGES}
 
 
-def check_redrawn(root: Path, manifest: Path, ledger: Ledger) -> None:
+def check_redrawn(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
     """Compare every remade table, picture and the report with the hashes in archive.json.
 
     A difference is a FAIL where the versions are those of the archive; with others it is NOT
     CHECKABLE, because the last digit of a number or pixel may depend on them.
     """
+    root = study.root
     with ledger.guarded("redrawn", HEADER):
         header = read_json(root / HEADER)
         here, there = versions(), header["versions"]
         other = [f"{n} {v} (here {here.get(n)})" for n, v in there.items() if here.get(n) != v]
+        if study.older_form:
+            other.insert(0, "the method of before `plain_launches`")
         for name, digest in header["redrawn"].items():
             problems = list(_differs(root, name, digest))
             if problems and other and (root / name).is_file():

@@ -135,8 +135,17 @@ class RawStudy:
 
     @property
     def older_form(self) -> bool:
-        """Measured before `plain_launches` existed: its published numbers are of an older method."""
+        """Measured before `plain_launches` existed: published by an older method."""
         return "closing_plain" in self.as_sealed["config"]
+
+    @property
+    def numbers(self) -> Path:
+        """Where the tables and figures to be recomputed lie.
+
+        Those an archive was published with, or, where these are of an older method, those a replot
+        made again.
+        """
+        return self.root if self.older_form else self.published
 
     def configs(self, phase: str) -> list[str]:
         """The launch names of a phase, further launches of plain at the end."""
@@ -148,7 +157,7 @@ class RawStudy:
         return launched_plains(e["config"] for e in self.document["run_order"][phase])
 
     def aa_launch(self, phase: str) -> list[str]:
-        """The name of the last launch of plain, which is compared with the others; empty if alone."""
+        """The last launch of plain, which is compared with the others; empty if alone."""
         return self.plains(phase)[1:][-1:]
 
     def reference_names(self) -> list[str]:

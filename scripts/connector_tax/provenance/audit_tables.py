@@ -1,30 +1,90 @@
 """Claims about what is published: tables, figures' numbers, report, manifest."""
 
 import base64
-import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_figures import check_figures
+from connector_tax.provenance.audit_manifest import check_manifest
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.claims import MALFORMED, Ledger
 from connector_tax.provenance.comparison import Table, differences, read_csv, text_differs
-from connector_tax.provenance.manifest import parse
+from connector_tax.provenance.distributions import DUNNETT_TOLERANCE
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_findings import Findings
-from connector_tax.provenance.recompute_tables import Recomputed
+from connector_tax.provenance.recompute_steps import (
+    HOOK_KEYS,
+    HOOK_NUMBERS,
+    STEP_TAX_KEYS,
+    STEP_TAX_NUMBERS,
+)
+from connector_tax.provenance.recompute_tables import (
+    COUNT_COLUMNS,
+    STEP_COLUMNS,
+    STEP_TAXES,
+    Recomputed,
+)
+from connector_tax.study_file import PLAIN
 
-KEYS = {
-    "aggregate.csv": ("config", "block", "phase", "cell"),
-    "steps.csv": ("config", "block", "phase", "cell"),
-    "step_taxes.csv": ("config", "phase", "cell", "metric"),
-    "hooks.csv": ("config", "phase", "cell", "process", "child", "hook"),
-    "step_cdf.csv": ("config", "cdf"),
-    "taxes.csv": ("config", "phase", "cell", "metric"),
-    "amplification.csv": ("config", "metric"),
-}
+
+@dataclass(frozen=True)
+class Declared:
+    """A published table: the columns that name a row, and all its columns in their order."""
+
+    keys: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+CELL = ("config", "block", "phase", "cell")
+PERCENTILES = tuple(
+    f"{metric}_p{percent}_{bound}"
+    for metric in ("ttft", "tpot", "e2e")
+    for percent in (50, 90, 99)
+    for bound in ("ms", "lo_ms", "hi_ms")
+)
+TABLES = {
+    "aggregate.csv": Declared(
+        CELL,
+        (
+            "config", "configuration", "block", "phase", "cell", "rate_rps", "input_tokens",
+            "output_tokens", "status", "reason", "label", "n", "window_s", *PERCENTILES,
+            "p99_reason", "ttft_from_send_p90_ms", "requested_throughput_rps",
+            "effective_throughput_rps", "throughput_ratio", "error_rate", "dropped", "waiting_p50",
+            "saturated", "saturation_criteria", "warming_up", "mser5_discard", "start_change",
+            "start_p", *STEP_COLUMNS, *COUNT_COLUMNS,
+        ),
+    ),
+    "steps.csv": Declared(
+        CELL,
+        (*CELL, "configuration", "status", "reason", *STEP_COLUMNS, *COUNT_COLUMNS,
+         *STEP_TAXES.values()),
+    ),
+    "step_taxes.csv": Declared(STEP_TAX_KEYS, (*STEP_TAX_KEYS, *STEP_TAX_NUMBERS, "reason")),
+    "hooks.csv": Declared(HOOK_KEYS, (*HOOK_KEYS, *HOOK_NUMBERS)),
+    "step_cdf.csv": Declared(
+        ("config", "cdf"), ("config", "step_duration_us", "engine_step_us", "cdf")
+    ),
+    "taxes.csv": Declared(
+        ("config", "phase", "cell", "metric"),
+        (
+            "config", "phase", "cell", "rate_rps", "reference", "input_tokens", "output_tokens",
+            "metric", "family", "tax", "tax_lo", "tax_hi", "abs_ms", "abs_lo_ms", "abs_hi_ms",
+            "plain_ms", "config_ms", "n_blocks", "n_config", "n_plain", "interval_method",
+            "error_df", "verdict", "p_value", "p_adjusted", "blocks_needed", "margin", "aa_tax",
+            "aa_lo", "aa_hi", "mark", "capacity_ratio", *STEP_TAXES, "status", "reason",
+        ),
+    ),
+    "amplification.csv": Declared(
+        ("config", "metric"),
+        ("config", "metric", "ref_safe_rps", "ref_load_rps", "tax_ref_safe", "tax_ref_load", "gap",
+         "gap_lo", "gap_hi", "n_blocks", "interval_method", "error_df", "mark", "status", "reason"),
+    ),
+}  # fmt: skip
+# Two ways of integrating over the shared launches agree to this.
+TOLERANCES = {"p_adjusted": DUNNETT_TOLERANCE}
 
 
 def check_published(study: RawStudy, ledger: Ledger, manifest: Path) -> None:
@@ -33,15 +93,16 @@ def check_published(study: RawStudy, ledger: Ledger, manifest: Path) -> None:
         numbers = Recomputed(study)
     except MALFORMED as error:
         text = f"the raw records cannot be read: {type(error).__name__}: {error}"
-        for name in (*KEYS, "reference_rates.json", "hypotheses.json", "figures"):
+        for name in (*TABLES, "reference_rates.json", "hypotheses.json", "figures"):
             ledger.fail("numbers", name, text)
     else:
         _check_numbers(study, numbers, ledger)
     ledger.check("report", "report.html", _report(study), "holds every picture as it is on disk")
-    for launch in study.launches:
-        if launch.index is not None:
-            ledger.check("manifest", launch.name, _manifest_row(study, launch))
-    _check_markdown(study, manifest, ledger)
+    check_manifest(study, ledger, manifest)
+    if study.numbers != study.published:
+        reason = "published by the method of before `plain_launches`, which this version left"
+        for name in (*TABLES, "aggregate.json", "hypotheses.json", "figures"):
+            ledger.not_checkable("published", name, reason)
 
 
 def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None:
@@ -58,10 +119,10 @@ def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None
     for name, recompute in tables.items():
         with ledger.guarded("numbers", name):
             found[name] = recompute()
-            table = read_csv(study.published / "analysis" / name)
+            table = read_csv(study.numbers / "analysis" / name)
             cells = sum(len(row) for row in table)
             note = f"{len(table)} rows, {cells} fields"
-            ledger.check("numbers", name, compare(table, found[name], KEYS[name]), note)
+            ledger.check("numbers", name, compare(table, found[name], TABLES[name]), note)
     ledger.check(
         "numbers", "aggregate.json", _aggregate_json(study, found.get("aggregate.csv", []))
     )
@@ -74,37 +135,53 @@ def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None
         check_figures(study, numbers, found, ledger)
 
 
-def compare(table: Table, found: Sequence[Row], keys: Sequence[str]) -> Iterator[str]:
-    """Row by row, found by its keys, and field by field; no row may be more or less."""
-    ours = {tuple(str(row[key]) for key in keys): row for row in found}
-    seen = [tuple(row[key] for key in keys) for row in table]
+def compare(table: Table, found: Sequence[Row], declared: Declared) -> Iterator[str]:
+    """Every declared column, and row by row, found by its keys, every field; nothing else."""
+    columns = list(table[0]) if table else list(declared.columns)
+    if columns != list(declared.columns):
+        odd = [c for c in dict.fromkeys((*declared.columns, *columns))
+               if (c in columns) != (c in declared.columns)]  # fmt: skip
+        yield f"columns missing, added or in another order: {', '.join(odd) or 'order'}"
+    if not set(declared.keys) <= set(columns):
+        return
+    ours = {tuple(str(row[key]) for key in declared.keys): row for row in found}
+    seen = [tuple(row[key] for key in declared.keys) for row in table]
+    times = Counter(seen)
     for key in dict.fromkeys((*ours, *seen)):
-        if seen.count(key) != 1 or key not in ours:
-            yield f"{' '.join(key)}: published {seen.count(key)} times, recomputed {key in ours:d}"
+        if times[key] != 1 or key not in ours:
+            yield f"{' '.join(key)}: published {times[key]} times, recomputed {key in ours:d}"
     for published, key in zip(table, seen, strict=True):
         for column, text in published.items() if key in ours else ():
             value = ours[key].get(column)
             # Where a number is missing the reason is recomputed; elsewhere it is a remark.
             remark = column == "reason" and (value is None or "reason" not in ours[key])
-            if not remark and text_differs(text, value):
+            if not remark and text_differs(text, value, TOLERANCES.get(column)):
                 shown = "" if value is None else value
                 yield f"{' '.join(key)}: {column}: published {text!r}, recomputed {shown!r}"
 
 
 def _aggregate_json(study: RawStudy, rows: Sequence[Row]) -> Iterator[str]:
-    content = read_json(study.published / "analysis" / "aggregate.json")
-    for key in ("engine_label", "emulated"):
-        if content[key] != study.document[key]:
-            yield f"{key} is {content[key]!r}, study.json says {study.document[key]!r}"
+    content = read_json(study.numbers / "analysis" / "aggregate.json")
+    yield from _labels(study, content)
     if len(content["rows"]) != len(rows):
         yield f"published {len(content['rows'])} rows, recomputed {len(rows)}"
-    keys = KEYS["aggregate.csv"]
+    declared = TABLES["aggregate.csv"]
+    keys = declared.keys
     by_key = {tuple(row[key] for key in keys): row for row in rows}
     for published in content["rows"]:
         where = " ".join(str(published[key]) for key in keys)
         ours = by_key[tuple(published[key] for key in keys)]
+        if set(published) != set(declared.columns):
+            odd = sorted(set(published) ^ set(declared.columns))
+            yield f"{where}: columns missing or added: {', '.join(odd)}"
         for column, value in published.items():
             yield from (f"{where}: {line}" for line in differences(value, ours.get(column), column))
+
+
+def _labels(study: RawStudy, content: Row) -> Iterator[str]:
+    for key in ("engine_label", "emulated"):
+        if content[key] != study.document[key]:
+            yield f"{key} is {content[key]!r}, study.json says {study.document[key]!r}"
 
 
 def _rates(study: RawStudy, numbers: Recomputed) -> Iterator[str]:
@@ -112,7 +189,8 @@ def _rates(study: RawStudy, numbers: Recomputed) -> Iterator[str]:
 
 
 def _hypotheses(study: RawStudy, numbers: Recomputed) -> Iterator[str]:
-    content = read_json(study.published / "analysis" / "hypotheses.json")
+    content = read_json(study.numbers / "analysis" / "hypotheses.json")
+    yield from _labels(study, content)
     findings = Findings(numbers)
     found, criteria = findings.criteria()
     for entry in content["hypotheses"]:
@@ -140,21 +218,25 @@ def _prior(prior: Row, study: RawStudy, numbers: Recomputed) -> Iterator[str]:
         "nixl_both": "nixl_ttft_p90_s",
         "mooncake_both": "mooncake_both_ttft_p90_s",
     }
-    for row in prior["rows"]:
-        value = given[names[row["config"]]]
-        expected: Row = {
-            "config": row["config"],
-            "prior_ttft_p90_s": value,
-            "prior_tax": value / given["plain_ttft_p90_s"] - 1,
+    expected: list[Row] = []
+    for config, name in names.items():
+        row: Row = {
+            "config": config,
+            "prior_ttft_p90_s": given[name],
+            "prior_tax": given[name] / given["plain_ttft_p90_s"] - 1,
             "measured_ttft_p90_s": None,
             "measured_tax": None,
         }
-        where = (row["config"], "A", cell or "")
-        tax = numbers.taxes.tax(where, "ttft_p90")
-        if tax is not None:
-            expected["measured_ttft_p90_s"] = numbers.taxes.absolute(where, "ttft_p90")[1] / 1e3
-            expected["measured_tax"] = None if row["config"] == "plain" else tax.numbers()
-        yield from differences(row, expected, f"prior of {row['config']}")
+        where = (config, "A", cell or "")
+        tax = None if config == PLAIN else numbers.taxes.tax(where, "ttft_p90")
+        if config == PLAIN and cell is not None:
+            plain_ms = numbers.plain_ms("A", cell, "ttft_p90")
+            row["measured_ttft_p90_s"] = None if plain_ms is None else plain_ms / 1e3
+        elif tax is not None:
+            row["measured_ttft_p90_s"] = numbers.levels(where, "ttft_p90")[1] / 1e3
+            row["measured_tax"] = tax.numbers()
+        expected.append(row)
+    yield from differences(prior["rows"], expected, "prior")
 
 
 def _summary(launch: RawLaunch, numbers: Recomputed) -> Iterator[str]:
@@ -177,63 +259,3 @@ def _report(study: RawStudy) -> Iterator[str]:
         yield "the report is of another design"
     if str(study.document["engine_label"]) not in text:
         yield "the report does not name the engine"
-
-
-# ---- manifest
-
-
-def artifacts_digest(study: RawStudy, folder: Path) -> str:
-    """The digest of a run as the head of MANIFEST.md defines it."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    lines = [f"{study.sha256(p)}  {p.relative_to(folder).as_posix()}\n" for p in paths]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _manifest_row(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
-    assert launch.index is not None
-    rows = read_json(study.root / "manifest.json")
-    key = (launch.config, str(launch.block), launch.phase)
-    mine = [r for r in rows if (r["configuration"], r["block"], r["phase"]) == key]
-    if len(mine) != 1:
-        yield f"manifest.json has {len(mine)} rows"
-        return
-    states = [cell["status"] for cell in launch.index["cells"]]
-    counts = "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing"))
-    environment = read_json(study.root / "environment.json")
-    expected = {
-        "study": study.document["study"],
-        "engine": study.document["engine_label"],
-        "status": launch.status.upper() if launch.status == "skipped" else launch.status,
-        "reason": (launch.index["reason"] or "").split("\n")[0],
-        "cells": counts,
-        "step_timing": "available" if study.step_timing else "not available",
-        "sha256": artifacts_digest(study, launch.folder),
-        "vllm": environment["vllm"],
-    }
-    for column, value in expected.items():
-        if mine[0][column] != value:
-            told = {"sha256": ": an artifact of the run changed after the manifest was written"}
-            yield f"{column} is {mine[0][column]!r}, found {value!r}{told.get(column, '')}"
-
-
-def _check_markdown(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
-    name = study.document["study"]
-    with ledger.guarded("manifest", "MANIFEST.md"):
-        text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
-        rows = [row for row in parse(text) if row["study"] == name]
-        if not rows:
-            reason = f"MANIFEST.md has no rows of study {name}"
-            ledger.not_checkable("manifest", "MANIFEST.md", reason)
-            return
-        published = read_json(study.root / "manifest.json")
-        ledger.check("manifest", "MANIFEST.md", _same_rows(rows, published), f"{len(rows)} rows")
-
-
-def _same_rows(rows: Table, published: Any) -> Iterator[str]:
-    if len(rows) != len(published):
-        yield f"MANIFEST.md has {len(rows)} rows, manifest.json {len(published)}"
-    for left, right in zip(rows, published, strict=False):
-        where = f"{left['configuration']} block {left['block']} {left['phase']}"
-        for column in {**left, **right}:
-            if left.get(column) != right.get(column):
-                yield f"{where}: {column}: MANIFEST.md and manifest.json differ"

@@ -30,16 +30,17 @@ def differences(published: Any, found: Any, where: str) -> Iterator[str]:
         yield f"{where}: published {published!r}, recomputed {found!r}"
 
 
-def same(published: Any, found: Any) -> bool:
-    """Whether two scalars agree."""
+def same(published: Any, found: Any, tolerance: float | None = None) -> bool:
+    """Whether two scalars agree; numbers within the absolute `tolerance` where there is one."""
     if isinstance(found, bool) or isinstance(published, bool) or found is None:
         return published is found
     if isinstance(found, int | float) and isinstance(published, int | float):
-        return math.isclose(published, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+        near = ABSOLUTE if tolerance is None else tolerance
+        return math.isclose(published, found, rel_tol=RELATIVE, abs_tol=near)
     return bool(published == found)
 
 
-def text_differs(published: str, found: Any) -> bool:
+def text_differs(published: str, found: Any, tolerance: float | None = None) -> bool:
     """Whether a CSV field differs from a value: empty is None, `true`/`True` is True."""
     if found is None or found == "":
         return published != ""
@@ -47,7 +48,7 @@ def text_differs(published: str, found: Any) -> bool:
         return published.lower() != str(found).lower()
     if isinstance(found, int | float):
         try:
-            return not same(float(published), float(found))
+            return not same(float(published), float(found), tolerance)
         except ValueError:
             return True
     return published != str(found)

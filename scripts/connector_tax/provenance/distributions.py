@@ -108,7 +108,7 @@ def _normal_table() -> tuple[Floats, Floats]:
 
 
 @lru_cache(maxsize=256)
-def _scales(freedom: int) -> tuple[Floats, Floats]:
+def _scales(freedom: int) -> list[tuple[float, float]]:
     """Nodes and weights of S = sqrt(chi-squared / freedom): the trapezoid rule on log S."""
     width = 9 / math.sqrt(freedom)
     log_s = np.linspace(-width - 4, min(width, 2.5), 4 * SCALES)
@@ -116,7 +116,7 @@ def _scales(freedom: int) -> tuple[Floats, Floats]:
     kept = density > density.max() - 40
     log_s = np.linspace(log_s[kept][0], log_s[kept][-1], SCALES)
     weight = np.exp(freedom * log_s - freedom * np.expm1(2 * log_s) / 2)
-    return np.exp(log_s), weight / weight.sum()
+    return list(zip(np.exp(log_s).tolist(), (weight / weight.sum()).tolist(), strict=True))
 
 
 @lru_cache(maxsize=8)
@@ -130,7 +130,7 @@ def _normal_points(dimensions: int) -> tuple[Floats, Floats]:
         points = np.hstack(both)
         points = points[(points**2).sum(axis=1) < REACH**2]
     weights = np.exp(-(points**2).sum(axis=1) / 2)
-    return points, weights / weights.sum()
+    return np.asarray(points), np.asarray(weights / weights.sum())
 
 
 def largest_above(t: float, own: Floats, shared: Floats, freedom: int) -> float:
@@ -153,7 +153,7 @@ def largest_above(t: float, own: Floats, shared: Floats, freedom: int) -> float:
     grid, normal = _normal_table()
     centre = points @ loadings.T
     found = 0.0
-    for scale, share in zip(*_scales(freedom), strict=True):
+    for scale, share in _scales(freedom):
         upper = np.interp((abs(t) * scale - centre) / rest, grid, normal)
         lower = np.interp((-abs(t) * scale - centre) / rest, grid, normal)
         inside = np.maximum(upper - lower, 0.0).prod(axis=1)

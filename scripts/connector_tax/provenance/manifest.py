@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ COLUMNS = {
     "command": "launch command",
     "sha256": "sha256 of the run's artifacts",
 }
+# Control characters, surrogates, line and paragraph separators.
+UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")
 HEAD = """# Manifest
 
 One row per server launch and phase. `plain_2` is the second launch of `plain` in a block, as is
@@ -169,7 +172,7 @@ def parse(text: str) -> list[dict[str, str]]:
     keys = {heading: key for key, heading in COLUMNS.items()}
     found = []
     for study, body in _sections(text):
-        headings, _, *table = [_cells(line) for line in body.splitlines() if line.startswith("| ")]
+        headings, _, *table = [_cells(line) for line in body.split("\n") if line.startswith("| ")]
         if unknown := [heading for heading in headings if heading not in keys]:
             allowed = ", ".join(keys)
             raise ArtifactError(
@@ -190,11 +193,26 @@ def _sections(text: str) -> list[tuple[str, str]]:
 
 
 def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("|", "\\|").replace("<", "\\<") or "-"
+    """A field as a table cell: nothing in it ends the line, the cell or the section.
+
+    Control characters, surrogates and separators of lines stand as `\\u{...}`, Markdown's own marks
+    behind a backslash.
+    """
+    if value == "-":
+        return "\\-"
+    marked = value.replace("\\", "\\\\").replace("|", "\\|").replace("<", "\\<")
+    shown = (f"\\u{{{ord(c):x}}}" if unicodedata.category(c) in UNPRINTABLE else c for c in marked)
+    return "".join(shown) or "-"
 
 
 def _unescape(value: str) -> str:
-    return "" if value == "-" else re.sub(r"\\(.)", r"\1", value)
+    if value == "-":
+        return ""
+    return re.sub(
+        r"\\(?:u\{([0-9a-f]+)\}|(.))",
+        lambda found: chr(int(found[1], 16)) if found[1] else found[2],
+        value,
+    )
 
 
 def update(manifest: Path, study: str, study_rows: Sequence[Mapping[str, str]]) -> None:

@@ -251,22 +251,31 @@ class Steps:
 # ---- the bootstrap
 
 
+def chunk_length_s(cells: Sequence[Measured], statistics: Mapping[str, Any]) -> float:
+    """Of the time-chunks of one cell, the same in all its launches.
+
+    As long as a request lives (the median E2E, in the launch in which that is longest), or
+    `chunk_s` where that is longer; at most 60 in a window.
+    """
+    lives = [float(np.median(cell.e2e)) / 1e3 for cell in cells if cell.n]
+    windows = [cell.window_s / MAX_CHUNKS for cell in cells]
+    return max(float(statistics["chunk_s"]), *lives, *windows)
+
+
 def resampled_logs(
-    cell: Measured, statistics: Mapping[str, Any], seed_name: str
+    cell: Measured, length: float, resamples: int, seed_name: str
 ) -> dict[str, tuple[float, Floats, int]]:
     """metric -> (log of the percentile, logs of its resamples, sample size).
 
-    Contiguous time-chunks of requests, each at least as long as the median request's life, are
-    drawn with replacement, as many as there are; one draw under the cell's name serves every metric.
+    Contiguous time-chunks of requests, `length` seconds each, are drawn with replacement, as many
+    as there are; one draw under the cell's name serves every metric and every launch of a block.
     """
     if cell.n == 0:
         return {}
-    life_s = float(np.median(cell.e2e)) / 1e3
-    length = max(statistics["chunk_s"], life_s, cell.window_s / MAX_CHUNKS)
     labels = np.unique(np.floor(cell.since_s / length), return_inverse=True)[1]
     chunks = int(labels.max()) + 1
     rng = named_generator(seed_name)
-    drawn = rng.multinomial(chunks, np.full(chunks, 1 / chunks), size=statistics["resamples"])
+    drawn = rng.multinomial(chunks, np.full(chunks, 1 / chunks), size=resamples)
     found: dict[str, tuple[float, Floats, int]] = {}
     wanted = {"ttft": (90, 50), "tpot": (90, 50), "e2e": (90,)}
     for name, values in cell.metrics.items():

@@ -1,6 +1,6 @@
 """Every cell of a study a second time: from its raw records to its row of the published tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from connector_tax.provenance.recompute import (
     Measured,
     Row,
     Steps,
+    chunk_length_s,
     request_columns,
     resampled_logs,
     stationarity_columns,
@@ -32,15 +33,40 @@ class Cells:
         self._ttft_p90: dict[Key, float] = {}
         self._quarters: dict[Key, list[float | None]] = {}
         self.plain_cells: dict[str, list[Measured]] = {}
-        samples: dict[Key, dict[str, Sample]] = {}
+        valid: dict[Key, Measured] = {}
         for cell in study.cells:
             self.cell_rows[cell.key] = self._identity(cell)
             if cell.status == "valid":
-                samples[cell.key] = self._measure(cell)
+                valid[cell.key] = self._measure(cell)
             elif cell.status == "void":
                 self._summarise(cell, Measured(cell.requests, cell.record["window"]))
         self._judge_saturation()
-        self.taxes = Taxes(samples, self.statistics, study.document["blocks"])
+        loads = {
+            key: (bool(row["saturated"]), int(row["dropped"]))
+            for key, row in self.cell_rows.items()
+            if row["status"] == "valid"
+        }
+        samples = self._resampled(valid)
+        self.taxes = Taxes(samples, loads, self.statistics, study.document["blocks"])
+
+    def _resampled(self, valid: Mapping[Key, Measured]) -> dict[Key, dict[str, Sample]]:
+        """The percentiles of every valid cell and their resamples."""
+        together: dict[tuple[str, str], list[Measured]] = {}
+        for key, measured in valid.items():
+            together.setdefault(key[2:], []).append(measured)
+        lengths = {
+            where: chunk_length_s(cells, self.statistics) for where, cells in together.items()
+        }
+        resamples, seed = self.statistics["resamples"], self.study.document["seed"]
+        return {
+            key: resampled_logs(
+                measured,
+                lengths[key[2:]],
+                resamples,
+                f"{seed}/bootstrap/block{key[1]}/{key[2]}/{key[3]}",
+            )
+            for key, measured in valid.items()
+        }
 
     # ---- cells
 
@@ -66,7 +92,7 @@ class Cells:
             row["window_s"] = (window["t_stop_ns"] - window["t_warmup_end_ns"]) / 1e9
         return row
 
-    def _measure(self, cell: RawCell) -> dict[str, Sample]:
+    def _measure(self, cell: RawCell) -> Measured:
         window, settings = cell.record["window"], self.statistics
         measured = Measured(cell.requests, window)
         self._summarise(cell, measured)
@@ -83,9 +109,7 @@ class Cells:
             self.steps[cell.key] = steps
         if cell.launch.config == PLAIN and cell.key[2] == "A":
             self.plain_cells.setdefault(cell.cell, []).append(measured)
-        _, block, phase, name = cell.key
-        seed_name = f"{self.study.document['seed']}/bootstrap/block{block}/{phase}/{name}"
-        return resampled_logs(measured, settings, seed_name)
+        return measured
 
     def _summarise(self, cell: RawCell, measured: Measured) -> None:
         # summary.json is written while measuring, with its own confidence and p99 bound.
@@ -195,8 +219,11 @@ class Cells:
         for config in self.study.ids:
             seen = [(r, s) for r, s in zip(rates, states[config], strict=True) if s is not None]
             if not seen:
-                reasons = (c.reason for c in self.study.cells
-                           if c.launch.config == config and c.key[2] == "A" and c.reason)  # fmt: skip
+                reasons = (
+                    c.reason
+                    for c in self.study.cells
+                    if c.launch.config == config and c.key[2] == "A" and c.reason
+                )
                 left_out[config] = f"no valid Phase A cell: {next(reasons, None)}"
             elif seen[0][1]:
                 left_out[config] = f"saturated at {seen[0][0]:g} req/s, its lowest valid rate"

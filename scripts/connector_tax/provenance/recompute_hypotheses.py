@@ -42,7 +42,8 @@ def _at(config: str, cell: str) -> Where:
 
 def _decided(verdict_text: str, effects: Sequence[Effect], numbers: Row) -> Finding:
     few = min(e.n_blocks for e in effects) < VERDICT_BLOCKS
-    return ("cannot tell" if few else verdict_text), numbers
+    unknown = few or any(e.mark for e in effects)
+    return ("cannot tell" if unknown else verdict_text), numbers
 
 
 def _h1(taxes: Taxes, limits: Row, cell: str) -> Finding:

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from connector_tax.provenance.audit_study import PHASES, RawStudy
-from connector_tax.provenance.blocks_wanted import Sizes, blocks_wanted
+from connector_tax.provenance.blocks_wanted import blocks_wanted
 from connector_tax.provenance.distributions import t_quantile
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_cells import CRITERIA, Cells, half_or_more
@@ -20,7 +20,7 @@ from connector_tax.provenance.recompute_taxes import (
     adjusted,
     verdict,
 )
-from connector_tax.study_file import METRICS, PLAIN, REFERENCES, configuration_of
+from connector_tax.study_file import METRICS, PLAIN, REFERENCES
 
 STEP_SAMPLES = (
     "step_duration_us",
@@ -63,7 +63,7 @@ class Recomputed(Cells):
     # ---- pooled cells and steps
 
     def aggregate_rows(self) -> list[Row]:
-        """aggregate.csv: every planned cell, then each configuration's cells pooled over launches."""
+        """aggregate.csv: every planned cell, then those of each configuration pooled."""
         groups: dict[tuple[str, str, str], list[Row]] = {}
         for row in self.cell_rows.values():
             groups.setdefault((row["phase"], row["configuration"], row["cell"]), []).append(row)
@@ -184,15 +184,9 @@ class Recomputed(Cells):
             if row["verdict"] == "INCONCLUSIVE":
                 family = [] if name in aa else compared
                 row["blocks_needed"] = blocks_wanted(
-                    found, margin, family, self._sizes(phase, found), self.taxes.confidence
+                    found, margin, family, len(self.study.plains(phase)), self.taxes.confidence
                 )
         return list(rows.values())
-
-    def _sizes(self, phase: str, found: Effect) -> Sizes:
-        """What a block as it is designed adds to the error of a tax."""
-        names = [n for n in self.study.configs(phase) if configuration_of(n) not in found.left_out]
-        plains = len(self.study.plains(phase))
-        return Sizes(len(names), len({configuration_of(n) for n in names}), plains)
 
     def _plain_counts(self, where: Where, metric: str) -> dict[int, int]:
         """Launches of plain a configuration is compared with, by block."""
@@ -228,7 +222,7 @@ class Recomputed(Cells):
             "abs_hi_ms": None if found.hi is None else plain_ms * found.hi,
             "plain_ms": plain_ms, "config_ms": config_ms, "n_blocks": found.n_blocks,
             "n_config": n_config, "n_plain": n_plain, "interval_method": found.method,
-            "error_df": found.df, "p_value": found.p, "mark": self.mark(where, metric),
+            "error_df": found.df, "p_value": found.p, "mark": found.mark,
             "status": "valid",
             "reason": merged([(block, reason) for _, block, reason in lost]) or None,
         }  # fmt: skip
@@ -239,31 +233,24 @@ class Recomputed(Cells):
         ours, plain, n_config, n_plain = [], [], 0, 0
         for block in self.taxes.shared_blocks([config], phase, [cell], metric):
             mine = self.taxes.samples[config, block, phase, cell][metric]
-            others = [self.taxes.samples[name, block, phase, cell][metric]
-                      for name in self.taxes.plains([config], block, phase, [cell], metric)]  # fmt: skip
+            others = [
+                self.taxes.samples[name, block, phase, cell][metric]
+                for name in self.taxes.plains([config], block, phase, [cell], metric)
+            ]
             ours.append(mine[0])
             plain.append(float(np.mean([other[0] for other in others])))
             n_config += mine[2]
             n_plain += sum(other[2] for other in others)
         return math.exp(np.mean(plain)), math.exp(np.mean(ours)), n_config, n_plain
 
-    def mark(self, where: Where, metric: str) -> str:
-        """Saturation and dropped arrivals of the cells that entered a tax."""
-        config, phase, cell = where
-        blocks = self.taxes.shared_blocks([config], phase, [cell], metric)
-        ours = [self.cell_rows[config, b, phase, cell] for b in blocks]
-        plain = [self.cell_rows[name, b, phase, cell] for b in blocks
-                 for name in self.taxes.plains([config], b, phase, [cell], metric)]  # fmt: skip
-        told = []
-        rows_of = {PLAIN: [*ours, *plain]} if configuration_of(config) == PLAIN else {
-            config: ours, PLAIN: plain
-        }  # fmt: skip
-        for name, rows in rows_of.items():
-            if any(r["saturated"] for r in rows):
-                told.append(f"{name} saturated")
-            if dropped := sum(r["dropped"] for r in rows):
-                told.append(f"{name} dropped {dropped} arrivals")
-        return "; ".join(told)
+    def plain_ms(self, phase: str, cell: str, metric: str) -> float | None:
+        """Geometric mean over the blocks of plain, over its valid launches within each."""
+        logs = [
+            np.mean([self.taxes.samples[name, block, phase, cell][metric][0] for name in names])
+            for block in self.taxes.all_blocks
+            if (names := self.taxes.plains([], block, phase, [cell], metric))
+        ]
+        return math.exp(np.mean(logs)) if logs else None
 
     def _capacity_ratio(self, config: str) -> float | None:
         rates = self.rates["saturation_rate_rps"]
@@ -322,7 +309,8 @@ class Recomputed(Cells):
         gap = self.taxes.combination([(1.0, at_load), (-1.0, at_safe)], metric)
         if gap is None:
             lost = [*self.lost(at_safe, metric), *self.lost(at_load, metric)]
-            return {"status": worst(lost)[0]}
+            # Each rate has a launch of plain, and none has both.
+            return {"status": worst(lost)[0] if lost else "missing"}
         blocks = self.taxes.shared_blocks([config], "A", [safe, load], metric)
         taxes = [
             math.expm1(self.taxes.log_ratio(where, metric, blocks, [safe, load])[0])
@@ -332,8 +320,7 @@ class Recomputed(Cells):
             "tax_ref_safe": taxes[0], "tax_ref_load": taxes[1],
             "gap": gap.point, "gap_lo": gap.lo, "gap_hi": gap.hi, "n_blocks": gap.n_blocks,
             "interval_method": gap.method, "error_df": gap.df,
-            "mark": "; ".join(dict.fromkeys(filter(None, (self.mark(w, metric) for w in (at_safe, at_load))))),
-            "status": "valid",
+"mark": gap.mark, "status": "valid",
         }  # fmt: skip
 
 

@@ -36,7 +36,10 @@ Term = tuple[float, Where]
 
 @dataclass(frozen=True)
 class Effect:
-    """A tax or a linear combination of taxes; a tax's numbers are logarithms until `as_tax`."""
+    """A tax or a linear combination of taxes; a tax's numbers are logarithms until `as_tax`.
+
+    `behind` are the launch names of a block that the pooled error is made of.
+    """
 
     point: float
     lo: float | None
@@ -49,7 +52,8 @@ class Effect:
     variance: float = math.nan
     p_model: float = math.nan
     p_bootstrap: float = math.nan
-    left_out: tuple[str, ...] = ()
+    behind: frozenset[str] = frozenset()
+    mark: str = ""
 
     @property
     def low(self) -> float:
@@ -68,7 +72,7 @@ class Effect:
 
     def numbers(self) -> Row:
         """As hypotheses.json has an effect."""
-        names = ("point", "lo", "hi", "method", "n_blocks")
+        names = ("point", "lo", "hi", "method", "n_blocks", "mark")
         return {name: getattr(self, name) for name in names}
 
 
@@ -109,6 +113,7 @@ class Taxes:
 
     Args:
         samples: (log percentile, its resampled logs, sample size) by launch and cell, then metric.
+        loads: (saturated, dropped arrivals) of every valid cell.
         statistics: the `statistics` section of the configuration.
         blocks: number of blocks.
     """
@@ -116,10 +121,12 @@ class Taxes:
     def __init__(
         self,
         samples: Mapping[Key, Mapping[str, Sample]],
+        loads: Mapping[Key, tuple[bool, int]],
         statistics: Mapping[str, Any],
         blocks: int,
     ) -> None:
         self.samples = samples
+        self.loads = loads
         self.statistics = statistics
         self.all_blocks = range(blocks)
 
@@ -146,13 +153,36 @@ class Taxes:
     def tax(self, where: Where, metric: str) -> Effect | None:
         """The tax of a launch name in a cell; None without a block that has it."""
         found = self._effect([(1.0, where)], metric, self.confidence, as_log=True)
-        return None if found is None else found.as_tax()
+        return None if found is None else replace(found.as_tax(), mark=self.mark(where, metric))
 
     def combination(
         self, terms: Sequence[Term], metric: str, confidence: float | None = None
     ) -> Effect | None:
         """A weighted sum of taxes: of configurations in one cell, or of one over several cells."""
-        return self._effect(terms, metric, confidence or self.confidence, as_log=False)
+        found = self._effect(terms, metric, confidence or self.confidence, as_log=False)
+        if found is None:
+            return None
+        marks = [part for _, where in terms for part in self.mark(where, metric).split("; ")]
+        return replace(found, mark="; ".join(filter(None, dict.fromkeys(marks))))
+
+    def mark(self, where: Where, metric: str) -> str:
+        """Saturation and dropped arrivals of the cells that entered a tax."""
+        name, phase, cell = where
+        ours, plain = [], []
+        for block in self.shared_blocks([name], phase, [cell], metric):
+            ours.append(self.loads[name, block, phase, cell])
+            plains = self.plains([name], block, phase, [cell], metric)
+            plain += [self.loads[other, block, phase, cell] for other in plains]
+        sides = {name: ours, PLAIN: plain}
+        if configuration_of(name) == PLAIN:
+            sides = {PLAIN: ours + plain}
+        told = []
+        for side, loads in sides.items():
+            if any(saturated for saturated, _ in loads):
+                told.append(f"{side} saturated")
+            if lost := sum(dropped for _, dropped in loads):
+                told.append(f"{side} dropped {lost} arrivals")
+        return "; ".join(told)
 
     def shared_blocks(
         self, names: Sequence[str], phase: str, cells: Sequence[str], metric: str
@@ -168,7 +198,7 @@ class Taxes:
     def log_ratio(
         self, where: Where, metric: str, blocks: Sequence[int], cells: Sequence[str]
     ) -> tuple[float, Floats]:
-        """Mean over blocks of log(p_X / p_plain), and its resamples with the launches held fixed."""
+        """Mean over blocks of log(p_X / p_plain), and its resamples, launches held fixed."""
         name, phase, cell = where
         points, resamples = [], []
         for block in blocks:
@@ -254,7 +284,7 @@ class Taxes:
 
 
 def _by_model(contrast: _Contrast, point: float, confidence: float) -> Effect:
-    """The interval of the pooled error, or of the contrast's own blocks where spreads may differ."""
+    """The interval of the pooled error, or of the own blocks where spreads may differ."""
     count = len(contrast.blocks)
     s2, df = contrast.layout.pooled
     each = contrast.per_block(contrast.layout.values)
@@ -268,16 +298,17 @@ def _by_model(contrast: _Contrast, point: float, confidence: float) -> Effect:
         method = f"own blocks (df {count - 1}{reason})"
         return _interval(point, own, count - 1, own_half, method, count, own_error=True)
     found = _interval(point, pooled, df, half, f"block model (df {df})", count, own_error=False)
-    return replace(found, left_out=contrast.layout.unequal)
+    unequal = contrast.layout.unequal
+    behind = {name for name, _ in contrast.lines if configuration_of(name) not in unequal}
+    return replace(found, behind=frozenset(behind))
 
 
 def _interval(
     point: float, variance: float, df: int, half: float, method: str, count: int, *, own_error: bool
 ) -> Effect:
+    p = 1.0 if point == 0 else 0.0
     if variance > 0:
         p = t_two_sided(point / math.sqrt(variance), df)
-    else:
-        p = 1.0 if point == 0 else 0.0
     low, high = point - half, point + half
     return Effect(point, low, high, method, p, df, count, own_error, variance, p_model=p)
 
