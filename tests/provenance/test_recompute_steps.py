@@ -10,13 +10,12 @@ import pytest
 
 from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.provenance.audit_study import RawStudy
-from connector_tax.provenance.audit_tables import TABLES as DECLARED
-from connector_tax.provenance.audit_tables import compare
+from connector_tax.provenance.audit_tables import TABLES, compare
 from connector_tax.provenance.comparison import read_csv
 from connector_tax.provenance.recompute_steps import StepNumbers
 from tests.analysis.synthetic import write_synthetic_study
 
-TABLES = ("steps.csv", "step_taxes.csv", "hooks.csv", "step_cdf.csv")
+NAMES = ("steps.csv", "step_taxes.csv", "hooks.csv", "step_cdf.csv")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def problems(root: Path, numbers: StepNumbers) -> dict[str, list[str]]:
         "step_cdf.csv": numbers.curve_rows("r40"),
     }
     found = {
-        name: list(compare(read_csv(root / "analysis" / name), own, DECLARED[name]))
+        name: list(compare(read_csv(root / "analysis" / name), own, TABLES[name]))
         for name, own in rows.items()
     }
     launches = [
@@ -66,7 +65,7 @@ def problems(root: Path, numbers: StepNumbers) -> dict[str, list[str]]:
         for row in read_csv(root / "analysis" / "steps.csv")
     ]
     found["steps.csv"] = list(
-        compare(read_csv(root / "analysis" / "steps.csv"), launches, DECLARED["steps.csv"])
+        compare(read_csv(root / "analysis" / "steps.csv"), launches, TABLES["steps.csv"])
     )
     return found
 
@@ -84,7 +83,7 @@ def change_field(root: Path, name: str, column: str, value: Callable[[str], str]
 
 
 def test_an_honest_study_agrees_in_every_number(published: Path, recomputed: StepNumbers) -> None:
-    assert problems(published, recomputed) == {name: [] for name in TABLES}
+    assert problems(published, recomputed) == {name: [] for name in NAMES}
     methods = {row["method"] for row in read_csv(published / "analysis" / "step_taxes.csv")}
     assert {"block model", "own blocks", "pooled launches"} <= methods
     hooks = read_csv(published / "analysis" / "hooks.csv")

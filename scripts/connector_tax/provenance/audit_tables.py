@@ -15,6 +15,12 @@ from connector_tax.provenance.comparison import Table, differences, read_csv, te
 from connector_tax.provenance.distributions import DUNNETT_TOLERANCE
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_findings import Findings
+from connector_tax.provenance.recompute_steps import (
+    HOOK_KEYS,
+    HOOK_NUMBERS,
+    STEP_TAX_KEYS,
+    STEP_TAX_NUMBERS,
+)
 from connector_tax.provenance.recompute_tables import (
     COUNT_COLUMNS,
     STEP_COLUMNS,
@@ -56,17 +62,8 @@ TABLES = {
         (*CELL, "configuration", "status", "reason", *STEP_COLUMNS, *COUNT_COLUMNS,
          *STEP_TAXES.values()),
     ),
-    "step_taxes.csv": Declared(
-        ("config", "phase", "cell", "metric"),
-        ("config", "phase", "cell", "metric", "us", "lo_us", "hi_us", "p", "n_blocks", "method",
-         "aa_us", "aa_lo_us", "aa_hi_us", "reason"),
-    ),
-    "hooks.csv": Declared(
-        ("config", "phase", "cell", "process", "child", "hook"),
-        ("config", "phase", "cell", "process", "child", "hook", "p50_us", "p50_lo_us", "p50_hi_us",
-         "p50_method", "mean_us", "mean_lo_us", "mean_hi_us", "mean_method", "share", "share_lo",
-         "share_hi", "share_method", "empty_us", "n_steps", "n_ran", "n_launches"),
-    ),
+    "step_taxes.csv": Declared(STEP_TAX_KEYS, (*STEP_TAX_KEYS, *STEP_TAX_NUMBERS, "reason")),
+    "hooks.csv": Declared(HOOK_KEYS, (*HOOK_KEYS, *HOOK_NUMBERS)),
     "step_cdf.csv": Declared(
         ("config", "cdf"), ("config", "step_duration_us", "engine_step_us", "cdf")
     ),
