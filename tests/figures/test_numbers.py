@@ -44,7 +44,7 @@ def test_rate_figures_plot_the_pooled_value_of_every_cell(
 ) -> None:
     study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), name)
     pooled = study.pooled("A")
-    assert len(rows) == len(pooled) == 9 * 7
+    assert len(rows) == len(pooled) == 8 * 7
     for row in rows:
         cell = pooled[row["config"], f"r{row['rate_rps']:g}"]
         assert row["value"] == getattr(cell, field)

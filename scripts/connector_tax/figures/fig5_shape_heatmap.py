@@ -134,14 +134,14 @@ def draw(study: Study) -> Picture:
     cell_height = min(0.3, 0.9 / len(inputs))
     height = cell_height * len(inputs)
     figure = style.new_figure(
-        study, style.PAGE_IN, lines * (height + 0.36) + 0.72, bars.sample_note(rows)
+        study, style.PAGE_IN, lines * (height + 0.36) + 0.82, bars.sample_note(rows)
     )
     left, gap = 0.62, 0.42
     width = (style.PAGE_IN - left - 0.1 - (PER_ROW - 1) * gap) / PER_ROW
     records: list[dict[str, object]] = []
     for index, item in enumerate(shown):
         line, column = divmod(index, PER_ROW)
-        bottom = 0.66 + (lines - 1 - line) * (height + 0.36) + 0.1
+        bottom = 0.76 + (lines - 1 - line) * (height + 0.36) + 0.1
         axes = style.axes_in(figure, left + column * (width + gap), bottom, width, height)
         _map(axes, by_config[item.id], inputs, outputs, scale)
         title = "A/A: plain again" if item.id == study.aa else item.label
@@ -156,7 +156,7 @@ def draw(study: Study) -> Picture:
     _scale_bar(figure, scale, 0.32)
     figure.text(
         0.06 / style.PAGE_IN, 0.19 / figure.get_figheight(),
-        f"{_circle_note(rows)}{_overload_note(rows)}; hatched: no number\n"
+        f"{_overload_note(rows)}{_circle_note(rows)}; hatched: no number\n"
         f"{bars.family_text(rows)} at ref_safe, {study.reference['ref_safe']:g} req/s. "
         f"{_aa_note(by_config.get(study.aa or '', {}))}",
         fontsize=5.5, va="bottom", linespacing=1.3,
@@ -170,7 +170,7 @@ def _circle_note(rows: list[TaxRow]) -> str:
 
 
 def _overload_note(rows: list[TaxRow]) -> str:
-    return "; ▽ saturated or dropped arrivals: no verdict" if bars.marked(rows) else ""
+    return "▽ saturated or dropped arrivals: no verdict\n" if bars.marked(rows) else ""
 
 
 def _aa_note(rows: dict[tuple[int, int], TaxRow]) -> str:

@@ -141,9 +141,9 @@ def draw(study: Study) -> Picture:
     ]  # fmt: skip
     if bars.marked(rows):
         handles.append(bars.overload_handle())
-    height = figure.get_figheight()
+    height, columns = figure.get_figheight(), 2 if len(handles) > 3 else 3
     figure.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 0.27 / height), ncols=3,
+        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 0.27 / height), ncols=columns,
         frameon=False, fontsize=5.5, handlelength=1.4, columnspacing=1.2, borderaxespad=0.1,
     )  # fmt: skip
     note = f"{bars.interval_text(rows)}; {bars.family_text(rows)}"
