@@ -124,20 +124,6 @@ class AmplificationRow:
 
 
 @dataclass(frozen=True)
-class StepRow:
-    """The step taxes of one (configuration, block, phase, cell) of analysis/steps.csv, in µs."""
-
-    config: str
-    block: str
-    phase: str
-    cell: str
-    tax_step_p50: float | None
-    tax_engine_step_p50: float | None
-    tax_callback_p50: float | None
-    unattributed: float | None
-
-
-@dataclass(frozen=True)
 class StepTaxRow:
     """One step tax of analysis/step_taxes.csv, in µs, with the A/A comparison of plain."""
 
@@ -241,7 +227,6 @@ Row = TypeVar(
     AggregateRow,
     TaxRow,
     AmplificationRow,
-    StepRow,
     StepTaxRow,
     HookRow,
     StepPoint,
@@ -377,10 +362,6 @@ class Study:
     @cached_property
     def amplification(self) -> list[AmplificationRow]:
         return read_table(self.root / "analysis" / "amplification.csv", AmplificationRow)
-
-    @cached_property
-    def steps(self) -> list[StepRow]:
-        return read_table(self.root / "analysis" / "steps.csv", StepRow)
 
     @cached_property
     def step_taxes(self) -> list[StepTaxRow]:
