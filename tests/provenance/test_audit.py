@@ -596,7 +596,7 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
         relabelled, "label", "emulated is False, the engine is 'embedded'"),
     "environment.json": (
         json_value("environment.json", "gpu", value=["H20"]),
-        "environment", r"'gpu: \[.H20.\]' is not in env.txt"),
+        "environment", r"gpu: \[.H20.\]. is not in env.txt"),
     "a line more in environment.json": (
         add_key("environment.json", "gpu_driver", "550.1"),
         "environment", "'gpu_driver: 550.1' is not in env.txt"),

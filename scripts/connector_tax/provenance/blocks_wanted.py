@@ -56,6 +56,5 @@ def _adjusted(found: Effect, t: float, df: int, family: Sequence[Compared], plai
     if found.own_error or not family:
         return sidak(p, max(count, 1))
     pooled = sum(not member.effect.own_error for member in family)
-    shared = np.full((pooled, 1), 1 / math.sqrt(plains))
-    among = largest_above(t, np.ones(pooled), shared, df)
+    among = largest_above(t, np.full(pooled, 1 / (1 + plains)), df)
     return 1 - (1 - among) * (1 - p) ** (count - pooled)

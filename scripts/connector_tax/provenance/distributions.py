@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-SCALES = 32
-# Step of the trapezoid rule in 1, 2, ... shared directions; more than six are not needed.
-STEPS = (0.1, 0.25, 0.6, 0.8, 1.0, 1.1)
-REACH = 5.2
-# Compared with scipy's multivariate t over random layouts of up to 8 contrasts and 6 blocks.
-DUNNETT_TOLERANCE = 3e-4
+SCALES = 48
 
 
 @lru_cache(maxsize=4096)
@@ -119,43 +114,25 @@ def _scales(freedom: int) -> list[tuple[float, float]]:
     return list(zip(np.exp(log_s).tolist(), (weight / weight.sum()).tolist(), strict=True))
 
 
-@lru_cache(maxsize=8)
-def _normal_points(dimensions: int) -> tuple[Floats, Floats]:
-    """Points within REACH of the origin, shape (points, dimensions), with normal weights."""
-    step = STEPS[dimensions - 1]
-    axis = np.arange(-math.floor(REACH / step), math.floor(REACH / step) + 1) * step
-    points = axis[:, None]
-    for _ in range(dimensions - 1):
-        both = (np.repeat(points, len(axis), axis=0), np.tile(axis, len(points))[:, None])
-        points = np.hstack(both)
-        points = points[(points**2).sum(axis=1) < REACH**2]
-    weights = np.exp(-(points**2).sum(axis=1) / 2)
-    return np.asarray(points), np.asarray(weights / weights.sum())
+def largest_above(t: float, shares: Floats, freedom: int) -> float:
+    """P(max |T_i| > |t|) for k contrasts with one baseline, by the trapezoid rule.
 
-
-def largest_above(t: float, own: Floats, shared: Floats, freedom: int) -> float:
-    """P(max |T_i| > |t|) for k contrasts that share launches, by the trapezoid rule.
-
-    T_i = (a_i Z_i + sum over j of shared_ij U_j) / S with independent standard normal Z and U:
-    given the shared launches the contrasts are independent, whatever their correlations.
+    T_i = (sqrt(1 - c_i) Z_i + sqrt(c_i) U) / S with independent standard normal Z and U, and S the
+    common error: given U and S the contrasts are independent.
 
     Args:
         t: the observed ratio of a contrast to its standard error.
-        own: sum of the squared weights of the launches only contrast i has, shape (k,).
-        shared: weights of the launches several contrasts have, shape (k, launches).
+        shares: the baseline's share c of the variance of each contrast, shape (k,).
         freedom: degrees of freedom of the common error.
     """
-    length = np.sqrt(own + (shared**2).sum(axis=1))
-    left, sizes, _ = np.linalg.svd(shared / length[:, None], full_matrices=False)
-    loadings = (left * sizes)[:, sizes > 1e-9][:, : len(STEPS)]
-    rest = np.sqrt(1 - (loadings**2).sum(axis=1))
-    points, weights = _normal_points(loadings.shape[1])
+    u = np.arange(-60, 61) / 10
+    weights = np.exp(-(u**2) / 2)
+    centre, rest = u[:, None] * np.sqrt(shares), np.sqrt(1 - shares)
     grid, normal = _normal_table()
-    centre = points @ loadings.T
     found = 0.0
-    for scale, share in _scales(freedom):
+    for scale, weight in _scales(freedom):
         upper = np.interp((abs(t) * scale - centre) / rest, grid, normal)
         lower = np.interp((-abs(t) * scale - centre) / rest, grid, normal)
         inside = np.maximum(upper - lower, 0.0).prod(axis=1)
-        found += share * float(weights @ (1 - inside))
+        found += weight * float(weights @ (1 - inside)) / float(weights.sum())
     return found

@@ -337,6 +337,12 @@ class Compared:
     effect: Effect
     plains: Mapping[int, int]  # block -> launches of plain
 
+    @property
+    def baseline_share(self) -> float:
+        """The part of the variance of the tax that plain's launches have."""
+        plain = sum(1 / launches for launches in self.plains.values()) / len(self.plains)
+        return plain / (1 + plain)
+
 
 def adjusted(family: Sequence[Compared]) -> list[float]:
     """The p-values of one cell and metric, adjusted for their number.
@@ -345,20 +351,13 @@ def adjusted(family: Sequence[Compared]) -> list[float]:
     independent of these and of each other, as the within-launch bootstrap's p-values do.
     """
     pooled = [member for member in family if not member.effect.own_error]
-    blocks = sorted({block for member in pooled for block in member.plains})
-    own = np.array([1 / len(member.plains) for member in pooled])
-    shared = np.array(
-        [
-            [1 / (len(m.plains) * math.sqrt(m.plains[b])) if b in m.plains else 0.0 for b in blocks]
-            for m in pooled
-        ]
-    )
+    shares = tuple(member.baseline_share for member in pooled)
     found = []
     for member in family:
         effect = member.effect
         by_model = sidak(effect.p_model, len(family))
         if not effect.own_error and effect.df is not None:
-            among = _dunnett(effect.p_model, own.tobytes(), shared.tobytes(), effect.df)
+            among = _dunnett(effect.p_model, shares, effect.df)
             by_model = 1 - (1 - among) * (1 - effect.p_model) ** (len(family) - len(pooled))
         found.append(max(by_model, sidak(effect.p_bootstrap, len(family))))
     return found
@@ -370,12 +369,8 @@ def sidak(p: float, count: int) -> float:
 
 
 @lru_cache(maxsize=65536)
-def _dunnett(p: float, own: bytes, shared: bytes, df: int) -> float:
-    if p <= 0 or p >= 1:
-        return p
-    weights = np.frombuffer(own)
-    columns = np.frombuffer(shared).reshape(len(weights), -1)
-    return largest_above(t_quantile(1 - p, df), weights, columns, df)
+def _dunnett(p: float, shares: tuple[float, ...], df: int) -> float:
+    return p if p <= 0 or p >= 1 else largest_above(t_quantile(1 - p, df), np.array(shares), df)
 
 
 def verdict(tax: Effect, p_adjusted: float | None, margin: float, confidence: float) -> str:
