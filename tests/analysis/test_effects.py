@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from connector_tax.analysis.block_model import POOLED, Estimate
+from connector_tax.analysis.block_model import POOLED, Estimate, dunnett_p
 from connector_tax.analysis.blocks_needed import blocks_needed, with_blocks
 from connector_tax.analysis.effects import Effect, Interval, TaxTable, WeightedTax
 from connector_tax.analysis.ingest import CellKey, Study
@@ -28,10 +28,10 @@ WHERE = ("A", "r1", "ttft_p90")
 
 
 def requests_of(ttft_ms: np.ndarray) -> Requests:
-    """Requests evenly spaced over a minute with the given TTFT."""
+    """Requests of one output token, evenly spaced over a minute, with the given TTFT."""
     n = len(ttft_ms)
     at_s = np.arange(n) * 60 / n
-    return Requests(ttft_ms, ttft_ms, ttft_ms / 10, 2 * ttft_ms, at_s, 60.0, n, 0, 0)
+    return Requests(ttft_ms, ttft_ms, np.empty(0), 2 * ttft_ms, at_s, 60.0, n, 0, 0)
 
 
 def table_of(
@@ -171,7 +171,10 @@ def test_coverage_over_many_studies(blocks: int, launch_sigma: float) -> None:
     for seed in range(studies):
         tax = taxed(simulated(blocks, seed, taxes, launch_sigma), "x")
         covered += tax.lo <= 0.2 <= tax.hi
-    assert 0.93 <= covered / studies <= 0.98
+    # Where requests alone make the noise (0.024 of a launch's p90), block model and bootstrap
+    # estimate the same spread, and the wider of the two covers more than either.
+    most = 0.98 if launch_sigma > 0.024 else 0.995
+    assert 0.93 <= covered / studies <= most
 
 
 def test_a_combination_cancels_what_its_terms_share() -> None:
@@ -203,7 +206,7 @@ def test_combinations_cover_their_truth(across: str) -> None:
 
 
 def test_a_combination_over_cells_uses_the_launches_that_have_them_all() -> None:
-    table = simulated(3, 2, {"x": 0.3, "y": 0.1}, 0.02, ("r1", "r2"))
+    table = simulated(3, 3, {"x": 0.3, "y": 0.1, "z": 0.0}, 0.02, ("r1", "r2"))
     terms = [WeightedTax(w, "x", "A", cell, "ttft_p90") for w, cell in ((1, "r2"), (-1, "r1"))]
     whole = table.combination(terms)
     samples = dict(table._samples)
@@ -290,8 +293,6 @@ def test_the_blocks_needed_are_the_first_that_decide() -> None:
     assert needed is not None
 
     def decided(blocks: int) -> bool:
-        from connector_tax.analysis.block_model import dunnett_p
-
         later = with_blocks(effect, blocks)
         half = later.half_width(0.95)
         assert half is not None
