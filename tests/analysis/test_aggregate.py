@@ -188,7 +188,8 @@ def test_the_columns_of_the_tax_table(crisp: Path) -> None:
         "config phase cell rate_rps reference input_tokens output_tokens metric family tax tax_lo"
         " tax_hi abs_ms abs_lo_ms abs_hi_ms plain_ms config_ms n_blocks n_config n_plain"
         " interval_method error_df verdict p_value p_adjusted blocks_needed margin aa_tax aa_lo"
-        " aa_hi mark capacity_ratio step_tax_us engine_step_tax_us callback_us unattributed_us"
+        " aa_hi tax_all tax_all_lo tax_all_hi mark capacity_ratio step_tax_us engine_step_tax_us"
+        " callback_us unattributed_us"
         " status reason"
     )
 
