@@ -1,11 +1,10 @@
-"""Claims about the raw records: hashes, files, invariants, schedules, counters, validity.
+"""Claims about the raw records: hashes, files, invariants, counters, validity.
 
 A cell is valid, or it is void with a reason (docs/method.md). Nothing here is shared with
 connector_tax.analysis or with the load generator.
 """
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,15 +12,12 @@ import numpy as np
 
 from connector_tax.provenance.audit_design import check_design, skipped_rate
 from connector_tax.provenance.audit_machine import machine_checks
+from connector_tax.provenance.audit_schedule import check_prompts, schedule, window
 from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import differences
-from connector_tax.provenance.distributions import binomial_ranks
 from connector_tax.provenance.recompute import (
-    Measured,
     Row,
-    arrival_offsets_ns,
-    prompts_sha256,
 )
 from connector_tax.study_file import PLAIN
 
@@ -31,7 +27,6 @@ FAILED = ("error", "timeout", "cancelled")
 ENDED = ("ok", *FAILED)
 STATUSES = (*ENDED, "dropped")
 LATER_CHECKS = {"loop_lag_max_ms", "silent_workers", "unopened_connections", "unstamped_reads"}
-COOLDOWN_ENDS = ("answered", "drain", "schedule", "interrupted")
 ORDER = ("issue", "worker", "conn", "send", "headers", "first_token", "last_token", "done")
 COUNTERS = {
     "success": "vllm:request_success_total",
@@ -53,7 +48,7 @@ def check_records(study: RawStudy, ledger: Ledger) -> None:
             ledger.check("skip", cell.name, skipped_rate(study, cell), str(cell.reason))
         elif cell.status != "skipped":
             ledger.fail("missing", cell.name, f"{cell.status}: {cell.reason}")
-    _check_prompts(study, ledger)
+    check_prompts(study, ledger)
     ledger.check("arrivals", "all configurations", _same_arrivals(study), "the same for all")
     ledger.check("request ids", "whole study", _ids(study), "none stands twice")
 
@@ -61,8 +56,8 @@ def check_records(study: RawStudy, ledger: Ledger) -> None:
 def _check_cell(study: RawStudy, cell: RawCell, ledger: Ledger) -> None:
     ledger.check("hashes", cell.name, _hashes(study, cell))
     ledger.check("records", cell.name, _records(cell))
-    ledger.check("schedule", cell.name, _schedule(study, cell))
-    ledger.check("window", cell.name, _window(study, cell))
+    ledger.check("schedule", cell.name, schedule(study, cell))
+    ledger.check("window", cell.name, window(study, cell))
     ledger.check("counters", cell.name, _counters(cell))
     ledger.check("validity", cell.name, _validity(study, cell))
     ledger.check("steps", cell.name, _steps(study, cell))
@@ -137,11 +132,6 @@ def _measured(cell: RawCell) -> list[Row]:
     return [r for r in cell.requests if start <= r["t_intended_ns"] < stop]
 
 
-def _arrivals_end_ns(window: Mapping[str, Any]) -> int:
-    """Cells recorded before there was a cool-down sent nothing after their window."""
-    return int(window.get("t_cooldown_end_ns", window["t_stop_ns"]))
-
-
 def _stamps(r: Row, window: Mapping[str, Any]) -> Iterator[str]:
     where = f"seq {r['seq']}"
     names = [name for name in ORDER if r[f"t_{name}_ns"] is not None]
@@ -164,152 +154,6 @@ def _stamps(r: Row, window: Mapping[str, Any]) -> Iterator[str]:
         ends = (r["t_first_token_ns"], r["t_last_token_ns"])
         if times != sorted(times) or (times[0], times[-1]) != ends:
             yield f"{where}: reads do not run from the first token to the last"
-
-
-def _schedule(study: RawStudy, cell: RawCell) -> Iterator[str]:
-    schedule, window, arrivals = (
-        cell.record["schedule"],
-        cell.record["window"],
-        study.config["arrivals"],
-    )
-    launch = cell.launch
-    name = f"{study.document['seed']}/arrivals/block{launch.block}/{launch.phase}/{cell.cell}"
-    if schedule["seed"] != name:
-        yield f"seed is {schedule['seed']!r}, the documented name is {name!r}"
-    if schedule["kind"] != arrivals["process"]:
-        yield f"kind is {schedule['kind']!r}, the design says {arrivals['process']!r}"
-    rate = cell.planned["rate_rps"]
-    if rate is None:
-        rate = study.rates["ref_safe" if launch.phase == "B" else "ref_load"]
-    if schedule["rate_rps"] != rate:
-        yield f"rate is {schedule['rate_rps']} req/s, it must be {rate}"
-    rule = study.document["config"]["cell"]
-    longest_s = rule["warmup_s"] + rule["cap_s"]
-    # Also keeps a forged stamp from asking for a schedule without end.
-    ends = (
-        ("the window ends", window["t_stop_ns"], longest_s),
-        ("arrivals end", _arrivals_end_ns(window), longest_s + rule["drain_s"]),
-    )
-    for what, end_ns, most_s in ends:
-        end_s = (end_ns - window["t_origin_ns"]) / 1e9
-        if not 0 < end_s <= most_s + 1e-9:
-            yield f"{what} {end_s:g} s after the origin, allowed: up to {most_s:g} s"
-            return
-    until = _arrivals_end_ns(window) - window["t_origin_ns"]
-    due = arrival_offsets_ns(arrivals["process"], rate, until, name, arrivals["gamma_shape"])
-    found = [r["t_intended_ns"] - window["t_origin_ns"] for r in cell.requests]
-    if schedule["n"] != len(due):
-        yield f"n is {schedule['n']}, the seed gives {len(due)} arrivals before their end"
-    if len(found) != len(due):
-        yield f"{len(found)} requests, the seed gives {len(due)}"
-    # A stamp is a rounded float; two ways of rounding may differ by a nanosecond.
-    wrong = [k for k, (a, b) in enumerate(zip(found, due, strict=False)) if abs(a - b) > 1]
-    if wrong:
-        yield f"{len(wrong)} arrivals are not the seed's, first: seq {wrong[0]}"
-
-
-def _check_prompts(study: RawStudy, ledger: Ledger) -> None:
-    """One claim for each cell, and one for all the cells without a hash of their prompts."""
-    without: list[str] = []
-    for cell in study.cells:
-        if not cell.measured:
-            continue
-        with ledger.guarded("prompts", cell.name):
-            if "prompts_sha256" in cell.record:
-                ledger.check("prompts", cell.name, _prompts(study, cell), "drawn again, the same")
-            else:
-                without.append(cell.name)
-    if without:
-        reason = (
-            f"{len(without)} cell files, first {without[0]}, hold no prompts_sha256: "
-            "recorded before cells kept it"
-        )
-        ledger.not_checkable("prompts", "whole study", reason)
-
-
-def _prompts(study: RawStudy, cell: RawCell) -> Iterator[str]:
-    """Request ids name the stream their bodies are drawn from; drawn again, these hash the same."""
-    ids = [r["request_id"] for r in cell.requests]
-    stream = ids[0].rpartition("/")[0] if ids else ""
-    found = re.fullmatch(re.escape(cell.name) + r"/attempt(\d+)", stream)
-    if found is None or int(found[1]) // 10 != cell.record["attempt"]:
-        attempt = f"{cell.name}/attempt{cell.record['attempt']}"
-        yield f"request ids begin with {stream!r}, not with {attempt!r} and one more digit"
-    wrong = [k for k, name in enumerate(ids) if name != f"{stream}/{k}"]
-    if wrong:
-        yield f"{len(wrong)} request ids are not {stream}/<seq>, first: {ids[wrong[0]]!r}"
-    engine = study.config["engine"]
-    if engine["kind"] == "embedded":
-        served = engine["definition_content"]["model"]
-        model, vocab_size = served["served_name"], served["vocab_size"]
-    else:
-        model, vocab_size = engine["served_model_name"], engine["vocab_size"]
-    digest = prompts_sha256(
-        model=model,
-        vocab_size=vocab_size,
-        shape=(cell.planned["input_tokens"], cell.planned["output_tokens"]),
-        count=len(ids),
-        seed=f"{study.document['seed']}/content/{stream}",
-    )
-    if cell.record["prompts_sha256"] != digest:
-        yield f"prompts_sha256 is not that of the {len(ids)} requests the seed gives"
-
-
-def _window(study: RawStudy, cell: RawCell) -> Iterator[str]:
-    window, rule = cell.record["window"], study.config["cell"]
-    stamps = [window[f"t_{name}_ns"] for name in ("origin", "warmup_end", "stop", "drained")]
-    # The last request may be done before the window closes: no order between stop and drained.
-    if not stamps[0] <= stamps[1] < stamps[2] or stamps[3] < stamps[0]:
-        yield "origin <= warm-up end < stop does not hold, or drained is before the origin"
-    if _arrivals_end_ns(window) < stamps[2]:
-        yield "arrivals end before the window"
-    yield from _cooldown(cell)
-    if abs(stamps[1] - stamps[0] - rule["warmup_s"] * 1e9) > 1:
-        yield f"the warm-up lasts {(stamps[1] - stamps[0]) / 1e9} s, not {rule['warmup_s']} s"
-    length, whole = (stamps[2] - stamps[1]) / 1e9, cell.status == "valid"
-    if whole and not rule["floor_s"] - 1e-6 <= length <= rule["cap_s"] + 1e-6:
-        yield f"the window lasts {length} s, allowed {rule['floor_s']} to {rule['cap_s']} s"
-    if "quiet" in study.config:
-        said = cell.record["quiet"]["rule"]
-        yield from differences(said, {name: study.config["quiet"][name] for name in said}, "rule")
-    precision = study.config.get("precision", {"enabled": False})
-    floor = precision["min_completed_floor"] if precision["enabled"] else rule["min_completed"]
-    early = whole and length < rule["cap_s"] - 1e-6
-    if early and cell.record["counts"]["measured_ok"] < floor:
-        yield f"stopped before the cap with fewer than {floor} completed"
-    if precision["enabled"]:
-        yield from _precision(cell, precision, floor, early)
-
-
-def _cooldown(cell: RawCell) -> Iterator[str]:
-    """Arrivals go on until the measured requests are answered, or the cell says what ended them."""
-    if "cooldown" not in cell.record:
-        return
-    said, window = cell.record["cooldown"], cell.record["window"]
-    later = sum(r["t_intended_ns"] >= window["t_stop_ns"] for r in cell.requests)
-    if said["requests"] != later:
-        yield f"cooldown.requests is {said['requests']}, the records give {later}"
-    if said["ended_by"] not in COOLDOWN_ENDS:
-        yield f"cooldown.ended_by is {said['ended_by']!r}, allowed: {', '.join(COOLDOWN_ENDS)}"
-
-
-def _precision(cell: RawCell, settings: Row, floor: int, early: bool) -> Iterator[str]:
-    """What the cell says of its own precision, from its requests."""
-    said, measured = cell.record["precision"], Measured(cell.requests, cell.record["window"])
-    found: Row = {"n": measured.n, "ttft_p90": None, "tpot_p90": None}
-    low, high = binomial_ranks(measured.n, 90, 0.95)
-    if low is not None and high is not None:
-        for name, values in (("ttft_p90", measured.ttft), ("tpot_p90", measured.tpot)):
-            ordered, p90 = np.sort(values), float(np.percentile(values, 90))
-            if p90 > 0:
-                found[name] = float(ordered[high - 1] - ordered[low - 1]) / (2 * p90)
-    yield from differences(said["achieved"], found, "precision.achieved")
-    if early and said["stopped_by"] != "target":
-        yield f"stopped before the cap by {said['stopped_by']!r}, a valid cell only by the target"
-    if said["stopped_by"] == "target":
-        seen, target = said["at_stop"], settings["target_relative_half_width"]
-        if seen["n"] < floor or max(seen["ttft_p90"], seen["tpot_p90"]) > target:
-            yield f"stopped by the target with {seen}, wanted {floor} successes within {target}"
 
 
 # ---- counters, validity, steps
