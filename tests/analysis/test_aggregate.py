@@ -1,12 +1,9 @@
 """The whole way from raw files to tables: known answers, and what must never feed a number."""
 
-import csv
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,36 +14,7 @@ from connector_tax.analysis.reference import main as reference
 from connector_tax.files import ArtifactError, sha256_file
 from tests.analysis.conftest import FAIL_REASON, SKIP_REASON, VOID_REASON
 from tests.analysis.synthetic import TAXES, write_synthetic_study
-
-FILES = (
-    "aggregate.csv",
-    "aggregate.json",
-    "amplification.csv",
-    "hooks.csv",
-    "hypotheses.json",
-    "step_cdf.csv",
-    "step_taxes.csv",
-    "steps.csv",
-    "taxes.csv",
-)
-
-
-def table(root: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a CSV under analysis/."""
-    with (root / "analysis" / name).open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
-def select(rows: list[dict[str, str]], **where: str) -> list[dict[str, str]]:
-    """The rows with the given values."""
-    return [row for row in rows if all(row[k] == v for k, v in where.items())]
-
-
-def one(rows: list[dict[str, str]], **where: str) -> dict[str, str]:
-    """The only row with the given values."""
-    found = select(rows, **where)
-    assert len(found) == 1, (where, len(found))
-    return found[0]
+from tests.analysis.tables import FILES, edit, one, select, table
 
 
 def test_taxes_are_recovered_within_their_intervals(crisp: Path) -> None:
@@ -60,14 +28,6 @@ def test_taxes_are_recovered_within_their_intervals(crisp: Path) -> None:
         assert row["verdict"] == "TAX"
         assert row["n_blocks"] == "5"
     assert covered >= 6
-
-
-def test_the_last_plain_shows_no_tax_and_stands_beside_every_tax(crisp: Path) -> None:
-    rows = table(crisp, "taxes.csv")
-    noise = one(rows, config="plain_2", reference="ref_safe", phase="A", metric="tpot_p90")
-    assert noise["verdict"] == "NO TAX"
-    other = one(rows, config="nixl_both", reference="ref_safe", phase="A", metric="tpot_p90")
-    assert (other["aa_tax"], other["aa_lo"]) == (noise["tax"], noise["tax_lo"])
 
 
 def test_absolute_difference_and_ratio_agree(crisp: Path) -> None:
@@ -161,91 +121,6 @@ def test_lost_cells_keep_their_reason_and_feed_nothing(damaged: Path) -> None:
     assert FAIL_REASON in lost["reason"]
 
 
-def test_one_block_gives_numbers_without_intervals_or_verdicts(damaged: Path) -> None:
-    valid = select(table(damaged, "taxes.csv"), status="valid")
-    assert {row["verdict"] for row in valid} == {
-        "point estimate, no verdict",
-        "no verdict (marked)",
-    }
-    assert {row["interval_method"] for row in valid} == {"one launch; launches not included"}
-    empty = ("tax_lo", "tax_hi", "abs_lo_ms", "abs_hi_ms", "p_value", "p_adjusted", "error_df")
-    assert {row[name] for row in valid for name in empty} == {""}
-    gaps = select(table(damaged, "amplification.csv"), status="valid")
-    assert {row["gap_lo"] for row in gaps} == {""}
-
-
-def test_a_lost_launch_of_plain_leaves_the_other_as_baseline_and_no_aa(damaged: Path) -> None:
-    rows = table(damaged, "taxes.csv")
-    row = one(rows, config="mooncake_both", phase="B", cell="128x64", metric="ttft_p90")
-    assert (row["status"], row["aa_tax"]) == ("valid", "")
-    noise = one(rows, config="plain_2", phase="B", cell="128x64", metric="ttft_p90")
-    assert (noise["status"], noise["reason"]) == ("void", f"block 0: {VOID_REASON}")
-
-
-def test_the_columns_of_the_tax_table(crisp: Path) -> None:
-    text = (crisp / "analysis" / "taxes.csv").read_text()
-    assert text.splitlines()[0].replace(",", " ") == (
-        "config phase cell rate_rps reference input_tokens output_tokens metric family tax tax_lo"
-        " tax_hi abs_ms abs_lo_ms abs_hi_ms plain_ms config_ms n_blocks n_config n_plain"
-        " interval_method error_df verdict p_value p_adjusted blocks_needed margin aa_tax aa_lo"
-        " aa_hi tax_all tax_all_lo tax_all_hi mark capacity_ratio step_tax_us engine_step_tax_us"
-        " callback_us unattributed_us"
-        " status reason"
-    )
-
-
-def test_the_confirmatory_family_is_phase_a_at_the_rates_named_beforehand(
-    crisp: Path, tmp_path: Path
-) -> None:
-    def confirmatory(root: Path) -> set[tuple[str, str]]:
-        rows = select(table(root, "taxes.csv"), family="confirmatory")
-        return {(row["phase"], row["cell"]) for row in rows}
-
-    assert confirmatory(crisp) == {("A", "r40"), ("A", "r80")}
-    study = write_synthetic_study(
-        tmp_path / "x", steps_per_cell=10, config={"statistics": {"confirmatory": ["ref_load"]}}
-    )
-    assert aggregate(["--study", str(study)]) == 0
-    assert confirmatory(study.parent) == {("A", "r80")}
-
-
-def test_a_saturated_configuration_is_marked_and_leaves_the_family(crisp: Path) -> None:
-    rows = table(crisp, "taxes.csv")
-    where = {"phase": "A", "cell": "r80", "metric": "tpot_p90"}
-    marked = one(rows, config="mooncake_both", **where)
-    assert marked["mark"] == "mooncake_both saturated"
-    assert (marked["verdict"], marked["p_adjusted"]) == ("no verdict (marked)", "")
-    assert marked["tax_lo"] != "" != marked["p_value"]
-    clean = one(rows, config="noop_connector", **where)
-    assert (clean["mark"], clean["verdict"]) == ("", "TAX")
-    everyone = select(rows, phase="A", cell="r160", metric="ttft_p90")
-    assert {row["verdict"] for row in everyone} == {"no verdict (marked)"}
-    gap = one(table(crisp, "amplification.csv"), config="mooncake_both", metric="ttft_p90")
-    assert gap["mark"] == "mooncake_both saturated"
-
-
-def test_plains_pooled_row_is_over_all_of_its_launches(crisp: Path) -> None:
-    rows = table(crisp, "aggregate.csv")
-    launches = [
-        row
-        for name in ("plain", "plain_2")
-        for row in select(rows, config=name, phase="A", cell="r40")
-        if row["block"] != "all"
-    ]
-    assert len(launches) == 10
-    logs = np.log([float(row["ttft_p90_ms"]) for row in launches]).reshape(2, 5).mean(axis=0)
-    pooled = one(rows, configuration="plain", phase="A", cell="r40", block="all")
-    assert pooled["config"] == "plain"
-    assert float(pooled["ttft_p90_ms"]) == pytest.approx(np.exp(logs.mean()))
-    half = 2.776445 * logs.std(ddof=1) / np.sqrt(5)
-    assert float(pooled["ttft_p90_hi_ms"]) == pytest.approx(np.exp(logs.mean() + half))
-    assert pooled["n"] == str(10 * 120)
-    tax = one(
-        table(crisp, "taxes.csv"), config="nixl_both", phase="A", cell="r40", metric="ttft_p90"
-    )
-    assert float(tax["plain_ms"]) == pytest.approx(float(pooled["ttft_p90_ms"]))
-
-
 def test_without_step_timing_step_columns_are_empty_with_the_reason(damaged: Path) -> None:
     rows = select(table(damaged, "steps.csv"), status="valid")
     assert rows
@@ -301,47 +176,6 @@ def test_same_input_same_bytes(damaged: Path, tmp_path: Path) -> None:
         assert (copy / "analysis" / name).read_bytes() == (damaged / "analysis" / name).read_bytes()
 
 
-def test_an_archived_study_with_a_closing_plain_gives_the_same_numbers(
-    small: Path, tmp_path: Path
-) -> None:
-    old = tmp_path / "old"
-    shutil.copytree(small, old)
-    for launch in (old / "runs").glob("plain_2/*/*"):
-        text = (launch / "index.json").read_text()
-        for record in launch.glob("*/cell_*.json"):
-            before = sha256_file(record)
-            record.write_text(record.read_text().replace("plain_2", "plain_last"))
-            text = text.replace(before, sha256_file(record))
-        (launch / "index.json").write_text(text.replace("plain_2", "plain_last"))
-    (old / "runs" / "plain_2").rename(old / "runs" / "plain_last")
-
-    def as_it_was(study: dict[str, Any]) -> None:
-        config = study["config"]
-        assert config.pop("plain_launches") == 2
-        config["closing_plain"] = True
-        del config["statistics"]["confirmatory"]
-        config["statistics"]["margin"] = config["statistics"].pop("margins")["ttft_p90"]
-        for entry in (entry for order in study["run_order"].values() for entry in order):
-            entry["config"] = entry["config"].replace("plain_2", "plain_last")
-
-    edit(old / "study.json", as_it_was)
-    for root in (small, old):
-        assert reference(["--study", str(root / "study.json")]) == 0
-        assert aggregate(["--study", str(root / "study.json")]) == 0
-    for name in FILES:
-        then = (old / "analysis" / name).read_text().replace("plain_last", "plain_2")
-        assert then == (small / "analysis" / name).read_text()
-
-
-def test_plain_launched_once_has_taxes_and_no_aa(tmp_path: Path) -> None:
-    study = write_synthetic_study(tmp_path / "x", steps_per_cell=10, plain_launches=1, blocks=2)
-    assert aggregate(["--study", str(study)]) == 0
-    rows = table(study.parent, "taxes.csv")
-    assert {row["config"] for row in rows} == set(TAXES)
-    assert {row["aa_tax"] for row in rows} == {""}
-    assert all(row["tax_lo"] != "" for row in rows)
-
-
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A small study of its own for a test that damages it."""
@@ -354,13 +188,6 @@ def flip(path: Path) -> None:
     position = max(i for i, byte in enumerate(data) if chr(byte).isdigit())
     data[position] = ord("1") if data[position] != ord("1") else ord("2")
     path.write_bytes(data)
-
-
-def edit(path: Path, change: Callable[[Any], None]) -> None:
-    """Change a JSON file."""
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
 
 
 def refused(root: Path, capsys: pytest.CaptureFixture[str]) -> str:

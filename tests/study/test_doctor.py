@@ -156,4 +156,4 @@ def test_the_duration_and_the_artifacts_grow_with_the_blocks(
     write_json(tmp_path / "study.json", one)
     doctor.main(["--study", str(tmp_path / "study.json")])
     # The design expects 4 to 5.5 hours.
-    assert "expected duration: 4 h" in capsys.readouterr().out
+    assert "expected duration: 5 h" in capsys.readouterr().out

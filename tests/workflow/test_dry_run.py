@@ -31,7 +31,7 @@ def test_every_job_is_planned_from_the_start(folder: Path) -> None:
     assert jobs["figure"] >= 8
 
 
-@pytest.mark.parametrize(("name", "launches"), [("config.yaml", 9), ("h20.yaml", 8)])
+@pytest.mark.parametrize(("name", "launches"), [("config.yaml", 9), ("h20.yaml", 9)])
 def test_the_shipped_studies_plan_one_job_for_each_launch(
     folder: Path, name: str, launches: int
 ) -> None:

@@ -1,0 +1,44 @@
+"""The tables of an analysed study as the tests read them."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FILES = (
+    "aggregate.csv",
+    "aggregate.json",
+    "amplification.csv",
+    "hooks.csv",
+    "hypotheses.json",
+    "step_cdf.csv",
+    "step_taxes.csv",
+    "steps.csv",
+    "taxes.csv",
+)
+
+
+def table(root: Path, name: str) -> list[dict[str, str]]:
+    """The rows of a CSV under analysis/."""
+    with (root / "analysis" / name).open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def select(rows: list[dict[str, str]], **where: str) -> list[dict[str, str]]:
+    """The rows with the given values."""
+    return [row for row in rows if all(row[k] == v for k, v in where.items())]
+
+
+def one(rows: list[dict[str, str]], **where: str) -> dict[str, str]:
+    """The only row with the given values."""
+    found = select(rows, **where)
+    assert len(found) == 1, (where, len(found))
+    return found[0]
+
+
+def edit(path: Path, change: Callable[[Any], None]) -> None:
+    """Change a JSON file."""
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
