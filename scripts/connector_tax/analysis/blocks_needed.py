@@ -21,10 +21,11 @@ def with_blocks(effect: Effect, blocks: int) -> Estimate:
     estimate = effect.estimate
     assert estimate.error is not None
     df = estimate.df + effect.added_df * (blocks - effect.n_blocks)
+    grown = estimate.df * (blocks - 1) / (effect.n_blocks - 1)
     return replace(
         estimate,
         error=estimate.error * float(np.sqrt(effect.n_blocks / blocks)),
-        df=blocks - 1 if estimate.method == OWN else df,
+        df=grown if estimate.method == OWN else df,
     )
 
 

@@ -46,7 +46,7 @@ class Interval(NamedTuple):
     lo: float | None
     hi: float | None
     method: str
-    df: int | None
+    df: float | None
     p: float | None
     bootstrap_p: float | None
 
@@ -347,4 +347,4 @@ def _method(estimate: Estimate) -> str:
     if estimate.spread is None:
         return f"{estimate.method} (df {estimate.df})"
     spread = f"spread F {estimate.spread.f_ratio:.1f}, p {estimate.spread.p:.3f}"
-    return f"{estimate.method} (df {estimate.df}; {spread})"
+    return f"{estimate.method} (df {estimate.df:.1f}; {spread})"

@@ -44,17 +44,18 @@ def blocks_wanted(
     return None
 
 
-def _freedom(found: Effect, blocks: int) -> int:
+def _freedom(found: Effect, blocks: int) -> float:
     """Degrees of freedom of the error with that many blocks."""
-    if found.own_error or found.df is None:
-        return blocks - 1
+    assert found.df is not None
+    if found.own_error:
+        return found.df * (blocks - 1) / (found.n_blocks - 1)
     return found.df + (blocks - found.n_blocks) * (len(found.behind) - 1)
 
 
-def _adjusted(found: Effect, t: float, df: int, family: Sequence[Compared], plains: int) -> float:
+def _adjusted(found: Effect, t: float, df: float, family: Sequence[Compared], plains: int) -> float:
     p, count = t_two_sided(t, df), len(family)
     if found.own_error or not family:
         return sidak(p, max(count, 1))
     pooled = sum(not member.effect.own_error for member in family)
-    among = largest_above(t, np.full(pooled, 1 / (1 + plains)), df)
+    among = largest_above(t, np.full(pooled, 1 / (1 + plains)), round(df))
     return 1 - (1 - among) * (1 - p) ** (count - pooled)

@@ -6,7 +6,7 @@ eigenvectors of C (Bose 1939; Yates 1940). Nothing is shared with connector_tax.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,13 +15,15 @@ import numpy as np
 from connector_tax.provenance.distributions import Floats, f_above
 
 UNEQUAL_P = 0.01
-DOUBTFUL_P = 0.25
+OWN_P = 0.05
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A configuration's spread against that of the others: F and its upper tail."""
+    """A configuration's own variance with its df; over that of the others: F and its upper tail."""
 
+    variance: float
+    df: int
     f: float
     p: float
 
@@ -73,7 +75,7 @@ class Layout:
             # Rounding alone is left of an exactly additive layout.
             base = others / left
             f = ours / base if base > 0 else (math.inf if ours > 0 else 0.0)
-            found[name] = Spread(f, f_above(f, df - left, left))
+            found[name] = Spread(ours, df - left, f, f_above(f, df - left, left))
         return found
 
     @cached_property
@@ -87,8 +89,37 @@ class Layout:
         rss, df = self.residual(self.unequal)
         return (rss / df if df else math.nan), df
 
-    def doubtful(self, configs: Sequence[str]) -> Spread | None:
-        """The clearest sign of unequal spread among the configurations of a contrast and plain."""
-        tested = [self.spreads[c] for c in (*configs, "plain") if c in self.spreads]
-        doubted = [spread for spread in tested if spread.p < DOUBTFUL_P]
-        return min(doubted, key=lambda spread: spread.p, default=None)
+    def error(self, squares: Mapping[str, float]) -> "Error":
+        """The error of a contrast.
+
+        Args:
+            squares: configuration to the sum of the squared weights of its launches.
+        """
+        s2, df = self.pooled
+        odd = {
+            n: self.spreads[n] for n in squares if n in self.spreads and self.spreads[n].p < OWN_P
+        }
+        if not odd:
+            return Error(s2 * sum(squares.values()), df, None)
+        parts = [(squares[name] * spread.variance, spread.df) for name, spread in odd.items()]
+        parts.append((s2 * sum(w for name, w in squares.items() if name not in odd), df))
+        variance = sum(v for v, _ in parts)
+        freedom = variance**2 / sum(v**2 / d for v, d in parts)
+        return Error(variance, freedom, min(odd.values(), key=lambda spread: spread.p))
+
+
+@dataclass(frozen=True)
+class Error:
+    """Variance of a contrast and its degrees of freedom.
+
+    `spread` is the clearest sign of an unequal one among its configurations; None: all pooled.
+    """
+
+    variance: float
+    df: float
+    spread: Spread | None
+
+    @property
+    def name(self) -> str:
+        """As the tables call it."""
+        return "block model" if self.spread is None else "own spread"

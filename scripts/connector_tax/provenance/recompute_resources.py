@@ -105,7 +105,9 @@ class Resources:
         if not sides:
             return None
         d = np.array([y[ours, b] - np.mean([y[o] for o in others]) for b, others in sides.items()])
-        squares = sum(1 + 1 / len(others) for others in sides.values()) / len(sides) ** 2
+        squares = {"plain": sum(1 / len(others) for others in sides.values()) / len(sides) ** 2}
+        config = configuration_of(ours)
+        squares[config] = squares.get(config, 0.0) + 1 / len(sides)
         mine = [values[ours, block] for block in sides]
         theirs = [values[place] for others in sides.values() for place in others]
         repeated = len({block for _, block in values}) > 1
@@ -114,7 +116,7 @@ class Resources:
         if exact:
             method = "exact"
         elif repeated:
-            half, method, p = self._error(y, ours, d, squares)
+            half, method, p = self._error(y, d, squares)
         mean_of = np.mean if raw else lambda v: math.exp(float(np.mean(v)))
         config_mean = float(mean_of([y[ours, block] for block in sides]))
         plain_mean = float(mean_of([np.mean([y[o] for o in others]) for others in sides.values()]))
@@ -130,29 +132,20 @@ class Resources:
         return row
 
     def _error(
-        self, y: Mapping[Place, float], ours: str, d: Any, squares: float
+        self, y: Mapping[Place, float], d: Any, squares: Mapping[str, float]
     ) -> tuple[float | None, str | None, float | None]:
-        """Half width, method and p of a contrast: the pooled error, or its own where wider."""
+        """Half width, method and p of a contrast."""
         layout = Layout(
             [block for _, block in y],
             [configuration_of(name) for name, _ in y],
             np.array(list(y.values())),
         )
-        s2, freedom = layout.pooled
-        found: list[tuple[float, str, int]] = []
-        if freedom > 0:
-            found.append((math.sqrt(s2 * squares), "block model", freedom))
-        named = configuration_of(ours)
-        doubt = layout.doubtful([] if named == "plain" else [named])
-        if len(d) > 1 and doubt is not None:
-            own = float(d.std(ddof=1)) / math.sqrt(len(d))
-            found.append((own, "own blocks", len(d) - 1))
-        if not found:
+        if layout.pooled[1] == 0:
             return None, None, None
-        error, method, df = max(found, key=lambda e: t_quantile(0.95, e[2]) * e[0])
-        point = float(d.mean())
-        p = t_two_sided(point / error, df) if error > 0 else float(point == 0)
-        return t_quantile(self.confidence, df) * error, method, p
+        error, point = layout.error(squares), float(d.mean())
+        deviation = math.sqrt(error.variance)
+        p = t_two_sided(point / deviation, error.df) if deviation > 0 else float(point == 0)
+        return t_quantile(self.confidence, error.df) * deviation, error.name, p
 
     def _companions(self, config: str, name: str) -> str | None:
         mine = [parts for (launch, _), parts in self.parts[name].items() if launch == config]

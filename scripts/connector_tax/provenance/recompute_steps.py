@@ -13,7 +13,7 @@ import numpy as np
 
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.distributions import t_quantile, t_two_sided
-from connector_tax.provenance.layout import DOUBTFUL_P, UNEQUAL_P, Layout
+from connector_tax.provenance.layout import OWN_P, UNEQUAL_P, Layout
 from connector_tax.provenance.recompute import CALLBACKS, Row, Steps
 from connector_tax.study_file import configuration_of
 
@@ -169,19 +169,16 @@ class StepNumbers:
         differences = [d for d, _ in by_block.values()]
         n, point = len(differences), float(np.mean(differences))
         layout = _layout(values)
-        variance, df = layout.pooled
-        if df == 0 or len({block for _, block in values}) < 2:
+        if layout.pooled[1] == 0 or len({block for _, block in values}) < 2:
             return Interval(point, None, None, None, None, n)
-        weights = sum(1 + 1 / plains for _, plains in by_block.values()) / n**2
-        error, method = math.sqrt(variance * weights), "block model"
-        involved = [] if configuration_of(config) == "plain" else [config]
-        if n > 1 and layout.doubtful(involved) is not None:
-            own = float(np.std(differences, ddof=1)) / math.sqrt(n)
-            if own * t_quantile(0.95, n - 1) > error * t_quantile(0.95, df):
-                error, df, method = own, n - 1, "own blocks"
-        half = error * t_quantile(self.confidence, df)
-        p = t_two_sided(point / error, df) if error > 0 else float(point == 0)
-        return Interval(point, point - half, point + half, p, method, n)
+        squares = {"plain": sum(1 / plains for _, plains in by_block.values()) / n**2}
+        name = configuration_of(config)
+        squares[name] = squares.get(name, 0.0) + 1 / n
+        error = layout.error(squares)
+        deviation = math.sqrt(error.variance)
+        half = deviation * t_quantile(self.confidence, error.df)
+        p = t_two_sided(point / deviation, error.df) if deviation > 0 else float(point == 0)
+        return Interval(point, point - half, point + half, p, error.name, n)
 
     def _callbacks(self, config: str, values: Values) -> Interval:
         plain = {block for launch, block in values if configuration_of(launch) == "plain"}
@@ -328,7 +325,7 @@ def level(values: Values, config: str, confidence: float) -> Interval:
     half = t_quantile(confidence, effective) * math.sqrt(total / df / n)
     method = "own launches" if kept == {config} else "pooled launches"
     test = layout.spreads.get(config)
-    if test is not None and test.p < DOUBTFUL_P and n > 1:
+    if test is not None and test.p < OWN_P and n > 1:
         alone = t_quantile(confidence, n - 1) * math.sqrt(float(np.var(own, ddof=1)) / n)
         if alone >= half:
             half, method = alone, "own launches" if alone > half else method

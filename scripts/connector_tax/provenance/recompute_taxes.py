@@ -46,7 +46,7 @@ class Effect:
     hi: float | None
     method: str
     p: float | None
-    df: int | None
+    df: float | None
     n_blocks: int
     own_error: bool = False
     variance: float = math.nan
@@ -101,11 +101,14 @@ class _Contrast:
         )
 
     @property
-    def squared_weights(self) -> float:
-        """Sum over launches of the squared weights of the mean over blocks."""
+    def squared_weights(self) -> dict[str, float]:
+        """Sum over a configuration's launches of their squared weights in the mean over blocks."""
         whole, count = sum(self.weights.values()), len(self.blocks)
-        configs = sum(w**2 for w in self.weights.values()) / count
-        return configs + sum((whole / count) ** 2 / len(p) for p in self.baselines.values())
+        squares = {PLAIN: sum((whole / count) ** 2 / len(p) for p in self.baselines.values())}
+        for name, weight in self.weights.items():
+            config = configuration_of(name)
+            squares[config] = squares.get(config, 0.0) + weight**2 / count
+        return squares
 
 
 class Taxes:
@@ -284,27 +287,29 @@ class Taxes:
 
 
 def _by_model(contrast: _Contrast, point: float, confidence: float) -> Effect:
-    """The interval of the pooled error, or of the own blocks where spreads may differ."""
-    count = len(contrast.blocks)
-    s2, df = contrast.layout.pooled
-    each = contrast.per_block(contrast.layout.values)
-    own = float(each.var(ddof=1)) / count
-    doubt = contrast.layout.doubtful([configuration_of(name) for name in contrast.weights])
-    pooled = s2 * contrast.squared_weights if df else math.nan
-    half = t_quantile(confidence, df) * math.sqrt(pooled) if df else -1.0
-    own_half = t_quantile(confidence, count - 1) * math.sqrt(own)
-    if not df or (doubt is not None and own_half > half):
-        reason = "" if doubt is None else f"; spread F {doubt.f:.1f}, p {doubt.p:.3f}"
-        method = f"own blocks (df {count - 1}{reason})"
-        return _interval(point, own, count - 1, own_half, method, count, own_error=True)
-    found = _interval(point, pooled, df, half, f"block model (df {df})", count, own_error=False)
-    unequal = contrast.layout.unequal
-    behind = {name for name, _ in contrast.lines if configuration_of(name) not in unequal}
+    """The interval of the block model's error."""
+    layout, count = contrast.layout, len(contrast.blocks)
+    error = layout.error(contrast.squared_weights)
+    shown = str(error.df)
+    if error.spread is not None:
+        shown = f"{error.df:.1f}; spread F {error.spread.f:.1f}, p {error.spread.p:.3f}"
+    half = t_quantile(confidence, error.df) * math.sqrt(error.variance)
+    own = error.spread is not None
+    method = f"{error.name} (df {shown})"
+    found = _interval(point, error.variance, error.df, half, method, count, own_error=own)
+    behind = {name for name, _ in contrast.lines if configuration_of(name) not in layout.unequal}
     return replace(found, behind=frozenset(behind))
 
 
 def _interval(
-    point: float, variance: float, df: int, half: float, method: str, count: int, *, own_error: bool
+    point: float,
+    variance: float,
+    df: float,
+    half: float,
+    method: str,
+    count: int,
+    *,
+    own_error: bool,
 ) -> Effect:
     p = 1.0 if point == 0 else 0.0
     if variance > 0:
@@ -369,8 +374,10 @@ def sidak(p: float, count: int) -> float:
 
 
 @lru_cache(maxsize=65536)
-def _dunnett(p: float, shares: tuple[float, ...], df: int) -> float:
-    return p if p <= 0 or p >= 1 else largest_above(t_quantile(1 - p, df), np.array(shares), df)
+def _dunnett(p: float, shares: tuple[float, ...], df: float) -> float:
+    return (
+        p if p <= 0 or p >= 1 else largest_above(t_quantile(1 - p, df), np.array(shares), round(df))
+    )
 
 
 def verdict(tax: Effect, p_adjusted: float | None, margin: float, confidence: float) -> str:
