@@ -119,7 +119,7 @@ def test_a_configuration_with_a_spread_of_its_own_says_so() -> None:
     rng = np.random.default_rng(5)
     values = {n: list(rng.normal(0, 0.01, 3)) for n in ("plain", "plain_2", "b", "c", "d", "e")}
     effect = taxed(agreeing({**values, "x": [-0.4, 0.1, 0.5]}, 1e-4), "x")
-    assert effect.interval.method.startswith("own blocks (df 2; spread F ")
+    assert effect.interval.method.startswith("own spread (df 2.0; spread F ")
     assert effect.interval.method.endswith(", p 0.000)")
     assert taxed(agreeing({**values, "x": [-0.4, 0.1, 0.5]}, 1e-4), "b").hi < 0.1
 

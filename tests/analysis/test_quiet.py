@@ -89,7 +89,8 @@ def checks(watched: Watched | None) -> dict[str, Any]:
     """The checks of a cell without a single record."""
     bounds = dict.fromkeys(
         ("schedule_lag_p99_ms", "schedule_lag_ttft_fraction", "sent_rate_tolerance",
-         "max_error_rate", "loop_lag_p99_ms", "max_cpu_share", "max_idle_memory_factor",
+         "max_error_rate", "loop_lag_p99_ms", "loop_lag_max_ms", "max_cpu_share",
+         "max_idle_memory_factor",
          "max_foreign_cpu", "max_steal"), 1.0,
     )  # fmt: skip
     return assess(

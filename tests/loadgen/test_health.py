@@ -235,7 +235,8 @@ def test_what_a_cell_and_the_command_find_wrong(changes: dict[str, Any], check: 
 @pytest.mark.parametrize("name", ["config", "h20", "vllm-cpu"])
 def test_the_command_judges_by_the_bounds_of_the_shipped_studies(name: str) -> None:
     shipped = load_yaml(ROOT / "config" / f"{name}.yaml")["validity"]
-    assert shipped == {
+    of_the_machine = {"max_idle_memory_factor", "max_foreign_cpu", "max_steal"}
+    assert {key: bound for key, bound in shipped.items() if key not in of_the_machine} == {
         "schedule_lag_p99_ms": health.LAG_FLOOR_MS,
         "schedule_lag_ttft_fraction": health.LAG_SHARE_OF_TTFT,
         "sent_rate_tolerance": health.RATE_TOLERANCE,
