@@ -29,9 +29,11 @@ PAPERS = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHA
 ARCHIVES = sorted((ROOT / "results" / "archive").glob("*.tar.zst"))
 # Papers nobody outside can read, and places on somebody's machine.
 PRIVATE = re.compile(
-    r"\b(?:METHOD|CONTRACTS|FACTS|ARCHITECTURE|STYLE)\.md|\b[Ss]ource 00\d|\b[Ii]ssue \d"
+    r"\b(?:METHOD|CONTRACTS|FACTS|ARCHITECTURE|STYLE)\.md|\b[Ss]ource:? 00\d|\b[Ii]ssue \d"
     r"|\bdocument 00\d|/work/|\b[0-9a-f]{16}\.txt"
 )
+TEXTS = {".cff", ".in", ".j2", ".md", ".py", ".rst", ".smk", ".toml", ".yaml", ".yml"}
+NAMED = {"Makefile", "Snakefile"}
 REFERENCE = re.compile(r"([\w./-]+\.(?:py|smk)):([A-Za-z_][\w.]*)")
 PLACE = re.compile(r"([\w.-]+)/[\w./*-]*")
 OURS = {path.name for base in (ROOT, PACKAGE) for path in base.iterdir() if path.is_dir()}
@@ -125,11 +127,28 @@ def test_every_file_that_is_named_is_there(paper: Path) -> None:
             assert there, f"{_name(paper)}: {code}"
 
 
-@pytest.mark.parametrize("paper", PAPERS, ids=_name)
-def test_no_paper_refers_to_what_a_reader_does_not_have(paper: Path) -> None:
-    assert not (hit := PRIVATE.search(paper.read_text("utf-8"))), (
-        f"{_name(paper)}: {hit and hit[0]}"
-    )
+def _written() -> Iterator[Path]:
+    """What a reader of the repository may open: code, rules, configuration, papers."""
+    yield from (path for path in ROOT.iterdir() if path.suffix in TEXTS or path.name in NAMED)
+    for folder in ("config", "docs", "results/archive", "scripts", "tests", "workflow"):
+        yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS)
+
+
+def test_nothing_refers_to_what_a_reader_does_not_have() -> None:
+    places = []
+    for path in _written():
+        if path != Path(__file__):
+            hits = PRIVATE.finditer(path.read_text("utf-8"))
+            places += [f"{_name(path)}: {hit[0]}" for hit in hits]
+    assert places == []
+
+
+@pytest.mark.parametrize(
+    "text", ["see METHOD.md", "Source: 004", "issue 3, point 6", "document 002", "/work/x"]
+)
+def test_a_reference_to_a_private_paper_is_noticed(text: str) -> None:
+    assert PRIVATE.search(text)
+    assert not PRIVATE.search("docs/method.md, issues, source of 3 files")
 
 
 # ---- what the papers say of the code

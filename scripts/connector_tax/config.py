@@ -2,7 +2,7 @@
 
 Each configuration file has a JSON schema in workflow/schemas/; unknown keys are rejected. An error
 names the file, the key's path, what was found and what is allowed, and nothing has been started yet
-when it is raised (CONTRACTS.md, "Bad input").
+when it is raised.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

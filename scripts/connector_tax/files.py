@@ -1,7 +1,7 @@
 """Writing and reading artifacts: whole or not at all.
 
-Every artifact is written to a temporary name in its own folder, fsynced and renamed (CONTRACTS.md),
-so a reader never sees half a file and a crash leaves the previous version in place.
+Every artifact is written to a temporary name in its own folder, fsynced and renamed, so a reader
+never sees half a file and a crash leaves the previous version in place.
 """
 
 import contextlib

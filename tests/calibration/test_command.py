@@ -19,8 +19,8 @@ def test_the_short_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str
     )
     for name in ("virtual_levels.csv", "http_taxes.csv", "faults.csv", "calibration.png"):
         assert (tmp_path / name).stat().st_size > 0
-    # Two arrival processes, two metrics, R of 3 and 5.
-    assert len(virtual["coverage"]) == len(virtual["aa"]) == len(virtual["power"]) == 8
+    # Equal and unequal spreads, two arrival processes, two metrics, R of 3 and 5.
+    assert len(virtual["coverage"]) == len(virtual["aa"]) == len(virtual["power"]) == 16
     assert all(row["studies"] == 4 for row in virtual["coverage"])
     assert min(row["covered"] for row in virtual["coverage"]) > 0.5
     largest = [r for r in virtual["levels"] if r["config"] == "step_tax_360us"]

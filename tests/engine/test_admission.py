@@ -1,4 +1,4 @@
-"""Prefill admission (source 004): order, budget, progress, fairness."""
+"""Prefill admission: order, budget, progress, fairness."""
 
 from collections import deque
 from dataclasses import dataclass

@@ -133,10 +133,7 @@ def test_without_the_variable_there_is_no_step_log(tmp_path: Path) -> None:
 
 
 def test_every_configuration_of_the_study_is_defined() -> None:
-    ids = [
-        entry["id"]
-        for entry in load_yaml(ROOT / "config" / "configurations.yaml")["configurations"]
-    ]
+    ids = load_yaml(ROOT / "config" / "config.yaml")["configurations"]
     connectors = load_yaml(ROOT / "config" / "embedded.yaml")["connectors"]
     assert list(connectors) == ids
     assert connectors["plain"] is None

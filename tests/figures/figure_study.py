@@ -401,7 +401,7 @@ def _hypotheses() -> dict[str, Any]:
             for number in range(1, 8)
         ],
         "resolution": [
-            {"source": "METHOD.md", "metric": "tpot", "where": "light load", "sigma": 0.1,
+            {"source": "docs/method.md", "metric": "tpot", "where": "light load", "sigma": 0.1,
              "n": 200, "half_width": 0.034},
         ],
     }  # fmt: skip

@@ -68,7 +68,8 @@ def shipped() -> list[Path]:
 
 @pytest.mark.parametrize("path", shipped(), ids=lambda p: p.name)
 def test_shipped_studies_stay_on_the_loopback(path: Path) -> None:
-    assert load_yaml(path)["server"]["host"] == "127.0.0.1"
+    # A file that is laid over another one may leave the section out.
+    assert load_yaml(path).get("server", {"host": "127.0.0.1"})["host"] == "127.0.0.1"
 
 
 def config() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-# Source 004's experiment on the embedded engine: fifo against pack, beside the source's own tables.
+# fifo against pack admission on the embedded engine, beside the tables of the experiment it repeats.
 
 
 rule admission_study:

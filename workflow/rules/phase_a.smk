@@ -1,4 +1,4 @@
-# The rate sweep: one job per server launch, its cells inside (ARCHITECTURE.md, "Why it is this way").
+# The rate sweep: one job per server launch, its cells inside (docs/architecture.md, "Why it is this way").
 
 
 rule phase_a:

@@ -1,8 +1,8 @@
 """The study folder as the analysis sees it: study.json, launches, cells, and what each depended on.
 
-Source: CONTRACTS.md. Everything that was planned is represented: a launch or cell that was
-skipped, failed, void or never measured is an object with that status and the reason, so that it
-becomes a row.
+Everything that was planned is represented: a launch or cell that was skipped, failed, void or never
+measured is an object with that status and the reason, so that it becomes a row. The files are those
+of docs/artifacts.md.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,9 +3,10 @@
 Latencies are those of the requests that lived in quiet time (analysis.quiet); throughput, backlog
 and counts, which are about load, are over all requests.
 
-Source: METHOD.md, "Definitions": TTFT and E2E from the intended time, warm-up and drain excluded
-by arrival, failures never in a latency. Effective throughput charges a growing backlog to the
-window, so that requests which are only served during the drain do not count as kept up with.
+Source: docs/method.md, "Clocks, latencies, success": TTFT and E2E from the intended time, warm-up
+and drain excluded by arrival, failures never in a latency. Effective throughput charges a growing
+backlog to the window, so that requests which are only served during the drain do not count as kept
+up with.
 """
 
 from collections.abc import Mapping

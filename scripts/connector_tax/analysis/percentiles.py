@@ -1,8 +1,8 @@
 """Percentiles, and their distribution-free intervals from order statistics.
 
 Sources: Hyndman & Fan (1996), definition 7 (numpy's `linear`); Le Boudec, "Performance Evaluation
-of Computer and Communication Systems", theorem 2.1 (exact binomial ranks); METHOD.md,
-"Definitions".
+of Computer and Communication Systems", theorem 2.1 (exact binomial ranks);
+docs/method.md, "Clocks, latencies, success".
 """
 
 from functools import lru_cache

@@ -1,5 +1,5 @@
-"""Strict streaming reader of the raw JSON-lines records (CONTRACTS.md: requests, metrics,
-engine_step).
+"""Strict streaming reader of the raw JSON-lines records (docs/artifacts.md: requests,
+metrics, engine_step).
 
 A file is read once, in blocks of whole lines: each block is hashed, then parsed by polars into the
 columns the analysis needs. Memory is bounded by the block, not by the file.

@@ -1,10 +1,10 @@
 """The reference rates of Phases B and B', from the cells of Phase A.
 
-Source: design, "Reference rate selection"; METHOD.md. `ref_safe` is the highest rate at which
+Source: docs/study.md, "Saturation and the reference rates". `ref_safe` is the highest rate at which
 every included configuration is seen unsaturated and none is saturated at a lower rate; `ref_load`
 is the same for plain alone. Left out of the rule, with the reason: a configuration without a valid
-cell, and one that is saturated at the lowest rate it has. A rate at which an included
-configuration has no valid cell does not qualify. Every launch of plain is a launch of plain.
+cell, and one that is saturated at the lowest rate it has. A rate at which an included configuration
+has no valid cell does not qualify. Every launch of plain is a launch of plain.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """What a cell of n requests can resolve: the half-width of the interval of a p90 ratio.
 
-Source: METHOD.md, "What 200 requests can resolve". The standard error of a sample quantile is
+Source: docs/method.md, "What 200 requests can resolve". The standard error of a sample quantile is
 sqrt(p (1 - p) / n) / f(x_p); for a lognormal with log standard deviation s it is, relative to the
 quantile, s sqrt(p (1 - p) / n) / phi(z_p). A ratio of two independent ones has sqrt(2) times that.
 Requests are autocorrelated and launches differ, so this is a lower bound.
@@ -15,6 +15,7 @@ from scipy.stats import norm
 from connector_tax.analysis.ingest import Cell, CellKey
 from connector_tax.analysis.measure import Requests
 
+METHOD = "docs/method.md"
 METHOD_ROWS = (("tpot", "light load", 0.1), ("ttft", "light load", 0.3), ("ttft", "saturated", 0.8))
 METHOD_N = 200
 
@@ -38,15 +39,15 @@ def resolution_rows(
     rates: Mapping[str, Any],
     confidence: float,
 ) -> list[dict[str, Any]]:
-    """METHOD.md's table, then the same with the sigma of plain at every Phase A rate.
+    """The table of docs/method.md, then the same with the sigma of plain at every Phase A rate.
 
     With several blocks sigma is their mean and n the smallest: one launch's worth of requests.
 
     Returns:
-        rows of source (METHOD.md | this study), metric, where, sigma, n, half_width (fraction).
+        rows of source (METHOD | this study), metric, where, sigma, n, half_width (fraction).
     """
     rows = [
-        _row("METHOD.md", metric, where, sigma, METHOD_N, confidence)
+        _row(METHOD, metric, where, sigma, METHOD_N, confidence)
         for metric, where, sigma in METHOD_ROWS
     ]
     marks = {rates[name]: f" ({name})" for name in ("ref_load", "ref_safe")}

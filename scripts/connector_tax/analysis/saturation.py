@@ -1,9 +1,8 @@
 """Saturation of a configuration at a rate: the design's three criteria, any of them.
 
-Source: design, "Saturation criteria"; METHOD.md, "Extension, saturation, reference rates". With
-several blocks each valid launch is judged by itself; the configuration is saturated at a rate when
-at least half of its valid launches are (a tie counts as saturated: a reference rate errs on the
-low side).
+Source: docs/study.md, "Saturation and the reference rates". With several blocks each valid launch
+is judged by itself; the configuration is saturated at a rate when at least half of its valid
+launches are (a tie counts as saturated: a reference rate errs on the low side).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,11 +1,11 @@
 """Which waiting requests may start their prefill in this round, under a budget of prompt tokens.
 
-Source: 004 (prefill admission). `fifo` takes from the head until the budget is used up; `pack`
-looks at a window of the queue and takes the cheapest first, so that a long prompt at the head does
-not hold back the short ones behind it. Both give the requests in their order of arrival. A head
-that alone exceeds the budget is taken alone when nothing else can be, so the queue never stands
-still; every n-th round is FIFO, so a long prompt is never passed over for ever. A round in which
-nothing can start (no free slot, no token left, no KV blocks) is none and does not count.
+`fifo` takes from the head until the budget is used up; `pack` looks at a window of the queue and
+takes the cheapest first, so that a long prompt at the head does not hold back the short ones behind
+it. Both give the requests in their order of arrival. A head that alone exceeds the budget is taken
+alone when nothing else can be, so the queue never stands still; every n-th round is FIFO, so a long
+prompt is never passed over for ever. A round in which nothing can start (no free slot, no token
+left, no KV blocks) is none and does not count.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ class Waiting(Protocol):
 
 @dataclass(frozen=True)
 class AdmissionOptions:
-    """The options of source 004, under its names.
+    """The options of an admission.
 
     Args:
         prefill_admission_policy: fifo or pack.

@@ -1,12 +1,13 @@
-"""Source 004's experiment in virtual time, with its engine's way of spending time.
+"""The source's admission experiment in virtual time, with its engine's way of spending time.
 
-The embedded engine computes prefill and decode in one pass; source 004's engine runs one forward
-pass for the prefill of a round and one for its decode batch, its first pass is slow (the device
-warms up), and its 128 requests come one after the other. Those four facts, and not the admission,
-make what the embedded engine's table lacks: the tail of the inter-token latency (a token that is
-waited for during the prefills waits for sixteen rounds of two passes) and pack's median TTFT (all
-short prompts have come before the first pass ends, and go together in the second). This replay has
-them, and takes every decision by the engine's own scheduler and admission.
+The source is the experiment that admission_study repeats. The embedded engine computes prefill and
+decode in one pass; the source's engine runs one forward pass for the prefill of a round and one for
+its decode batch, its first pass is slow (the device warms up), and its 128 requests come one after
+the other. Those four facts, and not the admission, make what the embedded engine's table lacks: the
+tail of the inter-token latency (a token that is waited for during the prefills waits for sixteen
+rounds of two passes) and pack's median TTFT (all short prompts have come before the first pass
+ends, and go together in the second). This replay has them, and takes every decision by the engine's
+own scheduler and admission.
 """
 
 from dataclasses import dataclass

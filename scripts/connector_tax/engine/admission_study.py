@@ -1,4 +1,6 @@
-"""`python -m connector_tax.engine.admission_study`: source 004's experiment on the embedded engine.
+"""`python -m connector_tax.engine.admission_study`: fifo against pack admission.
+
+Repeats an experiment with a GPT-2 engine, here called the source, on the embedded engine.
 
 128 requests at once, prompts of 515, 4, 4, 4 tokens in turn (its prompt repeats 512, 1, 1, 1 and
 three tokens that make each prompt its own), 32 new tokens each, a prefill budget of 256 tokens in a
@@ -61,7 +63,7 @@ _STEP_COST = {
     "launch_offset_rel_sd": 0.0,
 }
 
-# Source 004's two tables: p50, p95, p99 in ms, throughput in completion tokens/s.
+# The source's two tables: p50, p95, p99 in ms, throughput in completion tokens/s.
 _SOURCE: dict[str, dict[str, Any]] = {
     "fifo": {
         "submit_wall_ms": 103.464,
@@ -202,7 +204,7 @@ async def _send_all(port: int) -> list[Stream]:
 
 async def _run(policy: str, base: dict[str, Any], output: Path) -> dict[str, Any]:
     config = {
-        "label": f"{base['label']}; step cost after source 004's GPT-2",
+        "label": f"{base['label']}; step cost after the source's GPT-2",
         "model": base["model"],
         "scheduler": {**base["scheduler"], **_SCHEDULER, **_POLICIES[policy]},
         "step_cost": _STEP_COST,
@@ -219,7 +221,7 @@ def table(measured: dict[str, dict[str, Any]], replayed: dict[str, dict[str, Any
     sides = (measured, replayed, _SOURCE)
     rows = [
         f"{_REQUESTS} requests, {_NEW_TOKENS} new tokens, prefill budget 256, batch 8; embedded "
-        f"engine (emulated, median of {_RUNS} runs), replay (virtual time), source 004 (GPT-2)",
+        f"engine (emulated, median of {_RUNS} runs), replay (virtual time), source (GPT-2)",
         "",
         f"{'':18}" + "".join(f"{name:^30}" for name in ("emulated", "replay", "source")).rstrip(),
         f"{'':18}" + f"{'fifo':>10}{'pack':>10}{'change':>10}" * 3,

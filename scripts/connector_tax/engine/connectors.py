@@ -1,7 +1,4 @@
-"""Injected connector taxes: what a configuration costs beside the plain engine, known exactly.
-
-Source: 002 (hypotheses H1 to H6, step timing); issue 3, point 5.
-"""
+"""Injected connector taxes: what a configuration costs beside the plain engine, known exactly."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A completion that one thing goes wrong with (issue 3, point 6)."""
+"""A completion that one thing goes wrong with."""
 
 import asyncio
 from collections import deque

@@ -2,7 +2,7 @@
 
     t = delta + beta0 + beta1 * prefill tokens + beta2 * decoding sequences + beta3 * KV tokens
 
-Works on any log in the design's format (CONTRACTS.md, engine_step) whose scheduler records have
+Works on any log in the format of docs/artifacts.md (engine_step) whose scheduler records have
 `engine_step_us`, the whole step, as the step probe and the embedded engine write it; so the engine
 can be calibrated to a measured vLLM. The connector's callbacks are known in the log and taken off
 first. The betas are fitted to the worker's records by non-negative least squares, delta is the mean

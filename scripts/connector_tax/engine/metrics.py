@@ -1,4 +1,4 @@
-"""/metrics under vLLM's names (vLLM 0.32; FACTS.md).
+"""/metrics under vLLM's names (vLLM 0.32).
 
 The text is put together by hand because a scrape stalls the event loop that emits the tokens:
 prometheus_client needs milliseconds for this page, this module a fraction of one.

@@ -2,11 +2,10 @@
 
     t = delta + beta0 + beta1 * prefill tokens + beta2 * decoding sequences + beta3 * KV tokens
 
-delta is the host's share of a step, the betas are the device's (issue 3, point 4). A launch has a
-seeded offset, a step a seeded jitter, both relative to t. A connector's tax is added on top,
-untouched by either, so that it is known exactly. Steps end at absolute deadlines on
-CLOCK_MONOTONIC: a step that follows another directly starts at the other's deadline, whatever the
-host lost in between.
+delta is the host's share of a step, the betas are the device's. A launch has a seeded offset, a
+step a seeded jitter, both relative to t. A connector's tax is added on top, untouched by either, so
+that it is known exactly. Steps end at absolute deadlines on CLOCK_MONOTONIC: a step that follows
+another directly starts at the other's deadline, whatever the host lost in between.
 """
 
 import math

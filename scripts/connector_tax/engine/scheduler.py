@@ -1,9 +1,9 @@
 """Continuous batching: which sequences advance in the next step, and by how many tokens.
 
 A step carries prefill chunks and decoding sequences together under `max_num_batched_tokens`; at
-most `max_num_seqs` sequences run. New ones pass the admission (source 004) and need KV blocks for
-their first chunk; a decoding sequence that finds no block makes the latest arrival give up its own
-and wait again (recompute), so the oldest always finishes. No clock and no I/O in here.
+most `max_num_seqs` sequences run. New ones pass the admission (engine.admission) and need KV blocks
+for their first chunk; a decoding sequence that finds no block makes the latest arrival give up its
+own and wait again (recompute), so the oldest always finishes. No clock and no I/O in here.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ class SchedulerOptions:
     """The limits of a step, and the KV pool.
 
     `max_decode_seqs_per_step` bounds the sequences that decode in one step, taken in turn; None
-    lets all of them (vLLM). Source 004 calls it its batch size.
+    lets all of them (vLLM).
     """
 
     max_num_batched_tokens: int

@@ -1,8 +1,8 @@
 """The vLLM-compatible HTTP surface of one engine.
 
-Names, routes and shapes are vLLM's (issue 2, point 6; issue 3, point 7; FACTS.md). Sampling
-parameters are accepted and have no effect: the emulated model is deterministic. What the engine
-cannot do (several choices, log probabilities, stop strings, tools) is refused, not ignored.
+Names, routes and shapes are vLLM's (0.32). Sampling parameters are accepted and have no effect: the
+emulated model is deterministic. What the engine cannot do (several choices, log probabilities, stop
+strings, tools) is refused, not ignored.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The truth log: what the server itself knows about each request, in CLOCK_MONOTONIC ns.
 
-Source: issue 3, point 6. One JSON object for each line: first the launch, then each request when
-its response has ended.
+One JSON object for each line: first the launch, then each request when its response has ended.
 """
 
 import msgspec

@@ -1,7 +1,7 @@
 """When the latencies of a running cell are known well enough: order-statistic intervals of p90.
 
-Source: METHOD.md, "Extension" (stop on count or interval width, never on significance). The session
-thread only appends; sorting and ranks are the work of the thread that looks.
+A cell may stop on count or interval width, never on significance. The session thread only appends;
+sorting and ranks are the work of the thread that looks.
 """
 
 from bisect import insort

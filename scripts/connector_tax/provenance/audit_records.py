@@ -205,7 +205,7 @@ def _validity(study: RawStudy, cell: RawCell) -> Iterator[str]:
         yield f"index.json says {cell.status}, the checks give {'valid' if valid else 'void'}"
     health = cell.record["health"]
     if health.keys() != found.keys():
-        yield f"health lists {sorted(health.keys() ^ found.keys())} more or less than METHOD.md"
+        yield f"health lists {sorted(health.keys() ^ found.keys())} more or less than the checks"
     for name in health.keys() & found.keys():
         for difference in differences(health[name], found[name], name):
             yield f"health: {difference}"
@@ -216,7 +216,7 @@ def _validity(study: RawStudy, cell: RawCell) -> Iterator[str]:
 
 
 def recomputed_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
-    """Every check of METHOD.md from the raw records: value, bound, pass."""
+    """Every check of the cell from the raw records: value, bound, pass."""
     bounds, records = study.config["validity"], cell.requests
     ok = [r for r in records if r["status"] == "ok"]
     failed = sum(r["status"] in FAILED for r in records)

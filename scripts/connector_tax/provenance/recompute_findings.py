@@ -71,7 +71,7 @@ class Findings:
             ("ttft", "light load", 0.3),
             ("ttft", "saturated", 0.8),
         )
-        rows = [self._resolution("METHOD.md", m, w, s, 200) for m, w, s in given]
+        rows = [self._resolution("docs/method.md", m, w, s, 200) for m, w, s in given]
         for planned in self.study.document["cells"]["A"]:
             launches = self.numbers.plain_cells.get(planned["cell"], [])
             where = f"{planned['rate_rps']:g} req/s{marks.get(planned['rate_rps'], '')}"

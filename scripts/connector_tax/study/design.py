@@ -1,8 +1,8 @@
 """The resolved design of a study: its launches and cells, their order, and the hash over it all.
 
-Source: the study's design document (two-phase sweep, randomised run order) and METHOD.md ("The unit
-of replication is the server launch"). `study.json` holds the result; a study folder belongs to one
-design, recognised by the SHA-256 of everything a measurement depends on.
+Source: docs/study.md, "Workload"; docs/method.md, "Design: blocks of launches". `study.json` holds
+the result; a study folder belongs to one design, recognised by the SHA-256 of everything a
+measurement depends on.
 """
 
 import argparse

@@ -1,9 +1,8 @@
 """Nothing outlives its owner: parent watch, leftover processes, one launch per device.
 
-A killed Snakemake leaves its jobs running (FACTS.md), so a driver watches the Snakemake process
-named in CONNECTOR_TAX_PARENT_PID; its children ask the kernel to die with it (prctl
-PR_SET_PDEATHSIG); and what a SIGKILL of the whole tree still leaves behind is recognised by an
-environment variable.
+A killed Snakemake leaves its jobs running, so a driver watches the Snakemake process named in
+CONNECTOR_TAX_PARENT_PID; its children ask the kernel to die with it (prctl PR_SET_PDEATHSIG); and
+what a SIGKILL of the whole tree still leaves behind is recognised by an environment variable.
 """
 
 import contextlib

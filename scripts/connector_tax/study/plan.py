@@ -1,7 +1,7 @@
 """What the study will do, has done and still has to do: every launch and cell in run order.
 
-`snakemake -n` lists jobs in no particular order (FACTS.md); this table is the seeded order itself,
-with the state of each cell and the minutes it is expected to take.
+`snakemake -n` lists jobs in no particular order; this table is the seeded order itself, with the
+state of each cell and the minutes it is expected to take.
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """Precision-targeted cells: the rule a cell stops by, its record, and the rates it makes needless.
 
-Source: METHOD.md, "Extension, saturation, reference rates". The rule is the same for every
-configuration; what differs is how long each needs to satisfy it.
+The rule is the same for every configuration; what differs is how long each needs to satisfy it.
 """
 
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from connector_tax.files import read_json
 from connector_tax.loadgen import CellResult, PrecisionRule
 from connector_tax.study.design import Launch
 
-# METHOD.md: every reported percentile has a 95% interval.
+# Every reported percentile has a 95% interval.
 CONFIDENCE = 0.95
 
 

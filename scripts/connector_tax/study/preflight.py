@@ -1,8 +1,8 @@
 """Pre-flight gates: which configurations are run, and why the others are not.
 
 A gate launches its configuration's server, waits for /v1/models, sends the design's requests one
-after the other in the design's time and checks that the engine is still alive (design document,
-"Pre-flight Verification"). vLLM 0.32 has no `engine_core_failed_total` (FACTS.md), so liveness is
+after the other in the design's time and checks that the engine is still alive (docs/study.md,
+"Before anything is measured: gates"). vLLM 0.32 has no `engine_core_failed_total`, so liveness is
 the process, its log, /health and, where the series exists, its value.
 
 On a real vLLM every configuration has a gate, and its connector must be really active: created

@@ -1,7 +1,7 @@
 """Request bodies: token-id prompts of exact length, fresh for every cell, block and configuration.
 
-METHOD.md ("Same work, no reuse"): same lengths for every configuration, fresh random ids so that no
-cache can hit, `ignore_eos` with `max_tokens` = `min_tokens`, usage asked for.
+The same work for all, and no reuse: same lengths for every configuration, fresh random ids so that
+no cache can hit, `ignore_eos` with `max_tokens` = `min_tokens`, usage asked for.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
 """The sampler's process: scrapes /metrics on absolute deadlines while a cell is open (1 Hz in the
-design) and appends one record per scrape to the cell's metrics file (CONTRACTS.md, `metrics`).
+design) and appends one record per scrape to the cell's metrics file (docs/artifacts.md).
 
 It takes commands as JSON lines on standard input and answers each with one JSON line. Histogram
 buckets and `*_created` series are left out of `values`; the first and last scrape of a cell keep

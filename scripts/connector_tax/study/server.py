@@ -1,7 +1,7 @@
 """One server launch: launch.sh, readiness, liveness, stop.
 
 The study cannot tell which engine is behind a server except through what is recorded
-(ARCHITECTURE.md); `command_for` is the one place that knows the engines.
+(docs/architecture.md); `command_for` is the one place that knows the engines.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """A bootstrap server with nobody behind it, so that a Mooncake consumer can be launched alone.
 
 Answers the two calls of vLLM's Mooncake bootstrap protocol: POST /register keeps what a worker
-says, GET /query lists it (empty for a lone consumer). Source: design document 002, pre-flight,
-`verify_kv_consumer`; vLLM 0.32, mooncake_utils.MooncakeBootstrapServer. Standard library only: it
-runs in vLLM's environment.
+says, GET /query lists it (empty for a lone consumer). For the gate `verify_kv_consumer`
+(docs/study.md); source: vLLM 0.32, mooncake_utils.MooncakeBootstrapServer. Standard library only:
+it runs in vLLM's environment.
 """
 
 import argparse

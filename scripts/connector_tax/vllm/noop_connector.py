@@ -2,8 +2,7 @@
 
 Loaded by `--kv-transfer-config` through `kv_connector_module_path`. Every hook of the installed
 vLLM's KVConnectorBase_V1 is overridden here; `uncovered_hooks` compares the two, and a hook that a
-newer vLLM adds shows up there instead of running the base class's code unnoticed. Source: design
-document 002, configurations, note 1.
+newer vLLM adds shows up there instead of running the base class's code unnoticed.
 """
 
 # The base class belongs to vLLM's environment, which the type checker of this package cannot see.

@@ -6,8 +6,7 @@ copy of this file and its metadata in an overlay folder on the server's PYTHONPA
 installation (connector_tax.vllm.overlay), so no installed file changes.
 
 With AGENTIC_STEP_LOG_PATH set it writes `<prefix>.scheduler.steps` and `<prefix>.worker.steps`;
-connector_tax.vllm.step_records turns them into the design's fields (source 002, "Step-level timing
-instrumentation"):
+connector_tax.vllm.step_records turns them into the fields of docs/artifacts.md (engine_step):
 
     scheduler  Scheduler.schedule() entry to exit, with the step's requests and tokens;
                update_from_output(), which under asynchronous scheduling runs in a later engine

@@ -1,11 +1,11 @@
 """The step probe's binary records as JSON lines in the design's format.
 
-Source 002, "Step-level timing instrumentation"; CONTRACTS.md, engine_step. Beyond the design's
-fields: `update_us` and `engine_step_us` of the scheduler, `hooks_us` with the connector's other
-hooks, `children_us` with those timed of a MultiConnector's children, by name. A hook called by
-another hook of the same object belongs to the outer one. Spans have four significant digits and
-none below 0.1 us, about what two readings of the clock take; `t_ns` is given to 10 us. Finer digits
-are noise that an archive has to carry.
+The fields are those of docs/artifacts.md, engine_step. Beyond the design's fields: `update_us` and
+`engine_step_us` of the scheduler, `hooks_us` with the connector's other hooks, `children_us` with
+those timed of a MultiConnector's children, by name. A hook called by another hook of the same
+object belongs to the outer one. Spans have four significant digits and none below 0.1 us, about
+what two readings of the clock take; `t_ns` is given to 10 us. Finer digits are noise that an
+archive has to carry.
 """
 
 import math

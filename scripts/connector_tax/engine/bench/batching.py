@@ -1,4 +1,4 @@
-"""The batched service: source 003's example, then latency and throughput beside mpservice."""
+"""The batched service: the source's example, then latency and throughput beside mpservice."""
 
 import asyncio
 import time
@@ -11,7 +11,8 @@ import numpy as np
 from connector_tax.engine.batching import BatchedService
 from connector_tax.engine.bench.squares import Squares
 
-_ITEMS = 880  # source 003
+# The source is an example of a batched service; its seconds, one after the other and at once.
+_ITEMS = 880
 _SOURCE_S = (90.9173553609944, 0.12375942600192502)
 _BATCH = 200
 _QUEUE = 32
@@ -37,7 +38,7 @@ async def _source_example() -> None:
     finally:
         await service.stop()
     assert batched == sequential == [x * x for x in data]
-    print(f"\n{_ITEMS} squares, batches of {_BATCH}, timeout 0.1 s{'':7}here{'':6}source 003")
+    print(f"\n{_ITEMS} squares, batches of {_BATCH}, timeout 0.1 s{'':7}here{'':10}source")
     print(f"  one after the other, s {sequential_s:25.2f} {_SOURCE_S[0]:15.2f}")
     print(f"  all at once, s         {batched_s:25.4f} {_SOURCE_S[1]:15.4f}")
     ratio = sequential_s / batched_s

@@ -1,4 +1,4 @@
-"""Source 003's example transformer: squares, with a pause that grows slowly with the batch."""
+"""The example transformer: squares, with a pause that grows slowly with the batch."""
 
 import math
 import time
