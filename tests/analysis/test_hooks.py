@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from connector_tax.analysis import hooks
 from connector_tax.analysis.hooks import Hook, HookTimes
 from connector_tax.files import ArtifactError
+from connector_tax.vllm import step_probe
 from tests.analysis.test_steps import START, scheduler, steps_of, worker
 
 OWN = ("scheduler", "")
@@ -103,3 +105,7 @@ def test_malformed_hooks_stop_with_file_and_step(
 def test_records_from_before_hooks_were_kept_have_the_callbacks(tmp_path: Path) -> None:
     found = hooks_of(tmp_path, [scheduler(1), worker(1)])
     assert {hook.name for hook in found} == {"build_meta", "get_finished", "start_load_kv"}
+
+
+def test_the_names_are_the_step_probes() -> None:
+    assert hooks.FIELDS == step_probe.FIELDS

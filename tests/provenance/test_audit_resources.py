@@ -57,7 +57,7 @@ def test_intervals_and_p_of_several_blocks_are_recomputed(tmp_path: Path, blocks
     picture = fig10_resources.draw(Study(study_file))
     style.save(picture, study_file.parent / "figures", "fig10_resources", "t")
     rows = Study(study_file).resources
-    assert {"block model", "own blocks", "exact"} <= {row.interval_method for row in rows}
+    assert {"block model", "own spread", "exact"} <= {row.interval_method for row in rows}
     assert {row.status for row in rows} == {"valid", "missing"}
     wrong = [c for c in claims(study_file.parent) if c.kind in ("numbers", "figure")]
     assert [c for c in wrong if c.verdict == FAIL] == []

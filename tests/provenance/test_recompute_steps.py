@@ -85,7 +85,7 @@ def change_field(root: Path, name: str, column: str, value: Callable[[str], str]
 def test_an_honest_study_agrees_in_every_number(published: Path, recomputed: StepNumbers) -> None:
     assert problems(published, recomputed) == {name: [] for name in NAMES}
     methods = {row["method"] for row in read_csv(published / "analysis" / "step_taxes.csv")}
-    assert {"block model", "own blocks", "pooled launches"} <= methods
+    assert {"block model", "own spread", "pooled launches"} <= methods
     hooks = read_csv(published / "analysis" / "hooks.csv")
     assert {"own launches", "pooled launches"} <= {row["mean_method"] for row in hooks}
 

@@ -90,7 +90,8 @@ def test_the_cell_went_on_for_what_was_left_out(disturbed: Path) -> None:
         window = cell.record["window"]
         length_s = (window["t_stop_ns"] - window["t_warmup_end_ns"]) / 1e9
         enough = measure_requests(cell).n >= config["min_completed"] / 2
-        assert enough or length_s == pytest.approx(config["cap_s"])
+        # The quiet level settles as the cell goes on: what counted live may not count in the end.
+        assert enough or length_s > config["floor_s"] + 0.05
 
 
 def test_too_little_quiet_time_voids_the_cell(tmp_path: Path) -> None:

@@ -16,12 +16,19 @@ import polars as pl
 from numpy.typing import NDArray
 
 from connector_tax.files import ArtifactError
-from connector_tax.vllm.step_probe import FIELDS
 
 CALLBACKS = ("build_meta_us", "get_finished_us", "start_load_kv_us")
 
 Floats = NDArray[np.float64]
 _Microseconds = Annotated[float, msgspec.Meta(ge=0)]
+# Hooks with a field of their own in the step records, by the name that children_us has for them: as
+# in connector_tax.vllm.step_probe, which an archive is replotted without.
+FIELDS = {
+    "build_connector_meta": "build_meta_us",
+    "get_finished": "get_finished_us",
+    "get_transfer_results": "get_finished_us",
+    "start_load_kv": "start_load_kv_us",
+}
 _OWN = msgspec.json.Decoder(dict[str, _Microseconds])
 _CHILDREN = msgspec.json.Decoder(dict[str, dict[str, _Microseconds]])
 _CALL = {
