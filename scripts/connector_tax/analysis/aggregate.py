@@ -117,8 +117,10 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     taxes = TaxTable(study, cells, sample_cells(study, requests), overloaded)
     whole = None
     if any(r.whole is not None for r in requests.values()):
-        everything = {key: r.everything for key, r in requests.items()}
-        whole = TaxTable(study, cells, sample_cells(study, everything), overloaded)
+        whole = taxes
+        if any(r.n_disturbed for r in requests.values()):
+            everything = {key: r.everything for key, r in requests.items()}
+            whole = TaxTable(study, cells, sample_cells(study, everything), overloaded)
     tables = Tables(study, taxes, rates, step_table.points(), whole)
     rows = aggregate_rows(
         study,

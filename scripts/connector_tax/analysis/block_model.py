@@ -289,15 +289,6 @@ def _correlation(terms: Sequence[Term], weights: Mapping[LaunchId, float]) -> fl
     return 1 - own / total if total else 0.0
 
 
-def dunnett(estimates: Sequence[Estimate]) -> list[float]:
-    """Adjusted two-sided p-values of several configurations against one baseline, in their order.
-
-    Raises:
-        ValueError: an estimate has no error.
-    """
-    return [dunnett_p(estimate, estimates) for estimate in estimates]
-
-
 def dunnett_p(estimate: Estimate, family: Sequence[Estimate]) -> float:
     """The adjusted two-sided p-value of one estimate of a family; the family includes it.
 

@@ -52,14 +52,16 @@ class Cells:
         self.taxes = Taxes(samples, loads, self.statistics, study.document["blocks"])
         self.taxes_without_rule: Taxes | None = None
         if "quiet" in study.config:
-            everything = {
-                cell.key: Measured(cell.requests, cell.record["window"])
-                for cell in study.cells
-                if cell.status == "valid"
-            }
-            self.taxes_without_rule = Taxes(
-                self._resampled(everything), loads, self.statistics, study.document["blocks"]
-            )
+            self.taxes_without_rule = self.taxes
+            if any(measured.all_n > measured.n for measured in valid.values()):
+                everything = {
+                    cell.key: Measured(cell.requests, cell.record["window"])
+                    for cell in study.cells
+                    if cell.status == "valid"
+                }
+                self.taxes_without_rule = Taxes(
+                    self._resampled(everything), loads, self.statistics, study.document["blocks"]
+                )
 
     def _resampled(self, valid: Mapping[Key, Measured]) -> dict[Key, dict[str, Sample]]:
         """The percentiles of every valid cell and their resamples."""
