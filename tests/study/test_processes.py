@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from connector_tax.study import resources
-from connector_tax.study.processes import Process, ServerProcesses, cpu_between
+from connector_tax.study.processes import Process, Reading, ServerProcesses, cpu_between
 from connector_tax.study.resources import cell_cpu, idle_cpu, snapshot
 
 BURN = """
@@ -85,13 +85,19 @@ def test_cpu_time_is_exact_and_keeps_what_ended(worker: Worker, line: str) -> No
     assert 0.19 <= use.cpu_s < 0.45
 
 
-def test_a_child_that_was_there_and_ended_moves_into_its_parents_account(worker: Worker) -> None:
-    worker.do("c = subprocess.Popen(child(BURN_02 + '\\ninput()'), stdin=subprocess.PIPE)")
+def _when_the_child_has_burned(worker: Worker) -> tuple[ServerProcesses, Reading]:
+    """The worker's processes, and a reading of them with 0.2 s of CPU time in its child."""
     processes = ServerProcesses(worker.process.pid, {})
     while (before := processes.read()) and sum(
         p.own_ns for p in before.processes.values() if p.pid != worker.process.pid
     ) < 0.2e9:
         pass
+    return processes, before
+
+
+def test_a_child_that_was_there_and_ended_moves_into_its_parents_account(worker: Worker) -> None:
+    worker.do("c = subprocess.Popen(child(BURN_02 + '\\ninput()'), stdin=subprocess.PIPE)")
+    processes, before = _when_the_child_has_burned(worker)
     worker.do("c.communicate(b'x')")
     use = cpu_between(before, processes.read())
     assert use.reason is None
@@ -102,11 +108,7 @@ def test_a_child_that_was_there_and_ended_moves_into_its_parents_account(worker:
 def test_cpu_time_in_nobodys_account_is_told_and_not_counted_as_none(worker: Worker) -> None:
     worker.do("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
     worker.do("c = subprocess.Popen(child(BURN_02 + '\\ninput()'), stdin=subprocess.PIPE)")
-    processes = ServerProcesses(worker.process.pid, {})
-    while (before := processes.read()) and sum(
-        p.own_ns for p in before.processes.values() if p.pid != worker.process.pid
-    ) < 0.2e9:
-        pass
+    processes, before = _when_the_child_has_burned(worker)
     worker.do("c.stdin.close(); c.wait()")
     use = cpu_between(before, processes.read())
     assert use.cpu_s is None
