@@ -7,12 +7,11 @@ import pytest
 
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target, make_offsets
 from connector_tax.loadgen.cell import OpenLoopCell
-from connector_tax.loadgen.messages import Cancel, Done
 from connector_tax.loadgen.precision import PrecisionRule
 from tests.loadgen.fault_server import FaultServer, Pause, good_answer
 from tests.loadgen.running import planned, rule
-from tests.loadgen.test_cell import LEAD_NS, REQUEST
-from tests.loadgen.test_precision import LOOK_NS, ranks
+from tests.loadgen.test_cell import REQUEST
+from tests.loadgen.test_precision import play, ranks
 
 Spans = Sequence[tuple[int, int]]
 WANTED = 50
@@ -22,34 +21,11 @@ RATE = 50
 def simulate(
     may_count: Callable[[Spans], Sequence[bool]], precision: PrecisionRule | None = None
 ) -> OpenLoopCell:
-    """A cell on a virtual clock, every answer after 20 ms, a look every 250 ms."""
+    """A cell on a virtual clock, every answer after 20 ms."""
     cell_rule = rule(warmup_s=0.5, floor_s=1.0, cap_s=8.0, min_completed=WANTED)
     offsets = make_offsets("fixed", RATE, 8.5, "unused")
     cell = OpenLoopCell(offsets, [REQUEST] * len(offsets), cell_rule, precision, may_count)
-    now_ns = next_look_ns = 1_000_000_000
-    cell.start(now_ns)
-    running: list[Done] = []
-    while True:
-        for done in [d for d in running if (d.t_done_ns or 0) <= now_ns]:
-            running.remove(done)
-            cell.take(done)
-        while next_look_ns <= now_ns:
-            cell.look()
-            next_look_ns += LOOK_NS
-        items, next_ns = cell.step(now_ns, now_ns + LEAD_NS)
-        for item in items:
-            assert not isinstance(item, Cancel)
-            first_ns = item[0].due_ns + 10_000_000
-            running.append(
-                Done(
-                    0, 0, item[0].seq, t_first_token_ns=first_ns,
-                    t_last_token_ns=first_ns + 10_000_000, t_done_ns=first_ns + 10_000_000,
-                    completion_tokens=9,
-                )
-            )  # fmt: skip
-        if next_ns is None:
-            return cell
-        now_ns = max(now_ns + 1, next_ns - LEAD_NS)
+    return play(cell, lambda issue: (issue.due_ns + 10_000_000, issue.due_ns + 20_000_000))
 
 
 def measured_s(cell: OpenLoopCell) -> float:

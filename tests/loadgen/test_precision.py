@@ -1,5 +1,7 @@
 """A cell that stops at a precision: within its bounds, by what it saw, each time the same."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from connector_tax.loadgen import (
     make_offsets,
 )
 from connector_tax.loadgen.cell import OpenLoopCell
-from connector_tax.loadgen.messages import Cancel, Done
+from connector_tax.loadgen.messages import Cancel, Done, Issue
 from connector_tax.loadgen.precision import relative_half_width
 from connector_tax.seeds import named_generator
 from tests.loadgen.fault_server import FaultServer, Pause, good_answer
@@ -30,16 +32,11 @@ def ranks(n: int) -> tuple[int | None, int | None]:
     return order_statistic_ranks(n, 90, 0.95)
 
 
-def simulate(
-    rate: float, cell_rule: CellRule, target: float | None, sigma: float, seed: int
-) -> OpenLoopCell:
-    """A cell on a virtual clock: TTFT and TPOT are lognormal, a look every 250 ms."""
-    offsets = make_offsets("fixed", rate, cell_rule.schedule_s, "unused")
-    precision = None if target is None else PrecisionRule(target, ranks)
-    cell = OpenLoopCell(offsets, [REQUEST] * len(offsets), cell_rule, precision)
-    rng = named_generator(f"{seed}/precision")
-    ttft = np.exp(rng.normal(np.log(2e7), sigma, len(offsets))).astype(int)
-    tpot = np.exp(rng.normal(np.log(1e6), sigma, len(offsets))).astype(int)
+def play(cell: OpenLoopCell, answer: Callable[[Issue], tuple[int, int]]) -> OpenLoopCell:
+    """Run a cell on a virtual clock, a look every 250 ms.
+
+    `answer` gives the times of a request's first and last token in ns.
+    """
     now_ns, next_look_ns = 1_000_000_000, 1_000_000_000 + LOOK_NS
     cell.start(now_ns)
     running: list[Done] = []
@@ -53,18 +50,33 @@ def simulate(
         items, next_ns = cell.step(now_ns, now_ns + LEAD_NS)
         for item in items:
             assert not isinstance(item, Cancel)
-            issue = item[0]
-            first_ns = issue.due_ns + int(ttft[issue.seq])
-            last_ns = first_ns + int(tpot[issue.seq]) * (TOKENS - 1)
+            first_ns, last_ns = answer(item[0])
             running.append(
                 Done(
-                    0, 0, issue.seq, t_first_token_ns=first_ns, t_last_token_ns=last_ns,
+                    0, 0, item[0].seq, t_first_token_ns=first_ns, t_last_token_ns=last_ns,
                     t_done_ns=last_ns, completion_tokens=TOKENS,
                 )
             )  # fmt: skip
         if next_ns is None:
             return cell
         now_ns = max(now_ns + 1, next_ns - LEAD_NS)
+
+
+def simulate(
+    rate: float, cell_rule: CellRule, target: float | None, sigma: float, seed: int
+) -> OpenLoopCell:
+    """A cell whose TTFT and TPOT are lognormal."""
+    offsets = make_offsets("fixed", rate, cell_rule.schedule_s, "unused")
+    precision = None if target is None else PrecisionRule(target, ranks)
+    rng = named_generator(f"{seed}/precision")
+    ttft = np.exp(rng.normal(np.log(2e7), sigma, len(offsets))).astype(int)
+    tpot = np.exp(rng.normal(np.log(1e6), sigma, len(offsets))).astype(int)
+
+    def answer(issue: Issue) -> tuple[int, int]:
+        first_ns = issue.due_ns + int(ttft[issue.seq])
+        return first_ns, first_ns + int(tpot[issue.seq]) * (TOKENS - 1)
+
+    return play(OpenLoopCell(offsets, [REQUEST] * len(offsets), cell_rule, precision), answer)
 
 
 @given(
