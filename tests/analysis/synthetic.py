@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from connector_tax.analysis import reference
+from connector_tax.artifacts.names import METRICS, configuration_of, plain_names
 from connector_tax.seeds import named_generator
-from connector_tax.study_file import METRICS, configuration_of, plain_names
 
 CONFIGURATIONS = (
     "plain",

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts.names import configuration_of, plain_names
 from connector_tax.files import write_json, write_text
-from connector_tax.study_file import configuration_of, plain_names
 from tests.figures.resource_tables import engine_rows, resource_rows
 
 LABELS = {

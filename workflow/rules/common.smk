@@ -69,9 +69,14 @@ def launch_indexes(phase):
 
 
 def modules(room):
-    """The source files of a room: inputs of what is cheap to remake when its code changes."""
-    folder = Path(workflow.basedir, "scripts/connector_tax", room)
-    return sorted(str(path) for path in folder.iterdir() if path.is_file())
+    """The source files of a room and of what it reads: inputs of what is cheap to remake when its code changes."""
+    package = Path(workflow.basedir, "scripts/connector_tax")
+    return sorted(
+        str(path)
+        for name in (room, "artifacts")
+        for path in (package / name).iterdir()
+        if path.is_file()
+    )
 
 
 def launch_priority(phase):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from connector_tax.artifacts.names import METRICS, REFERENCES
 from connector_tax.files import write_json
-from connector_tax.study_file import METRICS, REFERENCES
 
 RESAMPLES = 2000
 STATISTICS: dict[str, Any] = {

@@ -17,7 +17,7 @@ from connector_tax.analysis.bootstrap import Floats, bootstrap_p
 from connector_tax.analysis.ingest import Cell, CellKey, Study
 from connector_tax.analysis.overload import Overload, joined, mark
 from connector_tax.analysis.samples import LogSample
-from connector_tax.study_file import PLAIN, configuration_of
+from connector_tax.artifacts.names import PLAIN, configuration_of
 
 MIN_BLOCKS_FOR_VERDICT = 3
 ONE_LAUNCH = "one launch; launches not included"

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import (
+    CELL_STATUSES,
+    LAUNCH_STATUSES,
+    PHASES,
+    Launch,
+    configuration_of,
+    launched_plains,
+)
+from connector_tax.artifacts.study_file import read_study
 from connector_tax.files import ArtifactError, read_json, sha256_file
-from connector_tax.study_file import configuration_of, launched_plains, read_study
-
-PHASES = ("A", "B", "Bp")
-LAUNCH_STATUSES = ("done", "skipped", "failed")
-CELL_STATUSES = ("valid", "void", "skipped", "missing")
 
 
 class CellKey(NamedTuple):
@@ -93,7 +98,7 @@ class Cell:
 
     def file(self, kind: str) -> Path:
         """The path of the cell's `requests`, `metrics` or `engine_step` file."""
-        return self.folder / f"{kind}_{self.key.phase}_{self.key.cell}.jsonl"
+        return self.folder / paths.cell_log(kind, self.key.phase, self.key.cell)
 
     def sha256(self, kind: str) -> str | None:
         """What the index vouches for as that file's hash; None when it does not list the file."""
@@ -155,8 +160,8 @@ def load_cells(study: Study, phase: str, rate_rps: float | None = None) -> list[
 def _launch_cells(
     study: Study, phase: str, config: str, block: int, rate_rps: float | None
 ) -> list[Cell]:
-    folder = study.root / "runs" / config / f"block{block}" / phase
-    path = folder / "index.json"
+    folder = Launch(config, block, phase).folder(study.root)
+    path = folder / paths.INDEX
     if not path.exists():
         index: dict[str, Any] = {
             "status": "missing",
@@ -229,7 +234,7 @@ def _cell(
     rate = planned["rate_rps"] if planned["rate_rps"] is not None else index["rate_rps"]
     if status in ("valid", "void"):
         assert entry is not None
-        path = folder / key.cell / f"cell_{key.phase}_{key.cell}.json"
+        path = folder / key.cell / paths.cell_record(key.phase, key.cell)
         record = read_json(path)
         _check_record(record, path, key, status, entry)
         rate = record["schedule"]["rate_rps"]
@@ -255,7 +260,7 @@ def _status(
         return status, index["reason"] or "the launch's index.json does not list the cell"
     if entry["status"] not in CELL_STATUSES:
         raise ArtifactError(
-            f"{folder / 'index.json'}: cells: {entry['cell']}: status is {entry['status']!r};"
+            f"{folder / paths.INDEX}: cells: {entry['cell']}: status is {entry['status']!r};"
             f" allowed: {', '.join(CELL_STATUSES)}"
         )
     if entry["status"] == "missing" and index["status"] == "failed":
@@ -269,7 +274,7 @@ def _check_record(
     record: Any, path: Path, key: CellKey, status: str, entry: Mapping[str, Any]
 ) -> None:
     if path.name not in entry["files"]:
-        raise ArtifactError(f"{path.parent.parent / 'index.json'}: no hash of {path.name}")
+        raise ArtifactError(f"{path.parent.parent / paths.INDEX}: no hash of {path.name}")
     if sha256_file(path) != entry["files"][path.name]:
         raise ArtifactError(
             f"{path}: sha256 is not what index.json says: the file changed after it was measured"

@@ -10,9 +10,9 @@ from typing import Any
 
 from connector_tax.analysis.block_model import LaunchId
 from connector_tax.analysis.ingest import Cell
+from connector_tax.artifacts import paths
 from connector_tax.files import ArtifactError, read_json, sha256_file
 
-RESOURCES, SETTINGS = "resources.json", "settings.json"
 NOT_RECORDED = "not recorded: measured before launches kept it"
 
 
@@ -46,7 +46,7 @@ def read_launch_records(cells: Sequence[Cell]) -> list[LaunchRecords]:
 
 def _records(launch: LaunchId, cells: Sequence[Cell]) -> LaunchRecords:
     folder = cells[0].folder.parent
-    path = folder / "index.json"
+    path = folder / paths.INDEX
     listed: Mapping[str, str] = {}
     measured = [cell for cell in cells if cell.status in ("valid", "void")]
     reason = None if measured else cells[0].reason
@@ -55,13 +55,14 @@ def _records(launch: LaunchId, cells: Sequence[Cell]) -> LaunchRecords:
         listed = index.get("files", {})
         if "files" not in index:
             reason = reason or NOT_RECORDED
+    settings = _read(folder / paths.SETTINGS, listed)
     return LaunchRecords(
         launch=launch,
         configuration=cells[0].configuration,
         cells={cell.key.cell: cell for cell in cells},
-        resources=_read(folder / RESOURCES, listed),
-        settings=None if SETTINGS not in listed else _read(folder / SETTINGS, listed)["settings"],
-        reason=reason or (None if RESOURCES in listed else "the server was never ready"),
+        resources=_read(folder / paths.RESOURCES, listed),
+        settings=None if settings is None else settings["settings"],
+        reason=reason or (None if paths.RESOURCES in listed else "the server was never ready"),
     )
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from connector_tax.analysis.ingest import Cell, Study, load_cells, load_study
 from connector_tax.analysis.measure import measure_requests
 from connector_tax.analysis.samples import METRICS
+from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import read_json
 
@@ -67,7 +68,7 @@ def spread_table(cells: Sequence[Cell]) -> Table:
 
 
 def _threads(cell: Cell) -> str:
-    attempts = read_json(cell.folder.parent / "index.json")["attempts"]
+    attempts = read_json(cell.folder.parent / paths.INDEX)["attempts"]
     threads = attempts[-1]["server_threads"] if attempts else []
     return ", ".join(f"{t['name']} {t['cpu_s']:.1f}" for t in threads[:THREADS])
 

@@ -29,6 +29,7 @@ from connector_tax.analysis.quiet import (
     undisturbed,
 )
 from connector_tax.analysis.records import REQUESTS, empty_frame, read_records
+from connector_tax.artifacts import paths
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 
 WAITING = "vllm:num_requests_waiting"
@@ -282,16 +283,18 @@ def summarise_cell(
     Raises:
         ArtifactError: a file is missing or malformed.
     """
-    paths = sorted(cell_dir.glob("cell_*.json"))
-    if len(paths) != 1:
-        raise ArtifactError(f"{cell_dir}: found {len(paths)} files cell_*.json, wanted 1")
-    record = read_json(paths[0])
-    name = f"requests_{record['phase']}_{record['cell']}.jsonl"
+    records = sorted(cell_dir.glob("cell_*.json"))
+    if len(records) != 1:
+        raise ArtifactError(f"{cell_dir}: found {len(records)} files cell_*.json, wanted 1")
+    record = read_json(records[0])
+    requests_file, _, _, machine_file = (
+        cell_dir / paths.cell_log(kind, record["phase"], record["cell"]) for kind in paths.CELL_LOGS
+    )
     chunks = None
     if (quiet := record.get("quiet")) is not None:
-        machine = read_machine(cell_dir / name.replace("requests", "machine", 1), None)
+        machine = read_machine(machine_file, None)
         chunks = judge_chunks(machine.t_ns, machine.memory_ns, quiet["rule"])
-    requests = read_requests(cell_dir / name, None, record["window"], chunks)
+    requests = read_requests(requests_file, None, record["window"], chunks)
     return request_columns(requests, confidence, p99_min_samples)
 
 

@@ -19,6 +19,7 @@ from connector_tax.analysis.ingest import Cell, Study, load_cells
 from connector_tax.analysis.measure import measure_machine, measure_requests
 from connector_tax.analysis.quiet import Chunks, Machine, judge_chunks, undisturbed
 from connector_tax.analysis.records import REQUESTS, read_records
+from connector_tax.artifacts import paths
 from connector_tax.files import ArtifactError, read_json
 
 Floats = NDArray[np.float64]
@@ -191,7 +192,7 @@ def spreads(
     """
     whole = [np.ones(len(c.start_ns), np.bool_) for c in cells]
     yield _spread("nothing", cells, whole)
-    environment = read_json(study.root / "environment.json")
+    environment = read_json(study.root / paths.ENVIRONMENT)
     level = environment.get("quiet_level", {}).get("memory_ns")
     for factor in factors:
         chosen = {**rule, "max_factor": factor}

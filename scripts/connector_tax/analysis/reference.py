@@ -15,9 +15,10 @@ from typing import Any
 from connector_tax.analysis.ingest import Cell, CellKey, Study, load_cells, load_study
 from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.saturation import Judgement, Load, combine, judge, judge_sweep, load_of
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import configuration_of
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_json
-from connector_tax.study_file import configuration_of
 
 Sweep = dict[float, Judgement]
 States = dict[str, dict[float, bool | None]]
@@ -174,7 +175,7 @@ def _write_rates(arguments: argparse.Namespace) -> None:
     study = load_study(arguments.study)
     cells = load_cells(study, "A")
     rates = reference_rates(study, cells, judge_launches(study, cells, read_loads(cells)))
-    write_json(study.root / "reference_rates.json", rates)
+    write_json(study.root / paths.REFERENCE_RATES, rates)
     print(f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s")
 
 

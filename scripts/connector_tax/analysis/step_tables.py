@@ -21,7 +21,7 @@ from connector_tax.analysis.steps import (
     step_cdf,
     step_columns,
 )
-from connector_tax.study_file import PLAIN
+from connector_tax.artifacts.names import PLAIN
 
 CALLBACK_TAX = "tax_callback_p50"
 TAXES = ("tax_step_p50", "tax_engine_step_p50", CALLBACK_TAX, "unattributed")

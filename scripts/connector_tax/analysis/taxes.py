@@ -11,9 +11,9 @@ from typing import Any
 from connector_tax.analysis.block_model import Estimate, dunnett_p, sidak
 from connector_tax.analysis.blocks_needed import blocks_needed
 from connector_tax.analysis.effects import Effect, TaxTable, WeightedTax
-from connector_tax.analysis.ingest import PHASES, Study, merged_reasons
+from connector_tax.analysis.ingest import Study, merged_reasons
 from connector_tax.analysis.samples import METRICS
-from connector_tax.study_file import PLAIN, configuration_of
+from connector_tax.artifacts.names import PHASES, PLAIN, configuration_of
 
 TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"

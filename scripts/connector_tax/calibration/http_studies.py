@@ -12,6 +12,8 @@ from connector_tax.analysis.aggregate import measure, sample_cells
 from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.ingest import Cell, Study, load_cells, load_study
 from connector_tax.analysis.taxes import Tables, tax_rows
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import launched_plains
 from connector_tax.calibration import harness
 from connector_tax.calibration.design import PHASE, RATE_RPS, study_document
 from connector_tax.calibration.live import measure_launch
@@ -19,7 +21,6 @@ from connector_tax.calibration.studies import METRICS
 from connector_tax.calibration.truth import TrueTax
 from connector_tax.files import write_json
 from connector_tax.study.design import launches
-from connector_tax.study_file import launched_plains
 
 TAXED = "step_tax_240us"
 # Short cells: a launch's start-up takes most of its time either way.
@@ -59,8 +60,8 @@ def _study(document: dict[str, Any], number: int, folder: Path) -> HttpStudy:
             shutil.rmtree(launch.folder(folder))
             live = measure_launch(document, launch, folder)
         errors[launch.config, launch.block] = harness.errors(live)
-    write_json(folder / "study.json", document)
-    study = load_study(folder / "study.json")
+    write_json(folder / paths.STUDY, document)
+    study = load_study(folder / paths.STUDY)
     cells = load_cells(study, PHASE)
     states = [
         {

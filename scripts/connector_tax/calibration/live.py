@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import Launch
 from connector_tax.calibration.design import PHASE
 from connector_tax.engine.truth import LaunchTruth, RequestTruth
 from connector_tax.files import read_jsonl, sha256_file, write_json
 from connector_tax.study import cell as cells
-from connector_tax.study.design import Launch
 from connector_tax.study.processes import ServerProcesses
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server, affinity_plan, command_for, free_port, server_cpus
@@ -71,7 +72,7 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
             on_progress=lambda _: None,
         )
     _write_index(document, launch, folder, record)
-    requests = folder / planned["cell"] / f"requests_{PHASE}_{planned['cell']}.jsonl"
+    requests = folder / planned["cell"] / paths.cell_log("requests", PHASE, planned["cell"])
     return LiveCell(record, list(read_jsonl(requests)), read_truth(folder / TRUTH_LOG))
 
 
@@ -89,9 +90,9 @@ def _write_index(
     document: Mapping[str, Any], launch: Launch, folder: Path, record: Mapping[str, Any]
 ) -> None:
     name = record["cell"]
-    own = cells.cell_file(PHASE, name)
+    own = paths.cell_record(PHASE, name)
     write_json(
-        folder / "index.json",
+        folder / paths.INDEX,
         {
             "config": launch.config,
             "configuration": launch.configuration,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
 from connector_tax.calibration.coverage import BLOCKS
 from connector_tax.calibration.design import ARRIVALS, NOISY, study_document
 from connector_tax.calibration.figure import draw
@@ -30,8 +31,8 @@ def write(out: Path) -> str:
     write_text(out / "calibration.txt", text)
     if "virtual" in found:
         document = study_document(ARRIVALS[0], found["virtual"]["seed"], max(BLOCKS))
-        write_json(out / "study.json", document)
-        picture = draw(Study(out / "study.json"), found["virtual"])
+        write_json(out / paths.STUDY, document)
+        picture = draw(Study(out / paths.STUDY), found["virtual"])
         save(picture, out, "calibration", "Calibration: coverage and power")
     return text
 

@@ -15,6 +15,7 @@ from connector_tax.analysis.ingest import Cell, CellKey, Study
 from connector_tax.analysis.measure import Requests, read_requests
 from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.taxes import Tables, tax_rows
+from connector_tax.artifacts.names import Launch, configuration_of
 from connector_tax.calibration.design import (
     CELL,
     PHASE,
@@ -27,8 +28,7 @@ from connector_tax.calibration.design import (
 from connector_tax.calibration.virtual import request_records, serve
 from connector_tax.engine.config import EngineConfig
 from connector_tax.loadgen import make_offsets
-from connector_tax.study.design import Launch, launch_seed, launches
-from connector_tax.study_file import configuration_of
+from connector_tax.study.design import launch_seed, launches
 
 ORIGIN_NS = 10**15
 NS = 1_000_000_000

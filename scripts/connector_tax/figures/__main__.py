@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import Study
@@ -23,7 +24,7 @@ def _draw(arguments: argparse.Namespace) -> None:
     study = Study(arguments.study)
     for name in arguments.names:
         module = import_module(f"connector_tax.figures.{name}")
-        style.save(module.draw(study), study.root / "figures", name, module.TITLE)
+        style.save(module.draw(study), study.root / paths.FIGURES, name, module.TITLE)
 
 
 if __name__ == "__main__":

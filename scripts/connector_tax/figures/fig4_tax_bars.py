@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from connector_tax.artifacts.names import REFERENCES
 from connector_tax.figures import bars, style
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import Study, TaxRow
-from connector_tax.study_file import REFERENCES
 
 TITLE = "Figure 4: tax on TTFT p90 and TPOT p90 at the reference rates"
 CAPTION = (

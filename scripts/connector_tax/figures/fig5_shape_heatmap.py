@@ -12,10 +12,10 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from connector_tax.artifacts.names import PLAIN
 from connector_tax.figures import bars, style
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import Study, TaxRow
-from connector_tax.study_file import PLAIN
 
 TITLE = "Figure 5: TTFT p90 tax by input and output length"
 CAPTION = (

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from connector_tax.artifacts.names import PLAIN
 from connector_tax.figures import bars, style
 from connector_tax.figures.rates import n_range, plain_number
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StepTaxRow, Study
-from connector_tax.study_file import PLAIN
 
 TITLE = "Figure 6: step duration at ref_safe"
 CAPTION = (

@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from connector_tax.artifacts.names import REFERENCES
 from connector_tax.figures import style
 from connector_tax.figures.marks import Mark
 from connector_tax.figures.tables import POOLED, AggregateRow, Study
-from connector_tax.study_file import REFERENCES
 
 CRITERIA = ("throughput_ratio", "waiting", "ttft_ratio")
 COLUMNS = (

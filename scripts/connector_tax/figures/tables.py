@@ -14,8 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PLAIN, launched_plains
+from connector_tax.artifacts.study_file import read_study
 from connector_tax.files import ArtifactError, read_json
-from connector_tax.study_file import PLAIN, launched_plains, read_study
 
 POOLED = "all"
 
@@ -353,51 +355,51 @@ class Study:
 
     @cached_property
     def aggregate(self) -> list[AggregateRow]:
-        return read_table(self.root / "analysis" / "aggregate.csv", AggregateRow)
+        return read_table(self.root / paths.ANALYSIS / paths.AGGREGATE, AggregateRow)
 
     @cached_property
     def taxes(self) -> list[TaxRow]:
-        return read_table(self.root / "analysis" / "taxes.csv", TaxRow)
+        return read_table(self.root / paths.ANALYSIS / paths.TAXES, TaxRow)
 
     @cached_property
     def amplification(self) -> list[AmplificationRow]:
-        return read_table(self.root / "analysis" / "amplification.csv", AmplificationRow)
+        return read_table(self.root / paths.ANALYSIS / paths.AMPLIFICATION, AmplificationRow)
 
     @cached_property
     def step_taxes(self) -> list[StepTaxRow]:
-        return read_table(self.root / "analysis" / "step_taxes.csv", StepTaxRow)
+        return read_table(self.root / paths.ANALYSIS / paths.STEP_TAXES, StepTaxRow)
 
     @cached_property
     def hooks(self) -> list[HookRow]:
-        return read_table(self.root / "analysis" / "hooks.csv", HookRow)
+        return read_table(self.root / paths.ANALYSIS / paths.HOOKS, HookRow)
 
     @cached_property
     def step_cdf(self) -> list[StepPoint]:
-        return read_table(self.root / "analysis" / "step_cdf.csv", StepPoint)
+        return read_table(self.root / paths.ANALYSIS / paths.STEP_CDF, StepPoint)
 
     @cached_property
     def resources(self) -> list[ResourceRow]:
-        return read_table(self.root / "analysis" / "resources.csv", ResourceRow)
+        return read_table(self.root / paths.ANALYSIS / paths.RESOURCE_TABLE, ResourceRow)
 
     @cached_property
     def engine(self) -> list[EngineRow]:
-        return read_table(self.root / "analysis" / "engine.csv", EngineRow)
+        return read_table(self.root / paths.ANALYSIS / paths.ENGINE_TABLE, EngineRow)
 
     @cached_property
     def hypotheses(self) -> dict[str, Any]:
-        return typing.cast(dict[str, Any], read_json(self.root / "analysis" / "hypotheses.json"))
+        return typing.cast(dict[str, Any], read_json(self.root / paths.ANALYSIS / paths.HYPOTHESES))
 
     @cached_property
     def reference(self) -> dict[str, Any]:
-        return typing.cast(dict[str, Any], read_json(self.root / "reference_rates.json"))
+        return typing.cast(dict[str, Any], read_json(self.root / paths.REFERENCE_RATES))
 
     @cached_property
     def patch(self) -> dict[str, Any]:
-        return typing.cast(dict[str, Any], read_json(self.root / "patch" / "patch_status.json"))
+        return typing.cast(dict[str, Any], read_json(self.root / paths.PATCH_STATUS))
 
     @cached_property
     def preflight(self) -> dict[str, Any]:
-        path = self.root / "preflight" / "preflight_status.json"
+        path = self.root / paths.PREFLIGHT_STATUS
         return typing.cast(dict[str, Any], read_json(path))
 
     def pooled(self, phase: str) -> dict[tuple[str, str], AggregateRow]:

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
 from connector_tax.figures.tables import Study
 from connector_tax.files import write_text
@@ -17,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _write_report(arguments: argparse.Namespace) -> None:
     study = Study(arguments.study)
-    write_text(study.root / "report.html", render(study))
+    write_text(study.root / paths.REPORT, render(study))
 
 
 if __name__ == "__main__":

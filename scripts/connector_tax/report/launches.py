@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import names, paths
 from connector_tax.figures.tables import Study
 from connector_tax.files import read_json
 
@@ -57,21 +58,21 @@ def read_launches(study: Study) -> list[Launch]:
 
 
 def _launch(study: Study, phase: str, position: int, config: str, block: int) -> Launch:
-    relative = Path("runs") / config / f"block{block}" / phase
+    relative = names.Launch(config, block, phase).folder(Path())
     planned = [cell["cell"] for cell in study.document["cells"][phase]]
-    if not (study.root / relative / "index.json").exists():
+    if not (study.root / relative / paths.INDEX).exists():
         cells = [CellState(name, "missing", "no index.json", None, None) for name in planned]
         reason = "no index.json: not measured"
         return Launch(
             phase, config, block, position, "missing", reason, None, "", ("", ""), {}, cells
         )
-    index = read_json(study.root / relative / "index.json")
+    index = read_json(study.root / relative / paths.INDEX)
     states = {entry["cell"]: entry for entry in index["cells"]}
     cells = [_cell(study, relative, phase, name, states.get(name), index) for name in planned]
     started = [c.record["window"]["started_utc"] for c in cells if c.record]
     return Launch(
         phase, config, block, position, index["status"], index["reason"] or "",
-        (relative / "index.json").as_posix(), min(started, default=""),
+        (relative / paths.INDEX).as_posix(), min(started, default=""),
         (index["started_utc"], index["ended_utc"]), index["timing"], cells,
     )  # fmt: skip
 
@@ -84,7 +85,7 @@ def _cell(
     entry: dict[str, Any] | None,
     index: dict[str, Any],
 ) -> CellState:
-    path = relative / name / f"cell_{phase}_{name}.json"
+    path = relative / name / paths.cell_record(phase, name)
     record = read_json(study.root / path) if (study.root / path).exists() else None
     link = path.as_posix() if record is not None else None
     if entry is None:

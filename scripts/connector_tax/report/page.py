@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from connector_tax.artifacts.names import PLAIN, REFERENCES
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import POOLED, Study, TaxRow
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.report import launches as runs
 from connector_tax.report import resources, steps, text
-from connector_tax.study_file import PLAIN, REFERENCES
 
 HEADLINE_CONFIG = "mooncake_both"
 LEAD_FIGURE = "fig9_forest"

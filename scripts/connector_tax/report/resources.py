@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from connector_tax.artifacts.names import PLAIN
 from connector_tax.figures.fig10_resources import PANELS, decimals, number_text
 from connector_tax.figures.tables import EngineRow, ResourceRow, Study
-from connector_tax.study_file import PLAIN
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from connector_tax.artifacts.names import REFERENCES
 from connector_tax.figures.tables import HookRow, StepTaxRow, Study
 from connector_tax.report import text
-from connector_tax.study_file import REFERENCES
 
 SHOWN_US = 1.0  # hooks below this mean per step are in hooks.csv alone
 METRICS = {

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PHASES
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import read_json, write_json
-from connector_tax.study.design import PHASES, launches
+from connector_tax.study.design import launches
 
 
 def failed_launches(study_file: Path) -> list[tuple[Path, str]]:
@@ -20,7 +22,7 @@ def failed_launches(study_file: Path) -> list[tuple[Path, str]]:
     failed = []
     for phase in PHASES:
         for launch in launches(study, phase):
-            path = launch.folder(study_file.parent) / "index.json"
+            path = launch.folder(study_file.parent) / paths.INDEX
             index = read_json(path)
             if index["status"] == "failed":
                 failed.append((path, index["reason"]))
@@ -40,7 +42,7 @@ def _conclude(arguments: argparse.Namespace) -> int:
         write_json(arguments.out, {"complete": True})
         return 0
     for path, reason in failed:
-        path.rename(path.with_name("index.failed.json"))
+        path.rename(path.with_name(paths.FAILED_INDEX))
         print(f"MISSING {path.parent}: {reason}", file=sys.stderr)
     print(
         f"{len(failed)} launches failed. Figures and report show the study without their cells; "

@@ -24,6 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
@@ -31,7 +33,7 @@ from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study import cell as cells
 from connector_tax.study.child import ChildError
-from connector_tax.study.design import PHASES, Launch, cell_order, launches
+from connector_tax.study.design import cell_order, launches
 from connector_tax.study.guard import (
     DeviceBusyError,
     device_lock,
@@ -56,7 +58,7 @@ from connector_tax.study.server import (
     hide_root,
     server_cpus,
 )
-from connector_tax.study.server_use import RESOURCES, SETTINGS, ServerUse, records_of
+from connector_tax.study.server_use import ServerUse, records_of
 from connector_tax.study.steplog import StepLog
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
@@ -344,7 +346,7 @@ class LaunchDriver:
 
     def _new_attempt(self) -> dict[str, Any]:
         number = len(self._attempts) + 1
-        for name in ("launch.sh", RESOURCES, SETTINGS, *LOGS):
+        for name in ("launch.sh", paths.RESOURCES, paths.SETTINGS, *LOGS):
             if (self.folder / name).exists():
                 stem, suffix = name.rsplit(".", 1)
                 (self.folder / name).rename(self.folder / f"{stem}.attempt{number - 1}.{suffix}")
@@ -368,7 +370,7 @@ class LaunchDriver:
             return {"cell": name, "status": "skipped", "reason": saturated, "files": {}}
         if content is None:
             return {"cell": name, "status": "missing", "reason": reason, "files": {}}
-        own = cells.cell_file(self.launch.phase, name)
+        own = paths.cell_record(self.launch.phase, name)
         return {
             "cell": name,
             "status": "valid" if content["valid"] else "void",

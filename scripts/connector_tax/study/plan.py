@@ -15,9 +15,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import read_json
-from connector_tax.study.design import PHASES, Launch, cell_order, launches, successes_wanted
+from connector_tax.study.design import cell_order, launches, successes_wanted
 
 # Start-up seconds assumed until a launch of this study has shown its own.
 ASSUMED_STARTUP_S = {"embedded": 2.0, "vllm": 40.0}
@@ -36,7 +38,7 @@ class PlannedCell:
 
 def reference_rate(folder: Path, phase: str) -> float | None:
     """The rate of a phase from reference_rates.json; None before it is known, and for Phase A."""
-    path = folder / "reference_rates.json"
+    path = folder / paths.REFERENCE_RATES
     if phase == "A" or not path.exists():
         return None
     rate: float | None = read_json(path)["ref_safe" if phase == "B" else "ref_load"]
@@ -60,7 +62,7 @@ def launch_overhead_s(study: Mapping[str, Any], folder: Path) -> float:
     """Expected seconds of a launch beside its cells: start-up, as seen so far, and release."""
     seen = [
         attempt["startup_s"]
-        for path in folder.glob("runs/*/block*/*/index.json")
+        for path in folder.glob(f"{paths.RUNS}/*/block*/*/{paths.INDEX}")
         for attempt in read_json(path)["attempts"]
         if attempt.get("startup_s") is not None
     ]
@@ -75,7 +77,7 @@ def planned_cells(study: Mapping[str, Any], folder: Path) -> Iterator[PlannedCel
         rate = reference_rate(folder, phase)
         for launch in launches(study, phase):
             path = launch.folder(folder)
-            index = read_json(path / "index.json") if (path / "index.json").exists() else None
+            index = read_json(path / paths.INDEX) if (path / paths.INDEX).exists() else None
             states = {cell["cell"]: cell for cell in index["cells"]} if index else {}
             for cell in cell_order(study, launch):
                 name = cell["cell"]
@@ -98,7 +100,7 @@ def _state(
         return {"valid": "done"}.get(entry["status"], entry["status"]), entry["reason"] or ""
     if index is not None:
         return "failed", index["reason"] or ""
-    path = folder / cell / f"cell_{phase}_{cell}.json"
+    path = folder / cell / paths.cell_record(phase, cell)
     if path.exists():
         content = read_json(path)
         return ("done", "") if content["valid"] else ("void", "; ".join(content["void_reasons"]))

@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
 from connector_tax.loadgen.affinity import (
@@ -29,7 +30,7 @@ from connector_tax.loadgen.affinity import (
     plan_affinity,
     read_topology,
 )
-from connector_tax.study.design import Launch, launch_seed
+from connector_tax.study.design import launch_seed
 from connector_tax.study.guard import LAUNCH_VARIABLE, die_with_parent, kill_leftovers
 from connector_tax.study.server_environment import unset_lines
 from connector_tax.vllm.launch import (
