@@ -1,6 +1,6 @@
 """What the yardstick tells of a real study, and what sampling costs.
 
-`explain` reads a study's plain launches (analysis.quiet_effect). `cost` launches plain and serves
+`explain` reads a study's plain launches (quiet_effect). `cost` launches plain and serves
 one long cell at the study's first rate; in segments that alternate on-off-off-on or off-on-on-off
 the watching process is stopped (SIGSTOP) and continued. A request belongs to the segment it was
 due in, if it ended there; a segment's value is the median of its requests, a block's the logarithm
@@ -27,12 +27,12 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
+from benchmarks.quiet_effect import NAMES, explained, spreads, watched_cells
 from connector_tax.analysis.ingest import load_study
-from connector_tax.analysis.quiet_effect import NAMES, explained, spreads, watched_cells
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.loadgen import CellResult, Progress, make_offsets
-from connector_tax.provenance.environment import cpu
+from connector_tax.machine import cpu
 from connector_tax.study.cell import cell_rule, load_generator
 from connector_tax.study.design import Launch
 from connector_tax.study.guard import DeviceBusyError, device_lock
@@ -54,7 +54,7 @@ def explain(
     steals: Sequence[float],
     percentile: float | None,
 ) -> None:
-    """Print the tables of analysis.quiet_effect for one study."""
+    """Print the tables of quiet_effect for one study."""
     study = load_study(study_file)
     cells = watched_cells(study)
     first = cells[0].cell.record
@@ -135,7 +135,7 @@ def _launch(
     launch = Launch("plain", number, "A")
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(
-            gated_server(study, launch, "bench_quiet", folder, lambda _: None, None)
+            gated_server(study, launch, "quiet", folder, lambda _: None, None)
         )
         if plan.enabled:
             stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
@@ -152,7 +152,7 @@ def _launch(
         rule = replace(rule, floor_s=whole_s, cap_s=whole_s, min_completed=0)
         arrivals = study["config"]["arrivals"]
         offsets = make_offsets(
-            arrivals["process"], rate, rule.warmup_s + whole_s, f"{number}/bench_quiet",
+            arrivals["process"], rate, rule.warmup_s + whole_s, f"{number}/quiet",
             gamma_shape=arrivals["gamma_shape"],
         )  # fmt: skip
         model, vocabulary = served_model(study["config"]["engine"])
@@ -160,7 +160,7 @@ def _launch(
         requests = planned_requests(
             model=model, vocab_size=vocabulary, input_tokens=sweep["input_tokens"],
             output_tokens=sweep["output_tokens"], count=len(offsets), seed=study["seed"],
-            name=f"bench_quiet/{number}",
+            name=f"quiet/{number}",
         )  # fmt: skip
         switch = _Switch(watch.pid, blocks)
         began, used = time.monotonic(), _cpu_s(watch.pid)
@@ -227,9 +227,7 @@ def _table(title: str, *headings: str) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Judge the yardstick on a study, or measure what it costs."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.study.bench_quiet", description=main.__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quiet", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     offline = commands.add_parser("explain", help="variance explained, spread by rule")
     offline.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
