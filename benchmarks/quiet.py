@@ -42,13 +42,17 @@ from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server_command import affinity_plan, served_model
 
 FACTORS = (1.1, 1.2, 1.3, 1.5, 2.0)
+STEALS = (0.01, 0.02, 0.03, 0.05, 0.1)
 SEGMENT_S = 2.0
 # Of a segment's beginning, left out: the watching process takes its first sample anew.
 SETTLE_NS = 300_000_000
 
 
 def explain(
-    study_file: Path, factors: Sequence[float], chunk_ms: float | None, percentile: float | None
+    study_file: Path,
+    factors: Sequence[float],
+    steals: Sequence[float],
+    percentile: float | None,
 ) -> None:
     """Print the tables of quiet_effect for one study."""
     study = load_study(study_file)
@@ -56,21 +60,20 @@ def explain(
     first = cells[0].cell.record
     assert first is not None
     rule = dict(first["quiet"]["rule"])
-    rule |= {} if chunk_ms is None else {"chunk_ms": chunk_ms}
     rule |= {} if percentile is None else {"chunk_percentile": percentile}
     console = Console(width=110)
-    table = _table("variance that the yardstick explains", "level", "samples", "metric", "n", "r",
-                   "explained")  # fmt: skip
+    title = "variance that the watched machine explains"
+    table = _table(title, "level", "watched", "metric", "n", "r", "explained")
     for row in explained(cells):
         shown = [f"{row.r:+.2f}", f"{row.r**2:.0%}"]
-        table.add_row(row.level, row.samples, row.metric, str(row.n), *shown)
+        table.add_row(row.level, row.watched, row.metric, str(row.n), *shown)
     console.print(table)
     title = (
-        f"between launches of plain (chunks of {rule['chunk_ms']:g} ms by their "
-        f"{rule['chunk_percentile']:g}th percentile): standard deviation, A/A half-width"
+        f"between launches of plain (chunks by their {rule['chunk_percentile']:g}th percentile): "
+        "standard deviation, A/A half-width"
     )
     table = _table(title, "left out", "kept", "launches", *NAMES)
-    for spread in spreads(study, cells, factors, rule):
+    for spread in spreads(cells, factors, steals, rule):
         numbers = [f"{spread.sd[name]:.1%} {spread.half_width[name]:.1%}" for name in NAMES]
         table.add_row(spread.rule, f"{spread.kept:.0%}", str(spread.launches), *numbers)
     console.print(table)
@@ -134,9 +137,6 @@ def _launch(
         server = stack.enter_context(
             gated_server(study, launch, "quiet", folder, lambda _: None, None)
         )
-        if plan.enabled:
-            stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
-            os.sched_setaffinity(0, plan.loadgen)
         if plan.enabled:
             stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
             os.sched_setaffinity(0, plan.loadgen)
@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     offline = commands.add_parser("explain", help="variance explained, spread by rule")
     offline.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
     offline.add_argument("--factors", type=float, nargs="+", default=FACTORS)
-    offline.add_argument("--chunk-ms", type=float, help="default: the study's")
+    offline.add_argument("--steals", type=float, nargs="+", default=STEALS)
     offline.add_argument("--chunk-percentile", type=float, help="default: the study's")
     live = commands.add_parser("cost", help="sampling on and off within launches of plain")
     live.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
@@ -243,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.command == "explain":
-        explain(arguments.study, arguments.factors, arguments.chunk_ms, arguments.chunk_percentile)
+        explain(arguments.study, arguments.factors, arguments.steals, arguments.chunk_percentile)
     else:
         cost(read_json(arguments.study), arguments.launches, arguments.blocks)
 
