@@ -21,7 +21,7 @@ from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.study.guard import DeviceBusyError, device_lock
 from connector_tax.study.preflight import GateError, gated_server, steps_of
 from connector_tax.study.probe import OVERLAY
-from connector_tax.study.server import without_root
+from connector_tax.study.server_command import without_root
 from connector_tax.vllm import overlay
 
 
