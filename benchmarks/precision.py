@@ -46,7 +46,8 @@ from connector_tax.loadgen.generator import PROGRESS_S
 from connector_tax.loadgen.messages import Cancel, Done
 from connector_tax.machine import cpu
 from connector_tax.study.cell import cell_rule
-from connector_tax.study.design import cell_order, launch_seed, launches, resolve
+from connector_tax.study.design import cell_order, launch_seed, resolve
+from connector_tax.artifacts.study_file import launches
 from connector_tax.study.plan import launch_overhead_s
 from connector_tax.study.precision import precision_rule, saturation_skips
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from connector_tax.config import ROOT, ConfigError, check_study, load_configurations, load_yaml
-from connector_tax.figures.marks import DESIGN_MARKS, SPARE_MARKS
+from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS
 
 KNOWN = list(load_configurations(ROOT / "config" / "configurations.yaml"))
 

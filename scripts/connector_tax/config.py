@@ -185,7 +185,7 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
 
 def _check_marks(configurations: Sequence[str], source: str) -> None:
     # Imported late: a launch checks no configuration.
-    from connector_tax.figures.marks import DESIGN_MARKS, SPARE_MARKS, unmarked
+    from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS, unmarked
 
     if left := unmarked(configurations):
         raise ConfigError(

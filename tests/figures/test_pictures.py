@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from connector_tax.figures import style
-from connector_tax.figures.marks import DESIGN_MARKS, SPARE_MARKS
+from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import Study

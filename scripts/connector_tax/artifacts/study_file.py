@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from connector_tax.artifacts.names import METRICS, REFERENCES
+from connector_tax.artifacts.names import METRICS, REFERENCES, Launch
 from connector_tax.files import ArtifactError, read_json
 
 
@@ -25,6 +25,11 @@ def read_study(path: Path) -> dict[str, Any]:
     if isinstance(config, dict) and "closing_plain" in config:
         document["config"] = _present_form(config)
     return document
+
+
+def launches(study: Mapping[str, Any], phase: str) -> list[Launch]:
+    """The launches of a phase in run order."""
+    return [Launch(e["config"], e["block"], phase) for e in study["run_order"][phase]]
 
 
 def _present_form(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from connector_tax.calibration.coverage import BLOCKS, KEYS, POWER, TARGET
 from connector_tax.calibration.design import ARRIVALS, STEP_TAX_US
 from connector_tax.calibration.studies import METRICS
-from connector_tax.figures.marks import Mark
+from connector_tax.marks import Mark
 from connector_tax.figures.style import (
     BAND,
     MUTED,

@@ -20,7 +20,7 @@ from connector_tax.calibration.live import measure_launch
 from connector_tax.calibration.studies import METRICS
 from connector_tax.calibration.truth import TrueTax
 from connector_tax.files import write_json
-from connector_tax.study.design import launches
+from connector_tax.artifacts.study_file import launches
 
 TAXED = "step_tax_240us"
 # Short cells: a launch's start-up takes most of its time either way.

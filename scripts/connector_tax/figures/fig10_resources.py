@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from connector_tax.figures import bars, style
-from connector_tax.figures.marks import Mark
+from connector_tax.marks import Mark
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import ResourceRow, Study
 

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from connector_tax.figures import bars, style
-from connector_tax.figures.marks import DESIGN_MARKS
+from connector_tax.marks import DESIGN_MARKS
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import Configuration, StepTaxRow, Study, TaxRow
 

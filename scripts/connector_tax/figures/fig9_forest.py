@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from connector_tax.figures import bars, style
-from connector_tax.figures.marks import Mark
+from connector_tax.marks import Mark
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import Study, TaxRow
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from connector_tax.artifacts.names import REFERENCES
 from connector_tax.figures import style
-from connector_tax.figures.marks import Mark
+from connector_tax.marks import Mark
 from connector_tax.figures.tables import POOLED, AggregateRow, Study
 
 CRITERIA = ("throughput_ratio", "waiting", "ttft_ratio")

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from connector_tax.figures.marks import AA_MARK, DESIGN_MARKS, SPARE_MARKS, Mark, unmarked
+from connector_tax.marks import AA_MARK, DESIGN_MARKS, SPARE_MARKS, Mark, unmarked
 from connector_tax.figures.tables import Study
 from connector_tax.files import ArtifactError, write_bytes, write_text
 

@@ -13,7 +13,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import read_json, write_json
-from connector_tax.study.design import launches
+from connector_tax.artifacts.study_file import launches
 
 
 def failed_launches(study_file: Path) -> list[tuple[Path, str]]:

@@ -186,11 +186,6 @@ def launch_seed(study: Mapping[str, Any], launch: Launch) -> int:
     return int(named_generator(f"{study['seed']}/launch/{launch.name}").integers(2**31))
 
 
-def launches(study: Mapping[str, Any], phase: str) -> list[Launch]:
-    """The launches of a phase in run order."""
-    return [Launch(e["config"], e["block"], phase) for e in study["run_order"][phase]]
-
-
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
     """One line for each key in which two designs differ: `key: old -> new`."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -29,7 +29,8 @@ from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study import cell as cells
 from connector_tax.study.child import ChildError
-from connector_tax.study.design import cell_order, launches
+from connector_tax.study.design import cell_order
+from connector_tax.artifacts.study_file import launches
 from connector_tax.study.guard import DeviceBusyError, device_lock, watch_parent
 from connector_tax.study.launch_index import SUMMARY_MODULE, Outcome, write_index
 from connector_tax.study.machine import MachineWatch

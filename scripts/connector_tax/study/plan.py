@@ -19,7 +19,8 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import read_json
-from connector_tax.study.design import cell_order, launches, successes_wanted
+from connector_tax.study.design import cell_order, successes_wanted
+from connector_tax.artifacts.study_file import launches
 
 # Start-up seconds assumed until a launch of this study has shown its own.
 ASSUMED_STARTUP_S = {"embedded": 2.0, "vllm": 40.0}

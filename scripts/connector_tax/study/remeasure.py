@@ -15,7 +15,8 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.config import ConfigError
 from connector_tax.files import fsync_directory, read_json, write_bytes
-from connector_tax.study.design import launches, refuse_changed_design
+from connector_tax.artifacts.study_file import launches
+from connector_tax.study.design import refuse_changed_design
 
 REMEASURE_VARIABLE = "CONNECTOR_TAX_REMEASURE"
 RULES = {"A": "phase_a", "B": "phase_b", "Bp": "phase_bp"}
