@@ -4,7 +4,7 @@
     python docs/fields.py --check    end with status 1 if the page is not what would be written
 
 The meaning of a field stands in docs/fields.yaml, that of a configuration key in the comment beside
-it in config/*.yaml. Which fields and keys there are is asked of the code that declares them; one
+it in config/*.yaml or in its schema's description. Which fields and keys there are is asked of the code that declares them; one
 without a meaning, or a meaning without a field, is an error.
 """
 
@@ -57,6 +57,7 @@ class Key:
 
     path: tuple[str, ...]
     allowed: str
+    description: str = ""
 
 
 def dictionary() -> dict[str, Any]:
@@ -129,7 +130,12 @@ def keys_of(schema: Mapping[str, Any]) -> Iterator[Key]:
         if items.get("properties"):
             children["[]"] = items
         if path:
-            yield Key(path, "" if children else allowed(_resolved(schema, node)))
+            default = f" (default {node['default']})" if "default" in node else ""
+            yield Key(
+                path,
+                "" if children else allowed(_resolved(schema, node)),
+                node.get("description", "") + default,
+            )
         for name, child in children.items():
             yield from walk(child, (*path, name))
 
@@ -228,10 +234,11 @@ def config_section(entry: Mapping[str, Any], problems: list[str]) -> list[str]:
         commented = meaning_of(key, sources)
         if commented and name in spoken:
             problems.append(f"{name}: docs/fields.yaml and a comment in {entry['files']}")
-        meaning = commented or spoken.get(name)
-        if meaning is None and key.allowed:
+        meaning = commented or spoken.get(name) or key.description
+        if not meaning and key.allowed:
             problems.append(
-                f"{entry['files'][0]}: {name}: no comment, and none in docs/fields.yaml"
+                f"{entry['files'][0]}: {name}: no comment, no description in the schema, and none in "
+                "docs/fields.yaml"
             )
         rows.append((f"`{name}`", key.allowed, meaning or ""))
     problems += [f"docs/fields.yaml: {name}: no such key" for name in spoken.keys() - known]

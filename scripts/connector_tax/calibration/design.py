@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax import package_version
+from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import PLAIN, plain_names
 from connector_tax.config import ROOT, load_yaml, validate
 from connector_tax.engine.config import EngineConfig, load_config
@@ -81,6 +82,7 @@ def study_document(
             "output_tokens": SHAPE[1],
         },
         "cell": {**config["cell"], **(cell or {})},
+        "validity": dict(BOUNDS),
     }
     config["phase_bp"] = {"configurations": [], "shapes": []}
     order = run_order(config)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax import package_version
+from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import (
     PHASES,
     PLAIN,
@@ -69,6 +70,7 @@ def resolve(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     configurations = load_configurations(ROOT / "config" / "configurations.yaml")
     check_study(config, source, list(configurations))
     config = json.loads(json.dumps(config))
+    config["validity"] = {**BOUNDS, **config.get("validity", {})}
     engine = config["engine"]
     if engine["kind"] == "embedded":
         definition = engine["definition"]
