@@ -28,8 +28,8 @@ from rich.table import Table
 from scipy import stats
 
 from benchmarks.quiet_effect import NAMES, explained, spreads, watched_cells
-from connector_tax.analysis.ingest import load_study
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import load_study
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.loadgen import CellResult, Progress, make_offsets

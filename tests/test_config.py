@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from connector_tax.artifacts.checks import BOUNDS
-from connector_tax.config import ROOT, SCHEMAS, ConfigError, check_study, load_configurations, load_yaml
+from connector_tax.config import (
+    ROOT,
+    SCHEMAS,
+    ConfigError,
+    check_study,
+    load_configurations,
+    load_yaml,
+)
 from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS
 from connector_tax.study.design import resolve
 

@@ -70,8 +70,8 @@ def _offences(error: "ValidationError") -> list[str]:
             for key in unknown
         ]
     if error.validator == "required":
-        found: Any = error.instance
-        missing = [key for key in wanted if key not in found]
+        section: Any = error.instance
+        missing = [key for key in wanted if key not in section]
         return [f"{_join(where, key)}: missing; it is required" for key in missing]
     return [f"{where or 'the file'}: found {error.instance!r}; allowed: {_allowed(error)}"]
 

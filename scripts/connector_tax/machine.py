@@ -86,6 +86,7 @@ def git_sha() -> str:
         return "no git"
     return f"{sha}{'+changes' if changed else ''}"
 
+
 def command_output(command: Sequence[str]) -> str:
     """What a command prints, stripped.
 

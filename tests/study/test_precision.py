@@ -9,8 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector_tax.analysis.ingest import load_cells, load_study
+from connector_tax.analysis.ingest import load_cells
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance import audit

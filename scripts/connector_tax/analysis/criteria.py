@@ -40,7 +40,7 @@ NS_PER_HOUR = 3.6e12
 
 def criteria(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> list[dict[str, Any]]:
     """All seven, in order, as hypotheses.json has them; `id` is a number."""
-    found = [
+    findings = [
         prior_of_h1(tables),
         gap_of_h2(tables),
         label_of_h3(tables),
@@ -49,7 +49,7 @@ def criteria(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> list[d
         artifacts(tables, cells, step_timing),
         wall_clock(tables, cells),
     ]
-    return [{**finding.as_dict(), "id": int(finding.id)} for finding in found]
+    return [{**finding.as_dict(), "id": int(finding.id)} for finding in findings]
 
 
 def prior_of_h1(tables: Tables) -> Finding:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import UnsetType
+
 from connector_tax.analysis.block_model import LaunchId
 from connector_tax.analysis.ingest import Cell
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import read_index
 from connector_tax.files import ArtifactError, read_json, sha256_file
 
 NOT_RECORDED = "not recorded: measured before launches kept it"
@@ -46,15 +49,15 @@ def read_launch_records(cells: Sequence[Cell]) -> list[LaunchRecords]:
 
 def _records(launch: LaunchId, cells: Sequence[Cell]) -> LaunchRecords:
     folder = cells[0].folder.parent
-    path = folder / paths.INDEX
+    index = read_index(folder)
     listed: Mapping[str, str] = {}
     measured = [cell for cell in cells if cell.status in ("valid", "void")]
     reason = None if measured else cells[0].reason
-    if path.exists():
-        index = read_json(path)
-        listed = index.get("files", {})
-        if "files" not in index:
+    if index is not None:
+        if isinstance(index.files, UnsetType):
             reason = reason or NOT_RECORDED
+        else:
+            listed = index.files
     settings = _read(folder / paths.SETTINGS, listed)
     return LaunchRecords(
         launch=launch,

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from connector_tax.analysis.ingest import Cell, CellKey, Study, load_cells, load_study
+from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.saturation import Judgement, Load, combine, judge, judge_sweep, load_of
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import configuration_of
+from connector_tax.artifacts.names import PLAIN, CellKey, configuration_of
+from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_json
 
@@ -86,8 +87,8 @@ def reference_rates(
     }
     included = [config for config in study.configurations if config not in left_out]
     ref_safe = _highest_qualifying(rates, [states[config] for config in included])
-    ref_load = _highest_qualifying(rates, [states["plain"]] if "plain" in included else [])
-    if "plain" not in included:
+    ref_load = _highest_qualifying(rates, [states[PLAIN]] if PLAIN in included else [])
+    if PLAIN not in included:
         ref_safe = None
     fallback = study.config["reference"]["fallback_rps"]
     fallback_used = ref_safe is None or ref_load is None

@@ -1,7 +1,7 @@
 """Judge a cell: valid, or void with a reason.
 
-All checks (`artifacts.checks.CHECKS`) are two-sided where a value can be wrong both ways, and missing
-data fails: a check whose value is None never passes.
+All checks (`artifacts.checks.CHECKS`) are two-sided where a value can be wrong both ways, and
+missing data fails: a check whose value is None never passes.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The checks a cell must pass to be valid: the name of each, what a void cell says, its bounds.
 
-`analysis.validity` computes them, the audit a second time from the raw records; the load generator's
-own command judges by the same bounds.
+`analysis.validity` computes them, the audit a second time from the raw records; the load
+generator's own command judges by the same bounds.
 """
 
 from collections.abc import Mapping
@@ -54,9 +54,7 @@ CHECKS: Mapping[str, CheckKind] = {
     "unopened_connections": CheckKind(
         "connections to the server could not be opened before the cell"
     ),
-    "unstamped_reads": CheckKind(
-        "reads lack the kernel's stamp though the clock is the kernel's"
-    ),
+    "unstamped_reads": CheckKind("reads lack the kernel's stamp though the clock is the kernel's"),
     "lost_messages": CheckKind("messages were dropped, undecodable or oversized"),
     "metrics_scrapes": CheckKind("/metrics was not read inside the window, or a scrape failed"),
     "quiet_requests": CheckKind("machine disturbed: too few requests in quiet time", machine=True),

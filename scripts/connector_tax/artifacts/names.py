@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # The rate sweep, the shapes at ref_safe, the shapes at ref_load; in the order they run.
 PHASES = ("A", "B", "Bp")
@@ -42,6 +43,15 @@ class Launch:
     def folder(self, study_folder: Path) -> Path:
         """Where the launch's artifacts live."""
         return study_folder / "runs" / self.name
+
+
+class CellKey(NamedTuple):
+    """Where a cell stands: launch name (`nixl_both`, `plain_2`), block, phase, cell name."""
+
+    config: str
+    block: int
+    phase: str
+    cell: str
 
 
 def plain_names(launches: int) -> list[str]:

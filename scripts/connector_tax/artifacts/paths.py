@@ -37,6 +37,19 @@ STEP_CDF = "step_cdf.csv"
 RESOURCE_TABLE = "resources.csv"
 ENGINE_TABLE = "engine.csv"
 HYPOTHESES = "hypotheses.json"
+ANALYSIS_FILES = (
+    AGGREGATE_JSON,
+    AGGREGATE,
+    TAXES,
+    AMPLIFICATION,
+    STEPS,
+    STEP_TAXES,
+    HOOKS,
+    STEP_CDF,
+    RESOURCE_TABLE,
+    ENGINE_TABLE,
+    HYPOTHESES,
+)
 
 # Of a launch, below runs/<config>/block<k>/<phase>/ (names.Launch.folder). The index is written
 # last: without it the launch has not ended.

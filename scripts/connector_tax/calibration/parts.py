@@ -49,7 +49,7 @@ def run(name: str, out: Path, scale: Scale, seed: int, say: Callable[[str], None
 def _virtual(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:
     say(f"virtual: true taxes from {scale.truth_launches} launches")
     rules = study_document(ARRIVALS[0], seed, 1)["config"]["cell"]
-    found = coverage.truths(scale.truth_launches, rules, seed)
+    of_cells = coverage.truths(scale.truth_launches, rules, seed)
     long_run = coverage.truths(scale.long_launches, rules | {"floor_s": scale.long_s}, seed)
 
     def progress(done: int, total: int) -> None:
@@ -58,7 +58,7 @@ def _virtual(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> 
 
     processes = len(os.sched_getaffinity(0))
     studies = coverage.run_studies(scale.studies, seed, processes, progress)
-    outcomes = coverage.with_truth(studies, found, long_run)
+    outcomes = coverage.with_truth(studies, of_cells, long_run)
     levels = coverage.level_rows(outcomes)
     write_text(out / "virtual_outcomes.csv", outcomes.write_csv())
     write_text(out / "virtual_levels.csv", csv_text(list(levels[0]), levels))

@@ -65,10 +65,10 @@ def true_taxes(
             for metric, (column, percent) in METRICS.items():
                 log = float(np.log(np.percentile(values[column], percent)))
                 logs.setdefault((config, metric), []).append(log)
-    found = {}
+    taxes = {}
     for (config, metric), own in logs.items():
         ratios = np.array(own) - np.array(logs[PLAIN, metric])
         error = float(np.std(ratios, ddof=1) / np.sqrt(launches))
         tax = float(np.expm1(ratios.mean()))
-        found[config, metric] = TrueTax(tax, (1 + tax) * error)
-    return found
+        taxes[config, metric] = TrueTax(tax, (1 + tax) * error)
+    return taxes

@@ -145,7 +145,9 @@ def check_processes(health: dict[str, Any], clock: Clock) -> list[Check]:
         lag, share = values.get("loop_lag_p99_ms"), values.get("cpu_share")
         checks.append(_at_most(f"{name}_loop_lag_p99_ms", lag, BOUNDS["loop_lag_p99_ms"]))
         checks.append(
-            _at_most(f"{name}_loop_lag_max_ms", values.get("loop_lag_max_ms"), BOUNDS["loop_lag_max_ms"])
+            _at_most(
+                f"{name}_loop_lag_max_ms", values.get("loop_lag_max_ms"), BOUNDS["loop_lag_max_ms"]
+            )
         )
         checks.append(_at_most(f"{name}_cpu_share", share, BOUNDS["max_cpu_share"]))
         lost = sum(values.get(counter, 0) for counter in COUNTERS)

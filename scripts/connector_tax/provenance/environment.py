@@ -4,12 +4,10 @@ Environment variables are never recorded, so no secret can reach an artifact.
 """
 
 import argparse
-import json
 import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import psutil
 
 from connector_tax import package_version
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.machine import command_output, cpu, engine_versions, git_sha, packages
 from connector_tax.study.server_command import affinity_plan
@@ -77,7 +74,6 @@ def text(environment: Mapping[str, Any], listings: Mapping[str, Mapping[str, str
         lines += ["", f"# {title}"]
         lines += [f"{n}=={v}" for n, v in sorted(listing.items(), key=lambda item: item[0].lower())]
     return "\n".join(lines) + "\n"
-
 
 
 def _read(path: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import write_text
 from connector_tax.report.page import render
 
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_report(arguments: argparse.Namespace) -> None:
-    study = Study(arguments.study)
+    study = StudyTables(arguments.study)
     write_text(study.root / paths.REPORT, render(study))
 
 

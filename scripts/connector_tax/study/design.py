@@ -69,8 +69,9 @@ def resolve(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """
     configurations = load_configurations(ROOT / "config" / "configurations.yaml")
     check_study(config, source, list(configurations))
-    config = json.loads(json.dumps(config))
-    config["validity"] = {**BOUNDS, **config.get("validity", {})}
+    config = json.loads(
+        json.dumps({**config, "validity": {**BOUNDS, **config.get("validity", {})}})
+    )
     engine = config["engine"]
     if engine["kind"] == "embedded":
         definition = engine["definition"]

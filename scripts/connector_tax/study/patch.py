@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.names import PLAIN, Launch
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json
@@ -64,7 +64,7 @@ def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def _prove(study: Mapping[str, Any], folder: Path) -> dict[str, int]:
     """Launch plain with the probe and serve one request: steps recorded, by process."""
-    launch = Launch("plain", 0, "A")
+    launch = Launch(PLAIN, 0, "A")
     lines: list[str] = []
     holder = f"step probe of study {study['study']}"
     with (

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from connector_tax.artifacts.names import PHASES, Launch
-from connector_tax.loadgen import Progress
 from connector_tax.artifacts.study_file import launches
+from connector_tax.loadgen import Progress
 from connector_tax.study.design import successes_wanted
 from connector_tax.study.plan import expected_cell_s, remaining_s
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.study_file import launches
 from connector_tax.config import ConfigError
 from connector_tax.files import fsync_directory, read_json, write_bytes
-from connector_tax.artifacts.study_file import launches
 from connector_tax.study.design import refuse_changed_design
 
 REMEASURE_VARIABLE = "CONNECTOR_TAX_REMEASURE"
