@@ -33,7 +33,7 @@ from connector_tax.study.design import Launch
 from connector_tax.study.guard import device_lock
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests
-from connector_tax.study.server import STEP_LOG_PREFIX, served_model
+from connector_tax.study.server_command import STEP_LOG_PREFIX, served_model
 from connector_tax.vllm.step_probe import socket_address
 from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write
 

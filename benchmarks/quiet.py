@@ -39,7 +39,7 @@ from connector_tax.study.guard import DeviceBusyError, device_lock
 from connector_tax.study.machine import MachineWatch
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests
-from connector_tax.study.server import affinity_plan, served_model
+from connector_tax.study.server_command import affinity_plan, served_model
 
 FACTORS = (1.1, 1.2, 1.3, 1.5, 2.0)
 STEALS = (0.01, 0.02, 0.03, 0.05, 0.1)

@@ -9,7 +9,8 @@ import pytest
 
 from connector_tax.files import read_json, sha256_file
 from connector_tax.study.engine_settings import SETTINGS, engine_record
-from connector_tax.study.server import Server, ServerCommand
+from connector_tax.study.server import Server
+from connector_tax.study.server_command import ServerCommand
 from tests.study.driving import drive, index_of, launch_folder, write_study
 
 CALLER = {"OMP_NUM_THREADS": "7", "VLLM_LOGGING_LEVEL": "DEBUG", "HF_TOKEN": "hf_secret"}

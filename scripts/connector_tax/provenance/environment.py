@@ -20,7 +20,7 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.machine import cpu
-from connector_tax.study.server import affinity_plan
+from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.yardstick import quiet_level
 
 # Manifest column -> distributions that provide it, first found wins.

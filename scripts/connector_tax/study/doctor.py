@@ -28,7 +28,7 @@ from connector_tax.machine import cpu
 from connector_tax.provenance.environment import ABSENT, engine_versions
 from connector_tax.study.guard import DeviceBusyError, device_lock
 from connector_tax.study.plan import expected_cell_s, planned_cells, remaining_s
-from connector_tax.study.server import affinity_plan, server_cpus
+from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.vllm.environment import files_of
 
 Verdict = Literal["ok", "warn", "fail"]
