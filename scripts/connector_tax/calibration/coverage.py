@@ -86,7 +86,7 @@ def run_studies(
 def truths(workers: Workers, launches: int, cell: Mapping[str, float], seed: int) -> Truths:
     """(spread, arrivals) to the true taxes; arguments as `truth.log_ratios` takes them."""
     common = {"cell": cell, "seed": seed}
-    tasks = [
+    tasks: list[dict[str, Any]] = [
         {"spread": s, "arrivals": a, "first": k, "launches": min(TRUTH_SHARE, launches - k)}
         for s in SPREADS
         for a in ARRIVALS
