@@ -29,7 +29,8 @@ def load_yaml(path: Path) -> Any:
         ConfigError: the file is missing or is not YAML; names the file and the line.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        # libyaml's safe loader: PyYAML's own takes ten times as long for a schema.
+        return yaml.CSafeLoader(path.read_text(encoding="utf-8")).get_single_data()
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

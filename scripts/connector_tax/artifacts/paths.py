@@ -38,8 +38,8 @@ RESOURCE_TABLE = "resources.csv"
 ENGINE_TABLE = "engine.csv"
 HYPOTHESES = "hypotheses.json"
 ANALYSIS_FILES = (
-    AGGREGATE_JSON,
     AGGREGATE,
+    AGGREGATE_JSON,
     TAXES,
     AMPLIFICATION,
     STEPS,

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
+from connector_tax.artifacts import paths
 from connector_tax.commands import run_command
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes, write_text
@@ -35,20 +36,26 @@ from connector_tax.provenance.crate import crate, readme
 from connector_tax.provenance.manifest import name_archive, parse
 
 FORMAT = "connector-tax archive 1"
-STUDY = "study.json"
 SINGLE = (
-    STUDY,
-    "environment.json",
-    "env.txt",
-    "reference_rates.json",
-    "manifest.json",
+    paths.STUDY,
+    paths.ENVIRONMENT,
+    paths.ENV_TEXT,
+    paths.REFERENCE_RATES,
+    paths.MANIFEST,
     "README.md",
     "ro-crate-metadata.json",
 )
 MADE_HERE = ("README.md", "ro-crate-metadata.json")
-TREES = ("preflight", "patch", "runs", "published", "workflow")
-MADE_BY_REPLOT = (ORIGIN, "analysis", "figures", "report.html", "audit.json", "logs")
-RAW_TREES = ("preflight", "patch", "runs")
+RAW_TREES = (paths.PREFLIGHT, paths.PATCH, paths.RUNS)
+TREES = (*RAW_TREES, "published", "workflow")
+MADE_BY_REPLOT = (
+    ORIGIN,
+    paths.ANALYSIS,
+    paths.FIGURES,
+    paths.REPORT,
+    paths.AUDIT,
+    paths.LOGS,
+)
 BLOCK = 512
 LEVEL = 19
 MAX_WINDOW_BYTES = 1 << 27
@@ -105,7 +112,7 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
     sizes |= {name: len(data) for name, data in made.items()}
     hashes = {name: sha256_file(path) for name, path in members.items()}
     hashes |= {name: hashlib.sha256(data).hexdigest() for name, data in made.items()}
-    order = sorted(sizes, key=lambda name: (name != STUDY, name))
+    order = sorted(sizes, key=lambda name: (name != paths.STUDY, name))
     header = {
         "format": FORMAT,
         "study": study["study"],
@@ -140,7 +147,7 @@ def _members(root: Path) -> dict[str, Path]:
     for tree in RAW_TREES:
         found |= _tree(root / tree, tree)
     found |= _tree(root / "analysis", "published/analysis")
-    found |= {f"published/figures/{path.name}": path for path in (root / "figures").glob("*.csv")}
+    found |= {f"published/figures/{path.name}": path for path in (root / paths.FIGURES).glob("*.csv")}
     found["workflow/Snakefile"] = ROOT / "Snakefile"
     found |= _tree(ROOT / "workflow" / "rules", "workflow/rules")
     found |= _tree(ROOT / "workflow" / "schemas", "workflow/schemas")
@@ -161,12 +168,12 @@ def _tree(folder: Path, name: str) -> dict[str, Path]:
 
 def _redrawn(root: Path) -> dict[str, str]:
     """SHA-256 of everything a replot makes again, by path below the study's folder."""
-    paths = [
-        *(root / "analysis").glob("*.*"),
-        *(p for kind in ("png", "svg", "csv") for p in (root / "figures").glob(f"*.{kind}")),
-        root / "report.html",
+    made = [
+        *(root / paths.ANALYSIS).glob("*.*"),
+        *(p for kind in ("png", "svg", "csv") for p in (root / paths.FIGURES).glob(f"*.{kind}")),
+        root / paths.REPORT,
     ]
-    return {path.relative_to(root).as_posix(): sha256_file(path) for path in sorted(paths)}
+    return {path.relative_to(root).as_posix(): sha256_file(path) for path in sorted(made)}
 
 
 def _info(name: str, size: int, executable: bool = False) -> tarfile.TarInfo:
@@ -197,12 +204,12 @@ def read_head(archive: Path) -> tuple[Header, dict[str, Any]]:
     with _Reader(archive) as reader:
         header = reader.header()
         for name, size, blocks in reader.members(header):
-            if name != STUDY or size > MAX_HEADER_BYTES:
+            if name != paths.STUDY or size > MAX_HEADER_BYTES:
                 break
             data = b"".join(blocks)
             reader.check(name, header, hashlib.sha256(data).hexdigest())
             return header, _study(archive, header, data)
-    raise ArchiveError(f"{archive}: {STUDY} is not its second member")
+    raise ArchiveError(f"{archive}: {paths.STUDY} is not its second member")
 
 
 def unpack(archive: Path, target: Path) -> Header:
@@ -393,7 +400,7 @@ def _study(archive: Path, header: Header, data: bytes) -> dict[str, Any]:
         if study["study"] != header.study:
             raise ValueError(f"study is {study['study']!r}, {HEADER} says {header.study!r}")
     except (ValueError, KeyError, TypeError) as error:
-        raise ArchiveError(f"{archive}: refused: {STUDY}: {error}") from None
+        raise ArchiveError(f"{archive}: refused: {paths.STUDY}: {error}") from None
     return study
 
 

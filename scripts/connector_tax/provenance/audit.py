@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import write_json
 from connector_tax.provenance.audit_records import check_records
@@ -61,7 +62,7 @@ def check_study(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
     if study.published != study.root:
         check_redrawn(study, manifest, ledger)
     else:
-        for path in sorted((study.root / "figures").glob("*.png")):
+        for path in sorted((study.root / paths.FIGURES).glob("*.png")):
             ledger.not_checkable(
                 "redrawn", path.name, "only `replot` redraws an archive's pictures"
             )
@@ -101,7 +102,7 @@ def _audit_study(arguments: argparse.Namespace) -> int:
     ledger = audit(arguments.study, arguments.manifest)
     told(ledger, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
     write_json(
-        arguments.study.parent / "audit.json",
+        arguments.study.parent / paths.AUDIT,
         {
             "study": arguments.study.parent.name,
             "counts": {verdict: ledger.count(verdict) for verdict in VERDICTS},

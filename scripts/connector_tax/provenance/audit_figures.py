@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from connector_tax.artifacts import paths
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import Ledger
@@ -189,7 +190,7 @@ class FigureNumbers:
             for row in self.cdf
         }
         shown = {row["config"] for row in self.cdf}
-        gates = read_json(self.study.root / "preflight" / "preflight_status.json")
+        gates = read_json(self.study.root / paths.PREFLIGHT_STATUS)
         for config in self.study.ids:
             if config not in shown:
                 skipped = config in gates and not gates[config]["include"]
@@ -320,9 +321,9 @@ def _figure(
     figures: FigureNumbers, name: str, keys: Sequence[str], expected: Callable[[], Expected]
 ) -> Iterator[str]:
     for kind in ("png", "svg"):
-        if not (figures.study.root / "figures" / f"{name}.{kind}").is_file():
+        if not (figures.study.root / paths.FIGURES / f"{name}.{kind}").is_file():
             yield f"{name}.{kind} is missing"
-    table = read_csv(figures.study.numbers / "figures" / f"{name}.csv")
+    table = read_csv(figures.study.numbers / paths.FIGURES / f"{name}.csv")
     reason = figures.may_be_absent(name)
     if (list(table[0]) == ["absent_because"]) != (reason is not None):
         yield "absent without a cause" if reason is None else f"drawn, though {reason}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
@@ -28,8 +29,8 @@ def check_manifest(study: RawStudy, ledger: Ledger, manifest: Path) -> None:
 
 def _environment(study: RawStudy) -> Iterator[str]:
     """env.txt begins with environment.json, a line each; every run has a copy of it."""
-    environment = read_json(study.root / "environment.json")
-    text = (study.root / "env.txt").read_text(encoding="utf-8")
+    environment = read_json(study.root / paths.ENVIRONMENT)
+    text = (study.root / paths.ENV_TEXT).read_text(encoding="utf-8")
     lines = text.partition("\n\n")[0].splitlines()
     found = [f"{key}: {value}" for key, value in environment.items()]
     for line in found:
@@ -43,13 +44,13 @@ def _environment(study: RawStudy) -> Iterator[str]:
 
 def artifacts_digest(study: RawStudy, folder: Path) -> str:
     """The digest of a run as the head of MANIFEST.md defines it."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    lines = [f"{study.sha256(p)}  {p.relative_to(folder).as_posix()}\n" for p in paths]
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    lines = [f"{study.sha256(p)}  {p.relative_to(folder).as_posix()}\n" for p in files]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _row(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
-    rows = read_json(study.root / "manifest.json")
+    rows = read_json(study.root / paths.MANIFEST)
     key = (launch.config, str(launch.block), launch.phase)
     mine = [r for r in rows if (r["configuration"], r["block"], r["phase"]) == key]
     if len(mine) != 1:
@@ -67,10 +68,10 @@ def _expected(study: RawStudy, launch: RawLaunch) -> Row:
     assert launch.index is not None
     name = study.document["study"]
     states = [cell["status"] for cell in launch.index["cells"]]
-    environment = read_json(study.root / "environment.json")
+    environment = read_json(study.root / paths.ENVIRONMENT)
     command, adapters = "not launched", []
-    if (launch.folder / "config.json").exists():
-        launched = read_json(launch.folder / "config.json")
+    if (launch.folder / paths.LAUNCH_CONFIG).exists():
+        launched = read_json(launch.folder / paths.LAUNCH_CONFIG)
         command, adapters = shlex.join(launched["argv"]), adapters_of(launched["environment"])
     return {
         "date": launch.index["started_utc"],
@@ -101,7 +102,7 @@ def _check_markdown(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
             reason = f"MANIFEST.md has no rows of study {name}"
             ledger.not_checkable("manifest", "MANIFEST.md", reason)
             return
-        published = read_json(study.root / "manifest.json")
+        published = read_json(study.root / paths.MANIFEST)
         ledger.check("manifest", "MANIFEST.md", _same_rows(rows, published), f"{len(rows)} rows")
 
 

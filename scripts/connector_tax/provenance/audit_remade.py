@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from connector_tax.artifacts import paths
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import differences
 
-MADE_AGAIN = ("analysis", "report.html", "logs", "audit.json", "published")
+MADE_AGAIN = (paths.ANALYSIS, paths.REPORT, paths.LOGS, paths.AUDIT, "published")
 KIND = "made again"
 
 
@@ -37,12 +38,12 @@ def _hypotheses(study: RawStudy, copy: Path) -> Iterator[str]:
     if failed:
         yield failed
         return
-    name = "analysis/hypotheses.json"
+    name = f"{paths.ANALYSIS}/{paths.HYPOTHESES}"
     yield from differences(read_json(study.numbers / name), read_json(copy / name), "hypotheses")
 
 
 def _report(study: RawStudy, copy: Path) -> Iterator[str]:
-    published = study.root / "report.html"
+    published = study.root / paths.REPORT
     if not published.is_file():
         yield "report.html is missing"
         return
@@ -51,7 +52,7 @@ def _report(study: RawStudy, copy: Path) -> Iterator[str]:
         yield failed
         return
     old, new = (
-        path.read_text(encoding="utf-8").splitlines() for path in (published, copy / "report.html")
+        path.read_text(encoding="utf-8").splitlines() for path in (published, copy / paths.REPORT)
     )
     if old == new:
         return
@@ -65,7 +66,7 @@ def _report(study: RawStudy, copy: Path) -> Iterator[str]:
 
 def _run(module: str, copy: Path) -> str | None:
     """Run one of the study's commands on the copy; what it says where it fails."""
-    study_file = str(copy / "study.json")
+    study_file = str(copy / paths.STUDY)
     command = [sys.executable, "-m", f"connector_tax.{module}", "--study", study_file]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
 from connector_tax.provenance.audit_study import RawCell, RawLaunch, RawStudy
 from connector_tax.provenance.audit_tables import Declared, compare
 from connector_tax.provenance.claims import Ledger
@@ -13,7 +14,7 @@ from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_resources import Resources, engine_rows, recorded
 from connector_tax.study.server_environment import shown
 
-RECORDS = ("resources.json", "settings.json")
+RECORDS = (paths.RESOURCES, paths.SETTINGS)
 FIGURE = "fig10_resources"
 DRAWN = (
     "idle_cpu", "cpu_s_per_1000", "memory_pss_mib", "gpu_memory_mib", "kv_blocks", "threads",
@@ -68,7 +69,7 @@ def _check_tables(study: RawStudy, ledger: Ledger) -> None:
                 continue
             table = read_csv(folder / name)
             ledger.check("numbers", name, _table(table, rows, declared), f"{len(table)} rows")
-        path = study.published / "figures" / f"{FIGURE}.csv"
+        path = study.published / paths.FIGURES / f"{FIGURE}.csv"
         if study.published != study.root and not path.exists():
             ledger.not_checkable("figure", FIGURE, "published before it was made")
         else:

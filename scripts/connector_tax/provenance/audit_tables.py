@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PLAIN
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_figures import check_figures
@@ -119,7 +120,7 @@ def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None
     for name, recompute in tables.items():
         with ledger.guarded("numbers", name):
             found[name] = recompute()
-            table = read_csv(study.numbers / "analysis" / name)
+            table = read_csv(study.numbers / paths.ANALYSIS / name)
             cells = sum(len(row) for row in table)
             note = f"{len(table)} rows, {cells} fields"
             ledger.check("numbers", name, compare(table, found[name], TABLES[name]), note)
@@ -161,7 +162,7 @@ def compare(table: Table, found: Sequence[Row], declared: Declared) -> Iterator[
 
 
 def _aggregate_json(study: RawStudy, rows: Sequence[Row]) -> Iterator[str]:
-    content = read_json(study.numbers / "analysis" / "aggregate.json")
+    content = read_json(study.numbers / paths.ANALYSIS / paths.AGGREGATE_JSON)
     yield from _labels(study, content)
     if len(content["rows"]) != len(rows):
         yield f"published {len(content['rows'])} rows, recomputed {len(rows)}"
@@ -189,7 +190,7 @@ def _rates(study: RawStudy, numbers: Recomputed) -> Iterator[str]:
 
 
 def _hypotheses(study: RawStudy, numbers: Recomputed) -> Iterator[str]:
-    content = read_json(study.numbers / "analysis" / "hypotheses.json")
+    content = read_json(study.numbers / paths.ANALYSIS / paths.HYPOTHESES)
     yield from _labels(study, content)
     findings = Findings(numbers)
     found, criteria = findings.criteria()
@@ -240,17 +241,17 @@ def _prior(prior: Row, study: RawStudy, numbers: Recomputed) -> Iterator[str]:
 
 
 def _summary(launch: RawLaunch, numbers: Recomputed) -> Iterator[str]:
-    content = read_json(launch.folder / "summary.json")
+    content = read_json(launch.folder / paths.SUMMARY)
     yield from differences(content, numbers.summaries.get(launch.name, {}), "summary")
 
 
 def _report(study: RawStudy) -> Iterator[str]:
-    path = study.root / "report.html"
+    path = study.root / paths.REPORT
     if not path.exists():
         yield "report.html is missing"
         return
     text = path.read_text(encoding="utf-8")
-    for picture in sorted((study.root / "figures").glob("*.png")):
+    for picture in sorted((study.root / paths.FIGURES).glob("*.png")):
         svg = picture.with_suffix(".svg")
         forms = [base64.b64encode(p.read_bytes()).decode() for p in (picture, svg) if p.exists()]
         if not any(form in text for form in forms):

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
@@ -60,8 +61,8 @@ def rows(study_file: Path) -> list[dict[str, str]]:
     """The manifest rows of one study, in phase and run order; values are plain text."""
     study = read_json(study_file)
     folder = study_file.parent
-    environment = read_json(folder / "environment.json")
-    timing = read_json(folder / "patch" / "patch_status.json")["step_timing_available"]
+    environment = read_json(folder / paths.ENVIRONMENT)
+    timing = read_json(folder / paths.PATCH_STATUS)["step_timing_available"]
     return [
         _row(study, folder, launch, environment, timing)
         for phase in PHASES
@@ -77,12 +78,12 @@ def _row(
     step_timing: bool,
 ) -> dict[str, str]:
     path = launch.folder(folder)
-    index = read_json(path / "index.json")
+    index = read_json(path / paths.INDEX)
     states = [cell["status"] for cell in index["cells"]]
     counts = "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing"))
     command, adapters = "not launched", []
-    if (path / "config.json").exists():
-        launched = read_json(path / "config.json")
+    if (path / paths.LAUNCH_CONFIG).exists():
+        launched = read_json(path / paths.LAUNCH_CONFIG)
         command, adapters = shlex.join(launched["argv"]), adapters_of(launched["environment"])
     return {
         "date": index["started_utc"],
@@ -243,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _write_rows(arguments: argparse.Namespace) -> None:
     study_rows = rows(arguments.study)
     update(arguments.manifest, study_rows[0]["study"], study_rows)
-    write_json(arguments.study.parent / "manifest.json", study_rows)
+    write_json(arguments.study.parent / paths.MANIFEST, study_rows)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from connector_tax.artifacts import paths
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_design import RUN_FILES
 from connector_tax.provenance.recompute import Row
@@ -45,7 +46,7 @@ class Findings:
         return max(ends) - min(starts) if starts else None
 
     def _artifacts_complete(self) -> bool:
-        gates = read_json(self.study.root / "preflight" / "preflight_status.json")
+        gates = read_json(self.study.root / paths.PREFLIGHT_STATUS)
         for launch in self.study.launches:
             if launch.status == "skipped":
                 gate = gates.get(launch.configuration, {})

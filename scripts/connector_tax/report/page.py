@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PLAIN, REFERENCES
 from connector_tax.artifacts.tables import POOLED, TaxRow
 from connector_tax.figures.names import NAMES
@@ -44,12 +45,13 @@ CRITERIA = {
     7: "The bench ends in time",
 }
 RAW_FILES = (
-    "study.json", "environment.json", "env.txt", "reference_rates.json",
-    "preflight/preflight_status.json", "patch/patch_status.json", "analysis/aggregate.csv",
-    "analysis/aggregate.json", "analysis/taxes.csv", "analysis/amplification.csv",
-    "analysis/steps.csv", "analysis/step_taxes.csv", "analysis/hooks.csv",
-    "analysis/step_cdf.csv", "analysis/resources.csv", "analysis/engine.csv",
-    "analysis/hypotheses.json",
+    paths.STUDY,
+    paths.ENVIRONMENT,
+    paths.ENV_TEXT,
+    paths.REFERENCE_RATES,
+    paths.PREFLIGHT_STATUS,
+    paths.PATCH_STATUS,
+    *(f"{paths.ANALYSIS}/{name}" for name in paths.ANALYSIS_FILES),
 )  # fmt: skip
 
 
@@ -163,7 +165,7 @@ def _verdict_words(ttft: TaxRow, tpot: TaxRow | None) -> str:
 
 def _figure(study: StudyTables, name: str) -> FigureView:
     module = import_module(f"connector_tax.figures.{name}")
-    path = study.root / "figures" / f"{name}.svg"
+    path = study.root / paths.FIGURES / f"{name}.svg"
     try:
         picture = path.read_bytes()
     except FileNotFoundError:
@@ -277,7 +279,7 @@ def drift_summary(drift: list[DriftRow]) -> list[tuple[str, int, float, DriftRow
 
 def _environment(study: StudyTables) -> dict[str, list[str]]:
     """environment.json as lines: a list keeps its entries, anything else is one line."""
-    content = read_json(study.root / "environment.json")
+    content = read_json(study.root / paths.ENVIRONMENT)
     return {
         key: [text.compact(item) for item in value] if isinstance(value, list) else [
             text.compact(value)

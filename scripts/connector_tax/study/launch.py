@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
@@ -237,7 +238,7 @@ class LaunchDriver:
         title = f"{self.launch.name} of study {self.study['study']} ({self.study['engine_label']})"
         self._server = server = Server(self.folder, command, title, host, port, server_cpus(plan))
         write_json(
-            self.folder / "config.json",
+            self.folder / paths.LAUNCH_CONFIG,
             {
                 "study": self.study["study"],
                 "design_sha256": self.study["design_sha256"],
@@ -253,8 +254,8 @@ class LaunchDriver:
                 "cells": cell_order(self.study, self.launch),
             },
         )
-        environment = self._study_folder / "env.txt"
-        write_text(self.folder / "env.txt", environment.read_text(encoding="utf-8"))
+        environment = self._study_folder / paths.ENV_TEXT
+        write_text(self.folder / paths.ENV_TEXT, environment.read_text(encoding="utf-8"))
         server.start()
         return server
 

@@ -22,12 +22,12 @@ Say = Callable[[str], None]
 
 def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
     """Why the launch is not run at all; None where it is."""
-    gate = read_json(study_folder / "preflight" / "preflight_status.json")[launch.configuration]
+    gate = read_json(study_folder / paths.PREFLIGHT_STATUS)[launch.configuration]
     if not gate["include"]:
         return f"pre-flight: {gate['reason']}"
     if launch.phase == "A":
         return None
-    rates = read_json(study_folder / "reference_rates.json")
+    rates = read_json(study_folder / paths.REFERENCE_RATES)
     if launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:
         return f"ref_load equals ref_safe ({rates['ref_safe']:g} req/s)"
     return None
@@ -93,7 +93,7 @@ class Attempts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._path = folder / "attempts.json"
+        self._path = folder / paths.ATTEMPTS
         self.entries: list[dict[str, Any]] = read_json(self._path) if self._path.exists() else []
         self._begun = 0.0
 

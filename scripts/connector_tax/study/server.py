@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from connector_tax.artifacts import paths
 from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
 from connector_tax.loadgen.affinity import format_cpus
@@ -26,7 +27,7 @@ from connector_tax.study.server_command import (
 )
 from connector_tax.vllm.launch import DEAD_ENGINE
 
-LOGS = ("vllm_stdout.log", "vllm_stderr.log")
+LOGS = (paths.STDOUT_LOG, paths.STDERR_LOG)
 
 
 class PortTakenError(ServerError):
@@ -88,12 +89,12 @@ class Server:
 
     def companion_pids(self) -> dict[str, int]:
         """The companions' process ids by name, once launch.sh has started them."""
-        paths = {c.name: self.folder / f"{c.name}.pid" for c in self._command.companions}
-        return {name: int(path.read_text()) for name, path in paths.items()}
+        pid_files = {c.name: self.folder / f"{c.name}.pid" for c in self._command.companions}
+        return {name: int(path.read_text()) for name, path in pid_files.items()}
 
     def start(self) -> None:
         """Write launch.sh and run it in a process group of its own; call from the main thread."""
-        script = self.folder / "launch.sh"
+        script = self.folder / paths.LAUNCH_SCRIPT
         for companion in self._command.companions:
             (self.folder / f"{companion.name}.pid").unlink(missing_ok=True)
         for name, content in self._command.files.items():

@@ -1,0 +1,115 @@
+"""What a study leaves: names, files, index.json, tables."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import to_builtins
+
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import CellEntry, launch_index, read_index, write_index
+from connector_tax.artifacts.names import Launch, configuration_of, launched_plains, plain_names
+from connector_tax.artifacts.tables import (
+    COLUMNS,
+    AmplificationRow,
+    empty_row,
+    read_table,
+    table_text,
+)
+from connector_tax.files import ArtifactError, read_json, write_json
+
+STUDY = {"engine_label": "embedded (emulated)", "design_sha256": "0" * 64}
+LAUNCH = Launch("plain_2", 1, "A")
+
+
+def written(folder: Path) -> dict[str, Any]:
+    cells = [CellEntry("r1", "valid", None, {"x": "1"}), CellEntry("r2", "missing", "died", {})]
+    started = "2026-05-26T09:00:00+00:00"
+    write_index(folder, launch_index(STUDY, LAUNCH, cells, started_utc=started))
+    content: dict[str, Any] = read_json(folder / paths.INDEX)
+    return content
+
+
+def test_an_index_is_read_as_it_was_written(tmp_path: Path) -> None:
+    content = written(tmp_path)
+    index = read_index(tmp_path)
+    assert index is not None
+    assert to_builtins(index) == content
+    assert (index.config, index.configuration, index.block) == ("plain_2", "plain", 1)
+    assert index.entry("r2") == CellEntry("r2", "missing", "died", {})
+    assert index.entry("r3") is None
+    assert read_index(tmp_path / "elsewhere") is None
+
+
+def test_an_index_from_before_launches_kept_records_stays_without(tmp_path: Path) -> None:
+    assert "files" not in written(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"status": "ok"}, "status is 'ok'; allowed: done, skipped, failed"),
+        ({"phase": "C"}, "phase is 'C'; allowed: A, B, Bp"),
+        ({"block": "1"}, "Expected `int`, got `str` - at `$.block`"),
+        ({"reason": 3}, "at `$.reason`"),
+    ],
+)
+def test_a_malformed_index_is_refused_by_file_and_key(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    write_json(tmp_path / paths.INDEX, written(tmp_path) | change)
+    with pytest.raises(ArtifactError) as error:
+        read_index(tmp_path)
+    assert str(tmp_path / paths.INDEX) in str(error.value)
+    assert said in str(error.value)
+
+
+def test_a_cut_off_or_incomplete_index_is_refused(tmp_path: Path) -> None:
+    content = written(tmp_path)
+    (tmp_path / paths.INDEX).write_text(json.dumps(content)[:-5])
+    with pytest.raises(ArtifactError, match=r"index\.json: "):
+        read_index(tmp_path)
+    del content["depends"]
+    content["cells"][0]["status"] = "fine"
+    write_json(tmp_path / paths.INDEX, content)
+    with pytest.raises(ArtifactError, match=r"status is 'fine'; allowed: valid, void.*cells\[0\]"):
+        read_index(tmp_path)
+
+
+def test_what_is_kept_aside_gets_the_first_free_name(tmp_path: Path) -> None:
+    cell, study = tmp_path / "r0.5", tmp_path / "study.json"
+    cell.mkdir()
+    study.write_text("{}")
+    (tmp_path / "r0.5.void1").mkdir()
+    assert paths.set_aside(cell, "void").name == "r0.5.void2"
+    assert paths.set_aside(study, "superseded").name == "study.superseded1.json"
+
+
+def test_a_further_launch_of_plain_is_plain() -> None:
+    assert plain_names(3) == ["plain", "plain_2", "plain_3"]
+    assert [configuration_of(n) for n in ("plain_3", "plain_last", "plain_x")] == [
+        "plain", "plain", "plain_x",
+    ]  # fmt: skip
+    assert launched_plains(["nixl_both", "plain_10", "plain_2", "plain", "plain_2"]) == [
+        "plain", "plain_2", "plain_10",
+    ]  # fmt: skip
+    assert LAUNCH.folder(Path("s")) == Path("s/runs/plain_2/block1/A")
+
+
+def test_a_table_has_its_columns_in_their_order_and_no_others(tmp_path: Path) -> None:
+    name = paths.AMPLIFICATION
+    row = empty_row(name) | {
+        "config": "x", "metric": "m", "ref_safe_rps": 0.1, "ref_load_rps": 1, "n_blocks": 2,
+        "mark": "", "status": "valid", "gap": 1 / 3,
+    }  # fmt: skip
+    text = table_text(name, [dict(reversed(row.items()))])
+    assert text.splitlines()[0] == ",".join(COLUMNS[name])
+    (tmp_path / name).write_text(text)
+    (read,) = read_table(tmp_path / name, AmplificationRow)
+    assert (read.gap, read.gap_lo, read.ref_load_rps, read.n_blocks) == (1 / 3, None, 1.0, 2)
+    with pytest.raises(ValueError, match="colour"):
+        table_text(name, [row | {"colour": 1}])
+    del row["gap"]
+    with pytest.raises(ValueError, match="no column 'gap'"):
+        table_text(name, [row])
