@@ -1,8 +1,7 @@
-"""The study folder as the analysis sees it: study.json, launches, cells, and what each depended on.
+"""Read the planned cells of a study: each with its status, its record and what it depended on.
 
-Everything that was planned is represented: a launch or cell that was skipped, failed, void or never
-measured is an object with that status and the reason, so that it becomes a row. The files are those
-of docs/artifacts.md.
+Everything that was planned is represented: a cell that was skipped, failed, void or never measured
+is an object with that status and the reason, so that it becomes a row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, read_index
-from connector_tax.artifacts.names import CellKey, Launch
+from connector_tax.artifacts.names import PHASE_RULES, CellKey, Launch
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.files import ArtifactError, read_json, sha256_file
 
@@ -107,7 +106,7 @@ def _check_index(
             f"{path}: rate_rps is {index.rate_rps}, the reference rate is now {rate_rps}:"
             " the launch was measured at another rate; mixtures are refused. Set the saturation"
             " criteria back, or measure the phase at the new rate, its launches kept aside:"
-            f" --forcerun phase_{launch.phase.lower()}"
+            f" --forcerun {PHASE_RULES[launch.phase]}"
         )
     unknown = {entry.cell for entry in index.cells} - {c["cell"] for c in study.cells(launch.phase)}
     if unknown:

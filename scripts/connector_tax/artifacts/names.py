@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 # The rate sweep, the shapes at ref_safe, the shapes at ref_load; in the order they run.
 PHASES = ("A", "B", "Bp")
+# The Snakemake rule that measures each.
+PHASE_RULES = {"A": "phase_a", "B": "phase_b", "Bp": "phase_bp"}
 LAUNCH_STATUSES = ("done", "skipped", "failed")
 CELL_STATUSES = ("valid", "void", "skipped", "missing")
 REQUEST_STATUSES = ("ok", "error", "timeout", "cancelled", "dropped")

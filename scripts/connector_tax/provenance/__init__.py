@@ -1,1 +1,1 @@
-"""Where numbers come from: environment, manifest."""
+"""Environment, manifest and archive of a study, and the audit: every published number once more."""

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.names import PHASE_RULES, PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.config import ConfigError
 from connector_tax.files import fsync_directory, read_json, write_bytes
 from connector_tax.study.design import refuse_changed_design
 
 REMEASURE_VARIABLE = "CONNECTOR_TAX_REMEASURE"
-RULES = {"A": "phase_a", "B": "phase_b", "Bp": "phase_bp"}
 # Snakemake 9 forgets that a job is forced when a job above it is forced too and their link is
 # ancient(), which all links between these are.
-STAGES = ("preflight", "patch_apply", *RULES.values())
+STAGES = ("preflight", "patch_apply", *PHASE_RULES.values())
 
 
 def request_remeasuring(
@@ -43,9 +42,9 @@ def request_remeasuring(
     for phase in PHASES:
         for launch in launches(study, phase):
             index = (launch.folder(folder) / paths.INDEX).as_posix()
-            if everything or RULES[phase] in forced or index in forced:
+            if everything or PHASE_RULES[phase] in forced or index in forced:
                 names.append(launch.name)
-                stages.add(RULES[phase])
+                stages.add(PHASE_RULES[phase])
     if len(stages) > 1 and not everything:
         listed = [stage for stage in STAGES if stage in stages]
         raise ConfigError(

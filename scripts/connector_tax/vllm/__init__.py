@@ -1,4 +1,4 @@
-"""Real vLLM: environments, launch commands, step probe, no-op connector, tiny model, doctor.
+"""Real vLLM: environments, launch commands, probes, no-op connector, tiny model.
 
 What runs inside vLLM's own environment (`step_probe`, `noop_connector`,
 `dummy_bootstrap`, the CPU adapter) imports the standard library, vLLM and each other, no more.
