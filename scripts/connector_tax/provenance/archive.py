@@ -147,7 +147,9 @@ def _members(root: Path) -> dict[str, Path]:
     for tree in RAW_TREES:
         found |= _tree(root / tree, tree)
     found |= _tree(root / "analysis", "published/analysis")
-    found |= {f"published/figures/{path.name}": path for path in (root / paths.FIGURES).glob("*.csv")}
+    found |= {
+        f"published/figures/{path.name}": path for path in (root / paths.FIGURES).glob("*.csv")
+    }
     found["workflow/Snakefile"] = ROOT / "Snakefile"
     found |= _tree(ROOT / "workflow" / "rules", "workflow/rules")
     found |= _tree(ROOT / "workflow" / "schemas", "workflow/schemas")

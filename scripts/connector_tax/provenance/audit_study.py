@@ -81,7 +81,9 @@ class RawCell:
     def path(self, kind: str) -> Path:
         """The cell's `requests`, `metrics`, `engine_step`, `machine` or `cell` file."""
         phase, cell = self.launch.phase, self.cell
-        name = paths.cell_record(phase, cell) if kind == "cell" else paths.cell_log(kind, phase, cell)
+        name = (
+            paths.cell_record(phase, cell) if kind == "cell" else paths.cell_log(kind, phase, cell)
+        )
         return self.folder / name
 
     @cached_property

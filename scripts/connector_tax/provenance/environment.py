@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from connector_tax.artifacts import paths
 from connector_tax import package_version
+from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.machine import command_output, cpu, engine_versions, git_sha, packages

@@ -8,7 +8,6 @@ import numpy as np
 
 from connector_tax.artifacts import paths
 from connector_tax.files import read_json
-from connector_tax.provenance.audit_design import RUN_FILES
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_hypotheses import Finding, hypotheses, labels
 from connector_tax.provenance.recompute_tables import Recomputed
@@ -53,7 +52,7 @@ class Findings:
                 if launch.phase != "Bp" and not gate.get("reason"):
                     return False
             elif launch.status != "done" or not all(
-                (launch.folder / name).exists() for name in RUN_FILES
+                (launch.folder / name).exists() for name in paths.LAUNCH_FILES
             ):
                 return False
         kinds = ("requests", "metrics", *(("engine_step",) if self.study.step_timing else ()))
