@@ -22,6 +22,7 @@ from connector_tax.provenance import audit, manifest
 from connector_tax.provenance.audit_remade import check_remade
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim, Ledger
 from connector_tax.provenance.manifest import COLUMNS
+from connector_tax.seals import read_links
 from connector_tax.study.design import measured_design
 from tests.analysis.synthetic import write_synthetic_study
 from tests.provenance.audited_study import (
@@ -31,6 +32,7 @@ from tests.provenance.audited_study import (
     replace,
     seal,
     seal_manifest,
+    unseal,
 )
 
 Tamper = Callable[[Path], None]
@@ -68,6 +70,7 @@ def test_cells_measured_before_their_prompts_were_hashed_are_not_checkable(
     with edited_json(next((root / NOOP_CELL).glob("cell_*"))) as record:
         del record["prompts_sha256"]
     seal(root, root / NOOP_CELL)
+    unseal(root)
     ledger = audit.audit(root / "study.json", folder / "MANIFEST.md")
     claims = [c for c in ledger.claims if c.kind == "prompts"]
     assert [c.message for c in claims if c.verdict == NOT_CHECKABLE] == [
@@ -76,6 +79,8 @@ def test_cells_measured_before_their_prompts_were_hashed_are_not_checkable(
     ]
     assert len(claims) > 1
     assert not any(c.verdict == FAIL for c in ledger.claims)
+    sealed = [(c.subject, c.message) for c in ledger.claims if c.kind == "seal"]
+    assert sealed == [("whole study", "measured before studies were sealed")]
 
 
 def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
@@ -626,7 +631,8 @@ def test_every_column_of_the_manifest_has_a_source(
     root = folder / "results" / "synthetic"
     with edited_json(root / "manifest.json") as rows:
         rows[1][column] = "H20"
-    manifest.update(folder / "MANIFEST.md", "synthetic", read_json(root / "manifest.json"))
+    rows, seal = read_json(root / "manifest.json"), read_links(root)[-1][0]
+    manifest.update(folder / "MANIFEST.md", "synthetic", rows, seal)
     found = failures(root / "study.json")
     assert {claim.kind for claim in found} == {"manifest"}
     named = {"configuration", "block", "phase"}

@@ -10,7 +10,7 @@ from connector_tax.files import read_json
 from connector_tax.provenance.audit_figures import check_figures
 from connector_tax.provenance.audit_manifest import check_manifest
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
-from connector_tax.provenance.claims import MALFORMED, Ledger
+from connector_tax.provenance.claims import Ledger, told
 from connector_tax.provenance.comparison import Table, differences, read_csv, text_differs
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_findings import Findings
@@ -91,8 +91,8 @@ def check_published(study: RawStudy, ledger: Ledger, manifest: Path) -> None:
     """Every claim about tables, figures, report and manifest."""
     try:
         numbers = Recomputed(study)
-    except MALFORMED as error:
-        text = f"the raw records cannot be read: {type(error).__name__}: {error}"
+    except Exception as error:
+        text = f"the raw records cannot be read: {told(error)}"
         for name in (*TABLES, "reference_rates.json", "hypotheses.json", "figures"):
             ledger.fail("numbers", name, text)
     else:

@@ -19,6 +19,7 @@ from typing import Any
 
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
+from connector_tax.seals import read_links
 from connector_tax.study.design import PHASES, Launch, launches
 
 COLUMNS = {
@@ -49,8 +50,9 @@ HEAD = """# Manifest
 
 One row per server launch and phase. `plain_2` is the second launch of `plain` in a block, as is
 `plain_last` in older studies. The last column is the SHA-256 of the lines `<sha256>  <path>` of all
-files of the result directory, sorted by path. A row whose engine says "emulated" is not a
-measurement of vLLM.
+files of the result directory, sorted by path. `Seal` names the last link of the study's chain
+(seals.jsonl), to which each launch was added when it ended. A row whose engine says "emulated" is
+not a measurement of vLLM.
 Adapters are this project's plugins that change vLLM so that a connector starts on the machine.
 """
 
@@ -120,12 +122,19 @@ def artifacts_sha256(folder: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def section(study: str, study_rows: Sequence[Mapping[str, str]]) -> str:
-    """The Markdown between a study's two markers, markers included."""
+def section(study: str, study_rows: Sequence[Mapping[str, str]], seal: str | None = None) -> str:
+    """The Markdown between a study's two markers, markers included.
+
+    Args:
+        study: its name.
+        study_rows: its launches.
+        seal: SHA-256 of the last link of its chain; None for a study without one.
+    """
     lines = [
         f"<!-- study {study} -->",
         f"## {study}",
         "",
+        *([] if seal is None else [f"Seal: sha256 `{seal}`.", ""]),
         "| " + " | ".join(COLUMNS.values()) + " |",
         "|" + " --- |" * len(COLUMNS),
         *("| " + " | ".join(_escape(row[key]) for key in COLUMNS) + " |" for row in study_rows),
@@ -140,6 +149,13 @@ def archive_of(text: str, study: str) -> str | None:
     found = re.search(
         r"^Archive: `[^`]+`, \d+ bytes, sha256 `([0-9a-f]{64})`\.$", body, re.MULTILINE
     )
+    return found[1] if found else None
+
+
+def seal_of(text: str, study: str) -> str | None:
+    """The last link that MANIFEST.md names of the study's chain; None where it names none."""
+    body = dict(_sections(text)).get(study, "")
+    found = re.search(r"^Seal: sha256 `([0-9a-f]{64})`\.$", body, re.MULTILINE)
     return found[1] if found else None
 
 
@@ -215,11 +231,13 @@ def _unescape(value: str) -> str:
     )
 
 
-def update(manifest: Path, study: str, study_rows: Sequence[Mapping[str, str]]) -> None:
+def update(
+    manifest: Path, study: str, study_rows: Sequence[Mapping[str, str]], seal: str | None = None
+) -> None:
     """Replace the study's rows in the file `manifest`; concurrent updates wait for each other."""
     with _locked(manifest):
         text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
-        write_text(manifest, merge(text, study, section(study, study_rows)))
+        write_text(manifest, merge(text, study, section(study, study_rows, seal)))
 
 
 @contextlib.contextmanager
@@ -241,8 +259,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _write_rows(arguments: argparse.Namespace) -> None:
     study_rows = rows(arguments.study)
-    update(arguments.manifest, study_rows[0]["study"], study_rows)
-    write_json(arguments.study.parent / "manifest.json", study_rows)
+    folder = arguments.study.parent
+    links = read_links(folder)
+    seal = links[-1][0] if links else None
+    update(arguments.manifest, study_rows[0]["study"], study_rows, seal)
+    write_json(folder / "manifest.json", study_rows)
 
 
 if __name__ == "__main__":

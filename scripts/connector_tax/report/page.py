@@ -15,6 +15,7 @@ from connector_tax.figures.tables import POOLED, Study, TaxRow
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.report import launches as runs
 from connector_tax.report import resources, steps, text
+from connector_tax.seals import changed_settings
 from connector_tax.study_file import PLAIN, REFERENCES
 
 HEADLINE_CONFIG = "mooncake_both"
@@ -97,6 +98,7 @@ def context(study: Study) -> dict[str, Any]:
         "watermark": "EMULATED" if study.emulated else None,
         "labels": labels,
         "headline": headline(study),
+        "changed_settings": changed_settings(study.root, study.document),
         "lead": _figure(study, LEAD_FIGURE),
         "figures": [_figure(study, name) for name in NAMES if name != LEAD_FIGURE],
         "questions": QUESTIONS,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import read_json, write_json
+from connector_tax.seals import seal_end
 from connector_tax.study.design import PHASES, launches
 
 
@@ -38,6 +39,7 @@ def _conclude(arguments: argparse.Namespace) -> int:
     failed = failed_launches(arguments.study)
     if not failed:
         write_json(arguments.out, {"complete": True})
+        seal_end(arguments.study.parent)
         return 0
     for path, reason in failed:
         path.rename(path.with_name("index.failed.json"))

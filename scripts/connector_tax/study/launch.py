@@ -29,6 +29,7 @@ from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
 from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.loadgen.affinity import AffinityPlan
+from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.study import cell as cells
 from connector_tax.study.child import ChildError
 from connector_tax.study.design import PHASES, Launch, cell_order, launches
@@ -56,7 +57,7 @@ from connector_tax.study.server import (
     hide_root,
     server_cpus,
 )
-from connector_tax.study.server_use import RESOURCES, SETTINGS, ServerUse, records_of
+from connector_tax.study.server_use import RESOURCES, SETTINGS, ServerUse
 from connector_tax.study.steplog import StepLog
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
@@ -83,7 +84,7 @@ class LaunchDriver:
         self._attempts: list[dict[str, Any]] = read_json(attempts) if attempts.exists() else []
 
     def run(self) -> dict[str, Any]:
-        """Run what is missing; the content of index.json.
+        """Run what is missing; the content of index.json, which `seal_launch` completes.
 
         Raises:
             StopRequested: SIGTERM arrived; finished cells stay.
@@ -114,7 +115,6 @@ class LaunchDriver:
             "ended_utc": self._attempts[-1]["ended_utc"] if self._attempts else now,
             "attempts": self._attempts,
             "cells": [self._cell_entry(c, status, reason) for c in self._cells()],
-            "files": records_of(self.folder),
             "timing": self._timing(),
         }
 
@@ -449,12 +449,13 @@ def _drive(arguments: argparse.Namespace) -> int:
             if aside is not None:
                 progress.say(f"measured again on request; the old launch is kept in {aside}")
             refuse_other_design(study, launch, arguments.study.parent)
+            seal_settings(arguments.study.parent, study)
             driver = LaunchDriver(arguments.study, launch, progress)
             watch_parent(driver.die)
             signal.signal(signal.SIGTERM, _handler(driver.stop_at_next_boundary))
             index = driver.run()
             write_summary(driver)
-            write_json(driver.folder / "index.json", index)
+            seal_launch(arguments.study.parent, launch.name, driver.folder / "index.json", index)
     except StopRequested:
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:

@@ -2,10 +2,9 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from connector_tax.files import sha256_file, write_json
+from connector_tax.files import write_json
 from connector_tax.study.design import Launch
 from connector_tax.study.engine_settings import engine_record, remove_settings
 from connector_tax.study.processes import ServerProcesses
@@ -56,12 +55,3 @@ class ServerUse:
         self._resources = resources
         content = self._of_launch | {"startup_s": self._startup_s} | resources
         write_json(self._server.folder / RESOURCES, content)
-
-
-def records_of(folder: Path) -> dict[str, str]:
-    """SHA-256 of a launch's records by name, for its index; what is not there is left out."""
-    return {
-        name: sha256_file(folder / name)
-        for name in (RESOURCES, SETTINGS)
-        if (folder / name).exists()
-    }
