@@ -26,7 +26,6 @@ if ARCHIVE is None:
     include: "workflow/rules/manifest.smk"
     include: "workflow/rules/archive.smk"
     include: "workflow/rules/audit.smk"
-    include: "workflow/rules/admission.smk"
 
     rule all:
         default_target: True

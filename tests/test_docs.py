@@ -25,7 +25,13 @@ from tests.analysis.synthetic import write_synthetic_study
 
 PACKAGE = ROOT / "scripts" / "connector_tax"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAPERS = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+PAPERS = [
+    *DOCS,
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+    ),
+]
 ARCHIVES = sorted((ROOT / "results" / "archive").glob("*.tar.zst"))
 # Papers nobody outside can read, and places on somebody's machine.
 PRIVATE = re.compile(
@@ -130,7 +136,15 @@ def test_every_file_that_is_named_is_there(paper: Path) -> None:
 def _written() -> Iterator[Path]:
     """What a reader of the repository may open: code, rules, configuration, papers."""
     yield from (path for path in ROOT.iterdir() if path.suffix in TEXTS or path.name in NAMED)
-    for folder in ("config", "docs", "results/archive", "scripts", "tests", "workflow"):
+    for folder in (
+        "benchmarks",
+        "config",
+        "docs",
+        "results/archive",
+        "scripts",
+        "tests",
+        "workflow",
+    ):
         yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS)
 
 

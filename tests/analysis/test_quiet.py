@@ -1,5 +1,7 @@
 """The rule by which requests that met a disturbance are left out: exact, and twice the same."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,24 +9,45 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector_tax.analysis.quiet import judge_chunks, undisturbed
+from connector_tax.analysis.quiet import Machine, read_machine, undisturbed
 from connector_tax.analysis.validity import MACHINE_CHECKS, Watched, assess, void_reasons
 from connector_tax.provenance.audit_machine import disturbed_chunks, quiet_seqs
 
 RULE: dict[str, Any] = {
-    "chunk_ms": 100, "chunk_percentile": 50, "level_percentile": 10, "max_factor": 1.5,
+    "chunk_percentile": 50, "level_percentile": 10, "max_factor": 1.5, "max_chunk_steal": 0.05,
 }  # fmt: skip
 MS = 1_000_000
+Row = dict[str, Any]
 
 
-def samples(levels: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Ten samples in each chunk of 100 ms, at the chunk's level."""
-    t_ns = 1000 * MS + 10 * MS * np.arange(10 * len(levels) + 1)
-    return t_ns, np.repeat([*levels, levels[-1]], [10] * len(levels) + [1])
+def lines(chunks: list[tuple[list[int], int, int]], length_ms: int = 100) -> list[Row]:
+    """A machine file's lines: of each chunk its samples, and the steal of both sides in ms."""
+    totals, t_ns = [0, 0], 1000 * MS
+    line: Row = {"kind": "begin", "elements": 10, "loadgen": [0], "server": [1, 2], "t_ns": t_ns}
+    counters: Row = {"idle_ms": [0, 0], "own_ms": [0, 0], "self_us": 0, "faults": 0}
+    counters["throttled"] = None
+    written = [{**line, "counters": {**counters, "steal_ms": totals}}]
+    for memory, loadgen, server in chunks:
+        t_ns += length_ms * MS
+        totals = [totals[0] + loadgen, totals[1] + server]
+        at_us = [10 + k for k in range(len(memory))]
+        written.append({
+            "kind": "chunk", "t_ns": t_ns, "at_us": at_us, "memory_ns": memory,
+            "compute_ns": memory, "counters": {**counters, "steal_ms": totals},
+        })  # fmt: skip
+    looks = [{"kind": "look", "when": w, "memory_ns": [10]} for w in ("before", "after")]
+    return [looks[0], *written, looks[1]]
 
 
-def test_what_touches_a_disturbed_chunk_is_left_out_and_nothing_else() -> None:
-    chunks = judge_chunks(*samples([100, 100, 100, 200, 100, 100]), RULE)
+def machine(records: list[Row], folder: Path) -> Machine:
+    path = folder / "machine.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return read_machine(path, None)
+
+
+def test_what_touches_a_disturbed_chunk_is_left_out_and_nothing_else(tmp_path: Path) -> None:
+    levels = [100, 100, 100, 200, 100, 100]
+    chunks = machine(lines([([level] * 3, 0, 0) for level in levels]), tmp_path).chunks(RULE)
     assert chunks.level_ns == 100
     assert chunks.disturbed.tolist() == [False, False, False, True, False, False]
     spans = {
@@ -33,7 +56,7 @@ def test_what_touches_a_disturbed_chunk_is_left_out_and_nothing_else() -> None:
         (1350, 1360): False,  # within it
         (1250, 1450): False,  # across it
         (1399, 1500): False,  # begun in it
-        (1400, 1600): True,  # after it, to the last sample
+        (1400, 1600): True,  # after it, to the end
         (999, 1100): False,  # begun before anybody looked
         (1500, 1601): False,  # ended after the last look
     }
@@ -41,45 +64,57 @@ def test_what_touches_a_disturbed_chunk_is_left_out_and_nothing_else() -> None:
     assert undisturbed(chunks, starts, ends).tolist() == list(spans.values())
 
 
-def test_a_chunk_nobody_watched_is_disturbed_also_without_a_factor() -> None:
-    t_ns, memory = samples([100] * 4)
-    gap = (t_ns < 1100 * MS) | (t_ns > 1180 * MS)
+def test_a_chunk_is_disturbed_by_the_steal_of_either_side(tmp_path: Path) -> None:
+    # Of 100 ms: 5 of one CPU are 5%; of two CPUs, 10 are.
+    taken = [(0, 0), (5, 0), (6, 0), (0, 10), (0, 11), (5, 10)]
+    seen = machine(lines([([100] * 3, *steal) for steal in taken]), tmp_path)
+    wanted = [False, False, True, False, True, False]
+    assert seen.chunks(RULE).disturbed.tolist() == wanted
+    assert not seen.chunks({**RULE, "max_chunk_steal": None}).disturbed.any()
+
+
+def test_a_chunk_nobody_watched_is_disturbed_whatever_the_rule(tmp_path: Path) -> None:
+    seen = machine(lines([([100] * count, 0, 0) for count in (3, 2, 3, 0)]), tmp_path)
     for factor in (1.5, None):
-        chunks = judge_chunks(t_ns[gap], memory[gap], {**RULE, "max_factor": factor})
-        assert chunks.disturbed.tolist() == [False, True, False, False]
-
-
-def test_too_few_samples_for_a_chunk_leave_everything_out() -> None:
-    for count in (0, 1, 5):
-        t_ns, memory = (values[:count] for values in samples([100]))
-        chunks = judge_chunks(t_ns, memory, RULE)
-        assert not undisturbed(chunks, np.array([1001 * MS]), np.array([1002 * MS])).any()
+        rule = {**RULE, "max_factor": factor, "max_chunk_steal": None}
+        assert seen.chunks(rule).disturbed.tolist() == [False, True, False, True]
 
 
 @given(
-    gaps=st.lists(st.integers(1, 60), min_size=1, max_size=150),
+    counts=st.lists(st.integers(0, 6), min_size=1, max_size=40),
     seed=st.integers(0, 1000),
     factor=st.one_of(st.none(), st.floats(1.01, 3)),
-    chunk_ms=st.sampled_from([100, 150, 333.3]),
+    steal=st.one_of(st.none(), st.sampled_from([0.0, 0.03, 0.05, 0.2])),
+    length_ms=st.sampled_from([100, 150, 333]),
     percentile=st.sampled_from([25, 50, 90]),
 )
 def test_the_audit_leaves_out_the_same_requests(
-    gaps: list[int], seed: int, factor: float | None, chunk_ms: float, percentile: float
+    counts: list[int],
+    seed: int,
+    factor: float | None,
+    steal: float | None,
+    length_ms: int,
+    percentile: float,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     rng = np.random.default_rng(seed)
-    t_ns = 1000 * MS + MS * np.cumsum(gaps)
-    memory = rng.lognormal(10, 0.5, len(gaps)).astype(np.int64)
-    rule = {**RULE, "chunk_ms": chunk_ms, "chunk_percentile": percentile, "max_factor": factor}
-    chunks = judge_chunks(t_ns, memory, rule)
+    chunks_made = [
+        (rng.lognormal(10, 0.5, count).astype(int).tolist(), *(10 * rng.poisson(0.5, 2)).tolist())
+        for count in counts
+    ]
+    records = lines(chunks_made, length_ms)
+    rule = {**RULE, "chunk_percentile": percentile, "max_factor": factor, "max_chunk_steal": steal}
+    chunks = machine(records, tmp_path_factory.mktemp("machine")).chunks(rule)
     # Edges are where the two could part: whole milliseconds, and the edges themselves.
-    moments = np.concatenate([rng.integers(990, t_ns[-1] // MS + 10, 60) * MS, chunks.edges_ns])
+    end_ms = int(chunks.edges_ns[-1]) // MS
+    moments = np.concatenate([rng.integers(990, end_ms + 10, 60) * MS, chunks.edges_ns])
     starts = rng.choice(moments, 80)
     ends = np.maximum(starts, rng.choice(moments, 80))
     requests = [
         {"seq": k, "status": "ok", "t_intended_ns": int(a), "t_last_token_ns": int(b)}
         for k, (a, b) in enumerate(zip(starts, ends, strict=True))
     ]
-    again = disturbed_chunks(list(zip(t_ns.tolist(), memory.tolist(), strict=True)), rule)
+    again = disturbed_chunks(records, rule)
     assert [bad for _, _, bad in again] == chunks.disturbed.tolist()
     kept = np.flatnonzero(undisturbed(chunks, starts, ends)).tolist()
     assert quiet_seqs(again, requests) == kept
@@ -91,7 +126,7 @@ def checks(watched: Watched | None) -> dict[str, Any]:
         ("schedule_lag_p99_ms", "schedule_lag_ttft_fraction", "sent_rate_tolerance",
          "max_error_rate", "loop_lag_p99_ms", "loop_lag_max_ms", "max_cpu_share",
          "max_idle_memory_factor",
-         "max_foreign_cpu", "max_steal"), 1.0,
+         "max_foreign_cpu"), 1.0,
     )  # fmt: skip
     return assess(
         records=[], planned=0, shape=(1, 1), counters={"before": {}, "after": {}}, scrapes=[],

@@ -30,7 +30,7 @@ from connector_tax.report.page import render
 from connector_tax.seals import read_links, seal_launch, seal_settings
 from connector_tax.study.design import launches, measured_design, run_order
 from connector_tax.study.prompts import bodies_sha256, planned_requests
-from connector_tax.study.server import served_model
+from connector_tax.study.server_command import served_model
 from connector_tax.vllm.launch import CPU_ADAPTER
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import write_launch_records

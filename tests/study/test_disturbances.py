@@ -13,8 +13,9 @@ import pytest
 
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, sha256_file, write_json
-from connector_tax.study import cell, launch, server
+from connector_tax.study import cell, launch, resume, server_command
 from connector_tax.study.guard import LAUNCH_VARIABLE, PARENT_VARIABLE
+from connector_tax.study.server import LOGS
 from tests.study.driving import (
     arguments,
     drive,
@@ -83,7 +84,7 @@ def test_a_port_somebody_takes_is_replaced_and_both_are_recorded(
     study_file: Path, impostor_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The race between choosing a port and listening on it, lost once."""
-    free = server.free_port
+    free = server_command.free_port
     ports = iter([impostor_port])
     monkeypatch.setattr(launch, "free_port", lambda host: next(ports, None) or free(host))
     assert launch.main(arguments(study_file)) == 0
@@ -155,7 +156,7 @@ def test_the_logs_of_a_killed_attempt_name_no_path_of_the_machine(tmp_path: Path
     folder.mkdir(parents=True)
     # What a killed driver leaves.
     write_json(folder / "attempts.json", [{"attempt": 1, "started_utc": "x", "ended_utc": None}])
-    for name in (*server.LOGS, "lmcache_server.log"):
+    for name in (*LOGS, "lmcache_server.log"):
         (folder / name).write_bytes(b"\xff loaded " + os.fsencode(ROOT) + b"/scripts\n")
     assert launch.main(arguments(study_file)) == 0
     hidden = b"\xff loaded {root}/scripts\n"
@@ -258,7 +259,7 @@ def test_a_step_of_the_wall_clock_changes_no_measurement(
     study_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every wall-clock reading of driver and cell steps; durations come from CLOCK_MONOTONIC."""
-    monkeypatch.setattr(launch, "datetime", Stepping)
+    monkeypatch.setattr(resume, "datetime", Stepping)
     monkeypatch.setattr(cell, "datetime", Stepping)
     begun = time.monotonic()
     assert launch.main(arguments(study_file)) == 0

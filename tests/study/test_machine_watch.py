@@ -22,7 +22,7 @@ from connector_tax.study.usage import throttled, throttled_file
 
 QUIET: dict[str, Any] = {
     "interval_ms": 20, "working_set_mib": 1, "elements": 100, "chunk_ms": 100,
-    "chunk_percentile": 50, "level_percentile": 10, "max_factor": 1.3,
+    "chunk_percentile": 50, "level_percentile": 10, "max_factor": 1.3, "max_chunk_steal": 0.05,
 }  # fmt: skip
 BURN = (
     "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile 1: pass"
@@ -73,7 +73,7 @@ def test_the_file_has_what_its_description_says(
     kinds = [line["kind"] for line in lines]
     assert kinds[:2] == ["look", "begin"]
     assert kinds[-1] == "look"
-    assert 3 <= kinds.count("second") == len(kinds) - 3
+    assert 3 <= kinds.count("chunk") == len(kinds) - 3
     machine = read_machine(path, None)
     assert before < machine.t_ns[0] <= machine.t_ns[-1] < after
     # Half of what was planned at least, on a machine that does other work too.
@@ -95,10 +95,9 @@ def test_the_same_samples_reach_the_driver_while_it_runs(
                 time.sleep(0.3)
                 seen += watch.recent()
             watch.close()
-            machine = read_machine(path, None)
-            recorded = list(zip(machine.t_ns.tolist(), machine.memory_ns.tolist(), strict=True))
-            assert len(seen) > 30
-            assert [tuple(sample) for sample in seen] == recorded[: len(seen)]
+            recorded = [line for line in read_jsonl(path) if line["kind"] != "look"]
+            assert len(seen) > 5
+            assert seen == recorded[: len(seen)]
 
 
 def test_a_neighbour_on_the_servers_cpus_is_foreign_and_the_server_is_not(
@@ -152,7 +151,7 @@ def test_a_damaged_file_is_refused(
 ) -> None:
     path = tmp_path / "machine.jsonl"
     lines = watched(path, plan, sleeper, 1.2)
-    second = next(line for line in lines if line["kind"] == "second")
+    second = next(line for line in lines if line["kind"] == "chunk")
     if damage == "cut":
         lines = lines[:-1]
     elif damage == "length":
@@ -198,7 +197,7 @@ def test_gpu_rows_come_as_numbers_line_by_line(
         watch.open(path, sleeper)
         time.sleep(1.3)
         watch.close()
-    seconds = [line for line in read_jsonl(path) if line["kind"] == "second"]
+    seconds = [line for line in read_jsonl(path) if line["kind"] == "chunk"]
     assert all("gpu" in line for line in seconds)
 
 

@@ -19,7 +19,8 @@ from connector_tax.provenance.claims import FAIL, Ledger
 from connector_tax.study.guard import PARENT_VARIABLE
 from tests.study.driving import arguments, launch_folder, write_study
 
-RULE = {"interval_ms": 10, "elements": 100, "chunk_ms": 100, "min_quiet_share": 0.0}
+RULE = {"interval_ms": 10, "elements": 100, "chunk_ms": 100, "min_quiet_share": 0.0,
+        "max_chunk_steal": None}  # fmt: skip
 
 
 def edit(study_file: Path, changes: dict[str, Any], connectors: dict[str, Any]) -> None:

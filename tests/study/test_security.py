@@ -14,7 +14,8 @@ from connector_tax.config import ROOT, ConfigError, check_study, load_yaml, vali
 from connector_tax.files import read_json
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
 from connector_tax.study.design import Launch
-from connector_tax.study.server import Server, command_for, free_port
+from connector_tax.study.server import Server
+from connector_tax.study.server_command import command_for, free_port
 from tests.study.driving import write_study
 
 PACKAGE = ROOT / "scripts" / "connector_tax"

@@ -12,14 +12,8 @@ import psutil
 import pytest
 
 from connector_tax.config import ROOT
-from connector_tax.study.server import (
-    LOGS,
-    Server,
-    ServerCommand,
-    ServerError,
-    free_port,
-    launch_script,
-)
+from connector_tax.study.server import LOGS, Server
+from connector_tax.study.server_command import ServerCommand, ServerError, free_port, launch_script
 
 HOST = "127.0.0.1"
 # Answers /v1/models, and has a child in its process group.
@@ -117,7 +111,8 @@ def test_a_server_that_is_never_ready_is_given_up(tmp_path: Path, started: list[
 def test_the_server_dies_with_its_driver(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path;"
-        "from connector_tax.study.server import Server, ServerCommand;"
+        "from connector_tax.study.server import Server;"
+        "from connector_tax.study.server_command import ServerCommand;"
         "s = Server(Path(sys.argv[1]), ServerCommand(['sleep', '1000'], {}), 't', '127.0.0.1', 1);"
         "s.start(); print(s.pid, flush=True); sys.stdin.read()"
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from connector_tax.config import ROOT
-from connector_tax.study.server import Server, ServerCommand, free_port, launch_script
+from connector_tax.study.server import Server
+from connector_tax.study.server_command import ServerCommand, free_port, launch_script
 from connector_tax.study.server_environment import (
     HIDDEN,
     KEPT,

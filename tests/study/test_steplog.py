@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.study.server import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError
+from connector_tax.study.server_command import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError
 from connector_tax.study.steplog import StepLog
 from connector_tax.vllm import step_records
 

@@ -12,7 +12,7 @@ from snakemake.utils import update_config
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.provenance.manifest import adapters_of
 from connector_tax.study.design import resolve
-from connector_tax.study.server import ServerCommand, launch_script
+from connector_tax.study.server_command import ServerCommand, launch_script
 from connector_tax.vllm.launch import (
     DEAD_ENGINE,
     LaunchError,

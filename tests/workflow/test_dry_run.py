@@ -1,5 +1,8 @@
 """What Snakemake plans: every job from the start, and no measurement without a reason."""
 
+import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,14 @@ from connector_tax.config import ROOT
 from tests.workflow.harness import prepare, run
 
 MEASURING = ("phase_a", "phase_b", "phase_bp", "preflight")
+# What is remade when its code changes, and the folder its command lies in.
+REMADE = {
+    "reference_rates": "analysis",
+    "aggregate": "analysis",
+    "figure": "figures",
+    "report_html": "report",
+}
+PACKAGE = ROOT / "scripts" / "connector_tax"
 
 
 def planned(output: str) -> dict[str, int]:
@@ -22,13 +33,52 @@ def folder(tmp_path: Path) -> Path:
     return prepare(tmp_path / "study")
 
 
-def test_every_job_is_planned_from_the_start(folder: Path) -> None:
-    done = run(folder, "all", options=("--dry-run",))
+@pytest.fixture(scope="module")
+def dry_run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    done = run(prepare(tmp_path_factory.mktemp("dry") / "study"), "all", options=("--dry-run",))
     assert done.returncode == 0, done.stdout + done.stderr
-    jobs = planned(done.stdout + done.stderr)
+    return done.stdout + done.stderr
+
+
+def inputs_of(rule: str, dry_run: str) -> set[str]:
+    """Input files of every planned job of a rule."""
+    lines = re.findall(rf"^rule {rule}:\n(?:.*\n)*?    input: (.*)$", dry_run, re.M)
+    return {name for line in lines for name in line.split(", ")}
+
+
+def test_every_job_is_planned_from_the_start(dry_run: str) -> None:
+    jobs = planned(dry_run)
     assert jobs["phase_a"] == jobs["phase_b"] == 4
     assert jobs["phase_bp"] == 3
     assert jobs["figure"] >= 8
+
+
+def imported(path: Path) -> Iterator[Path]:
+    """Files of the package that a file imports, at its top or later."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("connector_tax."):
+            module = PACKAGE.joinpath(*(node.module or "").split(".")[1:])
+            names = [module, *(module / alias.name for alias in node.names)]
+            files = [p for name in names for p in (name.with_suffix(".py"), name / "__init__.py")]
+            yield from (file for file in files if file.is_file())
+
+
+@pytest.mark.parametrize("rule", REMADE)
+def test_what_is_remade_depends_on_all_the_code_that_makes_it(rule: str, dry_run: str) -> None:
+    code = {Path(name) for name in inputs_of(rule, dry_run) if name.endswith(".py")}
+    assert set((PACKAGE / REMADE[rule]).glob("*.py")) <= code
+    missing = {str(used.relative_to(PACKAGE)) for path in code for used in imported(path)} - {
+        str(path.relative_to(PACKAGE)) for path in code
+    }
+    assert missing == set()
+
+
+def test_no_job_depends_on_a_benchmark_or_a_test(dry_run: str) -> None:
+    names = {
+        n for line in re.findall(r"^    input: (.*)$", dry_run, re.M) for n in line.split(", ")
+    }
+    code = {path.relative_to(ROOT).parts[0] for name in names if (path := Path(name)).is_absolute()}
+    assert code == {"scripts"}
 
 
 @pytest.mark.parametrize(("name", "launches"), [("config.yaml", 9), ("h20.yaml", 9)])

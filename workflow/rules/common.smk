@@ -3,6 +3,7 @@ import json
 import sys
 from pathlib import Path
 
+import connector_tax
 from snakemake.cli import get_argument_parser
 from snakemake.exceptions import WorkflowError
 
@@ -68,10 +69,16 @@ def launch_indexes(phase):
     ]
 
 
-def modules(room):
-    """The source files of a room: inputs of what is cheap to remake when its code changes."""
-    folder = Path(workflow.basedir, "scripts/connector_tax", room)
-    return sorted(str(path) for path in folder.iterdir() if path.is_file())
+def modules(*names):
+    """Files of the package, folders whole: inputs of what is cheap to remake when its code changes."""
+    package = Path(connector_tax.__file__).parent
+    paths = [package / name for name in names]
+    files = [f for path in paths for f in (path.iterdir() if path.is_dir() else [path])]
+    return sorted(str(path) for path in files if path.is_file())
+
+
+# What every table and picture goes through.
+SHARED = ["commands.py", "files.py", "study_file.py"]
 
 
 def launch_priority(phase):

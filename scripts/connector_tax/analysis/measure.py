@@ -24,7 +24,6 @@ from connector_tax.analysis.quiet import (
     Bools,
     Chunks,
     Machine,
-    judge_chunks,
     read_machine,
     undisturbed,
 )
@@ -240,7 +239,7 @@ def measure_requests(cell: Cell, *, rule: bool = True) -> Requests:
     if rule and (quiet := cell.record.get("quiet")) is not None:
         machine = measure_machine(cell)
         assert machine is not None
-        chunks = judge_chunks(machine.t_ns, machine.memory_ns, quiet["rule"])
+        chunks = machine.chunks(quiet["rule"])
     return read_requests(
         cell.file("requests"), _vouched(cell, "requests"), cell.record["window"], chunks
     )
@@ -290,7 +289,7 @@ def summarise_cell(
     chunks = None
     if (quiet := record.get("quiet")) is not None:
         machine = read_machine(cell_dir / name.replace("requests", "machine", 1), None)
-        chunks = judge_chunks(machine.t_ns, machine.memory_ns, quiet["rule"])
+        chunks = machine.chunks(quiet["rule"])
     requests = read_requests(cell_dir / name, None, record["window"], chunks)
     return request_columns(requests, confidence, p99_min_samples)
 

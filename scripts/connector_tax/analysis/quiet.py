@@ -1,20 +1,21 @@
-"""Which requests of a cell lived in quiet time, by the yardstick alone and never by the outcome.
+"""Which requests of a cell lived in quiet time, by the watched machine and never by the outcome.
 
-A cell is cut into chunks of `chunk_ms`, counted from its first sample; what is left over at the end
-belongs to the last chunk. A chunk's value is the `chunk_percentile` of the memory samples that were
-begun in it. The cell's quiet level is the `level_percentile` of its chunks' values (percentiles are
-numpy's `linear`). A chunk is disturbed when its value is above `max_factor` times the level, or
+The watching process (study.machine_watch) cuts a cell into chunks of about `chunk_ms`, one line of
+its file each. A chunk's value is the `chunk_percentile` of its memory samples, its steal the larger
+share of either side's CPU time that the hypervisor gave to others. The cell's quiet level is the
+`level_percentile` of its chunks' values (percentiles are numpy's `linear`). A chunk is disturbed
+when its value is above `max_factor` times the level, when its steal is above `max_chunk_steal`, or
 when it holds fewer than MIN_SAMPLES samples: nobody saw that it was quiet. A request that was under
 way (intended time to last token, ends included) in a disturbed chunk, or outside of all chunks, is
 not measured.
 
 The level is the cell's own, because the server's traffic in memory at this cell's load is part of
 it and must not be judged. Whether the machine as a whole is slower than it was, the looks at the
-idle server tell (`validity.idle_memory_factor`).
+idle server tell (`validity.max_idle_memory_factor`).
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from connector_tax.files import ArtifactError, read_jsonl, sha256_file
 MIN_SAMPLES = 3
 SIDES = ("loadgen", "server")
 # What the rule is, of the `quiet` section; a cell's record holds it.
-RULE_KEYS = ("chunk_ms", "chunk_percentile", "level_percentile", "max_factor")
+RULE_KEYS = ("chunk_percentile", "level_percentile", "max_factor", "max_chunk_steal")
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -38,43 +39,57 @@ class Chunks(NamedTuple):
     """The chunks of a cell.
 
     Attributes:
-        edges_ns: (k + 1,) CLOCK_MONOTONIC; the last is the last sample's time.
+        edges_ns: (k + 1,) CLOCK_MONOTONIC.
         values_ns: (k,) the value of each in ns of a sample's loads; NaN without enough samples.
+        steal: (k,) the larger share of either side's CPU time.
         level_ns: the quiet level; NaN when no chunk has a value.
         disturbed: (k,).
     """
 
     edges_ns: Ints
     values_ns: Floats
+    steal: Floats
     level_ns: float
     disturbed: Bools
 
 
-def judge_chunks(t_ns: Ints, memory_ns: NDArray[Any], quiet: Mapping[str, Any]) -> Chunks:
-    """Cut a cell's samples, in order of time, into chunks and judge each.
+def chunk_value(memory_ns: Sequence[int] | Ints, percentile: float) -> float:
+    """A chunk's value: that percentile of its samples; NaN of fewer than MIN_SAMPLES."""
+    return float(np.percentile(memory_ns, percentile)) if len(memory_ns) >= MIN_SAMPLES else np.nan
+
+
+def chunk_steal(before: Mapping[str, Any], line: Mapping[str, Any], cpus: Sequence[int]) -> float:
+    """A chunk's steal, from its line and the one before it.
 
     Args:
-        t_ns: (n,) when each sample began.
-        memory_ns: (n,) CPU time of its loads.
-        quiet: the `quiet` section; with a `max_factor` of None only unwatched chunks are disturbed.
+        before: the line the chunk begins with.
+        line: the chunk's.
+        cpus: how many each of SIDES has.
     """
-    chunk_ns = round(quiet["chunk_ms"] * 1e6)
-    if len(t_ns) == 0 or t_ns[-1] - t_ns[0] < chunk_ns:
-        return Chunks(np.zeros(1, np.int64), np.zeros(0), np.nan, np.zeros(0, np.bool_))
-    count = int((t_ns[-1] - t_ns[0]) // chunk_ns)
-    edges = t_ns[0] + chunk_ns * np.arange(count + 1, dtype=np.int64)
-    edges[-1] = t_ns[-1]
-    of_chunk = np.minimum((t_ns - t_ns[0]) // chunk_ns, count - 1)
-    starts = np.searchsorted(of_chunk, np.arange(count + 1))
-    values = np.full(count, np.nan)
-    for number, (first, last) in enumerate(itertools.pairwise(starts)):
-        if last - first >= MIN_SAMPLES:
-            values[number] = np.percentile(memory_ns[first:last], quiet["chunk_percentile"])
-    known = values[~np.isnan(values)]
+    grown = np.subtract(line["counters"]["steal_ms"], before["counters"]["steal_ms"])
+    wall_ms = (line["t_ns"] - before["t_ns"]) / 1e6
+    return float((grown / np.array(cpus)).max() / wall_ms)
+
+
+def judge_chunks(
+    edges_ns: Ints, values_ns: Floats, steal: Floats, quiet: Mapping[str, Any]
+) -> Chunks:
+    """Judge the chunks of a cell, or of what there is of it so far.
+
+    Args:
+        edges_ns: (k + 1,) where they begin, and the last one's end.
+        values_ns: (k,) `chunk_value` of each.
+        steal: (k,) `chunk_steal` of each.
+        quiet: the rule; a `max_factor` or `max_chunk_steal` of None disturbs no chunk.
+    """
+    known = values_ns[~np.isnan(values_ns)]
     level = float(np.percentile(known, quiet["level_percentile"])) if len(known) else np.nan
-    factor = np.inf if quiet["max_factor"] is None else quiet["max_factor"]
+    factor, most = (
+        np.inf if quiet[name] is None else quiet[name] for name in ("max_factor", "max_chunk_steal")
+    )
     # A comparison with NaN is false: a chunk without a value is disturbed.
-    return Chunks(edges, values, level, ~(values <= factor * level))
+    quiet_chunks = (values_ns <= factor * level) & (steal <= most)
+    return Chunks(edges_ns, values_ns, steal, level, ~quiet_chunks)
 
 
 def undisturbed(chunks: Chunks, starts_ns: Ints, ends_ns: Ints) -> Bools:
@@ -109,7 +124,7 @@ def quiet_time(
 ) -> QuietTime:
     """The quiet time of a cell's window (`window` and `quiet.rule` of its record)."""
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
-    chunks = judge_chunks(machine.t_ns, machine.memory_ns, quiet)
+    chunks = machine.chunks(quiet)
     ends = np.clip(chunks.edges_ns, start, stop)
     share = float(np.diff(ends)[~chunks.disturbed].sum()) / (stop - start)
     inside = (machine.t_ns >= start) & (machine.t_ns < stop)
@@ -123,7 +138,6 @@ class CpuUse:
 
     busy: float
     foreign: float
-    steal: float
 
 
 @dataclass(frozen=True)
@@ -131,6 +145,9 @@ class Machine:
     """A cell's machine file.
 
     Attributes:
+        edges_ns: (k + 1,) of the chunks.
+        steal: (k,) of each chunk.
+        first: (k + 1,) each chunk's first sample.
         t_ns, memory_ns, compute_ns: (n,) the samples: when, CPU time of `elements` loads, of the
             arithmetic.
         elements: loads of a sample.
@@ -141,6 +158,9 @@ class Machine:
         throttled: periods the control group was throttled in; None: not counted.
     """
 
+    edges_ns: Ints
+    steal: Floats
+    first: Ints
     t_ns: Ints
     memory_ns: Ints
     compute_ns: Ints
@@ -150,6 +170,12 @@ class Machine:
     own_share: float
     faults: int
     throttled: int | None
+
+    def chunks(self, quiet: Mapping[str, Any]) -> Chunks:
+        """The cell's chunks by the rule `quiet`."""
+        parts = np.split(self.memory_ns, self.first[1:-1])
+        values = [chunk_value(part, quiet["chunk_percentile"]) for part in parts]
+        return judge_chunks(self.edges_ns, np.array(values), self.steal, quiet)
 
 
 def read_machine(path: Path, sha256: str | None) -> Machine:
@@ -170,22 +196,27 @@ def read_machine(path: Path, sha256: str | None) -> Machine:
     try:
         looks = {r["when"]: r for r in records if r["kind"] == "look"}
         (begin,) = (r for r in records if r["kind"] == "begin")
-        seconds = [r for r in records if r["kind"] == "second"]
-        t_ns: list[int] = []
-        for line, previous in zip(seconds, [begin, *seconds], strict=False):
-            t_ns += [previous["t_ns"] + 1000 * at for at in line["at_us"]]
+        lines = [begin, *(r for r in records if r["kind"] == "chunk")]
+        cpus = [len(begin[side]) for side in SIDES]
+        steal = [chunk_steal(a, b, cpus) for a, b in itertools.pairwise(lines)]
+        t_ns = [a["t_ns"] + 1000 * at for a, b in itertools.pairwise(lines) for at in b["at_us"]]
         memory, compute = (
-            np.array([v for line in seconds for v in line[name]], np.int64)
+            np.array([v for line in lines[1:] for v in line[name]], np.int64)
             for name in ("memory_ns", "compute_ns")
         )
-        if not len(t_ns) == len(memory) == len(compute):
+        counts = [len(line["at_us"]) for line in lines[1:]]
+        if counts != [len(line["memory_ns"]) for line in lines[1:]] or len(t_ns) != len(compute):
             raise ValueError("at_us, memory_ns and compute_ns differ in length")
-        if np.any(np.diff(t_ns) < 0):
+        edges = np.array([line["t_ns"] for line in lines], np.int64)
+        if np.any(np.diff(t_ns) < 0) or np.any(np.diff(edges) <= 0):
             raise ValueError("the samples are not in order of time")
-        end = seconds[-1]
+        end = lines[1:][-1]
         first, last = begin["counters"], end["counters"]
         wall_ms = (end["t_ns"] - begin["t_ns"]) / 1e6
         return Machine(
+            edges_ns=edges,
+            steal=np.array(steal),
+            first=np.cumsum([0, *counts]),
             t_ns=np.array(t_ns, np.int64),
             memory_ns=memory,
             compute_ns=compute,
@@ -219,5 +250,5 @@ def _cpu_use(
     for side, name in enumerate(SIDES):
         whole = wall_ms * len(begin[name])
         busy = whole - idle[side] - steal[side]
-        use[name] = CpuUse(busy / whole, max(0.0, busy - own[side]) / whole, steal[side] / whole)
+        use[name] = CpuUse(busy / whole, max(0.0, busy - own[side]) / whole)
     return use

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from connector_tax.analysis.quiet import SIDES, Machine, judge_chunks, undisturbed
+from connector_tax.analysis.quiet import SIDES, Machine, undisturbed
 
 Check = dict[str, Any]
 Record = TypeVar("Record", bound=Mapping[str, Any])
@@ -39,7 +39,6 @@ CHECKS = {
     "idle_memory_factor": "machine disturbed: slower than the study's quiet level, server idle",
     "foreign_cpu_server": "machine disturbed: other processes used the server's CPUs",
     "foreign_cpu_loadgen": "machine disturbed: other processes used the load generator's CPUs",
-    "steal_share": "machine disturbed: the hypervisor gave CPU time to others",
 }
 # Only of a cell whose machine was watched.
 MACHINE_CHECKS = (
@@ -47,7 +46,6 @@ MACHINE_CHECKS = (
     "idle_memory_factor",
     "foreign_cpu_server",
     "foreign_cpu_loadgen",
-    "steal_share",
 )
 
 # The share of reads that may lack it: a wall clock set anew takes it from the reads under way.
@@ -292,7 +290,6 @@ def _machine_checks(
     machine, level = watched.machine, watched.level_ns
     factor = quiet = None
     foreign: dict[str, float | None] = dict.fromkeys(SIDES)
-    steal = None
     if machine is not None:
         lives = [
             (r["t_intended_ns"], r["t_last_token_ns"])
@@ -300,12 +297,10 @@ def _machine_checks(
             if window["t_warmup_end_ns"] <= r["t_intended_ns"] < window["t_stop_ns"]
         ]
         starts, ends = np.array(lives, np.int64).reshape(-1, 2).T
-        chunks = judge_chunks(machine.t_ns, machine.memory_ns, watched.quiet)
-        quiet = int(undisturbed(chunks, starts, ends).sum())
+        quiet = int(undisturbed(machine.chunks(watched.quiet), starts, ends).sum())
         if level is not None:
             factor = max(machine.looks.values()) / level
         foreign = {side: machine.cpus[side].foreign for side in SIDES}
-        steal = max(machine.cpus[side].steal for side in SIDES)
     least = math.ceil(watched.quiet["min_quiet_share"] * watched.wanted)
     return {
         "quiet_requests": {
@@ -316,7 +311,6 @@ def _machine_checks(
         "idle_memory_factor": _at_most(factor, bounds["max_idle_memory_factor"]),
         "foreign_cpu_server": _at_most(foreign["server"], bounds["max_foreign_cpu"]),
         "foreign_cpu_loadgen": _at_most(foreign["loadgen"], bounds["max_foreign_cpu"]),
-        "steal_share": _at_most(steal, bounds["max_steal"]),
     }
 
 

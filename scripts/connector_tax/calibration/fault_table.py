@@ -18,7 +18,7 @@ from connector_tax.calibration import harness
 from connector_tax.calibration.design import PHASE, study_document
 from connector_tax.calibration.live import LiveCell, measure_launch
 from connector_tax.study.design import Launch
-from connector_tax.study.server import ServerError
+from connector_tax.study.server_command import ServerError
 from connector_tax.study_file import PLAIN
 
 VOID, VALID, FAILED = "void", "valid", "failed"

@@ -18,7 +18,8 @@ from connector_tax.study import cell as cells
 from connector_tax.study.design import Launch
 from connector_tax.study.processes import ServerProcesses
 from connector_tax.study.sampler import MetricsSampler
-from connector_tax.study.server import Server, affinity_plan, command_for, free_port, server_cpus
+from connector_tax.study.server import Server
+from connector_tax.study.server_command import affinity_plan, command_for, free_port, server_cpus
 from connector_tax.study.steplog import StepLog
 
 TRUTH_LOG = "truth.jsonl"
@@ -58,17 +59,16 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
         record = cells.measure(
             document,
             launch,
-            cells.prepare(document, launch, planned, planned["rate_rps"], 1),
-            folder=folder,
-            attempt=1,
-            generator=generator,
-            sampler=sampler,
-            step_log=StepLog(folder, "embedded"),
-            watch=None,
-            server_group=server.pid,
-            check_alive=server.check_alive,
-            read_processes=ServerProcesses(server.pid, {}).read,
-            on_progress=lambda _: None,
+            cells.prepare(document, launch, planned, planned["rate_rps"], attempt=1, measurement=1),
+            cells.Instruments(
+                server,
+                ServerProcesses(server.pid, {}),
+                generator,
+                sampler,
+                StepLog(folder, "embedded"),
+                None,
+            ),
+            lambda _: None,
         )
     _write_index(document, launch, folder, record)
     requests = folder / planned["cell"] / f"requests_{PHASE}_{planned['cell']}.jsonl"

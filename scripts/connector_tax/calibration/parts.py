@@ -11,7 +11,7 @@ from connector_tax.calibration.design import ARRIVALS, study_document
 from connector_tax.calibration.truth import true_taxes
 from connector_tax.figures.style import csv_text
 from connector_tax.files import write_json, write_text
-from connector_tax.loadgen.bench.event_server import machine
+from connector_tax.machine import machine
 
 NAMES = ("virtual", "http", "faults")
 

@@ -11,11 +11,21 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from connector_tax import package_version
+from connector_tax.engine.bodies import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    TokenizeRequest,
+    chat_text,
+    parse_body,
+    refuse_unsupported,
+)
 from connector_tax.engine.completion import Answer, Completion, error_body
 from connector_tax.engine.faults import Fault, FaultKind, parse_header
 from connector_tax.engine.faulty import FaultyCompletion
@@ -35,73 +45,6 @@ from connector_tax.engine.truth import RequestTruth
 
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _DEFAULT_MAX_TOKENS = 16
-
-T = TypeVar("T")
-
-
-class ApiError(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.param = param
-
-
-class StreamOptions(msgspec.Struct):
-    """What else to stream."""
-
-    include_usage: bool = False
-
-
-class _Generation(msgspec.Struct):
-    """The fields completions and chat have in common; those not named here have no effect."""
-
-    model: str | None = None
-    min_tokens: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    ignore_eos: bool = False
-    n: int | None = None
-    stop: str | list[str] | None = None
-
-
-class CompletionRequest(_Generation):
-    """POST /v1/completions."""
-
-    prompt: str | list[Any] = msgspec.field(default_factory=list)
-    max_tokens: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    logprobs: int | None = None
-    best_of: int | None = None
-
-
-class ChatMessage(msgspec.Struct):
-    """One message of a chat."""
-
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-
-
-class ChatRequest(_Generation):
-    """POST /v1/chat/completions."""
-
-    messages: list[ChatMessage] = msgspec.field(default_factory=list)
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    tools: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
-
-
-class TokenizeRequest(msgspec.Struct):
-    """POST /tokenize."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-
 
 Route = Callable[[Request, HttpProtocol], None]
 
@@ -209,11 +152,11 @@ class Application:
         protocol.respond(200, page, _METRICS_TYPE)
 
     def _tokenize(self, request: Request, protocol: HttpProtocol) -> None:
-        body = _parse(request.body, TokenizeRequest)
+        body = parse_body(request.body, TokenizeRequest)
         self._check_model(body.model)
         if body.messages is None and body.prompt is None:
             raise ApiError(400, "prompt or messages is required", "prompt")
-        text = body.prompt if body.prompt is not None else _chat_text(body.messages or [])
+        text = body.prompt if body.prompt is not None else chat_text(body.messages or [])
         tokens = self._vocabulary.tokenize(text)
         limit = self._model.max_model_len
         _json(
@@ -229,18 +172,18 @@ class Application:
     # -- completions ----------------------------------------------------------------------------
 
     def _completions(self, request: Request, protocol: HttpProtocol) -> None:
-        body = _parse(request.body, CompletionRequest)
-        _refuse_unsupported(body, ("echo", "suffix", "logprobs", "stop"), ("n", "best_of"))
+        body = parse_body(request.body, CompletionRequest)
+        refuse_unsupported(body, ("echo", "suffix", "logprobs", "stop"), ("n", "best_of"))
         prompt = self._prompt_ids(body.prompt)
         max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         self._generate(request, protocol, body, prompt, max_tokens, chat=False)
 
     def _chat(self, request: Request, protocol: HttpProtocol) -> None:
-        body = _parse(request.body, ChatRequest)
-        _refuse_unsupported(body, ("logprobs", "stop", "tools", "response_format"), ("n",))
+        body = parse_body(request.body, ChatRequest)
+        refuse_unsupported(body, ("logprobs", "stop", "tools", "response_format"), ("n",))
         if not body.messages:
             raise ApiError(400, "messages must hold at least one message", "messages")
-        prompt = self._vocabulary.tokenize(_chat_text(body.messages))
+        prompt = self._vocabulary.tokenize(chat_text(body.messages))
         wanted = body.max_tokens if body.max_completion_tokens is None else None
         wanted = body.max_completion_tokens if wanted is None else wanted
         if wanted is None:
@@ -251,7 +194,7 @@ class Application:
         self,
         request: Request,
         protocol: HttpProtocol,
-        body: _Generation,
+        body: Generation,
         prompt: list[int],
         max_tokens: int,
         *,
@@ -407,30 +350,3 @@ def refusal(status: int, message: str) -> bytes:
 
 def _json(protocol: HttpProtocol, value: Any) -> None:
     protocol.respond(200, msgspec.json.encode(value))
-
-
-def _parse(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"Invalid request body: {error}") from error
-
-
-def _chat_text(messages: list[ChatMessage]) -> str:
-    words = []
-    for message in messages:
-        words.append(message.role)
-        if isinstance(message.content, str):
-            words.append(message.content)
-        else:
-            words.extend(str(part.get("text", "")) for part in message.content or [])
-    return " ".join(words)
-
-
-def _refuse_unsupported(body: _Generation, unset: tuple[str, ...], single: tuple[str, ...]) -> None:
-    for name in unset:
-        if getattr(body, name):
-            raise ApiError(400, f"{name} is not supported by the embedded engine", name)
-    for name in single:
-        if getattr(body, name) not in (None, 1):
-            raise ApiError(400, f"{name} must be 1 on the embedded engine", name)

@@ -4,6 +4,7 @@ Nothing here is shared with connector_tax.analysis: the rule is written down a s
 chunk and request by request.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         return {}
     bounds, quiet = study.config["validity"], study.config["quiet"]
     found: dict[str, Any] = dict.fromkeys(
-        ("quiet_requests", "idle_memory_factor", "server", "loadgen", "steal")
+        ("quiet_requests", "idle_memory_factor", "server", "loadgen")
     )
     if cell.path("machine").exists():
         lines = cell.machine
@@ -49,7 +50,6 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         "idle_memory_factor": _most(found["idle_memory_factor"], bounds["max_idle_memory_factor"]),
         "foreign_cpu_server": _most(found["server"], bounds["max_foreign_cpu"]),
         "foreign_cpu_loadgen": _most(found["loadgen"], bounds["max_foreign_cpu"]),
-        "steal_share": _most(found["steal"], bounds["max_steal"]),
     }  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def quiet_successes(study: RawStudy, cell: RawCell) -> list[int] | None:
         return None
     window = cell.record["window"]
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
-    chunks = disturbed_chunks(list(samples(cell.machine)), study.config["quiet"])
+    chunks = disturbed_chunks(cell.machine, study.config["quiet"])
     return quiet_seqs(chunks, [r for r in cell.requests if start <= r["t_intended_ns"] < stop])
 
 
@@ -89,13 +89,12 @@ def quiet_columns(study: RawStudy, cell: RawCell) -> Row:
         return {"quiet_share": None, "memory_ns_p50": None}
     window = cell.record["window"]
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
-    points = list(samples(cell.machine))
     quiet_ns = sum(
         max(0, min(last, stop) - max(first, start))
-        for first, last, bad in disturbed_chunks(points, study.config["quiet"])
+        for first, last, bad in disturbed_chunks(cell.machine, study.config["quiet"])
         if not bad
     )
-    inside = [memory_ns for t_ns, memory_ns in points if start <= t_ns < stop]
+    inside = [memory_ns for t_ns, memory_ns in samples(cell.machine) if start <= t_ns < stop]
     elements = next(r["elements"] for r in cell.machine if r["kind"] == "begin")
     return {
         "quiet_share": quiet_ns / (stop - start),
@@ -107,60 +106,61 @@ def samples(lines: Sequence[Row]) -> Iterator[Interval]:
     """When each sample began, and the CPU time of its loads, in ns."""
     base = 0
     for line in lines:
-        if line["kind"] == "second":
+        if line["kind"] == "chunk":
             for at_us, memory_ns in zip(line["at_us"], line["memory_ns"], strict=True):
                 yield base + 1000 * at_us, memory_ns
-        if line["kind"] in ("begin", "second"):
+        if line["kind"] in ("begin", "chunk"):
             base = line["t_ns"]
 
 
-def disturbed_chunks(points: Sequence[Interval], quiet: Row) -> list[tuple[int, int, bool]]:
+def disturbed_chunks(lines: Sequence[Row], quiet: Row) -> list[tuple[int, int, bool]]:
     """Each chunk's beginning, its end, and whether it is disturbed."""
-    length = round(quiet["chunk_ms"] * 1e6)
-    if not points or points[-1][0] - points[0][0] < length:
-        return []
-    origin, end = points[0][0], points[-1][0]
-    count = (end - origin) // length
-    held: list[list[int]] = [[] for _ in range(count)]
-    for t_ns, memory_ns in points:
-        held[min((t_ns - origin) // length, count - 1)].append(memory_ns)
+    marks = [r for r in lines if r["kind"] in ("begin", "chunk")]
     values = [
-        float(np.percentile(chunk, quiet["chunk_percentile"]))
-        if len(chunk) >= LEAST_SAMPLES
-        else None
-        for chunk in held
+        float(np.percentile(mark["memory_ns"], quiet["chunk_percentile"]))
+        for mark in marks[1:]
+        if len(mark["memory_ns"]) >= LEAST_SAMPLES
     ]
-    known = [value for value in values if value is not None]
-    limit = math.inf
-    if known and quiet["max_factor"] is not None:
-        limit = quiet["max_factor"] * float(np.percentile(known, quiet["level_percentile"]))
-    return [
-        (
-            origin + k * length,
-            end if k == count - 1 else origin + (k + 1) * length,
-            value is None or value > limit,
+    limit = most_steal = math.inf
+    if values and quiet["max_factor"] is not None:
+        limit = quiet["max_factor"] * float(np.percentile(values, quiet["level_percentile"]))
+    if quiet["max_chunk_steal"] is not None:
+        most_steal = quiet["max_chunk_steal"]
+    chunks = []
+    for before, mark in itertools.pairwise(marks):
+        bad = len(mark["memory_ns"]) < LEAST_SAMPLES or any(
+            share > most_steal for share in _steal_shares(marks[0], before, mark)
         )
-        for k, value in enumerate(values)
+        bad = bad or float(np.percentile(mark["memory_ns"], quiet["chunk_percentile"])) > limit
+        chunks.append((before["t_ns"], mark["t_ns"], bad))
+    return chunks
+
+
+def _steal_shares(begin: Row, before: Row, mark: Row) -> list[float]:
+    """What the hypervisor took of each side's CPUs between two lines."""
+    wall_ms = (mark["t_ns"] - before["t_ns"]) / 1e6
+    totals = zip(before["counters"]["steal_ms"], mark["counters"]["steal_ms"], strict=True)
+    return [
+        (after - earlier) / len(begin[side]) / wall_ms
+        for side, (earlier, after) in zip(("loadgen", "server"), totals, strict=True)
     ]
 
 
 def _cpu_shares(lines: Sequence[Row]) -> dict[str, float]:
     begin = next(r for r in lines if r["kind"] == "begin")
-    end = [r for r in lines if r["kind"] == "second"][-1]
+    end = [r for r in lines if r["kind"] == "chunk"][-1]
     shared = begin["loadgen"] == begin["server"]
     grown = {
         name: np.subtract(end["counters"][name], begin["counters"][name])
         for name in ("idle_ms", "steal_ms", "own_ms")
     }
     shares: dict[str, float] = {}
-    steal = []
     for side, name in enumerate(("loadgen", "server")):
         whole = (end["t_ns"] - begin["t_ns"]) / 1e6 * len(begin[name])
         own = grown["own_ms"].sum() if shared else grown["own_ms"][side]
         rest = whole - grown["idle_ms"][side] - grown["steal_ms"][side] - own
         shares[name] = max(0.0, float(rest)) / whole
-        steal.append(float(grown["steal_ms"][side]) / whole)
-    return shares | {"steal": max(steal)}
+    return shares
 
 
 def _most(value: float | None, bound: float) -> Row:

@@ -5,7 +5,6 @@ Environment variables are never recorded, so no secret can reach an artifact.
 
 import argparse
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -20,7 +19,8 @@ from connector_tax import package_version
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
-from connector_tax.study.server import affinity_plan
+from connector_tax.machine import cpu
+from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.yardstick import quiet_level
 
 # Manifest column -> distributions that provide it, first found wins.
@@ -91,14 +91,6 @@ def gpu_driver() -> str:
         return _output(query).splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
         return "none"
-
-
-def cpu() -> str:
-    """The processor's name, and how many of its CPUs this process may use."""
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
-    name = names[0] if names else platform.machine()
-    return f"{name}, {len(os.sched_getaffinity(0))} CPUs usable of {os.cpu_count()}"
 
 
 def capture(study: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,11 +48,12 @@ from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study.design import Launch, successes_wanted
 from connector_tax.study.machine import MachineWatch, live_rule
 from connector_tax.study.precision import precision_record, precision_rule
-from connector_tax.study.processes import Reading, cpu_between
+from connector_tax.study.processes import ServerProcesses, cpu_between
 from connector_tax.study.prompts import bodies_sha256, planned_requests
 from connector_tax.study.resources import cell_cpu
 from connector_tax.study.sampler import MetricsSampler
-from connector_tax.study.server import Server, served_model
+from connector_tax.study.server import Server
+from connector_tax.study.server_command import served_model
 from connector_tax.study.steplog import StepLog
 
 # A server may count a request just after its last byte: how often and how long to look again.
@@ -66,9 +67,26 @@ class PreparedCell:
 
     cell: Mapping[str, Any]
     rate_rps: float
+    attempt: int
     arrivals_seed: str
     offsets_ns: NDArray[np.int64]
     requests: Sequence[PlannedRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Instruments:
+    """A running server, whose folder is the launch's, and what measures its cells.
+
+    Attributes:
+        watch: None in a study without a `quiet` section, whose machine is not watched.
+    """
+
+    server: Server
+    processes: ServerProcesses
+    generator: LoadGenerator
+    sampler: MetricsSampler
+    step_log: StepLog
+    watch: MachineWatch | None
 
 
 def cell_rule(config: Mapping[str, Any]) -> CellRule:
@@ -100,9 +118,19 @@ def load_generator(study: Mapping[str, Any], server: Server, plan: AffinityPlan)
 
 
 def prepare(
-    study: Mapping[str, Any], launch: Launch, cell: Mapping[str, Any], rate_rps: float, attempt: int
+    study: Mapping[str, Any],
+    launch: Launch,
+    cell: Mapping[str, Any],
+    rate_rps: float,
+    *,
+    attempt: int,
+    measurement: int,
 ) -> PreparedCell:
     """Draw the cell's schedule up to its cap and cool-down, and a fresh body for each arrival.
+
+    Args:
+        attempt: the launch's attempt, from 1.
+        measurement: of this cell in this attempt, from 1; a void cell is measured again.
 
     The arrivals' name leaves out the configuration: every configuration gets the same arrival
     times. The content's name holds everything, so that no prompt is ever sent twice.
@@ -124,34 +152,28 @@ def prepare(
         output_tokens=cell["output_tokens"],
         count=len(offsets),
         seed=study["seed"],
-        name=f"{launch.name}/{cell['cell']}/attempt{attempt}",
+        name=f"{launch.name}/{cell['cell']}/attempt{attempt}{measurement}",
     )
-    return PreparedCell(cell, rate_rps, arrivals_seed, offsets, requests)
+    return PreparedCell(cell, rate_rps, attempt, arrivals_seed, offsets, requests)
 
 
 def measure(
     study: Mapping[str, Any],
     launch: Launch,
     prepared: PreparedCell,
-    *,
-    folder: Path,
-    attempt: int,
-    generator: LoadGenerator,
-    sampler: MetricsSampler,
-    step_log: StepLog,
-    watch: MachineWatch | None,
-    server_group: int,
-    check_alive: Callable[[str], None],
-    read_processes: Callable[[], Reading],
+    instruments: Instruments,
     on_progress: Callable[[Progress], None],
 ) -> dict[str, Any]:
-    """Measure one cell into `folder/<cell>/`; the content of its cell file.
+    """Measure one cell into `<cell>/` of the launch's folder; the content of its cell file.
 
     The folder appears by rename when everything in it is written; an earlier folder of that name
-    must have been moved away. `check_alive` raises when the server has ended: such a cell is not
-    kept. Without a `watch` (a study without a `quiet` section) the machine is not watched.
-    `read_processes` reads what the server's processes have used so far.
+    must have been moved away.
+
+    Raises:
+        ServerError: the server has ended; such a cell is not kept.
     """
+    folder, watch = instruments.server.folder, instruments.watch
+    sampler, step_log = instruments.sampler, instruments.step_log
     name = prepared.cell["cell"]
     partial = folder / f"{name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -161,12 +183,12 @@ def measure(
     started_utc = datetime.now(UTC).isoformat(timespec="milliseconds")
     machine_file = partial / f"machine_{suffix}"
     if watch is not None:
-        watch.open(machine_file, server_group)
+        watch.open(machine_file, instruments.server.pid)
     before = sampler.open(metrics_file)
     step_log.mark()
     precision = precision_rule(study["config"])
-    used_before = read_processes()
-    result = generator.run_cell(
+    used_before = instruments.processes.read()
+    result = instruments.generator.run_cell(
         prepared.offsets_ns,
         prepared.requests,
         cell_rule(study["config"]),
@@ -174,8 +196,8 @@ def measure(
         precision,
         live_rule(watch),
     )
-    used_after = read_processes()
-    check_alive(f"in cell {name}")
+    used_after = instruments.processes.read()
+    instruments.server.check_alive(f"in cell {name}")
     after = _final_scrape(sampler, before, result)
     if watch is not None:
         watch.close()
@@ -186,7 +208,7 @@ def measure(
     write_bytes(
         partial / f"engine_step_{suffix}", step_log.take(result.t_origin_ns, result.t_drained_ns)
     )
-    content = _cell_record(study, launch, prepared, result, records, started_utc, attempt)
+    content = _cell_record(study, launch, prepared, result, records, started_utc)
     counters = {
         "before": server_counters(before["values"]),
         "after": server_counters(after["values"]),
@@ -290,7 +312,6 @@ def _cell_record(
     result: CellResult,
     records: Sequence[Mapping[str, Any]],
     started_utc: str,
-    attempt: int,
 ) -> dict[str, Any]:
     planned = int(
         np.searchsorted(
@@ -343,5 +364,5 @@ def _cell_record(
         "extended_s": result.extended_s,
         "achieved_rate_rps": sum(r["t_send_ns"] is not None for r in measured) / window_s,
         "clock": result.clock,
-        "attempt": attempt,
+        "attempt": prepared.attempt,
     }

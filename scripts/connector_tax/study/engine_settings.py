@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from connector_tax.study.server import STEP_LOG_PREFIX, Server, without_root
+from connector_tax.study.server import Server
+from connector_tax.study.server_command import STEP_LOG_PREFIX, without_root
 from connector_tax.study.server_environment import caller_environment, can_change, shown
 
 SETTINGS = (

@@ -13,56 +13,52 @@ import contextlib
 import gc
 import importlib
 import os
-import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
-from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
+from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.loadgen.affinity import AffinityPlan
-from connector_tax.seals import seal_launch, seal_settings
+from connector_tax.seals import seal_settings
 from connector_tax.study import cell as cells
 from connector_tax.study.child import ChildError
 from connector_tax.study.design import PHASES, Launch, cell_order, launches
-from connector_tax.study.guard import (
-    DeviceBusyError,
-    device_lock,
-    kill_leftovers,
-    watch_parent,
-)
+from connector_tax.study.guard import DeviceBusyError, device_lock, watch_parent
+from connector_tax.study.launch_index import SUMMARY_MODULE, Outcome, write_index
 from connector_tax.study.machine import MachineWatch
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.precision import skip_reason
 from connector_tax.study.probe import probe_overlay
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import refuse_other_design, supersede
+from connector_tax.study.resume import (
+    Attempts,
+    clear_interrupted,
+    launch_skip_reason,
+    missing_cells,
+    utc,
+)
 from connector_tax.study.sampler import MetricsSampler
-from connector_tax.study.server import (
-    LOGS,
-    PortTakenError,
-    Server,
+from connector_tax.study.server import PortTakenError, Server
+from connector_tax.study.server_command import (
     ServerError,
     affinity_plan,
     command_for,
     free_port,
-    hide_root,
     server_cpus,
 )
-from connector_tax.study.server_use import RESOURCES, SETTINGS, ServerUse
+from connector_tax.study.server_use import ServerUse
 from connector_tax.study.steplog import StepLog
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
 PORTS_TRIED = 5
-SUMMARY_MODULE = "connector_tax.analysis.measure"
 
 
 class StopRequested(BaseException):
@@ -77,46 +73,29 @@ class LaunchDriver:
         self.folder = launch.folder(study_file.parent)
         self.launch = launch
         self.progress = progress
-        self._study_file = study_file
+        self._study_folder = study_file.parent
         self._server: Server | None = None
         self._stop_requested = False
-        attempts = self.folder / "attempts.json"
-        self._attempts: list[dict[str, Any]] = read_json(attempts) if attempts.exists() else []
+        self._attempts = Attempts(self.folder)
 
-    def run(self) -> dict[str, Any]:
-        """Run what is missing; the content of index.json, which `seal_launch` completes.
+    def run(self) -> Outcome:
+        """Run what is missing.
 
         Raises:
             StopRequested: SIGTERM arrived; finished cells stay.
             DeviceBusyError: another launch holds the device.
         """
-        now = _now()
-        reason, rate = self._skip_reason(), None
+        started, rate, status = utc(), None, "skipped"
+        reason = launch_skip_reason(self._study_folder, self.launch)
         if reason is None:
-            rate = reference_rate(self._study_file.parent, self.launch.phase)
+            rate = reference_rate(self._study_folder, self.launch.phase)
             self.folder.mkdir(parents=True, exist_ok=True)
             with device_lock(self.study["config"]["server"]["device"], self._holder()):
-                failure = self._run_cells(rate)
-            status, reason = ("failed", failure) if failure else ("done", None)
+                reason = self._run_cells(rate)
+            status = "failed" if reason else "done"
         else:
-            status = "skipped"
             self.progress.say(f"skipped: {reason}")
-        return {
-            "config": self.launch.config,
-            "configuration": self.launch.configuration,
-            "block": self.launch.block,
-            "phase": self.launch.phase,
-            "label": self.study["engine_label"],
-            "status": status,
-            "reason": reason,
-            "rate_rps": rate,
-            "depends": {"design_sha256": self.study["design_sha256"]},
-            "started_utc": self._attempts[0]["started_utc"] if self._attempts else now,
-            "ended_utc": self._attempts[-1]["ended_utc"] if self._attempts else now,
-            "attempts": self._attempts,
-            "cells": [self._cell_entry(c, status, reason) for c in self._cells()],
-            "timing": self._timing(),
-        }
+        return Outcome(status, reason, rate, started, self._attempts.entries)
 
     def stop_at_next_boundary(self, *_: object) -> None:
         """SIGTERM handler."""
@@ -129,61 +108,37 @@ class LaunchDriver:
             self._server.kill()
         os._exit(1)
 
-    def _cells(self) -> list[dict[str, Any]]:
-        return cell_order(self.study, self.launch)
-
     def _holder(self) -> str:
         return f"pid {os.getpid()}, study {self.study['study']}, {self.launch.name}"
 
-    def _skip_reason(self) -> str | None:
-        folder = self._study_file.parent
-        gate = read_json(folder / "preflight" / "preflight_status.json")[self.launch.configuration]
-        if not gate["include"]:
-            return f"pre-flight: {gate['reason']}"
-        if self.launch.phase == "A":
-            return None
-        rates = read_json(folder / "reference_rates.json")
-        if self.launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:
-            return f"ref_load equals ref_safe ({rates['ref_safe']:g} req/s)"
-        return None
-
     def _run_cells(self, rate_rps: float | None) -> str | None:
         """Measure every missing cell; None, or why the launch failed."""
-        killed = kill_leftovers(self.folder)
-        if killed:
-            self.progress.say(f"killed {killed} processes left over from an interrupted run")
-        # An interrupted run has not done it; whether or not anything is left to measure.
-        hide_root(self.folder)
-        for partial in self.folder.glob("*.partial"):
-            shutil.rmtree(partial)
-        missing = [
-            cell
-            for cell in self._cells()
-            if not self._is_finished(cell, rate_rps) and self._saturated_below(cell) is None
-        ]
+        say = self.progress.say
+        clear_interrupted(self.folder, say)
+        missing = missing_cells(self.study, self.launch, self.folder, rate_rps, say)
         if not missing:
             return None
-        attempt = self._new_attempt()
-        started = time.monotonic()
+        attempt = self._attempts.begin()
         try:
-            self._with_a_port(missing, rate_rps, attempt)
+            self._measure_on_a_free_port(missing, rate_rps, attempt)
         except (ServerError, LoadGeneratorError) as error:
             attempt["failure"] = str(error)
-            self.progress.say(f"FAILED: {error}")
+            say(f"FAILED: {error}")
             return str(error)
         finally:
-            attempt |= {"ended_utc": _now(), "wall_s": time.monotonic() - started}
-            self._write_attempts()
+            self._attempts.end()
         return None
 
-    def _with_a_port(
+    def _measure_on_a_free_port(
         self, missing: Sequence[Mapping[str, Any]], rate_rps: float | None, attempt: dict[str, Any]
     ) -> None:
         """Measure; where somebody else takes the port before the server does, on another one."""
         for left in reversed(range(PORTS_TRIED)):
             try:
                 with contextlib.ExitStack() as stack:
-                    self._measure_all(stack, missing, rate_rps, attempt)
+                    instruments, use = self._start(stack, attempt)
+                    self._measure_all(instruments, missing, rate_rps, attempt["attempt"])
+                    use.after_load()
                 return
             except PortTakenError as error:
                 attempt.setdefault("ports_taken", []).append(attempt["port"])
@@ -191,27 +146,26 @@ class LaunchDriver:
                     raise
                 self.progress.say(f"{str(error).splitlines()[0]}; another port is chosen")
 
-    def _measure_all(
-        self,
-        stack: contextlib.ExitStack,
-        missing: Sequence[Mapping[str, Any]],
-        rate_rps: float | None,
-        attempt: dict[str, Any],
-    ) -> None:
-        plan = self._affinity_plan()
+    def _start(
+        self, stack: contextlib.ExitStack, attempt: dict[str, Any]
+    ) -> tuple[cells.Instruments, ServerUse]:
+        """Start the server, and what measures it while it starts; `stack` stops them."""
+        plan = affinity_plan(self.study)
+        for line in plan.lines():
+            self.progress.note(line)
         config = self.study["config"]
         step_log = StepLog(self.folder, config["engine"]["kind"])
         step_log.remove()
         server = self._start_server(attempt, plan)
         stack.callback(step_log.remove)
-        beside = ThreadPoolExecutor(2)
+        threads = ThreadPoolExecutor(2)
         # Left last, when the server has been stopped: then the wait for it has ended too.
-        stack.callback(beside.shutdown)
+        stack.callback(threads.shutdown)
         stack.callback(self._stop_server, server, attempt)
-        startup_s = beside.submit(server.wait_ready, config["server"]["ready_timeout_s"])
+        startup_s = threads.submit(server.wait_ready, config["server"]["ready_timeout_s"])
         # What the cells need starts while the server does; none of it is garbage.
         gc.disable()
-        summaries = beside.submit(importlib.import_module, SUMMARY_MODULE)
+        summaries = threads.submit(importlib.import_module, SUMMARY_MODULE)
         own_cpus = plan.loadgen if plan.enabled else ()
         interval_s = config["metrics"]["interval_s"]
         sampler = stack.enter_context(MetricsSampler(server.url, interval_s, own_cpus))
@@ -230,33 +184,31 @@ class LaunchDriver:
         use.before_load()
         before = server.thread_use()
         stack.callback(lambda: attempt.update(server_threads=_threads(server, before)))
+        return cells.Instruments(server, use.processes, generator, sampler, step_log, watch), use
+
+    def _measure_all(
+        self,
+        instruments: cells.Instruments,
+        missing: Sequence[Mapping[str, Any]],
+        rate_rps: float | None,
+        attempt: int,
+    ) -> None:
         for position, cell in enumerate(missing, 1):
             rate = cell["rate_rps"] if cell["rate_rps"] is not None else rate_rps
             assert rate is not None
-            if (reason := self._saturated_below(cell)) is not None:
+            reason = skip_reason(self.study, self.launch, self.folder, cell)
+            if reason is not None:
                 self.progress.say(f"cell {cell['cell']} skipped: {reason}")
                 continue
             for measurement in range(1, MEASUREMENTS_OF_A_VOID_CELL + 1):
                 if self._stop_requested:
                     raise StopRequested
                 prepared = cells.prepare(
-                    self.study, self.launch, cell, rate, 10 * attempt["attempt"] + measurement
+                    self.study, self.launch, cell, rate, attempt=attempt, measurement=measurement
                 )
                 self.progress.start_cell(cell["cell"], position, len(missing), rate)
                 content = cells.measure(
-                    self.study,
-                    self.launch,
-                    prepared,
-                    folder=self.folder,
-                    attempt=attempt["attempt"],
-                    generator=generator,
-                    sampler=sampler,
-                    step_log=step_log,
-                    watch=watch,
-                    server_group=server.pid,
-                    check_alive=server.check_alive,
-                    read_processes=use.processes.read,
-                    on_progress=self.progress.update,
+                    self.study, self.launch, prepared, instruments, self.progress.update
                 )
                 if content["valid"]:
                     self.progress.say(f"cell {cell['cell']} {_counted(content['counts'])}")
@@ -264,7 +216,6 @@ class LaunchDriver:
                 self.progress.say(f"cell {cell['cell']} VOID: {'; '.join(content['void_reasons'])}")
                 if measurement < MEASUREMENTS_OF_A_VOID_CELL:
                     cells.move_aside(self.folder, cell["cell"], "void")
-        use.after_load()
 
     def _machine_watch(
         self, stack: contextlib.ExitStack, plan: AffinityPlan
@@ -276,18 +227,11 @@ class LaunchDriver:
         gpu = config["engine"].get("device") == "cuda"
         return stack.enter_context(MachineWatch(config["quiet"], plan, gpu=gpu))
 
-    def _affinity_plan(self) -> AffinityPlan:
-        """Where server and load generator run."""
-        plan = affinity_plan(self.study)
-        for line in plan.lines():
-            self.progress.note(line)
-        return plan
-
     def _start_server(self, attempt: dict[str, Any], plan: AffinityPlan) -> Server:
         host = self.study["config"]["server"]["host"]
         port = free_port(host)
         attempt["port"] = port
-        probe = probe_overlay(self.study, self._study_file.parent)
+        probe = probe_overlay(self.study, self._study_folder)
         command = command_for(self.study, self.launch, port, probe)
         title = f"{self.launch.name} of study {self.study['study']} ({self.study['engine_label']})"
         self._server = server = Server(self.folder, command, title, host, port, server_cpus(plan))
@@ -305,10 +249,10 @@ class LaunchDriver:
                 "engine": self.study["config"]["engine"],
                 "argv": command.argv,
                 "environment": command.environment,
-                "cells": self._cells(),
+                "cells": cell_order(self.study, self.launch),
             },
         )
-        environment = self._study_file.parent / "env.txt"
+        environment = self._study_folder / "env.txt"
         write_text(self.folder / "env.txt", environment.read_text(encoding="utf-8"))
         server.start()
         return server
@@ -317,74 +261,6 @@ class LaunchDriver:
         attempt["stopped"] = server.stop(self.study["config"]["server"]["stop_grace_s"])
         self._server = None
         time.sleep(self.study["config"]["server"]["release_s"])
-
-    def _saturated_below(self, cell: Mapping[str, Any]) -> str | None:
-        return skip_reason(self.study, self.launch, self.folder, cell)
-
-    def _is_finished(self, cell: Mapping[str, Any], rate_rps: float | None) -> bool:
-        name = cell["cell"]
-        try:
-            content = cells.read_intact(self.folder, self.launch.phase, name)
-        except ArtifactError as error:
-            aside = cells.move_aside(self.folder, name, "damaged")
-            self.progress.say(f"{error}; moved to {aside.name}, measuring the cell again")
-            return False
-        if content is None:
-            return False
-        rate = cell["rate_rps"] if cell["rate_rps"] is not None else rate_rps
-        if content["schedule"]["rate_rps"] != rate:
-            aside = cells.move_aside(self.folder, name, "otherrate")
-            self.progress.say(
-                f"cell {name} was measured at {content['schedule']['rate_rps']:g} req/s, the "
-                f"reference rate is now {rate:g}; kept as {aside.name}, measuring the cell again"
-            )
-            return False
-        self.progress.say(f"cell {name} is there and intact; kept")
-        return True
-
-    def _new_attempt(self) -> dict[str, Any]:
-        number = len(self._attempts) + 1
-        for name in ("launch.sh", RESOURCES, SETTINGS, *LOGS):
-            if (self.folder / name).exists():
-                stem, suffix = name.rsplit(".", 1)
-                (self.folder / name).rename(self.folder / f"{stem}.attempt{number - 1}.{suffix}")
-        # `ended_utc` stays as it is when the driver is killed.
-        attempt = {"attempt": number, "pid": os.getpid(), "started_utc": _now(), "ended_utc": None}
-        self._attempts.append(attempt)
-        self._write_attempts()
-        return attempt
-
-    def _write_attempts(self) -> None:
-        write_json(self.folder / "attempts.json", self._attempts)
-
-    def _cell_entry(
-        self, cell: Mapping[str, Any], status: str, reason: str | None
-    ) -> dict[str, Any]:
-        name = cell["cell"]
-        if status == "skipped":
-            return {"cell": name, "status": "skipped", "reason": reason, "files": {}}
-        content = cells.read_intact(self.folder, self.launch.phase, name)
-        if content is None and (saturated := self._saturated_below(cell)) is not None:
-            return {"cell": name, "status": "skipped", "reason": saturated, "files": {}}
-        if content is None:
-            return {"cell": name, "status": "missing", "reason": reason, "files": {}}
-        own = cells.cell_file(self.launch.phase, name)
-        return {
-            "cell": name,
-            "status": "valid" if content["valid"] else "void",
-            "reason": "; ".join(content["void_reasons"]) or None,
-            "files": {**content["files"], own: sha256_file(self.folder / name / own)},
-        }
-
-    def _timing(self) -> dict[str, float]:
-        # Also the first measurement of a void cell, which stands aside as <cell>.void<k>.
-        windows = [read_json(path)["window"] for path in self.folder.glob("*/cell_*.json")]
-        return {
-            "startup_s": sum(a.get("startup_s", 0.0) for a in self._attempts),
-            "cells_s": sum(w["t_drained_ns"] - w["t_origin_ns"] for w in windows) / 1e9,
-            "release_s": self.study["config"]["server"]["release_s"] * len(self._attempts),
-            "wall_s": sum(a.get("wall_s", 0.0) for a in self._attempts),
-        }
 
 
 def _threads(server: Server, before: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -404,21 +280,6 @@ def _counted(counts: Mapping[str, Any]) -> str:
     text = f"valid, {counts['measured_ok']} requests measured"
     others = {**counts["failed"], "dropped": counts["dropped"]}
     return ", ".join([text, *(f"{number} {kind}" for kind, number in others.items() if number)])
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def write_summary(driver: LaunchDriver) -> None:
-    """summary.json: percentiles of each finished cell."""
-    module = importlib.import_module(SUMMARY_MODULE)
-    summaries = {
-        path.name: module.summarise_cell(path)
-        for cell in cell_order(driver.study, driver.launch)
-        if (path := driver.folder / cell["cell"]).exists()
-    }
-    write_json(driver.folder / "summary.json", summaries)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -452,19 +313,13 @@ def _drive(arguments: argparse.Namespace) -> int:
             seal_settings(arguments.study.parent, study)
             driver = LaunchDriver(arguments.study, launch, progress)
             watch_parent(driver.die)
-            signal.signal(signal.SIGTERM, _handler(driver.stop_at_next_boundary))
-            index = driver.run()
-            write_summary(driver)
-            seal_launch(arguments.study.parent, launch.name, driver.folder / "index.json", index)
+            signal.signal(signal.SIGTERM, driver.stop_at_next_boundary)
+            write_index(driver.study, launch, driver.folder, driver.run())
     except StopRequested:
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
-
-
-def _handler(action: Callable[..., None]) -> Callable[[int, FrameType | None], None]:
-    return lambda number, frame: action(number, frame)
 
 
 if __name__ == "__main__":

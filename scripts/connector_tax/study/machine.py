@@ -8,10 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from connector_tax.analysis.quiet import judge_chunks, undisturbed
+from connector_tax.analysis.quiet import (
+    SIDES,
+    chunk_steal,
+    chunk_value,
+    judge_chunks,
+    undisturbed,
+)
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study.child import CommandChild
 
+# Of the `quiet` section, what the watching process needs.
+WATCH_KEYS = ("interval_ms", "working_set_mib", "elements", "chunk_ms")
 WATCH_MODULE = "connector_tax.study.machine_watch"
 
 
@@ -28,7 +36,7 @@ class MachineWatch(CommandChild):
         self.quiet = quiet
         loadgen = {*plan.loadgen, *(cpu for cpus in plan.workers for cpu in cpus)}
         settings = {
-            **{name: quiet[name] for name in ("interval_ms", "working_set_mib", "elements")},
+            **{name: quiet[name] for name in WATCH_KEYS},
             "loadgen": sorted(loadgen),
             "server": sorted(plan.server),
             "home": sorted(plan.loadgen) if plan.enabled else [],
@@ -46,10 +54,10 @@ class MachineWatch(CommandChild):
         """
         self.ask("open", path=str(path), server_group=server_group)
 
-    def recent(self) -> list[tuple[int, int]]:
-        """The samples since the last call: when (CLOCK_MONOTONIC ns) and ns of all its loads."""
-        samples: list[tuple[int, int]] = self.ask("recent")["samples"]
-        return samples
+    def recent(self) -> list[dict[str, Any]]:
+        """The lines written since the last call, from the cell's `begin` on."""
+        lines: list[dict[str, Any]] = self.ask("recent")["lines"]
+        return lines
 
     def close(self) -> None:
         """End the cell's file, with another look at the server's CPUs."""
@@ -58,27 +66,38 @@ class MachineWatch(CommandChild):
 
 def live_rule(watch: MachineWatch | None) -> "LiveRule | None":
     """A fresh rule for one cell; None where no success is left out."""
-    return None if watch is None or watch.quiet["max_factor"] is None else LiveRule(watch)
+    if watch is None or watch.quiet["max_factor"] is watch.quiet["max_chunk_steal"] is None:
+        return None
+    return LiveRule(watch)
 
 
 class LiveRule:
     """Says of the successes of a running cell which of them lived in quiet time, as far as known.
 
     A success whose last chunk is not over yet does not count yet. `analysis.quiet` judges the same
-    samples again when the cell is over, and its word is final: the level may still have moved.
+    chunks again when the cell is over, and its word is final: the level may still have moved.
     """
 
     def __init__(self, watch: MachineWatch) -> None:
         self._watch = watch
-        self._t_ns: list[int] = []
-        self._memory_ns: list[int] = []
+        self._cpus: list[int] = []
+        self._last: dict[str, Any] = {}
+        self._edges_ns: list[int] = []
+        self._values_ns: list[float] = []
+        self._steal: list[float] = []
 
     def __call__(self, spans: Sequence[tuple[int, int]]) -> list[bool]:
         """Whether each of the spans (ns from, to) lies in quiet time."""
-        for moment, memory in self._watch.recent():
-            self._t_ns.append(moment)
-            self._memory_ns.append(memory)
-        t_ns = np.array(self._t_ns, np.int64)
-        chunks = judge_chunks(t_ns, np.array(self._memory_ns), self._watch.quiet)
+        quiet = self._watch.quiet
+        for line in self._watch.recent():
+            if line["kind"] == "begin":
+                self._cpus = [len(line[side]) for side in SIDES]
+            else:
+                self._values_ns.append(chunk_value(line["memory_ns"], quiet["chunk_percentile"]))
+                self._steal.append(chunk_steal(self._last, line, self._cpus))
+            self._edges_ns.append(line["t_ns"])
+            self._last = line
+        edges = np.array(self._edges_ns, np.int64)
+        chunks = judge_chunks(edges, np.array(self._values_ns), np.array(self._steal), quiet)
         starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
         return [bool(quiet) for quiet in undisturbed(chunks, starts, ends)]

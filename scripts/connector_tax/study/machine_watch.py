@@ -5,7 +5,7 @@ it samples (study.yardstick). `machine_<phase>_<cell>.jsonl` holds, in this orde
 
 - `{"kind": "look", "when": "before", ...}`: samples on the server's CPUs while the server is idle;
 - `{"kind": "begin", ...}`: what is sampled and where, and the counters when sampling began;
-- `{"kind": "second", ...}`: once a second, the samples since the line before, and the counters;
+- `{"kind": "chunk", ...}`: every `chunk_ms`, the samples since the line before, and the counters;
 - `{"kind": "look", "when": "after", ...}`.
 
 `t_ns` is CLOCK_MONOTONIC: of a look its beginning, of the other lines when the counters were read.
@@ -42,7 +42,6 @@ from connector_tax.study.usage import (
 )
 from connector_tax.study.yardstick import Yardstick
 
-SECOND_NS = 1_000_000_000
 SIDES = ("loadgen", "server")
 
 
@@ -50,15 +49,16 @@ class Watcher:
     """Samples while a cell's file is open; one file is open at a time.
 
     Args:
-        settings: `interval_ms`, `working_set_mib`, `elements`; `loadgen` and `server`, the logical
-            CPUs of both sides; `home`, those this process stays on (empty: not pinned); `driver`,
-            the process whose descendants are the study's; `gpu`, whether GPUs are read too.
+        settings: `interval_ms`, `working_set_mib`, `elements`, `chunk_ms`; `loadgen` and `server`,
+            the logical CPUs of both sides; `home`, those this process stays on (empty: not pinned);
+            `driver`, the process whose descendants are the study's; `gpu`, whether GPUs are read.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
         self._sets = [settings[side] for side in SIDES]
         self._interval_ns = round(settings["interval_ms"] * 1e6)
+        self._chunk_ns = round(settings["chunk_ms"] * 1e6)
         self._yardstick = Yardstick(settings["working_set_mib"], settings["elements"])
         self._throttled = throttled_file()
         self._gpu = GpuReadings() if settings["gpu"] else None
@@ -70,7 +70,7 @@ class Watcher:
         self._at_us: list[int] = []
         self._memory: list[int] = []
         self._compute: list[int] = []
-        self._recent: list[tuple[int, int]] = []
+        self._recent: list[dict[str, Any]] = []
 
     def serve(self, commands: TextIO) -> None:
         """Answer commands and sample until there are no more."""
@@ -96,8 +96,10 @@ class Watcher:
             self._open(Path(command["path"]), command["server_group"])
         elif command["do"] == "close":
             self._close()
-        recent, self._recent = self._recent, []
-        return {"samples": recent}
+        if command["do"] != "recent":
+            return {}
+        lines, self._recent = self._recent, []
+        return {"lines": lines}
 
     def _open(self, path: Path, server_group: int) -> None:
         self._file = path.open("w", encoding="utf-8")
@@ -107,14 +109,14 @@ class Watcher:
         self._recent = []
         if self._gpu is not None:
             self._gpu.take()
-        names = ("interval_ms", "working_set_mib", "elements", *SIDES)
+        names = ("interval_ms", "working_set_mib", "elements", "chunk_ms", *SIDES)
         self._write("begin", {name: self._settings[name] for name in names})
         self._due_ns = time.monotonic_ns()
 
     def _close(self) -> None:
         # Processes that came during the cell belong to it too.
         self._own = own_processes(self._settings["driver"], self._server_group)
-        self._write_second()
+        self._write_chunk()
         self._look("after")
         assert self._file is not None
         self._file.close()
@@ -127,19 +129,17 @@ class Watcher:
         self._at_us.append(at_us)
         self._memory.append(memory)
         self._compute.append(compute)
-        self._recent.append((self._line_ns + at_us * 1000, memory))
         # What was missed is left out: never two samples in a row to catch up.
         late = max(0, now_ns - self._due_ns) // self._interval_ns
         self._due_ns += (late + 1) * self._interval_ns
-        if now_ns - self._line_ns >= SECOND_NS:
-            self._write_second()
+        if now_ns - self._line_ns >= self._chunk_ns:
+            self._write_chunk()
 
-    def _write_second(self) -> None:
+    def _write_chunk(self) -> None:
         samples = {"at_us": self._at_us, "memory_ns": self._memory, "compute_ns": self._compute}
         gpu = {} if self._gpu is None else {"gpu": self._gpu.take()}
-        self._write("second", {**samples, **gpu})
-        for values in samples.values():
-            values.clear()
+        self._write("chunk", {**samples, **gpu})
+        self._at_us, self._memory, self._compute = [], [], []
 
     def _write(self, kind: str, content: Mapping[str, Any]) -> None:
         times = set_times(self._sets)
@@ -153,7 +153,9 @@ class Watcher:
             **own_use(),
         }
         self._line_ns = time.monotonic_ns()
-        self._put({"kind": kind, "t_ns": self._line_ns, **content, "counters": counters})
+        line = {"kind": kind, "t_ns": self._line_ns, **content, "counters": counters}
+        self._put(line)
+        self._recent.append(line)
 
     def _look(self, when: str) -> None:
         cpus = self._settings["server"]

@@ -20,7 +20,7 @@ from connector_tax.study.design import Launch
 from connector_tax.study.guard import DeviceBusyError, device_lock
 from connector_tax.study.preflight import GateError, gated_server, steps_of
 from connector_tax.study.probe import OVERLAY
-from connector_tax.study.server import without_root
+from connector_tax.study.server_command import without_root
 from connector_tax.vllm import overlay
 
 

@@ -30,8 +30,8 @@ from connector_tax.study.design import Launch
 from connector_tax.study.guard import DeviceBusyError, device_lock, kill_leftovers, watch_parent
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.scraper import parse_metrics
-from connector_tax.study.server import (
-    Server,
+from connector_tax.study.server import Server
+from connector_tax.study.server_command import (
     ServerError,
     affinity_plan,
     command_for,

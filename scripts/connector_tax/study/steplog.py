@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from connector_tax.study.server import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError
+from connector_tax.study.server_command import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError
 from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write, step_records
 
 _SUFFIXES = {"embedded": "jsonl", "vllm": "steps"}

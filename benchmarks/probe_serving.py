@@ -3,7 +3,7 @@
 Two launches of a server on a small machine differ by tens of per cent, and the speed of a virtual
 machine's processors changes from minute to minute; the probe costs a few thousandths of a step.
 So one server answers the same requests, one at a time, with the probe taken out and put back
-between them (connector_tax.vllm.probe_switch): four requests make a block, on-off-off-on or
+between them (probe_switch): four requests make a block, on-off-off-on or
 off-on-on-off in turn, so that a drift falls on both alike. A request's value is its mean time per
 token after the first; a block's is the logarithm of the ratio of on to off; their mean without the
 outer tenths stands with its bootstrap interval (95%, BCa). The speed of the processors changes
@@ -12,6 +12,7 @@ within tenths of a second too, so many short requests tell more than few long on
 
 import contextlib
 import math
+import shutil
 import socket
 import statistics
 import tempfile
@@ -27,12 +28,12 @@ from scipy import stats
 
 from connector_tax.files import ArtifactError
 from connector_tax.loadgen import PlannedRequest
-from connector_tax.provenance.environment import cpu
+from connector_tax.machine import cpu
 from connector_tax.study.design import Launch
 from connector_tax.study.guard import device_lock
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests
-from connector_tax.study.server import STEP_LOG_PREFIX, served_model
+from connector_tax.study.server_command import STEP_LOG_PREFIX, served_model
 from connector_tax.vllm.step_probe import socket_address
 from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write
 
@@ -43,7 +44,6 @@ SETTLING_TOKENS = 4
 # Asynchronous scheduling has a step under way when a request is answered.
 IDLE_S = 0.03
 _ENTRY_POINT = "connector_tax_probe_switch"
-_MODULE = "connector_tax.vllm.probe_switch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +162,16 @@ def serving(
 
 
 def write_plugin(folder: Path) -> None:
-    """The metadata by which vLLM finds the switch, when `folder` is on the server's path."""
+    """The switch, and the metadata by which vLLM finds it when `folder` is on the server's path."""
     metadata = folder / f"{_ENTRY_POINT}-1.0.dist-info"
     metadata.mkdir(parents=True)
     texts = {
         "METADATA": f"Metadata-Version: 2.1\nName: {_ENTRY_POINT}\nVersion: 1.0\n",
-        "entry_points.txt": f"[vllm.general_plugins]\n{_ENTRY_POINT} = {_MODULE}:register\n",
+        "entry_points.txt": f"[vllm.general_plugins]\n{_ENTRY_POINT} = {_ENTRY_POINT}:register\n",
     }
     for name, text in texts.items():
         (metadata / name).write_text(text)
+    shutil.copy(Path(__file__).with_name("probe_switch.py"), folder / f"{_ENTRY_POINT}.py")
 
 
 def _summary(blocks: Sequence[Block]) -> str:

@@ -43,7 +43,7 @@ from connector_tax.loadgen import PlannedRequest, make_offsets
 from connector_tax.loadgen.cell import OpenLoopCell
 from connector_tax.loadgen.generator import PROGRESS_S
 from connector_tax.loadgen.messages import Cancel, Done
-from connector_tax.provenance.environment import cpu
+from connector_tax.machine import cpu
 from connector_tax.study.cell import cell_rule
 from connector_tax.study.design import (
     Launch,
@@ -550,7 +550,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Simulate Phase A in full and with precision-targeted cells over several seeds; compare the
     time, the verdicts with each other and with the cost model's own taxes."""
     parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.study.bench_precision", description=main.__doc__
+        prog="python -m benchmarks.precision", description=main.__doc__
     )
     parser.add_argument("--config", type=Path, default=Path("config/h20.yaml"))
     parser.add_argument("--definition", type=Path, default=Path("config/embedded.yaml"))

@@ -1,6 +1,6 @@
 """What the yardstick tells of a real study, and what sampling costs.
 
-`explain` reads a study's plain launches (analysis.quiet_effect). `cost` launches plain and serves
+`explain` reads a study's plain launches (quiet_effect). `cost` launches plain and serves
 one long cell at the study's first rate; in segments that alternate on-off-off-on or off-on-on-off
 the watching process is stopped (SIGSTOP) and continued. A request belongs to the segment it was
 due in, if it ended there; a segment's value is the median of its requests, a block's the logarithm
@@ -27,50 +27,53 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
+from benchmarks.quiet_effect import NAMES, explained, spreads, watched_cells
 from connector_tax.analysis.ingest import load_study
-from connector_tax.analysis.quiet_effect import NAMES, explained, spreads, watched_cells
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.loadgen import CellResult, Progress, make_offsets
-from connector_tax.provenance.environment import cpu
+from connector_tax.machine import cpu
 from connector_tax.study.cell import cell_rule, load_generator
 from connector_tax.study.design import Launch
 from connector_tax.study.guard import DeviceBusyError, device_lock
 from connector_tax.study.machine import MachineWatch
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests
-from connector_tax.study.server import affinity_plan, served_model
+from connector_tax.study.server_command import affinity_plan, served_model
 
 FACTORS = (1.1, 1.2, 1.3, 1.5, 2.0)
+STEALS = (0.01, 0.02, 0.03, 0.05, 0.1)
 SEGMENT_S = 2.0
 # Of a segment's beginning, left out: the watching process takes its first sample anew.
 SETTLE_NS = 300_000_000
 
 
 def explain(
-    study_file: Path, factors: Sequence[float], chunk_ms: float | None, percentile: float | None
+    study_file: Path,
+    factors: Sequence[float],
+    steals: Sequence[float],
+    percentile: float | None,
 ) -> None:
-    """Print the tables of analysis.quiet_effect for one study."""
+    """Print the tables of quiet_effect for one study."""
     study = load_study(study_file)
     cells = watched_cells(study)
     first = cells[0].cell.record
     assert first is not None
     rule = dict(first["quiet"]["rule"])
-    rule |= {} if chunk_ms is None else {"chunk_ms": chunk_ms}
     rule |= {} if percentile is None else {"chunk_percentile": percentile}
     console = Console(width=110)
-    table = _table("variance that the yardstick explains", "level", "samples", "metric", "n", "r",
-                   "explained")  # fmt: skip
+    title = "variance that the watched machine explains"
+    table = _table(title, "level", "watched", "metric", "n", "r", "explained")
     for row in explained(cells):
         shown = [f"{row.r:+.2f}", f"{row.r**2:.0%}"]
-        table.add_row(row.level, row.samples, row.metric, str(row.n), *shown)
+        table.add_row(row.level, row.watched, row.metric, str(row.n), *shown)
     console.print(table)
     title = (
-        f"between launches of plain (chunks of {rule['chunk_ms']:g} ms by their "
-        f"{rule['chunk_percentile']:g}th percentile): standard deviation, A/A half-width"
+        f"between launches of plain (chunks by their {rule['chunk_percentile']:g}th percentile): "
+        "standard deviation, A/A half-width"
     )
     table = _table(title, "left out", "kept", "launches", *NAMES)
-    for spread in spreads(study, cells, factors, rule):
+    for spread in spreads(cells, factors, steals, rule):
         numbers = [f"{spread.sd[name]:.1%} {spread.half_width[name]:.1%}" for name in NAMES]
         table.add_row(spread.rule, f"{spread.kept:.0%}", str(spread.launches), *numbers)
     console.print(table)
@@ -132,11 +135,8 @@ def _launch(
     launch = Launch("plain", number, "A")
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(
-            gated_server(study, launch, "bench_quiet", folder, lambda _: None, None)
+            gated_server(study, launch, "quiet", folder, lambda _: None, None)
         )
-        if plan.enabled:
-            stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
-            os.sched_setaffinity(0, plan.loadgen)
         if plan.enabled:
             stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
             os.sched_setaffinity(0, plan.loadgen)
@@ -152,7 +152,7 @@ def _launch(
         rule = replace(rule, floor_s=whole_s, cap_s=whole_s, min_completed=0)
         arrivals = study["config"]["arrivals"]
         offsets = make_offsets(
-            arrivals["process"], rate, rule.warmup_s + whole_s, f"{number}/bench_quiet",
+            arrivals["process"], rate, rule.warmup_s + whole_s, f"{number}/quiet",
             gamma_shape=arrivals["gamma_shape"],
         )  # fmt: skip
         model, vocabulary = served_model(study["config"]["engine"])
@@ -160,7 +160,7 @@ def _launch(
         requests = planned_requests(
             model=model, vocab_size=vocabulary, input_tokens=sweep["input_tokens"],
             output_tokens=sweep["output_tokens"], count=len(offsets), seed=study["seed"],
-            name=f"bench_quiet/{number}",
+            name=f"quiet/{number}",
         )  # fmt: skip
         switch = _Switch(watch.pid, blocks)
         began, used = time.monotonic(), _cpu_s(watch.pid)
@@ -227,14 +227,12 @@ def _table(title: str, *headings: str) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Judge the yardstick on a study, or measure what it costs."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.study.bench_quiet", description=main.__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quiet", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     offline = commands.add_parser("explain", help="variance explained, spread by rule")
     offline.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
     offline.add_argument("--factors", type=float, nargs="+", default=FACTORS)
-    offline.add_argument("--chunk-ms", type=float, help="default: the study's")
+    offline.add_argument("--steals", type=float, nargs="+", default=STEALS)
     offline.add_argument("--chunk-percentile", type=float, help="default: the study's")
     live = commands.add_parser("cost", help="sampling on and off within launches of plain")
     live.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
@@ -245,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.command == "explain":
-        explain(arguments.study, arguments.factors, arguments.chunk_ms, arguments.chunk_percentile)
+        explain(arguments.study, arguments.factors, arguments.steals, arguments.chunk_percentile)
     else:
         cost(read_json(arguments.study), arguments.launches, arguments.blocks)
 

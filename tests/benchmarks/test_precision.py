@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX
-from connector_tax.config import ROOT, load_yaml
-from connector_tax.engine.config import load_config
-from connector_tax.study.bench_precision import (
+from benchmarks.precision import (
     FULL,
     PRECISE,
     Outcome,
@@ -24,6 +21,9 @@ from connector_tax.study.bench_precision import (
     simulate,
     true_taxes,
 )
+from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX
+from connector_tax.config import ROOT, load_yaml
+from connector_tax.engine.config import load_config
 from tests.workflow.harness import TINY
 
 EMBEDDED = ROOT / "config" / "embedded.yaml"

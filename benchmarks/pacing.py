@@ -1,6 +1,6 @@
 """Who should wait for the due time: measured for DESIGN.md.
 
-    python -m connector_tax.loadgen.bench.pacing
+    python -m benchmarks.pacing
 
 Each variant drives the whole load generator (client on one CPU, C event server on another):
 
@@ -23,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.event_server import EventServer, two_cpus
 from connector_tax.loadgen import (
     AffinityPlan,
     CellRule,
@@ -34,8 +35,8 @@ from connector_tax.loadgen import (
     make_offsets,
     read_topology,
 )
-from connector_tax.loadgen.bench.event_server import EventServer, machine, two_cpus
 from connector_tax.loadgen.session import SessionThread
+from connector_tax.machine import machine
 
 MARGIN_NS = 200_000
 TOKENS = 8
@@ -153,7 +154,7 @@ def main() -> int:
             table.add_row(*run_variant(name, options.rate, options.seconds))
         table.add_section()
     console = Console(width=120, highlight=False)
-    console.print(machine())
+    console.print(machine("uvloop"))
     console.print(
         f"{options.rate:g} requests/s, {TOKENS} events each, {options.seconds:g} s per row"
     )

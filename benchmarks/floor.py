@@ -2,7 +2,7 @@
 
 It waits as the engine's step device does, on deadlines as far apart as the benchmark's steps, and
 writes no byte: what it is late by is the machine's, and no server on that core can be earlier. Run
-as `python -m connector_tax.engine.bench.floor CORE STEP_S SECONDS`; prints the latenesses in ns.
+as `python -m benchmarks.floor CORE STEP_S SECONDS`; prints the latenesses in ns.
 """
 
 import json

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.engine.admission_study import (
+from benchmarks.admission import (
     Stream,
     prompts,
     replayed,
@@ -78,7 +78,7 @@ def test_the_replay_has_what_it_was_fitted_to_and_foretells_the_rest_of_the_sour
 @pytest.mark.long
 def test_pack_does_to_the_tail_what_the_source_says(tmp_path: Path) -> None:
     arguments = ("--config", str(EMBEDDED), "--output", str(tmp_path))
-    module = "connector_tax.engine.admission_study"
+    module = "benchmarks.admission"
     subprocess.run([sys.executable, "-m", module, *arguments], timeout=200, check=True)
     measured = json.loads((tmp_path / "admission.json").read_text())["measured"]
     fifo, pack = measured["fifo"], measured["pack"]

@@ -1,6 +1,7 @@
 """The batched service: the source's example, then latency and throughput beside mpservice."""
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -8,8 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
+from benchmarks import rounds as turns
+from benchmarks.squares import Squares
 from connector_tax.engine.batching import BatchedService
-from connector_tax.engine.bench.squares import Squares
 
 # The source is an example of a batched service; its seconds, one after the other and at once.
 _ITEMS = 880
@@ -57,7 +59,7 @@ async def _ours(batch_size: int, wait_s: float) -> AsyncIterator[DoOne]:
 
 @asynccontextmanager
 async def _mpservice(batch_size: int, wait_s: float) -> AsyncIterator[DoOne]:
-    from connector_tax.engine.bench.mpservice_peer import peer
+    from benchmarks.mpservice_peer import peer
 
     async with peer(batch_size, wait_s, _HEAVY_CALLS) as do_one:
         yield do_one
@@ -115,3 +117,7 @@ async def run(rounds: int) -> None:
         ratios = (theirs[0] / ours[0], theirs[1] / ours[1], ours[2] / theirs[2])
         print(f"{'times better':20}{ratios[0]:17.1f}{ratios[1]:17.1f}{ratios[2]:24.1f}")
     await _source_example()
+
+
+if __name__ == "__main__":
+    sys.exit(turns.main("batching", __doc__, run))

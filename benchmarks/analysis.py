@@ -8,8 +8,6 @@ parsing the files.
 """
 
 import argparse
-import os
-import platform
 import resource
 import subprocess
 import sys
@@ -21,9 +19,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
-import polars as pl
 
-from connector_tax.analysis.bench_study import (
+from benchmarks.analysis_study import (
     BLOCKS,
     CONFIGS,
     RESAMPLES,
@@ -34,15 +31,7 @@ from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.ingest import CellKey, Study
 from connector_tax.analysis.measure import Requests
 from connector_tax.analysis.samples import METRICS, chunk_seconds, sample_launch
-
-
-def machine() -> str:
-    """The machine the figures were measured on, in a line."""
-    cores = len(os.sched_getaffinity(0))
-    return (
-        f"{cores} cores, {platform.machine()}, {platform.system()} {platform.release()}, Python"
-        f" {platform.python_version()}, polars {pl.__version__}, numpy {np.__version__}"
-    )
+from connector_tax.machine import machine
 
 
 def synthetic_requests(rng: np.random.Generator, n: int) -> Requests:
@@ -162,16 +151,14 @@ def pandas_baseline(study: Path) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the benchmark tables of the analysis."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.analysis.bench", description=main.__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.analysis", description=main.__doc__)
     parser.add_argument("what", choices=["bootstrap", "scale", "all"])
     parser.add_argument("--blocks", type=int, default=3, help="launches of each configuration")
     parser.add_argument("--per-cell", type=int, default=240, help="requests in a bootstrap cell")
     parser.add_argument("--steps", type=int, default=10_000_000, help="step records (scale)")
     parser.add_argument("--requests", type=int, default=1_000_000, help="requests (scale)")
     arguments = parser.parse_args(argv)
-    print(machine())
+    print(machine("polars", "numpy"))
     if arguments.what in ("bootstrap", "all"):
         bootstrap(arguments.blocks, arguments.per_cell)
     if arguments.what in ("scale", "all"):

@@ -1,4 +1,4 @@
-"""`python -m connector_tax.engine.admission_study`: fifo against pack admission.
+"""`python -m benchmarks.admission`: fifo against pack admission.
 
 Repeats an experiment with a GPT-2 engine, here called the source, on the embedded engine.
 
@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.admission_replay import SOURCE_PASSES, replay
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.admission import AdmissionOptions
-from connector_tax.engine.admission_replay import SOURCE_PASSES, replay
 from connector_tax.engine.launch import LaunchError, running
 from connector_tax.engine.scheduler import SchedulerOptions
 from connector_tax.files import write_json, write_text
@@ -270,10 +270,8 @@ def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     """Run both policies, write and print the tables; the process's exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.engine.admission_study", description=__doc__
-    )
-    parser.add_argument("--config", type=Path, required=True, help="config/embedded.yaml")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.admission", description=__doc__)
+    parser.add_argument("--config", type=Path, default=Path("config/embedded.yaml"))
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     arguments = parser.parse_args()
     try:

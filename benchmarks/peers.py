@@ -1,6 +1,6 @@
 """The same load from this load generator and from its peers, against the same server.
 
-    python -m connector_tax.loadgen.bench.peers --peer aiperf=PATH --peer guidellm=PATH
+    python -m benchmarks.peers --peer aiperf=PATH --peer guidellm=PATH
 
 Each client is one command, pinned whole to one CPU; the C event server has another. Arrivals are
 the same for all: constant rate, one short prompt, `--tokens` events each. The server's log gives
@@ -28,7 +28,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from connector_tax.loadgen.bench.event_server import EventServer, machine, two_cpus
+from benchmarks.event_server import EventServer, two_cpus
+from connector_tax.machine import machine
 
 SUSTAINED_RATE = 0.99
 SUSTAINED_TTFT_ERROR_MS = 10.0
@@ -318,7 +319,7 @@ def main() -> int:
         notes.append(f"{name}: sustained {highest:,.0f} events/s")
         table.add_section()
     console = Console(width=130, highlight=False)
-    console.print(machine())
+    console.print(machine("uvloop"))
     console.print(
         f"one CPU for each client, one for the server; constant rate, {options.tokens} events "
         f"{GAP_US / 1e3:g} ms apart, {options.seconds:g} s per row; sustained: sent/plan >= "

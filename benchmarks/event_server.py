@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import shutil
 import socket
 import subprocess
@@ -11,20 +10,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("server.c")
-
-
-def machine() -> str:
-    """Return one line that says what the numbers were measured on."""
-    model = "unknown CPU"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    return (
-        f"{os.cpu_count()} CPUs, {model}, Linux {platform.release()}, "
-        f"Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}"
-    )
+SOURCE = Path(__file__).with_name("event_server.c")
 
 
 def two_cpus() -> tuple[int, int]:
@@ -64,7 +50,7 @@ class _TruthfulServer(ABC):
 
 
 class EventServer(_TruthfulServer):
-    """Compiles and runs server.c, pinned to `cpu`; `truth` is complete after the exit.
+    """Compiles and runs event_server.c, pinned to `cpu`; `truth` is complete after the exit.
 
     Raises:
         SystemExit: there is no C compiler.

@@ -5,7 +5,7 @@ probe. Warm: steps in a loop, the thread's CPU time of the round in which it was
 what makes it longer (other processes in the caches, a slower clock of the processor) is the
 machine's. Cold: each step after EVICTED_BYTES of other memory were read, as a model's kernels do
 between two steps, the median of each round and the shortest of them. The bound is 5 us per step in
-each process. `serving` is study.probe_serving.
+each process. `serving` is probe_serving.
 """
 
 import argparse
@@ -24,12 +24,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.probe_serving import serving
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
-from connector_tax.provenance.environment import cpu
+from connector_tax.machine import cpu
 from connector_tax.study.guard import DeviceBusyError
 from connector_tax.study.preflight import GateError
-from connector_tax.study.probe_serving import serving
 from connector_tax.vllm import step_probe
 
 BOUND_US = 5.0
@@ -255,9 +255,7 @@ def cost() -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the step probe."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.study.bench_probe", description=main.__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("cost", help="us per step on the probe's own path")
     real = commands.add_parser("serving", help="a real vLLM with the probe and without")

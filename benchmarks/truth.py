@@ -1,6 +1,6 @@
 """How far the load generator's stamps are from the truth, and how many events it can take.
 
-    python -m connector_tax.loadgen.bench.truth
+    python -m benchmarks.truth
 
 The C event server runs on one CPU and logs when it writes each token event; the whole client runs
 on one other CPU. Per event rate and stamp source: error of the reported first token, last token and
@@ -18,6 +18,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.event_server import (
+    EngineServer,
+    EventServer,
+    two_cpus,
+)
 from connector_tax.loadgen import (
     AffinityPlan,
     CellResult,
@@ -30,12 +35,7 @@ from connector_tax.loadgen import (
     make_offsets,
     read_topology,
 )
-from connector_tax.loadgen.bench.event_server import (
-    EngineServer,
-    EventServer,
-    machine,
-    two_cpus,
-)
+from connector_tax.machine import machine
 
 Floats = NDArray[np.float64]
 LOST_SCHEDULE_MAX = 0.01
@@ -190,7 +190,7 @@ def main() -> int:
             break
         limit = events_per_s
     console = Console(width=150, highlight=False)
-    console.print(machine())
+    console.print(machine("uvloop"))
     pace = f"{options.gap_us / 1e3:g} ms apart" if options.engine is None else "embedded engine"
     console.print(
         f"client on one CPU, server on another; {options.tokens} events per request, {pace}, "

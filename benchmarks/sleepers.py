@@ -2,7 +2,7 @@
 
 The manner of llm-d-inference-sim: no batch, no step, one task for each request. The same event
 sizes and the same kind of truth (how late each token was against the request's own schedule) as
-the engine's. Run as `python -m connector_tax.engine.bench.sleepers PORT STEP_S LOG`.
+the engine's. Run as `python -m benchmarks.sleepers PORT STEP_S LOG`.
 """
 
 import asyncio

@@ -1,12 +1,14 @@
-"""How much of the latencies' variance the yardstick explains, and what is left of it by each rule.
+"""How much of the latencies' variance the watched machine explains, and what each rule leaves.
 
 Offline, on the plain launches of a study whose machine was watched. Two ways are compared: leaving
-out what met a disturbed chunk, and nothing left out with the launch's yardstick (samples taken
-while no request was under way) as a covariate. All values are logarithms; launches of one cell are
-compared with each other, and cells of several names are pooled by taking each name's mean off.
+out what met a disturbed chunk, and nothing left out with what was watched over the cell (memory
+latency, the same of samples taken while no request was under way, or steal) as a covariate. All
+latencies are logarithms; launches of one cell are compared with each other, and cells of several
+names are pooled by taking each name's mean off.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,15 +19,18 @@ from scipy import stats
 
 from connector_tax.analysis.ingest import Cell, Study, load_cells
 from connector_tax.analysis.measure import measure_machine, measure_requests
-from connector_tax.analysis.quiet import Chunks, Machine, judge_chunks, undisturbed
+from connector_tax.analysis.quiet import Machine, undisturbed
 from connector_tax.analysis.records import REQUESTS, read_records
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.files import ArtifactError
 
 Floats = NDArray[np.float64]
 METRICS = ("ttft", "tpot")
 NAMES = tuple(f"{metric}_p{percent}" for metric in METRICS for percent in (50, 90))
+STEAL = "steal"
+MEMORY_IDLE = "memory, no request under way"
+WATCHED = ("memory", MEMORY_IDLE, STEAL)
 BIN_NS = 2_000_000_000
-# A request's yardstick: the samples from so long before it to so long after it.
+# What was watched of a request: the samples from so long before it to so long after it.
 AROUND_NS = 500_000_000
 # Fewer requests than this give no percentile here.
 LEAST_REQUESTS = 20
@@ -93,60 +98,70 @@ def _watched(cell: Cell, machine: Machine) -> Watched:
 
 
 class Explained(NamedTuple):
-    """Share of a metric's variance that the yardstick explains (r squared), and its sign."""
+    """How what was `watched` goes with the log of a metric: the correlation of `n` points."""
 
     level: str
-    samples: str
+    watched: str
     metric: str
     n: int
     r: float
 
 
 def explained(cells: Sequence[Watched]) -> Iterator[Explained]:
-    """By level (requests, 2 s medians, launches), all samples or idle ones, and metric."""
-    for samples in ("all", "idle"):
+    """By what was watched, metric and level (requests, 2 s medians, launches)."""
+    for watched in WATCHED:
         for metric in METRICS:
             for level, points in (
-                ("requests", [_by_request(c, metric, samples) for c in cells]),
-                (f"medians of {BIN_NS / 1e9:g} s", [_by_bin(c, metric, samples) for c in cells]),
+                ("requests", [_by_request(c, metric, watched) for c in cells]),
+                (f"medians of {BIN_NS / 1e9:g} s", [_by_bin(c, metric, watched) for c in cells]),
             ):
                 x, y = (np.concatenate([p[k] - p[k].mean() for p in points if len(p[k])])
                         for k in (0, 1))  # fmt: skip
-                yield Explained(level, samples, metric, len(x), _correlation(x, y))
-            x = yardsticks(cells, samples)
+                yield Explained(level, watched, metric, len(x), _correlation(x, y))
+            x = covariates(cells, watched)
             y = np.array([np.log(np.median(getattr(c, metric))) for c in cells])
             x, y = centred(cells, x), centred(cells, y)
-            yield Explained("launches (p50)", samples, metric, len(x), _correlation(x, y))
+            yield Explained("launches (p50)", watched, metric, len(x), _correlation(x, y))
 
 
-def yardsticks(cells: Sequence[Watched], samples: str) -> Floats:
-    """(cells,) the logarithm of each cell's median memory latency."""
-    return np.array([np.log(np.median(_memory(c, samples)[1])) for c in cells])
+def covariates(cells: Sequence[Watched], watched: str) -> Floats:
+    """(cells,) what was watched, over each cell: median log memory latency, or mean steal."""
+    return np.array([_centre(watched)(_series(c, watched)[1]) for c in cells])
 
 
-def _memory(cell: Watched, samples: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    kept = cell.idle if samples == "idle" else slice(None)
-    return cell.machine.t_ns[kept], cell.machine.memory_ns[kept]
+def _series(cell: Watched, watched: str) -> tuple[NDArray[np.int64], Floats]:
+    """What was watched in a cell, over time: the log of each sample, or each chunk's steal."""
+    machine = cell.machine
+    if watched == STEAL:
+        return (machine.edges_ns[1:] + machine.edges_ns[:-1]) // 2, machine.steal
+    kept = cell.idle if watched == MEMORY_IDLE else slice(None)
+    return machine.t_ns[kept], np.log(machine.memory_ns[kept])
 
 
-def _by_request(cell: Watched, metric: str, samples: str) -> tuple[Floats, Floats]:
-    t_ns, memory = _memory(cell, samples)
+def _centre(watched: str) -> Callable[[Floats], Any]:
+    return np.mean if watched == STEAL else np.median
+
+
+def _by_request(cell: Watched, metric: str, watched: str) -> tuple[Floats, Floats]:
+    t_ns, values = _series(cell, watched)
     first = np.searchsorted(t_ns, cell.start_ns - AROUND_NS)
     last = np.searchsorted(t_ns, cell.end_ns + AROUND_NS)
     kept = (last > first) & (getattr(cell, metric) > 0)
-    x = [np.median(memory[a:b]) for a, b in zip(first[kept], last[kept], strict=True)]
-    return np.log(x), np.log(getattr(cell, metric)[kept])
+    centre = _centre(watched)
+    x = [centre(values[a:b]) for a, b in zip(first[kept], last[kept], strict=True)]
+    return np.array(x), np.log(getattr(cell, metric)[kept])
 
 
-def _by_bin(cell: Watched, metric: str, samples: str) -> tuple[Floats, Floats]:
-    t_ns, memory = _memory(cell, samples)
+def _by_bin(cell: Watched, metric: str, watched: str) -> tuple[Floats, Floats]:
+    t_ns, series = _series(cell, watched)
     values = getattr(cell, metric)
     of_request = (cell.start_ns - cell.start_ns[0]) // BIN_NS
     of_sample = (t_ns - cell.start_ns[0]) // BIN_NS
     both = [b for b in np.unique(of_request) if np.any(of_sample == b)]
-    x = [np.median(memory[of_sample == b]) for b in both]
+    centre = _centre(watched)
+    x = [centre(series[of_sample == b]) for b in both]
     y = [np.median(values[of_request == b]) for b in both]
-    return np.log(x), np.log(y)
+    return np.array(x), np.log(y)
 
 
 def _correlation(x: Floats, y: Floats) -> float:
@@ -179,36 +194,31 @@ class Spread(NamedTuple):
 
 
 def spreads(
-    study: Study, cells: Sequence[Watched], factors: Sequence[float], rule: Mapping[str, Any]
+    cells: Sequence[Watched],
+    factors: Sequence[float],
+    steals: Sequence[float],
+    rule: Mapping[str, Any],
 ) -> Iterator[Spread]:
-    """Nothing left out; the rule at each factor, by the cell's level and the study's; covariates.
+    """Nothing left out; the rule at each factor and each bound of steal; covariates.
 
     Args:
-        study: the study.
-        cells: its plain cells.
+        cells: plain's cells.
         factors: for `max_factor`.
+        steals: for `max_chunk_steal`.
         rule: the rest of the rule (`quiet.rule` of a cell's record).
     """
     whole = [np.ones(len(c.start_ns), np.bool_) for c in cells]
     yield _spread("nothing", cells, whole)
-    environment = read_json(study.root / "environment.json")
-    level = environment.get("quiet_level", {}).get("memory_ns")
-    for factor in factors:
-        chosen = {**rule, "max_factor": factor}
-        judged = [judge_chunks(c.machine.t_ns, c.machine.memory_ns, chosen) for c in cells]
-        kept = [undisturbed(j, c.start_ns, c.end_ns) for j, c in zip(judged, cells, strict=True)]
-        yield _spread(f"{factor:g} x cell's level", cells, kept)
-        if level is not None:
-            again = [_against(j, factor * level * c.machine.elements)
-                     for j, c in zip(judged, cells, strict=True)]  # fmt: skip
-            kept = [undisturbed(j, c.start_ns, c.end_ns) for j, c in zip(again, cells, strict=True)]
-            yield _spread(f"{factor:g} x study's level", cells, kept)
-    for samples in ("all", "idle"):
-        yield _spread(f"covariate, {samples} samples", cells, whole, yardsticks(cells, samples))
-
-
-def _against(chunks: Chunks, limit_ns: float) -> Chunks:
-    return chunks._replace(disturbed=~(chunks.values_ns <= limit_ns))
+    bounds = [*((f, None) for f in factors), *((None, s) for s in steals)]
+    bounds += list(itertools.product(factors[1:3], steals))
+    for factor, steal in bounds:
+        chosen = {**rule, "max_factor": factor, "max_chunk_steal": steal}
+        kept = [undisturbed(c.machine.chunks(chosen), c.start_ns, c.end_ns) for c in cells]
+        parts = [f"memory > {factor:g} x"] * (factor is not None)
+        parts += [f"steal > {steal:.0%}"] * (steal is not None)
+        yield _spread(", ".join(parts), cells, kept)
+    for name in WATCHED:
+        yield _spread(f"covariate: {name}", cells, whole, covariates(cells, name))
 
 
 def _spread(

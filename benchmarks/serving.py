@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from benchmarks import rounds as turns
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.engine.launch import free_port, running
 from connector_tax.files import read_json, read_jsonl, write_json
@@ -174,7 +175,7 @@ async def _engine(load: Load, folder: Path) -> Result:
 async def _sleepers(load: Load, folder: Path) -> Result:
     port, log = free_port(), folder / "late.json"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "connector_tax.engine.bench.sleepers"),
+        *(sys.executable, "-m", "benchmarks.sleepers"),
         *(str(port), str(load.step_s), str(log)),
         stderr=asyncio.subprocess.PIPE,
     )
@@ -191,7 +192,7 @@ async def _sleepers(load: Load, folder: Path) -> Result:
 
 async def _floor(load: Load, _folder: Path) -> Result:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "connector_tax.engine.bench.floor"),
+        *(sys.executable, "-m", "benchmarks.floor"),
         *(str(_server_core()), str(load.step_s), str(_MEASURE_S)),
         stdout=asyncio.subprocess.PIPE,
     )
@@ -237,3 +238,7 @@ def _row(name: str, values: NDArray[np.float64], digits: tuple[int, ...]) -> str
     cells = zip(values, widths, digits, strict=True)
     shown = ("-".rjust(w) if np.isnan(v) else f"{v:{w}.{d}f}" for v, w, d in cells)
     return f"  {name:38}" + "".join(shown)
+
+
+if __name__ == "__main__":
+    sys.exit(turns.main("serving", __doc__, run))

@@ -1,6 +1,6 @@
 """The source's admission experiment in virtual time, with its engine's way of spending time.
 
-The source is the experiment that admission_study repeats. The embedded engine computes prefill and
+The source is the experiment that admission.py repeats. The embedded engine computes prefill and
 decode in one pass; the source's engine runs one forward pass for the prefill of a round and one for
 its decode batch, its first pass is slow (the device warms up), and its 128 requests come one after
 the other. Those four facts, and not the admission, make what the embedded engine's table lacks: the

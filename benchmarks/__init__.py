@@ -1,0 +1,1 @@
+"""Benchmarks: commands that print one table with the machine on it. README.md lists them."""

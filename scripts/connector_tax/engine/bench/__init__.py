@@ -1,1 +1,0 @@
-"""Benchmarks of the engine: each prints one table with the machine, and ratios within one run."""

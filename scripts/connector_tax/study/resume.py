@@ -1,0 +1,121 @@
+"""What a launch keeps of an earlier run of it, and what it measures again."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.study import cell as cells
+from connector_tax.study.design import Launch, cell_order
+from connector_tax.study.guard import kill_leftovers
+from connector_tax.study.precision import skip_reason
+from connector_tax.study.server import LOGS, hide_root
+from connector_tax.study.server_use import RESOURCES, SETTINGS
+
+Say = Callable[[str], None]
+
+
+def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
+    """Why the launch is not run at all; None where it is."""
+    gate = read_json(study_folder / "preflight" / "preflight_status.json")[launch.configuration]
+    if not gate["include"]:
+        return f"pre-flight: {gate['reason']}"
+    if launch.phase == "A":
+        return None
+    rates = read_json(study_folder / "reference_rates.json")
+    if launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:
+        return f"ref_load equals ref_safe ({rates['ref_safe']:g} req/s)"
+    return None
+
+
+def clear_interrupted(folder: Path, say: Say) -> None:
+    """Remove what an interrupted run left in a launch's folder: processes and unfinished cells."""
+    killed = kill_leftovers(folder)
+    if killed:
+        say(f"killed {killed} processes left over from an interrupted run")
+    # An interrupted run has not done it; whether or not anything is left to measure.
+    hide_root(folder)
+    for partial in folder.glob("*.partial"):
+        shutil.rmtree(partial)
+
+
+def missing_cells(
+    study: Mapping[str, Any], launch: Launch, folder: Path, rate_rps: float | None, say: Say
+) -> list[dict[str, Any]]:
+    """The cells of a launch that are to be measured, in run order; unusable ones are moved aside.
+
+    Args:
+        rate_rps: the rate of cells that have none of their own.
+    """
+    return [
+        cell
+        for cell in cell_order(study, launch)
+        if not _is_finished(folder, launch.phase, cell, rate_rps, say)
+        and skip_reason(study, launch, folder, cell) is None
+    ]
+
+
+def _is_finished(
+    folder: Path, phase: str, cell: Mapping[str, Any], rate_rps: float | None, say: Say
+) -> bool:
+    name = cell["cell"]
+    try:
+        content = cells.read_intact(folder, phase, name)
+    except ArtifactError as error:
+        aside = cells.move_aside(folder, name, "damaged")
+        say(f"{error}; moved to {aside.name}, measuring the cell again")
+        return False
+    if content is None:
+        return False
+    rate = cell["rate_rps"] if cell["rate_rps"] is not None else rate_rps
+    if content["schedule"]["rate_rps"] != rate:
+        aside = cells.move_aside(folder, name, "otherrate")
+        say(
+            f"cell {name} was measured at {content['schedule']['rate_rps']:g} req/s, the "
+            f"reference rate is now {rate:g}; kept as {aside.name}, measuring the cell again"
+        )
+        return False
+    say(f"cell {name} is there and intact; kept")
+    return True
+
+
+class Attempts:
+    """attempts.json: each start of the launch's server, one object for each.
+
+    Attributes:
+        entries: the objects; what is added to one is written with `write`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / "attempts.json"
+        self.entries: list[dict[str, Any]] = read_json(self._path) if self._path.exists() else []
+        self._begun = 0.0
+
+    def begin(self) -> dict[str, Any]:
+        """Add an attempt, the files of the one before renamed; its object."""
+        number = len(self.entries) + 1
+        for name in ("launch.sh", RESOURCES, SETTINGS, *LOGS):
+            if (self._folder / name).exists():
+                stem, suffix = name.rsplit(".", 1)
+                (self._folder / name).rename(self._folder / f"{stem}.attempt{number - 1}.{suffix}")
+        self._begun = time.monotonic()
+        # `ended_utc` stays as it is when the driver is killed.
+        attempt = {"attempt": number, "pid": os.getpid(), "started_utc": utc(), "ended_utc": None}
+        self.entries.append(attempt)
+        write_json(self._path, self.entries)
+        return attempt
+
+    def end(self) -> None:
+        """The last attempt is over."""
+        self.entries[-1] |= {"ended_utc": utc(), "wall_s": time.monotonic() - self._begun}
+        write_json(self._path, self.entries)
+
+
+def utc() -> str:
+    """The time of day, ISO 8601, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,169 @@
+"""The command of a server launch, and launch.sh that runs it.
+
+The study cannot tell which engine is behind a server except through what is recorded
+(docs/architecture.md); `command_for` is the one place that knows the engines.
+"""
+
+import shlex
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from connector_tax.config import ROOT
+from connector_tax.loadgen.affinity import (
+    AffinityPlan,
+    format_cpus,
+    plan_affinity,
+    read_topology,
+)
+from connector_tax.study.design import Launch, launch_seed
+from connector_tax.study.server_environment import unset_lines
+from connector_tax.vllm.launch import ROOT_MARK, Companion, LaunchError, vllm_command
+
+STEP_LOG_PREFIX = "engine_step"
+STEP_LOG_PROCESSES = ("scheduler", "worker")
+
+
+class ServerError(Exception):
+    """The server cannot be started, died or did not stop; the text carries the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """What launch.sh runs: arguments, added environment, JSON files that lie beside it, companions.
+
+    `{root}` in an argument or a value is the project's folder, as launch.sh finds it. Companions
+    are started first and belong to the server: it is not ready without them, and dead with them.
+    """
+
+    argv: list[str]
+    environment: dict[str, str]
+    files: dict[str, Any] = field(default_factory=dict)
+    companions: list[Companion] = field(default_factory=list)
+
+
+def free_port(host: str) -> int:
+    """A TCP port of `host` nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def served_model(engine: Mapping[str, Any]) -> tuple[str, int]:
+    """Served model name and vocabulary size of a resolved `engine` section."""
+    if engine["kind"] == "embedded":
+        model = engine["definition_content"]["model"]
+        return model["served_name"], model["vocab_size"]
+    return engine["served_model_name"], engine["vocab_size"]
+
+
+def affinity_plan(study: Mapping[str, Any]) -> AffinityPlan:
+    """Where the server and the load generator of this study run on this machine."""
+    options = study["config"]["load_generator"]
+    cores = study["config"]["server"]["cores"]
+    return plan_affinity(read_topology(), options["workers"], cores, options["enable_cpu_affinity"])
+
+
+def server_cpus(plan: AffinityPlan) -> tuple[int, ...]:
+    """The logical CPUs the server is pinned to; empty: it is not pinned."""
+    return plan.server if plan.enabled else ()
+
+
+def command_for(
+    study: Mapping[str, Any], launch: Launch, port: int, probe: Path | None = None
+) -> ServerCommand:
+    """The command that starts the launch's server on `port`.
+
+    Args:
+        probe: the step probe's overlay folder, for a real vLLM that is to write the step log.
+
+    Raises:
+        ServerError: this configuration cannot be launched; the text says what is missing.
+    """
+    engine = study["config"]["engine"]
+    host = study["config"]["server"]["host"]
+    if engine["kind"] == "vllm":
+        try:
+            command = vllm_command(
+                engine,
+                study["configurations"],
+                launch.configuration,
+                host=host,
+                port=port,
+                probe=below_root(probe) if probe else None,
+                free_port=lambda: free_port(host),
+            )
+        except LaunchError as error:
+            raise ServerError(str(error)) from error
+        return ServerCommand(command.argv, command.environment, {}, command.companions)
+    argv = ["python", "-m", "connector_tax.engine", "--config", "engine.json"]
+    argv += ["--configuration", launch.configuration]
+    argv += ["--host", host, "--port", str(port)]
+    argv += ["--launch-seed", str(launch_seed(study, launch))]
+    return ServerCommand(
+        argv,
+        {"AGENTIC_STEP_LOG_PATH": STEP_LOG_PREFIX, "PYTHONPATH": f"{ROOT_MARK}/scripts"},
+        {"engine.json": engine["definition_content"]},
+    )
+
+
+def below_root(path: Path) -> str:
+    """`{root}/...` for a path in the project's folder, else the absolute path."""
+    path = path.resolve()
+    if path.is_relative_to(ROOT):
+        return f"{ROOT_MARK}/{path.relative_to(ROOT).as_posix()}"
+    return str(path)
+
+
+def without_root(text: str) -> str:
+    """`text` with `{root}` for the project's folder, and `~` for the user's home.
+
+    What is recorded is published, and names no folder of the machine.
+    """
+    text = text.replace(str(ROOT), ROOT_MARK)
+    home = str(Path.home())
+    return text if home == "/" else text.replace(f"{home}/", "~/")
+
+
+def launch_script(command: ServerCommand, title: str, root: str, cpus: tuple[int, ...] = ()) -> str:
+    """The text of launch.sh; every value is quoted, so none is ever interpreted by the shell.
+
+    Args:
+        root: the project's folder, absolute or as seen from the script's.
+        cpus: logical CPUs the server and its companions are pinned to; empty: not pinned.
+    """
+    pinned = ["taskset", "--cpu-list", format_cpus(cpus)] if cpus else []
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {title}".replace("\n", " "),
+        "set -euo pipefail",
+        'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
+        f"root={shlex.quote(root)}",
+        *unset_lines(),
+        *(f"export {name}={_quoted(value)}" for name, value in command.environment.items()),
+        *(
+            f"{_joined([*pinned, *c.argv])} >{c.name}.log 2>&1 & echo $! >{c.name}.pid"
+            for c in command.companions
+        ),
+        *(
+            f"until (: </dev/tcp/127.0.0.1/{c.port}) 2>/dev/null; do\n"
+            f"  kill -0 $(<{c.name}.pid); sleep 0.1\n"
+            "done"
+            for c in command.companions
+        ),
+        f"exec {_joined([*pinned, *command.argv])}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _joined(arguments: Sequence[str]) -> str:
+    return " ".join(_quoted(argument) for argument in arguments)
+
+
+def _quoted(value: str) -> str:
+    """`value` for the shell, with `{root}` left to the variable of that name."""
+    literal = [shlex.quote(part) if part else "" for part in value.split(ROOT_MARK)]
+    return '"$root"'.join(literal) or "''"

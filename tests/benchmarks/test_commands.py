@@ -1,0 +1,41 @@
+"""The list of benchmarks: every command is on it, runs, and knows the options the list gives."""
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from connector_tax.config import ROOT
+
+FOLDER = ROOT / "benchmarks"
+LISTED = re.findall(r"^\| `python -m benchmarks\.(\w+)", (FOLDER / "README.md").read_text(), re.M)
+
+
+def _is_command(path: Path) -> bool:
+    text = path.read_text()
+    return "__main__" in text and ("argparse" in text or "turns.main" in text)
+
+
+def test_the_list_has_every_command() -> None:
+    assert set(LISTED) == {path.stem for path in FOLDER.glob("*.py") if _is_command(path)}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_every_file_can_be_imported_where_its_packages_are(path: Path) -> None:
+    if path.stem == "mpservice_peer":
+        pytest.importorskip("mpservice")
+    import_module(f"benchmarks.{path.stem}")
+
+
+@pytest.mark.parametrize("name", ["batching", "precision"])
+def test_a_command_names_its_options_and_refuses_nonsense(name: str) -> None:
+    command = [sys.executable, "-m", f"benchmarks.{name}"]
+    shown = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert shown.stdout.startswith(f"usage: python -m benchmarks.{name} ")
+    option = {"batching": "--rounds", "precision": "--seeds"}[name]
+    refused = subprocess.run([*command, option, "0"], cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert f"{option}: found 0; allowed: at least" in refused.stderr
