@@ -25,9 +25,11 @@ from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import Study
 from connector_tax.files import read_json, read_jsonl, sha256_file, sha256_json, write_json
 from connector_tax.provenance import manifest
+from connector_tax.provenance.environment import packages
 from connector_tax.provenance.environment import text as env_text
 from connector_tax.report.page import render
 from connector_tax.seals import read_links, seal_launch, seal_settings
+from connector_tax.study import complete
 from connector_tax.study.design import launches, measured_design, run_order
 from connector_tax.study.prompts import bodies_sha256, planned_requests
 from connector_tax.study.server_command import served_model
@@ -77,13 +79,21 @@ LOAD_GENERATOR: dict[str, Any] = {
     "connections_per_worker": 256,
     "connections": {"worker0": 256},
 }
+LAGGING = {**LOAD_GENERATOR, "processes": dict(LOAD_GENERATOR["processes"])}
+LAGGING["processes"]["main"] = {**LAGGING["processes"]["main"], "loop_lag_p99_ms": 9.0}
 SKIPPED = {"mooncake_consumer": "verify_kv_consumer: not ready after 30 s"}
 
 
-def write_audited_study(folder: Path) -> Path:
-    """Write results/synthetic and MANIFEST.md below `folder`; the path of study.json."""
+def write_audited_study(folder: Path, *, drawn: bool = True, **given: Any) -> Path:
+    """Write results/synthetic and MANIFEST.md below `folder`; the path of study.json.
+
+    Args:
+        drawn: whether there are figures and a report.
+        given: arguments of write_synthetic_study.
+    """
     root = folder / "results" / "synthetic"
-    study_file = write_synthetic_study(root, config=SMALL, skipped=SKIPPED, steps_per_cell=40)
+    arguments: dict[str, Any] = {"config": SMALL, "skipped": SKIPPED, "steps_per_cell": 40, **given}
+    study_file = write_synthetic_study(root, **arguments)
     document = _complete_design(study_file)
     seal_settings(root, document)
     for phase in ("A", "B", "Bp"):
@@ -91,14 +101,20 @@ def write_audited_study(folder: Path) -> Path:
             _complete_launch(document, launch.folder(root) / "index.json")
     with contextlib.redirect_stdout(io.StringIO()):
         assert aggregate.main(["--study", str(study_file)]) == 0
-        study = Study(study_file)
-        for name in NAMES:
-            module = import_module(f"connector_tax.figures.{name}")
-            style.save(module.draw(study), root / "figures", name, module.TITLE)
-        (root / "report.html").write_text(render(study))
-        arguments = ["--study", str(study_file), "--manifest", str(folder / "MANIFEST.md")]
-        assert manifest.main(arguments) == 0
+        if drawn:
+            _draw(study_file)
+        options = ["--study", str(study_file), "--manifest", str(folder / "MANIFEST.md")]
+        assert manifest.main(options) == 0
+        assert complete.main([*options[:2], "--out", str(root / "complete.json")]) == 0
     return study_file
+
+
+def _draw(study_file: Path) -> None:
+    study = Study(study_file)
+    for name in NAMES:
+        module = import_module(f"connector_tax.figures.{name}")
+        style.save(module.draw(study), study.root / "figures", name, module.TITLE)
+    (study.root / "report.html").write_text(render(study))
 
 
 def _complete_design(study_file: Path) -> dict[str, Any]:
@@ -115,7 +131,7 @@ def _complete_design(study_file: Path) -> dict[str, Any]:
     environment |= dict.fromkeys(("vllm", "vllm_sha", "mooncake", "nixl", "lmcache"), "none")
     environment |= {"gpu": ["no GPU"], "cpu": "synthetic"}
     write_json(root / "environment.json", environment)
-    replace(root / "env.txt", env_text(environment, {"pipeline packages": {"numpy": "1"}}))
+    replace(root / "env.txt", env_text(environment, {"pipeline packages": packages(None)}))
     for copy in root.glob("runs/*/*/*/env.txt"):
         replace(copy, (root / "env.txt").read_text())
     return document
@@ -150,10 +166,12 @@ def _complete_launch(document: dict[str, Any], index_file: Path) -> None:
             "environment": {"PYTHONPATH": CPU_ADAPTER},
         }
         write_json(folder / "config.json", description)
+        write_json(folder / "attempts.json", [{"attempt": 1}])
         (folder / "launch.sh").write_text(f"#!/usr/bin/env bash\nexec {shlex.join(argv)}\n")
         index["timing"] = dict.fromkeys(("startup_s", "cells_s", "release_s", "wall_s"), 1.0)
         for entry in index["cells"]:
-            _complete_cell(document, folder / entry["cell"], index)
+            reasons = _complete_cell(document, folder / entry["cell"], index)
+            entry["reason"] = "; ".join(reasons) or None
             entry["files"] = hashes(folder / entry["cell"])
         summary = {e["cell"]: summarise_cell(folder / e["cell"]) for e in index["cells"]}
         write_json(folder / "summary.json", summary)
@@ -163,7 +181,8 @@ def _complete_launch(document: dict[str, Any], index_file: Path) -> None:
     seal_launch(folder.parents[3], name, index_file, read_json(index_file))
 
 
-def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]) -> None:
+def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]) -> list[str]:
+    """Complete a cell's records; why it is void."""
     suffix = f"{index['phase']}_{folder.name}"
     where = f"{index['config']}/block{index['block']}/{index['phase']}/{folder.name}"
     record_file = folder / f"cell_{suffix}.json"
@@ -202,7 +221,8 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     }
     name = f"{document['seed']}/arrivals/block{index['block']}/{index['phase']}/{folder.name}"
     record["schedule"] |= {"seed": name, "gamma_shape": None}
-    record |= {"server_counters": counters, "load_generator": LOAD_GENERATOR}
+    generator = LOAD_GENERATOR if record["valid"] else LAGGING
+    record |= {"server_counters": counters, "load_generator": generator}
     record["health"] = assess(
         records=requests,
         planned=record["counts"]["planned"],
@@ -214,12 +234,15 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
         clock=record["clock"],
         bounds=document["config"]["validity"],
     )
-    assert void_reasons(record["health"]) == []
+    record["void_reasons"] = void_reasons(record["health"])
+    assert record["valid"] == (not record["void_reasons"])
     write_lines(folder / f"requests_{suffix}.jsonl", requests)
     write_lines(folder / f"metrics_{suffix}.jsonl", metrics)
     write_lines(folder / f"engine_step_{suffix}.jsonl", steps)
     record["files"] = {k: v for k, v in hashes(folder).items() if not k.startswith("cell_")}
     write_json(record_file, record)
+    reasons: list[str] = record["void_reasons"]
+    return reasons
 
 
 def page(values: dict[str, float], served: list[dict[str, Any]]) -> str:
@@ -290,9 +313,20 @@ def seal_manifest(root: Path) -> None:
     """Bring manifest.json and MANIFEST.md up to date."""
     rows = manifest.rows(root / "study.json")
     write_json(root / "manifest.json", rows)
-    manifest.update(
-        root.parents[1] / "MANIFEST.md", rows[0]["study"], rows, read_links(root)[-1][0]
-    )
+    links = read_links(root)
+    seal = links[-1][0] if links else None
+    manifest.update(root.parents[1] / "MANIFEST.md", rows[0]["study"], rows, seal)
+
+
+def unseal(root: Path) -> None:
+    """Make the study one that was measured before studies were sealed."""
+    (root / "seals.jsonl").unlink()
+    for index_file in root.glob("runs/*/*/*/index.json"):
+        with edited_json(index_file) as index:
+            del index["seal"]
+            records = ("resources.json", "settings.json")
+            index["files"] = {k: v for k, v in index["files"].items() if k in records}
+    seal_manifest(root)
 
 
 @contextlib.contextmanager

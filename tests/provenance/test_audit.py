@@ -640,6 +640,75 @@ def test_every_column_of_the_manifest_has_a_source(
     assert any(wanted in claim.message for claim in found), found
 
 
+def text_of(kind: str, text: str | bytes) -> Tamper:
+    def tamper(root: Path) -> None:
+        path = next((root / NOOP_CELL).glob(f"{kind}_*"))
+        path.unlink()
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        seal(root, root / NOOP_CELL)
+
+    return tamper
+
+
+def empty_window(root: Path) -> None:
+    path = next((root / NOOP_CELL).glob("cell_*"))
+    with edited_json(path) as record:
+        record["window"]["t_stop_ns"] = record["window"]["t_warmup_end_ns"]
+    seal(root, root / NOOP_CELL)
+
+
+def brackets_in_record(root: Path) -> None:
+    replace(next((root / NOOP_CELL).glob("cell_*")), "[" * 200_000)
+
+
+MALFORMED: dict[str, tuple[Tamper, str]] = {
+    "an empty window": (empty_window, "noop_connector/block0/A/r40: malformed: ZeroDivisionError"),
+    "a record of brackets": (brackets_in_record, "cell_A_r40.json: not valid JSON: maximum recur"),
+    "requests of brackets": (
+        text_of("requests", "[" * 200_000 + "\n"), "requests_A_r40.jsonl:1: not valid JSON"),
+    "requests that are lists": (text_of("requests", "[]\n"), "noop_connector/block0/A/r40: "),
+    "a page that is no text": (text_of("metrics", b"\xff\n"), "metrics_A_r40.jsonl: not UTF-8"),
+    "no scrape": (text_of("metrics", ""), "noop_connector/block0/A/r40: "),
+    "steps without their keys": (text_of("engine_step", "{}\n"), "noop_connector/block0/A/r40: "),
+    "an index that is a list": (
+        lambda root: replace(root / INDEX, "[]"), "an index.json: malformed|index.json"),
+    "an index of brackets": (
+        lambda root: replace(root / INDEX, "[" * 200_000), "index.json: not valid JSON"),
+    "a study of brackets": (
+        lambda root: replace(root / "study.json", "[" * 200_000), "study.json: not valid JSON"),
+    "a study that is a list": (lambda root: replace(root / "study.json", "[]"), "found list"),
+    "a chain that is no JSON": (
+        lambda root: replace(root / "seals.jsonl", "x\n"), "seals.jsonl:1: not valid JSON"),
+    "a chain of nothing": (lambda root: replace(root / "seals.jsonl", "{}\n"), "key 'files'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_what_is_malformed_fails_by_name(audited: Path, tmp_path: Path, what: str) -> None:
+    folder = linked_copy(audited, tmp_path / "copy")
+    root = folder / "results" / "synthetic"
+    tamper, message = MALFORMED[what]
+    tamper(root)
+    ledger = Ledger()
+    with ledger.guarded("study", "study.json"):
+        audit.check_study(audit.raw_study(root / "study.json"), folder / "MANIFEST.md", ledger)
+    shown = [f"{c.subject}: {c.message}" for c in ledger.claims if c.verdict == FAIL]
+    assert any(re.search(message, text) for text in shown), shown
+
+
+def test_a_malformed_study_replaces_the_audit_that_passed(
+    audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = linked_copy(audited, tmp_path / "copy")
+    root = folder / "results" / "synthetic"
+    replace(root / "audit.json", '{"counts": {"FAIL": 0}}')
+    replace(root / "study.json", "[" * 200_000)
+    arguments = ["--study", str(root / "study.json"), "--manifest", str(folder / "MANIFEST.md")]
+    assert audit.main(arguments) == 1
+    assert read_json(root / "audit.json")["counts"][FAIL] == 1
+    assert "FAIL study study.json" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("figure", NAMES)
 def test_an_edited_figure_number_is_caught(audited: Path, tmp_path: Path, figure: str) -> None:
     folder = linked_copy(audited, tmp_path / "copy")

@@ -1,8 +1,9 @@
 """Claims about what is published: tables, figures' numbers, report, manifest."""
 
 import base64
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from connector_tax.provenance.claims import Ledger, told
 from connector_tax.provenance.comparison import Table, differences, read_csv, text_differs
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_findings import Findings
+from connector_tax.provenance.recompute_resources import Resources, engine_rows
 from connector_tax.provenance.recompute_steps import (
     HOOK_KEYS,
     HOOK_NUMBERS,
@@ -77,6 +79,17 @@ TABLES = {
             *STEP_TAXES, "status", "reason",
         ),
     ),
+    "resources.csv": Declared(
+        ("config", "resource"),
+        ("config", "resource", "unit", "scale", "plain_mean", "config_mean", "difference",
+         "difference_lo", "difference_hi", "tax", "tax_lo", "tax_hi", "p_value", "interval_method",
+         "aa_difference", "aa_difference_lo", "aa_difference_hi", "aa_tax", "aa_tax_lo",
+         "aa_tax_hi", "n_blocks", "n_launches", "companions", "status", "reason"),
+    ),
+    "engine.csv": Declared(
+        ("config", "setting"),
+        ("config", "setting", "value", "plain", "differs", "source", "reason", "also_differs"),
+    ),
     "amplification.csv": Declared(
         ("config", "metric"),
         ("config", "metric", "ref_safe_rps", "ref_load_rps", "tax_ref_safe", "tax_ref_load", "gap",
@@ -106,7 +119,7 @@ def check_published(study: RawStudy, ledger: Ledger, manifest: Path) -> None:
 
 
 def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None:
-    tables = {
+    tables: dict[str, Callable[[], list[Row]]] = {
         "aggregate.csv": numbers.aggregate_rows,
         "steps.csv": numbers.steps_rows,
         "step_taxes.csv": lambda: numbers.step_numbers.tax_rows(),
@@ -114,15 +127,22 @@ def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None
         "step_cdf.csv": lambda: numbers.step_numbers.curve_rows(numbers.cell_at("ref_safe")),
         "taxes.csv": numbers.tax_rows,
         "amplification.csv": numbers.amplification_rows,
+        "resources.csv": lambda: Resources(study, numbers.cell_at("ref_safe")).rows(),
+        "engine.csv": lambda: engine_rows(study),
     }
     found: dict[str, list[Row]] = {}
     for name, recompute in tables.items():
         with ledger.guarded("numbers", name):
             found[name] = recompute()
-            table = read_csv(study.numbers / "analysis" / name)
+            path = study.numbers / "analysis" / name
+            if study.published != study.root and not path.exists():
+                ledger.not_checkable("numbers", name, "published before it was made")
+                continue
+            table = read_csv(path)
             cells = sum(len(row) for row in table)
             note = f"{len(table)} rows, {cells} fields"
-            ledger.check("numbers", name, compare(table, found[name], TABLES[name]), note)
+            problems = itertools.chain(compare(table, found[name], TABLES[name]), _reasons(table))
+            ledger.check("numbers", name, problems, note)
     ledger.check(
         "numbers", "aggregate.json", _aggregate_json(study, found.get("aggregate.csv", []))
     )
@@ -131,7 +151,7 @@ def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None
     for launch in study.launches:
         if launch.status == "done":
             ledger.check("summary", launch.name, _summary(launch, numbers))
-    if "taxes.csv" in found and "aggregate.csv" in found:
+    if found.keys() == tables.keys():
         check_figures(study, numbers, found, ledger)
 
 
@@ -158,6 +178,13 @@ def compare(table: Table, found: Sequence[Row], declared: Declared) -> Iterator[
             if not remark and text_differs(text, value, TOLERANCES.get(column)):
                 shown = "" if value is None else value
                 yield f"{' '.join(key)}: {column}: published {text!r}, recomputed {shown!r}"
+
+
+def _reasons(table: Table) -> Iterator[str]:
+    """What has no number says why."""
+    for number, row in enumerate(table, 2):
+        if (row.get("status") == "missing" or row.get("value") == "") and not row["reason"]:
+            yield f"line {number}: no value and no reason"
 
 
 def _aggregate_json(study: RawStudy, rows: Sequence[Row]) -> Iterator[str]:

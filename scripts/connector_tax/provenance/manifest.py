@@ -64,19 +64,20 @@ def rows(study_file: Path) -> list[dict[str, str]]:
     environment = read_json(folder / "environment.json")
     timing = read_json(folder / "patch" / "patch_status.json")["step_timing_available"]
     return [
-        _row(study, folder, launch, environment, timing)
+        row(study, folder, launch, environment, timing)
         for phase in PHASES
         for launch in launches(study, phase)
     ]
 
 
-def _row(
+def row(
     study: Mapping[str, Any],
     folder: Path,
     launch: Launch,
     environment: Mapping[str, Any],
     step_timing: bool,
 ) -> dict[str, str]:
+    """The manifest row of a launch of the study in `folder`."""
     path = launch.folder(folder)
     index = read_json(path / "index.json")
     states = [cell["status"] for cell in index["cells"]]
@@ -99,7 +100,7 @@ def _row(
         "status": index["status"].upper() if index["status"] == "skipped" else index["status"],
         "reason": (index["reason"] or "").split("\n")[0],
         "cells": counts,
-        "directory": f"{folder.parent.name}/{folder.name}/{path.relative_to(folder).as_posix()}",
+        "directory": f"results/{study['study']}/{path.relative_to(folder).as_posix()}",
         "command": command,
         "sha256": artifacts_sha256(path),
     }
