@@ -116,7 +116,7 @@ def every_other_step(lines: Lines) -> None:
 def faster_steps(lines: Lines) -> None:
     for line in lines:
         line["step_duration_us"] *= 0.5
-        if line["engine_step_us"] is not None:
+        if line.get("engine_step_us") is not None:
             line["engine_step_us"] *= 0.5
 
 

@@ -309,7 +309,7 @@ def _header(frame: Frame, tar: tarfile.TarFile, folder: Path) -> Header:
 def _extracted(frame: Frame, tar: tarfile.TarFile, header: Header, folder: Path) -> Iterator[str]:
     """Write the further members into `folder`, each checked; yields their names."""
     left = dict(header.members)
-    for info in tar:
+    for info in iter(tar.next, None):
         name = info.name
         if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.pax_headers:
             kind = KINDS.get(info.type, f"of type {info.type!r}")

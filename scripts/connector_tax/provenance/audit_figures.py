@@ -37,6 +37,9 @@ _BAR = (
     "rate_rps", *ENDS, "aa_lo", "aa_hi", "n_blocks", "n_config", "n_plain", "family", "verdict",
     "mark", "status", "reason",
 )  # fmt: skip
+OF_TAX = (
+    "config", "metric", "reference", *_BAR, "p_adjusted", "interval_method", "blocks_needed",
+)  # fmt: skip
 FIGURES = {
     "fig1_ttft_vs_rate": _CURVE,
     "fig2_tpot_vs_rate": _CURVE,
@@ -193,8 +196,8 @@ class FigureNumbers:
             mine = {bar["config"]: bar for bar in bars if bar["metric"] == metric}
             parts, stack = [mine[config] for config in PARTS], mine[STACKED]
             yield from (*parts, stack)
-            total: Row = {"config": SUM, "metric": metric, "reference": "ref_safe"}
-            total["status"] = "missing"
+            total: Row = {name: stack[name] for name in ("metric", "reference", "aa_lo", "aa_hi")}
+            total |= {"config": SUM, "status": "missing"}
             if all(part["tax"] is not None for part in parts):
                 marks = "; ".join(filter(None, (part["mark"] for part in parts)))
                 total |= {"status": "valid", "mark": marks}
@@ -224,7 +227,7 @@ class FigureNumbers:
 def _bar(row: Row) -> Row:
     """A tax with the A/A band beside it."""
     known: Row = {} if row["status"] == "valid" else dict.fromkeys(ENDS)
-    return row | known | _band(row, "aa", "aa_tax")
+    return {name: row.get(name) for name in OF_TAX} | known | _band(row, "aa", "aa_tax")
 
 
 def _band(row: Row, ends: str, point: str | None = None) -> Row:
