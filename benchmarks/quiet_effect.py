@@ -17,10 +17,11 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy import stats
 
-from connector_tax.analysis.ingest import Cell, Study, load_cells
+from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_machine, measure_requests
 from connector_tax.analysis.quiet import Machine, undisturbed
 from connector_tax.analysis.records import REQUESTS, read_records
+from connector_tax.artifacts.study_file import Study
 from connector_tax.files import ArtifactError
 
 Floats = NDArray[np.float64]
@@ -214,8 +215,8 @@ def spreads(
     for factor, steal in bounds:
         chosen = {**rule, "max_factor": factor, "max_chunk_steal": steal}
         kept = [undisturbed(c.machine.chunks(chosen), c.start_ns, c.end_ns) for c in cells]
-        parts = [f"memory > {factor:g} x"] * (factor is not None)
-        parts += [f"steal > {steal:.0%}"] * (steal is not None)
+        parts = [] if factor is None else [f"memory > {factor:g} x"]
+        parts += [] if steal is None else [f"steal > {steal:.0%}"]
         yield _spread(", ".join(parts), cells, kept)
     for name in WATCHED:
         yield _spread(f"covariate: {name}", cells, whole, covariates(cells, name))

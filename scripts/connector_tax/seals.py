@@ -18,12 +18,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
 from connector_tax.files import ArtifactError, sha256_file, write_bytes
 
-NAME = "seals.jsonl"
 FIRST = "0" * 64
 ANALYSIS_KEYS = ("saturation", "reference", "statistics", "hypotheses")
-STUDY_FILES = ("environment.json", "env.txt", "patch/patch_status.json", "complete.json")
+STUDY_FILES = (paths.ENVIRONMENT, paths.ENV_TEXT, paths.PATCH_STATUS, paths.COMPLETE)
 
 Link = dict[str, Any]
 
@@ -65,7 +65,7 @@ def read_links(folder: Path) -> list[tuple[str, Link]]:
     Raises:
         ArtifactError: a line is no JSON object.
     """
-    path = folder / NAME
+    path = folder / paths.SEALS
     found = []
     for number, line in enumerate(_complete_lines(path), 1):
         try:
@@ -80,10 +80,10 @@ def read_links(folder: Path) -> list[tuple[str, Link]]:
 
 def study_files(folder: Path) -> dict[str, str]:
     """SHA-256 by path of what a study knows of itself besides its launches: gates, environment."""
-    paths = [folder / name for name in STUDY_FILES]
-    paths += sorted((folder / "preflight").rglob("*"))
+    own = [folder / name for name in STUDY_FILES]
+    own += sorted((folder / paths.PREFLIGHT).rglob("*"))
     return {
-        path.relative_to(folder).as_posix(): sha256_file(path) for path in paths if path.is_file()
+        path.relative_to(folder).as_posix(): sha256_file(path) for path in own if path.is_file()
     }
 
 
@@ -116,8 +116,8 @@ def seal_launch(folder: Path, launch: str, index_file: Path, index: dict[str, An
         index: its content without `files` and `seal`.
     """
     measured = {entry["cell"] for entry in index["cells"] if entry["files"]}
-    paths = sorted(path for path in index_file.parent.rglob("*") if path.is_file())
-    names = {path.relative_to(index_file.parent): path for path in paths if path != index_file}
+    there = sorted(path for path in index_file.parent.rglob("*") if path.is_file())
+    names = {path.relative_to(index_file.parent): path for path in there if path != index_file}
     files = {
         name.as_posix(): sha256_file(path)
         for name, path in names.items()
@@ -153,7 +153,7 @@ def _append(folder: Path, links: list[tuple[str, Link]], what: Link) -> None:
         },
     }
     line = json.dumps(link, ensure_ascii=False, allow_nan=False).encode()
-    path = folder / NAME
+    path = folder / paths.SEALS
     write_bytes(path, b"".join(part + b"\n" for part in (*_complete_lines(path), line)))
 
 

@@ -291,7 +291,7 @@ def test_a_study_measured_before_it_could_be_sealed_is_not_checkable(
 
 
 def test_a_changed_setting_is_told_in_the_report(audited: Path, tmp_path: Path) -> None:
-    from connector_tax.figures.tables import Study
+    from connector_tax.figures.tables import StudyTables as Study
     from connector_tax.report.page import render
 
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"

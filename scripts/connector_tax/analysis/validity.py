@@ -1,7 +1,7 @@
-"""The checks that make a cell valid, or void with a reason.
+"""Judge a cell: valid, or void with a reason.
 
-All checks are two-sided where a value can be wrong both ways, and missing data fails: a check whose
-value is None never passes. `CHECKS` is the closed list, with the text a reader of a void cell sees.
+All checks (`artifacts.checks.CHECKS`) are two-sided where a value can be wrong both ways, and
+missing data fails: a check whose value is None never passes.
 """
 
 import math
@@ -12,44 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from connector_tax.analysis.quiet import SIDES, Machine, undisturbed
+from connector_tax.artifacts.checks import CHECKS, MACHINE_CHECKS, UNSTAMPED_SHARE_MAX
+from connector_tax.artifacts.names import REQUEST_STATUSES
 
 Check = dict[str, Any]
 Record = TypeVar("Record", bound=Mapping[str, Any])
-
-CHECKS = {
-    "schedule_lag_p99_ms": "requests were written later than scheduled (p99)",
-    "early_send_ms": "a request was written before its scheduled time",
-    "sent_rate_ratio": "the sent rate departs from the schedule",
-    "unaccounted_requests": "scheduled requests without exactly one outcome",
-    "error_rate": "too many requests failed",
-    "server_success_excess": "successes counted by client and server differ",
-    "server_prompt_tokens_excess": "prompt tokens counted by client and server differ",
-    "server_generation_tokens_excess": "generated tokens counted by client and server differ",
-    "prefix_cache_hits": "the prefix cache was hit",
-    "external_prefix_cache_hits": "the external prefix cache was hit",
-    "loop_lag_p99_ms": "an event loop of the load generator lagged",
-    "loop_lag_max_ms": "an event loop of the load generator stood still",
-    "cpu_share": "a process of the load generator was short of CPU",
-    "silent_workers": "workers of the load generator died or did not tell their health",
-    "unopened_connections": "connections to the server could not be opened before the cell",
-    "unstamped_reads": "reads lack the kernel's stamp though the clock is the kernel's",
-    "lost_messages": "messages were dropped, undecodable or oversized",
-    "metrics_scrapes": "/metrics was not read inside the window, or a scrape failed",
-    "quiet_requests": "machine disturbed: too few requests in quiet time",
-    "idle_memory_factor": "machine disturbed: slower than the study's quiet level, server idle",
-    "foreign_cpu_server": "machine disturbed: other processes used the server's CPUs",
-    "foreign_cpu_loadgen": "machine disturbed: other processes used the load generator's CPUs",
-}
-# Only of a cell whose machine was watched.
-MACHINE_CHECKS = (
-    "quiet_requests",
-    "idle_memory_factor",
-    "foreign_cpu_server",
-    "foreign_cpu_loadgen",
-)
-
-# The share of reads that may lack it: a wall clock set anew takes it from the reads under way.
-UNSTAMPED_SHARE_MAX = 0.01
 
 # What every process of the load generator counts; the session's also counts late results.
 LOST_MESSAGES = ("undecodable", "oversized", "dropped_messages")
@@ -112,10 +79,11 @@ def assess(
             MACHINE_CHECKS are left out.
     """
     measured = in_window(records, window)
+    counted = measured if watched is None else _counted(measured, watched)
     ok = [r for r in records if r["status"] == "ok"]
     failed = [r for r in records if r["status"] in ("error", "timeout", "cancelled")]
     checks = {
-        **_schedule_checks(measured, bounds),
+        **_schedule_checks(measured, counted, bounds),
         "unaccounted_requests": _at_most(abs(planned - len(records)) + _unfinished(records), 0),
         "error_rate": _at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
         **_server_checks(ok, len(failed), shape, counters),
@@ -124,13 +92,25 @@ def assess(
         "metrics_scrapes": _scrape_check(scrapes, window),
     }
     assert checks.keys() == CHECKS.keys() - MACHINE_CHECKS
-    return checks if watched is None else checks | _machine_checks(ok, window, watched, bounds)
+    return checks if watched is None else checks | _machine_checks(counted, watched, bounds)
+
+
+def _counted(measured: Sequence[Record], watched: "Watched") -> list[Record]:
+    """The measured requests without the successes that met a disturbance."""
+    if watched.machine is None:
+        return [r for r in measured if r["status"] != "ok"]
+    ok = [r for r in measured if r["status"] == "ok"]
+    lives = [(r["t_intended_ns"], r["t_last_token_ns"]) for r in ok]
+    starts, ends = np.array(lives, np.int64).reshape(-1, 2).T
+    quiet = undisturbed(watched.machine.chunks(watched.quiet), starts, ends)
+    left_out = {r["seq"] for r, kept in zip(ok, quiet, strict=True) if not kept}
+    return [r for r in measured if r["seq"] not in left_out]
 
 
 def void_reasons(checks: Mapping[str, Check]) -> list[str]:
     """One sentence for each failed check, with its value and bound; empty for a valid cell."""
     return [
-        f"{CHECKS[name]}: {name} {_shown(check['value'])}, allowed {_shown(check['bound'])}"
+        f"{CHECKS[name].void}: {name} {_shown(check['value'])}, allowed {_shown(check['bound'])}"
         for name, check in checks.items()
         if not check["pass"]
     ]
@@ -157,8 +137,7 @@ def _within(value: float | None, low: float, high: float) -> Check:
 
 
 def _unfinished(records: Sequence[Mapping[str, Any]]) -> int:
-    statuses = ("ok", "error", "timeout", "cancelled", "dropped")
-    return sum(record["status"] not in statuses for record in records)
+    return sum(record["status"] not in REQUEST_STATUSES for record in records)
 
 
 def _error_rate(
@@ -172,12 +151,18 @@ def _error_rate(
 
 
 def _schedule_checks(
-    measured: Sequence[Mapping[str, Any]], bounds: Mapping[str, float]
+    measured: Sequence[Mapping[str, Any]],
+    counted: Sequence[Mapping[str, Any]],
+    bounds: Mapping[str, float],
 ) -> dict[str, Check]:
+    """How what was sent departs from the schedule; the lag is that of the requests that count."""
+    late = [
+        (r["t_send_ns"] - r["t_intended_ns"]) / 1e6 for r in counted if r["t_send_ns"] is not None
+    ]
     sent = [r for r in measured if r["t_send_ns"] is not None]
     lags = np.array([r["t_send_ns"] - r["t_intended_ns"] for r in sent]) / 1e6
     ttft = [
-        (r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in measured if r["status"] == "ok"
+        (r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in counted if r["status"] == "ok"
     ]
     bound = bounds["schedule_lag_p99_ms"]
     if ttft:
@@ -194,7 +179,7 @@ def _schedule_checks(
         ratio = planned_ns / (last - first) if last > first else None
     tolerance = bounds["sent_rate_tolerance"]
     return {
-        "schedule_lag_p99_ms": _at_most(float(np.percentile(lags, 99)) if sent else None, bound),
+        "schedule_lag_p99_ms": _at_most(float(np.percentile(late, 99)) if late else None, bound),
         "early_send_ms": _at_most(max(0.0, -float(lags.min())) if sent else None, 0.0),
         "sent_rate_ratio": _within(ratio, 1 - tolerance, 1 + tolerance),
     }
@@ -282,22 +267,13 @@ class Watched:
 
 
 def _machine_checks(
-    ok: Sequence[Mapping[str, Any]],
-    window: Mapping[str, Any],
-    watched: Watched,
-    bounds: Mapping[str, float],
+    counted: Sequence[Mapping[str, Any]], watched: Watched, bounds: Mapping[str, float]
 ) -> dict[str, Check]:
     machine, level = watched.machine, watched.level_ns
     factor = quiet = None
     foreign: dict[str, float | None] = dict.fromkeys(SIDES)
     if machine is not None:
-        lives = [
-            (r["t_intended_ns"], r["t_last_token_ns"])
-            for r in ok
-            if window["t_warmup_end_ns"] <= r["t_intended_ns"] < window["t_stop_ns"]
-        ]
-        starts, ends = np.array(lives, np.int64).reshape(-1, 2).T
-        quiet = int(undisturbed(machine.chunks(watched.quiet), starts, ends).sum())
+        quiet = sum(r["status"] == "ok" for r in counted)
         if level is not None:
             factor = max(machine.looks.values()) / level
         foreign = {side: machine.cpus[side].foreign for side in SIDES}

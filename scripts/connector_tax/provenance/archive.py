@@ -412,7 +412,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     converting.add_argument("--archive", type=Path, required=True)
     converting.add_argument("--out", type=Path, required=True)
     converting.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md, to name it")
-    return run_command(parser, argv, _carry_out, (ArtifactError, ArchiveError))
+    return run_command(parser, argv, _carry_out)
 
 
 def _carry_out(arguments: argparse.Namespace) -> None:

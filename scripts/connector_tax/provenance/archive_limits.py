@@ -9,6 +9,8 @@ from typing import Any, BinaryIO
 
 import zstandard
 
+from connector_tax.files import ArtifactError
+
 FORMAT = "connector-tax archive 2"
 # The first had no tables.
 READABLE = ("connector-tax archive 1", FORMAT)
@@ -38,7 +40,7 @@ STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class ArchiveError(Exception):
+class ArchiveError(ArtifactError):
     """An archive is refused; the text names it and says why."""
 
 

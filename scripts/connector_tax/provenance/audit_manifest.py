@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts.names import Launch
 from connector_tax.files import read_json
 from connector_tax.provenance import manifest
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import Table
 from connector_tax.provenance.manifest import COLUMNS, parse
-from connector_tax.study.design import Launch
 
 CHANGED = ": an artifact of the run changed after the manifest was written"
 

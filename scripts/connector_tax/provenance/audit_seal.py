@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from connector_tax.artifacts import paths
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.manifest import parse, seal_of
 from connector_tax.seals import (
     FIRST,
-    NAME,
     Link,
     changed_settings,
     read_links,
@@ -52,7 +52,7 @@ def check_seals(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
 
 def _chain(links: list[tuple[str, Link]]) -> Iterator[str]:
     if not links:
-        yield f"{NAME} is missing"
+        yield f"{paths.SEALS} is missing"
     previous = FIRST
     for number, (digest, link) in enumerate(links):
         if link["number"] != number:
@@ -95,7 +95,7 @@ def _same_files(sealed: Mapping[str, str], there: Mapping[str, str]) -> Iterator
 def _launch(study: RawStudy, launch: RawLaunch, link: Link | None) -> Iterator[str]:
     assert launch.index is not None
     if link is None:
-        yield f"index.json names link {launch.index['seal']}, {NAME} has none of this launch"
+        yield f"index.json names link {launch.index['seal']}, {paths.SEALS} has none of this launch"
         return
     index_file = launch.folder / "index.json"
     if launch.index.get("seal") != link["number"]:

@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
 from connector_tax.seals import read_links
-from connector_tax.study.design import PHASES, Launch, launches
 
 COLUMNS = {
     "date": "date (UTC)",

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from connector_tax.artifacts.names import configuration_of
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.distributions import t_quantile, t_two_sided
 from connector_tax.provenance.layout import Layout
 from connector_tax.provenance.recompute import Row
-from connector_tax.study_file import configuration_of
 
 UNITS = {
     "idle_cpu": "CPU s per s",

@@ -1,4 +1,4 @@
-"""The last word of a run: complete, or non-zero with a list of what is missing.
+"""Exit non-zero and list the launches that failed; else mark the study complete.
 
 A launch that failed gives up its index.json here (renamed to index.failed.json), so that the next
 run measures its missing cells; everything derived from the others stays.
@@ -9,22 +9,31 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.names import PHASES
+from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import read_json, write_json
+from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.seals import seal_end
-from connector_tax.study.design import PHASES, launches
 
 
 def failed_launches(study_file: Path) -> list[tuple[Path, str]]:
-    """Index file and reason of each launch that failed."""
+    """Index file and reason of each launch that failed.
+
+    Raises:
+        ArtifactError: a launch has no index.json: it has not ended.
+    """
     study = read_json(study_file)
     failed = []
     for phase in PHASES:
         for launch in launches(study, phase):
-            path = launch.folder(study_file.parent) / "index.json"
-            index = read_json(path)
-            if index["status"] == "failed":
-                failed.append((path, index["reason"]))
+            folder = launch.folder(study_file.parent)
+            index = read_index(folder)
+            if index is None:
+                raise ArtifactError(f"{folder / paths.INDEX}: no such file")
+            if index.status == "failed":
+                failed.append((folder / paths.INDEX, index.reason or ""))
     return failed
 
 
@@ -42,7 +51,7 @@ def _conclude(arguments: argparse.Namespace) -> int:
         seal_end(arguments.study.parent)
         return 0
     for path, reason in failed:
-        path.rename(path.with_name("index.failed.json"))
+        path.rename(path.with_name(paths.FAILED_INDEX))
         print(f"MISSING {path.parent}: {reason}", file=sys.stderr)
     print(
         f"{len(failed)} launches failed. Figures and report show the study without their cells; "

@@ -4,14 +4,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import Launch
 from connector_tax.files import write_json
-from connector_tax.study.design import Launch
 from connector_tax.study.engine_settings import engine_record, remove_settings
 from connector_tax.study.processes import ServerProcesses
 from connector_tax.study.resources import idle_cpu, snapshot
 from connector_tax.study.server import Server
-
-RESOURCES, SETTINGS = "resources.json", "settings.json"
 
 
 class ServerUse:
@@ -41,7 +40,7 @@ class ServerUse:
         )
         page = self._server.get("/metrics")
         settings = engine_record(self._server, self._engine["kind"], os.environ, page)
-        write_json(self._server.folder / SETTINGS, self._of_launch | settings)
+        write_json(self._server.folder / paths.SETTINGS, self._of_launch | settings)
         remove_settings(self._server.folder)
 
     def after_load(self) -> None:
@@ -54,4 +53,4 @@ class ServerUse:
     def _write(self, resources: dict[str, Any]) -> None:
         self._resources = resources
         content = self._of_launch | {"startup_s": self._startup_s} | resources
-        write_json(self._server.folder / RESOURCES, content)
+        write_json(self._server.folder / paths.RESOURCES, content)
