@@ -20,8 +20,9 @@ import zstandard
 
 from connector_tax.files import ArtifactError, read_json, sha256_file
 from connector_tax.provenance import archive, manifest
-from connector_tax.provenance.archive import pack, read_head, unpack
+from connector_tax.provenance.archive import pack
 from connector_tax.provenance.archive_limits import ArchiveError
+from connector_tax.provenance.unpack import read_head, table, unpack
 from tests.provenance.audited_study import linked_copy, replace, unseal
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
@@ -390,14 +391,14 @@ def test_an_archive_of_the_first_format_converts_to_the_present(
 
 
 def test_any_table_is_one_call(packed: Path, audited: Path) -> None:
-    requests = archive.table(str(packed), "requests")
+    requests = table(str(packed), "requests")
     name = "runs/plain/block0/A/r40/requests_A_r40.jsonl"
     lines = (audited / "results" / "synthetic" / name).read_text().splitlines()
     mine = requests.filter(pl.col("file") == name)
     assert mine["t_send_ns"].to_list() == [json.loads(line)["t_send_ns"] for line in lines]
-    assert archive.table(packed, "taxes.csv").height > 10
+    assert table(packed, "taxes.csv").height > 10
     with pytest.raises(ArchiveError, match="no table 'x'; allowed: requests, engine_step"):
-        archive.table(packed, "x")
+        table(packed, "x")
 
 
 def test_the_manifest_names_the_archive_until_the_study_is_run_again(packed: Path) -> None:

@@ -15,6 +15,9 @@ FORMAT = "connector-tax archive 2"
 # The first had no tables.
 READABLE = ("connector-tax archive 1", FORMAT)
 TABLES = ("requests", "engine_step", "metrics", "machine")
+HEADER = "archive.json"
+# Beside what was unpacked: of which archive it is.
+ORIGIN = "archive.sha256"
 STUDY = "study.json"
 SINGLE = (
     STUDY,

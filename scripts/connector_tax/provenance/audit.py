@@ -15,8 +15,9 @@ from rich.table import Table
 
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_json
+from connector_tax.provenance.archive_limits import HEADER
 from connector_tax.provenance.audit_records import check_records
-from connector_tax.provenance.audit_remade import HEADER, KIND, check_redrawn, check_remade
+from connector_tax.provenance.audit_remade import KIND, check_redrawn, check_remade
 from connector_tax.provenance.audit_resources import check_resources
 from connector_tax.provenance.audit_seal import check_seals
 from connector_tax.provenance.audit_study import RawStudy

@@ -16,14 +16,13 @@ from pathlib import Path
 
 from connector_tax import package_version
 from connector_tax.files import read_json, sha256_file
+from connector_tax.provenance.archive_limits import HEADER, ORIGIN
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import differences
 from connector_tax.provenance.manifest import archive_of
 
 KIND = "made again"
-HEADER = "archive.json"
-ORIGIN = "archive.sha256"
 MADE = ("analysis", "figures", "report.html")
 NOT_COPIED = (*MADE, "logs", "audit.json", "published")
 # What the numbers and pictures depend on besides the raw records.

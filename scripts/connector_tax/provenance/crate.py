@@ -85,7 +85,7 @@ Design {study["design_sha256"]}.
   figure as they were published, `archive.json` the size and SHA-256 of every file.
 - `tables/` holds the lines of `runs/*/*/*/*/*.jsonl` as parquet, a table for each kind of record;
   unpacked, each is a file again, to the byte. With the project's package installed,
-  `python -c "from connector_tax.provenance.archive import table; print(table('FILE', 'requests'))"`
+  `python -c "from connector_tax.provenance.unpack import table; print(table('FILE', 'requests'))"`
   reads them.
 - In a checkout of the project, `snakemake --cores 1 replot --config archive=FILE` checks every
   hash, redraws all figures and the report, and audits each published number against the raw
