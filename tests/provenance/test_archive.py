@@ -166,14 +166,19 @@ def sized(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def one_row(columns: dict[str, Any]) -> bytes:
-    stream = io.BytesIO()
-    pl.DataFrame(columns).write_parquet(stream)
-    return stream.getvalue()
+def rows(number: int, **values: str) -> Callable[[], bytes]:
+    def content() -> bytes:
+        stream = io.BytesIO()
+        columns = {name: pl.repeat(value, number, eager=True) for name, value in values.items()}
+        pl.DataFrame(columns).write_parquet(stream)
+        return stream.getvalue()
+
+    return content
 
 
-def other_table(data: bytes) -> Edit:
+def other_table(content: bytes | Callable[[], bytes]) -> Edit:
     def edit(members: Members, header: dict[str, Any]) -> None:
+        data = content if isinstance(content, bytes) else content()
         name = "tables/requests.parquet"
         number = next(n for n, (info, _) in enumerate(members) if info.name == name)
         members[number] = plain(name, data)
@@ -232,13 +237,13 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a study that is a list": (whole_study(b"[]"), "allowed: object"),
     "a study of brackets": (whole_study(b"[" * 200_000), "study.json"),
     "a table that is none": (other_table(b"PAR1" * 100), "member 'tables/requests.parquet'"),
-    "a table of nothing": (other_table(one_row({"file": "x"})), "member 'tables/requests.parquet'"),
+    "a table of nothing": (other_table(rows(1, file="x")), "member 'tables/requests.parquet'"),
     "a table of another file": (
-        other_table(one_row({"file": "study.json", "shape": "{}"})),
+        other_table(rows(1, file="study.json", shape="{}")),
         "KeyError|sha256 is not",
     ),
     "a table of huge columns": (
-        other_table(one_row({"file": ["x"] * 10**7, "shape": ["{}"] * 10**7})),
+        other_table(rows(10**7, file="x", shape="{}")),
         "rows of 2 columns",
     ),
     "a table without a place": (table_named("tables/../x.parquet"), "is no table of a study"),

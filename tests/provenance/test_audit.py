@@ -59,7 +59,7 @@ def test_an_honest_study_passes(audited: Path) -> None:
     assert {"numbers", "figure", "summary", "manifest", "arrivals", "request ids"} < kinds
     assert {"made again", "environment"} < kinds
     doubtful = {claim.kind for claim in ledger.claims if claim.verdict == NOT_CHECKABLE}
-    assert doubtful == {"redrawn"}
+    assert doubtful == set()
 
 
 def test_cells_measured_before_their_prompts_were_hashed_are_not_checkable(

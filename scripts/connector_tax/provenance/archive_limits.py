@@ -152,6 +152,7 @@ class Frame(io.RawIOBase):
         decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
         self._frame = decompressor.decompressobj()
         self._ready = bytearray()
+        self._begun = False
 
     def close(self) -> None:
         """Close the file."""
@@ -172,27 +173,26 @@ class Frame(io.RawIOBase):
         while len(self._ready) < size and not self._frame.eof:
             data = self._file.read(CHUNK_BYTES)
             if not data:
-                raise self.refused("it is cut off" if self.total else "not a zstd file")
+                raise self.refused("it is cut off" if self._begun else "not a zstd file")
             try:
                 content = self._frame.decompress(data)
             except zstandard.ZstdError as error:
-                damage = (
-                    f"the compressed data is damaged: {error}" if self.total else "not a zstd file"
-                )
-                raise self.refused(damage) from None
-            self.total += len(content)
+                damage = f"the compressed data is damaged: {error}"
+                raise self.refused(damage if self._begun else "not a zstd file") from None
+            self._begun = self._begun or bool(content)
             self._ready += content
-            if self.total > self.limit:
-                raise self.refused("there is data behind the end of the tar archive")
             if self._frame.eof and (self._frame.unused_data or self._file.read(1)):
                 raise self.refused("there is data behind its end")
         data = bytes(self._ready[:size])
         del self._ready[:size]
+        self.total += len(data)
+        if self.total > self.limit:
+            raise self.refused("there is data behind the end of the tar archive")
         return data
 
     def drain(self) -> bytes:
-        """What is left."""
-        return self.read(self.limit + 1)
+        """What is left, up to the end of the file."""
+        return self.read(self.limit - self.total + 1)
 
     def refused(self, reason: str) -> ArchiveError:
         """The error that says so."""

@@ -184,7 +184,9 @@ def _restore(frame: Frame, header: Header, folder: Path) -> None:
             data = made.get(name, b"")
             if hashlib.sha256(data).hexdigest() != header.files[name][1]:
                 raise frame.refused(f"member {table!r}: {name}: sha256 is not what {HEADER} says")
-            write_bytes(folder / name, data)
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
     shutil.rmtree(folder / "tables", ignore_errors=True)
 
 
