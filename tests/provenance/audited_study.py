@@ -26,8 +26,8 @@ from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, read_jsonl, sha256_file, sha256_json, write_json
-from connector_tax.provenance import manifest
 from connector_tax.machine import packages
+from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
 from connector_tax.report.page import render
 from connector_tax.seals import read_links, seal_launch, seal_settings

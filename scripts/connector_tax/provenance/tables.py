@@ -186,7 +186,9 @@ def _differenced(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _summed(part: pl.DataFrame) -> pl.DataFrame:
-    part = part.with_columns(pl.col(name).cast(pl.Int64).cum_sum() for name in part.columns if name.endswith(":d"))
+    part = part.with_columns(
+        pl.col(name).cast(pl.Int64).cum_sum() for name in part.columns if name.endswith(":d")
+    )
     chain = _chained(part.columns)
     for k, name in enumerate(chain):
         if k:
