@@ -1,1 +1,1 @@
-"""Environment, manifest and archive of a study, and the audit: every published number once more."""
+"""Where numbers come from: environment, manifest."""

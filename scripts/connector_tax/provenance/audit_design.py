@@ -4,9 +4,9 @@ Nothing here is shared with connector_tax.analysis.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, PLAIN, plain_names
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.audit_study import RawCell, RawLaunch, RawStudy
@@ -15,6 +15,14 @@ from connector_tax.provenance.recompute import Measured, named_generator
 from connector_tax.study.design import measured_design
 
 # The six file types of a run (design, "Per-run artifacts") and the per-cell records.
+RUN_FILES = (
+    "config.json",
+    "launch.sh",
+    "vllm_stdout.log",
+    "vllm_stderr.log",
+    "env.txt",
+    "summary.json",
+)
 
 
 def check_design(study: RawStudy, ledger: Ledger) -> None:
@@ -23,6 +31,8 @@ def check_design(study: RawStudy, ledger: Ledger) -> None:
     ledger.check("design", "run order", _run_order(study), "follows from the seed")
     ledger.check("design", "cells", _planned_cells(study), "follow from the grid")
     ledger.check("label", "engine", _labels(study), str(study.document["engine_label"]))
+    for configuration in study.document["configurations"]:
+        ledger.check("gate", configuration["id"], _gate(study, configuration))
     for launch in study.launches:
         ledger.check("launch", launch.name, _launch(study, launch))
         if launch.status == "skipped":
@@ -133,10 +143,28 @@ def _launch(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
         yield f"index.json lists cells {listed}, the design plans {planned}"
 
 
+def _gate(study: RawStudy, configuration: Mapping[str, Any]) -> Iterator[str]:
+    """What pre-flight decided stands in the log of the gate."""
+    gates = read_json(study.root / "preflight" / "preflight_status.json")
+    said = gates[configuration["id"]]
+    if said["evidence"] is None:
+        if study.config["engine"]["kind"] != "embedded" or configuration["gate"]:
+            yield "preflight_status.json names no log of its gate"
+        elif not said["include"]:
+            yield "left out without a gate"
+        return
+    log = study.root / said["evidence"]
+    decision = f"{'INCLUDE' if said['include'] else 'SKIP'}: {said['reason']}"
+    if not log.is_file():
+        yield f"{said['evidence']} is missing"
+    elif not log.read_text(encoding="utf-8").rstrip("\n").endswith(f" {decision}"):
+        yield f"{said['evidence']} does not end with {decision!r}"
+
+
 def _skip(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
     if not _reason(launch).strip():
         yield "skipped without a reason"
-    gate = read_json(study.root / paths.PREFLIGHT_STATUS)[launch.configuration]
+    gate = read_json(study.root / "preflight" / "preflight_status.json")[launch.configuration]
     same = study.rates["ref_safe"] == study.rates["ref_load"]
     if gate["include"] and not (launch.phase == "Bp" and same):
         yield "skipped, though pre-flight includes it and no rule leaves it out"
@@ -166,17 +194,17 @@ def skipped_rate(study: RawStudy, cell: RawCell) -> Iterator[str]:
 
 
 def _run_files(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
-    missing = [name for name in paths.LAUNCH_FILES if not (launch.folder / name).is_file()]
+    missing = [name for name in RUN_FILES if not (launch.folder / name).is_file()]
     yield from (f"{name} is missing" for name in missing)
     if missing:
         return
-    config = read_json(launch.folder / paths.LAUNCH_CONFIG)
+    config = read_json(launch.folder / "config.json")
     if config["design_sha256"] != study.document["design_sha256"]:
         yield "config.json: design_sha256 is of another design"
-    script = (launch.folder / paths.LAUNCH_SCRIPT).read_text(encoding="utf-8")
+    script = (launch.folder / "launch.sh").read_text(encoding="utf-8")
     # launch.sh has the project's folder in a variable of its own.
     argv = [argument.replace("{root}", "$root") for argument in config["argv"]]
     if shlex.split(script.rpartition("\nexec ")[2])[-len(argv) :] != argv:
         yield "launch.sh does not run config.json's argv"
-    if (launch.folder / paths.ENV_TEXT).read_bytes() != (study.root / paths.ENV_TEXT).read_bytes():
+    if (launch.folder / "env.txt").read_bytes() != (study.root / "env.txt").read_bytes():
         yield "env.txt differs from the study's env.txt"

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from connector_tax.artifacts import paths
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.recompute import Row
@@ -32,7 +31,7 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         lines = cell.machine
         found |= _cpu_shares(lines)
         found["quiet_requests"] = len(quiet_successes(study, cell) or ())
-        level = read_json(study.root / paths.ENVIRONMENT).get("quiet_level")
+        level = read_json(study.root / "environment.json").get("quiet_level")
         if level is not None:
             begin = next(r for r in lines if r["kind"] == "begin")
             medians = [np.median(r["memory_ns"]) for r in lines if r["kind"] == "look"]

@@ -6,8 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, Launch, configuration_of, launched_plains
+from connector_tax.artifacts.names import PHASES, configuration_of, launched_plains
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 from connector_tax.provenance.recompute import Row
@@ -49,6 +48,7 @@ class RawCell:
         self.key = (launch.config, launch.block, launch.phase, self.cell)
         self.name = f"{launch.name}/{self.cell}"
         self.folder = launch.folder / self.cell
+        self._suffix = f"{launch.phase}_{self.cell}"
         entries = [] if launch.index is None else launch.index["cells"]
         self.entry: Row | None = next((e for e in entries if e["cell"] == self.cell), None)
 
@@ -80,11 +80,7 @@ class RawCell:
 
     def path(self, kind: str) -> Path:
         """The cell's `requests`, `metrics`, `engine_step`, `machine` or `cell` file."""
-        phase, cell = self.launch.phase, self.cell
-        name = (
-            paths.cell_record(phase, cell) if kind == "cell" else paths.cell_log(kind, phase, cell)
-        )
-        return self.folder / name
+        return self.folder / f"{kind}_{self._suffix}.{'json' if kind == 'cell' else 'jsonl'}"
 
     @cached_property
     def record(self) -> Row:
@@ -185,13 +181,13 @@ class RawStudy:
     @cached_property
     def rates(self) -> Row:
         """reference_rates.json as published."""
-        found: Row = read_json(self.root / paths.REFERENCE_RATES)
+        found: Row = read_json(self.root / "reference_rates.json")
         return found
 
     @cached_property
     def step_timing(self) -> bool:
         """Whether the patch stage says that steps were timed."""
-        status = read_json(self.root / paths.PATCH_STATUS)
+        status = read_json(self.root / "patch" / "patch_status.json")
         return bool(status["step_timing_available"])
 
     def _launches(self) -> Iterator[RawLaunch]:
@@ -200,7 +196,7 @@ class RawStudy:
                 for entry in self.document["run_order"][phase]:
                     if entry["config"] == config:
                         block = entry["block"]
-                        folder = Launch(config, block, phase).folder(self.root)
-                        path = folder / paths.INDEX
+                        folder = self.root / "runs" / config / f"block{block}" / phase
+                        path = folder / "index.json"
                         index = read_json(path) if path.exists() else None
                         yield RawLaunch(config, block, phase, folder, index)

@@ -6,8 +6,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from connector_tax.artifacts import paths
 from connector_tax.files import read_json
+from connector_tax.provenance.audit_design import RUN_FILES
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_hypotheses import Finding, hypotheses, labels
 from connector_tax.provenance.recompute_tables import Recomputed
@@ -45,14 +45,14 @@ class Findings:
         return max(ends) - min(starts) if starts else None
 
     def _artifacts_complete(self) -> bool:
-        gates = read_json(self.study.root / paths.PREFLIGHT_STATUS)
+        gates = read_json(self.study.root / "preflight" / "preflight_status.json")
         for launch in self.study.launches:
             if launch.status == "skipped":
                 gate = gates.get(launch.configuration, {})
                 if launch.phase != "Bp" and not gate.get("reason"):
                     return False
             elif launch.status != "done" or not all(
-                (launch.folder / name).exists() for name in paths.LAUNCH_FILES
+                (launch.folder / name).exists() for name in RUN_FILES
             ):
                 return False
         kinds = ("requests", "metrics", *(("engine_step",) if self.study.step_timing else ()))
