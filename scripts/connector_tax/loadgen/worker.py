@@ -26,9 +26,11 @@ import msgspec
 import uvloop
 import zmq
 
+from connector_tax.linux import TimerFd, set_time_slice
 from connector_tax.loadgen import eager
 from connector_tax.loadgen.http import Connection, Pool, kernel_stamps_offered
 from connector_tax.loadgen.inflight import InFlight
+from connector_tax.loadgen.loop_probe import LoopProbe
 from connector_tax.loadgen.messages import (
     Begin,
     Begun,
@@ -46,8 +48,6 @@ from connector_tax.loadgen.messages import (
 )
 from connector_tax.loadgen.process import die_with, peak_memory_mb
 from connector_tax.loadgen.sse import StreamAccumulator, Usage, decode_response, excerpt, whole_ids
-from connector_tax.loadgen.timerfd import LoopProbe, TimerFd
-from connector_tax.loadgen.timeslice import set_time_slice
 from connector_tax.loadgen.transport import MAX_MESSAGE, Receiver, Sender, private_socket
 
 # The shortest there is: main-process threads on the same CPU let the worker go first.
