@@ -26,7 +26,6 @@ rule unpack:
 
 
 rule replot:
-    default_target: True
     input:
         rules.unpack.output,
         rules.aggregate.output,

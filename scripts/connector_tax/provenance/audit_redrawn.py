@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from connector_tax import package_version
+from connector_tax import __version__
 from connector_tax.files import read_json, sha256_file
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import Ledger
@@ -22,7 +22,7 @@ PACKAGES = (
 
 def versions() -> dict[str, str]:
     """The versions that what is drawn depends on."""
-    found = {"python": platform.python_version(), "connector-tax": package_version()}
+    found = {"python": platform.python_version(), "connector-tax": __version__}
     installed = {(d.metadata["Name"] or "").lower(): d.version for d in metadata.distributions()}
     return found | {name: installed.get(name, "absent") for name in PACKAGES}
 
