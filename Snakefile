@@ -4,5 +4,5 @@
 include: "workflow/Snakefile"
 
 
-# An included file has no say in this.
+# Snakemake takes no default target from a file that is included.
 workflow.default_target = "all" if ARCHIVE is None else "replot"

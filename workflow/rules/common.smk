@@ -33,8 +33,8 @@ try:
         STUDY = resolve(config, SOURCE)
         RESULTS = f"results/{STUDY['study']}"
     else:
-        # Imported here: it brings the audit along, which planning a study does without.
-        from connector_tax.provenance.archive import read_head
+        # Imported here: it brings polars along, which planning a study does without.
+        from connector_tax.provenance.unpack import read_head
 
         STUDY = read_head(Path(ARCHIVE))[1]
         RESULTS = f"results/replot/{STUDY['study']}"
