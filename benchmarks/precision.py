@@ -40,8 +40,7 @@ from connector_tax.calibration.virtual import VirtualEngine
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.scheduler import Sequence as Served
-from connector_tax.loadgen import PlannedRequest, make_offsets
-from connector_tax.loadgen.cell import OpenLoopCell
+from connector_tax.loadgen import Plan, PlannedRequest, make_offsets, open_loop
 from connector_tax.loadgen.generator import PROGRESS_S
 from connector_tax.loadgen.messages import Cancel, Done
 from connector_tax.machine import cpu
@@ -66,7 +65,7 @@ Verdicts = dict[Key, str]
 class VirtualCell:
     """A cell being served: the load generator's plan, and what the engine answered."""
 
-    plan: OpenLoopCell
+    plan: Plan
     shape: tuple[int, int]
     inflight_cap: int
     scrape_ns: int
@@ -242,7 +241,8 @@ def virtual_cell(
         f"{study['seed']}/arrivals/block{launch.block}/A/{planned['cell']}",
         gamma_shape=config["arrivals"]["gamma_shape"],
     )
-    plan = OpenLoopCell(offsets, [REQUEST] * len(offsets), rule, precision_rule(config))
+    load = open_loop(offsets, [REQUEST] * len(offsets), rule)
+    plan = Plan(load, rule, precision_rule(config))
     return VirtualCell(
         plan,
         (planned["input_tokens"], planned["output_tokens"]),
