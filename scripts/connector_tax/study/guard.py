@@ -1,16 +1,14 @@
 """Nothing outlives its owner: parent watch, leftover processes, one launch per device.
 
 A killed Snakemake leaves its jobs running, so a driver watches the Snakemake process named in
-CONNECTOR_TAX_PARENT_PID; its children ask the kernel to die with it (prctl PR_SET_PDEATHSIG); and
+CONNECTOR_TAX_PARENT_PID; its children ask the kernel to die with it (linux.die_with_parent); and
 what a SIGKILL of the whole tree still leaves behind is recognised by an environment variable.
 """
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import select
-import signal
 import sys
 import tempfile
 import threading
@@ -22,17 +20,10 @@ import psutil
 
 PARENT_VARIABLE = "CONNECTOR_TAX_PARENT_PID"
 LAUNCH_VARIABLE = "CONNECTOR_TAX_LAUNCH"
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DeviceBusyError(Exception):
     """Another launch holds the device; the text names the holder."""
-
-
-def die_with_parent() -> None:
-    """Pre-exec hook: the kernel kills this process when the thread that started it ends."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def own_jobs() -> None:

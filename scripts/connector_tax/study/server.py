@@ -16,8 +16,9 @@ import psutil
 
 from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
+from connector_tax.linux import die_with_parent
 from connector_tax.loadgen.affinity import format_cpus
-from connector_tax.study.guard import LAUNCH_VARIABLE, die_with_parent, kill_leftovers
+from connector_tax.study.guard import LAUNCH_VARIABLE, kill_leftovers
 from connector_tax.study.server_command import (
     ServerCommand,
     ServerError,
