@@ -28,6 +28,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import run_alone
 from benchmarks.event_server import EventServer, two_cpus
 from connector_tax.machine import machine
 
@@ -332,4 +333,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_alone(main))

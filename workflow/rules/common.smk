@@ -15,6 +15,7 @@ from connector_tax.study.remeasure import (
     check_design,
     keep_old_design,
     request_remeasuring,
+    withdraw_damaged,
 )
 
 # A configuration named on the command line stands alone; it is not laid over the default.
@@ -38,6 +39,9 @@ try:
         request_remeasuring(
             STUDY, Path(RESULTS), OPTIONS.forcerun or (), OPTIONS.forceall
         )
+        if OPTIONS.rerun_incomplete and not OPTIONS.dryrun:
+            for line in withdraw_damaged(STUDY, Path(RESULTS)):
+                print(line, file=sys.stderr)
     else:
         STUDY = read_head(Path(ARCHIVE))[1]
         RESULTS = f"results/replot/{STUDY['study']}"

@@ -22,6 +22,8 @@ CHECKS = {
     "sent_rate_ratio": "the sent rate departs from the schedule",
     "unaccounted_requests": "scheduled requests without exactly one outcome",
     "error_rate": "too many requests failed",
+    "window_s": "the window was cut short, or is longer than its cap",
+    "measured_ok": "too few requests of the window succeeded",
     "server_success_excess": "successes counted by client and server differ",
     "server_prompt_tokens_excess": "prompt tokens counted by client and server differ",
     "server_generation_tokens_excess": "generated tokens counted by client and server differ",
@@ -30,26 +32,32 @@ CHECKS = {
     "loop_lag_p99_ms": "an event loop of the load generator lagged",
     "loop_lag_max_ms": "an event loop of the load generator stood still",
     "cpu_share": "a process of the load generator was short of CPU",
+    "workers_died": "workers of the load generator died",
     "silent_workers": "workers of the load generator died or did not tell their health",
     "unopened_connections": "connections to the server could not be opened before the cell",
     "unstamped_reads": "reads lack the kernel's stamp though the clock is the kernel's",
     "lost_messages": "messages were dropped, undecodable or oversized",
     "metrics_scrapes": "/metrics was not read inside the window, or a scrape failed",
+    "suspended_ms": "the machine was suspended",
     "quiet_requests": "machine disturbed: too few requests in quiet time",
     "idle_memory_factor": "machine disturbed: slower than the study's quiet level, server idle",
     "foreign_cpu_server": "machine disturbed: other processes used the server's CPUs",
     "foreign_cpu_loadgen": "machine disturbed: other processes used the load generator's CPUs",
+    "throttled_periods": "machine disturbed: the control group's CPU quota was used up",
 }
-# Only of a cell whose machine was watched.
+# Only of a cell whose machine was watched; the last where the kernel counts it.
 MACHINE_CHECKS = (
     "quiet_requests",
     "idle_memory_factor",
     "foreign_cpu_server",
     "foreign_cpu_loadgen",
+    "throttled_periods",
 )
 
 # The share of reads that may lack it: a wall clock set anew takes it from the reads under way.
 UNSTAMPED_SHARE_MAX = 0.01
+# Two clocks cannot be read at one moment; a suspend lasts seconds.
+SUSPENDED_MS_MAX = 100
 
 COUNTERS = {
     "success": "vllm:request_success_total",
@@ -86,6 +94,9 @@ def assess(
     planned: int,
     shape: tuple[int, int],
     window: Mapping[str, Any],
+    cell: Mapping[str, Any],
+    wanted: int,
+    suspended_ms: int,
     counters: Mapping[str, Mapping[str, float | None]],
     scrapes: Sequence[Mapping[str, Any]],
     health: Mapping[str, Any],
@@ -100,6 +111,9 @@ def assess(
         planned: how many requests the schedule holds before the end of arrivals.
         shape: input and output tokens of every request of the cell.
         window: `t_origin_ns, t_warmup_end_ns, t_stop_ns` of the cell.
+        cell: the `cell` section of the configuration.
+        wanted: the successes the cell was to have.
+        suspended_ms: how long the machine was suspended during the cell.
         counters: server counters `before` and `after` the cell.
         scrapes: the cell's metrics records.
         health: the load generator's own record (`CellResult.health`).
@@ -115,13 +129,19 @@ def assess(
         **_schedule_checks(measured, bounds),
         "unaccounted_requests": _at_most(abs(planned - len(records)) + _unfinished(records), 0),
         "error_rate": _at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
+        **_window_checks(measured, window, cell, wanted),
         **_server_checks(ok, len(failed), shape, counters),
         **_generator_checks(health, bounds),
         "unstamped_reads": _at_most(_unstamped_share(health, clock), UNSTAMPED_SHARE_MAX),
         "metrics_scrapes": _scrape_check(scrapes, window),
+        "suspended_ms": _at_most(suspended_ms, SUSPENDED_MS_MAX),
     }
     assert checks.keys() == CHECKS.keys() - MACHINE_CHECKS
-    return checks if watched is None else checks | _machine_checks(ok, window, watched, bounds)
+    return (
+        checks
+        if watched is None
+        else checks | _machine_checks(in_window(ok, window), watched, wanted, bounds)
+    )
 
 
 def void_reasons(checks: Mapping[str, Check]) -> list[str]:
@@ -143,6 +163,10 @@ def _shown(value: Any) -> str:
 
 def _at_most(value: float | None, bound: float) -> Check:
     return {"value": value, "bound": bound, "pass": value is not None and value <= bound}
+
+
+def _at_least(value: float | None, bound: float) -> Check:
+    return {"value": value, "bound": bound, "pass": value is not None and value >= bound}
 
 
 def _within(value: float | None, low: float, high: float) -> Check:
@@ -197,6 +221,23 @@ def _schedule_checks(
     }
 
 
+def _window_checks(
+    measured: Sequence[Mapping[str, Any]],
+    window: Mapping[str, Any],
+    cell: Mapping[str, Any],
+    wanted: int,
+) -> dict[str, Check]:
+    """The window ends with enough successes, or at its cap with what there are."""
+    low_ns, cap_ns = (round(cell[name] * 1e9) for name in ("floor_s", "cap_s"))
+    length_ns = window["t_stop_ns"] - window["t_warmup_end_ns"]
+    return {
+        "window_s": _within(length_ns / 1e9, low_ns / 1e9, cap_ns / 1e9),
+        "measured_ok": _at_least(
+            sum(r["status"] == "ok" for r in measured), wanted if length_ns < cap_ns else 0
+        ),
+    }
+
+
 def _server_checks(
     ok: Sequence[Mapping[str, Any]],
     failed: int,
@@ -236,6 +277,7 @@ def _generator_checks(health: Mapping[str, Any], bounds: Mapping[str, float]) ->
         for key in ("undecodable", "oversized", "dropped_messages", "late_results")
     )
     workers, each = health.get("workers"), health.get("connections_per_worker")
+    died = health.get("workers_died")
     silent = unopened = None
     if workers is not None and each is not None:
         silent = workers - sum(name != "main" for name in health["processes"])
@@ -244,6 +286,7 @@ def _generator_checks(health: Mapping[str, Any], bounds: Mapping[str, float]) ->
         "loop_lag_p99_ms": _at_most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
         "loop_lag_max_ms": _at_most(worst("loop_lag_max_ms"), bounds["loop_lag_max_ms"]),
         "cpu_share": _at_most(worst("cpu_share"), bounds["max_cpu_share"]),
+        "workers_died": _at_most(None if died is None else len(died), 0),
         "silent_workers": _at_most(silent, 0),
         "unopened_connections": _at_most(unopened, 0),
         "lost_messages": _at_most(lost, 0),
@@ -268,47 +311,39 @@ class Watched:
     Attributes:
         machine: the cell's machine file; None: there is none.
         quiet: the `quiet` section of the configuration.
-        wanted: the successes the cell was to have.
         level_ns: the study's quiet level, ns for each load; None: not known.
     """
 
     machine: Machine | None
     quiet: Mapping[str, Any]
-    wanted: int
     level_ns: float | None
 
 
 def _machine_checks(
-    ok: Sequence[Mapping[str, Any]],
-    window: Mapping[str, Any],
-    watched: Watched,
-    bounds: Mapping[str, float],
+    ok: Sequence[Mapping[str, Any]], watched: Watched, wanted: int, bounds: Mapping[str, float]
 ) -> dict[str, Check]:
+    """The checks of MACHINE_CHECKS; `ok` are the window's successes."""
     machine, level = watched.machine, watched.level_ns
-    factor = quiet = None
+    factor = quiet = throttled = None
     foreign: dict[str, float | None] = dict.fromkeys(SIDES)
     if machine is not None:
-        lives = [
-            (r["t_intended_ns"], r["t_last_token_ns"])
-            for r in ok
-            if window["t_warmup_end_ns"] <= r["t_intended_ns"] < window["t_stop_ns"]
-        ]
+        lives = [(r["t_intended_ns"], r["t_last_token_ns"]) for r in ok]
         starts, ends = np.array(lives, np.int64).reshape(-1, 2).T
         quiet = int(undisturbed(machine.chunks(watched.quiet), starts, ends).sum())
         if level is not None:
             factor = max(machine.looks.values()) / level
         foreign = {side: machine.cpus[side].foreign for side in SIDES}
-    least = math.ceil(watched.quiet["min_quiet_share"] * watched.wanted)
-    return {
-        "quiet_requests": {
-            "value": quiet,
-            "bound": least,
-            "pass": quiet is not None and quiet >= least,
-        },
+        throttled = machine.throttled
+    checks = {
+        "quiet_requests": _at_least(quiet, math.ceil(watched.quiet["min_quiet_share"] * wanted)),
         "idle_memory_factor": _at_most(factor, bounds["max_idle_memory_factor"]),
         "foreign_cpu_server": _at_most(foreign["server"], bounds["max_foreign_cpu"]),
         "foreign_cpu_loadgen": _at_most(foreign["loadgen"], bounds["max_foreign_cpu"]),
+        "throttled_periods": _at_most(throttled, 0),
     }
+    if machine is not None and throttled is None:
+        del checks["throttled_periods"]
+    return checks
 
 
 def _scrape_check(scrapes: Sequence[Mapping[str, Any]], window: Mapping[str, Any]) -> Check:

@@ -44,6 +44,7 @@ class Launch:
     started_utc: str
     span_utc: tuple[str, str] = ("", "")
     timing: dict[str, float] = field(default_factory=dict)
+    placement: list[str] = field(default_factory=list)
     cells: list[CellState] = field(default_factory=list)
 
 
@@ -63,7 +64,7 @@ def _launch(study: Study, phase: str, position: int, config: str, block: int) ->
         cells = [CellState(name, "missing", "no index.json", None, None) for name in planned]
         reason = "no index.json: not measured"
         return Launch(
-            phase, config, block, position, "missing", reason, None, "", ("", ""), {}, cells
+            phase, config, block, position, "missing", reason, None, "", ("", ""), {}, [], cells
         )
     index = read_json(study.root / relative / "index.json")
     states = {entry["cell"]: entry for entry in index["cells"]}
@@ -72,8 +73,15 @@ def _launch(study: Study, phase: str, position: int, config: str, block: int) ->
     return Launch(
         phase, config, block, position, index["status"], index["reason"] or "",
         (relative / "index.json").as_posix(), min(started, default=""),
-        (index["started_utc"], index["ended_utc"]), index["timing"], cells,
+        (index["started_utc"], index["ended_utc"]), index["timing"],
+        placement_warnings(index), cells,
     )  # fmt: skip
+
+
+def placement_warnings(index: dict[str, Any]) -> list[str]:
+    """What was amiss with the CPUs that a launch's server and load generator were given."""
+    used = [a["load_generator"]["affinity"] for a in index["attempts"] if a.get("load_generator")]
+    return sorted({text for plan in used if plan for text in plan["warnings"]})
 
 
 def _cell(
@@ -95,6 +103,11 @@ def _cell(
 def count_states(launches: list[Launch]) -> Counter[str]:
     """How many cells are valid, void, skipped, missing."""
     return Counter(cell.status for launch in launches for cell in launch.cells)
+
+
+def placements(launches: list[Launch]) -> Counter[str]:
+    """Each warning about the CPUs of server and load generator, with the launches it holds for."""
+    return Counter(text for launch in launches for text in launch.placement)
 
 
 @dataclass(frozen=True)

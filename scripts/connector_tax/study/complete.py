@@ -1,4 +1,4 @@
-"""The last word of a run: complete, or non-zero with a list of what is missing.
+"""End a run: complete, or non-zero with a list of what is missing; void cells are named.
 
 A launch that failed gives up its index.json here (renamed to index.failed.json), so that the next
 run measures its missing cells; everything derived from the others stays.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import read_json, write_json
+from connector_tax.files import make_durable, read_json, write_json
 from connector_tax.study.design import PHASES, launches
 
 
@@ -27,6 +27,18 @@ def failed_launches(study_file: Path) -> list[tuple[Path, str]]:
     return failed
 
 
+def void_cells(study_file: Path) -> list[str]:
+    """A line for each void cell: where it is, and why it is void."""
+    study = read_json(study_file)
+    return [
+        f"VOID {launch.name}/{cell['cell']}: {cell['reason']}"
+        for phase in PHASES
+        for launch in launches(study, phase)
+        for cell in read_json(launch.folder(study_file.parent) / "index.json")["cells"]
+        if cell["status"] == "void"
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """End non-zero, saying what is missing, unless every launch is done or skipped for a reason."""
     parser = study_parser("study.complete", main.__doc__)
@@ -36,7 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _conclude(arguments: argparse.Namespace) -> int:
     failed = failed_launches(arguments.study)
+    void = void_cells(arguments.study)
+    print("".join(f"{line}\n" for line in void), end="", file=sys.stderr)
+    if void:
+        folder = arguments.study.parent / "runs"
+        print(
+            f"{len(void)} cells are void: measured twice, kept, and used nowhere. Where the "
+            "machine was disturbed, end what else runs on it. To measure a launch again: "
+            f"snakemake --forcerun {folder}/<configuration>/block<k>/<phase>/index.json",
+            file=sys.stderr,
+        )
     if not failed:
+        make_durable(arguments.study.parent)
         write_json(arguments.out, {"complete": True})
         return 0
     for path, reason in failed:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from connector_tax.files import read_json, sha256_file, write_json
+from connector_tax.files import make_durable, read_json, sha256_file, write_json
 from connector_tax.study import cell as cells
 from connector_tax.study.design import Launch, cell_order
 from connector_tax.study.precision import skip_reason
@@ -35,7 +35,10 @@ class Outcome:
 
 
 def write_index(study: Mapping[str, Any], launch: Launch, folder: Path, outcome: Outcome) -> None:
-    """Write summary.json, the percentiles of each finished cell, and then index.json."""
+    """Write summary.json, the percentiles of each finished cell, and then index.json.
+
+    What index.json vouches for is on the disk first: the cells, their records, the logs.
+    """
     index = _index(study, launch, folder, outcome)
     module = importlib.import_module(SUMMARY_MODULE)
     summaries = {
@@ -44,6 +47,7 @@ def write_index(study: Mapping[str, Any], launch: Launch, folder: Path, outcome:
         if (path := folder / cell["cell"]).exists()
     }
     write_json(folder / "summary.json", summaries)
+    make_durable(folder)
     write_json(folder / "index.json", index)
 
 

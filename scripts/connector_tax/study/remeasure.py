@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.config import ConfigError
-from connector_tax.files import fsync_directory, read_json, write_bytes
+from connector_tax.files import (
+    ArtifactError,
+    fsync_directory,
+    read_json,
+    sha256_file,
+    write_bytes,
+)
 from connector_tax.study.design import PHASES, Launch, launches, refuse_changed_design
 
 REMEASURE_VARIABLE = "CONNECTOR_TAX_REMEASURE"
@@ -94,6 +100,39 @@ def supersede(launch: Launch, study_folder: Path) -> Path | None:
     folder.rename(target)
     fsync_directory(folder.parent)
     return target
+
+
+def withdraw_damaged(study: Mapping[str, Any], folder: Path) -> list[str]:
+    """Have damaged cells measured again: their launch's index.json becomes index.damaged.json.
+
+    The launch's driver keeps what is intact.
+
+    Returns:
+        A line for each index withdrawn, with the file that is not what it says.
+    """
+    lines = []
+    for phase in PHASES:
+        for launch in launches(study, phase):
+            path = launch.folder(folder) / "index.json"
+            damage = _damage(path) if path.exists() else None
+            if damage is not None:
+                path.rename(path.with_name("index.damaged.json"))
+                fsync_directory(path.parent)
+                lines.append(f"{launch.name}: {damage}; what is damaged is measured again")
+    return lines
+
+
+def _damage(index_file: Path) -> str | None:
+    """The first file of a cell that is not what the index says; None where all are."""
+    try:
+        for cell in read_json(index_file)["cells"]:
+            for name, digest in cell["files"].items():
+                path = index_file.parent / cell["cell"] / name
+                if not path.is_file() or sha256_file(path) != digest:
+                    return f"{path} is missing or not what index.json says"
+    except (ArtifactError, KeyError, TypeError, AttributeError) as error:
+        return f"{index_file} is damaged: {error}"
+    return None
 
 
 def refuse_other_design(study: Mapping[str, Any], launch: Launch, study_folder: Path) -> None:
