@@ -214,8 +214,8 @@ def spreads(
     for factor, steal in bounds:
         chosen = {**rule, "max_factor": factor, "max_chunk_steal": steal}
         kept = [undisturbed(c.machine.chunks(chosen), c.start_ns, c.end_ns) for c in cells]
-        parts = [f"memory > {factor:g} x"] * (factor is not None)
-        parts += [f"steal > {steal:.0%}"] * (steal is not None)
+        parts = [] if factor is None else [f"memory > {factor:g} x"]
+        parts += [] if steal is None else [f"steal > {steal:.0%}"]
         yield _spread(", ".join(parts), cells, kept)
     for name in WATCHED:
         yield _spread(f"covariate: {name}", cells, whole, covariates(cells, name))

@@ -123,10 +123,11 @@ def assess(
             MACHINE_CHECKS are left out.
     """
     measured = in_window(records, window)
+    counted = measured if watched is None else _counted(measured, watched)
     ok = [r for r in records if r["status"] == "ok"]
     failed = [r for r in records if r["status"] in ("error", "timeout", "cancelled")]
     checks = {
-        **_schedule_checks(measured, bounds),
+        **_schedule_checks(measured, counted, bounds),
         "unaccounted_requests": _at_most(abs(planned - len(records)) + _unfinished(records), 0),
         "error_rate": _at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
         **_window_checks(measured, window, cell, wanted),
@@ -137,11 +138,21 @@ def assess(
         "suspended_ms": _at_most(suspended_ms, SUSPENDED_MS_MAX),
     }
     assert checks.keys() == CHECKS.keys() - MACHINE_CHECKS
-    return (
-        checks
-        if watched is None
-        else checks | _machine_checks(in_window(ok, window), watched, wanted, bounds)
-    )
+    if watched is None:
+        return checks
+    return checks | _machine_checks(counted, watched, wanted, bounds)
+
+
+def _counted(measured: Sequence[Record], watched: "Watched") -> list[Record]:
+    """The measured requests without the successes that met a disturbance."""
+    if watched.machine is None:
+        return [r for r in measured if r["status"] != "ok"]
+    ok = [r for r in measured if r["status"] == "ok"]
+    lives = [(r["t_intended_ns"], r["t_last_token_ns"]) for r in ok]
+    starts, ends = np.array(lives, np.int64).reshape(-1, 2).T
+    quiet = undisturbed(watched.machine.chunks(watched.quiet), starts, ends)
+    left_out = {r["seq"] for r, kept in zip(ok, quiet, strict=True) if not kept}
+    return [r for r in measured if r["seq"] not in left_out]
 
 
 def void_reasons(checks: Mapping[str, Check]) -> list[str]:
@@ -193,12 +204,18 @@ def _error_rate(
 
 
 def _schedule_checks(
-    measured: Sequence[Mapping[str, Any]], bounds: Mapping[str, float]
+    measured: Sequence[Mapping[str, Any]],
+    counted: Sequence[Mapping[str, Any]],
+    bounds: Mapping[str, float],
 ) -> dict[str, Check]:
+    """How what was sent departs from the schedule; the lag is that of the requests that count."""
+    late = [
+        (r["t_send_ns"] - r["t_intended_ns"]) / 1e6 for r in counted if r["t_send_ns"] is not None
+    ]
     sent = [r for r in measured if r["t_send_ns"] is not None]
     lags = np.array([r["t_send_ns"] - r["t_intended_ns"] for r in sent]) / 1e6
     ttft = [
-        (r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in measured if r["status"] == "ok"
+        (r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in counted if r["status"] == "ok"
     ]
     bound = bounds["schedule_lag_p99_ms"]
     if ttft:
@@ -215,7 +232,7 @@ def _schedule_checks(
         ratio = planned_ns / (last - first) if last > first else None
     tolerance = bounds["sent_rate_tolerance"]
     return {
-        "schedule_lag_p99_ms": _at_most(float(np.percentile(lags, 99)) if sent else None, bound),
+        "schedule_lag_p99_ms": _at_most(float(np.percentile(late, 99)) if late else None, bound),
         "early_send_ms": _at_most(max(0.0, -float(lags.min())) if sent else None, 0.0),
         "sent_rate_ratio": _within(ratio, 1 - tolerance, 1 + tolerance),
     }
@@ -320,16 +337,14 @@ class Watched:
 
 
 def _machine_checks(
-    ok: Sequence[Mapping[str, Any]], watched: Watched, wanted: int, bounds: Mapping[str, float]
+    counted: Sequence[Mapping[str, Any]], watched: Watched, wanted: int, bounds: Mapping[str, float]
 ) -> dict[str, Check]:
-    """The checks of MACHINE_CHECKS; `ok` are the window's successes."""
+    """The checks of MACHINE_CHECKS."""
     machine, level = watched.machine, watched.level_ns
     factor = quiet = throttled = None
     foreign: dict[str, float | None] = dict.fromkeys(SIDES)
     if machine is not None:
-        lives = [(r["t_intended_ns"], r["t_last_token_ns"]) for r in ok]
-        starts, ends = np.array(lives, np.int64).reshape(-1, 2).T
-        quiet = int(undisturbed(machine.chunks(watched.quiet), starts, ends).sum())
+        quiet = sum(r["status"] == "ok" for r in counted)
         if level is not None:
             factor = max(machine.looks.values()) / level
         foreign = {side: machine.cpus[side].foreign for side in SIDES}

@@ -3,10 +3,13 @@
 A study's launches differ equally, or those of one configuration three times as much (`spread`).
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Self
 
 import numpy as np
 import polars as pl
@@ -16,43 +19,88 @@ from scipy.stats import t as student
 from connector_tax.analysis.block_model import OWN
 from connector_tax.analysis.effects import BOOTSTRAP
 from connector_tax.calibration.design import AA, ARRIVALS, NOISY, SPREADS, STEP_TAX_US
-from connector_tax.calibration.studies import virtual_study
-from connector_tax.calibration.truth import TrueTax, true_taxes
+from connector_tax.calibration.truth import TrueTax, true_tax
+from connector_tax.study.child import CommandChild
 
 BLOCKS = (3, 5)
 SIGNIFICANCE = 0.05
 POWER = 0.80
 TARGET = (0.93, 0.97)
+WORKER = "connector_tax.calibration.worker"
+# Launches of one task for the true taxes.
+TRUTH_SHARE = 50
 
 KEYS = ("spread", "arrivals", "metric", "blocks")
 
 Truths = Mapping[tuple[str, str], Mapping[tuple[str, str], TrueTax]]
 
 
+class Workers:
+    """Simulating processes, one for each CPU this one may use; a context manager."""
+
+    def __init__(self) -> None:
+        self._count = len(os.sched_getaffinity(0))
+        self._idle: SimpleQueue[CommandChild] = SimpleQueue()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        for _ in range(self._count):
+            self._idle.put(self._stack.enter_context(CommandChild(WORKER, [])))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self, do: str, tasks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Any]]:
+        """Each task's number and its result, as they come."""
+
+        def one(task: Mapping[str, Any]) -> Any:
+            child = self._idle.get()
+            result = child.ask(do, **task)["result"]
+            self._idle.put(child)
+            return result
+
+        with ThreadPoolExecutor(self._count) as pool:
+            futures = {pool.submit(one, task): number for number, task in enumerate(tasks)}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+
+
 def run_studies(
-    studies: int, seed: int, processes: int, on_study: Callable[[int, int], None]
+    workers: Workers, studies: int, seed: int, on_study: Callable[[int, int], None]
 ) -> pl.DataFrame:
     """The outcomes of `studies` studies for each spread and arrival process (`studies.Outcome`)."""
+    tasks = [
+        {"spread": s, "arrivals": a, "number": number, "seed": seed, "blocks": BLOCKS}
+        for s in SPREADS
+        for a in ARRIVALS
+        for number in range(studies)
+    ]
     rows: list[dict[str, Any]] = []
-    with ThreadPoolExecutor(processes) as pool:
-        futures = [
-            pool.submit(virtual_study, spread, arrivals, number, seed, BLOCKS)
-            for spread in SPREADS
-            for arrivals in ARRIVALS
-            for number in range(studies)
-        ]
-        for done, future in enumerate(as_completed(futures), 1):
-            rows += future.result()
-            on_study(done, len(futures))
+    for done, (_, outcomes) in enumerate(workers.run("study", tasks), 1):
+        rows += outcomes
+        on_study(done, len(tasks))
     return pl.DataFrame(rows).sort(*KEYS, "config", "study")
 
 
-def truths(launches: int, cell: Mapping[str, float], seed: int) -> Truths:
-    """(spread, arrivals) to the true taxes; arguments as `truth.true_taxes` takes them."""
+def truths(workers: Workers, launches: int, cell: Mapping[str, float], seed: int) -> Truths:
+    """(spread, arrivals) to the true taxes; arguments as `truth.log_ratios` takes them."""
+    common = {"cell": cell, "seed": seed}
+    tasks: list[dict[str, Any]] = [
+        {"spread": s, "arrivals": a, "first": k, "launches": min(TRUTH_SHARE, launches - k)}
+        for s in SPREADS
+        for a in ARRIVALS
+        for k in range(0, launches, TRUTH_SHARE)
+    ]
+    ratios: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
+    for number, result in sorted(workers.run("truth", [task | common for task in tasks])):
+        where = ratios.setdefault((tasks[number]["spread"], tasks[number]["arrivals"]), {})
+        for config, metrics in result.items():
+            for metric, values in metrics.items():
+                where.setdefault((config, metric), []).extend(values)
     return {
-        (spread, arrivals): true_taxes(spread, arrivals, launches, cell, seed)
-        for spread in SPREADS
-        for arrivals in ARRIVALS
+        where: {key: true_tax(values) for key, values in taxes.items()}
+        for where, taxes in ratios.items()
     }
 
 

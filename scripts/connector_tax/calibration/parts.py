@@ -1,6 +1,5 @@
 """The parts of a calibration; each writes its results as JSON (and CSV) under the output folder."""
 
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -49,15 +48,16 @@ def run(name: str, out: Path, scale: Scale, seed: int, say: Callable[[str], None
 def _virtual(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:
     say(f"virtual: true taxes from {scale.truth_launches} launches")
     rules = study_document(ARRIVALS[0], seed, 1)["config"]["cell"]
-    found = coverage.truths(scale.truth_launches, rules, seed)
-    long_run = coverage.truths(scale.long_launches, rules | {"floor_s": scale.long_s}, seed)
 
     def progress(done: int, total: int) -> None:
         if done % 50 == 0 or done == total:
             say(f"virtual: {done} of {total} studies")
 
-    processes = len(os.sched_getaffinity(0))
-    studies = coverage.run_studies(scale.studies, seed, processes, progress)
+    long = rules | {"floor_s": scale.long_s}
+    with coverage.Workers() as workers:
+        found = coverage.truths(workers, scale.truth_launches, rules, seed)
+        long_run = coverage.truths(workers, scale.long_launches, long, seed)
+        studies = coverage.run_studies(workers, scale.studies, seed, progress)
     outcomes = coverage.with_truth(studies, found, long_run)
     levels = coverage.level_rows(outcomes)
     write_text(out / "virtual_outcomes.csv", outcomes.write_csv())

@@ -14,7 +14,7 @@ Plain and the taxed configuration of a launch share arrivals, launch offset and 
 the expectation of the difference of logs unchanged and takes most of its noise away.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,40 +35,53 @@ class TrueTax:
     standard_error: float
 
 
-def true_taxes(
-    spread: str, arrivals: str, launches: int, cell: Mapping[str, float], seed: int
-) -> dict[tuple[str, str], TrueTax]:
-    """(configuration, metric) to its true tax.
+def log_ratios(
+    spread: str, arrivals: str, first: int, launches: int, cell: Mapping[str, float], seed: int
+) -> dict[str, dict[str, list[float]]]:
+    """By configuration and metric, each launch's log percentile minus plain's.
 
     Args:
         spread: of `design.SPREADS`.
         arrivals: fixed or poisson.
-        launches: virtual launches of each configuration, at least 2.
+        first: number of the first launch.
+        launches: virtual launches of each configuration from there on.
         cell: `warmup_s` and `floor_s` of each launch's cell, in s.
         seed: names the random streams; another seed is an independent estimate.
     """
     configs = engine_configs(spread)
-    logs: dict[tuple[str, str], list[float]] = {}
-    for launch in range(launches):
+    ratios: dict[str, dict[str, list[float]]] = {
+        config: {metric: [] for metric in METRICS} for config in configs
+    }
+    for launch in range(first, first + launches):
         name = f"{seed}/truth/{arrivals}/launch{launch}"
         offsets = make_offsets("fixed" if arrivals == "fixed" else "poisson", RATE_RPS,
                                cell["warmup_s"] + cell["floor_s"], f"{name}/arrivals")  # fmt: skip
         launch_seed = int(named_generator(f"{name}/offset").integers(2**31))
         measured = offsets >= round(cell["warmup_s"] * 1e9)
-        for config, engine in configs.items():
-            first, last = serve(engine, launch_seed, offsets.tolist(), SHAPE)
+        plain: dict[str, float] = {}
+        for config in (PLAIN, *(c for c in configs if c != PLAIN)):
+            begun, ended = serve(configs[config], launch_seed, offsets.tolist(), SHAPE)
             values = {
-                "ttft_ms": (first - offsets)[measured],
-                "tpot_ms": (last - first)[measured],
-                "e2e_ms": (last - offsets)[measured],
+                "ttft_ms": (begun - offsets)[measured],
+                "tpot_ms": (ended - begun)[measured],
+                "e2e_ms": (ended - offsets)[measured],
             }
             for metric, (column, percent) in METRICS.items():
                 log = float(np.log(np.percentile(values[column], percent)))
-                logs.setdefault((config, metric), []).append(log)
-    found = {}
-    for (config, metric), own in logs.items():
-        ratios = np.array(own) - np.array(logs[PLAIN, metric])
-        error = float(np.std(ratios, ddof=1) / np.sqrt(launches))
-        tax = float(np.expm1(ratios.mean()))
-        found[config, metric] = TrueTax(tax, (1 + tax) * error)
-    return found
+                ratios[config][metric].append(log - plain.setdefault(metric, log))
+    return ratios
+
+
+def true_tax(ratios: Sequence[float]) -> TrueTax:
+    """The tax of many launches' log ratios, at least two."""
+    values = np.array(ratios)
+    tax = float(np.expm1(values.mean()))
+    return TrueTax(tax, (1 + tax) * float(np.std(values, ddof=1) / np.sqrt(len(values))))
+
+
+def true_taxes(
+    spread: str, arrivals: str, launches: int, cell: Mapping[str, float], seed: int
+) -> dict[tuple[str, str], TrueTax]:
+    """(configuration, metric) to its true tax; arguments as `log_ratios` takes them."""
+    ratios = log_ratios(spread, arrivals, 0, launches, cell, seed)
+    return {(c, m): true_tax(values) for c, by in ratios.items() for m, values in by.items()}

@@ -65,6 +65,8 @@ def quiet_successes(study: RawStudy, cell: RawCell) -> list[int] | None:
     """
     if "quiet" not in study.config:
         return None
+    if not cell.path("machine").exists():
+        return []
     window = cell.record["window"]
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     chunks = disturbed_chunks(cell.machine, study.config["quiet"])

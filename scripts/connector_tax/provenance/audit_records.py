@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from connector_tax.provenance.audit_design import check_design, skipped_rate
-from connector_tax.provenance.audit_machine import machine_checks
+from connector_tax.provenance.audit_machine import machine_checks, quiet_successes
 from connector_tax.provenance.audit_schedule import check_prompts, schedule, window
 from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.claims import Ledger
@@ -237,7 +237,7 @@ def recomputed_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
     planned = cell.record["counts"]["planned"]
     share = sum(status in FAILED for status in judged) / len(judged) if judged else None
     return {
-        **_timing_checks(_measured(cell), bounds),
+        **_timing_checks(_measured(cell), quiet_successes(study, cell), bounds),
         "unaccounted_requests": _most(abs(planned - len(records)) + unfinished, 0),
         "error_rate": _most(share, bounds["max_error_rate"]),
         **_window_checks(study, cell),
@@ -289,11 +289,20 @@ def _between(value: float | None, low: float, high: float) -> Row:
     return {"value": value, "bound": [low, high], "pass": inside}
 
 
-def _timing_checks(measured: Sequence[Row], bounds: Mapping[str, float]) -> dict[str, Row]:
+def _timing_checks(
+    measured: Sequence[Row], quiet: Sequence[int] | None, bounds: Mapping[str, float]
+) -> dict[str, Row]:
+    """The checks of the schedule; `quiet`: the successes that count, None: all."""
+    kept = None if quiet is None else set(quiet)
     lags = [(r["t_send_ns"] - r["t_intended_ns"]) / 1e6 for r in measured if r["t_send_ns"]]
-    ttft = [
-        (r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in measured if r["status"] == "ok"
-    ]
+    late, ttft = [], []
+    for r in measured:
+        if kept is not None and r["status"] == "ok" and r["seq"] not in kept:
+            continue
+        if r["t_send_ns"]:
+            late.append((r["t_send_ns"] - r["t_intended_ns"]) / 1e6)
+        if r["status"] == "ok":
+            ttft.append((r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6)
     lag = bounds["schedule_lag_p99_ms"]
     if ttft:
         lag = max(lag, bounds["schedule_lag_ttft_fraction"] * float(np.median(ttft)))
@@ -305,7 +314,7 @@ def _timing_checks(measured: Sequence[Row], bounds: Mapping[str, float]) -> dict
         ratio = due / (last - first) if last > first else None
     tolerance = bounds["sent_rate_tolerance"]
     return {
-        "schedule_lag_p99_ms": _most(float(np.percentile(lags, 99)) if lags else None, lag),
+        "schedule_lag_p99_ms": _most(float(np.percentile(late, 99)) if late else None, lag),
         "early_send_ms": _most(max(0.0, -min(lags)) if lags else None, 0.0),
         "sent_rate_ratio": _between(ratio, 1 - tolerance, 1 + tolerance),
     }

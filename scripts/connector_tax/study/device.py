@@ -9,6 +9,7 @@ namespace of its own does not see it.
 import contextlib
 import os
 import pwd
+import re
 import socket
 import struct
 import subprocess
@@ -50,8 +51,8 @@ def _gpus() -> dict[str, str]:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise DeviceError(f"engine.device is cuda, and the GPUs are not known: {error}") from None
-    rows = [tuple(map(str.strip, line.split(","))) for line in done.stdout.splitlines()]
-    if not rows or any(len(row) != 2 for row in rows):
+    rows = re.findall(r"^(\d+), *([^,]+)$", done.stdout, re.MULTILINE)
+    if not rows or len(rows) != len(done.stdout.splitlines()):
         raise DeviceError(f"nvidia-smi: found {done.stdout!r}; allowed: lines of index and UUID")
     return dict(rows)
 

@@ -175,8 +175,8 @@ class Server:
                 log = self._tail_of(f"{companion.name}.log", 20)
                 raise self._end_of_process(f"{companion.name} ended {when}\n{log}")
         if status is not None:
-            text = f"the server ended with status {status} {when}\n{self.log_tail()}"
-            raise self._end_of_process(text)
+            end = f"the server ended with status {status} {when}\n{self.log_tail()}"
+            raise self._end_of_process(end)
         for name in LOGS:
             with (self.folder / name).open("rb") as stream:
                 stream.seek(self._log_read[name])
