@@ -29,9 +29,10 @@ from benchmarks.analysis_study import (
     write_study,
 )
 from connector_tax.analysis.effects import TaxTable
-from connector_tax.analysis.ingest import CellKey, Study
 from connector_tax.analysis.measure import Requests
 from connector_tax.analysis.samples import METRICS, chunk_seconds, sample_launch
+from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.study_file import Study
 from connector_tax.machine import machine
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from connector_tax.artifacts.index import CellEntry, launch_index, write_index
+from connector_tax.artifacts.names import METRICS, REFERENCES, Launch
 from connector_tax.files import write_json
-from connector_tax.study_file import METRICS, REFERENCES
 
 RESAMPLES = 2000
 STATISTICS: dict[str, Any] = {
@@ -93,13 +94,13 @@ def _document() -> dict[str, Any]:
 def _write_launch(
     root: Path, config: str, block: int, raw: Path, hashes: dict[str, str], stop_ns: int
 ) -> None:
-    launch = root / "runs" / config / f"block{block}" / "A"
+    launch = Launch(config, block, "A").folder(root)
     folder = launch / "r100"
     folder.mkdir(parents=True)
     for name in hashes:
         (folder / name).hardlink_to(raw / name)
     where = {"config": config, "block": block, "phase": "A"}
-    record = {
+    record: dict[str, Any] = {
         **where,
         "cell": "r100",
         "schedule": {"rate_rps": RATE_RPS},
@@ -117,10 +118,13 @@ def _write_launch(
     path = folder / "cell_A_r100.json"
     write_json(path, record)
     files = {**hashes, path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
-    index = {**where, "status": "done", "reason": None, "rate_rps": None}
-    index["depends"] = {"design_sha256": "0"}
-    index["cells"] = [{"cell": "r100", "status": "valid", "reason": None, "files": files}]
-    write_json(launch / "index.json", index)
+    index = launch_index(
+        {"engine_label": "synthetic", "design_sha256": "0"},
+        Launch(config, block, "A"),
+        [CellEntry("r100", "valid", None, files)],
+        started_utc=record["window"]["started_utc"],
+    )
+    write_index(launch, index)
 
 
 def _write_requests(path: Path, n: int) -> None:

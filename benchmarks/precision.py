@@ -28,13 +28,15 @@ from rich.table import Table
 from benchmarks import run_alone
 from connector_tax.analysis.aggregate import sample_cells
 from connector_tax.analysis.effects import TaxTable
-from connector_tax.analysis.ingest import Cell, CellKey, Study
+from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
 from connector_tax.analysis.overload import overloads
 from connector_tax.analysis.reference import NoReferenceRateError, judge_launches, reference_rates
 from connector_tax.analysis.samples import METRICS as EFFECTS
 from connector_tax.analysis.saturation import Load, load_of
 from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX, Tables, tax_rows
+from connector_tax.artifacts.names import CellKey, Launch, plain_names
+from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.model import StepClock
@@ -46,16 +48,9 @@ from connector_tax.loadgen.generator import PROGRESS_S
 from connector_tax.loadgen.messages import Cancel, Done
 from connector_tax.machine import cpu
 from connector_tax.study.cell import cell_rule
-from connector_tax.study.design import (
-    Launch,
-    cell_order,
-    launch_seed,
-    launches,
-    resolve,
-)
+from connector_tax.study.design import cell_order, launch_seed, resolve
 from connector_tax.study.plan import launch_overhead_s
 from connector_tax.study.precision import precision_rule, saturation_skips
-from connector_tax.study_file import plain_names
 
 LEAD_NS = 20_000_000
 LOOK_NS = round(PROGRESS_S * 1e9)

@@ -26,10 +26,10 @@ import httpx
 from numpy.typing import ArrayLike
 from scipy import stats
 
+from connector_tax.artifacts.names import Launch
 from connector_tax.files import ArtifactError
 from connector_tax.loadgen import PlannedRequest
 from connector_tax.machine import cpu
-from connector_tax.study.design import Launch
 from connector_tax.study.device import devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests

@@ -28,13 +28,13 @@ from rich.table import Table
 from scipy import stats
 
 from benchmarks.quiet_effect import NAMES, explained, spreads, watched_cells
-from connector_tax.analysis.ingest import load_study
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import load_study
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.loadgen import CellResult, Progress, make_offsets
 from connector_tax.machine import cpu
 from connector_tax.study.cell import cell_rule, load_generator
-from connector_tax.study.design import Launch
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.machine import MachineWatch
 from connector_tax.study.preflight import GateError, gated_server

@@ -17,10 +17,11 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy import stats
 
-from connector_tax.analysis.ingest import Cell, Study, load_cells
+from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_machine, measure_requests
 from connector_tax.analysis.quiet import Machine, undisturbed
 from connector_tax.analysis.records import REQUESTS, read_records
+from connector_tax.artifacts.study_file import Study
 from connector_tax.files import ArtifactError
 
 Floats = NDArray[np.float64]

@@ -4,8 +4,8 @@
     python docs/fields.py --check    end with status 1 if the page is not what would be written
 
 The meaning of a field stands in docs/fields.yaml, that of a configuration key in the comment beside
-it in config/*.yaml. Which fields and keys there are is asked of the code that declares them; one
-without a meaning, or a meaning without a field, is an error.
+it in config/*.yaml or in its schema's description. Which fields and keys there are is asked of the
+code that declares them; one without a meaning, or a meaning without a field, is an error.
 """
 
 import argparse
@@ -21,7 +21,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from connector_tax.analysis.rows import COLUMNS
+from connector_tax.artifacts.index import LaunchIndex
+from connector_tax.artifacts.tables import COLUMNS
 from connector_tax.config import ConfigError
 from connector_tax.engine.steplog import StepRecord
 from connector_tax.loadgen.messages import RequestRecord
@@ -57,6 +58,7 @@ class Key:
 
     path: tuple[str, ...]
     allowed: str
+    description: str = ""
 
 
 def dictionary() -> dict[str, Any]:
@@ -93,8 +95,13 @@ def declared() -> dict[str, set[str]]:
             *(field.name for field in msgspec.structs.fields(StepRecord)),
             *PROBE_FIELDS,
         },
+        "index": {field.name for field in msgspec.structs.fields(LaunchIndex)},
         "study": set(resolve(config, "config/config.yaml")),
-        "aggregate": set(COLUMNS),
+        **{
+            name: set(COLUMNS[e["table"]])
+            for name, e in dictionary()["files"].items()
+            if e.get("table") in COLUMNS
+        },
         "manifest": set(manifest.COLUMNS),
         "audit": {field.name for field in dataclass_fields(Claim)},
     }
@@ -129,7 +136,12 @@ def keys_of(schema: Mapping[str, Any]) -> Iterator[Key]:
         if items.get("properties"):
             children["[]"] = items
         if path:
-            yield Key(path, "" if children else allowed(_resolved(schema, node)))
+            default = f" (default {node['default']})" if "default" in node else ""
+            yield Key(
+                path,
+                "" if children else allowed(_resolved(schema, node)),
+                node.get("description", "") + default,
+            )
         for name, child in children.items():
             yield from walk(child, (*path, name))
 
@@ -228,10 +240,11 @@ def config_section(entry: Mapping[str, Any], problems: list[str]) -> list[str]:
         commented = meaning_of(key, sources)
         if commented and name in spoken:
             problems.append(f"{name}: docs/fields.yaml and a comment in {entry['files']}")
-        meaning = commented or spoken.get(name)
-        if meaning is None and key.allowed:
+        meaning = commented or spoken.get(name) or key.description
+        if not meaning and key.allowed:
             problems.append(
-                f"{entry['files'][0]}: {name}: no comment, and none in docs/fields.yaml"
+                f"{entry['files'][0]}: {name}: no comment, no description in the "
+                "schema, and none in docs/fields.yaml"
             )
         rows.append((f"`{name}`", key.allowed, meaning or ""))
     problems += [f"docs/fields.yaml: {name}: no such key" for name in spoken.keys() - known]

@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from connector_tax.config import ROOT, ConfigError, check_study, load_configurations, load_yaml
-from connector_tax.figures.marks import DESIGN_MARKS, SPARE_MARKS
+from connector_tax.artifacts.checks import BOUNDS
+from connector_tax.config import (
+    ROOT,
+    SCHEMAS,
+    ConfigError,
+    check_study,
+    load_configurations,
+    load_yaml,
+)
+from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS
+from connector_tax.study.design import resolve
 
 KNOWN = list(load_configurations(ROOT / "config" / "configurations.yaml"))
 
@@ -31,6 +40,15 @@ def replaced(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 def test_shipped_configurations_are_accepted(name: str) -> None:
     check_study(shipped(name), name, KNOWN)
     assert shipped(name)["precision"]["enabled"] is False
+
+
+def test_a_bound_holds_as_declared_unless_the_study_sets_it() -> None:
+    config = shipped("config.yaml")
+    assert resolve(config, "config.yaml")["config"]["validity"] == BOUNDS
+    stricter = {**config, "validity": {"max_error_rate": 0.0}}
+    assert resolve(stricter, "x")["config"]["validity"] == {**BOUNDS, "max_error_rate": 0.0}
+    declared = load_yaml(SCHEMAS / "config.schema.yaml")["properties"]["validity"]["properties"]
+    assert {key: entry["default"] for key, entry in declared.items()} == BOUNDS
 
 
 def test_h20_has_the_designs_numbers() -> None:

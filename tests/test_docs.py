@@ -18,8 +18,8 @@ import yaml
 import zstandard
 
 from connector_tax.analysis.aggregate import aggregate
-from connector_tax.analysis.ingest import load_study
 from connector_tax.analysis.records import REQUESTS
+from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT
 from tests.analysis.synthetic import write_synthetic_study
 

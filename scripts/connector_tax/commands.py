@@ -1,4 +1,6 @@
-"""What the commands that work on a study share: the option `--study`, and how they refuse."""
+"""What the commands that work on a study share: the option `--study`, and status 2 with the reason
+for what the user can mend.
+"""
 
 import argparse
 import sys

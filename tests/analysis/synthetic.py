@@ -16,8 +16,12 @@ import numpy as np
 import polars as pl
 
 from connector_tax.analysis import reference
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
+from connector_tax.artifacts.names import METRICS, PHASES, Launch, configuration_of, plain_names
+from connector_tax.files import sha256_file
 from connector_tax.seeds import named_generator
-from connector_tax.study_file import METRICS, configuration_of, plain_names
+from tests.study_folder import rate_cell, shape_cell, study_document, write_stages
 
 CONFIGURATIONS = (
     "plain",
@@ -170,16 +174,14 @@ def write_synthetic_study(
         steps_per_cell=steps_per_cell,
         noise=noise,
     )
-    root.mkdir(parents=True, exist_ok=True)
-    _dump(root / "study.json", document)
-    _write_surroundings(writer)
+    study_file = write_stages(root, document, skipped, step_timing=step_timing)
     _write_phase(writer, "A")
-    if reference.main(["--study", str(root / "study.json")]):
+    if reference.main(["--study", str(study_file)]):
         raise RuntimeError("the synthetic study has no reference rate; see the message above")
-    writer.rates = json.loads((root / "reference_rates.json").read_text())
+    writer.rates = json.loads((root / paths.REFERENCE_RATES).read_text())
     for phase in ("B", "Bp"):
         _write_phase(writer, phase)
-    return root / "study.json"
+    return study_file
 
 
 def _document(
@@ -192,89 +194,25 @@ def _document(
     config |= {"seed": seed, "blocks": blocks, "plain_launches": plain_launches}
     config["configurations"] = list(CONFIGURATIONS)
     sweep, grid = config["phase_a"], config["phase_b"]
-    shape_cells = {
-        "B": [(i, o) for i in grid["input_tokens"] for o in grid["output_tokens"]],
-        "Bp": [tuple(shape) for shape in config["phase_bp"]["shapes"]],
-    }
-    cells: dict[str, list[dict[str, Any]]] = {
+    cells = {
         "A": [
-            {
-                "cell": f"r{rate:g}",
-                "rate_rps": float(rate),
-                "input_tokens": sweep["input_tokens"],
-                "output_tokens": sweep["output_tokens"],
-            }
+            rate_cell(rate, sweep["input_tokens"], sweep["output_tokens"])
             for rate in sweep["rates_rps"]
-        ]
-    }
-    for phase, shapes in shape_cells.items():
-        cells[phase] = [
-            {"cell": f"{i}x{o}", "rate_rps": None, "input_tokens": i, "output_tokens": o}
-            for i, o in shapes
-        ]
-    further = plain_names(plain_launches)[1:]
-    members = {
-        "A": CONFIGURATIONS,
-        "B": CONFIGURATIONS,
-        "Bp": config["phase_bp"]["configurations"],
-    }
-    return {
-        "study": "synthetic",
-        "design_sha256": hashlib.sha256(f"synthetic {seed}".encode()).hexdigest(),
-        "engine_label": "embedded (emulated)",
-        "emulated": True,
-        "package_version": "0.1.0",
-        "created_utc": "2026-05-26T09:00:00+00:00",
-        "seed": seed,
-        "blocks": blocks,
-        "config": config,
-        "configurations": [
-            {
-                "id": name,
-                "label": name.replace("_", " "),
-                "connector": None if name == "plain" else "Connector",
-                "role": None if name == "plain" else "kv_both",
-                "purpose": "synthetic",
-                "gate": None,
-            }
-            for name in CONFIGURATIONS
         ],
-        "run_order": {
-            phase: [
-                {"config": member, "block": block}
-                for block in range(blocks)
-                for member in (*names, *further)
-            ]
-            for phase, names in members.items()
-        },
-        "cells": cells,
+        "B": [shape_cell(i, o) for i in grid["input_tokens"] for o in grid["output_tokens"]],
+        "Bp": [shape_cell(i, o) for i, o in config["phase_bp"]["shapes"]],
     }
-
-
-def _write_surroundings(writer: _Writer) -> None:
-    root = writer.root
-    status = {
-        name: {
-            "include": name not in writer.skipped,
-            "reason": writer.skipped.get(name),
-            "evidence": f"preflight/verify_{name}.log",
-        }
-        for name in CONFIGURATIONS
-    }
-    _dump(root / "preflight" / "preflight_status.json", status)
-    available = writer.step_timing
-    _dump(
-        root / "patch" / "patch_status.json",
-        {
-            "step_timing_available": available,
-            "method": "built in",
-            "reason": None if available else "the probe does not fit this engine version",
-            "targets": [],
-            "reverted": True,
-        },
-    )
-    _dump(root / "environment.json", {"cpu": "synthetic", "vllm": None})
-    (root / "env.txt").write_text("synthetic\n")
+    members = {phase: list(CONFIGURATIONS) for phase in PHASES}
+    members["Bp"] = config["phase_bp"]["configurations"]
+    order = [
+        Launch(name, block, phase)
+        for phase in PHASES
+        for block in range(blocks)
+        for name in (*members[phase], *plain_names(plain_launches)[1:])
+    ]
+    design = hashlib.sha256(f"synthetic {seed}".encode()).hexdigest()
+    labels = {name: name.replace("_", " ") for name in CONFIGURATIONS}
+    return study_document(config, labels, cells, order, design_sha256=design)
 
 
 def _write_phase(writer: _Writer, phase: str) -> None:
@@ -283,7 +221,7 @@ def _write_phase(writer: _Writer, phase: str) -> None:
 
 
 def _write_launch(writer: _Writer, config: str, block: int, phase: str) -> None:
-    folder = writer.root / "runs" / config / f"block{block}" / phase
+    folder = Launch(config, block, phase).folder(writer.root)
     folder.mkdir(parents=True)
     rate = {"A": None, "B": writer.rates.get("ref_safe"), "Bp": writer.rates.get("ref_load")}[phase]
     status, reason = "done", None
@@ -308,26 +246,18 @@ def _write_launch(writer: _Writer, config: str, block: int, phase: str) -> None:
         ]
     else:
         lost = "skipped" if status == "skipped" else "missing"
-        cells = [
-            {"cell": c["cell"], "status": lost, "reason": reason, "files": {}} for c in planned
-        ]
-    index = {
-        "config": config,
-        "configuration": configuration_of(config),
-        "block": block,
-        "phase": phase,
-        "label": writer.document["engine_label"],
-        "status": status,
-        "reason": reason,
-        "rate_rps": rate,
-        "depends": {"design_sha256": writer.document["design_sha256"]},
-        "started_utc": "2026-01-01T00:00:00+00:00",
-        "ended_utc": "2026-01-01T00:01:00+00:00",
-        "attempts": [],
-        "cells": cells,
-        "timing": {},
-    }
-    _dump(folder / "index.json", index)
+        cells = [CellEntry(c["cell"], lost, reason, {}) for c in planned]
+    index = launch_index(
+        writer.document,
+        Launch(config, block, phase),
+        cells,
+        status=status,
+        reason=reason,
+        rate_rps=rate,
+        started_utc="2026-01-01T00:00:00+00:00",
+        ended_utc="2026-01-01T00:01:00+00:00",
+    )
+    write_index(folder, index)
 
 
 def _write_cell(
@@ -339,7 +269,7 @@ def _write_cell(
     planned: Mapping[str, Any],
     launch_rate: float | None,
     offset: float,
-) -> dict[str, Any]:
+) -> CellEntry:
     name = planned["cell"]
     folder = launch_folder / name
     folder.mkdir()
@@ -364,7 +294,7 @@ def _write_cell(
     _steps(writer, folder / f"engine_step_{suffix}", config, window, offset, rng)
     reason = writer.void.get((config, block, phase, name))
     warm = requests.height - int(requests["warmup"].sum())
-    record = {
+    record: dict[str, Any] = {
         "phase": phase,
         "cell": name,
         "config": config,
@@ -392,16 +322,9 @@ def _write_cell(
         "clock": "CLOCK_MONOTONIC",
         "attempt": 1,
     }
-    _dump(folder / f"cell_{phase}_{name}.json", record)
-    return {
-        "cell": name,
-        "status": "valid" if reason is None else "void",
-        "reason": reason,
-        "files": {
-            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.iterdir())
-        },
-    }
+    record["files"] = {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
+    _dump(folder / paths.cell_record(phase, name), record)
+    return finished_cell(record, folder)
 
 
 def true_tax(

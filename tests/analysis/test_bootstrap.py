@@ -12,9 +12,9 @@ from connector_tax.analysis.bootstrap import (
     chunk_labels,
     resampled_percentiles,
 )
-from connector_tax.analysis.ingest import CellKey
 from connector_tax.analysis.measure import Requests
 from connector_tax.analysis.samples import chunk_seconds
+from connector_tax.artifacts.names import CellKey
 
 
 @given(

@@ -9,7 +9,6 @@ from scipy.stats import t as student
 from connector_tax.analysis.block_model import POOLED, Estimate, dunnett_p
 from connector_tax.analysis.blocks_needed import blocks_needed, with_blocks
 from connector_tax.analysis.effects import Effect, Interval, TaxTable, WeightedTax
-from connector_tax.analysis.ingest import CellKey, Study
 from connector_tax.analysis.measure import Requests
 from connector_tax.analysis.overload import Overload, mark
 from connector_tax.analysis.samples import LogSample, sample_launch
@@ -22,6 +21,8 @@ from connector_tax.analysis.taxes import (
     adjusted_p,
     verdict,
 )
+from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.study_file import Study
 
 RESAMPLES = 400
 WHERE = ("A", "r1", "ttft_p90")

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector_tax.analysis.quiet import Machine, read_machine, undisturbed
-from connector_tax.analysis.validity import MACHINE_CHECKS, Watched, assess, void_reasons
+from connector_tax.analysis.validity import Watched, assess, void_reasons
+from connector_tax.artifacts.checks import MACHINE_CHECKS
 from connector_tax.provenance.audit_machine import disturbed_chunks, quiet_seqs
 
 RULE: dict[str, Any] = {

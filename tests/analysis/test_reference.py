@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connector_tax.analysis.ingest import Cell, CellKey, Study
+from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
 from connector_tax.analysis.reference import (
     NoReferenceRateError,
@@ -16,6 +16,8 @@ from connector_tax.analysis.reference import (
     reference_rates,
 )
 from connector_tax.analysis.saturation import Judgement, Load, combine, judge, judge_sweep
+from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.study_file import Study
 from tests.analysis.synthetic import CONFIG, write_synthetic_study
 
 BOUNDS = CONFIG["saturation"]

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from connector_tax.analysis.block_model import LaunchId, Layout, Term
 from connector_tax.analysis.engine_settings import engine_rows
-from connector_tax.analysis.ingest import load_cells, load_study
+from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.launch_records import (
     NOT_RECORDED,
     LaunchRecords,
     read_launch_records,
 )
 from connector_tax.analysis.resources import RESOURCES, Row, resource_rows
+from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import resources_record, settings_record, write_launch_records

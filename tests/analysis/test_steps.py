@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector_tax.analysis.ingest import Cell, CellKey
+from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.steps import (
     Steps,
     launch_values,
@@ -18,6 +18,7 @@ from connector_tax.analysis.steps import (
     step_cdf,
     step_columns,
 )
+from connector_tax.artifacts.names import CellKey
 from connector_tax.files import ArtifactError
 
 START, STOP = 1000, 2000

@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import CellEntry, launch_index, write_index
+from connector_tax.artifacts.names import PHASES, Launch, configuration_of, plain_names
+from connector_tax.artifacts.tables import COLUMNS, empty_row, table_text
 from connector_tax.files import write_json, write_text
-from connector_tax.study_file import configuration_of, plain_names
 from tests.figures.resource_tables import engine_rows, resource_rows
+from tests.study_folder import rate_cell, shape_cell, study_document, write_stages
 
 LABELS = {
     "plain": "plain",
@@ -84,23 +88,6 @@ def _values_ms(config: str, rate: float, input_tokens: int, output_tokens: int) 
         "tpot_p50": 0.93 * tpot,
         "e2e_p90": ttft + tpot * output_tokens,
     }
-
-
-def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    listed = list(rows)
-    columns = list(dict.fromkeys(name for row in listed for name in row))
-
-    def cell(value: Any) -> str:
-        if value is None:
-            return ""
-        if isinstance(value, bool):
-            return "true" if value else "false"
-        text = repr(value) if isinstance(value, float) else str(value)
-        return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\n') else text
-
-    lines = [",".join(columns)]
-    lines += [",".join(cell(row.get(name)) for name in columns) for row in listed]
-    return "\n".join(lines) + "\n"
 
 
 def _criteria(config: str, rate: float, rates: tuple[float, ...]) -> list[str]:
@@ -271,7 +258,8 @@ def _amplification_rows(design: Design) -> Iterable[dict[str, Any]]:
     for config in _configs(design):
         for metric in METRICS if config != "plain" else ():
             yield {
-                "config": config, "metric": metric, "tax_ref_safe": 0.3, "tax_ref_load": 0.5,
+                "config": config, "metric": metric, "ref_safe_rps": design.ref_safe,
+                "ref_load_rps": design.ref_load, "tax_ref_safe": 0.3, "tax_ref_load": 0.5,
                 "gap": 0.2, "gap_lo": 0.1, "gap_hi": 0.3, "n_blocks": design.blocks,
                 "interval_method": "block model (df 17)", "mark": "",
                 "status": "valid", "reason": "",
@@ -317,11 +305,6 @@ def _step_tax_rows(design: Design) -> Iterable[dict[str, Any]]:
 
 
 def _hook_rows(design: Design) -> Iterable[dict[str, Any]]:
-    columns = ("config", "phase", "cell", "process", "child", "hook", "p50_us", "p50_lo_us",
-               "p50_hi_us", "p50_method", "mean_us", "mean_lo_us", "mean_hi_us", "mean_method",
-               "share", "share_lo", "share_hi", "share_method", "empty_us", "n_steps", "n_ran",
-               "n_launches")  # fmt: skip
-    rows = []
     for config in design.labels if design.step_timing else ():
         for phase, cell, *_ in _grid(design):
             if config == "plain" or _state(design, config, phase, cell)[0] != "valid":
@@ -333,8 +316,7 @@ def _hook_rows(design: Design) -> Iterable[dict[str, Any]]:
                 values = (config, phase, cell, process, "", hook, us, 0.9 * us, 1.1 * us, "x",
                           us, 0.9 * us, 1.1 * us, "x", us / 4800, 0.9 * us / 4800, 1.1 * us / 4800,
                           "x", 0.0, 900, 900, design.blocks)  # fmt: skip
-                rows.append(dict(zip(columns, values, strict=True)))
-    return rows or [dict.fromkeys(columns)]
+                yield dict(zip(COLUMNS[paths.HOOKS], values, strict=True))
 
 
 def _reference(design: Design) -> dict[str, Any]:
@@ -408,6 +390,8 @@ def _hypotheses() -> dict[str, Any]:
 
 
 def _launches(design: Design, phase: str) -> list[tuple[str, int]]:
+    if phase not in {cell[0] for cell in _grid(design)}:
+        return []
     return [(config, block) for block in range(design.blocks) for config in _configs(design)
             if phase != "Bp" or config in ("plain", "mooncake_both", "plain_2")]  # fmt: skip
 
@@ -421,11 +405,11 @@ def _write_runs(root: Path, design: Design) -> None:
 def _write_launch(
     root: Path, design: Design, phase: str, config: str, block: int, position: int
 ) -> None:
-    folder = root / "runs" / config / f"block{block}" / phase
-    cells: list[dict[str, Any]] = []
+    folder = Launch(config, block, phase).folder(root)
+    cells: list[CellEntry] = []
     for _, cell, rate, input_tokens, output_tokens in (c for c in _grid(design) if c[0] == phase):
         status, reason = _state(design, config, phase, cell)
-        cells.append({"cell": cell, "status": status, "reason": reason or None, "files": {}})
+        cells.append(CellEntry(cell, status, reason or None, {}))
         if status == "skipped":
             continue
         values = {
@@ -446,20 +430,16 @@ def _write_launch(
             "valid": status == "valid", "void_reasons": [reason] if reason else [],
         }  # fmt: skip
         write_json(folder / cell / f"cell_{phase}_{cell}.json", values)
-    skipped = all(cell["status"] == "skipped" for cell in cells)
-    write_json(
-        folder / "index.json",
-        {
-            "config": config, "configuration": configuration_of(config),
-            "block": block, "phase": phase, "label": design.engine_label,
-            "status": "skipped" if skipped else "done",
-            "reason": cells[0]["reason"] if skipped else None, "rate_rps": None,
-            "depends": {"design_sha256": "0" * 64},
-            "started_utc": "2026-05-26T00:00:00+00:00", "ended_utc": "2026-05-26T00:01:44+00:00",
-            "attempts": [], "cells": cells,
-            "timing": {"startup_s": 2.0, "cells_s": 100.0, "release_s": 1.0, "wall_s": 104.0},
-        },
+    skipped = all(cell.status == "skipped" for cell in cells)
+    document = {"engine_label": design.engine_label, "design_sha256": "0" * 64}
+    index = launch_index(
+        document, Launch(config, block, phase), cells,
+        status="skipped" if skipped else "done",
+        reason=cells[0].reason if skipped else None,
+        started_utc="2026-05-26T00:00:00+00:00", ended_utc="2026-05-26T00:01:44+00:00",
+        timing={"startup_s": 2.0, "cells_s": 100.0, "release_s": 1.0, "wall_s": 104.0},
     )  # fmt: skip
+    write_index(folder, index)
 
 
 def write_study(root: Path, design: Design | None = None, runs: bool = False) -> Path:
@@ -468,65 +448,38 @@ def write_study(root: Path, design: Design | None = None, runs: bool = False) ->
     Returns the path of its study.json.
     """
     design = design or Design()
-    phases = sorted({cell[0] for cell in _grid(design)})
-    write_json(
-        root / "study.json",
-        {
-            "study": root.name, "design_sha256": "0" * 64, "engine_label": design.engine_label,
-            "emulated": design.emulated, "package_version": "0.1.0",
-            "created_utc": "2026-05-26T00:00:00Z", "seed": 1, "blocks": design.blocks,
-            "config": _settings(design),
-            "configurations": [
-                {"id": config, "label": label, "connector": None if config == "plain" else "C",
-                 "role": None, "purpose": f"Purpose of {config}.", "gate": None}
-                for config, label in design.labels.items()
-            ],
-            "run_order": {
-                phase: [{"config": config, "block": block}
-                        for config, block in _launches(design, phase)]
-                for phase in phases
-            },
-            "cells": {
-                phase: [{"cell": cell, "rate_rps": rate if phase == "A" else None,
-                         "input_tokens": i, "output_tokens": o}
-                        for p, cell, rate, i, o in _grid(design) if p == phase]
-                for phase in phases
-            },
-        },
+    cells: dict[str, list[dict[str, Any]]] = {}
+    for phase, _, rate, i, o in _grid(design):
+        planned = rate_cell(rate, i, o) if phase == "A" else shape_cell(i, o)
+        cells.setdefault(phase, []).append(planned)
+    order = [Launch(*launch, phase) for phase in PHASES for launch in _launches(design, phase)]
+    document = study_document(
+        {**_settings(design), "seed": 1, "blocks": design.blocks}, design.labels, cells, order,
+        study=root.name, engine_label=design.engine_label, emulated=design.emulated,
     )  # fmt: skip
-    write_text(root / "analysis" / "aggregate.csv", _csv(_aggregate_rows(design)))
-    write_text(root / "analysis" / "taxes.csv", _csv(_tax_rows(design)))
-    write_text(root / "analysis" / "amplification.csv", _csv(_amplification_rows(design)))
-    write_text(root / "analysis" / "steps.csv", _csv(_step_rows(design)))
-    write_text(root / "analysis" / "step_taxes.csv", _csv(_step_tax_rows(design)))
-    write_text(root / "analysis" / "hooks.csv", _csv(_hook_rows(design)))
-    cdf = (
-        _csv(_cdf_rows(design))
-        if design.step_timing
-        else "config,step_duration_us,engine_step_us,cdf\n"
+    environment = {
+        "python": "3.11.7", "cpu": "Example CPU", "packages": ["numpy==2.4.6", "pyzmq==27.0"],
+    }  # fmt: skip
+    study_file = write_stages(
+        root, document, design.skipped, step_timing=design.step_timing, environment=environment
     )
-    write_text(root / "analysis" / "step_cdf.csv", cdf)
     configurations, skipped = list(design.labels), design.skipped
-    resources = resource_rows(configurations, skipped, design.blocks)
-    write_text(root / "analysis" / "resources.csv", _csv(resources))
-    write_text(root / "analysis" / "engine.csv", _csv(engine_rows(configurations, skipped)))
+    tables = {
+        paths.AGGREGATE: _aggregate_rows(design),
+        paths.TAXES: _tax_rows(design),
+        paths.AMPLIFICATION: _amplification_rows(design),
+        paths.STEPS: _step_rows(design),
+        paths.STEP_TAXES: _step_tax_rows(design),
+        paths.HOOKS: _hook_rows(design),
+        paths.STEP_CDF: _cdf_rows(design),
+        paths.RESOURCE_TABLE: resource_rows(configurations, skipped, design.blocks),
+        paths.ENGINE_TABLE: engine_rows(configurations, skipped),
+    }
+    for name, rows in tables.items():
+        text = table_text(name, [empty_row(name) | row for row in rows])
+        write_text(root / paths.ANALYSIS / name, text)
     write_json(root / "analysis" / "hypotheses.json", _hypotheses())
     write_json(root / "reference_rates.json", _reference(design))
-    write_json(
-        root / "environment.json",
-        {"python": "3.11.7", "cpu": "Example CPU", "packages": ["numpy==2.4.6", "pyzmq==27.0"]},
-    )
-    write_json(
-        root / "patch" / "patch_status.json",
-        {"step_timing_available": design.step_timing, "method": "native",
-         "targets": [], "reverted": True},
-    )  # fmt: skip
-    write_json(
-        root / "preflight" / "preflight_status.json",
-        {config: {"include": config not in design.skipped,
-                  "reason": design.skipped.get(config, "no gate"), "evidence": ""}
-         for config in design.labels},
-    )  # fmt: skip
     if runs:
         _write_runs(root, design)
-    return root / "study.json"
+    return study_file

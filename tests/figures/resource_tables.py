@@ -35,7 +35,6 @@ def resource_rows(
             row: dict[str, Any] = {
                 "config": config, "resource": resource.name, "unit": resource.unit,
                 "scale": resource.scale, "companions": "", "n_launches": 0, "n_blocks": 0,
-                **dict.fromkeys(COLUMNS, ""),
             }  # fmt: skip
             given = PLAIN[resource.name]
             if config in skipped or given is None:
@@ -44,13 +43,6 @@ def resource_rows(
                 continue
             plain, half = given
             yield row | _numbers(plain, half, ADDED.get(config, {}).get(resource.name, 0.0), blocks)
-
-
-COLUMNS = (
-    "plain_mean", "config_mean", "difference", "difference_lo", "difference_hi", "tax", "tax_lo",
-    "tax_hi", "p_value", "interval_method", "aa_difference", "aa_difference_lo",
-    "aa_difference_hi", "aa_tax", "aa_tax_lo", "aa_tax_hi", "status", "reason",
-)  # fmt: skip
 
 
 def _numbers(plain: float, half: float | None, difference: float, blocks: int) -> dict[str, Any]:
@@ -73,7 +65,7 @@ def engine_rows(
     """Three settings of each configuration; two connectors force another layout than plain's."""
     other = {"mooncake_both", "nixl_both"}
     for config in configurations:
-        row = dict.fromkeys(ENGINE_COLUMNS, "") | {"config": config}
+        row = {"config": config}
         if config in skipped:
             yield row | {"reason": skipped[config]}
             continue
@@ -86,8 +78,3 @@ def engine_rows(
             differs = str(value != plain).lower()
             yield row | {"setting": setting, "value": value, "plain": plain, "differs": differs,
                          "source": "probe", "also_differs": text}  # fmt: skip
-
-
-ENGINE_COLUMNS = (
-    "config", "setting", "value", "plain", "differs", "source", "reason", "also_differs",
-)  # fmt: skip

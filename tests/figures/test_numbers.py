@@ -9,10 +9,11 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from connector_tax.analysis import aggregate
+from connector_tax.artifacts.tables import AggregateRow, empty_row, read_table, table_text
 from connector_tax.figures import style
 from connector_tax.figures.__main__ import main
 from connector_tax.figures.names import NAMES
-from connector_tax.figures.tables import AggregateRow, Study, read_table
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError
 from tests.analysis.synthetic import write_synthetic_study
 from tests.figures.figure_study import Design, write_study
@@ -25,8 +26,8 @@ VOID = {
 SKIPPED = {"nixl_both": "NIXL is not installed"}
 
 
-def _rows(tmp_path: Path, design: Design, name: str) -> tuple[Study, list[dict[str, Any]]]:
-    study = Study(write_study(tmp_path / "s", design))
+def _rows(tmp_path: Path, design: Design, name: str) -> tuple[StudyTables, list[dict[str, Any]]]:
+    study = StudyTables(write_study(tmp_path / "s", design))
     picture = import_module(f"connector_tax.figures.{name}").draw(study)
     return study, [dict(row) for row in picture.rows]
 
@@ -53,7 +54,7 @@ def test_rate_figures_plot_the_pooled_value_of_every_cell(
 
 
 def test_cells_without_a_number_are_written_on_the_rate_figure(tmp_path: Path) -> None:
-    study = Study(write_study(tmp_path / "s", Design(void=VOID, skipped=SKIPPED)))
+    study = StudyTables(write_study(tmp_path / "s", Design(void=VOID, skipped=SKIPPED)))
     module = import_module("connector_tax.figures.fig1_ttft_vs_rate")
     style.save(module.draw(study), tmp_path, "f", "t")
     drawn = (tmp_path / "f.svg").read_text()
@@ -118,7 +119,7 @@ def test_the_step_cdf_holds_every_point_and_names_who_has_none(tmp_path: Path) -
     assert (lost["config"], lost["status"]) == ("nixl_both", "skipped")
 
 
-def _svg(folder: Path, study: Study, name: str) -> str:
+def _svg(folder: Path, study: StudyTables, name: str) -> str:
     style.save(import_module(f"connector_tax.figures.{name}").draw(study), folder, "f", "t")
     return (folder / "f.svg").read_text()
 
@@ -164,7 +165,7 @@ def test_a_negative_no_op_shifts_no_bar(tmp_path: Path) -> None:
         writer.writeheader()
         writer.writerows(table)
     module = import_module("connector_tax.figures.fig7_decomposition")
-    axes = module.draw(Study(study_file)).figure.axes[0]
+    axes = module.draw(StudyTables(study_file)).figure.axes[0]
     bars = [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_x() == 0]
     # Two bars in each row, one in the no-op's own: all begin at zero.
     assert len([bar for bar in bars if bar.get_height() < 0.5]) == 2 * 7 - 1
@@ -259,7 +260,7 @@ def test_a_tax_of_survivors_carries_its_mark(
     assert {row["mark"] for row in rows if row["config"] == config} - {""} == {mark}
     assert all(row["tax"] is not None for row in rows)
     assert "saturated or dropped arrivals: no verdict" in _svg(tmp_path, study, name)
-    clean = Study(write_study(tmp_path / "clean", Design()))
+    clean = StudyTables(write_study(tmp_path / "clean", Design()))
     assert "no verdict" not in _svg(tmp_path, clean, name)
 
 
@@ -308,10 +309,12 @@ def test_resources_are_plotted_as_differences_with_their_noise(tmp_path: Path) -
 def test_resources_that_no_launch_recorded_are_said_to_be_absent(tmp_path: Path) -> None:
     study_file = write_study(tmp_path / "s")
     path = study_file.parent / "analysis" / "resources.csv"
-    lines = path.read_text().splitlines()
-    blank = ",".join(["noop_connector", "idle_cpu", "x", "raw", "", "0", "0", *[""] * 16])
-    path.write_text("\n".join([lines[0], f"{blank},missing,not recorded: too old"]) + "\n")
-    picture = import_module("connector_tax.figures.fig10_resources").draw(Study(study_file))
+    missing = {
+        "config": "noop_connector", "resource": "idle_cpu", "unit": "x", "scale": "raw",
+        "n_blocks": 0, "n_launches": 0, "status": "missing", "reason": "not recorded: too old",
+    }  # fmt: skip
+    path.write_text(table_text(path.name, [empty_row(path.name) | missing]))
+    picture = import_module("connector_tax.figures.fig10_resources").draw(StudyTables(study_file))
     assert picture.rows == [{"absent_because": "not recorded: too old"}]
 
 
@@ -319,8 +322,12 @@ def test_resources_that_no_launch_recorded_are_said_to_be_absent(tmp_path: Path)
     ("old", "new", "message"),
     [
         ("ttft_p90_ms", "ttft_ms", "aggregate.csv:1: missing column(s): ttft_p90_ms"),
-        ("\nplain,plain,A,r0.5,0.5,", "\nplain,plain,A,r0.5,fast,", "rate_rps: 'fast'; allowed"),
-        ("\nplain,plain,A,r0.5,0.5,", "\nplain,plain,A,r0.5,nan,", "rate_rps: 'nan'; allowed"),
+        (
+            "\nplain,plain,0,A,r0.5,0.5,",
+            "\nplain,plain,0,A,r0.5,fast,",
+            "rate_rps: 'fast'; allowed",
+        ),
+        ("\nplain,plain,0,A,r0.5,0.5,", "\nplain,plain,0,A,r0.5,nan,", "rate_rps: 'nan'; allowed"),
     ],
 )
 def test_a_broken_table_is_refused_with_its_place(

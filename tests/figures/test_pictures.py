@@ -15,10 +15,10 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from connector_tax.figures import style
-from connector_tax.figures.marks import DESIGN_MARKS, SPARE_MARKS
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
+from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS
 from tests.figures.figure_study import LABELS, Design, write_study
 
 HOSTILE = "<script>alert('$x_1$')</script> & \"co\""
@@ -49,7 +49,7 @@ DESIGNS = {
 }
 
 
-def _draw(study: Study, name: str) -> Picture:
+def _draw(study: StudyTables, name: str) -> Picture:
     picture = import_module(f"connector_tax.figures.{name}").draw(study)
     assert isinstance(picture, Picture)
     return picture
@@ -61,7 +61,7 @@ def pictures(
 ) -> dict[str, Picture]:
     """Every figure of one of the studies."""
     root = tmp_path_factory.mktemp("figures") / "s"
-    study = Study(write_study(root, DESIGNS[request.param]))
+    study = StudyTables(write_study(root, DESIGNS[request.param]))
     return {name: _draw(study, name) for name in NAMES}
 
 
@@ -141,7 +141,7 @@ def test_the_smallest_text_of_the_step_figures_can_be_read(
 
 
 def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
-    study = Study(write_study(tmp_path / "s", DESIGNS["hostile"]))
+    study = StudyTables(write_study(tmp_path / "s", DESIGNS["hostile"]))
     style.save(_draw(study, "fig9_forest"), tmp_path, "x", "t")
     assert "<script" not in (tmp_path / "x.svg").read_text()
     assert any(text.startswith("<script>") for text in _svg_texts(tmp_path / "x.svg"))
@@ -159,7 +159,7 @@ def test_only_a_real_gpu_goes_without_a_watermark(
     tmp_path: Path, label: str, emulated: bool, expected: str | None
 ) -> None:
     design = Design(engine_label=label, emulated=emulated)
-    study = Study(write_study(tmp_path / "s", design))
+    study = StudyTables(write_study(tmp_path / "s", design))
     faint = [
         text.get_text()
         for text in _draw(study, "fig2_tpot_vs_rate").figure.findobj(Text)

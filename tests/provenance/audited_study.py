@@ -19,9 +19,10 @@ from typing import Any
 from connector_tax.analysis import aggregate
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.validity import COUNTERS, assess, server_counters, void_reasons
+from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, read_jsonl, sha256_file, sha256_json, write_json
 from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
@@ -51,15 +52,7 @@ SECTIONS: dict[str, Any] = {
     "load_generator": {"workers": 1, "connections_per_worker": 256},
     "metrics": {"interval_s": 0.5},
     "resources": {"idle_s": 2.0},
-    "validity": {
-        "schedule_lag_p99_ms": 2.0,
-        "schedule_lag_ttft_fraction": 0.02,
-        "sent_rate_tolerance": 0.01,
-        "max_error_rate": 0.01,
-        "loop_lag_p99_ms": 5.0,
-        "loop_lag_max_ms": 100.0,
-        "max_cpu_share": 0.9,
-    },
+    "validity": dict(BOUNDS),
 }
 QUIET = {"loop_lag_p99_ms": 1.0, "loop_lag_max_ms": 2.0, "cpu_share": 0.1, "undecodable": 0}
 LOAD_GENERATOR: dict[str, Any] = {
@@ -81,7 +74,7 @@ def write_audited_study(folder: Path) -> Path:
         _complete_launch(document, index_file)
     with contextlib.redirect_stdout(io.StringIO()):
         assert aggregate.main(["--study", str(study_file)]) == 0
-        study = Study(study_file)
+        study = StudyTables(study_file)
         for name in NAMES:
             module = import_module(f"connector_tax.figures.{name}")
             style.save(module.draw(study), root / "figures", name, module.TITLE)

@@ -16,7 +16,7 @@ import pytest
 from connector_tax.analysis import aggregate
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance import audit, manifest
 from connector_tax.provenance.audit_remade import check_remade
@@ -93,7 +93,7 @@ def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
         config={"statistics": {"resamples": 200}, "cell": {"floor_s": 2.0}},
     )
     assert aggregate.main(["--study", str(study_file)]) == 0
-    study = Study(study_file)
+    study = StudyTables(study_file)
     for name in NAMES:
         module = __import__(f"connector_tax.figures.{name}", fromlist=["draw"])
         style.save(module.draw(study), root / "figures", name, module.TITLE)

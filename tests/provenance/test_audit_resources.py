@@ -8,7 +8,7 @@ import pytest
 
 from connector_tax.analysis import aggregate
 from connector_tax.figures import fig10_resources, style
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, sha256_file, write_json
 from connector_tax.provenance.audit_resources import check_resources
 from connector_tax.provenance.audit_study import RawStudy
@@ -54,9 +54,9 @@ def test_intervals_and_p_of_several_blocks_are_recomputed(tmp_path: Path, blocks
     noisy = study_file.parent / "runs" / "mooncake_both" / "block0" / "A"
     change_record(noisy, "resources.json", lambda r: r.update(startup_s=90.0))
     assert aggregate.main(["--study", str(study_file)]) == 0
-    picture = fig10_resources.draw(Study(study_file))
+    picture = fig10_resources.draw(StudyTables(study_file))
     style.save(picture, study_file.parent / "figures", "fig10_resources", "t")
-    rows = Study(study_file).resources
+    rows = StudyTables(study_file).resources
     assert {"block model", "own spread", "exact"} <= {row.interval_method for row in rows}
     assert {row.status for row in rows} == {"valid", "missing"}
     wrong = [c for c in claims(study_file.parent) if c.kind in ("numbers", "figure")]

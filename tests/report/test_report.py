@@ -13,10 +13,10 @@ import pytest
 from connector_tax.analysis import aggregate
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json, write_text
 from connector_tax.report.__main__ import main
-from connector_tax.report.launches import Launch, overhead
+from connector_tax.report.launches import LaunchReport, overhead
 from connector_tax.report.page import render
 from tests.analysis.synthetic import write_synthetic_study
 from tests.figures.figure_study import LABELS, Design, write_study
@@ -54,30 +54,32 @@ class Page(HTMLParser):
         return " ".join("".join(self.words).split())
 
 
-def _draw_all(study: Study) -> None:
+def _draw_all(study: StudyTables) -> None:
     for name in NAMES:
         module = import_module(f"connector_tax.figures.{name}")
         style.save(module.draw(study), study.root / "figures", name, module.TITLE)
 
 
-def _study(root: Path, design: Design) -> Study:
+def _study(root: Path, design: Design) -> StudyTables:
     """A study whose figures are empty pictures: the page only inlines them."""
-    study = Study(write_study(root, design, runs=True))
+    study = StudyTables(write_study(root, design, runs=True))
     for name in NAMES:
         write_text(root / "figures" / f"{name}.svg", '<svg xmlns="http://www.w3.org/2000/svg"/>')
     return study
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> Study:
+def full(tmp_path_factory: pytest.TempPathFactory) -> StudyTables:
     labels = LABELS | {"mooncake_both": HOSTILE}
     design = Design(labels=labels, skipped=SKIPPED, void=VOID)
-    study = Study(write_study(tmp_path_factory.mktemp("report") / "odd name #1", design, runs=True))
+    study = StudyTables(
+        write_study(tmp_path_factory.mktemp("report") / "odd name #1", design, runs=True)
+    )
     _draw_all(study)
     return study
 
 
-def test_the_page_is_self_contained(full: Study) -> None:
+def test_the_page_is_self_contained(full: StudyTables) -> None:
     source = render(full)
     page = Page(source)
     assert {"script", "link", "iframe", "object"}.isdisjoint(page.tags)
@@ -89,7 +91,7 @@ def test_the_page_is_self_contained(full: Study) -> None:
     assert not re.search(r"https?://", re.sub(r"data:image[^\"]*", "", source))
 
 
-def test_every_link_leads_to_a_file_or_a_section(full: Study) -> None:
+def test_every_link_leads_to_a_file_or_a_section(full: StudyTables) -> None:
     source = render(full)
     links = Page(source).links
     assert len(links) > 100
@@ -100,7 +102,7 @@ def test_every_link_leads_to_a_file_or_a_section(full: Study) -> None:
             assert (full.root / unquote(link)).is_file(), link
 
 
-def test_hostile_text_stays_text(full: Study) -> None:
+def test_hostile_text_stays_text(full: StudyTables) -> None:
     source = render(full)
     assert HOSTILE not in source
     assert "<b>is</b>" not in source
@@ -109,7 +111,7 @@ def test_hostile_text_stays_text(full: Study) -> None:
     assert "NIXL <b>is</b> not installed" in page.text
 
 
-def test_the_headline_has_intervals_and_the_verdict(full: Study) -> None:
+def test_the_headline_has_intervals_and_the_verdict(full: StudyTables) -> None:
     text = Page(render(full)).text
     assert re.search(r"costs \+63\.5 % \(95 % interval \+57\.\d to \+69\.\d %\) on TTFT p90", text)
     assert "at 4 requests/s (ref_safe): TAX." in text
@@ -131,7 +133,7 @@ def test_a_tax_of_survivors_has_its_mark_and_no_verdict(tmp_path: Path) -> None:
     assert "no verdict (mooncake_both saturated; plain dropped 65 arrivals)" in text
 
 
-def test_the_report_says_what_is_confirmatory_and_who_is_compared(full: Study) -> None:
+def test_the_report_says_what_is_confirmatory_and_who_is_compared(full: StudyTables) -> None:
     text = Page(render(full)).text
     assert "at ref_safe (4 requests/s), confirmatory" in text
     assert "exploratory" in text
@@ -146,7 +148,7 @@ def test_the_headline_says_why_there_is_no_number(tmp_path: Path) -> None:
     assert "Mooncake both, idle: no TTFT p90 tax at ref_safe (void: late sends)." in text
 
 
-def test_every_cell_is_listed_with_its_checks(full: Study) -> None:
+def test_every_cell_is_listed_with_its_checks(full: StudyTables) -> None:
     source = render(full)
     text = Page(source).text
     planned = sum(
@@ -180,7 +182,7 @@ def test_what_disturbs_by_the_cpus_given_stands_in_the_report(tmp_path: Path) ->
     assert f"{shared} (2 of {launched} launches)" in Page(render(study)).text
 
 
-def test_overhead_is_the_ratio_of_the_summed_times(full: Study) -> None:
+def test_overhead_is_the_ratio_of_the_summed_times(full: StudyTables) -> None:
     timings = [read_json(path)["timing"] for path in full.root.glob("runs/*/*/*/index.json")]
     wall, needed = (
         sum(t["wall_s"] for t in timings),
@@ -190,10 +192,10 @@ def test_overhead_is_the_ratio_of_the_summed_times(full: Study) -> None:
 
 
 def test_overhead_counts_what_lies_between_launches_but_not_an_interruption() -> None:
-    def launch(started: str, ended: str) -> Launch:
+    def launch(started: str, ended: str) -> LaunchReport:
         span = (f"2026-05-26T{started}+00:00", f"2026-05-26T{ended}+00:00")
         timing = {"wall_s": 60.0, "startup_s": 5.0, "cells_s": 50.0, "release_s": 1.0}
-        return Launch("A", "plain", 0, 1, "done", "", None, "", span, timing)
+        return LaunchReport("A", "plain", 0, 1, "done", "", None, "", span, timing)
 
     found = overhead(
         [
@@ -206,7 +208,9 @@ def test_overhead_counts_what_lies_between_launches_but_not_an_interruption() ->
     assert found.ratio == pytest.approx((3 * 60 + 2) / (3 * 56))
 
 
-def test_rates_show_the_criteria_that_fired_and_prior_stands_beside_measured(full: Study) -> None:
+def test_rates_show_the_criteria_that_fired_and_prior_stands_beside_measured(
+    full: StudyTables,
+) -> None:
     text = Page(render(full)).text
     assert "ref_safe 4 requests/s" in text
     assert "1 × / 1 × / 1 ×" in text.replace("×", " × ").replace("  ", " ")
@@ -214,8 +218,8 @@ def test_rates_show_the_criteria_that_fired_and_prior_stands_beside_measured(ful
     assert "+37.4 %" in text
 
 
-def test_same_study_same_page(full: Study) -> None:
-    assert render(full) == render(Study(full.root / "study.json"))
+def test_same_study_same_page(full: StudyTables) -> None:
+    assert render(full) == render(StudyTables(full.root / "study.json"))
 
 
 def test_a_missing_figure_is_an_error_that_names_it(
@@ -233,7 +237,7 @@ def test_the_report_of_what_the_analysis_writes(tmp_path: Path) -> None:
     failed = {("lmcache_only", 0, "B"): "the server died"}
     study_file = write_synthetic_study(tmp_path / "s", blocks=1, void=void, failed=failed)
     assert aggregate.main(["--study", str(study_file)]) == 0
-    _draw_all(Study(study_file))
+    _draw_all(StudyTables(study_file))
     assert main(["--study", str(study_file)]) == 0
     text = Page((tmp_path / "s" / "report.html").read_text()).text
     assert "the server died" in text
@@ -241,14 +245,14 @@ def test_the_report_of_what_the_analysis_writes(tmp_path: Path) -> None:
     assert "H6" in text
 
 
-def test_resources_stand_beside_plain_with_their_intervals(full: Study) -> None:
+def test_resources_stand_beside_plain_with_their_intervals(full: StudyTables) -> None:
     text = Page(render(full)).text
     assert "CPU while idle, cores" in text
     assert "+0.0300 [+0.0260, +0.0340]" in text
     assert "+1,455 [+1,443, +1,467]" in text
 
 
-def test_what_else_differs_from_plain_stands_beside_the_taxes(full: Study) -> None:
+def test_what_else_differs_from_plain_stands_beside_the_taxes(full: StudyTables) -> None:
     text = Page(render(full)).text
     differs = "also differs from plain in: kv_cache_layout HND (plain NHD)."
     # TTFT and TPOT p90 at both reference rates; NIXL, too, has another layout, but was skipped.
@@ -278,7 +282,7 @@ def test_a_study_without_records_of_its_launches_says_not_recorded(tmp_path: Pat
 
 
 def test_step_taxes_and_hooks_stand_with_their_intervals(tmp_path: Path) -> None:
-    study = Study(write_study(tmp_path / "s", runs=True))
+    study = StudyTables(write_study(tmp_path / "s", runs=True))
     _draw_all(study)
     page = Page(render(study)).text
     # 420 us of mooncake_both: the tax, its interval, and 1.5 times as much on the engine step.
@@ -292,14 +296,14 @@ def test_step_taxes_and_hooks_stand_with_their_intervals(tmp_path: Path) -> None
 
 
 def test_one_block_s_step_taxes_have_no_interval(tmp_path: Path) -> None:
-    study = Study(write_study(tmp_path / "s", Design(blocks=1), runs=True))
+    study = StudyTables(write_study(tmp_path / "s", Design(blocks=1), runs=True))
     _draw_all(study)
     page = Page(render(study)).text
     assert "+420+294+126+630" in page
 
 
 def test_without_step_timing_the_report_has_no_step_numbers(tmp_path: Path) -> None:
-    study = Study(write_study(tmp_path / "s", Design(step_timing=False), runs=True))
+    study = StudyTables(write_study(tmp_path / "s", Design(step_timing=False), runs=True))
     _draw_all(study)
     page = Page(render(study)).text
     assert "No step timing" in page

@@ -9,9 +9,10 @@ from typing import Any
 
 import yaml
 
-from connector_tax.files import read_json, write_json, write_text
+from connector_tax.files import read_json
 from connector_tax.study.design import resolve
 from connector_tax.study.guard import PARENT_VARIABLE
+from tests.study_folder import write_stages
 from tests.workflow.harness import TINY, device_for
 from tests.workflow.small import smaller
 
@@ -30,16 +31,8 @@ def write_study(root: Path, faults: list[dict[str, Any]] | None = None) -> Path:
     if faults:
         definition = study["config"]["engine"]["definition_content"]
         definition["faults"] = {"seed": 1, "rules": faults}
-    write_json(root / "study.json", study)
-    gate = {"include": True, "reason": "no gate", "evidence": None}
-    status = dict.fromkeys(study["config"]["configurations"], gate)
-    write_json(root / "preflight" / "preflight_status.json", status)
-    patch = {"step_timing_available": True, "method": "x", "reason": None, "targets": []}
-    write_json(root / "patch" / "patch_status.json", patch)
-    write_text(root / "env.txt", "test\n")
     quiet_level = {"memory_ns": 100.0, "compute_ns": 4000.0, "looks": 1}
-    write_json(root / "environment.json", {"quiet_level": quiet_level})
-    return root / "study.json"
+    return write_stages(root, study, environment={"quiet_level": quiet_level})
 
 
 def arguments(study_file: Path, config: str = "plain", phase: str = "A") -> list[str]:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.files import write_json
 from connector_tax.study.design import (
-    Launch,
     cell_order,
     cells_of,
     differences,

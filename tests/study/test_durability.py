@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from connector_tax.artifacts.names import Launch
 from connector_tax.files import ArtifactError, make_durable, read_json, write_json
 from connector_tax.study import cell as cells
 from connector_tax.study import launch, plan
-from connector_tax.study.design import Launch
 from connector_tax.study.guard import PARENT_VARIABLE
 from connector_tax.study.remeasure import withdraw_damaged
 from connector_tax.study.resume import missing_cells
@@ -139,7 +139,8 @@ def test_an_index_that_cannot_be_read_is_withdrawn_too(tmp_path: Path) -> None:
     index = launch_folder(study_file) / "index.json"
     write_json(index, {"cells": None})
     (said,) = withdraw_damaged(read_json(study_file), study_file.parent)
-    assert "index.json is damaged" in said
+    assert "damaged: " in said
+    assert str(index) in said
     assert index.with_name("index.damaged.json").exists()
     assert not index.exists()
 

@@ -9,14 +9,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector_tax.analysis.ingest import load_cells, load_study
+from connector_tax.analysis.ingest import load_cells
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance import audit
 from connector_tax.provenance.audit_records import check_records
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import FAIL, Ledger
-from connector_tax.study.design import Launch, cell_order, resolve
+from connector_tax.study.design import cell_order, resolve
 from connector_tax.study.plan import planned_cells
 from connector_tax.study.precision import precision_rule, saturation_skips, skip_reason
 from tests.provenance.audited_study import edited_json

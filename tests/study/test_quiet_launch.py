@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connector_tax.analysis.ingest import Cell, load_cells, load_study
+from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_requests
+from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance.audit_machine import quiet_successes
 from connector_tax.provenance.audit_records import check_records, recomputed_checks

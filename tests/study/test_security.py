@@ -10,10 +10,10 @@ import psutil
 import pytest
 import yaml
 
+from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, ConfigError, check_study, load_yaml, validate
 from connector_tax.files import read_json
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
-from connector_tax.study.design import Launch
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import command_for, free_port
 from tests.study.driving import write_study

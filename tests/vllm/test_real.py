@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import write_json
 from connector_tax.study import preflight
-from connector_tax.study.design import Launch, resolve
+from connector_tax.study.design import resolve
 from connector_tax.vllm import overlay
 from connector_tax.vllm.tiny_model import write_model
 

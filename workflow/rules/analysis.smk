@@ -11,17 +11,7 @@ rule aggregate:
         patch=f"{RESULTS}/patch/patch_status.json",
         rates=f"{RESULTS}/reference_rates.json",
     output:
-        f"{RESULTS}/analysis/aggregate.json",
-        f"{RESULTS}/analysis/aggregate.csv",
-        f"{RESULTS}/analysis/taxes.csv",
-        f"{RESULTS}/analysis/amplification.csv",
-        f"{RESULTS}/analysis/steps.csv",
-        f"{RESULTS}/analysis/step_taxes.csv",
-        f"{RESULTS}/analysis/hooks.csv",
-        f"{RESULTS}/analysis/step_cdf.csv",
-        f"{RESULTS}/analysis/resources.csv",
-        f"{RESULTS}/analysis/engine.csv",
-        f"{RESULTS}/analysis/hypotheses.json",
+        [f"{RESULTS}/{paths.ANALYSIS}/{name}" for name in paths.ANALYSIS_FILES],
     log:
         f"{RESULTS}/logs/aggregate.log",
     shell:

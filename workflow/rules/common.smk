@@ -8,8 +8,10 @@ from snakemake.cli import get_argument_parser
 from snakemake.exceptions import WorkflowError
 
 from connector_tax.config import ConfigError
-from connector_tax.provenance.archive import ArchiveError, read_head
-from connector_tax.study.design import launches, resolve
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_file import launches
+from connector_tax.files import ArtifactError
+from connector_tax.study.design import resolve
 from connector_tax.study.guard import own_jobs, remove_temporaries
 from connector_tax.study.remeasure import (
     check_design,
@@ -43,9 +45,12 @@ try:
             for line in withdraw_damaged(STUDY, Path(RESULTS)):
                 print(line, file=sys.stderr)
     else:
+        # Imported here: it brings the audit along, which planning a study does without.
+        from connector_tax.provenance.archive import read_head
+
         STUDY = read_head(Path(ARCHIVE))[1]
         RESULTS = f"results/replot/{STUDY['study']}"
-except (ConfigError, ArchiveError) as error:
+except (ConfigError, ArtifactError) as error:
     raise WorkflowError(str(error)) from None
 
 
@@ -68,7 +73,7 @@ wildcard_constraints:
 def launch_indexes(phase):
     """The index of each launch of a phase: the only output Snakemake knows of it."""
     return [
-        str(launch.folder(Path(RESULTS)) / "index.json")
+        str(launch.folder(Path(RESULTS)) / paths.INDEX)
         for launch in launches(STUDY, phase)
     ]
 
@@ -76,13 +81,13 @@ def launch_indexes(phase):
 def modules(*names):
     """Files of the package, folders whole: inputs of what is cheap to remake when its code changes."""
     package = Path(connector_tax.__file__).parent
-    paths = [package / name for name in names]
-    files = [f for path in paths for f in (path.iterdir() if path.is_dir() else [path])]
+    named = [package / name for name in names]
+    files = [f for path in named for f in (path.iterdir() if path.is_dir() else [path])]
     return sorted(str(path) for path in files if path.is_file())
 
 
 # What every table and picture goes through.
-SHARED = ["commands.py", "files.py", "study_file.py"]
+SHARED = ["commands.py", "files.py", "artifacts"]
 
 
 def launch_priority(phase):

@@ -10,7 +10,7 @@ FIGURE_FILES = expand(
 rule figure:
     input:
         rules.aggregate.output,
-        modules("figures", *SHARED),
+        modules("figures", "marks.py", *SHARED),
         study=f"{RESULTS}/study.json",
         rates=f"{RESULTS}/reference_rates.json",
     output:

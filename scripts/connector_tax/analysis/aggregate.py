@@ -18,7 +18,7 @@ from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.engine_settings import engine_rows
 from connector_tax.analysis.hook_tables import hook_rows
 from connector_tax.analysis.hypotheses import HYPOTHESES, MOONCAKE, NIXL, numbers_of
-from connector_tax.analysis.ingest import PHASES, Cell, CellKey, Study, load_cells, load_study
+from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.launch_records import read_launch_records
 from connector_tax.analysis.measure import (
     Requests,
@@ -36,19 +36,22 @@ from connector_tax.analysis.reference import (
 )
 from connector_tax.analysis.resolution import resolution_rows
 from connector_tax.analysis.resources import resource_rows
-from connector_tax.analysis.rows import aggregate_rows, csv_text
+from connector_tax.analysis.rows import aggregate_rows
 from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.saturation import Load, load_of
 from connector_tax.analysis.step_tables import StepTable
 from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
 from connector_tax.analysis.taxes import Tables, amplification_rows, tax_rows
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PHASES, PLAIN, CellKey
+from connector_tax.artifacts.study_file import Study, load_study
+from connector_tax.artifacts.tables import table_text
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
-from connector_tax.study_file import PLAIN
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCell:
     """Everything read from one valid cell."""
 
     requests: Requests
@@ -58,7 +61,7 @@ class Measured:
     steps: Steps | None
 
 
-def measure(cell: Cell, with_steps: bool) -> Measured:
+def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
     """Read one valid cell.
 
     Raises:
@@ -70,7 +73,7 @@ def measure(cell: Cell, with_steps: bool) -> Measured:
     quiet = None
     if machine is not None and cell.record is not None:
         quiet = quiet_time(machine, cell.record["quiet"]["rule"], cell.record["window"])
-    return Measured(requests, waiting, load, quiet, steps)
+    return MeasuredCell(requests, waiting, load, quiet, steps)
 
 
 def sample_cells(
@@ -94,7 +97,7 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     Raises:
         ArtifactError: an artifact is missing, changed, malformed, or of another study.
     """
-    rates_file = study.root / "reference_rates.json"
+    rates_file = study.root / paths.REFERENCE_RATES
     rates: dict[str, Any] = read_json(rates_file)
     rate_of = {"A": None, "B": rates["ref_safe"], "Bp": rates["ref_load"]}
     cells = [cell for phase in PHASES for cell in load_cells(study, phase, rate_of[phase])]
@@ -102,8 +105,8 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     valid = [cell for cell in cells if cell.status == "valid"]
     # Hashing, parsing and large array operations release the interpreter lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = pool.map(lambda cell: measure(cell, no_steps is None), valid)
-        measured = {cell.key: m for cell, m in zip(valid, found, strict=True)}
+        results = pool.map(lambda cell: measure(cell, no_steps is None), valid)
+        measured = {cell.key: m for cell, m in zip(valid, results, strict=True)}
     requests = {key: m.requests for key, m in measured.items()}
     sweep_cells = [cell for cell in cells if cell.key.phase == "A"]
     loads = {key: m.load for key, m in measured.items() if m.load is not None}
@@ -130,19 +133,23 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
         steps,
     )
     launches = read_launch_records(sweep_cells)
+    at_safe = tables.cell_at("ref_safe")
     label = {key: study.document[key] for key in ("engine_label", "emulated")}
+    tables_of = {
+        paths.AGGREGATE: rows,
+        paths.TAXES: tax_rows(tables),
+        paths.AMPLIFICATION: amplification_rows(tables),
+        paths.STEPS: step_table.rows(),
+        paths.STEP_TAXES: step_table.tax_rows(),
+        paths.HOOKS: hook_rows(steps, step_table.configuration_of, confidence),
+        paths.STEP_CDF: step_table.cdf_rows(at_safe),
+        paths.RESOURCE_TABLE: resource_rows(launches, at_safe, confidence),
+        paths.ENGINE_TABLE: engine_rows(launches),
+    }
     return {
-        "aggregate.csv": csv_text(rows),
-        "aggregate.json": {**label, "rows": rows},
-        "taxes.csv": csv_text(tax_rows(tables)),
-        "amplification.csv": csv_text(amplification_rows(tables)),
-        "steps.csv": csv_text(step_table.rows()),
-        "step_taxes.csv": csv_text(step_table.tax_rows()),
-        "hooks.csv": csv_text(hook_rows(steps, step_table.configuration_of, confidence)),
-        "step_cdf.csv": csv_text(step_table.cdf_rows(tables.cell_at("ref_safe"))),
-        "resources.csv": csv_text(resource_rows(launches, tables.cell_at("ref_safe"), confidence)),
-        "engine.csv": csv_text(engine_rows(launches)),
-        "hypotheses.json": {
+        **{name: table_text(name, content) for name, content in tables_of.items()},
+        paths.AGGREGATE_JSON: {**label, "rows": rows},
+        paths.HYPOTHESES: {
             **label,
             "hypotheses": [hypothesis(tables).as_dict() for hypothesis in HYPOTHESES],
             "criteria": criteria(tables, cells, no_steps is None),
@@ -213,7 +220,7 @@ def _write_tables(arguments: argparse.Namespace) -> None:
     study = load_study(arguments.study)
     files = aggregate(study)
     for name, content in files.items():
-        path = study.root / "analysis" / name
+        path = study.root / paths.ANALYSIS / name
         if isinstance(content, str):
             write_text(path, content)
         else:

@@ -28,25 +28,19 @@ from connector_tax.analysis.hypotheses import (
     shown,
     undecided,
 )
-from connector_tax.analysis.ingest import PHASES, Cell
+from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.taxes import Tables
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.files import ArtifactError, read_json
 
 MET, NOT_MET, CANNOT_TELL = "met", "not met", "cannot tell"
-LAUNCH_FILES = (
-    "config.json",
-    "launch.sh",
-    "vllm_stdout.log",
-    "vllm_stderr.log",
-    "env.txt",
-    "summary.json",
-)
 NS_PER_HOUR = 3.6e12
 
 
 def criteria(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> list[dict[str, Any]]:
     """All seven, in order, as hypotheses.json has them; `id` is a number."""
-    found = [
+    findings = [
         prior_of_h1(tables),
         gap_of_h2(tables),
         label_of_h3(tables),
@@ -55,7 +49,7 @@ def criteria(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> list[d
         artifacts(tables, cells, step_timing),
         wall_clock(tables, cells),
     ]
-    return [{**finding.as_dict(), "id": int(finding.id)} for finding in found]
+    return [{**finding.as_dict(), "id": int(finding.id)} for finding in findings]
 
 
 def prior_of_h1(tables: Tables) -> Finding:
@@ -152,7 +146,7 @@ def directions(tables: Tables) -> Finding:
 def artifacts(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> Finding:
     """6: a launch that ran has every file; a skipped configuration has a reason in pre-flight."""
     study = tables.study
-    path = study.root / "preflight" / "preflight_status.json"
+    path = study.root / paths.PREFLIGHT_STATUS
     try:
         preflight = read_json(path)
     except ArtifactError as error:
@@ -162,7 +156,7 @@ def artifacts(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> Findi
     for cell in cells:
         launches.setdefault(cell.key[:3], []).append(cell)
     for (config, block, phase), members in launches.items():
-        name = f"runs/{config}/block{block}/{phase}"
+        name = f"{paths.RUNS}/{Launch(config, block, phase).name}"
         missing += _missing_files(study.root.joinpath(name), name, members, step_timing)
         if members[0].status == "skipped" and phase != "Bp":
             entry = preflight.get(members[0].configuration, {})
@@ -183,7 +177,7 @@ def _missing_files(
         # A failed launch is missing its cells; the aggregate table says so row by row.
         return [f"{name}: {c.key.cell}: {c.reason}" for c in members if c.status != "skipped"]
     kinds = ["requests", "metrics", *(["engine_step"] if step_timing else [])]
-    missing = [f"{name}/{file}" for file in LAUNCH_FILES if not (folder / file).exists()]
+    missing = [f"{name}/{file}" for file in paths.LAUNCH_FILES if not (folder / file).exists()]
     for cell in members:
         if cell.status in ("failed", "missing"):
             missing.append(f"{name}: {cell.key.cell}: {cell.reason}")

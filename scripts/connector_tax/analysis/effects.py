@@ -14,10 +14,11 @@ import numpy as np
 
 from connector_tax.analysis.block_model import Estimate, LaunchId, Layout, Term
 from connector_tax.analysis.bootstrap import Floats, bootstrap_p
-from connector_tax.analysis.ingest import Cell, CellKey, Study
+from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.overload import Overload, joined, mark
 from connector_tax.analysis.samples import LogSample
-from connector_tax.study_file import PLAIN, configuration_of
+from connector_tax.artifacts.names import PLAIN, CellKey, configuration_of
+from connector_tax.artifacts.study_file import Study
 
 MIN_BLOCKS_FOR_VERDICT = 3
 ONE_LAUNCH = "one launch; launches not included"
@@ -159,11 +160,11 @@ class TaxTable:
             return None
         blocks = estimate.blocks
         replicates = estimate.point + quantity.deviations(term, blocks)
-        found = _interval(estimate.point, estimate, replicates, self._confidence)
-        bounds = [None if b is None else float(np.expm1(b)) for b in (found.lo, found.hi)]
+        interval = _interval(estimate.point, estimate, replicates, self._confidence)
+        bounds = [None if b is None else float(np.expm1(b)) for b in (interval.lo, interval.hi)]
         return Effect(
             float(np.expm1(estimate.point)),
-            found._replace(lo=bounds[0], hi=bounds[1]),
+            interval._replace(lo=bounds[0], hi=bounds[1]),
             estimate,
             len(quantity.layout.pooled_launches) - 1,
             self._mark([(quantity, term, cell)], phase, blocks),

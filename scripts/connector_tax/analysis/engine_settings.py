@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from connector_tax.analysis.launch_records import NOT_RECORDED, LaunchRecords
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PLAIN
+from connector_tax.artifacts.tables import empty_row
 
-PLAIN = "plain"
-COLUMNS = ("config", "setting", "value", "plain", "differs", "source", "reason", "also_differs")
 VARIES = "differs between launches"
 
 Row = dict[str, Any]
@@ -32,7 +33,9 @@ def engine_rows(launches: Sequence[LaunchRecords]) -> list[Row]:
         mine = [r for r in launches if r.configuration == config]
         if not any(r.settings for r in mine):
             reasons = dict.fromkeys(r.reason or NOT_RECORDED for r in mine)
-            rows.append(dict.fromkeys(COLUMNS) | {"config": config, "reason": "; ".join(reasons)})
+            rows.append(
+                empty_row(paths.ENGINE_TABLE) | {"config": config, "reason": "; ".join(reasons)}
+            )
             continue
         own = [_row(launches, config, setting) for setting in settings]
         changed = [f"{r['setting']} {r['value']} (plain {r['plain']})" for r in own if r["differs"]]

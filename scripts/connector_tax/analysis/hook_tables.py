@@ -11,9 +11,11 @@ import numpy as np
 
 from connector_tax.analysis.block_model import LaunchId
 from connector_tax.analysis.hooks import Hook
-from connector_tax.analysis.ingest import CellKey
 from connector_tax.analysis.levels import Level, levels
 from connector_tax.analysis.steps import Steps
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.tables import empty_row
 
 # Columns of a number: itself, the ends of its interval, how that was made.
 NUMBERS = {
@@ -21,11 +23,6 @@ NUMBERS = {
     "mean": ("mean_us", "mean_lo_us", "mean_hi_us", "mean_method"),
     "share": ("share", "share_lo", "share_hi", "share_method"),
 }
-COLUMNS = (
-    *("config", "phase", "cell", "process", "child", "hook"),
-    *(column for columns in NUMBERS.values() for column in columns),
-    *("empty_us", "n_steps", "n_ran", "n_launches"),
-)
 
 Row = dict[str, Any]
 Where = tuple[str, str]  # phase, cell
@@ -76,7 +73,7 @@ def hook_rows(
         where: i for i, where in enumerate(dict.fromkeys((k.phase, k.cell) for k in cells))
     }
     rows.sort(key=lambda row: (cell_order[row["phase"], row["cell"]], order[row["config"]]))
-    return rows or [dict.fromkeys(COLUMNS)]
+    return rows or [empty_row(paths.HOOKS)]
 
 
 def _hooks_of_configurations(
@@ -119,21 +116,21 @@ def _rows(
     configuration_of: Mapping[str, str],
     confidence: float,
 ) -> list[Row]:
-    found: dict[str, dict[str, Level]] = {}
+    by_number: dict[str, dict[str, Level]] = {}
     for number in NUMBERS:
         values = {
             launch: value
             for launch, cost in launches.items()
             if (value := getattr(cost, number)) is not None
         }
-        found[number] = levels(values, configuration_of, confidence)
+        by_number[number] = levels(values, configuration_of, confidence)
     rows = []
-    for config in found["mean"]:
-        row: Row = dict.fromkeys(COLUMNS)
+    for config in by_number["mean"]:
+        row: Row = empty_row(paths.HOOKS)
         row |= {"config": config, "phase": where[0], "cell": where[1]}
         row |= {"process": hook.process, "child": hook.child, "hook": hook.name}
         for number, columns in NUMBERS.items():
-            level = found[number].get(config)
+            level = by_number[number].get(config)
             if level is not None:
                 row |= dict(zip(columns, level[:4], strict=True))
         own = [cost for launch, cost in launches.items() if configuration_of[launch.name] == config]

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import UnsetType
+
 from connector_tax.analysis.block_model import LaunchId
 from connector_tax.analysis.ingest import Cell
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import read_index
 from connector_tax.files import ArtifactError, read_json, sha256_file
 
-RESOURCES, SETTINGS = "resources.json", "settings.json"
 NOT_RECORDED = "not recorded: measured before launches kept it"
 
 
@@ -46,22 +49,23 @@ def read_launch_records(cells: Sequence[Cell]) -> list[LaunchRecords]:
 
 def _records(launch: LaunchId, cells: Sequence[Cell]) -> LaunchRecords:
     folder = cells[0].folder.parent
-    path = folder / "index.json"
+    index = read_index(folder)
     listed: Mapping[str, str] = {}
     measured = [cell for cell in cells if cell.status in ("valid", "void")]
     reason = None if measured else cells[0].reason
-    if path.exists():
-        index = read_json(path)
-        listed = index.get("files", {})
-        if "files" not in index:
+    if index is not None:
+        if isinstance(index.files, UnsetType):
             reason = reason or NOT_RECORDED
+        else:
+            listed = index.files
+    settings = _read(folder / paths.SETTINGS, listed)
     return LaunchRecords(
         launch=launch,
         configuration=cells[0].configuration,
         cells={cell.key.cell: cell for cell in cells},
-        resources=_read(folder / RESOURCES, listed),
-        settings=None if SETTINGS not in listed else _read(folder / SETTINGS, listed)["settings"],
-        reason=reason or (None if RESOURCES in listed else "the server was never ready"),
+        resources=_read(folder / paths.RESOURCES, listed),
+        settings=None if settings is None else settings["settings"],
+        reason=reason or (None if paths.RESOURCES in listed else "the server was never ready"),
     )
 
 

@@ -12,11 +12,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from connector_tax.analysis.ingest import Cell, Study, load_cells, load_study
+from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_requests
 from connector_tax.analysis.samples import METRICS
+from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import read_json
 
 SHOWN = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90")
 THREADS = 4
@@ -67,8 +68,8 @@ def spread_table(cells: Sequence[Cell]) -> Table:
 
 
 def _threads(cell: Cell) -> str:
-    attempts = read_json(cell.folder.parent / "index.json")["attempts"]
-    threads = attempts[-1]["server_threads"] if attempts else []
+    index = read_index(cell.folder.parent)
+    threads = index.attempts[-1]["server_threads"] if index is not None and index.attempts else []
     return ", ".join(f"{t['name']} {t['cpu_s']:.1f}" for t in threads[:THREADS])
 
 

@@ -62,7 +62,7 @@ def levels(
     }
     variance, df = _pooled(pool, configuration_of, layout)
     pooled = {configuration_of[launch.name] for launch in pool}
-    found = {}
+    by_name = {}
     for name, own in groups.items():
         halves: list[tuple[float, str]] = []
         if df > 0 and means[name] > 0:
@@ -73,12 +73,14 @@ def levels(
                 spread = float(np.var([relative[launch] for launch in own], ddof=1))
                 halves.append((_half(spread, len(own) - 1, len(own), confidence), OWN))
         if not halves:
-            found[name] = Level(means[name], None, None, None, len(own))
+            by_name[name] = Level(means[name], None, None, None, len(own))
             continue
         widest, method = max(halves)
         ratio = float(np.exp(widest))
-        found[name] = Level(means[name], means[name] / ratio, means[name] * ratio, method, len(own))
-    return found
+        by_name[name] = Level(
+            means[name], means[name] / ratio, means[name] * ratio, method, len(own)
+        )
+    return by_name
 
 
 def _pooled(

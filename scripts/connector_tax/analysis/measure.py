@@ -28,6 +28,7 @@ from connector_tax.analysis.quiet import (
     undisturbed,
 )
 from connector_tax.analysis.records import REQUESTS, empty_frame, read_records
+from connector_tax.artifacts import paths
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 
 WAITING = "vllm:num_requests_waiting"
@@ -241,7 +242,7 @@ def measure_requests(cell: Cell, *, rule: bool = True) -> Requests:
         assert machine is not None
         chunks = machine.chunks(quiet["rule"])
     return read_requests(
-        cell.file("requests"), _vouched(cell, "requests"), cell.record["window"], chunks
+        cell.file("requests"), _listed_sha256(cell, "requests"), cell.record["window"], chunks
     )
 
 
@@ -250,20 +251,20 @@ def measure_machine(cell: Cell) -> Machine | None:
     assert cell.record is not None
     if "quiet" not in cell.record:
         return None
-    return read_machine(cell.file("machine"), _vouched(cell, "machine"))
+    return read_machine(cell.file("machine"), _listed_sha256(cell, "machine"))
 
 
 def measure_waiting(cell: Cell) -> float:
     """`waiting_p50` of a valid cell, its file checked against the index."""
     assert cell.record is not None
-    return waiting_p50(cell.file("metrics"), _vouched(cell, "metrics"), cell.record["window"])
+    return waiting_p50(cell.file("metrics"), _listed_sha256(cell, "metrics"), cell.record["window"])
 
 
-def _vouched(cell: Cell, kind: str) -> str:
+def _listed_sha256(cell: Cell, kind: str) -> str:
     digest = cell.sha256(kind)
     if digest is None:
         raise ArtifactError(
-            f"{cell.folder.parent / 'index.json'}: no hash of {cell.file(kind).name},"
+            f"{cell.folder.parent / paths.INDEX}: no hash of {cell.file(kind).name},"
             " which a valid cell must have"
         )
     return digest
@@ -281,16 +282,18 @@ def summarise_cell(
     Raises:
         ArtifactError: a file is missing or malformed.
     """
-    paths = sorted(cell_dir.glob("cell_*.json"))
-    if len(paths) != 1:
-        raise ArtifactError(f"{cell_dir}: found {len(paths)} files cell_*.json, wanted 1")
-    record = read_json(paths[0])
-    name = f"requests_{record['phase']}_{record['cell']}.jsonl"
+    records = sorted(cell_dir.glob("cell_*.json"))
+    if len(records) != 1:
+        raise ArtifactError(f"{cell_dir}: found {len(records)} files cell_*.json, wanted 1")
+    record = read_json(records[0])
+    requests_file, _, _, machine_file = (
+        cell_dir / paths.cell_log(kind, record["phase"], record["cell"]) for kind in paths.CELL_LOGS
+    )
     chunks = None
     if (quiet := record.get("quiet")) is not None:
-        machine = read_machine(cell_dir / name.replace("requests", "machine", 1), None)
+        machine = read_machine(machine_file, None)
         chunks = machine.chunks(quiet["rule"])
-    requests = read_requests(cell_dir / name, None, record["window"], chunks)
+    requests = read_requests(requests_file, None, record["window"], chunks)
     return request_columns(requests, confidence, p99_min_samples)
 
 
@@ -300,10 +303,10 @@ def request_columns(requests: Requests, confidence: float, p99_min_samples: int)
     refused = requests.n < p99_min_samples
     for metric in ("ttft", "tpot", "e2e"):
         values = getattr(requests, f"{metric}_ms")
-        for percent, found in quantiles(values, confidence, p99_min_samples).items():
-            row[f"{metric}_p{percent}_ms"] = found.value
-            row[f"{metric}_p{percent}_lo_ms"] = found.lo
-            row[f"{metric}_p{percent}_hi_ms"] = found.hi
+        for percent, quantile in quantiles(values, confidence, p99_min_samples).items():
+            row[f"{metric}_p{percent}_ms"] = quantile.value
+            row[f"{metric}_p{percent}_lo_ms"] = quantile.lo
+            row[f"{metric}_p{percent}_hi_ms"] = quantile.hi
     row["p99_reason"] = P99_REFUSED if refused else None
     row["ttft_from_send_p90_ms"] = (
         float(np.percentile(requests.ttft_from_send_ms, 90)) if requests.n else None

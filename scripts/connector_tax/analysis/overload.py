@@ -7,9 +7,11 @@ verdict.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from connector_tax.analysis.ingest import Cell, CellKey, Study
+from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.reference import Sweep, judgement
 from connector_tax.analysis.saturation import Load
+from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.study_file import Study
 
 
 class Overload(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr
 
-PERCENTS = (50, 90, 99)
+from connector_tax.artifacts.tables import PERCENTS
 
 
 class Quantile(NamedTuple):

@@ -144,10 +144,10 @@ def _parse(path: Path, block: bytes, kind: RecordKind, before: int) -> pl.DataFr
     try:
         frame = pl.read_ndjson(BytesIO(block), schema=kind.columns)
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        raise _culprit(path, block, kind, before, str(error)) from None
+        raise _first_bad_line(path, block, kind, before, str(error)) from None
     complete = block.count(b"\n") == frame.height and block.endswith(b"\n")
     if not complete or not _admissible(frame, kind) or not _has_keys(block, kind):
-        raise _culprit(path, block, kind, before, "blank or unfinished line")
+        raise _first_bad_line(path, block, kind, before, "blank or unfinished line")
     return frame
 
 
@@ -169,7 +169,9 @@ def _has_keys(block: bytes, kind: RecordKind) -> bool:
     return kind.columns.keys() - set(kind.optional) <= first.keys()
 
 
-def _culprit(path: Path, block: bytes, kind: RecordKind, before: int, why: str) -> ArtifactError:
+def _first_bad_line(
+    path: Path, block: bytes, kind: RecordKind, before: int, why: str
+) -> ArtifactError:
     """The error of the first line that breaks the kind's rules, found line by line."""
     for number, line in enumerate(block.split(b"\n")[: block.count(b"\n") + 1], before + 1):
         if number > before + block.count(b"\n") and not line:

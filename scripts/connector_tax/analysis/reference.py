@@ -12,12 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from connector_tax.analysis.ingest import Cell, CellKey, Study, load_cells, load_study
+from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.saturation import Judgement, Load, combine, judge, judge_sweep, load_of
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PLAIN, CellKey, configuration_of
+from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_json
-from connector_tax.study_file import configuration_of
 
 Sweep = dict[float, Judgement]
 States = dict[str, dict[float, bool | None]]
@@ -85,8 +87,8 @@ def reference_rates(
     }
     included = [config for config in study.configurations if config not in left_out]
     ref_safe = _highest_qualifying(rates, [states[config] for config in included])
-    ref_load = _highest_qualifying(rates, [states["plain"]] if "plain" in included else [])
-    if "plain" not in included:
+    ref_load = _highest_qualifying(rates, [states[PLAIN]] if PLAIN in included else [])
+    if PLAIN not in included:
         ref_safe = None
     fallback = study.config["reference"]["fallback_rps"]
     fallback_used = ref_safe is None or ref_load is None
@@ -174,7 +176,7 @@ def _write_rates(arguments: argparse.Namespace) -> None:
     study = load_study(arguments.study)
     cells = load_cells(study, "A")
     rates = reference_rates(study, cells, judge_launches(study, cells, read_loads(cells)))
-    write_json(study.root / "reference_rates.json", rates)
+    write_json(study.root / paths.REFERENCE_RATES, rates)
     print(f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s")
 
 

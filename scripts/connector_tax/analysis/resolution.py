@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from connector_tax.analysis.ingest import Cell, CellKey
+from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
+from connector_tax.artifacts.names import PLAIN, CellKey
 
 METHOD = "docs/method.md"
 METHOD_ROWS = (("tpot", "light load", 0.1), ("ttft", "light load", 0.3), ("ttft", "saturated", 0.8))
@@ -54,7 +55,7 @@ def resolution_rows(
     plain: dict[float, list[Requests]] = {}
     for cell in cells:
         key = cell.key
-        if (key.config, key.phase) == ("plain", "A") and key in requests:
+        if (key.config, key.phase) == (PLAIN, "A") and key in requests:
             assert cell.rate_rps is not None
             plain.setdefault(cell.rate_rps, []).append(requests[key])
     for rate, launches in plain.items():

@@ -13,9 +13,10 @@ import numpy as np
 from connector_tax.analysis.block_model import Estimate, LaunchId, Layout, Term
 from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.analysis.launch_records import LaunchRecords
+from connector_tax.artifacts.names import PLAIN
 from connector_tax.files import ArtifactError
 
-PLAIN, SERVER = "plain", "server"
+SERVER = "server"
 LOG, RAW = "log", "raw"
 EXACT = "exact"
 
@@ -55,10 +56,14 @@ def _cell_cpu(launch: LaunchRecords, cell: str | None) -> Quantity:
     """CPU seconds per 1,000 requests in the Phase A cell at ref_safe."""
     if cell is None:
         return {"value": None, "parts": {}, "reason": "ref_safe is not a rate of Phase A"}
-    found = launch.cells[cell]
-    if found.status != "valid" or found.record is None:
-        return {"value": None, "parts": {}, "reason": f"{cell}: {found.status}: {found.reason}"}
-    quantity: Quantity = found.record["server_cpu"]["cpu_s_per_1000"]
+    measured = launch.cells[cell]
+    if measured.status != "valid" or measured.record is None:
+        return {
+            "value": None,
+            "parts": {},
+            "reason": f"{cell}: {measured.status}: {measured.reason}",
+        }
+    quantity: Quantity = measured.record["server_cpu"]["cpu_s_per_1000"]
     return quantity
 
 

@@ -6,27 +6,31 @@ launches: the geometric mean over the blocks of the geometric mean of the block'
 with Student's t on the logs of the block values as interval. A single valid launch is repeated.
 """
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy.stats import t as student
 
-from connector_tax.analysis.ingest import Cell, CellKey, Study, merged_reasons
+from connector_tax.analysis.ingest import Cell, merged_reasons
 from connector_tax.analysis.measure import Requests, request_columns
-from connector_tax.analysis.percentiles import PERCENTS
 from connector_tax.analysis.quiet import QuietTime
 from connector_tax.analysis.reference import Sweep, judgement
 from connector_tax.analysis.saturation import CRITERIA, Load
 from connector_tax.analysis.stationarity import stationarity
-from connector_tax.analysis.step_tables import COUNTS
-from connector_tax.analysis.steps import STEP_COLUMNS, Steps, step_columns
+from connector_tax.analysis.steps import Steps, step_columns
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.tables import (
+    CELL_COLUMNS,
+    POOLED,
+    QUANTILES,
+    STEP_COLUMNS,
+    STEP_COUNTS,
+    empty_row,
+)
 
-POOLED = "all"
-QUANTILES = tuple(f"{m}_p{p}" for m in ("ttft", "tpot", "e2e") for p in PERCENTS)
-QUANTILE_COLUMNS = tuple(f"{q}{bound}_ms" for q in QUANTILES for bound in ("", "_lo", "_hi"))
 AVERAGED = (
     "ttft_from_send_p90_ms",
     "requested_throughput_rps",
@@ -38,43 +42,7 @@ AVERAGED = (
     "waiting_p50",
     *STEP_COLUMNS,
 )
-SUMMED = ("n", "window_s", "dropped", "n_disturbed", *COUNTS)
-COLUMNS = (
-    "config",
-    "configuration",
-    "block",
-    "phase",
-    "cell",
-    "rate_rps",
-    "input_tokens",
-    "output_tokens",
-    "status",
-    "reason",
-    "label",
-    "n",
-    "window_s",
-    *QUANTILE_COLUMNS,
-    "p99_reason",
-    "ttft_from_send_p90_ms",
-    "requested_throughput_rps",
-    "effective_throughput_rps",
-    "throughput_ratio",
-    "error_rate",
-    "dropped",
-    "n_disturbed",
-    "quiet_share",
-    "memory_ns_p50",
-    "waiting_p50",
-    "saturated",
-    "saturation_criteria",
-    "warming_up",
-    "mser5_discard",
-    "start_change",
-    "start_p",
-    *STEP_COLUMNS,
-    *COUNTS,
-)
-
+SUMMED = ("n", "window_s", "dropped", "n_disturbed", *STEP_COUNTS)
 Row = dict[str, Any]
 
 
@@ -96,22 +64,12 @@ def aggregate_rows(
             row |= _saturation_columns(study, cell, load, sweeps)
             if cell.key in steps:
                 row |= step_columns(steps[cell.key])
-        rows.append({name: row.get(name) for name in COLUMNS})
+        rows.append(empty_row(paths.AGGREGATE) | row)
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["phase"], row["configuration"], row["cell"]), []).append(row)
     confidence = study.config["statistics"]["confidence"]
     return rows + [_pooled(group, confidence) for group in groups.values()]
-
-
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A CSV with a header; None is empty, booleans are `true` and `false`, floats round-trip."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({k: str(v).lower() if isinstance(v, bool) else v for k, v in row.items()})
-    return stream.getvalue()
 
 
 def _identity(study: Study, cell: Cell) -> Row:
@@ -156,7 +114,7 @@ def _saturation_columns(
 def _pooled(group: Sequence[Row], confidence: float) -> Row:
     valid = [row for row in group if row["status"] == "valid"]
     lost = [(row["block"], row["reason"]) for row in group if row["status"] != "valid"]
-    row = dict.fromkeys(COLUMNS) | {k: group[0][k] for k in COLUMNS[:11]}
+    row = empty_row(paths.AGGREGATE) | {k: group[0][k] for k in CELL_COLUMNS}
     row |= {"block": POOLED, "reason": merged_reasons(lost) or None}
     if not valid:
         return row

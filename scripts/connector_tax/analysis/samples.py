@@ -14,8 +14,8 @@ from connector_tax.analysis.bootstrap import (
     chunk_labels,
     resampled_percentiles,
 )
-from connector_tax.analysis.ingest import CellKey
 from connector_tax.analysis.measure import Requests
+from connector_tax.artifacts.names import CellKey
 from connector_tax.seeds import named_generator
 
 METRICS = {

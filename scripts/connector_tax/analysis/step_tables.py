@@ -11,21 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from connector_tax.analysis.block_model import LaunchId, Layout, Term
-from connector_tax.analysis.ingest import Cell, CellKey
+from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.levels import levels
 from connector_tax.analysis.steps import (
-    DURATIONS,
-    STEP_COLUMNS,
     Steps,
     launch_values,
     step_cdf,
     step_columns,
 )
-from connector_tax.study_file import PLAIN
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PLAIN, CellKey
+from connector_tax.artifacts.tables import STEP_TAXES, empty_row
 
 CALLBACK_TAX = "tax_callback_p50"
-TAXES = ("tax_step_p50", "tax_engine_step_p50", CALLBACK_TAX, "unattributed")
-COUNTS = ("n_steps", "n_empty_steps", "n_incomplete_steps")
 NO_VALUE = {
     "tax_step_p50": "no step with tokens in the measured window",
     "tax_engine_step_p50": "no engine_step_us in the records of both sides",
@@ -112,7 +110,7 @@ class StepTable:
             self._tax_row(*where, metric)
             for where, cell in keys.items()
             if cell.configuration != PLAIN
-            for metric in TAXES
+            for metric in STEP_TAXES
         ]
 
     def rows(self) -> list[Row]:
@@ -135,7 +133,7 @@ class StepTable:
                 }
             )
         ]
-        return rows or [dict.fromkeys(("config", *DURATIONS, "cdf"))]
+        return rows or [empty_row(paths.STEP_CDF)]
 
     def _is_plain(self, config: str) -> bool:
         return self.configuration_of[config] == PLAIN
@@ -200,9 +198,8 @@ class StepTable:
         return f"{both}: {NO_VALUE[metric] if plain else 'plain is not valid here'}"
 
     def _row(self, cell: Cell) -> Row:
-        row: Row = {**cell.key._asdict(), "configuration": cell.configuration}
-        row |= {"status": cell.status, "reason": cell.reason}
-        row |= dict.fromkeys((*STEP_COLUMNS, *COUNTS, *TAXES))
+        row = empty_row(paths.STEPS) | cell.key._asdict()
+        row |= {"configuration": cell.configuration, "status": cell.status, "reason": cell.reason}
         steps = self.cells.get(cell.key)
         if steps is None:
             return row | {"reason": cell.reason or self.unavailable}
@@ -213,7 +210,7 @@ class StepTable:
     def _launch_taxes(self, key: CellKey) -> dict[str, float | None]:
         """Over the mean of the block's launches of plain; plain's own over its other launches."""
         taxes: dict[str, float | None] = {}
-        for metric in TAXES:
+        for metric in STEP_TAXES:
             values = self._values[(key.phase, key.cell), metric]
             ours = values.get(LaunchId(key.config, key.block))
             launches = [LaunchId(name, key.block) for name in self._base(key.config)]

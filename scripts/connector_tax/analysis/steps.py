@@ -17,17 +17,14 @@ import polars as pl
 from numpy.typing import NDArray
 
 from connector_tax.analysis.hooks import CALLBACKS, Hook, HookTimes, hook_calls, hook_times
-from connector_tax.analysis.ingest import Cell, Study
+from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.records import STEPS, empty_frame, read_records
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_file import Study
 from connector_tax.files import ArtifactError, read_json
 
 DURATIONS = ("step_duration_us", "engine_step_us")
 CDF_POINTS = 400
-STEP_COLUMNS = tuple(
-    f"{name}_{percent}"
-    for name in (*DURATIONS, *CALLBACKS, "connector_total_us")
-    for percent in ("p50", "p90")
-)
 
 Floats = NDArray[np.float64]
 
@@ -61,7 +58,7 @@ def step_timing_reason(study: Study) -> str | None:
     Raises:
         ArtifactError: patch/patch_status.json is missing or does not say.
     """
-    path = study.root / "patch" / "patch_status.json"
+    path = study.root / paths.PATCH_STATUS
     status = read_json(path)
     if not isinstance(status, dict) or not isinstance(status.get("step_timing_available"), bool):
         raise ArtifactError(f"{path}: step_timing_available must be true or false")

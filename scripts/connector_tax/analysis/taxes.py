@@ -11,9 +11,10 @@ from typing import Any
 from connector_tax.analysis.block_model import Estimate, dunnett_p, sidak
 from connector_tax.analysis.blocks_needed import blocks_needed
 from connector_tax.analysis.effects import Effect, TaxTable, WeightedTax
-from connector_tax.analysis.ingest import PHASES, Study, merged_reasons
+from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.analysis.samples import METRICS
-from connector_tax.study_file import PLAIN, configuration_of
+from connector_tax.artifacts.names import PHASES, PLAIN, configuration_of
+from connector_tax.artifacts.study_file import Study
 
 TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"
@@ -204,13 +205,13 @@ def reference_of(
 
 def _capacity_ratio(config: str, rates: Mapping[str, Any]) -> float | None:
     """Saturation rate over plain's; None when the sweep did not saturate one of the two."""
-    ours, plain = (rates["saturation_rate_rps"].get(name) for name in (config, "plain"))
+    ours, plain = (rates["saturation_rate_rps"].get(name) for name in (config, PLAIN))
     return None if ours is None or plain is None else float(ours / plain)
 
 
 def _worst(lost: Sequence[tuple[str, int, str]]) -> tuple[str, str]:
     for status in ("void", "missing", "skipped"):
-        reasons = [(block, reason) for found, block, reason in lost if found == status]
+        reasons = [(block, reason) for how, block, reason in lost if how == status]
         if reasons:
             return status, merged_reasons(reasons)
     raise AssertionError("a tax without a number has a block that lost it")

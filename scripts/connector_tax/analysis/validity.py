@@ -1,7 +1,7 @@
-"""The checks that make a cell valid, or void with a reason.
+"""Judge a cell: valid, or void with a reason.
 
-All checks are two-sided where a value can be wrong both ways, and missing data fails: a check whose
-value is None never passes. `CHECKS` is the closed list, with the text a reader of a void cell sees.
+All checks (`artifacts.checks.CHECKS`) are two-sided where a value can be wrong both ways, and
+missing data fails: a check whose value is None never passes.
 """
 
 import math
@@ -12,52 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from connector_tax.analysis.quiet import SIDES, Machine, undisturbed
+from connector_tax.artifacts.checks import (
+    CHECKS,
+    MACHINE_CHECKS,
+    SUSPENDED_MS_MAX,
+    UNSTAMPED_SHARE_MAX,
+)
+from connector_tax.artifacts.names import REQUEST_STATUSES
 
 Check = dict[str, Any]
 Record = TypeVar("Record", bound=Mapping[str, Any])
-
-CHECKS = {
-    "schedule_lag_p99_ms": "requests were written later than scheduled (p99)",
-    "early_send_ms": "a request was written before its scheduled time",
-    "sent_rate_ratio": "the sent rate departs from the schedule",
-    "unaccounted_requests": "scheduled requests without exactly one outcome",
-    "error_rate": "too many requests failed",
-    "window_s": "the window was cut short, or is longer than its cap",
-    "measured_ok": "too few requests of the window succeeded",
-    "server_success_excess": "successes counted by client and server differ",
-    "server_prompt_tokens_excess": "prompt tokens counted by client and server differ",
-    "server_generation_tokens_excess": "generated tokens counted by client and server differ",
-    "prefix_cache_hits": "the prefix cache was hit",
-    "external_prefix_cache_hits": "the external prefix cache was hit",
-    "loop_lag_p99_ms": "an event loop of the load generator lagged",
-    "loop_lag_max_ms": "an event loop of the load generator stood still",
-    "cpu_share": "a process of the load generator was short of CPU",
-    "workers_died": "workers of the load generator died",
-    "silent_workers": "workers of the load generator died or did not tell their health",
-    "unopened_connections": "connections to the server could not be opened before the cell",
-    "unstamped_reads": "reads lack the kernel's stamp though the clock is the kernel's",
-    "lost_messages": "messages were dropped, undecodable or oversized",
-    "metrics_scrapes": "/metrics was not read inside the window, or a scrape failed",
-    "suspended_ms": "the machine was suspended",
-    "quiet_requests": "machine disturbed: too few requests in quiet time",
-    "idle_memory_factor": "machine disturbed: slower than the study's quiet level, server idle",
-    "foreign_cpu_server": "machine disturbed: other processes used the server's CPUs",
-    "foreign_cpu_loadgen": "machine disturbed: other processes used the load generator's CPUs",
-    "throttled_periods": "machine disturbed: the control group's CPU quota was used up",
-}
-# Only of a cell whose machine was watched; the last where the kernel counts it.
-MACHINE_CHECKS = (
-    "quiet_requests",
-    "idle_memory_factor",
-    "foreign_cpu_server",
-    "foreign_cpu_loadgen",
-    "throttled_periods",
-)
-
-# The share of reads that may lack it: a wall clock set anew takes it from the reads under way.
-UNSTAMPED_SHARE_MAX = 0.01
-# Two clocks cannot be read at one moment; a suspend lasts seconds.
-SUSPENDED_MS_MAX = 100
 
 COUNTERS = {
     "success": "vllm:request_success_total",
@@ -158,7 +122,7 @@ def _counted(measured: Sequence[Record], watched: "Watched") -> list[Record]:
 def void_reasons(checks: Mapping[str, Check]) -> list[str]:
     """One sentence for each failed check, with its value and bound; empty for a valid cell."""
     return [
-        f"{CHECKS[name]}: {name} {_shown(check['value'])}, allowed {_shown(check['bound'])}"
+        f"{CHECKS[name].void}: {name} {_shown(check['value'])}, allowed {_shown(check['bound'])}"
         for name, check in checks.items()
         if not check["pass"]
     ]
@@ -189,8 +153,7 @@ def _within(value: float | None, low: float, high: float) -> Check:
 
 
 def _unfinished(records: Sequence[Mapping[str, Any]]) -> int:
-    statuses = ("ok", "error", "timeout", "cancelled", "dropped")
-    return sum(record["status"] not in statuses for record in records)
+    return sum(record["status"] not in REQUEST_STATUSES for record in records)
 
 
 def _error_rate(

@@ -69,7 +69,7 @@ class Workers:
 def run_studies(
     workers: Workers, studies: int, seed: int, on_study: Callable[[int, int], None]
 ) -> pl.DataFrame:
-    """The outcomes of `studies` studies for each spread and arrival process (`studies.Outcome`)."""
+    """The outcomes of `studies` studies for each spread and arrival process (`TaxOutcome`)."""
     tasks = [
         {"spread": s, "arrivals": a, "number": number, "seed": seed, "blocks": BLOCKS}
         for s in SPREADS
@@ -104,12 +104,12 @@ def truths(workers: Workers, launches: int, cell: Mapping[str, float], seed: int
     }
 
 
-def with_truth(outcomes: pl.DataFrame, found: Truths, long_run: Truths) -> pl.DataFrame:
+def with_truth(outcomes: pl.DataFrame, of_cells: Truths, long_run: Truths) -> pl.DataFrame:
     """The outcomes with both true values, and whether each interval covers them.
 
     Args:
         outcomes: of `run_studies`.
-        found: the true taxes in cells of the studies' length.
+        of_cells: the true taxes in cells of the studies' length.
         long_run: those of long cells.
     """
     table = pl.DataFrame(
@@ -124,7 +124,7 @@ def with_truth(outcomes: pl.DataFrame, found: Truths, long_run: Truths) -> pl.Da
                 "long_run": long_run[spread, arrivals][config, metric].tax,
                 "long_run_se": long_run[spread, arrivals][config, metric].standard_error,
             }
-            for (spread, arrivals), taxes in found.items()
+            for (spread, arrivals), taxes in of_cells.items()
             for (config, metric), true in taxes.items()
         ]
     )
@@ -287,8 +287,8 @@ def _mean(values: pl.Series) -> float:
 
 def _binomial(successes: int, n: int) -> tuple[float, float]:
     """Clopper and Pearson's 95% interval."""
-    found = binomtest(successes, n).proportion_ci(0.95, method="exact")
-    return float(found.low), float(found.high)
+    interval = binomtest(successes, n).proportion_ci(0.95, method="exact")
+    return float(interval.low), float(interval.high)
 
 
 def _mean_interval(values: Any) -> tuple[float, float | None, float | None]:

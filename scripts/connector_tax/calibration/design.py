@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax import package_version
+from connector_tax.artifacts.checks import BOUNDS
+from connector_tax.artifacts.names import PLAIN, plain_names
 from connector_tax.config import ROOT, load_yaml, validate
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.files import sha256_json, write_json
 from connector_tax.study.design import cells_of, run_order
-from connector_tax.study_file import PLAIN, plain_names
 
 PLAIN_LAUNCHES = 2
 AA = plain_names(PLAIN_LAUNCHES)[-1]  # the launch of plain that is compared with the others
@@ -81,6 +82,7 @@ def study_document(
             "output_tokens": SHAPE[1],
         },
         "cell": {**config["cell"], **(cell or {})},
+        "validity": dict(BOUNDS),
     }
     config["phase_bp"] = {"configurations": [], "shapes": []}
     order = run_order(config)

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from connector_tax.analysis.validity import in_window
+from connector_tax.artifacts.names import PLAIN, Launch
 from connector_tax.calibration import harness
 from connector_tax.calibration.design import PHASE, study_document
 from connector_tax.calibration.live import LiveCell, measure_launch
-from connector_tax.study.design import Launch
 from connector_tax.study.server_command import ServerError
-from connector_tax.study_file import PLAIN
 
 VOID, VALID, FAILED = "void", "valid", "failed"
 TIMEOUT_S = 3.0

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from connector_tax.calibration.coverage import BLOCKS, KEYS, POWER, TARGET
 from connector_tax.calibration.design import ARRIVALS, STEP_TAX_US
 from connector_tax.calibration.studies import METRICS
-from connector_tax.figures.marks import Mark
 from connector_tax.figures.style import (
     BAND,
     MUTED,
@@ -20,7 +19,8 @@ from connector_tax.figures.style import (
     axes_in,
     new_figure,
 )
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
+from connector_tax.marks import Mark
 
 HEIGHT_IN = 3.9
 MARKS = {3: Mark("#D55E00", "o", "-"), 5: Mark("#0072B2", "s", (0, (4, 1.2)))}
@@ -32,7 +32,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def draw(study: Study, part: Mapping[str, Any]) -> Picture:
+def draw(study: StudyTables, part: Mapping[str, Any]) -> Picture:
     """Coverage above, power below; one column for each arrival process and metric."""
     note = f"virtual time, {part['scale']['studies']} studies for each arrival process"
     figure = new_figure(study, PAGE_IN, HEIGHT_IN, note)

@@ -5,7 +5,7 @@ stamps right before it writes; what lies between is the kernel, the wake-up and 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ def errors(cell: LiveCell) -> Errors:
         for request in measured
         if request["status"] == "ok"
     ]
-    return Errors(*np.array(rows, dtype=np.float64).reshape(-1, 7).T)
+    return Errors(*np.array(rows, dtype=np.float64).reshape(-1, len(fields(Errors))).T)
 
 
 def _row(request: Mapping[str, Any], truth: RequestTruth) -> tuple[float, ...]:
@@ -69,17 +69,17 @@ def _row(request: Mapping[str, Any], truth: RequestTruth) -> tuple[float, ...]:
 
 def summary(cells: Sequence[Errors]) -> dict[str, Any]:
     """Percentiles of the stamps' errors over all requests, and the error of each cell's p90s."""
-    found: dict[str, Any] = {"cells": len(cells)}
+    summary: dict[str, Any] = {"cells": len(cells)}
     for name in ("first_us", "last_us", "late_us"):
         pooled = np.concatenate([getattr(cell, name) for cell in cells])
-        found["requests"] = len(pooled)
-        found |= {f"{name}_p{p}": float(np.percentile(pooled, p)) for p in PERCENTS}
-        found[f"{name}_min"] = float(pooled.min())
+        summary["requests"] = len(pooled)
+        summary |= {f"{name}_p{p}": float(np.percentile(pooled, p)) for p in PERCENTS}
+        summary[f"{name}_min"] = float(pooled.min())
     for metric in ("ttft", "tpot"):
         off = p90_errors(cells, metric)
-        found[f"{metric}_p90_error_median"] = float(np.median(off))
-        found[f"{metric}_p90_error_worst"] = float(off[np.argmax(np.abs(off))])
-    return found
+        summary[f"{metric}_p90_error_median"] = float(np.median(off))
+        summary[f"{metric}_p90_error_worst"] = float(off[np.argmax(np.abs(off))])
+    return summary
 
 
 def p90_errors(cells: Sequence[Errors], metric: str) -> Floats:

@@ -10,16 +10,17 @@ import numpy as np
 
 from connector_tax.analysis.aggregate import measure, sample_cells
 from connector_tax.analysis.effects import TaxTable
-from connector_tax.analysis.ingest import Cell, Study, load_cells, load_study
+from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.taxes import Tables, tax_rows
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import launched_plains
+from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.calibration import harness
 from connector_tax.calibration.design import PHASE, RATE_RPS, study_document
 from connector_tax.calibration.live import measure_launch
 from connector_tax.calibration.studies import METRICS
 from connector_tax.calibration.truth import TrueTax
 from connector_tax.files import write_json
-from connector_tax.study.design import launches
-from connector_tax.study_file import launched_plains
 
 TAXED = "step_tax_240us"
 # Short cells: a launch's start-up takes most of its time either way.
@@ -41,12 +42,12 @@ def run(
     root: Path, studies: int, blocks: int, seed: int, say: Callable[[str], None]
 ) -> list[HttpStudy]:
     """Measure `studies` studies of one known tax and of plain, launched twice a block."""
-    found = []
+    rows = []
     for number in range(studies):
         document = study_document("fixed", seed + 10_000 + number, blocks, (TAXED,), cell=CELL)
-        found.append(_study(document, number, root / f"study{number}"))
+        rows.append(_study(document, number, root / f"study{number}"))
         say(f"http: {number + 1} of {studies} studies")
-    return found
+    return rows
 
 
 def _study(document: dict[str, Any], number: int, folder: Path) -> HttpStudy:
@@ -59,8 +60,8 @@ def _study(document: dict[str, Any], number: int, folder: Path) -> HttpStudy:
             shutil.rmtree(launch.folder(folder))
             live = measure_launch(document, launch, folder)
         errors[launch.config, launch.block] = harness.errors(live)
-    write_json(folder / "study.json", document)
-    study = load_study(folder / "study.json")
+    write_json(folder / paths.STUDY, document)
+    study = load_study(folder / paths.STUDY)
     cells = load_cells(study, PHASE)
     states = [
         {

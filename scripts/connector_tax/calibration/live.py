@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import finished_cell, launch_index, write_index
+from connector_tax.artifacts.names import Launch
 from connector_tax.calibration.design import PHASE
 from connector_tax.engine.truth import LaunchTruth, RequestTruth
-from connector_tax.files import read_jsonl, sha256_file, write_json
+from connector_tax.files import read_jsonl
 from connector_tax.study import cell as cells
-from connector_tax.study.design import Launch
 from connector_tax.study.device import devices_of, hold_devices
 from connector_tax.study.processes import ServerProcesses
 from connector_tax.study.sampler import MetricsSampler
@@ -73,8 +75,10 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
             ),
             lambda _: None,
         )
-    _write_index(document, launch, folder, record)
-    requests = folder / planned["cell"] / f"requests_{PHASE}_{planned['cell']}.jsonl"
+    entry = finished_cell(record, folder / planned["cell"])
+    started_utc = record["window"]["started_utc"]
+    write_index(folder, launch_index(document, launch, [entry], started_utc=started_utc))
+    requests = folder / planned["cell"] / paths.cell_log("requests", PHASE, planned["cell"])
     return LiveCell(record, list(read_jsonl(requests)), read_truth(folder / TRUTH_LOG))
 
 
@@ -86,35 +90,6 @@ def _server(
     command = command_for(document, launch, port)
     command = replace(command, argv=[*command.argv, "--truth-log", TRUTH_LOG])
     return Server(folder, command, f"calibration {launch.name}", host, port, cpus)
-
-
-def _write_index(
-    document: Mapping[str, Any], launch: Launch, folder: Path, record: Mapping[str, Any]
-) -> None:
-    name = record["cell"]
-    own = cells.cell_file(PHASE, name)
-    write_json(
-        folder / "index.json",
-        {
-            "config": launch.config,
-            "configuration": launch.configuration,
-            "block": launch.block,
-            "phase": PHASE,
-            "label": document["engine_label"],
-            "status": "done",
-            "reason": None,
-            "rate_rps": None,
-            "depends": {"design_sha256": document["design_sha256"]},
-            "cells": [
-                {
-                    "cell": name,
-                    "status": "valid" if record["valid"] else "void",
-                    "reason": "; ".join(record["void_reasons"]) or None,
-                    "files": {**record["files"], own: sha256_file(folder / name / own)},
-                }
-            ],
-        },
-    )
 
 
 def read_truth(path: Path) -> dict[str, RequestTruth]:

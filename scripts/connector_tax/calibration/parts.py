@@ -55,10 +55,10 @@ def _virtual(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> 
 
     long = rules | {"floor_s": scale.long_s}
     with coverage.Workers() as workers:
-        found = coverage.truths(workers, scale.truth_launches, rules, seed)
+        of_cells = coverage.truths(workers, scale.truth_launches, rules, seed)
         long_run = coverage.truths(workers, scale.long_launches, long, seed)
         studies = coverage.run_studies(workers, scale.studies, seed, progress)
-    outcomes = coverage.with_truth(studies, found, long_run)
+    outcomes = coverage.with_truth(studies, of_cells, long_run)
     levels = coverage.level_rows(outcomes)
     write_text(out / "virtual_outcomes.csv", outcomes.write_csv())
     write_text(out / "virtual_levels.csv", csv_text(list(levels[0]), levels))

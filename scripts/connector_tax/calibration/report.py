@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
 from connector_tax.calibration.coverage import BLOCKS
 from connector_tax.calibration.design import ARRIVALS, NOISY, study_document
 from connector_tax.calibration.figure import draw
 from connector_tax.calibration.parts import NAMES
 from connector_tax.figures.style import save
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json, write_text
 
 Row = Mapping[str, Any]
@@ -21,17 +22,17 @@ def write(out: Path) -> str:
     Raises:
         ArtifactError: a part's file is not JSON.
     """
-    found = {name: read_json(path) for name in NAMES if (path := out / f"{name}.json").exists()}
+    parts = {name: read_json(path) for name in NAMES if (path := out / f"{name}.json").exists()}
     sections = {"virtual": _virtual, "http": _http, "faults": _faults}
     lines = ["Calibration of the pipeline on the embedded engine (emulated)", ""]
     for name in NAMES:
-        lines += sections[name](found[name]) if name in found else [f"{name}: not run", ""]
+        lines += sections[name](parts[name]) if name in parts else [f"{name}: not run", ""]
     text = "\n".join(lines)
     write_text(out / "calibration.txt", text)
-    if "virtual" in found:
-        document = study_document(ARRIVALS[0], found["virtual"]["seed"], max(BLOCKS))
-        write_json(out / "study.json", document)
-        picture = draw(Study(out / "study.json"), found["virtual"])
+    if "virtual" in parts:
+        document = study_document(ARRIVALS[0], parts["virtual"]["seed"], max(BLOCKS))
+        write_json(out / paths.STUDY, document)
+        picture = draw(StudyTables(out / paths.STUDY), parts["virtual"])
         save(picture, out, "calibration", "Calibration: coverage and power")
     return text
 
@@ -118,7 +119,7 @@ def _virtual(part: Row) -> list[str]:
 
 
 def _http(part: Row) -> list[str]:
-    found, cells = part["harness"], part["cells"]
+    harness, cells = part["harness"], part["cells"]
     return [
         f"2. {part['scale']['http_studies']} studies over real HTTP,"
         f" {part['scale']['http_blocks']} blocks each",
@@ -130,10 +131,10 @@ def _http(part: Row) -> list[str]:
             f"  {c['status']}: study {c['study']}, {c['config']}, block {c['block']}: {c['reason']}"
             for c in cells["not_valid"]
         ),
-        f"Harness error over {found['requests']} requests, client's stamp minus server's write, µs"
-        " (p50 / p90 / p99):",
+        f"Harness error over {harness['requests']} requests, client's stamp minus server's write,"
+        " µs (p50 / p90 / p99):",
         *(
-            f"  {label}: " + " / ".join(f"{found[f'{name}_p{p}']:.1f}" for p in (50, 90, 99))
+            f"  {label}: " + " / ".join(f"{harness[f'{name}_p{p}']:.1f}" for p in (50, 90, 99))
             for name, label in (
                 ("first_us", "first token"),
                 ("last_us", "last token"),
@@ -142,8 +143,8 @@ def _http(part: Row) -> list[str]:
         ),
         *(
             f"  error of a cell's {metric.upper()} p90: median "
-            f"{_percent(found[f'{metric}_p90_error_median'], 3)} %, "
-            f"worst {_percent(found[f'{metric}_p90_error_worst'], 3)} %"
+            f"{_percent(harness[f'{metric}_p90_error_median'], 3)} %, "
+            f"worst {_percent(harness[f'{metric}_p90_error_worst'], 3)} %"
             for metric in ("ttft", "tpot")
         ),
         "",

@@ -11,10 +11,12 @@ import msgspec
 import numpy as np
 
 from connector_tax.analysis.effects import TaxTable
-from connector_tax.analysis.ingest import Cell, CellKey, Study
+from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests, read_requests
 from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.taxes import Tables, tax_rows
+from connector_tax.artifacts.names import CellKey, Launch, configuration_of
+from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.calibration.design import (
     CELL,
     PHASE,
@@ -27,8 +29,7 @@ from connector_tax.calibration.design import (
 from connector_tax.calibration.virtual import request_records, serve
 from connector_tax.engine.config import EngineConfig
 from connector_tax.loadgen import make_offsets
-from connector_tax.study.design import Launch, launch_seed, launches
-from connector_tax.study_file import configuration_of
+from connector_tax.study.design import launch_seed
 
 ORIGIN_NS = 10**15
 NS = 1_000_000_000
@@ -38,7 +39,7 @@ Samples = Mapping[CellKey, dict[str, LogSample]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaxOutcome:
     """One tax of one study, as analysis/taxes.csv has it, and the block model's interval alone.
 
     Attributes:
@@ -116,7 +117,7 @@ def _serve(
 
 def _outcomes(
     spread: str, arrivals: str, number: int, document: Mapping[str, Any], samples: Samples
-) -> list[Outcome]:
+) -> list[TaxOutcome]:
     study = Study(Path(), document)
     table = TaxTable(study, [_cell(key) for key in samples], samples, {})
     rates = {"ref_safe": RATE_RPS, "ref_load": RATE_RPS, "saturation_rate_rps": {}}
@@ -127,7 +128,7 @@ def _outcomes(
         model = _model_interval(table, row["config"], row["metric"])
         names = ("config", "metric", "tax", "verdict", "p_value", "p_adjusted")
         outcomes.append(
-            Outcome(
+            TaxOutcome(
                 spread=spread,
                 arrivals=arrivals,
                 study=number,

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from connector_tax.analysis.samples import METRICS
+from connector_tax.artifacts.names import PLAIN
 from connector_tax.calibration.design import RATE_RPS, SHAPE, engine_configs
 from connector_tax.calibration.virtual import serve
 from connector_tax.loadgen import make_offsets
 from connector_tax.seeds import named_generator
-from connector_tax.study_file import PLAIN
 
 
 @dataclass(frozen=True)

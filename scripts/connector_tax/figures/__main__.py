@@ -5,9 +5,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
 from connector_tax.figures.names import NAMES
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,10 +21,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _draw(arguments: argparse.Namespace) -> None:
     from connector_tax.figures import style
 
-    study = Study(arguments.study)
+    study = StudyTables(arguments.study)
     for name in arguments.names:
         module = import_module(f"connector_tax.figures.{name}")
-        style.save(module.draw(study), study.root / "figures", name, module.TITLE)
+        style.save(module.draw(study), study.root / paths.FIGURES, name, module.TITLE)
 
 
 if __name__ == "__main__":

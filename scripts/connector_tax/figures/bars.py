@@ -7,8 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from connector_tax.artifacts.tables import TaxRow
 from connector_tax.figures import style
-from connector_tax.figures.tables import Study, TaxRow
+from connector_tax.figures.tables import StudyTables
 
 METRIC_LABELS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
 LOG_ABOVE = 1.5  # beyond +150 % a linear axis would hide every small tax
@@ -72,7 +73,7 @@ def _tick(value: float, _position: int | None = None) -> str:
     return "0" if scaled == 0 else f"{scaled:+.10g}".replace("-", style.MINUS)
 
 
-def aa_interval(study: Study, reference: str, metric: str) -> tuple[float, float] | None:
+def aa_interval(study: StudyTables, reference: str, metric: str) -> tuple[float, float] | None:
     """The A/A band: the interval of the tax of plain's last launch against its others.
 
     ±|tax| where it has no interval; None where it has no number.
@@ -96,7 +97,7 @@ def aa_band(axes: Axes, band: tuple[float, float] | None, dashed: bool = False) 
         axes.axvspan(*band, color=style.BAND, lw=0, zorder=0.5)
 
 
-def aa_text(study: Study, metrics: Sequence[str] = ("ttft_p90",)) -> str:
+def aa_text(study: StudyTables, metrics: Sequence[str] = ("ttft_p90",)) -> str:
     """The legend's words for the A/A band at ref_safe."""
     rows = [study.noise_at("ref_safe", metric) for metric in metrics]
     if not any(numbers(row) for row in rows):
@@ -114,7 +115,7 @@ def family_text(rows: Iterable[TaxRow | None]) -> str:
             by_family[row.family].append(row.reference)
     if len(by_family) < 2:
         return "".join(f"{name} taxes" for name in by_family)
-    return "; ".join(f"{', '.join(found)}: {name}" for name, found in by_family.items())
+    return "; ".join(f"{', '.join(ids)}: {name}" for name, ids in by_family.items())
 
 
 def interval_text(rows: Iterable[TaxRow | None]) -> str:
@@ -219,7 +220,7 @@ def sample_note(rows: Iterable[TaxRow | None]) -> str:
     return f"n = {low} requests per tax" if low == high else f"n = {low} to {high} per tax"
 
 
-def no_reference(study: Study, title: str) -> style.Picture | None:
+def no_reference(study: StudyTables, title: str) -> style.Picture | None:
     """The stand-in for a figure at ref_safe when Phase A has no cell at that rate, else None."""
     if study.taxes_at("ref_safe", "ttft_p90"):
         return None
@@ -229,7 +230,7 @@ def no_reference(study: Study, title: str) -> style.Picture | None:
     return style.absent(study, title, f"ref_safe, {rate:g} req/s, is not a rate of Phase A.")
 
 
-def no_steps(study: Study, title: str) -> style.Picture | None:
+def no_steps(study: StudyTables, title: str) -> style.Picture | None:
     """The stand-in for a figure of engine steps when there are no step records, else None."""
     if study.patch["step_timing_available"]:
         return None

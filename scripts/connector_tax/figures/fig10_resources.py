@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from connector_tax.artifacts.tables import ResourceRow
 from connector_tax.figures import bars, style
-from connector_tax.figures.marks import Mark
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import ResourceRow, Study
+from connector_tax.figures.tables import StudyTables
+from connector_tax.marks import Mark
 
 TITLE = "Figure 10: resources an idle connector takes"
 CAPTION = (
@@ -43,7 +44,7 @@ TITLE_IN = 0.24
 AXIS_IN = 0.36
 
 
-def draw(study: Study) -> Picture:
+def draw(study: StudyTables) -> Picture:
     """A panel for each resource that was read in some launch, rows of configurations."""
     rows = [row for row in study.resources if row.resource in PANELS]
     shown = [name for name in PANELS if any(_drawn(r) for r in rows if r.resource == name)]
@@ -98,7 +99,7 @@ def _drawn(row: ResourceRow) -> bool:
 
 
 def _panel(
-    study: Study, axes: Axes, name: str, rows: Mapping[str, ResourceRow], width_in: float
+    study: StudyTables, axes: Axes, name: str, rows: Mapping[str, ResourceRow], width_in: float
 ) -> None:
     marks = style.marks(study)
     drawn = [row for row in rows.values() if _drawn(row)]

@@ -2,7 +2,7 @@
 
 from connector_tax.figures import rates
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
 
 TITLE = "Figure 1: TTFT p90 vs offered rate"
 CAPTION = (
@@ -22,6 +22,6 @@ QUANTITY = rates.Quantity(
 )
 
 
-def draw(study: Study) -> Picture:
+def draw(study: StudyTables) -> Picture:
     """TTFT p90 with 95 % intervals, logarithmic on both axes."""
     return rates.curves(study, QUANTITY)

@@ -2,7 +2,7 @@
 
 from connector_tax.figures import rates
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
 
 TITLE = "Figure 2: TPOT p90 vs offered rate"
 CAPTION = (
@@ -20,6 +20,6 @@ QUANTITY = rates.Quantity(
 )
 
 
-def draw(study: Study) -> Picture:
+def draw(study: StudyTables) -> Picture:
     """TPOT p90 with 95 % intervals; linear, because the spread is a fraction, not decades."""
     return rates.curves(study, QUANTITY)

@@ -2,7 +2,7 @@
 
 from connector_tax.figures import rates
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
 
 TITLE = "Figure 3: effective vs offered throughput"
 CAPTION = (
@@ -66,7 +66,7 @@ def _ratio_panel(drawing: rates.RateFigure, kept: float) -> None:
     axes.set_ylabel("ratio to rate")
 
 
-def draw(study: Study) -> Picture:
+def draw(study: StudyTables) -> Picture:
     """Effective throughput with the line y = x, and their ratio; a ring marks each knee."""
     kept = study.settings["saturation"]["throughput_ratio_min"]
     drawing = rates.draw(study, QUANTITY)

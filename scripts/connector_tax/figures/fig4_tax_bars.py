@@ -8,10 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from connector_tax.artifacts.names import REFERENCES
+from connector_tax.artifacts.tables import TaxRow
 from connector_tax.figures import bars, style
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import Study, TaxRow
-from connector_tax.study_file import REFERENCES
+from connector_tax.figures.tables import StudyTables
 
 TITLE = "Figure 4: tax on TTFT p90 and TPOT p90 at the reference rates"
 CAPTION = (
@@ -26,14 +27,14 @@ CAPTION = (
 ROW_IN = 0.23
 
 
-def _references(study: Study) -> list[str]:
+def _references(study: StudyTables) -> list[str]:
     """The reference rates to draw: both, or ref_safe alone where they are one rate."""
     rates = study.reference
     same = rates["ref_load"] is None or rates["ref_load"] == rates["ref_safe"]
     return ["ref_safe"] if same else list(REFERENCES)
 
 
-def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[str, object]]:
+def _panel(study: StudyTables, axes: Axes, metric: str, width_in: float) -> list[dict[str, object]]:
     marks = style.marks(study)
     references = _references(study)
     taxes = {reference: study.taxes_at(reference, metric) for reference in references}
@@ -68,7 +69,7 @@ def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[
     return records
 
 
-def draw(study: Study) -> Picture:
+def draw(study: StudyTables) -> Picture:
     """Bars of tax(config) with intervals over the A/A band; one panel per metric."""
     absent = bars.no_reference(study, TITLE)
     if absent:
@@ -89,7 +90,7 @@ def draw(study: Study) -> Picture:
     return Picture(figure, bars.TAX_COLUMNS, records)
 
 
-def _legend(study: Study, figure: Figure, rows: list[TaxRow]) -> None:
+def _legend(study: StudyTables, figure: Figure, rows: list[TaxRow]) -> None:
     """What fill, band and strokes mean, in the room under the lower panel."""
     rates = study.reference
     names = [f"{name}, {rates[name]:g} req/s" for name in _references(study)]

@@ -12,10 +12,11 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from connector_tax.artifacts.names import PLAIN
+from connector_tax.artifacts.tables import TaxRow
 from connector_tax.figures import bars, style
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import Study, TaxRow
-from connector_tax.study_file import PLAIN
+from connector_tax.figures.tables import StudyTables
 
 TITLE = "Figure 5: TTFT p90 tax by input and output length"
 CAPTION = (
@@ -44,7 +45,7 @@ def includes_zero(row: TaxRow) -> bool | None:
     return row.tax_lo <= 0 <= row.tax_hi
 
 
-def _missing(study: Study, config: str, shape: tuple[int, int]) -> dict[str, object]:
+def _missing(study: StudyTables, config: str, shape: tuple[int, int]) -> dict[str, object]:
     record: dict[str, object] = dict.fromkeys(COLUMNS)
     return record | {
         "config": config, "cell": f"{shape[0]}x{shape[1]}", "input_tokens": shape[0],
@@ -114,7 +115,7 @@ def _scale_bar(figure: Figure, scale: Normalize, bottom_in: float) -> None:
     )  # fmt: skip
 
 
-def draw(study: Study) -> Picture:
+def draw(study: StudyTables) -> Picture:
     """Heat maps on one diverging scale centred at 0; an open circle marks intervals with 0."""
     shown = [item for item in study.launched if item.id != PLAIN]
     rows = [row for row in study.taxes if row.phase == "B" and row.metric == METRIC]

@@ -10,11 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from connector_tax.artifacts.names import PLAIN
+from connector_tax.artifacts.tables import StepTaxRow
 from connector_tax.figures import bars, style
 from connector_tax.figures.rates import n_range, plain_number
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import StepTaxRow, Study
-from connector_tax.study_file import PLAIN
+from connector_tax.figures.tables import StudyTables
 
 TITLE = "Figure 6: step duration at ref_safe"
 CAPTION = (
@@ -38,7 +39,7 @@ GAP_IN = 0.55
 Curve = list[tuple[float, float]]
 
 
-def _curves(study: Study) -> dict[str, dict[str, Curve]]:
+def _curves(study: StudyTables) -> dict[str, dict[str, Curve]]:
     """Measure -> configuration -> curve; the whole engine step only where the records have it."""
     curves: dict[str, dict[str, Curve]] = {}
     for point in sorted(study.step_cdf, key=lambda point: (point.config, point.cdf)):
@@ -55,7 +56,7 @@ def _median(curve: Curve) -> float | None:
     return next((value for value, share in curve if share == 0.5), None)
 
 
-def draw(study: Study) -> Picture:
+def draw(study: StudyTables) -> Picture:
     """Cumulative share of non-empty steps against their duration in µs, logarithmic."""
     absent = bars.no_steps(study, TITLE) or bars.no_reference(study, TITLE)
     if absent:
@@ -88,7 +89,7 @@ def draw(study: Study) -> Picture:
     return Picture(figure, COLUMNS, records + [_no_curve(study, config) for config in lost])
 
 
-def _panel(study: Study, axes: Axes, curves: dict[str, Curve]) -> None:
+def _panel(study: StudyTables, axes: Axes, curves: dict[str, Curve]) -> None:
     marks = style.marks(study)
     for index, item in enumerate(study.configurations):
         curve = curves.get(item.id, [])
@@ -103,7 +104,7 @@ def _panel(study: Study, axes: Axes, curves: dict[str, Curve]) -> None:
 
 
 def _table(
-    study: Study, figure: Figure, curves: dict[str, dict[str, Curve]], height_in: float
+    study: StudyTables, figure: Figure, curves: dict[str, dict[str, Curve]], height_in: float
 ) -> None:
     """Under the plots: line samples, plain's medians and the step taxes."""
     marks = style.marks(study)
@@ -138,7 +139,7 @@ def _table(
         write(lines - 1, end, text, "right", style.MUTED)
 
 
-def _number(study: Study, measure: str, curves: dict[str, Curve], config: str) -> str:
+def _number(study: StudyTables, measure: str, curves: dict[str, Curve], config: str) -> str:
     if config == PLAIN:
         middle = _median(curves.get(PLAIN, []))
         return "no steps" if middle is None else f"{middle:.0f}"
@@ -157,7 +158,7 @@ def _signed(us: float | None, low: float | None, high: float | None) -> str:
     return f"{style.signed(us)} [{style.signed(low)}, {style.signed(high)}]"
 
 
-def _no_curve(study: Study, config: str) -> dict[str, object]:
+def _no_curve(study: StudyTables, config: str) -> dict[str, object]:
     reason = study.skip_reason(config)
     status = "missing" if reason is None else "skipped"
     return dict.fromkeys(COLUMNS) | {"config": config, "status": status, "reason": reason}

@@ -14,10 +14,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from connector_tax.artifacts.tables import StepTaxRow, TaxRow
 from connector_tax.figures import bars, style
-from connector_tax.figures.marks import DESIGN_MARKS
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import Configuration, StepTaxRow, Study, TaxRow
+from connector_tax.figures.tables import Configuration, StudyTables
+from connector_tax.marks import DESIGN_MARKS
 
 TITLE = "Figure 7: decomposition of the tax at ref_safe"
 CAPTION = (
@@ -80,7 +81,7 @@ class _Row:
         return [value for value in values if value is not None]
 
 
-def draw(study: Study) -> Picture:
+def draw(study: StudyTables) -> Picture:
     """Two parts and the total of each configuration: TTFT p90, TPOT p90, and two step durations."""
     absent = bars.no_steps(study, TITLE) or bars.no_reference(study, TITLE)
     if absent:
@@ -111,12 +112,12 @@ def draw(study: Study) -> Picture:
     return Picture(figure, COLUMNS, records)
 
 
-def _has_engine_steps(study: Study) -> bool:
+def _has_engine_steps(study: StudyTables) -> bool:
     rows = study.step_taxes_at("ref_safe", ENGINE.tax).values()
     return any(row.us is not None for row in rows)
 
 
-def _noop_tax(study: Study, metric: str) -> float | None:
+def _noop_tax(study: StudyTables, metric: str) -> float | None:
     row = study.taxes_at("ref_safe", metric).get(NOOP)
     return row.tax if row is not None and row.status == "valid" else None
 
@@ -124,7 +125,7 @@ def _noop_tax(study: Study, metric: str) -> float | None:
 # ---- the two kinds of panels
 
 
-def _tax_panel(study: Study, axes: Axes, metric: str) -> list[dict[str, object]]:
+def _tax_panel(study: StudyTables, axes: Axes, metric: str) -> list[dict[str, object]]:
     taxes, noop = study.taxes_at("ref_safe", metric), _noop_tax(study, metric)
     band = bars.aa_interval(study, "ref_safe", metric)
     records, rows = [], []
@@ -160,7 +161,7 @@ def _tax_row(tax: TaxRow | None, noop: float | None, is_noop: bool) -> _Row:
     return _Row((noop, rest), tax.tax, (tax.tax_lo, tax.tax_hi))
 
 
-def _step_panel(study: Study, axes: Axes, step: _Step) -> list[dict[str, object]]:
+def _step_panel(study: StudyTables, axes: Axes, step: _Step) -> list[dict[str, object]]:
     taxes = study.step_taxes_at("ref_safe", step.tax)
     callbacks = study.step_taxes_at("ref_safe", CALLBACKS)
     records, rows = [], []
@@ -279,7 +280,7 @@ def _names(axes: Axes, items: Sequence[Configuration], shown: bool) -> None:
     axes.tick_params(labelsize=style.TEXT_PT)
 
 
-def _legend(study: Study, figure: Figure) -> None:
+def _legend(study: StudyTables, figure: Figure) -> None:
     split = _noop_tax(study, "ttft_p90") is not None
     handles: list[Patch | Line2D] = []
     if split:

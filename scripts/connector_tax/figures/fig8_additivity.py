@@ -2,9 +2,10 @@
 
 from matplotlib.axes import Axes
 
+from connector_tax.artifacts.tables import TaxRow
 from connector_tax.figures import bars, style
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import Study, TaxRow
+from connector_tax.figures.tables import StudyTables
 
 TITLE = "Figure 8: additivity of stacked connectors at ref_safe"
 CAPTION = (
@@ -38,7 +39,7 @@ def sum_interval(parts: list[TaxRow]) -> tuple[float, float] | None:
     return (sum(lows), sum(highs)) if complete else None
 
 
-def _sum_bar(study: Study, axes: Axes, y: float, parts: list[TaxRow]) -> list[float]:
+def _sum_bar(study: StudyTables, axes: Axes, y: float, parts: list[TaxRow]) -> list[float]:
     """The two parts end to end, with the interval of their sum; returns the numbers drawn."""
     start = 0.0
     for part in parts:
@@ -54,7 +55,7 @@ def _sum_bar(study: Study, axes: Axes, y: float, parts: list[TaxRow]) -> list[fl
     return [start, *ends]
 
 
-def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[str, object]]:
+def _panel(study: StudyTables, axes: Axes, metric: str, width_in: float) -> list[dict[str, object]]:
     marks = style.marks(study)
     rows = study.taxes_at("ref_safe", metric)
     band = bars.aa_interval(study, "ref_safe", metric)
@@ -90,7 +91,7 @@ def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[
 
 
 def _add_sum(
-    study: Study, axes: Axes, index: int, parts: list[TaxRow], allowed: list[float],
+    study: StudyTables, axes: Axes, index: int, parts: list[TaxRow], allowed: list[float],
     record: dict[str, object], width_in: float,
 ) -> None:  # fmt: skip
     """The sum's bar over the bracket it must end in to count as additive, and its CSV row."""
@@ -113,7 +114,7 @@ def _add_sum(
                       linestyle=(0, (1, 1.2)), zorder=4.5)  # fmt: skip
 
 
-def draw(study: Study) -> Picture:
+def draw(study: StudyTables) -> Picture:
     """Bars of both parts, of their sum with its interval, and of the stack, over the A/A band."""
     absent = bars.no_reference(study, TITLE)
     if absent:

@@ -8,10 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from connector_tax.artifacts.names import PLAIN
+from connector_tax.artifacts.tables import TaxRow
 from connector_tax.figures import bars, style
-from connector_tax.figures.marks import Mark
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import Study, TaxRow
+from connector_tax.figures.tables import StudyTables
+from connector_tax.marks import Mark
 
 TITLE = "Figure 9: taxes at ref_safe with intervals and verdicts"
 CAPTION = (
@@ -27,7 +29,7 @@ NO_VERDICT = "point estimate, no verdict"
 MARKED = "no verdict (marked)"
 
 
-def priors(study: Study) -> dict[str, float]:
+def priors(study: StudyTables) -> dict[str, float]:
     """The TTFT p90 taxes of the earlier trace replay (8 instances, saturated), by configuration."""
     values = study.settings["hypotheses"]["prior"]
     plain = values["plain_ttft_p90_s"]
@@ -74,13 +76,13 @@ def _row(axes: Axes, index: int, row: TaxRow, mark: Mark, width_in: float, verdi
         )  # fmt: skip
 
 
-def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[str, object]]:
+def _panel(study: StudyTables, axes: Axes, metric: str, width_in: float) -> list[dict[str, object]]:
     marks = style.marks(study)
     margin = study.settings["statistics"]["margins"][metric]
     taxes = study.taxes_at("ref_safe", metric)
     prior = priors(study) if metric == "ttft_p90" else {}
     band = bars.aa_interval(study, "ref_safe", metric)
-    shown = [item for item in study.launched if item.id != "plain"]
+    shown = [item for item in study.launched if item.id != PLAIN]
     drawn = [value for row in taxes.values() for value in bars.numbers(row)]
     bars.tax_axis(axes, [*drawn, *prior.values(), -margin, margin], room=0.05)
     bars.aa_band(axes, band)
@@ -113,13 +115,13 @@ def _panel(study: Study, axes: Axes, metric: str, width_in: float) -> list[dict[
     return records
 
 
-def draw(study: Study) -> Picture:
+def draw(study: StudyTables) -> Picture:
     """A forest plot per metric, with the numbers, their intervals and verdicts written out."""
     absent = bars.no_reference(study, TITLE)
     if absent:
         return absent
     metrics = list(bars.METRIC_LABELS)
-    shown = [item for item in study.launched if item.id != "plain"]
+    shown = [item for item in study.launched if item.id != PLAIN]
     panel = ROW_IN * len(shown)
     left = 0.15 + style.label_margin_in([item.label for item in shown], 6)
     width = style.COLUMN_IN - left - TEXT_IN - 0.08

@@ -14,10 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from connector_tax.artifacts.names import REFERENCES
+from connector_tax.artifacts.tables import POOLED, AggregateRow
 from connector_tax.figures import style
-from connector_tax.figures.marks import Mark
-from connector_tax.figures.tables import POOLED, AggregateRow, Study
-from connector_tax.study_file import REFERENCES
+from connector_tax.figures.tables import StudyTables
+from connector_tax.marks import Mark
 
 CRITERIA = ("throughput_ratio", "waiting", "ttft_ratio")
 COLUMNS = (
@@ -52,7 +53,7 @@ def plain_number(value: float, _position: int | None = None) -> str:
     return f"{value:.10g}"
 
 
-def knee_text(study: Study, config: str, row: dict[str, AggregateRow]) -> str:
+def knee_text(study: StudyTables, config: str, row: dict[str, AggregateRow]) -> str:
     """The configuration's saturation rate as text; '>32' when no rate of the grid saturates it."""
     if not any(cell.status == "valid" for cell in row.values()):
         return "–"
@@ -75,7 +76,7 @@ def n_range(counts: list[int]) -> str:
 class RateFigure:
     """The figure under construction: curves above, strip below, one x axis."""
 
-    def __init__(self, study: Study, quantity: Quantity) -> None:
+    def __init__(self, study: StudyTables, quantity: Quantity) -> None:
         self.study = study
         self.quantity = quantity
         self.marks = style.marks(study)
@@ -306,7 +307,7 @@ class RateFigure:
         return style.Picture(self.figure, COLUMNS, listed)
 
 
-def draw(study: Study, quantity: Quantity) -> RateFigure:
+def draw(study: StudyTables, quantity: Quantity) -> RateFigure:
     """Draw `quantity` against the offered rate, with everything but references and key."""
     drawing = RateFigure(study, quantity)
     drawing.curves()
@@ -322,7 +323,7 @@ def draw(study: Study, quantity: Quantity) -> RateFigure:
     return drawing
 
 
-def curves(study: Study, quantity: Quantity) -> style.Picture:
+def curves(study: StudyTables, quantity: Quantity) -> style.Picture:
     """The whole figure of a quantity that needs nothing beside its curves."""
     drawing = draw(study, quantity)
     drawing.references()

@@ -21,9 +21,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from connector_tax.figures.marks import AA_MARK, DESIGN_MARKS, SPARE_MARKS, Mark, unmarked
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, write_bytes, write_text
+from connector_tax.marks import AA_MARK, DESIGN_MARKS, SPARE_MARKS, Mark, unmarked
 
 COLUMN_IN = 3.35
 PAGE_IN = 7.0
@@ -72,7 +72,7 @@ mpl.rcParams.update(
 )
 
 
-def marks(study: Study) -> dict[str, Mark]:
+def marks(study: StudyTables) -> dict[str, Mark]:
     """The mark of every launched configuration; one outside the design takes a spare one.
 
     Raises:
@@ -85,8 +85,8 @@ def marks(study: Study) -> dict[str, Mark]:
             f"allowed: at most {len(SPARE_MARKS)} outside the design"
         )
     spare = iter(SPARE_MARKS)
-    found = {i: DESIGN_MARKS[i] if i in DESIGN_MARKS else next(spare) for i in ids}
-    return found if study.aa is None else {**found, study.aa: AA_MARK}
+    by_id = {i: DESIGN_MARKS[i] if i in DESIGN_MARKS else next(spare) for i in ids}
+    return by_id if study.aa is None else {**by_id, study.aa: AA_MARK}
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ class Picture:
     rows: Sequence[Mapping[str, object]]
 
 
-def watermark_text(study: Study) -> str | None:
+def watermark_text(study: StudyTables) -> str | None:
     """What is written across a figure that does not show a GPU's numbers; None for a real GPU."""
     if study.emulated:
         return "EMULATED"
     return None if study.engine_label == "real vLLM, GPU" else study.engine_label
 
 
-def new_figure(study: Study, width_in: float, height_in: float, note: str = "") -> Figure:
+def new_figure(study: StudyTables, width_in: float, height_in: float, note: str = "") -> Figure:
     """An empty figure with the study's stamp at the bottom and, off the GPU, a watermark."""
     figure = Figure(figsize=(width_in, height_in), dpi=DPI)
     FigureCanvasAgg(figure)
@@ -194,7 +194,7 @@ def hatched(axes: Axes, x: float, y: float, width: float, height: float) -> None
     )  # fmt: skip
 
 
-def absent(study: Study, title: str, reason: str) -> Picture:
+def absent(study: StudyTables, title: str, reason: str) -> Picture:
     """The picture that stands in for a figure that cannot be drawn, and says why."""
     figure = new_figure(study, COLUMN_IN, 1.3)
     axes = axes_in(figure, 0.12, 0.25, COLUMN_IN - 0.24, 0.93)

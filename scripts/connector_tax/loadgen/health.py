@@ -1,7 +1,7 @@
 """Timing verification: did the load generator do what the schedule says?
 
 Every check has a value and a bound, is two-sided where the quantity can err both ways, and fails
-when its data are missing. The bounds are those of the shipped studies.
+when its data are missing. The bounds are those a study has unless it sets its own.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from connector_tax.artifacts.checks import BOUNDS, UNSTAMPED_SHARE_MAX
 from connector_tax.loadgen.messages import Clock, RequestRecord
 from connector_tax.loadgen.session_run import SessionRecord, session_outcomes
 
-LAG_FLOOR_MS = 2.0
-LAG_SHARE_OF_TTFT = 0.02
-RATE_TOLERANCE = 0.01
-ERROR_RATE_MAX = 0.01
 SESSION_DELAY_P99_MS = 5.0
-LOOP_LAG_P99_MS = 5.0
-LOOP_LAG_MAX_MS = 100.0
-CPU_SHARE_MAX = 0.9
-# Of the kernel's stamps; a wall clock set anew takes it from the reads under way.
-UNSTAMPED_SHARE_MAX = 0.01
 COUNTERS = ("undecodable", "oversized", "dropped_messages", "late_results")
 
 
@@ -44,15 +36,16 @@ def check_requests(records: Sequence[RequestRecord]) -> list[Check]:
         for r in sent
         if r.status == "ok" and r.t_first_token_ns is not None
     ]
-    lag_bound_ms = LAG_FLOOR_MS
+    lag_bound_ms = BOUNDS["schedule_lag_p99_ms"]
     if ttfts_ms:
-        lag_bound_ms = max(LAG_FLOOR_MS, LAG_SHARE_OF_TTFT * float(np.median(ttfts_ms)))
+        share = BOUNDS["schedule_lag_ttft_fraction"]
+        lag_bound_ms = max(lag_bound_ms, share * float(np.median(ttfts_ms)))
     failed = sum(r.status in ("error", "timeout") for r in records)
     attempted = sum(r.status != "cancelled" for r in records)
     return [
         _at_most("schedule_lag_p99_ms", _percentile(lags_ms, 99), lag_bound_ms),
         _at_most("earliest_send_ms", -min(lags_ms) if lags_ms else None, 0.0),
-        _at_most("error_rate", failed / attempted if attempted else None, ERROR_RATE_MAX),
+        _at_most("error_rate", failed / attempted if attempted else None, BOUNDS["max_error_rate"]),
         _at_most("dropped", float(sum(r.status == "dropped" for r in records)), 0.0),
     ]
 
@@ -70,7 +63,8 @@ def check_session_rate(records: Sequence[SessionRecord], planned_starts_ns: Sequ
             begin_ns = sent_ns - entry.wait_after_ready_ns
             first[entry.session] = min(begin_ns, first.get(entry.session, begin_ns))
     name = "session_rate_ratio"
-    bound = f"1 ± {RATE_TOLERANCE:g}"
+    tolerance = BOUNDS["sent_rate_tolerance"]
+    bound = f"1 ± {tolerance:g}"
     if len(first) < 2 or len(planned_starts_ns) < 2:
         return Check(name, None, bound, False)
     planned_span = planned_starts_ns[-1] - planned_starts_ns[0]
@@ -78,7 +72,7 @@ def check_session_rate(records: Sequence[SessionRecord], planned_starts_ns: Sequ
     if planned_span <= 0 or span <= 0:
         return Check(name, None, bound, False)
     ratio = (len(first) - 1) / span / ((len(planned_starts_ns) - 1) / planned_span)
-    return Check(name, ratio, bound, abs(ratio - 1) <= RATE_TOLERANCE)
+    return Check(name, ratio, bound, abs(ratio - 1) <= tolerance)
 
 
 def check_intra_session(records: Sequence[SessionRecord]) -> list[Check]:
@@ -149,11 +143,13 @@ def check_processes(health: dict[str, Any], clock: Clock) -> list[Check]:
     checks: list[Check] = []
     for name, values in health["processes"].items():
         lag, share = values.get("loop_lag_p99_ms"), values.get("cpu_share")
-        checks.append(_at_most(f"{name}_loop_lag_p99_ms", lag, LOOP_LAG_P99_MS))
+        checks.append(_at_most(f"{name}_loop_lag_p99_ms", lag, BOUNDS["loop_lag_p99_ms"]))
         checks.append(
-            _at_most(f"{name}_loop_lag_max_ms", values.get("loop_lag_max_ms"), LOOP_LAG_MAX_MS)
+            _at_most(
+                f"{name}_loop_lag_max_ms", values.get("loop_lag_max_ms"), BOUNDS["loop_lag_max_ms"]
+            )
         )
-        checks.append(_at_most(f"{name}_cpu_share", share, CPU_SHARE_MAX))
+        checks.append(_at_most(f"{name}_cpu_share", share, BOUNDS["max_cpu_share"]))
         lost = sum(values.get(counter, 0) for counter in COUNTERS)
         checks.append(_at_most(f"{name}_messages_lost", float(lost), 0.0))
         if name != "main" and clock == "kernel":

@@ -61,7 +61,7 @@ STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class ArchiveError(Exception):
+class ArchiveError(ArtifactError):
     """An archive is refused; the text names it and says why."""
 
 
@@ -453,7 +453,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     unpacking = commands.add_parser("unpack", help="check an archive and put it into a folder")
     unpacking.add_argument("--archive", type=Path, required=True)
     unpacking.add_argument("--out", type=Path, required=True)
-    return run_command(parser, argv, _pack_or_unpack, (ArtifactError, ArchiveError))
+    return run_command(parser, argv, _pack_or_unpack)
 
 
 def _pack_or_unpack(arguments: argparse.Namespace) -> None:

@@ -6,12 +6,12 @@ Nothing here is shared with connector_tax.analysis.
 import shlex
 from collections.abc import Iterator, Sequence
 
+from connector_tax.artifacts.names import PHASES, PLAIN, plain_names
 from connector_tax.files import read_json, sha256_json
-from connector_tax.provenance.audit_study import PHASES, RawCell, RawLaunch, RawStudy
+from connector_tax.provenance.audit_study import RawCell, RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.recompute import Measured, named_generator
 from connector_tax.study.design import measured_design
-from connector_tax.study_file import PLAIN, plain_names
 
 # The six file types of a run (design, "Per-run artifacts") and the per-cell records.
 RUN_FILES = (

@@ -2,7 +2,7 @@
 
 import hashlib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,7 @@ def _expected(study: RawStudy, launch: RawLaunch) -> Row:
         "gpu": "; ".join(environment["gpu"]),
         "step_timing": "available" if study.step_timing else "not available",
         "adapters": ", ".join(adapters),
+        "placement": "; ".join(sorted(_amiss(launch.index["attempts"]))),
         "status": launch.status.upper() if launch.status == "skipped" else launch.status,
         "reason": (launch.index["reason"] or "").split("\n")[0],
         "cells": "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing")),
@@ -90,6 +91,15 @@ def _expected(study: RawStudy, launch: RawLaunch) -> Row:
         "command": command,
         "sha256": artifacts_digest(study, launch.folder),
     }
+
+
+def _amiss(attempts: Sequence[Row]) -> set[str]:
+    """The warnings of the affinity plans a launch's attempts were measured with."""
+    warnings: set[str] = set()
+    for attempt in attempts:
+        plan = attempt.get("load_generator", {}).get("affinity") or {"warnings": []}
+        warnings.update(plan["warnings"])
+    return warnings
 
 
 def _check_markdown(study: RawStudy, manifest: Path, ledger: Ledger) -> None:

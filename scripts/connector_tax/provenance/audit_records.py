@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from connector_tax.artifacts.names import PLAIN
 from connector_tax.provenance.audit_design import check_design, skipped_rate
 from connector_tax.provenance.audit_machine import machine_checks, quiet_successes
 from connector_tax.provenance.audit_schedule import check_prompts, schedule, window
@@ -19,7 +20,6 @@ from connector_tax.provenance.comparison import differences
 from connector_tax.provenance.recompute import (
     Row,
 )
-from connector_tax.study_file import PLAIN
 
 # The per-cell records.
 CELL_FILES = ("cell", "requests", "metrics", "engine_step")

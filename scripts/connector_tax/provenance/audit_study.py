@@ -6,11 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts.names import PHASES, configuration_of, launched_plains
+from connector_tax.artifacts.study_file import read_study
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 from connector_tax.provenance.recompute import Row
-from connector_tax.study_file import configuration_of, launched_plains, read_study
-
-PHASES = ("A", "B", "Bp")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from connector_tax.artifacts.names import PLAIN
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_figures import check_figures
 from connector_tax.provenance.audit_manifest import check_manifest
@@ -26,7 +27,6 @@ from connector_tax.provenance.recompute_tables import (
     STEP_TAXES,
     Recomputed,
 )
-from connector_tax.study_file import PLAIN
 
 
 @dataclass(frozen=True)

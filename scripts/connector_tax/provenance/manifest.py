@@ -17,9 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
-from connector_tax.study.design import PHASES, Launch, launches
 
 COLUMNS = {
     "date": "date (UTC)",
@@ -36,6 +37,7 @@ COLUMNS = {
     "gpu": "GPU",
     "step_timing": "step timing",
     "adapters": "adapters",
+    "placement": "amiss with the CPUs",
     "status": "status",
     "reason": "reason",
     "cells": "cells valid/void/skipped/missing",
@@ -94,6 +96,7 @@ def _row(
         "gpu": "; ".join(environment["gpu"]),
         "step_timing": "available" if step_timing else "not available",
         "adapters": ", ".join(adapters),
+        "placement": "; ".join(_placement_warnings(index["attempts"])),
         "status": index["status"].upper() if index["status"] == "skipped" else index["status"],
         "reason": (index["reason"] or "").split("\n")[0],
         "cells": counts,
@@ -101,6 +104,12 @@ def _row(
         "command": command,
         "sha256": artifacts_sha256(path),
     }
+
+
+def _placement_warnings(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was amiss with the CPUs that server and load generator were given."""
+    plans = [a["load_generator"]["affinity"] for a in attempts if a.get("load_generator")]
+    return sorted({text for plan in plans if plan for text in plan["warnings"]})
 
 
 def adapters_of(environment: Mapping[str, str]) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from connector_tax.artifacts.names import PLAIN
 from connector_tax.provenance.audit_machine import quiet_columns, quiet_successes
 from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.recompute import (
@@ -17,7 +18,6 @@ from connector_tax.provenance.recompute import (
     waiting_p50,
 )
 from connector_tax.provenance.recompute_taxes import Key, Sample, Taxes
-from connector_tax.study_file import PLAIN
 
 CRITERIA = ("throughput_ratio", "waiting", "ttft_ratio")
 

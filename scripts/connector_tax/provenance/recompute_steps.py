@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from connector_tax.artifacts.names import configuration_of
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.distributions import t_quantile, t_two_sided
 from connector_tax.provenance.layout import OWN_P, UNEQUAL_P, Layout
 from connector_tax.provenance.recompute import CALLBACKS, Row, Steps
-from connector_tax.study_file import configuration_of
 
 METRICS = ("tax_step_p50", "tax_engine_step_p50", "tax_callback_p50", "unattributed")
 METHODS_OF = {

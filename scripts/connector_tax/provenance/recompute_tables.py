@@ -6,7 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from connector_tax.provenance.audit_study import PHASES, RawStudy
+from connector_tax.artifacts.names import METRICS, PHASES, PLAIN, REFERENCES
+from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.blocks_wanted import blocks_wanted
 from connector_tax.provenance.distributions import t_quantile
 from connector_tax.provenance.recompute import Row
@@ -20,7 +21,6 @@ from connector_tax.provenance.recompute_taxes import (
     adjusted,
     verdict,
 )
-from connector_tax.study_file import METRICS, PLAIN, REFERENCES
 
 STEP_SAMPLES = (
     "step_duration_us",

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from connector_tax.artifacts.names import PLAIN, configuration_of
 from connector_tax.provenance.distributions import (
     Floats,
     largest_above,
@@ -21,7 +22,6 @@ from connector_tax.provenance.distributions import (
 )
 from connector_tax.provenance.layout import Layout
 from connector_tax.provenance.recompute import Row
-from connector_tax.study_file import PLAIN, configuration_of
 
 VERDICT_BLOCKS = 3
 MOST_BLOCKS = 100

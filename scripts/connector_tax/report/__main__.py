@@ -4,8 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
-from connector_tax.figures.tables import Study
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import write_text
 from connector_tax.report.page import render
 
@@ -16,8 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_report(arguments: argparse.Namespace) -> None:
-    study = Study(arguments.study)
-    write_text(study.root / "report.html", render(study))
+    study = StudyTables(arguments.study)
+    write_text(study.root / paths.REPORT, render(study))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from connector_tax.figures.tables import Study
+from connector_tax.artifacts import names, paths
+from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
 
 PAUSE_S = 60.0
@@ -31,7 +33,7 @@ class CellState:
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchReport:
     """One server launch; `timing` is empty where it never ran."""
 
     phase: str
@@ -48,7 +50,7 @@ class Launch:
     cells: list[CellState] = field(default_factory=list)
 
 
-def read_launches(study: Study) -> list[Launch]:
+def read_launches(study: StudyTables) -> list[LaunchReport]:
     """All launches of the run order; one that left no index.json is `missing`."""
     return [
         _launch(study, phase, position, planned["config"], planned["block"])
@@ -57,55 +59,50 @@ def read_launches(study: Study) -> list[Launch]:
     ]
 
 
-def _launch(study: Study, phase: str, position: int, config: str, block: int) -> Launch:
-    relative = Path("runs") / config / f"block{block}" / phase
+def _launch(study: StudyTables, phase: str, position: int, config: str, block: int) -> LaunchReport:
+    relative = names.Launch(config, block, phase).folder(Path())
     planned = [cell["cell"] for cell in study.document["cells"][phase]]
-    if not (study.root / relative / "index.json").exists():
+    index = read_index(study.root / relative)
+    if index is None:
         cells = [CellState(name, "missing", "no index.json", None, None) for name in planned]
         reason = "no index.json: not measured"
-        return Launch(
+        return LaunchReport(
             phase, config, block, position, "missing", reason, None, "", ("", ""), {}, [], cells
         )
-    index = read_json(study.root / relative / "index.json")
-    states = {entry["cell"]: entry for entry in index["cells"]}
-    cells = [_cell(study, relative, phase, name, states.get(name), index) for name in planned]
+    cells = [_cell(study, relative, phase, name, index) for name in planned]
     started = [c.record["window"]["started_utc"] for c in cells if c.record]
-    return Launch(
-        phase, config, block, position, index["status"], index["reason"] or "",
-        (relative / "index.json").as_posix(), min(started, default=""),
-        (index["started_utc"], index["ended_utc"]), index["timing"],
+    return LaunchReport(
+        phase, config, block, position, index.status, index.reason or "",
+        (relative / paths.INDEX).as_posix(), min(started, default=""),
+        (index.started_utc, index.ended_utc or ""), index.timing,
         placement_warnings(index), cells,
     )  # fmt: skip
 
 
-def placement_warnings(index: dict[str, Any]) -> list[str]:
+def placement_warnings(index: LaunchIndex) -> list[str]:
     """What was amiss with the CPUs that a launch's server and load generator were given."""
-    used = [a["load_generator"]["affinity"] for a in index["attempts"] if a.get("load_generator")]
+    used = [a["load_generator"]["affinity"] for a in index.attempts if a.get("load_generator")]
     return sorted({text for plan in used if plan for text in plan["warnings"]})
 
 
 def _cell(
-    study: Study,
-    relative: Path,
-    phase: str,
-    name: str,
-    entry: dict[str, Any] | None,
-    index: dict[str, Any],
+    study: StudyTables, relative: Path, phase: str, name: str, index: LaunchIndex
 ) -> CellState:
-    path = relative / name / f"cell_{phase}_{name}.json"
+    path = relative / name / paths.cell_record(phase, name)
     record = read_json(study.root / path) if (study.root / path).exists() else None
     link = path.as_posix() if record is not None else None
+    entry = index.entry(name)
     if entry is None:
-        return CellState(name, "missing", index["reason"] or "not in index.json", record, link)
-    return CellState(name, entry["status"], entry["reason"] or "", record, link)
+        return CellState(name, "missing", index.reason or "not in index.json", record, link)
+    return CellState(name, entry.status, entry.reason or "", record, link)
 
 
-def count_states(launches: list[Launch]) -> Counter[str]:
+def count_states(launches: list[LaunchReport]) -> Counter[str]:
     """How many cells are valid, void, skipped, missing."""
     return Counter(cell.status for launch in launches for cell in launch.cells)
 
 
-def placements(launches: list[Launch]) -> Counter[str]:
+def placements(launches: list[LaunchReport]) -> Counter[str]:
     """Each warning about the CPUs of server and load generator, with the launches it holds for."""
     return Counter(text for launch in launches for text in launch.placement)
 
@@ -126,7 +123,7 @@ class Overhead:
         return self.wall_s / needed if needed > 0 else None
 
 
-def overhead(launches: list[Launch]) -> Overhead:
+def overhead(launches: list[LaunchReport]) -> Overhead:
     """Sums over every launch that ran; the wall time counts the moments between launches too.
 
     A gap longer than `PAUSE_S` is an interrupted study, not its overhead.

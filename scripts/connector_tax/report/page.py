@@ -10,12 +10,13 @@ from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from connector_tax.artifacts.names import PLAIN, REFERENCES
+from connector_tax.artifacts.tables import POOLED, TaxRow
 from connector_tax.figures.names import NAMES
-from connector_tax.figures.tables import POOLED, Study, TaxRow
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.report import launches as runs
 from connector_tax.report import resources, steps, text
-from connector_tax.study_file import PLAIN, REFERENCES
 
 HEADLINE_CONFIG = "mooncake_both"
 LEAD_FIGURE = "fig9_forest"
@@ -63,7 +64,7 @@ class FigureView:
     wide: bool
 
 
-def render(study: Study) -> str:
+def render(study: StudyTables) -> str:
     """The whole page as text.
 
     Raises:
@@ -87,7 +88,7 @@ def render(study: Study) -> str:
     return environment.get_template("report.html.j2").render(context(study)) + "\n"
 
 
-def context(study: Study) -> dict[str, Any]:
+def context(study: StudyTables) -> dict[str, Any]:
     """Everything the template shows."""
     launches = runs.read_launches(study)
     drift = drift_rows(study)
@@ -127,7 +128,7 @@ def context(study: Study) -> dict[str, Any]:
     }
 
 
-def headline(study: Study) -> str:
+def headline(study: StudyTables) -> str:
     """The study's answer in one sentence, with its interval and verdict or why there is none."""
     label = next((i.label for i in study.configurations if i.id == HEADLINE_CONFIG), None)
     if label is None:
@@ -161,7 +162,7 @@ def _verdict_words(ttft: TaxRow, tpot: TaxRow | None) -> str:
     return f"{ttft.verdict} on TTFT, {tpot.verdict} on TPOT"
 
 
-def _figure(study: Study, name: str) -> FigureView:
+def _figure(study: StudyTables, name: str) -> FigureView:
     module = import_module(f"connector_tax.figures.{name}")
     path = study.root / "figures" / f"{name}.svg"
     try:
@@ -183,7 +184,7 @@ class PriorRow:
     tax: TaxRow | None
 
 
-def prior_rows(study: Study) -> list[PriorRow]:
+def prior_rows(study: StudyTables) -> list[PriorRow]:
     """The prior of the design beside the measurement at ref_safe."""
     prior = study.settings["hypotheses"]["prior"]
     taxes = study.taxes_at("ref_safe", "ttft_p90")
@@ -210,7 +211,7 @@ class TaxTable:
     rows: list[TaxRow]
 
 
-def reference_tables(study: Study) -> list[TaxTable]:
+def reference_tables(study: StudyTables) -> list[TaxTable]:
     """TTFT and TPOT p90 at both reference rates; ref_load only where it is another rate."""
     tables = []
     for reference in REFERENCES:
@@ -239,7 +240,7 @@ class DriftRow:
         return self.later_ms / self.earlier_ms - 1
 
 
-def drift_rows(study: Study) -> list[DriftRow]:
+def drift_rows(study: StudyTables) -> list[DriftRow]:
     """Plain's earliest against its latest launch of each block, wherever both cells are valid."""
     valid = {
         (row.config, row.block, row.phase, row.cell): row
@@ -267,15 +268,15 @@ def drift_rows(study: Study) -> list[DriftRow]:
 
 def drift_summary(drift: list[DriftRow]) -> list[tuple[str, int, float, DriftRow]]:
     """Per metric: how many comparisons, the median change, and the row that changed most."""
-    found = []
+    changes = []
     for metric in dict.fromkeys(row.metric for row in drift):
         rows = [row for row in drift if row.metric == metric]
         middle = statistics.median(row.change for row in rows)
-        found.append((metric, len(rows), middle, max(rows, key=lambda row: abs(row.change))))
-    return found
+        changes.append((metric, len(rows), middle, max(rows, key=lambda row: abs(row.change))))
+    return changes
 
 
-def _environment(study: Study) -> dict[str, list[str]]:
+def _environment(study: StudyTables) -> dict[str, list[str]]:
     """environment.json as lines: a list keeps its entries, anything else is one line."""
     content = read_json(study.root / "environment.json")
     return {

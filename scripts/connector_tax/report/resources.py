@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from connector_tax.artifacts.names import PLAIN
+from connector_tax.artifacts.tables import EngineRow, ResourceRow
 from connector_tax.figures.fig10_resources import PANELS, decimals, number_text
-from connector_tax.figures.tables import EngineRow, ResourceRow, Study
-from connector_tax.study_file import PLAIN
+from connector_tax.figures.tables import StudyTables
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Overview:
     lines: dict[str, list[str]]
 
 
-def overview(study: Study) -> Overview:
+def overview(study: StudyTables) -> Overview:
     """The resources at a glance; without columns where nothing was recorded."""
     valid = {(r.config, r.resource): r for r in study.resources if r.status == "valid"}
     shown = [name for name in PANELS if any(resource == name for _, resource in valid)]
@@ -52,19 +53,19 @@ def _cell(row: ResourceRow | None, digits: int) -> str:
     return f"{text} [{', '.join(ends)}]"
 
 
-def not_recorded(study: Study) -> str | None:
+def not_recorded(study: StudyTables) -> str | None:
     """Why no resource was recorded at all; None where some were."""
     if any(row.status == "valid" for row in study.resources):
         return None
     return next((row.reason for row in study.resources if row.reason), "no launch was measured")
 
 
-def also_differs(study: Study) -> dict[str, str]:
+def also_differs(study: StudyTables) -> dict[str, str]:
     """Configuration to the settings in which its engine is not as plain's, in words."""
     return {row.config: row.also_differs for row in study.engine if row.also_differs}
 
 
-def same_everywhere(study: Study) -> list[EngineRow]:
+def same_everywhere(study: StudyTables) -> list[EngineRow]:
     """Plain's known settings that every configuration with settings has too."""
     other = {row.setting for row in study.engine if row.differs}
     unknown = {row.setting for row in study.engine if row.setting and not row.value}

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from connector_tax.figures.tables import HookRow, StepTaxRow, Study
+from connector_tax.artifacts.names import REFERENCES
+from connector_tax.artifacts.tables import HookRow, StepTaxRow
+from connector_tax.figures.tables import StudyTables
 from connector_tax.report import text
-from connector_tax.study_file import REFERENCES
 
 SHOWN_US = 1.0  # hooks below this mean per step are in hooks.csv alone
 METRICS = {
@@ -33,7 +34,7 @@ class Hooks:
     below: int
 
 
-def step_taxes(study: Study) -> list[StepTaxes]:
+def step_taxes(study: StudyTables) -> list[StepTaxes]:
     """Step taxes at both reference rates; ref_load only where it is another rate."""
     tables = []
     for reference in REFERENCES:
@@ -51,18 +52,18 @@ def step_taxes(study: Study) -> list[StepTaxes]:
     return tables
 
 
-def hooks(study: Study) -> list[Hooks]:
+def hooks(study: StudyTables) -> list[Hooks]:
     """Every configuration's hooks at ref_safe that take SHOWN_US of a step or more."""
     cell = study.cell_at("ref_safe")
     at_safe = [row for row in study.hooks if (row.phase, row.cell) == ("A", cell)]
-    found = []
+    by_configuration = []
     for item in study.connectors:
         own = [row for row in at_safe if row.config == item.id]
         dear = [row for row in own if row.mean_us >= SHOWN_US]
         if own:
             dear.sort(key=lambda row: row.mean_us, reverse=True)
-            found.append(Hooks(item.id, dear, len(own) - len(dear)))
-    return found
+            by_configuration.append(Hooks(item.id, dear, len(own) - len(dear)))
+    return by_configuration
 
 
 def microseconds(value: float | None, low: float | None, high: float | None) -> str:

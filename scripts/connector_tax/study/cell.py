@@ -25,6 +25,8 @@ from connector_tax.analysis.validity import (
     server_counters,
     void_reasons,
 )
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import Launch
 from connector_tax.files import (
     ArtifactError,
     fsync_directory,
@@ -46,7 +48,7 @@ from connector_tax.loadgen import (
     make_offsets,
 )
 from connector_tax.loadgen.affinity import AffinityPlan
-from connector_tax.study.design import Launch, successes_wanted
+from connector_tax.study.design import successes_wanted
 from connector_tax.study.machine import MachineWatch, live_rule
 from connector_tax.study.precision import precision_record, precision_rule
 from connector_tax.study.processes import ServerProcesses, cpu_between
@@ -179,13 +181,13 @@ def measure(
     folder, watch = instruments.server.folder, instruments.watch
     sampler, step_log = instruments.sampler, instruments.step_log
     name = prepared.cell["cell"]
-    partial = folder / f"{name}.partial"
+    partial = paths.partial_cell(folder, name)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    suffix = f"{launch.phase}_{name}.jsonl"
-    metrics_file = partial / f"metrics_{suffix}"
+    requests_file, metrics_file, steps_file, machine_file = (
+        partial / paths.cell_log(kind, launch.phase, name) for kind in paths.CELL_LOGS
+    )
     started_utc = datetime.now(UTC).isoformat(timespec="milliseconds")
-    machine_file = partial / f"machine_{suffix}"
     if watch is not None:
         watch.open(machine_file, instruments.server.pid)
     before = sampler.open(metrics_file)
@@ -207,12 +209,8 @@ def measure(
     if watch is not None:
         watch.close()
     records: list[dict[str, Any]] = msgspec.to_builtins(result.records)
-    write_bytes(
-        partial / f"requests_{suffix}", b"".join(msgspec.json.encode(r) + b"\n" for r in records)
-    )
-    write_bytes(
-        partial / f"engine_step_{suffix}", step_log.take(result.t_origin_ns, result.t_drained_ns)
-    )
+    write_bytes(requests_file, b"".join(msgspec.json.encode(r) + b"\n" for r in records))
+    write_bytes(steps_file, step_log.take(result.t_origin_ns, result.t_drained_ns))
     content = _cell_record(study, launch, prepared, result, records, started_utc)
     content["suspended_ms"] = suspended_ms() - suspended_before
     counters = {
@@ -236,7 +234,6 @@ def measure(
     )
     reasons = void_reasons(checks)
     if precision is not None:
-        requests_file = partial / f"requests_{suffix}"
         content["precision"] = precision_record(precision, result, requests_file, study["config"])
     if watch is not None:
         content["quiet"] = {"rule": {name: watch.quiet[name] for name in RULE_KEYS}}
@@ -251,7 +248,7 @@ def measure(
         "load_generator": result.health,
         "files": {path.name: sha256_file(path) for path in sorted(partial.iterdir())},
     }
-    write_json(partial / cell_file(launch.phase, name), content)
+    write_json(partial / paths.cell_record(launch.phase, name), content)
     for path in partial.iterdir():
         path.chmod(0o444)
     fsync_directory(partial)
@@ -262,18 +259,13 @@ def measure(
 
 def _watched(config: Mapping[str, Any], machine_file: Path, launch_folder: Path) -> Watched:
     """What is known of the machine during the cell, and when the study began."""
-    environment = launch_folder.parents[3] / "environment.json"
+    environment = launch_folder.parents[3] / paths.ENVIRONMENT
     level = read_json(environment).get("quiet_level") if environment.exists() else None
     return Watched(
         machine=read_machine(machine_file, None),
         quiet=config["quiet"],
         level_ns=None if level is None else level["memory_ns"],
     )
-
-
-def cell_file(phase: str, name: str) -> str:
-    """The name of a cell's own file."""
-    return f"cell_{phase}_{name}.json"
 
 
 def read_intact(folder: Path, phase: str, name: str) -> dict[str, Any] | None:
@@ -285,7 +277,7 @@ def read_intact(folder: Path, phase: str, name: str) -> dict[str, Any] | None:
     path = folder / name
     if not path.exists():
         return None
-    own = path / cell_file(phase, name)
+    own = path / paths.cell_record(phase, name)
     content: dict[str, Any] = read_json(own)
     try:
         for key, kind in _RECORD_KEYS.items():
@@ -302,9 +294,7 @@ def read_intact(folder: Path, phase: str, name: str) -> dict[str, Any] | None:
 
 def move_aside(folder: Path, name: str, label: str) -> Path:
     """Rename a cell's folder to `<cell>.<label><k>`, keeping what it holds; the new path."""
-    number = 1
-    while (target := folder / f"{name}.{label}{number}").exists():
-        number += 1
+    target = paths.set_aside(folder / name, label)
     (folder / name).rename(target)
     fsync_directory(folder)
     return target

@@ -9,12 +9,20 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from connector_tax import package_version
+from connector_tax.artifacts.checks import BOUNDS
+from connector_tax.artifacts.names import (
+    PHASES,
+    PLAIN,
+    Launch,
+    cell_of_rate,
+    cell_of_shape,
+    plain_names,
+)
 from connector_tax.config import (
     ROOT,
     ConfigError,
@@ -25,9 +33,7 @@ from connector_tax.config import (
 )
 from connector_tax.files import read_json, sha256_json, write_json
 from connector_tax.seeds import named_generator
-from connector_tax.study_file import PLAIN, configuration_of, plain_names
 
-PHASES = ("A", "B", "Bp")
 MEASUREMENT_KEYS = (
     "seed",
     "blocks",
@@ -51,34 +57,6 @@ COSMETIC_KEYS = ("label", "purpose")
 EMBEDDED_KEYS = ("id", "gate")
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One server launch of a block and a phase; `config` is its name there, such as `plain_2`."""
-
-    config: str
-    block: int
-    phase: str
-
-    @property
-    def configuration(self) -> str:
-        """The configuration the server is started with."""
-        return configuration_of(self.config)
-
-    @property
-    def name(self) -> str:
-        """The path-like name that seeds are derived from."""
-        return f"{self.config}/block{self.block}/{self.phase}"
-
-    def folder(self, study_folder: Path) -> Path:
-        """Where the launch's artifacts live."""
-        return study_folder / "runs" / self.config / f"block{self.block}" / self.phase
-
-
-def cell_name_of_rate(rate_rps: float) -> str:
-    """`r0.5`, `r4`: the cell of a Phase A rate."""
-    return f"r{rate_rps:g}"
-
-
 def resolve(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Turn a checked-in configuration into the content of `study.json`.
 
@@ -91,7 +69,9 @@ def resolve(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """
     configurations = load_configurations(ROOT / "config" / "configurations.yaml")
     check_study(config, source, list(configurations))
-    config = json.loads(json.dumps(config))
+    config = json.loads(
+        json.dumps({**config, "validity": {**BOUNDS, **config.get("validity", {})}})
+    )
     engine = config["engine"]
     if engine["kind"] == "embedded":
         definition = engine["definition"]
@@ -165,7 +145,7 @@ def cells_of(config: Mapping[str, Any], phase: str) -> list[dict[str, Any]]:
         sweep = config["phase_a"]
         return [
             {
-                "cell": cell_name_of_rate(rate),
+                "cell": cell_of_rate(rate),
                 "rate_rps": float(rate),
                 "input_tokens": sweep["input_tokens"],
                 "output_tokens": sweep["output_tokens"],
@@ -178,7 +158,7 @@ def cells_of(config: Mapping[str, Any], phase: str) -> list[dict[str, Any]]:
     else:
         shapes = config["phase_bp"]["shapes"]
     return [
-        {"cell": f"{i}x{o}", "rate_rps": None, "input_tokens": i, "output_tokens": o}
+        {"cell": cell_of_shape(i, o), "rate_rps": None, "input_tokens": i, "output_tokens": o}
         for i, o in shapes
     ]
 
@@ -207,11 +187,6 @@ def successes_wanted(config: Mapping[str, Any]) -> int:
 def launch_seed(study: Mapping[str, Any], launch: Launch) -> int:
     """The seed the embedded engine draws its per-launch offset from."""
     return int(named_generator(f"{study['seed']}/launch/{launch.name}").integers(2**31))
-
-
-def launches(study: Mapping[str, Any], phase: str) -> list[Launch]:
-    """The launches of a phase in run order."""
-    return [Launch(e["config"], e["block"], phase) for e in study["run_order"][phase]]
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:

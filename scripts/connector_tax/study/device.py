@@ -51,7 +51,7 @@ def _gpus() -> dict[str, str]:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise DeviceError(f"engine.device is cuda, and the GPUs are not known: {error}") from None
-    rows = re.findall(r"^(\d+), *([^,]+)$", done.stdout, re.MULTILINE)
+    rows = re.findall(r"^(\d+), *([^,\n]+)$", done.stdout, re.MULTILINE)
     if not rows or len(rows) != len(done.stdout.splitlines()):
         raise DeviceError(f"nvidia-smi: found {done.stdout!r}; allowed: lines of index and UUID")
     return dict(rows)

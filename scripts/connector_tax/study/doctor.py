@@ -24,8 +24,7 @@ from rich.table import Table
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, sha256_file
-from connector_tax.machine import cpu
-from connector_tax.provenance.environment import ABSENT, engine_versions
+from connector_tax.machine import ABSENT, cpu, engine_versions
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.plan import expected_cell_s, planned_cells, remaining_s
 from connector_tax.study.server_command import affinity_plan, server_cpus

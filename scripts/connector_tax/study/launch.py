@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
@@ -28,10 +30,10 @@ from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study import cell as cells
 from connector_tax.study.child import ChildError
-from connector_tax.study.design import PHASES, Launch, cell_order, launches
+from connector_tax.study.design import cell_order
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.guard import watch_parent
-from connector_tax.study.launch_index import SUMMARY_MODULE, Outcome, write_index
+from connector_tax.study.launch_index import SUMMARY_MODULE, LaunchOutcome, conclude
 from connector_tax.study.machine import MachineWatch
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.precision import skip_reason
@@ -77,7 +79,7 @@ class LaunchDriver:
         self._stop_requested = False
         self._attempts = Attempts(self.folder)
 
-    def run(self) -> Outcome:
+    def run(self) -> LaunchOutcome:
         """Run what is missing.
 
         Raises:
@@ -94,7 +96,7 @@ class LaunchDriver:
             status = "failed" if reason else "done"
         else:
             self.progress.say(f"skipped: {reason}")
-        return Outcome(status, reason, rate, started, self._attempts.entries)
+        return LaunchOutcome(status, reason, rate, started, self._attempts.entries)
 
     def stop_at_next_boundary(self, *_: object) -> None:
         """SIGTERM handler."""
@@ -316,7 +318,7 @@ def _drive(arguments: argparse.Namespace) -> int:
             driver = LaunchDriver(arguments.study, launch, progress)
             watch_parent(driver.die, progress.say)
             signal.signal(signal.SIGTERM, driver.stop_at_next_boundary)
-            write_index(driver.study, launch, driver.folder, driver.run())
+            conclude(driver.study, launch, driver.folder, driver.run())
     except StopRequested:
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:

@@ -6,9 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from connector_tax.files import make_durable, read_json, sha256_file, write_json
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import (
+    CellEntry,
+    LaunchIndex,
+    finished_cell,
+    launch_index,
+    write_index,
+)
+from connector_tax.artifacts.names import Launch
+from connector_tax.files import make_durable, read_json, write_json
 from connector_tax.study import cell as cells
-from connector_tax.study.design import Launch, cell_order
+from connector_tax.study.design import cell_order
 from connector_tax.study.precision import skip_reason
 from connector_tax.study.server_use import records_of
 
@@ -16,7 +25,7 @@ SUMMARY_MODULE = "connector_tax.analysis.measure"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LaunchOutcome:
     """How a launch ended.
 
     Attributes:
@@ -34,7 +43,9 @@ class Outcome:
     attempts: Sequence[Mapping[str, Any]]
 
 
-def write_index(study: Mapping[str, Any], launch: Launch, folder: Path, outcome: Outcome) -> None:
+def conclude(
+    study: Mapping[str, Any], launch: Launch, folder: Path, outcome: LaunchOutcome
+) -> None:
     """Write summary.json, the percentiles of each finished cell, and then index.json.
 
     What index.json vouches for is on the disk first: the cells, their records, the logs.
@@ -46,35 +57,31 @@ def write_index(study: Mapping[str, Any], launch: Launch, folder: Path, outcome:
         for cell in cell_order(study, launch)
         if (path := folder / cell["cell"]).exists()
     }
-    write_json(folder / "summary.json", summaries)
+    write_json(folder / paths.SUMMARY, summaries)
     make_durable(folder)
-    write_json(folder / "index.json", index)
+    write_index(folder, index)
 
 
 def _index(
-    study: Mapping[str, Any], launch: Launch, folder: Path, outcome: Outcome
-) -> dict[str, Any]:
+    study: Mapping[str, Any], launch: Launch, folder: Path, outcome: LaunchOutcome
+) -> LaunchIndex:
     attempts = outcome.attempts
     started, ended = outcome.started_utc, outcome.started_utc
     if attempts:
         started, ended = attempts[0]["started_utc"], attempts[-1]["ended_utc"]
-    return {
-        "config": launch.config,
-        "configuration": launch.configuration,
-        "block": launch.block,
-        "phase": launch.phase,
-        "label": study["engine_label"],
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "rate_rps": outcome.rate_rps,
-        "depends": {"design_sha256": study["design_sha256"]},
-        "started_utc": started,
-        "ended_utc": ended,
-        "attempts": attempts,
-        "cells": [_entry(study, launch, folder, c, outcome) for c in cell_order(study, launch)],
-        "files": records_of(folder),
-        "timing": _timing(study, folder, attempts),
-    }
+    return launch_index(
+        study,
+        launch,
+        [_entry(study, launch, folder, cell, outcome) for cell in cell_order(study, launch)],
+        status=outcome.status,
+        reason=outcome.reason,
+        rate_rps=outcome.rate_rps,
+        started_utc=started,
+        ended_utc=ended,
+        attempts=list(attempts),
+        files=records_of(folder),
+        timing=_timing(study, folder, attempts),
+    )
 
 
 def _entry(
@@ -82,23 +89,17 @@ def _entry(
     launch: Launch,
     folder: Path,
     cell: Mapping[str, Any],
-    outcome: Outcome,
-) -> dict[str, Any]:
+    outcome: LaunchOutcome,
+) -> CellEntry:
     name = cell["cell"]
     if outcome.status == "skipped":
-        return {"cell": name, "status": "skipped", "reason": outcome.reason, "files": {}}
+        return CellEntry(name, "skipped", outcome.reason, {})
     content = cells.read_intact(folder, launch.phase, name)
     if content is None:
         saturated = skip_reason(study, launch, folder, cell)
         status = "missing" if saturated is None else "skipped"
-        return {"cell": name, "status": status, "reason": saturated or outcome.reason, "files": {}}
-    own = cells.cell_file(launch.phase, name)
-    return {
-        "cell": name,
-        "status": "valid" if content["valid"] else "void",
-        "reason": "; ".join(content["void_reasons"]) or None,
-        "files": {**content["files"], own: sha256_file(folder / name / own)},
-    }
+        return CellEntry(name, status, saturated or outcome.reason, {})
+    return finished_cell(content, folder / name)
 
 
 def _timing(

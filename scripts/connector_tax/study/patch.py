@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PLAIN, Launch
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json
-from connector_tax.study.design import Launch
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server, steps_of
 from connector_tax.study.probe import OVERLAY
@@ -64,7 +65,7 @@ def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def _prove(study: Mapping[str, Any], folder: Path) -> dict[str, int]:
     """Launch plain with the probe and serve one request: steps recorded, by process."""
-    launch = Launch("plain", 0, "A")
+    launch = Launch(PLAIN, 0, "A")
     lines: list[str] = []
     with (
         hold_devices(devices_of(study["config"])),
@@ -110,18 +111,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _patch(arguments: argparse.Namespace) -> None:
-    folder = arguments.study.parent / "patch"
+    root = arguments.study.parent
+    folder = root / paths.PATCH
     study = read_json(arguments.study)
     if arguments.action == "apply":
         status = apply(study, folder)
-        write_json(folder / "patch_status.json", status)
+        write_json(root / paths.PATCH_STATUS, status)
         available = status["step_timing_available"]
         print(f"step timing: {'available' if available else 'NOT available'}")
         if status["reason"]:
             print(status["reason"])
     else:
-        status = read_json(folder / "patch_status.json")
-        write_json(folder / "revert_status.json", revert(study, status, folder))
+        status = read_json(root / paths.PATCH_STATUS)
+        write_json(root / paths.REVERT_STATUS, revert(study, status, folder))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json
-from connector_tax.study.design import PHASES, Launch, cell_order, launches, successes_wanted
+from connector_tax.study.design import cell_order, successes_wanted
 
 TO_MEASURE = ("missing", "failed", "damaged")
 # Start-up seconds assumed until a launch of this study has shown its own.
@@ -37,7 +41,7 @@ class PlannedCell:
 
 def reference_rate(folder: Path, phase: str) -> float | None:
     """The rate of a phase from reference_rates.json; None before it is known, and for Phase A."""
-    path = folder / "reference_rates.json"
+    path = folder / paths.REFERENCE_RATES
     if phase == "A" or not path.exists():
         return None
     rate: float | None = read_json(path)["ref_safe" if phase == "B" else "ref_load"]
@@ -61,8 +65,10 @@ def launch_overhead_s(study: Mapping[str, Any], folder: Path) -> float:
     """Expected seconds of a launch beside its cells: start-up, as seen so far, and release."""
     seen = [
         attempt["startup_s"]
-        for path in folder.glob("runs/*/block*/*/index.json")
-        for attempt in read_json(path)["attempts"]
+        for phase in PHASES
+        for launch in launches(study, phase)
+        if (index := read_index(launch.folder(folder))) is not None
+        for attempt in index.attempts
         if attempt.get("startup_s") is not None
     ]
     assumed = ASSUMED_STARTUP_S[study["config"]["engine"]["kind"]]
@@ -76,30 +82,24 @@ def planned_cells(study: Mapping[str, Any], folder: Path) -> Iterator[PlannedCel
         rate = reference_rate(folder, phase)
         for launch in launches(study, phase):
             path = launch.folder(folder)
-            index = read_json(path / "index.json") if (path / "index.json").exists() else None
-            states = {cell["cell"]: cell for cell in index["cells"]} if index else {}
+            index = read_index(path)
             for cell in cell_order(study, launch):
                 name = cell["cell"]
-                state, reason = _state(path, name, index, states.get(name), launch.phase)
+                state, reason = _state(path, name, index, launch.phase)
                 expected = expected_cell_s(study["config"], cell["rate_rps"] or rate)
                 done = state in ("done", "void", "skipped")
                 yield PlannedCell(launch, name, state, reason, 0.0 if done else expected)
 
 
-def _state(
-    folder: Path,
-    cell: str,
-    index: Mapping[str, Any] | None,
-    entry: Mapping[str, Any] | None,
-    phase: str,
-) -> tuple[str, str]:
-    if index is not None and index["status"] == "skipped":
-        return "skipped", index["reason"]
-    if entry is not None and entry["status"] != "missing":
-        return {"valid": "done"}.get(entry["status"], entry["status"]), entry["reason"] or ""
+def _state(folder: Path, cell: str, index: LaunchIndex | None, phase: str) -> tuple[str, str]:
     if index is not None:
-        return "failed", index["reason"] or ""
-    path = folder / cell / f"cell_{phase}_{cell}.json"
+        entry = index.entry(cell)
+        if index.status == "skipped":
+            return "skipped", index.reason or ""
+        if entry is None or entry.status == "missing":
+            return "failed", index.reason or ""
+        return "done" if entry.status == "valid" else entry.status, entry.reason or ""
+    path = folder / cell / paths.cell_record(phase, cell)
     if path.exists():
         try:
             content = read_json(path)

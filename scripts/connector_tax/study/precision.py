@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import Launch
 from connector_tax.files import read_json
 from connector_tax.loadgen import CellResult, PrecisionRule
-from connector_tax.study.design import Launch
 
 # Every reported percentile has a 95% interval.
 CONFIDENCE = 0.95
@@ -74,7 +75,7 @@ def skip_reason(
     for lower in study["cells"]["A"]:
         if lower["rate_rps"] >= cell["rate_rps"]:
             break
-        path = folder / lower["cell"] / f"cell_A_{lower['cell']}.json"
+        path = folder / lower["cell"] / paths.cell_record("A", lower["cell"])
         record = read_json(path) if path.exists() else None
         # A rate without arrivals in its window says nothing.
         ratio = record["precision"]["throughput_ratio"] if record and record["valid"] else None

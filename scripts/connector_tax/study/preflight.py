@@ -24,10 +24,11 @@ from typing import Any
 
 import httpx
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import Launch
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
-from connector_tax.study.design import Launch
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.guard import kill_leftovers, watch_parent
 from connector_tax.study.prompts import planned_requests
@@ -233,7 +234,7 @@ def _check_engine(server: Server, note: Callable[[str], None]) -> None:
 def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
     """Decide for every configuration; writes verify_<gate>.log beside, returns the status by id."""
     study = read_json(study_file)
-    folder = study_file.parent / "preflight"
+    folder = study_file.parent / paths.PREFLIGHT
     embedded = study["config"]["engine"]["kind"] == "embedded"
     status: dict[str, dict[str, Any]] = {}
     with (
@@ -260,7 +261,7 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
             note(f"{'INCLUDE' if include else 'SKIP'}: {reason}")
             write_text(folder / f"{gate}.log", "\n".join(log) + "\n")
             print(f"pre-flight {entry['id']}: {'include' if include else 'SKIP'} ({reason})")
-            evidence = f"preflight/{gate}.log"
+            evidence = f"{paths.PREFLIGHT}/{gate}.log"
             status[entry["id"]] = {"include": include, "reason": reason, "evidence": evidence}
     return status
 
@@ -297,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _write_status(arguments: argparse.Namespace) -> None:
     status = preflight(arguments.study)
-    write_json(arguments.study.parent / "preflight" / "preflight_status.json", status)
+    write_json(arguments.study.parent / paths.PREFLIGHT_STATUS, status)
 
 
 if __name__ == "__main__":

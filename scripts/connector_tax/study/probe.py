@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.vllm import overlay
 
@@ -20,11 +21,11 @@ def probe_overlay(study: Mapping[str, Any], study_folder: Path) -> Path | None:
     """
     if study["config"]["engine"]["kind"] == "embedded":
         return None
-    path = study_folder / "patch" / "patch_status.json"
+    path = study_folder / paths.PATCH_STATUS
     status = read_json(path)
     if not status["step_timing_available"]:
         return None
-    folder = study_folder / "patch" / OVERLAY
+    folder = study_folder / paths.PATCH / OVERLAY
     if overlay.install(folder) != status["overlay"]:
         raise ArtifactError(
             f"{path}: the step probe has changed since it was applied; delete this file to apply "

@@ -15,8 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.study_file import launches
 from connector_tax.loadgen import Progress
-from connector_tax.study.design import PHASES, Launch, launches, successes_wanted
+from connector_tax.study.design import successes_wanted
 from connector_tax.study.plan import expected_cell_s, remaining_s
 
 PLAIN_INTERVAL_S = 5.0

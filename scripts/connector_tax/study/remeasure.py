@@ -11,6 +11,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.study_file import launches
 from connector_tax.config import ConfigError
 from connector_tax.files import (
     ArtifactError,
@@ -19,7 +23,7 @@ from connector_tax.files import (
     sha256_file,
     write_bytes,
 )
-from connector_tax.study.design import PHASES, Launch, launches, refuse_changed_design
+from connector_tax.study.design import refuse_changed_design
 
 REMEASURE_VARIABLE = "CONNECTOR_TAX_REMEASURE"
 RULES = {"A": "phase_a", "B": "phase_b", "Bp": "phase_bp"}
@@ -45,7 +49,7 @@ def request_remeasuring(
     names, stages = [], {name for name in STAGES if name in forced}
     for phase in PHASES:
         for launch in launches(study, phase):
-            index = (launch.folder(folder) / "index.json").as_posix()
+            index = (launch.folder(folder) / paths.INDEX).as_posix()
             if everything or RULES[phase] in forced or index in forced:
                 names.append(launch.name)
                 stages.add(RULES[phase])
@@ -70,7 +74,7 @@ def check_design(study: Mapping[str, Any], folder: Path, source: str, everything
     if everything:
         return
     try:
-        refuse_changed_design(folder / "study.json", study, source)
+        refuse_changed_design(folder / paths.STUDY, study, source)
     except ConfigError as error:
         raise ConfigError(
             f"{error}\nTo measure the changed design in this folder, the old launches moved aside "
@@ -80,13 +84,10 @@ def check_design(study: Mapping[str, Any], folder: Path, source: str, everything
 
 def keep_old_design(study: Mapping[str, Any], folder: Path) -> None:
     """Copy study.json to `study.superseded<k>.json` if the design is about to change."""
-    path = folder / "study.json"
+    path = folder / paths.STUDY
     if not path.exists() or read_json(path)["design_sha256"] == study["design_sha256"]:
         return
-    number = 1
-    while (target := folder / f"study.superseded{number}.json").exists():
-        number += 1
-    write_bytes(target, path.read_bytes())
+    write_bytes(paths.set_aside(path, "superseded"), path.read_bytes())
 
 
 def supersede(launch: Launch, study_folder: Path) -> Path | None:
@@ -94,9 +95,7 @@ def supersede(launch: Launch, study_folder: Path) -> Path | None:
     folder = launch.folder(study_folder)
     if launch.name not in os.environ.get(REMEASURE_VARIABLE, "").split() or not folder.exists():
         return None
-    number = 1
-    while (target := folder.with_name(f"{folder.name}.superseded{number}")).exists():
-        number += 1
+    target = paths.set_aside(folder, "superseded")
     folder.rename(target)
     fsync_directory(folder.parent)
     return target
@@ -113,25 +112,26 @@ def withdraw_damaged(study: Mapping[str, Any], folder: Path) -> list[str]:
     lines = []
     for phase in PHASES:
         for launch in launches(study, phase):
-            path = launch.folder(folder) / "index.json"
-            damage = _damage(path) if path.exists() else None
+            path = launch.folder(folder)
+            damage = _damage(path)
             if damage is not None:
-                path.rename(path.with_name("index.damaged.json"))
-                fsync_directory(path.parent)
+                (path / paths.INDEX).rename(path / paths.DAMAGED_INDEX)
+                fsync_directory(path)
                 lines.append(f"{launch.name}: {damage}; what is damaged is measured again")
     return lines
 
 
-def _damage(index_file: Path) -> str | None:
-    """The first file of a cell that is not what the index says; None where all are."""
+def _damage(launch_folder: Path) -> str | None:
+    """The first file of a cell that is not what the launch's index says; None where all are."""
     try:
-        for cell in read_json(index_file)["cells"]:
-            for name, digest in cell["files"].items():
-                path = index_file.parent / cell["cell"] / name
-                if not path.is_file() or sha256_file(path) != digest:
-                    return f"{path} is missing or not what index.json says"
-    except (ArtifactError, KeyError, TypeError, AttributeError) as error:
-        return f"{index_file} is damaged: {error}"
+        index = read_index(launch_folder)
+    except ArtifactError as error:
+        return f"damaged: {error}"
+    for cell in index.cells if index is not None else ():
+        for name, digest in cell.files.items():
+            path = launch_folder / cell.cell / name
+            if not path.is_file() or sha256_file(path) != digest:
+                return f"{path} is missing or not what index.json says"
     return None
 
 
@@ -141,10 +141,10 @@ def refuse_other_design(study: Mapping[str, Any], launch: Launch, study_folder: 
     Raises:
         ConfigError: names the folder and the way out.
     """
-    path = launch.folder(study_folder) / "config.json"
+    path = launch.folder(study_folder) / paths.LAUNCH_CONFIG
     if path.exists() and read_json(path)["design_sha256"] != study["design_sha256"]:
         raise ConfigError(
-            f"{path.parent} holds cells of another design than {study_folder / 'study.json'}; they "
+            f"{path.parent} holds cells of another design than {study_folder / paths.STUDY}; they "
             f"are kept. To measure it again, the old cells moved aside: "
-            f"--forcerun {(launch.folder(study_folder) / 'index.json').as_posix()}"
+            f"--forcerun {(launch.folder(study_folder) / paths.INDEX).as_posix()}"
         )

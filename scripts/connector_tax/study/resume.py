@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import Launch
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.study import cell as cells
-from connector_tax.study.design import Launch, cell_order
+from connector_tax.study.design import cell_order
 from connector_tax.study.guard import kill_leftovers, remove_temporary_folder
 from connector_tax.study.precision import skip_reason
 from connector_tax.study.server import LOGS, hide_root
-from connector_tax.study.server_use import RESOURCES, SETTINGS
 
 Say = Callable[[str], None]
 
@@ -101,7 +102,7 @@ class Attempts:
     def begin(self) -> dict[str, Any]:
         """Add an attempt, the files of the one before renamed; its object."""
         number = len(self.entries) + 1
-        for name in ("launch.sh", RESOURCES, SETTINGS, *LOGS):
+        for name in (paths.LAUNCH_SCRIPT, paths.RESOURCES, paths.SETTINGS, *LOGS):
             if (self._folder / name).exists():
                 stem, suffix = name.rsplit(".", 1)
                 (self._folder / name).rename(self._folder / f"{stem}.attempt{number - 1}.{suffix}")

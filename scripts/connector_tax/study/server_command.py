@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT
 from connector_tax.loadgen.affinity import (
     AffinityPlan,
@@ -19,7 +20,7 @@ from connector_tax.loadgen.affinity import (
     plan_affinity,
     read_topology,
 )
-from connector_tax.study.design import Launch, launch_seed
+from connector_tax.study.design import launch_seed
 from connector_tax.study.server_environment import unset_lines
 from connector_tax.vllm.launch import ROOT_MARK, Companion, LaunchError, vllm_command
 

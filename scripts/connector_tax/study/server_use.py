@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import Launch
 from connector_tax.files import sha256_file, write_json
-from connector_tax.study.design import Launch
 from connector_tax.study.engine_settings import engine_record, remove_settings
 from connector_tax.study.processes import ServerProcesses
 from connector_tax.study.resources import idle_cpu, snapshot
 from connector_tax.study.server import Server
-
-RESOURCES, SETTINGS = "resources.json", "settings.json"
 
 
 class ServerUse:
@@ -42,7 +41,7 @@ class ServerUse:
         )
         page = self._server.get("/metrics")
         settings = engine_record(self._server, self._engine["kind"], os.environ, page)
-        write_json(self._server.folder / SETTINGS, self._of_launch | settings)
+        write_json(self._server.folder / paths.SETTINGS, self._of_launch | settings)
         remove_settings(self._server.folder)
 
     def after_load(self) -> None:
@@ -55,13 +54,13 @@ class ServerUse:
     def _write(self, resources: dict[str, Any]) -> None:
         self._resources = resources
         content = self._of_launch | {"startup_s": self._startup_s} | resources
-        write_json(self._server.folder / RESOURCES, content)
+        write_json(self._server.folder / paths.RESOURCES, content)
 
 
 def records_of(folder: Path) -> dict[str, str]:
     """SHA-256 of a launch's records by name, for its index; what is not there is left out."""
     return {
         name: sha256_file(folder / name)
-        for name in (RESOURCES, SETTINGS)
+        for name in (paths.RESOURCES, paths.SETTINGS)
         if (folder / name).exists()
     }

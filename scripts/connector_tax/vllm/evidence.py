@@ -27,14 +27,14 @@ WORKER_HOOKS = ("get_finished_us", "start_load_kv_us")
 def failed_parts(log: str) -> list[str]:
     """What the log says failed to initialise: the line, and the exception printed after it."""
     lines = [_COLOUR.sub("", line).strip() for line in log.splitlines()]
-    found = []
+    lines_of_failure = []
     for position, line in enumerate(lines):
         if _FAILED.search(line):
             after = lines[position + 1 : position + 1 + _TRACEBACK_LINES]
             cause = next((text for text in after if _EXCEPTION.match(text)), "")
             line = line.removesuffix("Traceback (most recent call last):").strip()
-            found.append(f"{line} {cause}".strip())
-    return found
+            lines_of_failure.append(f"{line} {cause}".strip())
+    return lines_of_failure
 
 
 def inactive_reason(

@@ -161,8 +161,8 @@ def transfer_of(argv: Sequence[str]) -> dict[str, Any] | None:
     """The KVTransferConfig on a command line made by `vllm_command`."""
     if "--kv-transfer-config" not in argv:
         return None
-    found: dict[str, Any] = json.loads(argv[argv.index("--kv-transfer-config") + 1])
-    return found
+    transfer: dict[str, Any] = json.loads(argv[argv.index("--kv-transfer-config") + 1])
+    return transfer
 
 
 def _with_ports(value: Any, port_of: Callable[[str], int]) -> Any:

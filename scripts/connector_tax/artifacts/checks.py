@@ -1,0 +1,93 @@
+"""The checks a cell must pass to be valid: the name of each, what a void cell says, its bounds.
+
+`analysis.validity` computes them, the audit a second time from the raw records; the load
+generator's own command judges by the same bounds.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class CheckKind(NamedTuple):
+    """One check, as it stands under its name in a cell's `health`.
+
+    Attributes:
+        void: what is wrong where it fails.
+        bounds: keys of the `validity` section it is judged by, with the value of a study that does
+            not set them; empty where the bound is no matter of choice.
+        machine: only of a cell whose machine was watched (a study with a `quiet` section).
+    """
+
+    void: str
+    bounds: Mapping[str, float] = {}
+    machine: bool = False
+
+
+CHECKS: Mapping[str, CheckKind] = {
+    "schedule_lag_p99_ms": CheckKind(
+        "requests were written later than scheduled (p99)",
+        {"schedule_lag_p99_ms": 2.0, "schedule_lag_ttft_fraction": 0.02},
+    ),
+    "early_send_ms": CheckKind("a request was written before its scheduled time"),
+    "sent_rate_ratio": CheckKind(
+        "the sent rate departs from the schedule", {"sent_rate_tolerance": 0.01}
+    ),
+    "unaccounted_requests": CheckKind("scheduled requests without exactly one outcome"),
+    "error_rate": CheckKind("too many requests failed", {"max_error_rate": 0.01}),
+    "window_s": CheckKind("the window was cut short, or is longer than its cap"),
+    "measured_ok": CheckKind("too few requests of the window succeeded"),
+    "server_success_excess": CheckKind("successes counted by client and server differ"),
+    "server_prompt_tokens_excess": CheckKind("prompt tokens counted by client and server differ"),
+    "server_generation_tokens_excess": CheckKind(
+        "generated tokens counted by client and server differ"
+    ),
+    "prefix_cache_hits": CheckKind("the prefix cache was hit"),
+    "external_prefix_cache_hits": CheckKind("the external prefix cache was hit"),
+    "loop_lag_p99_ms": CheckKind(
+        "an event loop of the load generator lagged", {"loop_lag_p99_ms": 5.0}
+    ),
+    "loop_lag_max_ms": CheckKind(
+        "an event loop of the load generator stood still", {"loop_lag_max_ms": 100.0}
+    ),
+    "cpu_share": CheckKind(
+        "a process of the load generator was short of CPU", {"max_cpu_share": 0.9}
+    ),
+    "workers_died": CheckKind("workers of the load generator died"),
+    "silent_workers": CheckKind("workers of the load generator died or did not tell their health"),
+    "unopened_connections": CheckKind(
+        "connections to the server could not be opened before the cell"
+    ),
+    "unstamped_reads": CheckKind("reads lack the kernel's stamp though the clock is the kernel's"),
+    "lost_messages": CheckKind("messages were dropped, undecodable or oversized"),
+    "metrics_scrapes": CheckKind("/metrics was not read inside the window, or a scrape failed"),
+    "suspended_ms": CheckKind("the machine was suspended"),
+    "quiet_requests": CheckKind("machine disturbed: too few requests in quiet time", machine=True),
+    "idle_memory_factor": CheckKind(
+        "machine disturbed: slower than the study's quiet level, server idle",
+        {"max_idle_memory_factor": 2.0},
+        machine=True,
+    ),
+    "foreign_cpu_server": CheckKind(
+        "machine disturbed: other processes used the server's CPUs",
+        {"max_foreign_cpu": 0.1},
+        machine=True,
+    ),
+    "foreign_cpu_loadgen": CheckKind(
+        "machine disturbed: other processes used the load generator's CPUs",
+        {"max_foreign_cpu": 0.1},
+        machine=True,
+    ),
+    # Where the kernel counts it.
+    "throttled_periods": CheckKind(
+        "machine disturbed: the control group's CPU quota was used up", machine=True
+    ),
+}
+MACHINE_CHECKS = tuple(name for name, check in CHECKS.items() if check.machine)
+# What a study is judged by where its `validity` section does not say otherwise.
+BOUNDS: Mapping[str, float] = {
+    key: value for check in CHECKS.values() for key, value in check.bounds.items()
+}
+# The share of reads that may lack a stamp: a wall clock set anew takes it from those under way.
+UNSTAMPED_SHARE_MAX = 0.01
+# Two clocks cannot be read at one moment; a suspend lasts seconds.
+SUSPENDED_MS_MAX = 100

@@ -1,0 +1,95 @@
+"""The files of a study, by the part of the study that they belong to.
+
+Names in capitals are relative to the study's, the launch's or the cell's folder. What stands in
+each file: docs/artifacts.md.
+"""
+
+from pathlib import Path
+
+# Of a study, below results/<study>/.
+STUDY = "study.json"
+ENVIRONMENT = "environment.json"
+ENV_TEXT = "env.txt"
+PREFLIGHT = "preflight"
+PREFLIGHT_STATUS = f"{PREFLIGHT}/preflight_status.json"
+PATCH = "patch"
+PATCH_STATUS = f"{PATCH}/patch_status.json"
+REVERT_STATUS = f"{PATCH}/revert_status.json"
+RUNS = "runs"
+REFERENCE_RATES = "reference_rates.json"
+ANALYSIS = "analysis"
+FIGURES = "figures"
+REPORT = "report.html"
+MANIFEST = "manifest.json"
+AUDIT = "audit.json"
+COMPLETE = "complete.json"
+LOGS = "logs"
+
+# The analysis' tables, below ANALYSIS.
+AGGREGATE = "aggregate.csv"
+AGGREGATE_JSON = "aggregate.json"
+TAXES = "taxes.csv"
+AMPLIFICATION = "amplification.csv"
+STEPS = "steps.csv"
+STEP_TAXES = "step_taxes.csv"
+HOOKS = "hooks.csv"
+STEP_CDF = "step_cdf.csv"
+RESOURCE_TABLE = "resources.csv"
+ENGINE_TABLE = "engine.csv"
+HYPOTHESES = "hypotheses.json"
+ANALYSIS_FILES = (
+    AGGREGATE_JSON,
+    AGGREGATE,
+    TAXES,
+    AMPLIFICATION,
+    STEPS,
+    STEP_TAXES,
+    HOOKS,
+    STEP_CDF,
+    RESOURCE_TABLE,
+    ENGINE_TABLE,
+    HYPOTHESES,
+)
+
+# Of a launch, below runs/<config>/block<k>/<phase>/ (names.Launch.folder). The index is written
+# last: without it the launch has not ended.
+INDEX = "index.json"
+FAILED_INDEX = "index.failed.json"
+DAMAGED_INDEX = "index.damaged.json"
+ATTEMPTS = "attempts.json"
+LAUNCH_CONFIG = "config.json"
+LAUNCH_SCRIPT = "launch.sh"
+STDOUT_LOG = "vllm_stdout.log"
+STDERR_LOG = "vllm_stderr.log"
+SUMMARY = "summary.json"
+RESOURCES = "resources.json"
+SETTINGS = "settings.json"
+# What a launch must have left to be repeated and judged by somebody else.
+LAUNCH_FILES = (LAUNCH_CONFIG, LAUNCH_SCRIPT, STDOUT_LOG, STDERR_LOG, ENV_TEXT, SUMMARY)
+
+# Of a cell: one record, and a file of JSON lines of each of these kinds.
+CELL_LOGS = ("requests", "metrics", "engine_step", "machine")
+
+
+def cell_record(phase: str, cell: str) -> str:
+    """The name of a cell's own file."""
+    return f"cell_{phase}_{cell}.json"
+
+
+def cell_log(kind: str, phase: str, cell: str) -> str:
+    """The name of a cell's file of one of CELL_LOGS."""
+    return f"{kind}_{phase}_{cell}.jsonl"
+
+
+def partial_cell(launch_folder: Path, cell: str) -> Path:
+    """Where a cell is written until it is whole and renamed."""
+    return launch_folder / f"{cell}.partial"
+
+
+def set_aside(path: Path, label: str) -> Path:
+    """The first free name `<name>.<label><k>` beside a folder or file that is to be kept."""
+    stem, suffix = (path.stem, path.suffix) if path.is_file() else (path.name, "")
+    number = 1
+    while (target := path.with_name(f"{stem}.{label}{number}{suffix}")).exists():
+        number += 1
+    return target

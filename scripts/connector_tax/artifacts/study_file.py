@@ -1,0 +1,100 @@
+"""study.json as its readers take it: an older study's in the present form."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from connector_tax.artifacts.names import METRICS, PHASES, REFERENCES, Launch, launched_plains
+from connector_tax.files import ArtifactError, read_json
+
+
+@dataclass(frozen=True)
+class Study:
+    """`study.json` and the folder it lies in."""
+
+    root: Path
+    document: Mapping[str, Any]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The resolved configuration."""
+        config: Mapping[str, Any] = self.document["config"]
+        return config
+
+    @property
+    def seed(self) -> int:
+        """The number every random choice is derived from."""
+        return int(self.document["seed"])
+
+    @property
+    def configurations(self) -> list[str]:
+        """Configuration ids in the study's order."""
+        return [entry["id"] for entry in self.document["configurations"]]
+
+    def plains(self, phase: str) -> list[str]:
+        """The launches of plain in each block of a phase: `plain`, `plain_2` and so on."""
+        return launched_plains(entry["config"] for entry in self.document["run_order"][phase])
+
+    def configs(self, phase: str) -> list[str]:
+        """The launches of a block of a phase in the study's order, further plains at the end."""
+        launched = {entry["config"] for entry in self.document["run_order"][phase]}
+        further = self.plains(phase)[1:]
+        return [c for c in self.configurations if c in launched] + further
+
+    def cells(self, phase: str) -> Sequence[Mapping[str, Any]]:
+        """The planned cells of a phase; rate_rps is null in B and Bp."""
+        cells: Sequence[Mapping[str, Any]] = self.document["cells"][phase]
+        return cells
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """The content of study.json in the present form.
+
+    A study measured before `plain_launches` existed launched plain first in each block and, with
+    `closing_plain`, a second time last, under the name `plain_last`; its one margin held for every
+    metric, and its confirmatory family had no key.
+
+    Raises:
+        ArtifactError: the file is missing or holds no JSON object.
+    """
+    document = read_json(path)
+    if not isinstance(document, dict):
+        raise ArtifactError(f"{path}: found {type(document).__name__}; allowed: an object")
+    config = document.get("config")
+    if isinstance(config, dict) and "closing_plain" in config:
+        document["config"] = _present_form(config)
+    return document
+
+
+def load_study(path: Path) -> Study:
+    """Read `study.json`.
+
+    Raises:
+        ArtifactError: the file is missing, not JSON, or lacks a key the analysis needs.
+    """
+    document = read_study(path)
+    needed = ("design_sha256", "engine_label", "emulated", "seed", "blocks", "config")
+    for key in (*needed, "configurations", "run_order", "cells"):
+        if key not in document:
+            raise ArtifactError(f"{path}: key {key!r} is missing")
+    for key in ("run_order", "cells"):
+        missing = [phase for phase in PHASES if phase not in document[key]]
+        if missing:
+            raise ArtifactError(f"{path}: {key}: phase {missing[0]!r} is missing")
+    return Study(path.parent, document)
+
+
+def launches(study: Mapping[str, Any], phase: str) -> list[Launch]:
+    """The launches of a phase in run order."""
+    return [Launch(e["config"], e["block"], phase) for e in study["run_order"][phase]]
+
+
+def _present_form(config: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {key: value for key, value in config.items() if key != "closing_plain"}
+    settings["plain_launches"] = 2 if config["closing_plain"] else 1
+    statistics = dict(config["statistics"])
+    margin = statistics.pop("margin")
+    statistics["margins"] = dict.fromkeys(METRICS, margin)
+    statistics["confirmatory"] = list(REFERENCES)
+    return {**settings, "statistics": statistics}

@@ -1,0 +1,413 @@
+"""The tables of the analysis: their columns, how they are written, typed rows for their readers.
+
+Times are milliseconds or microseconds as the column's name says, rates requests per second, taxes
+fractions of plain (0.1 = +10 %). An empty CSV field is None: the number does not exist. What each
+column means: docs/artifacts.md.
+"""
+
+import csv
+import io
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from connector_tax.artifacts import paths
+from connector_tax.files import ArtifactError
+
+# The pooled rows' value in the column `block` of aggregate.csv.
+POOLED = "all"
+PERCENTS = (50, 90, 99)
+# Which cell a row is of, and how it ended: known without a number.
+CELL_COLUMNS = (
+    "config",
+    "configuration",
+    "block",
+    "phase",
+    "cell",
+    "rate_rps",
+    "input_tokens",
+    "output_tokens",
+    "status",
+    "reason",
+    "label",
+)
+QUANTILES = tuple(f"{m}_p{p}" for m in ("ttft", "tpot", "e2e") for p in PERCENTS)
+STEP_COLUMNS = tuple(
+    f"{name}_p{percent}"
+    for name in (
+        "step_duration_us",
+        "engine_step_us",
+        "build_meta_us",
+        "get_finished_us",
+        "start_load_kv_us",
+        "connector_total_us",
+    )
+    for percent in (50, 90)
+)
+STEP_COUNTS = ("n_steps", "n_empty_steps", "n_incomplete_steps")
+STEP_TAXES = ("tax_step_p50", "tax_engine_step_p50", "tax_callback_p50", "unattributed")
+
+
+@dataclass(frozen=True)
+class AggregateRow:
+    """One (configuration, block, phase, cell) of analysis/aggregate.csv; block `all` is pooled."""
+
+    config: str
+    configuration: str
+    block: str
+    phase: str
+    cell: str
+    rate_rps: float | None
+    input_tokens: int
+    output_tokens: int
+    status: str
+    reason: str
+    n: int | None
+    ttft_p50_ms: float | None
+    ttft_p90_ms: float | None
+    ttft_p90_lo_ms: float | None
+    ttft_p90_hi_ms: float | None
+    tpot_p50_ms: float | None
+    tpot_p90_ms: float | None
+    tpot_p90_lo_ms: float | None
+    tpot_p90_hi_ms: float | None
+    requested_throughput_rps: float | None
+    effective_throughput_rps: float | None
+    throughput_ratio: float | None
+    error_rate: float | None
+    saturated: bool | None
+    saturation_criteria: str
+    warming_up: bool | None
+    n_steps: int | None
+
+
+@dataclass(frozen=True)
+class TaxRow:
+    """One (configuration, cell, metric) of analysis/taxes.csv, against plain in the same cell."""
+
+    config: str
+    phase: str
+    cell: str
+    rate_rps: float | None
+    reference: str
+    input_tokens: int
+    output_tokens: int
+    metric: str
+    family: str
+    tax: float | None
+    tax_lo: float | None
+    tax_hi: float | None
+    abs_ms: float | None
+    abs_lo_ms: float | None
+    abs_hi_ms: float | None
+    plain_ms: float | None
+    config_ms: float | None
+    n_blocks: int | None
+    n_config: int | None
+    n_plain: int | None
+    interval_method: str
+    error_df: float | None
+    verdict: str
+    p_value: float | None
+    p_adjusted: float | None
+    blocks_needed: int | None
+    margin: float | None
+    aa_tax: float | None
+    aa_lo: float | None
+    aa_hi: float | None
+    tax_all: float | None
+    tax_all_lo: float | None
+    tax_all_hi: float | None
+    mark: str
+    capacity_ratio: float | None
+    step_tax_us: float | None
+    engine_step_tax_us: float | None
+    callback_us: float | None
+    unattributed_us: float | None
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AmplificationRow:
+    """tax(ref_load) - tax(ref_safe) of a configuration and metric (analysis/amplification.csv)."""
+
+    config: str
+    metric: str
+    ref_safe_rps: float
+    ref_load_rps: float
+    tax_ref_safe: float | None
+    tax_ref_load: float | None
+    gap: float | None
+    gap_lo: float | None
+    gap_hi: float | None
+    n_blocks: int
+    interval_method: str
+    error_df: float | None
+    mark: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StepTaxRow:
+    """One step tax of analysis/step_taxes.csv, in µs, with the A/A comparison of plain."""
+
+    config: str
+    phase: str
+    cell: str
+    metric: str
+    us: float | None
+    lo_us: float | None
+    hi_us: float | None
+    p: float | None
+    n_blocks: int | None
+    method: str
+    aa_us: float | None
+    aa_lo_us: float | None
+    aa_hi_us: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class HookRow:
+    """One timed hook of a configuration in one cell (analysis/hooks.csv); `child` may be empty."""
+
+    config: str
+    phase: str
+    cell: str
+    process: str
+    child: str
+    hook: str
+    p50_us: float | None
+    p50_lo_us: float | None
+    p50_hi_us: float | None
+    p50_method: str
+    mean_us: float
+    mean_lo_us: float | None
+    mean_hi_us: float | None
+    mean_method: str
+    share: float | None
+    share_lo: float | None
+    share_hi: float | None
+    share_method: str
+    empty_us: float
+    n_steps: int
+    n_ran: int
+    n_launches: int
+
+
+@dataclass(frozen=True)
+class StepPoint:
+    """One quantile of schedule() and of the whole engine step (analysis/step_cdf.csv).
+
+    Means over the launches of a configuration, in µs.
+    """
+
+    config: str
+    step_duration_us: float
+    engine_step_us: float | None
+    cdf: float
+
+
+@dataclass(frozen=True)
+class ResourceRow:
+    """One resource of a configuration against plain's (analysis/resources.csv)."""
+
+    config: str
+    resource: str
+    unit: str
+    scale: str
+    plain_mean: float | None
+    config_mean: float | None
+    difference: float | None
+    difference_lo: float | None
+    difference_hi: float | None
+    tax: float | None
+    tax_lo: float | None
+    tax_hi: float | None
+    p_value: float | None
+    interval_method: str
+    aa_difference: float | None
+    aa_difference_lo: float | None
+    aa_difference_hi: float | None
+    aa_tax: float | None
+    aa_tax_lo: float | None
+    aa_tax_hi: float | None
+    n_blocks: int
+    n_launches: int
+    companions: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """One setting of a configuration's engine beside plain's (analysis/engine.csv)."""
+
+    config: str
+    setting: str
+    value: str
+    plain: str
+    differs: bool | None
+    source: str
+    reason: str
+    also_differs: str
+
+
+# The columns of each table, in order.
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    paths.AGGREGATE: (
+        *CELL_COLUMNS,
+        "n",
+        "window_s",
+        *(f"{q}{bound}_ms" for q in QUANTILES for bound in ("", "_lo", "_hi")),
+        "p99_reason",
+        "ttft_from_send_p90_ms",
+        "requested_throughput_rps",
+        "effective_throughput_rps",
+        "throughput_ratio",
+        "error_rate",
+        "dropped",
+        "n_disturbed",
+        "quiet_share",
+        "memory_ns_p50",
+        "waiting_p50",
+        "saturated",
+        "saturation_criteria",
+        "warming_up",
+        "mser5_discard",
+        "start_change",
+        "start_p",
+        *STEP_COLUMNS,
+        *STEP_COUNTS,
+    ),
+    paths.STEPS: (
+        *("config", "block", "phase", "cell", "configuration", "status", "reason"),
+        *STEP_COLUMNS,
+        *STEP_COUNTS,
+        *STEP_TAXES,
+    ),
+} | {
+    name: tuple(field.name for field in fields(row_type))
+    for name, row_type in (
+        (paths.TAXES, TaxRow),
+        (paths.AMPLIFICATION, AmplificationRow),
+        (paths.STEP_TAXES, StepTaxRow),
+        (paths.HOOKS, HookRow),
+        (paths.STEP_CDF, StepPoint),
+        (paths.RESOURCE_TABLE, ResourceRow),
+        (paths.ENGINE_TABLE, EngineRow),
+    )
+}
+
+
+def empty_row(table: str) -> dict[str, Any]:
+    """A row of a table without any value."""
+    return dict.fromkeys(COLUMNS[table])
+
+
+def table_text(table: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table as CSV; None is empty, booleans are `true` and `false`, floats round-trip.
+
+    Raises:
+        ValueError: a row has other columns than the table.
+    """
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, COLUMNS[table], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        if missing := set(COLUMNS[table]) - row.keys():
+            raise ValueError(f"{table}: a row has no column {min(missing)!r}")
+        writer.writerow({k: str(v).lower() if isinstance(v, bool) else v for k, v in row.items()})
+    return stream.getvalue()
+
+
+Row = TypeVar(
+    "Row",
+    AggregateRow,
+    TaxRow,
+    AmplificationRow,
+    StepTaxRow,
+    HookRow,
+    StepPoint,
+    ResourceRow,
+    EngineRow,
+)
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+_PARSERS: Mapping[type, tuple[Callable[[str], Any], str]] = {
+    str: (str, "text"),
+    int: (int, "an integer"),
+    float: (_finite, "a finite number"),
+    bool: (_boolean, "true or false"),
+}
+
+
+def _column_types(row_type: type) -> dict[str, tuple[type, bool]]:
+    """Column name -> (scalar type, may be empty) from the annotations of a row class."""
+    hints = typing.get_type_hints(row_type)
+    columns = {}
+    for field in fields(row_type):
+        hint = hints[field.name]
+        optional = isinstance(hint, types.UnionType)
+        scalar = typing.get_args(hint)[0] if optional else hint
+        columns[field.name] = (scalar, optional)
+    return columns
+
+
+def read_table(path: Path, row_type: type[Row]) -> list[Row]:
+    """Read a CSV into rows of `row_type`; columns the class does not name are ignored.
+
+    A line without any value stands for an empty table and is no row.
+
+    Raises:
+        ArtifactError: the file or a column is missing, or a value does not parse; names file, line
+            and column, what was found and what is allowed.
+    """
+    columns = _column_types(row_type)
+    try:
+        stream = path.open(encoding="utf-8", newline="")
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file") from None
+    with stream:
+        reader = csv.DictReader(stream)
+        missing = [name for name in columns if name not in (reader.fieldnames or ())]
+        if missing:
+            raise ArtifactError(f"{path}:1: missing column(s): {', '.join(missing)}")
+        rows = []
+        for record in reader:
+            if not any(record.values()):
+                continue
+            values: dict[str, Any] = {}
+            for name, (scalar, optional) in columns.items():
+                text = record[name]
+                if text is None:
+                    raise ArtifactError(f"{path}:{reader.line_num}: fewer values than columns")
+                if text == "" and optional:
+                    values[name] = None
+                    continue
+                parse, allowed = _PARSERS[scalar]
+                try:
+                    values[name] = parse(text)
+                except (ValueError, KeyError):
+                    raise ArtifactError(
+                        f"{path}:{reader.line_num}: {name}: {text!r}; allowed: {allowed}"
+                    ) from None
+            rows.append(row_type(**values))
+    return rows

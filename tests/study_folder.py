@@ -1,0 +1,118 @@
+"""What every study folder made for a test has around its launches: study.json, and what the stages
+before the first measurement leave.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PHASES, PLAIN, Launch, cell_of_rate, cell_of_shape
+from connector_tax.files import write_json, write_text
+
+Planned = dict[str, Any]
+
+
+def rate_cell(rate_rps: float, input_tokens: int, output_tokens: int) -> Planned:
+    """A planned cell of Phase A."""
+    return {
+        "cell": cell_of_rate(rate_rps),
+        "rate_rps": float(rate_rps),
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+    }
+
+
+def shape_cell(input_tokens: int, output_tokens: int) -> Planned:
+    """A planned cell of Phases B and B'."""
+    return {
+        "cell": cell_of_shape(input_tokens, output_tokens),
+        "rate_rps": None,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+    }
+
+
+def study_document(
+    config: Mapping[str, Any],
+    labels: Mapping[str, str],
+    cells: Mapping[str, Sequence[Planned]],
+    order: Sequence[Launch],
+    **rest: Any,
+) -> dict[str, Any]:
+    """The content of study.json.
+
+    Args:
+        config: the configuration, with `seed` and `blocks`.
+        labels: configuration id to label, in the study's order.
+        cells: phase to its planned cells; a phase that is left out has none.
+        order: every launch, in run order.
+        rest: replaces what is the same in all of these studies.
+    """
+    document = {
+        "study": "synthetic",
+        "design_sha256": "0" * 64,
+        "engine_label": "embedded (emulated)",
+        "emulated": True,
+        "package_version": "0.1.0",
+        "created_utc": "2026-05-26T09:00:00+00:00",
+        "seed": config["seed"],
+        "blocks": config["blocks"],
+        "config": config,
+        "configurations": [
+            {
+                "id": name,
+                "label": label,
+                "connector": None if name == PLAIN else "Connector",
+                "role": None if name == PLAIN else "kv_both",
+                "purpose": f"Purpose of {name}.",
+                "gate": None,
+            }
+            for name, label in labels.items()
+        ],
+        "run_order": {
+            phase: [{"config": e.config, "block": e.block} for e in order if e.phase == phase]
+            for phase in PHASES
+        },
+        "cells": {phase: list(cells.get(phase, ())) for phase in PHASES},
+    }
+    return document | rest
+
+
+def write_stages(
+    root: Path,
+    document: Mapping[str, Any],
+    skipped: Mapping[str, str] | None = None,
+    *,
+    step_timing: bool = True,
+    environment: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write study.json, env.txt, environment.json and the status of pre-flight and patch.
+
+    Args:
+        root: the study's folder.
+        document: the content of study.json.
+        skipped: configuration to the reason why pre-flight left it out.
+        step_timing: whether the patch stage switched step timing on.
+        environment: the content of environment.json.
+
+    Returns:
+        the path of study.json.
+    """
+    lost = skipped or {}
+    write_json(root / paths.STUDY, document)
+    write_json(root / paths.ENVIRONMENT, environment or {"cpu": "synthetic", "vllm": None})
+    write_text(root / paths.ENV_TEXT, "synthetic\n")
+    status = {
+        entry["id"]: {
+            "include": entry["id"] not in lost,
+            "reason": lost.get(entry["id"], "no gate"),
+            "evidence": None,
+        }
+        for entry in document["configurations"]
+    }
+    write_json(root / paths.PREFLIGHT_STATUS, status)
+    reason = None if step_timing else "the probe does not fit this engine version"
+    patch = {"step_timing_available": step_timing, "method": "built in", "reason": reason}
+    write_json(root / paths.PATCH_STATUS, {**patch, "targets": [], "reverted": True})
+    return root / paths.STUDY
