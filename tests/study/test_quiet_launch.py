@@ -121,6 +121,7 @@ def test_a_machine_slower_than_the_studys_level_voids_the_cell(tmp_path: Path) -
     assert all("slower than the study's quiet level, server idle" in text for text in reasons)
 
 
+@pytest.mark.long
 def test_busy_neighbours_on_the_servers_cores_void_the_cells(tmp_path: Path) -> None:
     study_file = write_study(tmp_path)
     edit(study_file, {"validity": {"max_foreign_cpu": 0.1}}, {})
