@@ -39,6 +39,21 @@ else:
 
     include: "workflow/rules/replot.smk"
 
+    # Here, because Snakemake takes no default target from a file that is included.
+    rule replot:
+        default_target: True
+        input:
+            rules.unpack.output,
+            rules.aggregate.output,
+            FIGURE_FILES,
+            f"{RESULTS}/report.html",
+            study=f"{RESULTS}/study.json",
+        log:
+            f"{RESULTS}/logs/replot.log",
+        shell:
+            "python -m connector_tax.provenance.audit --study {input.study} --manifest MANIFEST.md"
+            " 2>&1 | tee {log}"
+
 
 rule figures:
     input:

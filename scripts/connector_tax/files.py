@@ -88,7 +88,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"{path}: not valid JSON: {error}") from error
 
 
@@ -103,10 +103,12 @@ def read_jsonl(path: Path) -> Iterator[Any]:
             for number, line in enumerate(stream, 1):
                 try:
                     yield json.loads(line)
-                except json.JSONDecodeError as error:
+                except (json.JSONDecodeError, RecursionError) as error:
                     raise ArtifactError(f"{path}:{number}: not valid JSON: {error}") from error
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{path}: not UTF-8: {error}") from error
 
 
 def sha256_file(path: Path) -> str:

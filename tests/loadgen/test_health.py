@@ -21,7 +21,9 @@ from connector_tax.loadgen.session_run import SessionRecord
 
 MS = 1_000_000
 GOOD = {"loop_lag_p99_ms": 0.1, "loop_lag_max_ms": 1.0, "cpu_share": 0.2, "reads": 100,
-        "unstamped_reads": 1}  # fmt: skip
+        "unstamped_reads": 1, "undecodable": 0, "oversized": 0, "dropped_messages": 0,
+        "late_results": 0}  # fmt: skip
+UNTOLD = {key: value for key, value in GOOD.items() if key != "oversized"}
 WHOLE: dict[str, Any] = {
     "processes": {"main": GOOD, "worker0": GOOD},
     "workers": 1,
@@ -202,6 +204,7 @@ def test_a_lost_message_or_a_dead_worker_fails(counter: str) -> None:
          "loop_lag_max_ms"),
         ({"processes": {"main": {**GOOD, "late_results": 1}, "worker0": GOOD}}, "lost_messages"),
         ({"workers_died": [0]}, "workers_died"),
+        ({"processes": {"main": GOOD, "worker0": UNTOLD}}, "lost_messages"),
     ],
 )  # fmt: skip
 def test_what_a_cell_and_the_command_find_wrong(changes: dict[str, Any], check: str) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import shlex
 import shutil
@@ -20,13 +21,17 @@ from connector_tax.analysis import aggregate
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.validity import COUNTERS, assess, server_counters, void_reasons
 from connector_tax.artifacts.checks import BOUNDS
+from connector_tax.artifacts.study_file import launches
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, read_jsonl, sha256_file, sha256_json, write_json
+from connector_tax.machine import packages
 from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
 from connector_tax.report.page import render
+from connector_tax.seals import read_links, seal_launch, seal_settings
+from connector_tax.study import complete
 from connector_tax.study.design import measured_design, run_order
 from connector_tax.study.prompts import bodies_sha256, planned_requests
 from connector_tax.study.server_command import served_model
@@ -54,40 +59,63 @@ SECTIONS: dict[str, Any] = {
     "resources": {"idle_s": 2.0},
     "validity": dict(BOUNDS),
 }
-QUIET = {"loop_lag_p99_ms": 1.0, "loop_lag_max_ms": 2.0, "cpu_share": 0.1, "undecodable": 0}
+QUIET = {
+    **{"loop_lag_p99_ms": 1.0, "loop_lag_max_ms": 2.0, "cpu_share": 0.1},
+    **{"undecodable": 0, "oversized": 0, "dropped_messages": 0},
+}
 LOAD_GENERATOR: dict[str, Any] = {
-    "processes": {"main": QUIET, "worker0": {**QUIET, "reads": 500, "unstamped_reads": 0}},
+    "processes": {
+        "main": {**QUIET, "late_results": 0},
+        "worker0": {**QUIET, "reads": 500, "unstamped_reads": 0},
+    },
     "workers": 1,
     "workers_died": [],
     "connections_per_worker": 256,
     "connections": {"worker0": 256},
 }
+LAGGING = {**LOAD_GENERATOR, "processes": dict(LOAD_GENERATOR["processes"])}
+LAGGING["processes"]["main"] = {**LAGGING["processes"]["main"], "loop_lag_p99_ms": 9.0}
 SKIPPED = {"mooncake_consumer": "verify_kv_consumer: not ready after 30 s"}
 
 
-def write_audited_study(folder: Path) -> Path:
-    """Write results/synthetic and MANIFEST.md below `folder`; the path of study.json."""
+def write_audited_study(folder: Path, *, drawn: bool = True, **given: Any) -> Path:
+    """Write results/synthetic and MANIFEST.md below `folder`; the path of study.json.
+
+    Args:
+        drawn: whether there are figures and a report.
+        given: arguments of write_synthetic_study.
+    """
     root = folder / "results" / "synthetic"
-    study_file = write_synthetic_study(root, config=SMALL, skipped=SKIPPED, steps_per_cell=40)
+    arguments: dict[str, Any] = {"config": SMALL, "skipped": SKIPPED, "steps_per_cell": 40, **given}
+    study_file = write_synthetic_study(root, **arguments)
     document = _complete_design(study_file)
-    for index_file in sorted(root.glob("runs/*/*/*/index.json")):
-        _complete_launch(document, index_file)
+    seal_settings(root, document)
+    for phase in ("A", "B", "Bp"):
+        for launch in launches(document, phase):
+            _complete_launch(document, launch.folder(root) / "index.json")
     with contextlib.redirect_stdout(io.StringIO()):
         assert aggregate.main(["--study", str(study_file)]) == 0
-        study = StudyTables(study_file)
-        for name in NAMES:
-            module = import_module(f"connector_tax.figures.{name}")
-            style.save(module.draw(study), root / "figures", name, module.TITLE)
-        (root / "report.html").write_text(render(study))
-        arguments = ["--study", str(study_file), "--manifest", str(folder / "MANIFEST.md")]
-        assert manifest.main(arguments) == 0
+        if drawn:
+            _draw(study_file)
+        options = ["--study", str(study_file), "--manifest", str(folder / "MANIFEST.md")]
+        assert manifest.main(options) == 0
+        assert complete.main([*options[:2], "--out", str(root / "complete.json")]) == 0
     return study_file
+
+
+def _draw(study_file: Path) -> None:
+    study = StudyTables(study_file)
+    for name in NAMES:
+        module = import_module(f"connector_tax.figures.{name}")
+        style.save(module.draw(study), study.root / "figures", name, module.TITLE)
+    (study.root / "report.html").write_text(render(study))
 
 
 def _complete_design(study_file: Path) -> dict[str, Any]:
     root = study_file.parent
     document: dict[str, Any] = read_json(study_file)
     document["config"] |= SECTIONS
+    _decide_gates(root, document)
     document["run_order"] = run_order(document["config"])
     document["design_sha256"] = sha256_json(
         measured_design(document["config"], document["configurations"])
@@ -97,10 +125,25 @@ def _complete_design(study_file: Path) -> dict[str, Any]:
     environment |= dict.fromkeys(("vllm", "vllm_sha", "mooncake", "nixl", "lmcache"), "none")
     environment |= {"gpu": ["no GPU"], "cpu": "synthetic"}
     write_json(root / "environment.json", environment)
-    replace(root / "env.txt", env_text(environment, {"pipeline packages": {"numpy": "1"}}))
+    replace(root / "env.txt", env_text(environment, {"pipeline packages": packages(None)}))
     for copy in root.glob("runs/*/*/*/env.txt"):
         replace(copy, (root / "env.txt").read_text())
     return document
+
+
+def _decide_gates(root: Path, document: dict[str, Any]) -> None:
+    """Give a configuration that is left out a gate, and its gate a log that says so."""
+    gates = read_json(root / "preflight" / "preflight_status.json")
+    for entry in document["configurations"]:
+        gate, said = entry["gate"], gates[entry["id"]]
+        said["evidence"] = None
+        if not said["include"]:
+            entry["gate"] = gate = "verify_kv_consumer"
+        if gate is not None:
+            said["evidence"] = f"preflight/{gate}.log"
+            decision = f"{'INCLUDE' if said['include'] else 'SKIP'}: {said['reason']}"
+            (root / said["evidence"]).write_text(f"2026-05-26T08:59:00.000+00:00 {decision}\n")
+    write_json(root / "preflight" / "preflight_status.json", gates)
 
 
 def _complete_launch(document: dict[str, Any], index_file: Path) -> None:
@@ -117,18 +160,23 @@ def _complete_launch(document: dict[str, Any], index_file: Path) -> None:
             "environment": {"PYTHONPATH": CPU_ADAPTER},
         }
         write_json(folder / "config.json", description)
+        write_json(folder / "attempts.json", [{"attempt": 1}])
         (folder / "launch.sh").write_text(f"#!/usr/bin/env bash\nexec {shlex.join(argv)}\n")
         index["timing"] = dict.fromkeys(("startup_s", "cells_s", "release_s", "wall_s"), 1.0)
         for entry in index["cells"]:
-            _complete_cell(document, folder / entry["cell"], index)
+            reasons = _complete_cell(document, folder / entry["cell"], index)
+            entry["reason"] = "; ".join(reasons) or None
             entry["files"] = hashes(folder / entry["cell"])
         summary = {e["cell"]: summarise_cell(folder / e["cell"]) for e in index["cells"]}
         write_json(folder / "summary.json", summary)
     write_json(index_file, index)
     write_launch_records(index_file)
+    name = f"{index['config']}/block{index['block']}/{index['phase']}"
+    seal_launch(folder.parents[3], name, index_file, read_json(index_file))
 
 
-def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]) -> None:
+def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]) -> list[str]:
+    """Complete a cell's records; why it is void."""
     suffix = f"{index['phase']}_{folder.name}"
     where = f"{index['config']}/block{index['block']}/{index['phase']}/{folder.name}"
     record_file = folder / f"cell_{suffix}.json"
@@ -148,6 +196,7 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
         request["request_id"] = sent.request_id
     record["prompts_sha256"] = bodies_sha256(planned)
     metrics = list(read_jsonl(folder / f"metrics_{suffix}.jsonl"))
+    steps = list(read_jsonl(folder / f"engine_step_{suffix}.jsonl"))
     totals = {
         "success": len(requests),
         "prompt_tokens": sum(r["prompt_tokens"] for r in requests),
@@ -157,13 +206,17 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
         last = scrape is metrics[-1]
         for key, name in COUNTERS.items():
             scrape["values"][f'{name}{{engine="0"}}'] = float(totals.get(key, 0) if last else 0)
+    for moment, scrape in (("before", metrics[0]), ("after", metrics[-1])):
+        scrape["raw"] = page(scrape["values"], requests if moment == "after" else [])
+    fit_tokens(steps, totals)
     counters = {
         moment: server_counters(scrape["values"])
         for moment, scrape in (("before", metrics[0]), ("after", metrics[-1]))
     }
     name = f"{document['seed']}/arrivals/block{index['block']}/{index['phase']}/{folder.name}"
     record["schedule"] |= {"seed": name, "gamma_shape": None}
-    record |= {"server_counters": counters, "load_generator": LOAD_GENERATOR, "suspended_ms": 0}
+    generator = LOAD_GENERATOR if record["valid"] else LAGGING
+    record |= {"server_counters": counters, "load_generator": generator, "suspended_ms": 0}
     record["health"] = assess(
         records=requests,
         planned=record["counts"]["planned"],
@@ -178,11 +231,42 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
         clock=record["clock"],
         bounds=document["config"]["validity"],
     )
-    assert void_reasons(record["health"]) == []
+    record["void_reasons"] = void_reasons(record["health"])
+    assert record["valid"] == (not record["void_reasons"])
     write_lines(folder / f"requests_{suffix}.jsonl", requests)
     write_lines(folder / f"metrics_{suffix}.jsonl", metrics)
+    write_lines(folder / f"engine_step_{suffix}.jsonl", steps)
     record["files"] = {k: v for k, v in hashes(folder).items() if not k.startswith("cell_")}
     write_json(record_file, record)
+    reasons: list[str] = record["void_reasons"]
+    return reasons
+
+
+def page(values: dict[str, float], served: list[dict[str, Any]]) -> str:
+    """The server's page: its values, and histograms of latencies a quarter below the client's."""
+    lines = [f"{key} {value!r}" for key, value in values.items()]
+    for name, last in (("time_to_first_token", "first"), ("e2e_request_latency", "last")):
+        metric = f"vllm:{name}_seconds"
+        took = [(r[f"t_{last}_token_ns"] - r["t_send_ns"]) * 0.75e-9 for r in served]
+        for bound in (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, math.inf):
+            text = "+Inf" if math.isinf(bound) else repr(bound)
+            lines.append(
+                f'{metric}_bucket{{engine="0",le="{text}"}} {sum(t <= bound for t in took)}'
+            )
+        lines.append(f'{metric}_sum{{engine="0"}} {sum(took)!r}')
+    return "\n".join(lines) + "\n"
+
+
+def fit_tokens(steps: list[dict[str, Any]], totals: dict[str, int]) -> None:
+    """Let the steps add up to the tokens of the requests; the first busy one has what is left."""
+    scheduler = [step for step in steps if step["process"] == "scheduler"]
+    first = next(step for step in scheduler if step["prefill_tokens"] + step["decode_tokens"])
+    wanted = {
+        "prefill_tokens": totals["prompt_tokens"],
+        "decode_tokens": totals["generation_tokens"] - totals["success"],
+    }
+    for name, total in wanted.items():
+        first[name] += total - sum(step[name] for step in scheduler)
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -226,7 +310,20 @@ def seal_manifest(root: Path) -> None:
     """Bring manifest.json and MANIFEST.md up to date."""
     rows = manifest.rows(root / "study.json")
     write_json(root / "manifest.json", rows)
-    manifest.update(root.parents[1] / "MANIFEST.md", rows[0]["study"], rows)
+    links = read_links(root)
+    seal = links[-1][0] if links else None
+    manifest.update(root.parents[1] / "MANIFEST.md", rows[0]["study"], rows, seal)
+
+
+def unseal(root: Path) -> None:
+    """Make the study one that was measured before studies were sealed."""
+    (root / "seals.jsonl").unlink()
+    for index_file in root.glob("runs/*/*/*/index.json"):
+        with edited_json(index_file) as index:
+            del index["seal"]
+            records = ("resources.json", "settings.json")
+            index["files"] = {k: v for k, v in index["files"].items() if k in records}
+    seal_manifest(root)
 
 
 @contextlib.contextmanager

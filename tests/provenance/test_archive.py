@@ -7,18 +7,23 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import zstandard
 
 from connector_tax.files import ArtifactError, read_json, sha256_file
 from connector_tax.provenance import archive, manifest
-from connector_tax.provenance.archive import ArchiveError, pack, read_head, unpack
-from tests.provenance.audited_study import linked_copy, replace
+from connector_tax.provenance.archive import pack
+from connector_tax.provenance.archive_limits import ArchiveError
+from connector_tax.provenance.unpack import read_head, table, unpack
+from tests.provenance.audited_study import linked_copy, replace, unseal
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
 Edit = Callable[[Members, dict[str, Any]], None]
@@ -136,6 +141,65 @@ def no_list(_: Members, header: dict[str, Any]) -> None:
     header["files"] = ["study.json"]
 
 
+def in_study(*path: str | int, value: Any) -> Edit:
+    """A study.json of which one value is another; its size and hash are as listed."""
+
+    def edit(members: Members, header: dict[str, Any]) -> None:
+        study = content = json.loads(members[1][1])
+        for key in path[:-1]:
+            content = content[key]
+        content[path[-1]] = value
+        whole_study(json.dumps(study).encode())(members, header)
+
+    return edit
+
+
+def whole_study(data: bytes) -> Edit:
+    def edit(members: Members, header: dict[str, Any]) -> None:
+        members[1] = plain("study.json", data)
+        header["files"]["study.json"] = sized(data)
+
+    return edit
+
+
+def sized(data: bytes) -> dict[str, Any]:
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def rows(number: int, **values: str) -> Callable[[], bytes]:
+    def content() -> bytes:
+        stream = io.BytesIO()
+        columns = {name: pl.repeat(value, number, eager=True) for name, value in values.items()}
+        pl.DataFrame(columns).write_parquet(stream)
+        return stream.getvalue()
+
+    return content
+
+
+def other_table(content: bytes | Callable[[], bytes]) -> Edit:
+    def edit(members: Members, header: dict[str, Any]) -> None:
+        data = content if isinstance(content, bytes) else content()
+        name = "tables/requests.parquet"
+        number = next(n for n, (info, _) in enumerate(members) if info.name == name)
+        members[number] = plain(name, data)
+        header["tables"][name] |= sized(data)
+
+    return edit
+
+
+def table_named(name: str) -> Edit:
+    def edit(members: Members, header: dict[str, Any]) -> None:
+        header["tables"][name] = sized(b"x") | {"files": []}
+        members.append(plain(name, b"x"))
+
+    return edit
+
+
+def in_two_tables(_: Members, header: dict[str, Any]) -> None:
+    requests, steps = (header["tables"][f"tables/{n}.parquet"] for n in ("requests", "engine_step"))
+    steps["files"].append(requests["files"][0])
+
+
 HOSTILE: dict[str, tuple[Edit, str]] = {
     "a path upwards": (listed("runs/../../../evil"), "has no place in a study"),
     "a path upwards, not listed": (unlisted("../evil"), "is not listed"),
@@ -150,8 +214,40 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a block device": (special(tarfile.BLKTYPE), "is a device"),
     "a pipe": (special(tarfile.FIFOTYPE), "is a pipe"),
     "a folder": (special(tarfile.DIRTYPE), "is a folder"),
-    "an extended header": (special(tarfile.XHDTYPE), "of type"),
+    "an extended header": (special(tarfile.XHDTYPE), "is damaged"),
+    "a long name": (special(tarfile.GNUTYPE_LONGNAME), "is damaged"),
     "a sparse file": (special(tarfile.GNUTYPE_SPARSE), "of type"),
+    "a file where a folder is": (listed("runs/plain/block0/A"), "cannot be unpacked|is a folder"),
+    "a launch that is a path": (
+        in_study("run_order", "A", 0, "config", value="/etc/cron.d/x"),
+        "run_order.A.0..config: fo",
+    ),
+    "a launch that goes upwards": (
+        in_study("run_order", "B", 1, "config", value="../../default/runs/plain"),
+        "text matching",
+    ),
+    "a block that is a path": (
+        in_study("run_order", "A", 0, "block", value="0/../.."),
+        "allowed: integer",
+    ),
+    "a cell that is a path": (in_study("cells", "A", 0, "cell", value="../x"), "text matching"),
+    "a study in study.json that is a path": (in_study("study", value="../x"), "text matching"),
+    "a study without cells": (in_study("cells", value={}), "cells.A: missing"),
+    "a million blocks": (in_study("blocks", value=10**6), "allowed: <= 100"),
+    "a study that is a list": (whole_study(b"[]"), "allowed: object"),
+    "a study of brackets": (whole_study(b"[" * 200_000), "study.json"),
+    "a table that is none": (other_table(b"PAR1" * 100), "member 'tables/requests.parquet'"),
+    "a table of nothing": (other_table(rows(1, file="x")), "member 'tables/requests.parquet'"),
+    "a table of another file": (
+        other_table(rows(1, file="study.json", shape="{}")),
+        "KeyError|sha256 is not",
+    ),
+    "a table of huge columns": (
+        other_table(rows(10**7, file="x", shape="{}")),
+        "rows of 2 columns",
+    ),
+    "a table without a place": (table_named("tables/../x.parquet"), "is no table of a study"),
+    "a file in two tables": (in_two_tables, "is in no or in two tables"),
     "an oversized member": (grown, r"has \d+ bytes, archive.json says"),
     "a member declared huge": (declared_huge, "allowed: up to"),
     "a member twice": (twice, "stands twice"),
@@ -219,11 +315,35 @@ def test_data_behind_the_tar_is_refused(packed: Path, tmp_path: Path) -> None:
     assert_refused(path, tmp_path / "here", "data behind the end of the tar archive")
 
 
+def test_zeros_behind_the_tar_are_refused(packed: Path, tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "bad.tar.zst", members_of(packed), tail=bytes(1 << 30))
+    assert path.stat().st_size < 2 * packed.stat().st_size + 100_000
+    assert_refused(path, tmp_path / "here", "data behind the end of the tar archive")
+
+
+def test_a_killed_unpack_leaves_nothing(packed: Path, tmp_path: Path) -> None:
+    pipe, target = tmp_path / "archive.tar.zst", tmp_path / "replot" / "x"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "connector_tax.provenance.archive", "unpack"]
+    process = subprocess.Popen([*command, "--archive", str(pipe), "--out", str(target)])
+    data = packed.read_bytes()
+    with pipe.open("wb") as stream:
+        # More than a pipe holds: what is behind that has been read, and unpacked.
+        stream.write(data[: len(data) - 1000])
+        stream.flush()
+        assert [path.name[:3] for path in target.parent.iterdir()] == [".x."]
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 20
+    while list(target.parent.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert list(target.parent.iterdir()) == []
+
+
 def test_a_bomb_is_refused_before_it_fills_the_disk(packed: Path, tmp_path: Path) -> None:
     def edit(_: Members, header: dict[str, Any]) -> None:
-        header["files"]["runs/zeros"] = {"bytes": 1 << 32, "sha256": "0" * 64}
         for number in range(20):
-            header["files"][f"runs/zeros{number}"] = {"bytes": 1 << 32, "sha256": "0" * 64}
+            header["files"][f"runs/zeros{number}"] = {"bytes": 50_000_000, "sha256": "0" * 64}
 
     path = forged(packed, tmp_path / "bad.tar.zst", edit)
     assert_refused(path, tmp_path / "here", "more than .* bytes in all")
@@ -257,6 +377,35 @@ def test_what_is_unpacked_is_what_was_packed(audited: Path, packed: Path, tmp_pa
     assert read_head(packed)[1] == read_json(source / "study.json")
 
 
+def test_an_archive_of_the_first_format_converts_to_the_present(
+    audited: Path, packed: Path, tmp_path: Path
+) -> None:
+    """One without tables, each file a member, opens and converts to the bytes packed today."""
+    members, source = members_of(packed), audited / "results" / "synthetic"
+    header = json.loads(members[0][1])
+    raw = {name for entry in header.pop("tables").values() for name in entry["files"]}
+    assert len(raw) > 50
+    header["format"] = "connector-tax archive 1"
+    kept = [member for member in members[1:] if not member[0].name.startswith("tables/")]
+    kept += [plain(name, (source / name).read_bytes()) for name in sorted(raw)]
+    old = tmp_path / "old.tar.zst"
+    write_archive(old, [plain("archive.json", json.dumps(header).encode()), *kept])
+    assert unpack(old, tmp_path / "x").files == unpack(packed, tmp_path / "y").files
+    archive.convert(old, tmp_path / "new.tar.zst")
+    assert (tmp_path / "new.tar.zst").read_bytes() == packed.read_bytes()
+
+
+def test_any_table_is_one_call(packed: Path, audited: Path) -> None:
+    requests = table(str(packed), "requests")
+    name = "runs/plain/block0/A/r40/requests_A_r40.jsonl"
+    lines = (audited / "results" / "synthetic" / name).read_text().splitlines()
+    mine = requests.filter(pl.col("file") == name)
+    assert mine["t_send_ns"].to_list() == [json.loads(line)["t_send_ns"] for line in lines]
+    assert table(packed, "taxes.csv").height > 10
+    with pytest.raises(ArchiveError, match="no table 'x'; allowed: requests, engine_step"):
+        table(packed, "x")
+
+
 def test_the_manifest_names_the_archive_until_the_study_is_run_again(packed: Path) -> None:
     path = packed.with_name("MANIFEST.md")
     text = path.read_text()
@@ -284,6 +433,16 @@ def test_a_study_that_fails_the_audit_is_not_archived(audited: Path, tmp_path: P
     with pytest.raises(ArtifactError, match=r"claims fail the audit:(.|\n)*env.txt differs"):
         pack(root / "study.json", folder / "MANIFEST.md", tmp_path / "x.tar.zst")
     assert not (tmp_path / "x.tar.zst").exists()
+
+
+def test_a_file_that_cannot_be_packed_is_told(audited: Path, tmp_path: Path) -> None:
+    folder = linked_copy(audited, tmp_path / "copy")
+    root = folder / "results" / "synthetic"
+    (root / "preflight" / "odd name").write_text("x")
+    unseal(root)
+    with pytest.raises(ArtifactError, match=r"odd name: member .* has no place in a study"):
+        pack(root / "study.json", folder / "MANIFEST.md", tmp_path / "x.tar.zst")
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
 def test_the_command_says_what_is_wrong(

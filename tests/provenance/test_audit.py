@@ -22,6 +22,7 @@ from connector_tax.provenance import audit, manifest
 from connector_tax.provenance.audit_remade import check_remade
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim, Ledger
 from connector_tax.provenance.manifest import COLUMNS
+from connector_tax.seals import read_links
 from connector_tax.study.design import measured_design
 from tests.analysis.synthetic import write_synthetic_study
 from tests.provenance.audited_study import (
@@ -31,6 +32,7 @@ from tests.provenance.audited_study import (
     replace,
     seal,
     seal_manifest,
+    unseal,
 )
 
 Tamper = Callable[[Path], None]
@@ -57,7 +59,7 @@ def test_an_honest_study_passes(audited: Path) -> None:
     assert {"numbers", "figure", "summary", "manifest", "arrivals", "request ids"} < kinds
     assert {"made again", "environment"} < kinds
     doubtful = {claim.kind for claim in ledger.claims if claim.verdict == NOT_CHECKABLE}
-    assert doubtful == {"redrawn"}
+    assert doubtful == set()
 
 
 def test_cells_measured_before_their_prompts_were_hashed_are_not_checkable(
@@ -68,6 +70,7 @@ def test_cells_measured_before_their_prompts_were_hashed_are_not_checkable(
     with edited_json(next((root / NOOP_CELL).glob("cell_*"))) as record:
         del record["prompts_sha256"]
     seal(root, root / NOOP_CELL)
+    unseal(root)
     ledger = audit.audit(root / "study.json", folder / "MANIFEST.md")
     claims = [c for c in ledger.claims if c.kind == "prompts"]
     assert [c.message for c in claims if c.verdict == NOT_CHECKABLE] == [
@@ -76,6 +79,8 @@ def test_cells_measured_before_their_prompts_were_hashed_are_not_checkable(
     ]
     assert len(claims) > 1
     assert not any(c.verdict == FAIL for c in ledger.claims)
+    sealed = [(c.subject, c.message) for c in ledger.claims if c.kind == "seal"]
+    assert sealed == [("whole study", "measured before studies were sealed")]
 
 
 def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
@@ -636,12 +641,82 @@ def test_every_column_of_the_manifest_has_a_source(
     root = folder / "results" / "synthetic"
     with edited_json(root / "manifest.json") as rows:
         rows[1][column] = "H20"
-    manifest.update(folder / "MANIFEST.md", "synthetic", read_json(root / "manifest.json"))
+    rows, seal = read_json(root / "manifest.json"), read_links(root)[-1][0]
+    manifest.update(folder / "MANIFEST.md", "synthetic", rows, seal)
     found = failures(root / "study.json")
     assert {claim.kind for claim in found} == {"manifest"}
     named = {"configuration", "block", "phase"}
     wanted = "has 0 rows" if column in named else f"{column} is 'H20'"
     assert any(wanted in claim.message for claim in found), found
+
+
+def text_of(kind: str, text: str | bytes) -> Tamper:
+    def tamper(root: Path) -> None:
+        path = next((root / NOOP_CELL).glob(f"{kind}_*"))
+        path.unlink()
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        seal(root, root / NOOP_CELL)
+
+    return tamper
+
+
+def empty_window(root: Path) -> None:
+    path = next((root / NOOP_CELL).glob("cell_*"))
+    with edited_json(path) as record:
+        record["window"]["t_stop_ns"] = record["window"]["t_warmup_end_ns"]
+    seal(root, root / NOOP_CELL)
+
+
+def brackets_in_record(root: Path) -> None:
+    replace(next((root / NOOP_CELL).glob("cell_*")), "[" * 200_000)
+
+
+MALFORMED: dict[str, tuple[Tamper, str]] = {
+    "an empty window": (empty_window, "noop_connector/block0/A/r40: malformed: ZeroDivisionError"),
+    "a record of brackets": (brackets_in_record, "cell_A_r40.json: not valid JSON: maximum recur"),
+    "requests of brackets": (
+        text_of("requests", "[" * 200_000 + "\n"), "requests_A_r40.jsonl:1: not valid JSON"),
+    "requests that are lists": (text_of("requests", "[]\n"), "noop_connector/block0/A/r40: "),
+    "a page that is no text": (text_of("metrics", b"\xff\n"), "metrics_A_r40.jsonl: not UTF-8"),
+    "no scrape": (text_of("metrics", ""), "noop_connector/block0/A/r40: "),
+    "steps without their keys": (text_of("engine_step", "{}\n"), "noop_connector/block0/A/r40: "),
+    "an index that is a list": (
+        lambda root: replace(root / INDEX, "[]"), "an index.json: malformed|index.json"),
+    "an index of brackets": (
+        lambda root: replace(root / INDEX, "[" * 200_000), "index.json: not valid JSON"),
+    "a study of brackets": (
+        lambda root: replace(root / "study.json", "[" * 200_000), "study.json: not valid JSON"),
+    "a study that is a list": (lambda root: replace(root / "study.json", "[]"), "found list"),
+    "a chain that is no JSON": (
+        lambda root: replace(root / "seals.jsonl", "x\n"), "seals.jsonl:1: not valid JSON"),
+    "a chain of nothing": (lambda root: replace(root / "seals.jsonl", "{}\n"), "key 'files'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_what_is_malformed_fails_by_name(audited: Path, tmp_path: Path, what: str) -> None:
+    folder = linked_copy(audited, tmp_path / "copy")
+    root = folder / "results" / "synthetic"
+    tamper, message = MALFORMED[what]
+    tamper(root)
+    ledger = Ledger()
+    with ledger.guarded("study", "study.json"):
+        audit.check_study(audit.raw_study(root / "study.json"), folder / "MANIFEST.md", ledger)
+    shown = [f"{c.subject}: {c.message}" for c in ledger.claims if c.verdict == FAIL]
+    assert any(re.search(message, text) for text in shown), shown
+
+
+def test_a_malformed_study_replaces_the_audit_that_passed(
+    audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = linked_copy(audited, tmp_path / "copy")
+    root = folder / "results" / "synthetic"
+    replace(root / "audit.json", '{"counts": {"FAIL": 0}}')
+    replace(root / "study.json", "[" * 200_000)
+    arguments = ["--study", str(root / "study.json"), "--manifest", str(folder / "MANIFEST.md")]
+    assert audit.main(arguments) == 1
+    assert read_json(root / "audit.json")["counts"][FAIL] == 1
+    assert "FAIL study study.json" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("figure", NAMES)
@@ -669,7 +744,8 @@ def test_the_command_ends_non_zero_and_writes_every_claim(
     csv_field(TAXES, "tax", "0.02")(root)
     assert audit.main(arguments) == 1
     written = read_json(root / "audit.json")
-    assert written["counts"][FAIL] == 1
+    failed = [(c["kind"], c["subject"]) for c in written["claims"] if c["verdict"] == FAIL]
+    assert failed == [("numbers", "taxes.csv"), ("made again", "analysis/taxes.csv")]
     assert "FAIL numbers taxes.csv" in capsys.readouterr().out
     assert sum(written["counts"].values()) == len(written["claims"])
 

@@ -12,6 +12,7 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, sha256_file, write_json
 from connector_tax.provenance.audit_resources import check_resources
 from connector_tax.provenance.audit_study import RawStudy
+from connector_tax.provenance.audit_tables import check_published
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim, Ledger
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import write_launch_records
@@ -22,10 +23,14 @@ LAUNCH = "runs/nixl_both/block0/A"
 CELL = f"{LAUNCH}/r40"
 
 
-def claims(root: Path) -> list[Claim]:
-    ledger = Ledger()
-    check_resources(RawStudy(root / "study.json"), ledger)
-    return ledger.claims
+def claims(root: Path, published: Path | None = None) -> list[Claim]:
+    """The claims about resources and settings."""
+    study, ledger = RawStudy(root / "study.json", published), Ledger()
+    check_resources(study, ledger)
+    check_published(study, ledger, root / "MANIFEST.md")
+    mine = ("resources.csv", "engine.csv", "fig10_resources")
+    kinds = ("launch records", "server CPU")
+    return [c for c in ledger.claims if c.kind in kinds or c.subject in mine]
 
 
 def test_an_honest_study_passes_and_every_kind_of_claim_is_made(audited: Path) -> None:
@@ -173,12 +178,11 @@ def test_a_study_published_before_there_were_the_tables_is_not_wrong_for_it(
 ) -> None:
     """An unpacked archive has its published tables in a folder of their own."""
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
-    ledger = Ledger()
-    check_resources(RawStudy(root / "study.json", root / "published"), ledger)
-    found = [(c.kind, c.subject) for c in ledger.claims if c.verdict == NOT_CHECKABLE]
+    made = claims(root, root / "published")
+    found = [(c.kind, c.subject) for c in made if c.verdict == NOT_CHECKABLE]
     assert found == [
         ("numbers", "resources.csv"),
         ("numbers", "engine.csv"),
         ("figure", "fig10_resources"),
     ]
-    assert not [c for c in ledger.claims if c.verdict == FAIL]
+    assert not [c for c in made if c.verdict == FAIL]

@@ -10,7 +10,7 @@ import pytest
 
 from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.provenance.audit_study import RawStudy
-from connector_tax.provenance.audit_tables import TABLES, compare
+from connector_tax.provenance.audit_tables import compare
 from connector_tax.provenance.comparison import read_csv
 from connector_tax.provenance.recompute_steps import StepNumbers
 from tests.analysis.synthetic import write_synthetic_study
@@ -54,7 +54,7 @@ def problems(root: Path, numbers: StepNumbers) -> dict[str, list[str]]:
         "step_cdf.csv": numbers.curve_rows("r40"),
     }
     found = {
-        name: list(compare(read_csv(root / "analysis" / name), own, TABLES[name]))
+        name: list(compare(name, read_csv(root / "analysis" / name), own))
         for name, own in rows.items()
     }
     launches = [
@@ -65,7 +65,7 @@ def problems(root: Path, numbers: StepNumbers) -> dict[str, list[str]]:
         for row in read_csv(root / "analysis" / "steps.csv")
     ]
     found["steps.csv"] = list(
-        compare(read_csv(root / "analysis" / "steps.csv"), launches, TABLES["steps.csv"])
+        compare("steps.csv", read_csv(root / "analysis" / "steps.csv"), launches)
     )
     return found
 

@@ -62,7 +62,8 @@ def test_the_readings_of_a_cell_enclose_it_closely(study_file: Path) -> None:
 def test_the_index_names_both_records_with_their_hashes(study_file: Path) -> None:
     folder = launch_folder(study_file)
     names = ("resources.json", "settings.json")
-    assert index_of(study_file)["files"] == {name: sha256_file(folder / name) for name in names}
+    files = index_of(study_file)["files"]
+    assert {name: files[name] for name in names} == {n: sha256_file(folder / n) for n in names}
 
 
 def test_settings_are_the_running_engines_and_a_missing_one_has_a_reason(

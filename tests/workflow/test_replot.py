@@ -129,6 +129,14 @@ def test_no_measuring_rule_exists(replotted: Replotted) -> None:
     assert not listed & measuring
 
 
+def test_without_a_target_the_whole_is_done(replotted: Replotted) -> None:
+    machine, _ = replotted
+    planned = machine.snakemake("--dry-run", "--forceall")
+    assert planned.returncode == 0, planned.stderr
+    jobs = planned.stdout.split("Job stats:")[1]
+    assert {"unpack", "aggregate", "figure", "report_html", "replot"} <= set(jobs.split())
+
+
 def test_a_second_replot_only_audits_again(replotted: Replotted) -> None:
     machine, _ = replotted
     again = machine.snakemake("--dry-run", "replot")

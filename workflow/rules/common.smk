@@ -45,8 +45,8 @@ try:
             for line in withdraw_damaged(STUDY, Path(RESULTS)):
                 print(line, file=sys.stderr)
     else:
-        # Imported here: it brings the audit along, which planning a study does without.
-        from connector_tax.provenance.archive import read_head
+        # Imported here: it brings polars along, which planning a study does without.
+        from connector_tax.provenance.unpack import read_head
 
         STUDY = read_head(Path(ARCHIVE))[1]
         RESULTS = f"results/replot/{STUDY['study']}"

@@ -23,18 +23,3 @@ rule unpack:
     shell:
         "python -m connector_tax.provenance.archive unpack --archive {input:q} --out {params.folder}"
         " 2>&1 | tee {log}"
-
-
-rule replot:
-    default_target: True
-    input:
-        rules.unpack.output,
-        rules.aggregate.output,
-        FIGURE_FILES,
-        f"{RESULTS}/report.html",
-        study=f"{RESULTS}/study.json",
-    log:
-        f"{RESULTS}/logs/replot.log",
-    shell:
-        "python -m connector_tax.provenance.audit --study {input.study} --manifest MANIFEST.md"
-        " 2>&1 | tee {log}"

@@ -23,6 +23,9 @@ from connector_tax.artifacts.names import REQUEST_STATUSES
 Check = dict[str, Any]
 Record = TypeVar("Record", bound=Mapping[str, Any])
 
+# What every process of the load generator counts; the session's also counts late results.
+LOST_MESSAGES = ("undecodable", "oversized", "dropped_messages")
+
 COUNTERS = {
     "success": "vllm:request_success_total",
     "prompt_tokens": "vllm:prompt_tokens_total",
@@ -251,11 +254,11 @@ def _generator_checks(health: Mapping[str, Any], bounds: Mapping[str, float]) ->
         values = [process.get(key) for process in health["processes"].values()]
         return None if not values or None in values else max(values)
 
-    lost = sum(
-        process.get(key, 0)
-        for process in health["processes"].values()
-        for key in ("undecodable", "oversized", "dropped_messages", "late_results")
-    )
+    counted = [
+        process.get(key) for process in health["processes"].values() for key in LOST_MESSAGES
+    ]
+    counted.append(health["processes"].get("main", {}).get("late_results"))
+    lost = None if None in counted else sum(counted)
     workers, each = health.get("workers"), health.get("connections_per_worker")
     died = health.get("workers_died")
     silent = unopened = None

@@ -46,6 +46,8 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True):
     cells: list[CellEntry]
     # Absent in studies measured before launches kept these records.
     files: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    # Absent in studies measured before they were sealed.
+    seal: int | msgspec.UnsetType = msgspec.UNSET
     timing: dict[str, float]
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ REPORT = "report.html"
 MANIFEST = "manifest.json"
 AUDIT = "audit.json"
 COMPLETE = "complete.json"
+SEALS = "seals.jsonl"
 LOGS = "logs"
 
 # The analysis' tables, below ANALYSIS.

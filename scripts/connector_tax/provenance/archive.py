@@ -1,81 +1,49 @@
 """One study in one file: `results/archive/<study>.tar.zst`, packed reproducibly, opened carefully.
 
 Layout: a zstd frame over a POSIX ustar archive of plain files. The first member, `archive.json`,
-lists every other one with size and SHA-256; then `study.json`; then the rest by name. Owners,
-times and modes are fixed, so the same study gives the same bytes (with the same zstd).
-
-An archive comes from someone else: nothing is believed before it is checked. Only plain files that
-archive.json lists, under the few places a study has, with the size and hash it names, are written,
-and only into a private temporary folder; the study's folder appears by rename once all is right.
+lists every file of the study with size and SHA-256; then `study.json`; then the rest by name.
+Records stand in one parquet table each kind (`tables`), from which `unpack` writes their files
+again, to the byte. Owners, times and modes are fixed, so the same study gives the same bytes (with
+the same zstd and polars).
 """
 
 import argparse
 import hashlib
 import io
 import json
-import re
-import shutil
 import sys
 import tarfile
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import zstandard
 
 from connector_tax.commands import run_command
 from connector_tax.config import ROOT
-from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes, write_text
+from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes
+from connector_tax.provenance.archive_limits import (
+    FORMAT,
+    HEADER,
+    SEALED,
+    SINGLE,
+    STUDY,
+    TABLES,
+    ArchiveError,
+    check_name,
+    kind_of,
+)
 from connector_tax.provenance.audit import audit
-from connector_tax.provenance.audit_redrawn import HEADER, ORIGIN, versions
+from connector_tax.provenance.audit_remade import published_files, versions
 from connector_tax.provenance.claims import FAIL
 from connector_tax.provenance.crate import crate, readme
 from connector_tax.provenance.manifest import name_archive, parse
+from connector_tax.provenance.tables import encode
+from connector_tax.provenance.unpack import private_folder, read_head, unpack
 
-FORMAT = "connector-tax archive 1"
-STUDY = "study.json"
-SINGLE = (
-    STUDY,
-    "environment.json",
-    "env.txt",
-    "reference_rates.json",
-    "manifest.json",
-    "README.md",
-    "ro-crate-metadata.json",
-)
 MADE_HERE = ("README.md", "ro-crate-metadata.json")
-TREES = ("preflight", "patch", "runs", "published", "workflow")
-MADE_BY_REPLOT = (ORIGIN, "analysis", "figures", "report.html", "audit.json", "logs")
 RAW_TREES = ("preflight", "patch", "runs")
-BLOCK = 512
 LEVEL = 19
-MAX_WINDOW_BYTES = 1 << 27
-MAX_HEADER_BYTES = 64 << 20
-MAX_MEMBER_BYTES = 8 << 30
-MAX_TOTAL_BYTES = 64 << 30
-COPY_BYTES = 1 << 20
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-class ArchiveError(ArtifactError):
-    """An archive is refused; the text names it and says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """archive.json, checked."""
-
-    study: str
-    versions: Mapping[str, str]
-    files: Mapping[str, tuple[int, str]]
-    redrawn: Mapping[str, str]
-
-
-# ---- packing
 
 
 def pack(study_file: Path, manifest: Path, target: Path) -> None:
@@ -87,7 +55,8 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
         target: results/archive/<study>.tar.zst.
 
     Raises:
-        ArtifactError: the study is incomplete, or a claim of it fails the audit.
+        ArtifactError: the study is incomplete, a claim of it fails the audit, or what was packed
+            would be refused by whoever unpacks it.
     """
     failed = [claim for claim in audit(study_file, manifest).claims if claim.verdict == FAIL]
     if failed:
@@ -96,25 +65,78 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
             f"{study_file.parent} is not archived: {len(failed)} claims fail the audit:\n  "
             + "\n  ".join(lines)
         )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with private_folder(target) as folder:
+        packed = folder / target.name
+        write_bytes(packed, _of_study(study_file))
+        try:
+            unpack(packed, folder / "unpacked")
+        except ArchiveError as error:
+            raise ArtifactError(f"{study_file.parent} is not archived: {error}") from None
+        packed.replace(target)
+    _name(manifest, read_json(study_file)["study"], target)
+
+
+def _name(manifest: Path, study: str, archive: Path) -> None:
+    if any(row["study"] == study for row in parse(manifest.read_text("utf-8"))):
+        name_archive(manifest, study, archive)
+
+
+def convert(archive: Path, target: Path) -> None:
+    """Write what an archive holds as an archive of the present format.
+
+    Raises:
+        ArchiveError: the archive is damaged or hostile.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with private_folder(target) as folder:
+        header = unpack(archive, folder / "study")
+        old = read_json(folder / "study" / HEADER)
+        kept = {
+            key: value for key, value in old.items() if key not in ("format", "files", "tables")
+        }
+        write_bytes(target, _packed(kept, {name: folder / "study" / name for name in header.files}))
+
+
+def _of_study(study_file: Path) -> bytes:
     members = _members(study_file.parent)
     study = read_json(study_file)
     made = {"README.md": readme(study)}
     outside = {name: path.read_bytes() for name, path in members.items() if "runs/" not in name}
     made["ro-crate-metadata.json"] = crate(study, outside | made, sorted(members))
-    sizes = {name: path.stat().st_size for name, path in members.items()}
-    sizes |= {name: len(data) for name, data in made.items()}
-    hashes = {name: sha256_file(path) for name, path in members.items()}
-    hashes |= {name: hashlib.sha256(data).hexdigest() for name, data in made.items()}
-    order = sorted(sizes, key=lambda name: (name != STUDY, name))
     header = {
-        "format": FORMAT,
         "study": study["study"],
         "engine_label": study["engine_label"],
         "design_sha256": study["design_sha256"],
         "versions": versions(),
-        "files": {name: {"bytes": sizes[name], "sha256": hashes[name]} for name in order},
-        "redrawn": _redrawn(study_file.parent),
+        "redrawn": published_files(study_file.parent),
     }
+    return _packed(header, {**members, **made})
+
+
+def _packed(header: Mapping[str, Any], sources: Mapping[str, Path | bytes]) -> bytes:
+    """The bytes of an archive.
+
+    Args:
+        header: what archive.json says besides the files.
+        sources: the files by name, as a path or as content.
+    """
+    contents = {
+        name: source if isinstance(source, bytes) else source.read_bytes()
+        for name, source in sources.items()
+    }
+    order = sorted(contents, key=lambda name: (name != STUDY, name))
+    files = {name: _entry(contents[name]) for name in order}
+    tables = {}
+    for kind in TABLES:
+        raw = {name: contents[name] for name in order if kind_of(name) == kind}
+        table, encoded = encode(raw)
+        if encoded:
+            tables[f"tables/{kind}.parquet"] = _entry(table) | {"files": encoded}
+            contents[f"tables/{kind}.parquet"] = table
+            for name in encoded:
+                del contents[name]
+    head = {"format": FORMAT, **header, "files": files, "tables": tables}
     content = io.BytesIO()
     parameters = zstandard.ZstdCompressionParameters.from_level(
         LEVEL, write_checksum=True, write_content_size=False, threads=0
@@ -123,20 +145,20 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
         content, closefd=False
     )
     with writer, tarfile.open(fileobj=writer, mode="w|", format=tarfile.USTAR_FORMAT) as tar:
-        _add_bytes(tar, HEADER, (json.dumps(header, indent=1) + "\n").encode())
-        for name in order:
-            if name in made:
-                _add_bytes(tar, name, made[name])
-            else:
-                _add_file(tar, name, members[name])
-    write_bytes(target, content.getvalue())
-    if any(row["study"] == study["study"] for row in parse(manifest.read_text("utf-8"))):
-        name_archive(manifest, study["study"], target)
+        _add(tar, HEADER, (json.dumps(head, indent=1) + "\n").encode())
+        for name in sorted(contents, key=lambda name: (name != STUDY, name)):
+            _add(tar, name, contents[name])
+    return content.getvalue()
+
+
+def _entry(data: bytes) -> dict[str, Any]:
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _members(root: Path) -> dict[str, Path]:
     """Name in the archive to path on disk, the crate's description aside."""
     found = {name: root / name for name in SINGLE if name not in MADE_HERE}
+    found |= {name: root / name for name in SEALED if (root / name).exists()}
     for tree in RAW_TREES:
         found |= _tree(root / tree, tree)
     found |= _tree(root / "analysis", "published/analysis")
@@ -147,7 +169,10 @@ def _members(root: Path) -> dict[str, Path]:
     for name, path in found.items():
         if path.is_symlink() or not path.is_file():
             raise ArtifactError(f"{path}: missing, or not a plain file")
-        _check_name(name)
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise ArtifactError(f"{path}: {error}") from None
     return found
 
 
@@ -159,285 +184,11 @@ def _tree(folder: Path, name: str) -> dict[str, Path]:
     }
 
 
-def _redrawn(root: Path) -> dict[str, str]:
-    """SHA-256 of everything a replot makes again, by path below the study's folder."""
-    paths = [
-        *(root / "analysis").glob("*.*"),
-        *(p for kind in ("png", "svg", "csv") for p in (root / "figures").glob(f"*.{kind}")),
-        root / "report.html",
-    ]
-    return {path.relative_to(root).as_posix(): sha256_file(path) for path in sorted(paths)}
-
-
-def _info(name: str, size: int, executable: bool = False) -> tarfile.TarInfo:
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     info = tarfile.TarInfo(name)
-    info.size = size
-    info.mode = 0o755 if executable else 0o644
-    return info
-
-
-def _add_bytes(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    tar.addfile(_info(name, len(data)), io.BytesIO(data))
-
-
-def _add_file(tar: tarfile.TarFile, name: str, path: Path) -> None:
-    with path.open("rb") as stream:
-        tar.addfile(_info(name, path.stat().st_size, name.endswith(".sh")), stream)
-
-
-# ---- opening
-
-
-def read_head(archive: Path) -> tuple[Header, dict[str, Any]]:
-    """archive.json and study.json of an archive, without opening the rest.
-
-    Raises:
-        ArchiveError: the file is not an archive of this kind.
-    """
-    with _Reader(archive) as reader:
-        header = reader.header()
-        for name, size, blocks in reader.members(header):
-            if name != STUDY or size > MAX_HEADER_BYTES:
-                break
-            data = b"".join(blocks)
-            reader.check(name, header, hashlib.sha256(data).hexdigest())
-            return header, _study(archive, header, data)
-    raise ArchiveError(f"{archive}: {STUDY} is not its second member")
-
-
-def unpack(archive: Path, target: Path) -> Header:
-    """Check an archive to the last byte, then put the study at `target`.
-
-    What `target` held is replaced; it must hold nothing but what an earlier replot made.
-
-    Raises:
-        ArchiveError: the archive is damaged or hostile, or `target` is something else. Nothing has
-            been written then but a temporary folder beside `target`, which is removed.
-    """
-    with archive_file(archive) as stream:
-        _check_frame(archive, stream)
-    header, _ = read_head(archive)
-    _check_room(archive, header, target)
-    known = {HEADER, *SINGLE, *TREES, *MADE_BY_REPLOT}
-    unknown = sorted({path.name for path in target.glob("*")} - known)
-    if unknown:
-        raise ArchiveError(f"{target}: holds {unknown[0]}, which no replot makes; move it away")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as private:
-        folder = Path(private) / "study"
-        _extract(archive, folder)
-        if target.exists():
-            shutil.rmtree(target)
-        write_text(folder / ORIGIN, f"{sha256_file(archive)}  {archive.name}\n")
-        folder.rename(target)
-    return header
-
-
-def _extract(archive: Path, folder: Path) -> None:
-    folder.mkdir()
-    with _Reader(archive) as reader:
-        header = reader.header()
-        write_bytes(folder / HEADER, reader.header_bytes)
-        for name, _, blocks in reader.members(header):
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            digest = hashlib.sha256()
-            with path.open("xb") as stream:
-                for block in blocks:
-                    digest.update(block)
-                    stream.write(block)
-            reader.check(name, header, digest.hexdigest())
-            path.chmod(0o755 if name.endswith(".sh") else 0o644)
-        reader.check_end()
-
-
-class _Reader:
-    """Reads the members of an archive in order; everything it yields is bounded and checked."""
-
-    def __init__(self, archive: Path) -> None:
-        self._archive = archive
-        self.header_bytes = b""
-
-    def __enter__(self) -> "_Reader":
-        self._file = archive_file(self._archive)
-        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
-        self._stream = decompressor.stream_reader(self._file, read_across_frames=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()  # type: ignore[no-untyped-call]
-        self._file.close()
-
-    def header(self) -> Header:
-        """Read and check the first member."""
-        found = self._next()
-        if found is None or found.name != HEADER or found.size > MAX_HEADER_BYTES:
-            raise self._refused(f"its first member is not {HEADER}")
-        self.header_bytes = b"".join(self._content(found.size))
-        try:
-            return _header(json.loads(self.header_bytes))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._refused(f"{HEADER}: {error!r}") from None
-
-    def members(self, header: Header) -> Iterator[tuple[str, int, Iterator[bytes]]]:
-        """Name, size and content of every further member; each must be read to its end."""
-        seen: set[str] = set()
-        while (found := self._next()) is not None:
-            if found.name in seen:
-                raise self._refused(f"member {found.name!r} stands twice")
-            if found.name not in header.files:
-                raise self._refused(f"member {found.name!r} is not listed in {HEADER}")
-            size = header.files[found.name][0]
-            if found.size != size:
-                raise self._refused(
-                    f"member {found.name!r} has {found.size} bytes, {HEADER} says {size}"
-                )
-            seen.add(found.name)
-            yield found.name, found.size, self._content(found.size)
-        missing = sorted(header.files.keys() - seen)
-        if missing:
-            raise self._refused(f"{len(missing)} members are missing, first {missing[0]!r}")
-
-    def check(self, name: str, header: Header, digest: str) -> None:
-        """Refuse a member whose content is not the listed one."""
-        if digest != header.files[name][1]:
-            raise self._refused(f"member {name!r}: sha256 is not what {HEADER} says")
-
-    def check_end(self) -> None:
-        """Refuse anything but padding behind the last member."""
-        while data := self._read(COPY_BYTES, exact=False):
-            if data.strip(b"\0"):
-                raise self._refused("there is data behind the end of the tar archive")
-
-    def _next(self) -> tarfile.TarInfo | None:
-        """The next member's head; None at the end of the archive."""
-        block = self._read(BLOCK)
-        if not block.strip(b"\0"):
-            return None
-        try:
-            info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
-        except (tarfile.HeaderError, UnicodeDecodeError) as error:
-            raise self._refused(f"a member's head is damaged: {error}") from None
-        kinds = {
-            tarfile.SYMTYPE: "a symbolic link",
-            tarfile.LNKTYPE: "a hard link",
-            tarfile.CHRTYPE: "a device",
-            tarfile.BLKTYPE: "a device",
-            tarfile.FIFOTYPE: "a pipe",
-            tarfile.DIRTYPE: "a folder",
-        }
-        if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            kind = kinds.get(info.type, f"of type {info.type!r}")
-            raise self._refused(f"member {info.name!r} is {kind}; only plain files are allowed")
-        return info
-
-    def _content(self, size: int) -> Iterator[bytes]:
-        left = size
-        while left:
-            data = self._read(min(left, COPY_BYTES))
-            left -= len(data)
-            yield data
-        self._read(-size % BLOCK)
-
-    def _read(self, size: int, exact: bool = True) -> bytes:
-        parts, left = [], size
-        try:
-            while left and (data := self._stream.read(left)):
-                parts.append(data)
-                left -= len(data)
-        except zstandard.ZstdError as error:
-            raise self._refused(f"the compressed data is damaged: {error}") from None
-        if left and exact:
-            raise self._refused("it is cut off")
-        return b"".join(parts)
-
-    def _refused(self, reason: str) -> ArchiveError:
-        return ArchiveError(f"{self._archive}: refused: {reason}")
-
-
-def _header(value: Mapping[str, Any]) -> Header:
-    if value["format"] != FORMAT:
-        raise ValueError(f"format is {value['format']!r}, this version reads {FORMAT!r}")
-    if not STUDY_NAME.fullmatch(value["study"]):
-        raise ValueError(f"study {value['study']!r} is no study name")
-    files: dict[str, tuple[int, str]] = {}
-    for name, entry in value["files"].items():
-        _check_name(name)
-        size, digest = entry["bytes"], entry["sha256"]
-        if type(size) is not int or not 0 <= size <= MAX_MEMBER_BYTES:
-            raise ValueError(f"member {name!r}: {size!r} bytes; allowed: up to {MAX_MEMBER_BYTES}")
-        if not SHA256.fullmatch(digest):
-            raise ValueError(f"member {name!r}: {digest!r} is no SHA-256")
-        files[name] = (size, digest)
-    if sum(size for size, _ in files.values()) > MAX_TOTAL_BYTES:
-        raise ValueError(f"more than {MAX_TOTAL_BYTES} bytes in all")
-    missing = [name for name in SINGLE if name not in files]
-    if missing:
-        raise ValueError(f"{missing[0]!r} is not among the members")
-    versions_, redrawn = dict(value["versions"]), dict(value["redrawn"])
-    return Header(value["study"], versions_, files, redrawn)
-
-
-def _check_name(name: str) -> None:
-    """Refuse a member name that is not one of a study's."""
-    parts = PurePosixPath(name).parts
-    plain = "/".join(parts) == name and all(NAME.fullmatch(part) for part in parts)
-    known = name in SINGLE or (len(parts) > 1 and parts[0] in TREES)
-    if not plain or not known or len(name) > 200:
-        raise ValueError(f"member {name!r} has no place in a study")
-
-
-def _study(archive: Path, header: Header, data: bytes) -> dict[str, Any]:
-    try:
-        study: dict[str, Any] = json.loads(data)
-        if study["study"] != header.study:
-            raise ValueError(f"study is {study['study']!r}, {HEADER} says {header.study!r}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ArchiveError(f"{archive}: refused: {STUDY}: {error}") from None
-    return study
-
-
-def archive_file(path: Path) -> BinaryIO:
-    """The archive opened for reading.
-
-    Raises:
-        ArchiveError: it cannot be opened.
-    """
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise ArchiveError(f"{path}: {error.strerror}") from None
-
-
-def _check_frame(archive: Path, stream: BinaryIO) -> None:
-    """Refuse a file that is not exactly one zstd frame (RFC 8878): cut off, or with a tail."""
-    size = stream.seek(0, io.SEEK_END)
-    stream.seek(0)
-    head = stream.read(18)
-    try:
-        end = zstandard.frame_header_size(head)
-        checksum = 4 if zstandard.get_frame_parameters(head).has_checksum else 0
-    except (zstandard.ZstdError, ValueError):
-        raise ArchiveError(f"{archive}: refused: not a zstd file") from None
-    last = False
-    while not last:
-        stream.seek(end)
-        block = int.from_bytes(stream.read(3), "little")
-        last, kind, length = bool(block & 1), block >> 1 & 3, block >> 3
-        if end + 3 > size:
-            raise ArchiveError(f"{archive}: refused: it is cut off")
-        end += 3 + (1 if kind == 1 else length)
-    if end + checksum != size:
-        told = "it is cut off" if end + checksum > size else "there is data behind its end"
-        raise ArchiveError(f"{archive}: refused: {told}")
-
-
-def _check_room(archive: Path, header: Header, target: Path) -> None:
-    parent = next(path for path in target.absolute().parents if path.exists())
-    free = shutil.disk_usage(parent).free
-    needed = sum(size for size, _ in header.files.values())
-    if needed > free:
-        raise ArchiveError(f"{archive}: unpacking needs {needed} bytes, {parent} has {free} free")
+    info.size = len(data)
+    info.mode = 0o755 if name.endswith(".sh") else 0o644
+    tar.addfile(info, io.BytesIO(data))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -453,12 +204,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     unpacking = commands.add_parser("unpack", help="check an archive and put it into a folder")
     unpacking.add_argument("--archive", type=Path, required=True)
     unpacking.add_argument("--out", type=Path, required=True)
-    return run_command(parser, argv, _pack_or_unpack)
+    converting = commands.add_parser("convert", help="write an archive in the present format")
+    converting.add_argument("--archive", type=Path, required=True)
+    converting.add_argument("--out", type=Path, required=True)
+    converting.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md, to name it")
+    return run_command(parser, argv, _carry_out)
 
 
-def _pack_or_unpack(arguments: argparse.Namespace) -> None:
+def _carry_out(arguments: argparse.Namespace) -> None:
     if arguments.command == "pack":
         pack(arguments.study, arguments.manifest, arguments.out)
+    elif arguments.command == "convert":
+        convert(arguments.archive, arguments.out)
+        _name(arguments.manifest, read_head(arguments.out)[0].study, arguments.out)
+    if arguments.command != "unpack":
         size = arguments.out.stat().st_size
         print(f"{arguments.out}: {size} bytes, sha256 {sha256_file(arguments.out)}")
     else:

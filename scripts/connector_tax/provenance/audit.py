@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import write_json
+from connector_tax.files import ArtifactError, write_json
+from connector_tax.provenance.archive_limits import HEADER
 from connector_tax.provenance.audit_records import check_records
-from connector_tax.provenance.audit_redrawn import HEADER, check_redrawn
-from connector_tax.provenance.audit_remade import check_remade
+from connector_tax.provenance.audit_remade import KIND, check_redrawn, check_remade
 from connector_tax.provenance.audit_resources import check_resources
+from connector_tax.provenance.audit_seal import check_seals
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.audit_tables import check_published
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
@@ -35,12 +36,19 @@ def audit(study_file: Path, manifest: Path) -> Ledger:
         manifest: MANIFEST.md.
 
     Raises:
-        ArtifactError: there is no study to audit, or its study.json or an index.json is no JSON.
+        ArtifactError: there is no study to audit.
     """
-    study, ledger = raw_study(study_file), Ledger()
-    check_study(study, manifest, ledger)
-    with ledger.guarded("made again", "study"):
-        check_remade(study, ledger)
+    ledger = Ledger()
+    if not study_file.is_file():
+        raise ArtifactError(f"{study_file}: no such file")
+    with ledger.guarded("study", "study.json"):
+        study = raw_study(study_file)
+        check_study(study, manifest, ledger)
+        with ledger.guarded(KIND, "study"):
+            if study.published == study.root:
+                check_remade(study, ledger)
+            else:
+                check_redrawn(study, manifest, ledger)
     return ledger
 
 
@@ -51,20 +59,15 @@ def raw_study(study_file: Path) -> RawStudy:
 
 
 def check_study(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
-    """Every claim but those about words."""
+    """Every claim but those about what is made again."""
+    with ledger.guarded("seal", "study"):
+        check_seals(study, manifest, ledger)
     with ledger.guarded("records", "study"):
         check_records(study, ledger)
     with ledger.guarded("numbers", "study"):
         check_published(study, ledger, manifest)
     with ledger.guarded("launch records", "study"):
         check_resources(study, ledger)
-    if study.published != study.root:
-        check_redrawn(study, manifest, ledger)
-    else:
-        for path in sorted((study.root / "figures").glob("*.png")):
-            ledger.not_checkable(
-                "redrawn", path.name, "only `replot` redraws an archive's pictures"
-            )
 
 
 def table(ledger: Ledger) -> Table:
@@ -78,7 +81,7 @@ def table(ledger: Ledger) -> Table:
     return shown
 
 
-def told(ledger: Ledger, console: Console) -> None:
+def show(ledger: Ledger, console: Console) -> None:
     """Print the table, then every claim that did not pass."""
     console.print(table(ledger))
     for verdict in (NOT_CHECKABLE, FAIL):
@@ -99,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _audit_study(arguments: argparse.Namespace) -> int:
     ledger = audit(arguments.study, arguments.manifest)
-    told(ledger, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
+    show(ledger, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
     write_json(
         arguments.study.parent / "audit.json",
         {

@@ -4,7 +4,8 @@ Nothing here is shared with connector_tax.analysis.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from connector_tax.artifacts.names import PHASES, PLAIN, plain_names
 from connector_tax.files import read_json, sha256_json
@@ -30,6 +31,8 @@ def check_design(study: RawStudy, ledger: Ledger) -> None:
     ledger.check("design", "run order", _run_order(study), "follows from the seed")
     ledger.check("design", "cells", _planned_cells(study), "follow from the grid")
     ledger.check("label", "engine", _labels(study), str(study.document["engine_label"]))
+    for configuration in study.document["configurations"]:
+        ledger.check("gate", configuration["id"], _gate(study, configuration))
     for launch in study.launches:
         ledger.check("launch", launch.name, _launch(study, launch))
         if launch.status == "skipped":
@@ -138,6 +141,24 @@ def _launch(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
     planned = sorted(c["cell"] for c in study.document["cells"][launch.phase])
     if listed != planned:
         yield f"index.json lists cells {listed}, the design plans {planned}"
+
+
+def _gate(study: RawStudy, configuration: Mapping[str, Any]) -> Iterator[str]:
+    """What pre-flight decided stands in the log of the gate."""
+    gates = read_json(study.root / "preflight" / "preflight_status.json")
+    said = gates[configuration["id"]]
+    if said["evidence"] is None:
+        if study.config["engine"]["kind"] != "embedded" or configuration["gate"]:
+            yield "preflight_status.json names no log of its gate"
+        elif not said["include"]:
+            yield "left out without a gate"
+        return
+    log = study.root / said["evidence"]
+    decision = f"{'INCLUDE' if said['include'] else 'SKIP'}: {said['reason']}"
+    if not log.is_file():
+        yield f"{said['evidence']} is missing"
+    elif not log.read_text(encoding="utf-8").rstrip("\n").endswith(f" {decision}"):
+        yield f"{said['evidence']} does not end with {decision!r}"
 
 
 def _skip(study: RawStudy, launch: RawLaunch) -> Iterator[str]:

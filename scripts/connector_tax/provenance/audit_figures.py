@@ -1,6 +1,7 @@
-"""The numbers under each figure (figures/*.csv) against the recomputed tables."""
+"""The numbers under each figure (figures/*.csv), by key, against the recomputed tables."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawStudy
@@ -9,44 +10,60 @@ from connector_tax.provenance.comparison import read_csv, text_differs
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_tables import Recomputed
 
-FIGURES = (
-    "fig1_ttft_vs_rate",
-    "fig2_tpot_vs_rate",
-    "fig3_throughput",
-    "fig4_tax_bars",
-    "fig5_shape_heatmap",
-    "fig6_step_cdf",
-    "fig7_decomposition",
-    "fig8_additivity",
-    "fig9_forest",
-)
 PARTS, STACKED, SUM = ("mooncake_both", "lmcache_only"), "multi_mooncake_lmcache", "sum of the two"
 NOOP = "noop_connector"
 BARS = ("ttft_p90", "tpot_p90")
-BAR = (
-    "config", "metric", "reference", "rate_rps", "tax", "tax_lo", "tax_hi", "aa_lo", "aa_hi",
-    "n_blocks", "n_config", "n_plain", "family", "verdict", "mark", "status", "reason",
+ENDS = ("tax", "tax_lo", "tax_hi")
+DRAWN_RESOURCES = (
+    "idle_cpu", "cpu_s_per_1000", "memory_pss_mib", "gpu_memory_mib", "kv_blocks", "threads",
+    "startup_s",
 )  # fmt: skip
-CURVE = ("config", "rate_rps", "value", "lo", "hi", "unit", "n", "status", "reason", "knee_rps")
-# What a figure's table may not lack.
-REQUIRED = {
-    "fig1_ttft_vs_rate": CURVE,
-    "fig2_tpot_vs_rate": CURVE,
-    "fig3_throughput": CURVE,
-    "fig4_tax_bars": BAR,
-    "fig5_shape_heatmap": (
-        "config", "cell", "rate_rps", "tax", "tax_lo", "tax_hi", "interval_includes_0", "aa_lo",
-        "aa_hi", "n_config", "n_plain", "mark", "status", "reason",
-    ),
-    "fig6_step_cdf": ("config", "step_duration_us", "engine_step_us", "cdf", "status", "reason"),
-    "fig7_decomposition": (*BAR, "framework_tax", "implementation_tax", "step_tax_us"),
-    "fig8_additivity": (*BAR, "tolerance_lo", "tolerance_hi"),
-    "fig9_forest": (*BAR, "prior_tax", "margin"),
-}  # fmt: skip
 # Where a point is drawn, not what it says.
 LAYOUT = ("x_drawn_rps",)
 
-Expected = dict[tuple[str, ...], Row]
+
+@dataclass(frozen=True)
+class Declared:
+    """A figure's table: the columns that name a row, and what it may not lack besides."""
+
+    keys: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+_CURVE = Declared(
+    ("config", "rate_rps"), ("value", "lo", "hi", "unit", "n", "status", "reason", "knee_rps")
+)
+_BAR = (
+    "rate_rps", *ENDS, "aa_lo", "aa_hi", "n_blocks", "n_config", "n_plain", "family", "verdict",
+    "mark", "status", "reason",
+)  # fmt: skip
+OF_TAX = (
+    "config", "metric", "reference", *_BAR, "p_adjusted", "interval_method", "blocks_needed",
+)  # fmt: skip
+FIGURES = {
+    "fig1_ttft_vs_rate": _CURVE,
+    "fig2_tpot_vs_rate": _CURVE,
+    "fig3_throughput": _CURVE,
+    "fig4_tax_bars": Declared(("config", "metric", "reference"), _BAR),
+    "fig5_shape_heatmap": Declared(
+        ("config", "cell"),
+        ("rate_rps", *ENDS, "interval_includes_0", "aa_lo", "aa_hi", "n_config", "n_plain", "mark",
+         "status", "reason"),
+    ),
+    "fig6_step_cdf": Declared(
+        ("config", "cdf"), ("step_duration_us", "engine_step_us", "status", "reason")
+    ),
+    "fig7_decomposition": Declared(
+        ("config", "metric"), (*_BAR, "framework_tax", "implementation_tax", "step_tax_us")
+    ),
+    "fig8_additivity": Declared(("config", "metric"), (*_BAR, "tolerance_lo", "tolerance_hi")),
+    "fig9_forest": Declared(("config", "metric"), (*_BAR, "prior_tax", "margin")),
+    "fig10_resources": Declared(
+        ("config", "resource"),
+        ("unit", "plain_mean", "difference", "difference_lo", "difference_hi", "tax", "aa_lo",
+         "aa_hi", "interval_method", "n_blocks", "status", "reason"),
+    ),
+}  # fmt: skip
 
 
 class FigureNumbers:
@@ -56,255 +73,180 @@ class FigureNumbers:
         self, study: RawStudy, numbers: Recomputed, found: Mapping[str, list[Row]]
     ) -> None:
         self.study = study
-        self.numbers = numbers
-        self.pooled = {
-            (row["config"], row["rate_rps"]): row
-            for row in found["aggregate.csv"]
-            if row["phase"] == "A" and row["block"] == "all"
-        }
-        self.lost = [
-            (row["config"], row["rate_rps"])
-            for row in found["aggregate.csv"]
-            if row["phase"] == "A" and row["block"] != "all" and row["status"] != "valid"
+        self.cell = numbers.cell_at("ref_safe")
+        self.found = found
+        self.connectors = [c for c in study.ids if c != "plain"]
+        self.bars = [
+            _bar(row)
+            for row in found["taxes.csv"]
+            if row["phase"] == "A" and row["reference"] and row["metric"] in BARS
         ]
-        self.taxes = found["taxes.csv"]
-        self.step_taxes = found["step_taxes.csv"]
-        self.cdf = found["step_cdf.csv"]
+        self.at_safe = [bar for bar in self.bars if bar["reference"] == "ref_safe"]
 
-    # ---- figures 1 to 3
-
-    def rates(self, value: str, low: str, high: str, unit: str) -> Expected:
-        """A quantity against the offered rate."""
-        expected: Expected = {}
-        for (config, rate), row in self.pooled.items():
-            expected[config, f"{rate:g}"] = {
-                "config": config,
-                "rate_rps": rate,
-                "value": row.get(value),
-                "lo": row.get(low),
-                "hi": row.get(high),
-                "unit": unit,
-                "n": row.get("n"),
-                "status": row["status"],
-                "reason": row["reason"],
-                "blocks_lost": self.lost.count((config, rate)),
-                "saturation_criteria": row.get("saturation_criteria"),
-                "knee_rps": self.knee(config),
-            }
-        return expected
-
-    def knee(self, config: str) -> str:
-        """The saturation rate as the figures write it."""
-        mine = {rate: row for (name, rate), row in self.pooled.items() if name == config}
-        if not any(row["status"] == "valid" for row in mine.values()):
-            return "–"
-        knee = self.study.rates["saturation_rate_rps"].get(config)
-        if knee is None:
-            saturated = [rate for rate, row in mine.items() if row.get("saturated")]
-            if not saturated:
-                return f">{max(mine):.10g}"
-            knee = min(saturated)
-        return f"{knee:.10g}"
-
-    # ---- figures of taxes
-
-    def row_at(self, config: str, reference: str, metric: str) -> Row:
-        """The Phase A tax of a configuration at a reference rate; empty where there is none."""
-        wanted = (config, "A", reference, metric)
-        return next(
-            (
-                row
-                for row in self.taxes
-                if (row["config"], row["phase"], row["reference"], row["metric"]) == wanted
-            ),
-            {},
-        )
-
-    def bar(self, config: str, reference: str, metric: str) -> Row:
-        """A bar's numbers with the A/A band beside it."""
-        row = self.row_at(config, reference, metric)
-        valid = row.get("status") == "valid"
-        names = ("tax", "tax_lo", "tax_hi")
-        record: Row = {name: row.get(name) if valid else None for name in names}
-        kept = (
-            "rate_rps", "n_blocks", "n_config", "n_plain", "verdict", "reason", "mark", "family",
-            "p_adjusted", "interval_method", "blocks_needed",
-        )  # fmt: skip
-        record |= {name: row.get(name) for name in kept}
-        record |= {"config": config, "metric": metric, "reference": reference}
-        record["status"] = row.get("status", "missing")
-        record["aa_lo"], record["aa_hi"] = self.band(reference, metric)
-        return record
-
-    def band(self, reference: str, metric: str) -> tuple[float | None, float | None]:
-        """The A/A band: the last plain launch's interval, or its size both ways."""
-        row = next((self.row_at(n, reference, metric) for n in self.study.aa_launch("A")), {})
-        if row.get("status") != "valid":
-            return None, None
-        if row["tax_lo"] is None or row["tax_hi"] is None:
-            return -abs(row["tax"]), abs(row["tax"])
-        return row["tax_lo"], row["tax_hi"]
-
-    @property
-    def connectors(self) -> list[str]:
-        """Every configuration but plain."""
-        return [c for c in self.study.ids if c != "plain"]
-
-    @property
-    def compared(self) -> list[str]:
-        """Every configuration that is compared with plain, its own last launch among them."""
-        return [*self.connectors, *self.study.aa_launch("A")]
-
-    def fig4(self) -> Expected:
-        """Taxes at both reference rates."""
-        rates = self.study.rates
-        both = rates["ref_load"] not in (None, rates["ref_safe"])
-        references = ("ref_safe", "ref_load") if both else ("ref_safe",)
-        return {
-            (config, metric, reference): self.bar(config, reference, metric)
-            for metric in BARS
-            for reference in references
-            for config in self.connectors
+    def rows(self, name: str) -> Iterable[Row]:
+        """The rows of a figure."""
+        ours = [bar for bar in self.at_safe if bar["config"] in self.connectors]
+        rows: dict[str, Callable[[], Iterable[Row]]] = {
+            "fig1_ttft_vs_rate": lambda: self._curves("ttft_p90_{}ms", "ms"),
+            "fig2_tpot_vs_rate": lambda: self._curves("tpot_p90_{}ms", "ms"),
+            "fig3_throughput": lambda: self._curves("effective_throughput_rps", "requests/s"),
+            "fig4_tax_bars": lambda: [b for b in self.bars if b["config"] in self.connectors],
+            "fig5_shape_heatmap": self._shapes,
+            "fig6_step_cdf": self._distribution,
+            "fig7_decomposition": lambda: [*_parted(ours), *self._steps(ours)],
+            "fig8_additivity": lambda: self._sums(ours),
+            "fig9_forest": lambda: [bar | self._expectation(bar) for bar in self.at_safe],
+            "fig10_resources": self._resources,
         }
+        return rows[name]()
 
-    def fig5(self) -> Expected:
-        """TTFT p90 taxes over the shapes of Phase B."""
-        expected: Expected = {}
-        for row in self.taxes:
-            if (
-                row["phase"] == "B"
-                and row["metric"] == "ttft_p90"
-                and row["config"] in self.compared
-            ):
-                record = dict(row)
-                ends = [row[name] for name in ("tax_lo", "tax_hi") if row.get(name) is not None]
-                record["interval_includes_0"] = ends[0] <= 0 <= ends[1] if len(ends) == 2 else None
-                expected[row["config"], row["cell"]] = record
-        return expected
-
-    def fig6(self) -> Expected:
-        """The distribution of the step duration."""
-        expected: Expected = {
-            (row["config"], repr(row["cdf"])): {**row, "status": "valid", "reason": None}
-            for row in self.cdf
-        }
-        shown = {row["config"] for row in self.cdf}
-        gates = read_json(self.study.root / "preflight" / "preflight_status.json")
-        for config in self.study.ids:
-            if config not in shown:
-                skipped = config in gates and not gates[config]["include"]
-                status = "skipped" if skipped else "missing"
-                expected[config, ""] = {"config": config, "status": status}
-        return expected
-
-    def fig7(self) -> Expected:
-        """Framework and implementation; microseconds per schedule() and per engine step."""
-        expected: Expected = {}
-        for metric in BARS:
-            noop = self.bar(NOOP, "ref_safe", metric)["tax"]
-            for config in self.connectors:
-                record = self.bar(config, "ref_safe", metric)
-                if noop is not None and record["tax"] is not None:
-                    rest = record["tax"] - noop
-                    record |= {"framework_tax": noop, "implementation_tax": rest}
-                expected[config, metric] = record
-        cell = self.numbers.cell_at("ref_safe")
-        at_safe = {
-            (row["config"], row["metric"]): row
-            for row in self.step_taxes
-            if (row["phase"], row["cell"]) == ("A", cell)
-        }
-        for tax, metric in (
-            ("tax_step_p50", "step_p50"),
-            ("tax_engine_step_p50", "engine_step_p50"),
-        ):
-            rows = {config: at_safe[config, tax] for config in self.connectors}
-            if metric == "step_p50" or any(row.get("us") is not None for row in rows.values()):
-                for config, row in rows.items():
-                    callback = at_safe[config, "tax_callback_p50"].get("us")
-                    expected[config, metric] = self._step_bar(metric, row, callback)
-        return expected
-
-    def _step_bar(self, metric: str, row: Row, callback: float | None) -> Row:
-        record = self.bar(row["config"], "ref_safe", "ttft_p90") | {"metric": metric}
-        record |= dict.fromkeys(("tax", "tax_lo", "tax_hi", "aa_lo", "aa_hi", "verdict"))
-        if row.get("us") is None:
-            return record
-        record |= {"aa_lo": row.get("aa_lo_us"), "aa_hi": row.get("aa_hi_us")}
-        record |= {"step_tax_us": row["us"], "step_tax_lo_us": row["lo_us"]}
-        rest = None if callback is None else row["us"] - callback
-        return record | {
-            "step_tax_hi_us": row["hi_us"], "callback_us": callback, "unattributed_us": rest,
-        }  # fmt: skip
-
-    def fig8(self) -> Expected:
-        """The parts, their sum and the stack."""
-        expected: Expected = {}
-        tolerance = self.study.config["hypotheses"]["h4_tolerance"]
-        for metric in BARS:
-            for config in (*PARTS, STACKED):
-                expected[config, metric] = self.bar(config, "ref_safe", metric)
-            total = self.bar(SUM, "ref_safe", metric)
-            parts = [expected[config, metric] for config in PARTS]
-            if all(part["tax"] is not None for part in parts):
-                total |= {"status": "valid", "rate_rps": parts[0]["rate_rps"]}
-                total["family"] = parts[0]["family"]
-                total["mark"] = "; ".join(filter(None, (part["mark"] for part in parts)))
-                for name in ("tax", "tax_lo", "tax_hi"):
-                    ends = [part[name] for part in parts]
-                    total[name] = None if None in ends else sum(ends)
-                stack = expected[STACKED, metric]["tax"]
-                if stack is not None:
-                    ends = sorted(f * stack for f in (1 - tolerance, 1 + tolerance))
-                    total["tolerance_lo"], total["tolerance_hi"] = ends
-            expected[SUM, metric] = total
-        return expected
-
-    def fig9(self) -> Expected:
-        """Every tax at ref_safe with prior and margin."""
-        given = self.study.config["hypotheses"]["prior"]
-        plain = given["plain_ttft_p90_s"]
-        prior = {
-            ("mooncake_both", "ttft_p90"): given["mooncake_both_ttft_p90_s"] / plain - 1,
-            ("nixl_both", "ttft_p90"): given["nixl_ttft_p90_s"] / plain - 1,
-        }
-        margins = self.study.config["statistics"]["margins"]
-        return {
-            (config, metric): self.bar(config, "ref_safe", metric)
-            | {"prior_tax": prior.get((config, metric)), "margin": margins[metric]}
-            for metric in BARS
-            for config in self.compared
-        }
-
-    def expected(self) -> dict[str, tuple[tuple[str, ...], Callable[[], Expected]]]:
-        """Per figure: the columns that name a row, and its rows."""
-        p90 = "{0}_p90_ms {0}_p90_lo_ms {0}_p90_hi_ms ms"
-        bars = ("config", "metric")
-        curve = ("config", "rate_rps")
-        throughput = ("effective_throughput_rps", "-", "-", "requests/s")
-        return {
-            "fig1_ttft_vs_rate": (curve, lambda: self.rates(*p90.format("ttft").split())),
-            "fig2_tpot_vs_rate": (curve, lambda: self.rates(*p90.format("tpot").split())),
-            "fig3_throughput": (curve, lambda: self.rates(*throughput)),
-            "fig4_tax_bars": ((*bars, "reference"), self.fig4),
-            "fig5_shape_heatmap": (("config", "cell"), self.fig5),
-            "fig6_step_cdf": (("config", "cdf"), self.fig6),
-            "fig7_decomposition": (bars, self.fig7),
-            "fig8_additivity": (bars, self.fig8),
-            "fig9_forest": (bars, self.fig9),
-        }
-
-    def may_be_absent(self, name: str) -> str | None:
-        """Why a figure need not be there; None if it must."""
+    def absent(self, name: str) -> str | None:
+        """Why a figure is not there; None if it must be."""
+        if name == "fig10_resources":
+            return None if self._resources() else "no resource is known"
         if name in ("fig6_step_cdf", "fig7_decomposition") and not self.study.step_timing:
             return "step timing is not available"
-        number = int(name[3])
-        if number in (4, 6, 7, 8, 9) and self.numbers.cell_at("ref_safe") is None:
+        if not name.startswith(("fig1", "fig2", "fig3", "fig5")) and self.cell is None:
             return "ref_safe is not a rate of Phase A"
         missing = {*PARTS, STACKED} - set(self.study.ids)
-        if number == 8 and missing:
+        if name == "fig8_additivity" and missing:
             return f"not in this study: {', '.join(sorted(missing))}"
         return None
+
+    def _curves(self, column: str, unit: str) -> list[Row]:
+        """A quantity against the offered rate."""
+        cells = [row for row in self.found["aggregate.csv"] if row["phase"] == "A"]
+        lost = [
+            (row["config"], row["rate_rps"])
+            for row in cells
+            if row["block"] != "all" and row["status"] != "valid"
+        ]
+        ends = ("", "lo_", "hi_") if "{}" in column else ("",)
+        return [
+            {name: row.get(name) for name in ("config", "rate_rps", "n", "status", "reason",
+                                              "saturation_criteria")}
+            | {
+                name: row.get(column.format(end))
+                for name, end in zip(("value", "lo", "hi"), ends, strict=False)
+            }
+            | {"unit": unit, "blocks_lost": lost.count((row["config"], row["rate_rps"])),
+               "knee_rps": self._knee([r for r in cells if r["config"] == row["config"]])}
+            for row in cells
+            if row["block"] == "all"
+        ]  # fmt: skip
+
+    def _knee(self, cells: Sequence[Row]) -> str:
+        """The saturation rate of a configuration as the figures write it."""
+        pooled = [row for row in cells if row["block"] == "all"]
+        if not any(row["status"] == "valid" for row in pooled):
+            return "–"
+        knee = self.study.rates["saturation_rate_rps"].get(pooled[0]["config"])
+        saturated = [row["rate_rps"] for row in pooled if row.get("saturated")]
+        if knee is None and not saturated:
+            return f">{max(row['rate_rps'] for row in pooled):.10g}"
+        return f"{min(saturated) if knee is None else knee:.10g}"
+
+    def _shapes(self) -> list[Row]:
+        compared = (*self.connectors, *self.study.aa_launch("B"))
+        return [
+            row | {"interval_includes_0": None if None in (row.get("tax_lo"), row.get("tax_hi"))
+                   else row["tax_lo"] <= 0 <= row["tax_hi"]}
+            for row in self.found["taxes.csv"]
+            if row["phase"] == "B" and row["metric"] == "ttft_p90" and row["config"] in compared
+        ]  # fmt: skip
+
+    def _distribution(self) -> list[Row]:
+        rows = [row | {"status": "valid"} for row in self.found["step_cdf.csv"]]
+        gates = read_json(self.study.root / "preflight" / "preflight_status.json")
+        for config in dict.fromkeys(self.study.ids).keys() - {row["config"] for row in rows}:
+            skipped = not gates.get(config, {"include": True})["include"]
+            rows.append(
+                {"config": config, "cdf": "", "status": "skipped" if skipped else "missing"}
+            )
+        return rows
+
+    def _steps(self, bars: Sequence[Row]) -> Iterator[Row]:
+        """Microseconds of schedule() and of the engine step, and what of them is in no callback."""
+        at_safe = {
+            (row["config"], row["metric"]): row
+            for row in self.found["step_taxes.csv"]
+            if (row["phase"], row["cell"]) == ("A", self.cell)
+        }
+        mine = [bar for bar in bars if bar["metric"] == "ttft_p90"]
+        for metric in ("step_p50", "engine_step_p50"):
+            taxes = {c: at_safe[c, f"tax_{metric}"] for c in self.connectors}
+            if metric != "step_p50" and all(row.get("us") is None for row in taxes.values()):
+                continue
+            for bar in mine:
+                row = taxes[bar["config"]]
+                us, callback = row.get("us"), at_safe[bar["config"], "tax_callback_p50"].get("us")
+                known = us is not None
+                yield bar | dict.fromkeys((*ENDS, "verdict")) | {
+                    "metric": metric, "aa_lo": row.get("aa_lo_us") if known else None,
+                    "aa_hi": row.get("aa_hi_us") if known else None, "step_tax_us": us,
+                    "step_tax_lo_us": row.get("lo_us"), "step_tax_hi_us": row.get("hi_us"),
+                    "callback_us": callback if known else None,
+                    "unattributed_us": us - callback if known and callback is not None else None,
+                }  # fmt: skip
+
+    def _sums(self, bars: Sequence[Row]) -> Iterator[Row]:
+        """The parts, their sum and the stack."""
+        tolerance = self.study.config["hypotheses"]["h4_tolerance"]
+        for metric in BARS:
+            mine = {bar["config"]: bar for bar in bars if bar["metric"] == metric}
+            parts, stack = [mine[config] for config in PARTS], mine[STACKED]
+            yield from (*parts, stack)
+            total: Row = {name: stack[name] for name in ("metric", "reference", "aa_lo", "aa_hi")}
+            total |= {"config": SUM, "status": "missing"}
+            if all(part["tax"] is not None for part in parts):
+                marks = "; ".join(filter(None, (part["mark"] for part in parts)))
+                total |= {"status": "valid", "mark": marks}
+                total |= {name: parts[0][name] for name in ("rate_rps", "family")}
+                for name in ENDS:
+                    ends = [part[name] for part in parts]
+                    total[name] = None if None in ends else sum(ends)
+                if stack["tax"] is not None:
+                    ends = sorted(f * stack["tax"] for f in (1 - tolerance, 1 + tolerance))
+                    total["tolerance_lo"], total["tolerance_hi"] = ends
+            yield total
+
+    def _expectation(self, bar: Row) -> Row:
+        given = self.study.config["hypotheses"]["prior"]
+        names = {"mooncake_both": "mooncake_both_ttft_p90_s", "nixl_both": "nixl_ttft_p90_s"}
+        name = names.get(bar["config"]) if bar["metric"] == "ttft_p90" else None
+        prior = None if name is None else given[name] / given["plain_ttft_p90_s"] - 1
+        margin = self.study.config["statistics"]["margins"][bar["metric"]]
+        return {"prior_tax": prior, "margin": margin}
+
+    def _resources(self) -> list[Row]:
+        drawn = [r for r in self.found["resources.csv"] if r["resource"] in DRAWN_RESOURCES]
+        known = {row["resource"] for row in drawn if row["status"] == "valid"}
+        return [row | _band(row, "aa_difference") for row in drawn if row["resource"] in known]
+
+
+def _bar(row: Row) -> Row:
+    """A tax with the A/A band beside it."""
+    known: Row = {} if row["status"] == "valid" else dict.fromkeys(ENDS)
+    return {name: row.get(name) for name in OF_TAX} | known | _band(row, "aa", "aa_tax")
+
+
+def _band(row: Row, ends: str, point: str | None = None) -> Row:
+    """The A/A interval, or where there is none the size of its difference both ways."""
+    low, high, size = (row.get(name) for name in (f"{ends}_lo", f"{ends}_hi", point or ends))
+    if low is None or high is None:
+        low, high = (None, None) if size is None else (-abs(size), abs(size))
+    return {"aa_lo": low, "aa_hi": high}
+
+
+def _parted(bars: Sequence[Row]) -> Iterator[Row]:
+    """The framework's part of a tax is the no-op connector's; the implementation has the rest."""
+    noop = {bar["metric"]: bar["tax"] for bar in bars if bar["config"] == NOOP}
+    for bar in bars:
+        framework = noop.get(bar["metric"])
+        if framework is None or bar["tax"] is None:
+            yield bar
+        else:
+            yield bar | {"framework_tax": framework, "implementation_tax": bar["tax"] - framework}
 
 
 def check_figures(
@@ -312,28 +254,30 @@ def check_figures(
 ) -> None:
     """A claim for the numbers under each figure."""
     figures = FigureNumbers(study, numbers, found)
-    for name, (keys, expected) in figures.expected().items():
-        ledger.check("figure", name, _figure(figures, name, keys, expected))
+    for name, declared in FIGURES.items():
+        path = study.numbers / "figures" / f"{name}.csv"
+        if study.published != study.root and not path.exists():
+            ledger.not_checkable("figure", name, "published before it was made")
+        else:
+            ledger.check("figure", name, _figure(figures, name, declared))
 
 
-def _figure(
-    figures: FigureNumbers, name: str, keys: Sequence[str], expected: Callable[[], Expected]
-) -> Iterator[str]:
+def _figure(figures: FigureNumbers, name: str, declared: Declared) -> Iterator[str]:
     for kind in ("png", "svg"):
         if not (figures.study.root / "figures" / f"{name}.{kind}").is_file():
             yield f"{name}.{kind} is missing"
     table = read_csv(figures.study.numbers / "figures" / f"{name}.csv")
-    reason = figures.may_be_absent(name)
+    reason = figures.absent(name)
     if (list(table[0]) == ["absent_because"]) != (reason is not None):
         yield "absent without a cause" if reason is None else f"drawn, though {reason}"
         return
     if reason is not None:
         return
-    if lacking := [column for column in REQUIRED[name] if column not in table[0]]:
+    if lacking := [c for c in (*declared.keys, *declared.columns) if c not in table[0]]:
         yield f"columns missing: {', '.join(lacking)}"
         return
-    rows = expected()
-    seen = [_key(row, keys) for row in table]
+    rows = {_key(row, declared.keys): row for row in figures.rows(name)}
+    seen = [_key(row, declared.keys) for row in table]
     for key in [k for k in rows if seen.count(k) != 1]:
         yield f"{' '.join(key)}: {seen.count(key)} rows"
     for row, key in zip(table, seen, strict=True):
@@ -346,8 +290,9 @@ def _figure(
                 yield f"{' '.join(key)}: {column}: published {text!r}, recomputed {wrong}"
 
 
-def _key(row: Mapping[str, str], keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{float(row[k]):g}" if k == "rate_rps" and row[k] else row[k] for k in keys)
+def _key(row: Mapping[str, object], keys: Sequence[str]) -> tuple[str, ...]:
+    """Rates as numbers, everything else as text."""
+    return tuple(f"{float(str(row[k])):g}" if k == "rate_rps" else str(row[k]) for k in keys)
 
 
 def _wrong(column: str, text: str, row: Row) -> str | None:
@@ -355,8 +300,4 @@ def _wrong(column: str, text: str, row: Row) -> str | None:
     value = row.get(column)
     if column == "reason" and value is None:
         return None
-    if isinstance(value, list):
-        fields = text.split()
-        differs = len(fields) != len(value) or any(map(text_differs, fields, value))
-        return repr(value) if differs else None
     return repr(value) if text_differs(text, value) else None

@@ -1,29 +1,27 @@
 """Claims about manifest.json, MANIFEST.md and environment.json: every column against its source."""
 
-import hashlib
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts.names import Launch
 from connector_tax.files import read_json
+from connector_tax.provenance import manifest
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import Table
-from connector_tax.provenance.manifest import COLUMNS, adapters_of, parse
-from connector_tax.provenance.recompute import Row
+from connector_tax.provenance.manifest import COLUMNS, parse
 
-OF_ENVIRONMENT = ("vllm", "vllm_sha", "mooncake", "nixl", "lmcache")
 CHANGED = ": an artifact of the run changed after the manifest was written"
 
 
-def check_manifest(study: RawStudy, ledger: Ledger, manifest: Path) -> None:
+def check_manifest(study: RawStudy, ledger: Ledger, markdown: Path) -> None:
     """Every claim about what was run where."""
     ledger.check("environment", "environment.json", _environment(study), "what env.txt says")
     for launch in study.launches:
         if launch.index is not None:
             ledger.check("manifest", launch.name, _row(study, launch))
-    _check_markdown(study, manifest, ledger)
+    _check_markdown(study, markdown, ledger)
 
 
 def _environment(study: RawStudy) -> Iterator[str]:
@@ -41,13 +39,6 @@ def _environment(study: RawStudy) -> Iterator[str]:
         yield f"engine_label is {environment['engine_label']!r}, study.json says {label!r}"
 
 
-def artifacts_digest(study: RawStudy, folder: Path) -> str:
-    """The digest of a run as the head of MANIFEST.md defines it."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    lines = [f"{study.sha256(p)}  {p.relative_to(folder).as_posix()}\n" for p in paths]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
 def _row(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
     rows = read_json(study.root / "manifest.json")
     key = (launch.config, str(launch.block), launch.phase)
@@ -55,7 +46,9 @@ def _row(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
     if len(mine) != 1:
         yield f"manifest.json has {len(mine)} rows"
         return
-    expected = _expected(study, launch)
+    environment = read_json(study.root / "environment.json")
+    place = Launch(launch.config, launch.block, launch.phase)
+    expected = manifest.row(study.document, study.root, place, environment, study.step_timing)
     for column in dict.fromkeys((*COLUMNS, *mine[0])):
         published, found = mine[0].get(column), expected.get(column)
         if published != found:
@@ -63,49 +56,10 @@ def _row(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
             yield f"{column} is {published!r}, found {found!r}{told}"
 
 
-def _expected(study: RawStudy, launch: RawLaunch) -> Row:
-    assert launch.index is not None
-    name = study.document["study"]
-    states = [cell["status"] for cell in launch.index["cells"]]
-    environment = read_json(study.root / "environment.json")
-    command, adapters = "not launched", []
-    if (launch.folder / "config.json").exists():
-        launched = read_json(launch.folder / "config.json")
-        command, adapters = shlex.join(launched["argv"]), adapters_of(launched["environment"])
-    return {
-        "date": launch.index["started_utc"],
-        "study": name,
-        "configuration": launch.config,
-        "block": str(launch.block),
-        "phase": launch.phase,
-        "engine": study.document["engine_label"],
-        **{key: environment[key] for key in OF_ENVIRONMENT},
-        "gpu": "; ".join(environment["gpu"]),
-        "step_timing": "available" if study.step_timing else "not available",
-        "adapters": ", ".join(adapters),
-        "placement": "; ".join(sorted(_amiss(launch.index["attempts"]))),
-        "status": launch.status.upper() if launch.status == "skipped" else launch.status,
-        "reason": (launch.index["reason"] or "").split("\n")[0],
-        "cells": "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing")),
-        "directory": f"results/{name}/runs/{launch.name}",
-        "command": command,
-        "sha256": artifacts_digest(study, launch.folder),
-    }
-
-
-def _amiss(attempts: Sequence[Row]) -> set[str]:
-    """The warnings of the affinity plans a launch's attempts were measured with."""
-    warnings: set[str] = set()
-    for attempt in attempts:
-        plan = attempt.get("load_generator", {}).get("affinity") or {"warnings": []}
-        warnings.update(plan["warnings"])
-    return warnings
-
-
-def _check_markdown(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
+def _check_markdown(study: RawStudy, markdown: Path, ledger: Ledger) -> None:
     name = study.document["study"]
     with ledger.guarded("manifest", "MANIFEST.md"):
-        text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
+        text = markdown.read_text(encoding="utf-8") if markdown.exists() else ""
         rows = [row for row in parse(text) if row["study"] == name]
         if not rows:
             reason = f"MANIFEST.md has no rows of study {name}"

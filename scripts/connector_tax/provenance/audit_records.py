@@ -12,6 +12,7 @@ import numpy as np
 
 from connector_tax.artifacts.names import PLAIN
 from connector_tax.provenance.audit_design import check_design, skipped_rate
+from connector_tax.provenance.audit_identities import identities
 from connector_tax.provenance.audit_machine import machine_checks, quiet_successes
 from connector_tax.provenance.audit_schedule import check_prompts, schedule, window
 from connector_tax.provenance.audit_study import RawCell, RawStudy
@@ -61,6 +62,8 @@ def _check_cell(study: RawStudy, cell: RawCell, ledger: Ledger) -> None:
     ledger.check("schedule", cell.name, schedule(study, cell))
     ledger.check("window", cell.name, window(study, cell))
     ledger.check("counters", cell.name, _counters(cell))
+    if cell.status == "valid":
+        ledger.check("identities", cell.name, identities(study, cell, _deltas(cell)))
     ledger.check("validity", cell.name, _validity(study, cell))
     ledger.check("steps", cell.name, _steps(study, cell))
 
@@ -331,11 +334,13 @@ def _generator_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         return max(known) if known and len(known) == len(values) else None
 
     kinds = ("undecodable", "oversized", "dropped_messages", "late_results")
-    lost = sum(process.get(kind, 0) for process in processes.values() for kind in kinds)
+    counts = [process.get(kind) for process in processes.values() for kind in kinds[:3]]
+    counts.append(processes["main"].get(kinds[3]))
+    known = [count for count in counts if count is not None]
     checks = {
         "loop_lag_p99_ms": _most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
         "cpu_share": _most(worst("cpu_share"), bounds["max_cpu_share"]),
-        "lost_messages": _most(lost, 0),
+        "lost_messages": _most(sum(known) if len(known) == len(counts) else None, 0),
         "workers_died": _most(len(said["workers_died"]), 0),
     }
     if _lacks_later_checks(cell):

@@ -1,74 +1,161 @@
-"""Claims about words: the sentences of hypotheses.json and report.html are made again and compared.
+"""Claims about all that is made of the records: made again, is it bit for bit what was published?
 
-What is made again is made by the study's own commands in processes of their own, from the raw
-records, in a temporary folder: no code of theirs is loaded here, and nothing of the study changes.
-Their numbers are recomputed elsewhere (`recompute*`).
+Tables, pictures and report are made again by the study's own commands in processes of their own, in
+a temporary folder: no code of theirs is loaded here, and nothing of the study changes. `replot` has
+already made again what was in an archive. Their numbers are recomputed elsewhere (`recompute*`).
 """
 
+import platform
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 
-from connector_tax.files import read_json
+from connector_tax import package_version
+from connector_tax.files import read_json, sha256_file
+from connector_tax.provenance.archive_limits import HEADER, ORIGIN
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import differences
+from connector_tax.provenance.manifest import archive_of
 
-MADE_AGAIN = ("analysis", "report.html", "logs", "audit.json", "published")
 KIND = "made again"
+MADE = ("analysis", "figures", "report.html")
+NOT_COPIED = (*MADE, "logs", "audit.json", "published")
+# What the numbers and pictures depend on besides the raw records.
+PACKAGES = (
+    "numpy", "scipy", "polars", "pandas", "matplotlib", "pillow", "contourpy", "kiwisolver",
+    "fonttools", "seaborn", "jinja2", "markupsafe",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """The versions that what is made depends on."""
+    found = {"python": platform.python_version(), "connector-tax": package_version()}
+    installed = {(d.metadata["Name"] or "").lower(): d.version for d in metadata.distributions()}
+    return found | {name: installed.get(name, "absent") for name in PACKAGES}
+
+
+def published_files(root: Path) -> dict[str, str]:
+    """SHA-256 of everything that is made of the records, by path below the study's folder."""
+    paths = [path for name in MADE for path in (root / name, *sorted(root.glob(f"{name}/*")))]
+    return {p.relative_to(root).as_posix(): sha256_file(p) for p in paths if p.is_file()}
 
 
 def check_remade(study: RawStudy, ledger: Ledger) -> None:
-    """Claims about hypotheses.json and report.html as a whole."""
+    """Make everything again beside a study that was measured here, and compare."""
+    published = published_files(study.root)
     with tempfile.TemporaryDirectory(prefix="audit-") as folder:
         copy = Path(folder) / study.root.name
         copy.mkdir()
         for path in study.root.iterdir():
-            if path.name not in MADE_AGAIN:
+            if path.name not in NOT_COPIED:
                 (copy / path.name).symlink_to(path.resolve())
-        ledger.check(KIND, "hypotheses.json", _hypotheses(study, copy), "every word as it was")
-        ledger.check(KIND, "report.html", _report(study, copy), "byte for byte the same")
+        figures = sorted({Path(name).stem for name in published if name.startswith("figures/")})
+        commands = (["analysis.aggregate"], ["figures", *figures], ["report"])
+        failed = next((said for command in commands if (said := _run(command, copy))), None)
+        if failed:
+            ledger.fail(KIND, "study", failed)
+            return
+        extra = published_files(copy).keys() - published.keys()
+        ledger.check(KIND, "study", (f"{name} is missing" for name in sorted(extra)), "all there")
+        _compare(study, published, copy, _other_versions(_measured_with(study.root)), ledger)
 
 
-def _hypotheses(study: RawStudy, copy: Path) -> Iterator[str]:
-    failed = _run("analysis.aggregate", copy)
-    if failed:
-        yield failed
-        return
-    name = "analysis/hypotheses.json"
-    yield from differences(read_json(study.numbers / name), read_json(copy / name), "hypotheses")
+def check_redrawn(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
+    """Compare what a replot made with the hashes in archive.json."""
+    header = read_json(study.root / HEADER)
+    other = _other_versions(header["versions"])
+    if study.older_form:
+        other.insert(0, "the method of before `plain_launches`")
+    _compare(study, header["redrawn"], study.root, other, ledger)
+    _check_origin(study.root, header["study"], manifest, ledger)
+    problems = _unpacked(study.root, header["files"])
+    ledger.check("unpacked", "files", problems, "every hash as listed")
 
 
-def _report(study: RawStudy, copy: Path) -> Iterator[str]:
-    published = study.root / "report.html"
-    if not published.is_file():
-        yield "report.html is missing"
+def _compare(
+    study: RawStudy, published: Mapping[str, str], made: Path, other: list[str], ledger: Ledger
+) -> None:
+    """A difference is a FAIL, but NOT CHECKABLE where other versions may have made it."""
+    for name, digest in published.items():
+        problems = list(_differs(study, name, digest, made / name))
+        if problems and other and (made / name).is_file():
+            ledger.not_checkable(KIND, name, f"{problems[0]}; made with {', '.join(other)}")
+        else:
+            ledger.check(KIND, name, problems, "bit for bit as published")
+
+
+def _differs(study: RawStudy, name: str, digest: str, made: Path) -> Iterator[str]:
+    if not made.is_file():
+        yield "it was not made again"
         return
-    failed = _run("report", copy)
-    if failed:
-        yield failed
+    if sha256_file(made) == digest:
         return
-    old, new = (
-        path.read_text(encoding="utf-8").splitlines() for path in (published, copy / "report.html")
-    )
-    if old == new:
+    yield "it is not bit for bit what was published: not what this code makes of the study"
+    original = study.published / name
+    if not original.is_file() or original == made:
         return
-    line = next((k for k, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), 0)
+    if name.endswith(".json"):
+        yield from differences(read_json(original), read_json(made), Path(name).stem)
+    elif not name.endswith(".png"):
+        lines = (path.read_text(encoding="utf-8").splitlines() for path in (original, made))
+        pairs = enumerate(zip(*lines, strict=False), 1)
+        yield f"first in line {next((k for k, (old, new) in pairs if old != new), 'the last')}"
     yield (
-        f"it is not what this code makes of the study ({len(old)} lines, made again {len(new)}), "
-        f"first in line {line + 1}; an honest report that is only old is made anew by "
-        f"`python -m connector_tax.report --study {study.root / 'study.json'}`"
+        f"what is honest and only old is made anew by `snakemake --cores 1 -f {study.root / name}`"
     )
 
 
-def _run(module: str, copy: Path) -> str | None:
+def _measured_with(root: Path) -> dict[str, str]:
+    """The versions that env.txt tells of the pipeline."""
+    text = (root / "env.txt").read_text(encoding="utf-8")
+    own = text.partition("# pipeline packages\n")[2].partition("\n\n")[0].lower()
+    return dict(re.findall(r"^([\w.-]+)==(\S+)$", own, re.MULTILINE))
+
+
+def _other_versions(there: Mapping[str, str]) -> list[str]:
+    here = versions()
+    return [
+        f"{name} {there[name]} (here {version})"
+        for name, version in here.items()
+        if there.get(name, version) != version
+    ]
+
+
+def _run(command: list[str], copy: Path) -> str | None:
     """Run one of the study's commands on the copy; what it says where it fails."""
+    module, *names = command
     study_file = str(copy / "study.json")
-    command = [sys.executable, "-m", f"connector_tax.{module}", "--study", study_file]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", f"connector_tax.{module}", *names, "--study", study_file],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode == 0:
         return None
     last = done.stderr.strip().splitlines()[-1:] or ["no message"]
     return f"python -m connector_tax.{module} ended with status {done.returncode}: {last[0]}"
+
+
+def _check_origin(root: Path, study: str, manifest: Path, ledger: Ledger) -> None:
+    """Is it the archive that the MANIFEST.md of this checkout names?"""
+    text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
+    named = archive_of(text, study)
+    found = (root / ORIGIN).read_text(encoding="utf-8").split()[0]
+    if named is None:
+        reason = f"MANIFEST.md names no archive of study {study}"
+        ledger.not_checkable("unpacked", "archive", reason)
+    else:
+        problems = [] if named == found else [f"sha256 is {found}, MANIFEST.md names {named}"]
+        ledger.check("unpacked", "archive", problems, "the one MANIFEST.md names")
+
+
+def _unpacked(root: Path, files: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    for name, entry in files.items():
+        if not (root / name).is_file() or sha256_file(root / name) != entry["sha256"]:
+            yield f"{name}: missing or changed since it was unpacked"

@@ -2,44 +2,20 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from connector_tax.provenance.audit_study import RawCell, RawLaunch, RawStudy
-from connector_tax.provenance.audit_tables import Declared, compare
 from connector_tax.provenance.claims import Ledger
-from connector_tax.provenance.comparison import Table, read_csv
 from connector_tax.provenance.recompute import Row
-from connector_tax.provenance.recompute_resources import Resources, engine_rows, recorded
+from connector_tax.provenance.recompute_resources import recorded
 from connector_tax.study.server_environment import shown
 
 RECORDS = ("resources.json", "settings.json")
-FIGURE = "fig10_resources"
-DRAWN = (
-    "idle_cpu", "cpu_s_per_1000", "memory_pss_mib", "gpu_memory_mib", "kv_blocks", "threads",
-    "startup_s",
-)  # fmt: skip
 TOO_OLD = "measured before launches kept it"
-RESOURCES = Declared(
-    ("config", "resource"),
-    ("config", "resource", "unit", "scale", "plain_mean", "config_mean", "difference",
-     "difference_lo", "difference_hi", "tax", "tax_lo", "tax_hi", "p_value", "interval_method",
-     "aa_difference", "aa_difference_lo", "aa_difference_hi", "aa_tax", "aa_tax_lo", "aa_tax_hi",
-     "n_blocks", "n_launches", "companions", "status", "reason"),
-)  # fmt: skip
-DRAWN_COLUMNS = Declared(
-    ("config", "resource"),
-    ("config", "resource", "unit", "plain_mean", "difference", "difference_lo", "difference_hi",
-     "tax", "aa_lo", "aa_hi", "interval_method", "n_blocks", "status", "reason"),
-)  # fmt: skip
-ENGINE = Declared(
-    ("config", "setting"),
-    ("config", "setting", "value", "plain", "differs", "source", "reason", "also_differs"),
-)
 
 
 def check_resources(study: RawStudy, ledger: Ledger) -> None:
-    """Every claim about records of launches, resources.csv, engine.csv and their figure."""
+    """Every claim about what a launch recorded besides its cells."""
     done = [launch for launch in study.launches if launch.status == "done"]
     without = [la for la in done if la.index is None or "files" not in la.index]
     if without:
@@ -50,37 +26,6 @@ def check_resources(study: RawStudy, ledger: Ledger) -> None:
         for cell in study.cells:
             if cell.launch is launch and cell.measured:
                 ledger.check("server CPU", cell.name, _server_cpu(cell))
-    _check_tables(study, ledger)
-
-
-def _check_tables(study: RawStudy, ledger: Ledger) -> None:
-    folder = study.published / "analysis"
-    rates = {cell["rate_rps"]: cell["cell"] for cell in study.document["cells"]["A"]}
-    with ledger.guarded("numbers", "resources.csv"):
-        found = Resources(study, rates.get(study.rates["ref_safe"])).rows()
-        expected = {
-            "resources.csv": (found, RESOURCES),
-            "engine.csv": (engine_rows(study), ENGINE),
-        }
-        for name, (rows, declared) in expected.items():
-            if study.published != study.root and not (folder / name).exists():
-                ledger.not_checkable("numbers", name, "published before it was made")
-                continue
-            table = read_csv(folder / name)
-            ledger.check("numbers", name, _table(table, rows, declared), f"{len(table)} rows")
-        path = study.published / "figures" / f"{FIGURE}.csv"
-        if study.published != study.root and not path.exists():
-            ledger.not_checkable("figure", FIGURE, "published before it was made")
-        else:
-            ledger.check("figure", FIGURE, _figure(path, found))
-
-
-def _table(table: Table, rows: list[Row], declared: Declared) -> Iterator[str]:
-    yield from compare(table, rows, declared)
-    for row in table:
-        missing = row.get("status") == "missing" or row.get("value") == ""
-        if missing and not row["reason"]:
-            yield f"{' '.join(row[key] for key in declared.keys)}: no value and no reason"
 
 
 def _records(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
@@ -152,23 +97,3 @@ def _server_cpu(cell: RawCell) -> Iterator[str]:
 
 def _equal(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
-
-
-def _figure(path: Path, rows: list[Row]) -> Iterator[str]:
-    table = read_csv(path)
-    drawn = [row for row in rows if row["resource"] in DRAWN]
-    known = {row["resource"] for row in drawn if row["status"] == "valid"}
-    if (list(table[0]) == ["absent_because"]) != (not known):
-        yield "absent, though there are numbers" if known else "drawn without a number"
-        return
-    if known:
-        expected = [row | _band(row) for row in drawn if row["resource"] in known]
-        yield from compare(table, expected, DRAWN_COLUMNS)
-
-
-def _band(row: Row) -> Row:
-    point = row.get("aa_difference")
-    ends = row.get("aa_difference_lo"), row.get("aa_difference_hi")
-    if None in ends:
-        ends = (None, None) if point is None else (-abs(point), abs(point))
-    return dict(zip(("aa_lo", "aa_hi"), ends, strict=True))

@@ -1,88 +1,37 @@
 """Claims about what is published: tables, figures' numbers, report, manifest."""
 
 import base64
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from connector_tax.artifacts.names import PLAIN
+from connector_tax.artifacts.tables import COLUMNS
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_figures import check_figures
 from connector_tax.provenance.audit_manifest import check_manifest
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
-from connector_tax.provenance.claims import MALFORMED, Ledger
+from connector_tax.provenance.claims import Ledger, told
 from connector_tax.provenance.comparison import Table, differences, read_csv, text_differs
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_findings import Findings
-from connector_tax.provenance.recompute_steps import (
-    HOOK_KEYS,
-    HOOK_NUMBERS,
-    STEP_TAX_KEYS,
-    STEP_TAX_NUMBERS,
-)
-from connector_tax.provenance.recompute_tables import (
-    COUNT_COLUMNS,
-    STEP_COLUMNS,
-    STEP_TAXES,
-    Recomputed,
-)
-
-
-@dataclass(frozen=True)
-class Declared:
-    """A published table: the columns that name a row, and all its columns in their order."""
-
-    keys: tuple[str, ...]
-    columns: tuple[str, ...]
-
+from connector_tax.provenance.recompute_resources import Resources, engine_rows
+from connector_tax.provenance.recompute_tables import Recomputed
 
 CELL = ("config", "block", "phase", "cell")
-PERCENTILES = tuple(
-    f"{metric}_p{percent}_{bound}"
-    for metric in ("ttft", "tpot", "e2e")
-    for percent in (50, 90, 99)
-    for bound in ("ms", "lo_ms", "hi_ms")
-)
-TABLES = {
-    "aggregate.csv": Declared(
-        CELL,
-        (
-            "config", "configuration", "block", "phase", "cell", "rate_rps", "input_tokens",
-            "output_tokens", "status", "reason", "label", "n", "window_s", *PERCENTILES,
-            "p99_reason", "ttft_from_send_p90_ms", "requested_throughput_rps",
-            "effective_throughput_rps", "throughput_ratio", "error_rate", "dropped", "n_disturbed",
-            "quiet_share", "memory_ns_p50", "waiting_p50", "saturated", "saturation_criteria",
-            "warming_up", "mser5_discard", "start_change", "start_p", *STEP_COLUMNS, *COUNT_COLUMNS,
-        ),
-    ),
-    "steps.csv": Declared(
-        CELL,
-        (*CELL, "configuration", "status", "reason", *STEP_COLUMNS, *COUNT_COLUMNS,
-         *STEP_TAXES.values()),
-    ),
-    "step_taxes.csv": Declared(STEP_TAX_KEYS, (*STEP_TAX_KEYS, *STEP_TAX_NUMBERS, "reason")),
-    "hooks.csv": Declared(HOOK_KEYS, (*HOOK_KEYS, *HOOK_NUMBERS)),
-    "step_cdf.csv": Declared(
-        ("config", "cdf"), ("config", "step_duration_us", "engine_step_us", "cdf")
-    ),
-    "taxes.csv": Declared(
-        ("config", "phase", "cell", "metric"),
-        (
-            "config", "phase", "cell", "rate_rps", "reference", "input_tokens", "output_tokens",
-            "metric", "family", "tax", "tax_lo", "tax_hi", "abs_ms", "abs_lo_ms", "abs_hi_ms",
-            "plain_ms", "config_ms", "n_blocks", "n_config", "n_plain", "interval_method",
-            "error_df", "verdict", "p_value", "p_adjusted", "blocks_needed", "margin", "aa_tax",
-            "aa_lo", "aa_hi", "tax_all", "tax_all_lo", "tax_all_hi", "mark", "capacity_ratio",
-            *STEP_TAXES, "status", "reason",
-        ),
-    ),
-    "amplification.csv": Declared(
-        ("config", "metric"),
-        ("config", "metric", "ref_safe_rps", "ref_load_rps", "tax_ref_safe", "tax_ref_load", "gap",
-         "gap_lo", "gap_hi", "n_blocks", "interval_method", "error_df", "mark", "status", "reason"),
-    ),
-}  # fmt: skip
+# What names a row of each table; all its columns are declared in artifacts.tables.
+KEYS = {
+    "aggregate.csv": CELL,
+    "steps.csv": CELL,
+    "step_taxes.csv": ("config", "phase", "cell", "metric"),
+    "hooks.csv": ("config", "phase", "cell", "process", "child", "hook"),
+    "step_cdf.csv": ("config", "cdf"),
+    "taxes.csv": ("config", "phase", "cell", "metric"),
+    "amplification.csv": ("config", "metric"),
+    "resources.csv": ("config", "resource"),
+    "engine.csv": ("config", "setting"),
+}
 # Two ways of integrating over the baseline and the common error agree to this.
 TOLERANCES = {"p_adjusted": 1e-4}
 
@@ -91,9 +40,9 @@ def check_published(study: RawStudy, ledger: Ledger, manifest: Path) -> None:
     """Every claim about tables, figures, report and manifest."""
     try:
         numbers = Recomputed(study)
-    except MALFORMED as error:
-        text = f"the raw records cannot be read: {type(error).__name__}: {error}"
-        for name in (*TABLES, "reference_rates.json", "hypotheses.json", "figures"):
+    except Exception as error:
+        text = f"the raw records cannot be read: {told(error)}"
+        for name in (*KEYS, "reference_rates.json", "hypotheses.json", "figures"):
             ledger.fail("numbers", name, text)
     else:
         _check_numbers(study, numbers, ledger)
@@ -101,12 +50,12 @@ def check_published(study: RawStudy, ledger: Ledger, manifest: Path) -> None:
     check_manifest(study, ledger, manifest)
     if study.numbers != study.published:
         reason = "published by the method of before `plain_launches`, which this version left"
-        for name in (*TABLES, "aggregate.json", "hypotheses.json", "figures"):
+        for name in (*KEYS, "aggregate.json", "hypotheses.json", "figures"):
             ledger.not_checkable("published", name, reason)
 
 
 def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None:
-    tables = {
+    tables: dict[str, Callable[[], list[Row]]] = {
         "aggregate.csv": numbers.aggregate_rows,
         "steps.csv": numbers.steps_rows,
         "step_taxes.csv": lambda: numbers.step_numbers.tax_rows(),
@@ -114,15 +63,22 @@ def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None
         "step_cdf.csv": lambda: numbers.step_numbers.curve_rows(numbers.cell_at("ref_safe")),
         "taxes.csv": numbers.tax_rows,
         "amplification.csv": numbers.amplification_rows,
+        "resources.csv": lambda: Resources(study, numbers.cell_at("ref_safe")).rows(),
+        "engine.csv": lambda: engine_rows(study),
     }
     found: dict[str, list[Row]] = {}
     for name, recompute in tables.items():
         with ledger.guarded("numbers", name):
             found[name] = recompute()
-            table = read_csv(study.numbers / "analysis" / name)
+            path = study.numbers / "analysis" / name
+            if study.published != study.root and not path.exists():
+                ledger.not_checkable("numbers", name, "published before it was made")
+                continue
+            table = read_csv(path)
             cells = sum(len(row) for row in table)
             note = f"{len(table)} rows, {cells} fields"
-            ledger.check("numbers", name, compare(table, found[name], TABLES[name]), note)
+            problems = itertools.chain(compare(name, table, found[name]), _reasons(table))
+            ledger.check("numbers", name, problems, note)
     ledger.check(
         "numbers", "aggregate.json", _aggregate_json(study, found.get("aggregate.csv", []))
     )
@@ -131,21 +87,22 @@ def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None
     for launch in study.launches:
         if launch.status == "done":
             ledger.check("summary", launch.name, _summary(launch, numbers))
-    if "taxes.csv" in found and "aggregate.csv" in found:
+    if found.keys() == tables.keys():
         check_figures(study, numbers, found, ledger)
 
 
-def compare(table: Table, found: Sequence[Row], declared: Declared) -> Iterator[str]:
+def compare(name: str, table: Table, found: Sequence[Row]) -> Iterator[str]:
     """Every declared column, and row by row, found by its keys, every field; nothing else."""
-    columns = list(table[0]) if table else list(declared.columns)
-    if columns != list(declared.columns):
-        odd = [c for c in dict.fromkeys((*declared.columns, *columns))
-               if (c in columns) != (c in declared.columns)]  # fmt: skip
+    declared, keys = COLUMNS[name], KEYS[name]
+    columns = tuple(table[0]) if table else declared
+    if columns != declared:
+        odd = [c for c in dict.fromkeys((*declared, *columns))
+               if (c in columns) != (c in declared)]  # fmt: skip
         yield f"columns missing, added or in another order: {', '.join(odd) or 'order'}"
-    if not set(declared.keys) <= set(columns):
+    if not set(keys) <= set(columns):
         return
-    ours = {tuple(str(row[key]) for key in declared.keys): row for row in found}
-    seen = [tuple(row[key] for key in declared.keys) for row in table]
+    ours = {tuple(str(row[key]) for key in keys): row for row in found}
+    seen = [tuple(row[key] for key in keys) for row in table]
     times = Counter(seen)
     for key in dict.fromkeys((*ours, *seen)):
         if times[key] != 1 or key not in ours:
@@ -160,19 +117,24 @@ def compare(table: Table, found: Sequence[Row], declared: Declared) -> Iterator[
                 yield f"{' '.join(key)}: {column}: published {text!r}, recomputed {shown!r}"
 
 
+def _reasons(table: Table) -> Iterator[str]:
+    """What has no number says why."""
+    for number, row in enumerate(table, 2):
+        if (row.get("status") == "missing" or row.get("value") == "") and not row["reason"]:
+            yield f"line {number}: no value and no reason"
+
+
 def _aggregate_json(study: RawStudy, rows: Sequence[Row]) -> Iterator[str]:
     content = read_json(study.numbers / "analysis" / "aggregate.json")
     yield from _labels(study, content)
     if len(content["rows"]) != len(rows):
         yield f"published {len(content['rows'])} rows, recomputed {len(rows)}"
-    declared = TABLES["aggregate.csv"]
-    keys = declared.keys
+    keys = KEYS["aggregate.csv"]
     by_key = {tuple(row[key] for key in keys): row for row in rows}
     for published in content["rows"]:
         where = " ".join(str(published[key]) for key in keys)
         ours = by_key[tuple(published[key] for key in keys)]
-        if set(published) != set(declared.columns):
-            odd = sorted(set(published) ^ set(declared.columns))
+        if odd := sorted(set(published) ^ set(COLUMNS["aggregate.csv"])):
             yield f"{where}: columns missing or added: {', '.join(odd)}"
         for column, value in published.items():
             yield from (f"{where}: {line}" for line in differences(value, ours.get(column), column))

@@ -8,9 +8,6 @@ from connector_tax.files import ArtifactError
 
 PASS, FAIL, NOT_CHECKABLE = "PASS", "FAIL", "NOT CHECKABLE"
 
-# What malformed content raises when it is read as if it were well formed.
-MALFORMED = (ArtifactError, KeyError, TypeError, ValueError, IndexError, AttributeError, OSError)
-
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -35,13 +32,14 @@ class Ledger:
     def check(self, kind: str, subject: str, problems: Iterable[str], passed: str = "") -> None:
         """FAIL with all `problems`, or PASS where there are none.
 
-        A problem that shows itself by an exception while it is looked for is a FAIL like any other.
+        A problem that shows itself by an exception while it is looked for is a FAIL like any other:
+        malformed content can raise anything when it is read as if it were well formed.
         """
         found: list[str] = []
         try:
             found += problems
-        except MALFORMED as error:
-            found.append(_told(error))
+        except Exception as error:
+            found.append(told(error))
         verdict = FAIL if found else PASS
         self.claims.append(Claim(kind, subject, verdict, _joined(found) or passed))
 
@@ -58,15 +56,16 @@ class Ledger:
         """Turn what malformed content raises inside the block into a FAIL."""
         try:
             yield
-        except MALFORMED as error:
-            self.fail(kind, subject, _told(error))
+        except Exception as error:
+            self.fail(kind, subject, told(error))
 
     def count(self, verdict: str) -> int:
         """How many claims have this verdict."""
         return sum(claim.verdict == verdict for claim in self.claims)
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
+    """What an exception says of the content that raised it."""
     if isinstance(error, ArtifactError | OSError):
         return str(error)
     if isinstance(error, KeyError):

@@ -82,7 +82,11 @@ Engine: {study["engine_label"]}. Package {study["package_version"]}.
 Design {study["design_sha256"]}.
 
 - `runs/` raw records of every server launch, `published/` the tables and the numbers under each
-  figure as they were published, `archive.json` the size and SHA-256 of every file here.
+  figure as they were published, `archive.json` the size and SHA-256 of every file.
+- `tables/` holds the lines of `runs/*/*/*/*/*.jsonl` as parquet, a table for each kind of record;
+  unpacked, each is a file again, to the byte. With the project's package installed,
+  `python -c "from connector_tax.provenance.unpack import table; print(table('FILE', 'requests'))"`
+  reads them.
 - In a checkout of the project, `snakemake --cores 1 replot --config archive=FILE` checks every
   hash, redraws all figures and the report, and audits each published number against the raw
   records. It starts no server and needs no network.

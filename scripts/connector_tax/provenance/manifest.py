@@ -21,6 +21,7 @@ from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
+from connector_tax.seals import read_links
 
 COLUMNS = {
     "date": "date (UTC)",
@@ -51,8 +52,9 @@ HEAD = """# Manifest
 
 One row per server launch and phase. `plain_2` is the second launch of `plain` in a block, as is
 `plain_last` in older studies. The last column is the SHA-256 of the lines `<sha256>  <path>` of all
-files of the result directory, sorted by path. A row whose engine says "emulated" is not a
-measurement of vLLM.
+files of the result directory, sorted by path. `Seal` names the last link of the study's chain
+(seals.jsonl), to which each launch was added when it ended. A row whose engine says "emulated" is
+not a measurement of vLLM.
 Adapters are this project's plugins that change vLLM so that a connector starts on the machine.
 """
 
@@ -64,19 +66,20 @@ def rows(study_file: Path) -> list[dict[str, str]]:
     environment = read_json(folder / "environment.json")
     timing = read_json(folder / "patch" / "patch_status.json")["step_timing_available"]
     return [
-        _row(study, folder, launch, environment, timing)
+        row(study, folder, launch, environment, timing)
         for phase in PHASES
         for launch in launches(study, phase)
     ]
 
 
-def _row(
+def row(
     study: Mapping[str, Any],
     folder: Path,
     launch: Launch,
     environment: Mapping[str, Any],
     step_timing: bool,
 ) -> dict[str, str]:
+    """The manifest row of a launch of the study in `folder`."""
     path = launch.folder(folder)
     index = read_json(path / "index.json")
     states = [cell["status"] for cell in index["cells"]]
@@ -100,7 +103,7 @@ def _row(
         "status": index["status"].upper() if index["status"] == "skipped" else index["status"],
         "reason": (index["reason"] or "").split("\n")[0],
         "cells": counts,
-        "directory": f"{folder.parent.name}/{folder.name}/{path.relative_to(folder).as_posix()}",
+        "directory": f"results/{study['study']}/{path.relative_to(folder).as_posix()}",
         "command": command,
         "sha256": artifacts_sha256(path),
     }
@@ -129,12 +132,19 @@ def artifacts_sha256(folder: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def section(study: str, study_rows: Sequence[Mapping[str, str]]) -> str:
-    """The Markdown between a study's two markers, markers included."""
+def section(study: str, study_rows: Sequence[Mapping[str, str]], seal: str | None = None) -> str:
+    """The Markdown between a study's two markers, markers included.
+
+    Args:
+        study: its name.
+        study_rows: its launches.
+        seal: SHA-256 of the last link of its chain; None for a study without one.
+    """
     lines = [
         f"<!-- study {study} -->",
         f"## {study}",
         "",
+        *([] if seal is None else [f"Seal: sha256 `{seal}`.", ""]),
         "| " + " | ".join(COLUMNS.values()) + " |",
         "|" + " --- |" * len(COLUMNS),
         *("| " + " | ".join(_escape(row[key]) for key in COLUMNS) + " |" for row in study_rows),
@@ -149,6 +159,13 @@ def archive_of(text: str, study: str) -> str | None:
     found = re.search(
         r"^Archive: `[^`]+`, \d+ bytes, sha256 `([0-9a-f]{64})`\.$", body, re.MULTILINE
     )
+    return found[1] if found else None
+
+
+def seal_of(text: str, study: str) -> str | None:
+    """The last link that MANIFEST.md names of the study's chain; None where it names none."""
+    body = dict(_sections(text)).get(study, "")
+    found = re.search(r"^Seal: sha256 `([0-9a-f]{64})`\.$", body, re.MULTILINE)
     return found[1] if found else None
 
 
@@ -224,11 +241,13 @@ def _unescape(value: str) -> str:
     )
 
 
-def update(manifest: Path, study: str, study_rows: Sequence[Mapping[str, str]]) -> None:
+def update(
+    manifest: Path, study: str, study_rows: Sequence[Mapping[str, str]], seal: str | None = None
+) -> None:
     """Replace the study's rows in the file `manifest`; concurrent updates wait for each other."""
     with _locked(manifest):
         text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
-        write_text(manifest, merge(text, study, section(study, study_rows)))
+        write_text(manifest, merge(text, study, section(study, study_rows, seal)))
 
 
 @contextlib.contextmanager
@@ -250,8 +269,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _write_rows(arguments: argparse.Namespace) -> None:
     study_rows = rows(arguments.study)
-    update(arguments.manifest, study_rows[0]["study"], study_rows)
-    write_json(arguments.study.parent / "manifest.json", study_rows)
+    folder = arguments.study.parent
+    links = read_links(folder)
+    seal = links[-1][0] if links else None
+    update(arguments.manifest, study_rows[0]["study"], study_rows, seal)
+    write_json(folder / "manifest.json", study_rows)
 
 
 if __name__ == "__main__":

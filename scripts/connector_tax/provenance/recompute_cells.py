@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from connector_tax.artifacts.names import PLAIN
+from connector_tax.files import ArtifactError
 from connector_tax.provenance.audit_machine import quiet_columns, quiet_successes
 from connector_tax.provenance.audit_study import RawCell, RawStudy
+from connector_tax.provenance.claims import told
 from connector_tax.provenance.recompute import (
     Measured,
     Row,
@@ -36,12 +38,10 @@ class Cells:
         self.plain_cells: dict[str, list[Measured]] = {}
         valid: dict[Key, Measured] = {}
         for cell in study.cells:
-            self.cell_rows[cell.key] = self._identity(cell)
-            if cell.status == "valid":
-                valid[cell.key] = self._measure(cell)
-            elif cell.status == "void":
-                kept = quiet_successes(study, cell)
-                self._summarise(cell, Measured(cell.requests, cell.record["window"], kept))
+            try:
+                self._read(cell, valid)
+            except Exception as error:
+                raise ArtifactError(f"{cell.name}: {told(error)}") from error
         self._judge_saturation()
         loads = {
             key: (bool(row["saturated"]), int(row["dropped"]))
@@ -62,6 +62,14 @@ class Cells:
                 self.taxes_without_rule = Taxes(
                     self._resampled(everything), loads, self.statistics, study.document["blocks"]
                 )
+
+    def _read(self, cell: RawCell, valid: dict[Key, Measured]) -> None:
+        self.cell_rows[cell.key] = self._identity(cell)
+        if cell.status == "valid":
+            valid[cell.key] = self._measure(cell)
+        elif cell.status == "void":
+            kept = quiet_successes(self.study, cell)
+            self._summarise(cell, Measured(cell.requests, cell.record["window"], kept))
 
     def _resampled(self, valid: Mapping[Key, Measured]) -> dict[Key, dict[str, Sample]]:
         """The percentiles of every valid cell and their resamples."""

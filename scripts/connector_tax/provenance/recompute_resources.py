@@ -4,12 +4,12 @@ The block model is the audit's own (`layout`); docs/method.md, "Resources", says
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from connector_tax.artifacts.names import configuration_of
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.distributions import t_quantile, t_two_sided
@@ -30,11 +30,6 @@ UNITS = {
 }
 ENDS = ("", "_lo", "_hi")
 Place = tuple[str, int]  # launch name, block
-
-
-def configuration_of(name: str) -> str:
-    """The configuration a launch of this name is started with."""
-    return "plain" if re.fullmatch(r"plain(_last|_\d+)?", name) else name
 
 
 def recorded(launch: RawLaunch, name: str) -> Row | None:

@@ -25,17 +25,6 @@ METHODS_OF = {
     "start_load_kv": "start_load_kv",
 }
 CURVE_POINTS = 400
-# What names a row of the two tables, and the columns after it in their order.
-STEP_TAX_KEYS = ("config", "phase", "cell", "metric")
-STEP_TAX_NUMBERS = (
-    "us", "lo_us", "hi_us", "p", "n_blocks", "method", "aa_us", "aa_lo_us", "aa_hi_us",
-)  # fmt: skip
-HOOK_KEYS = ("config", "phase", "cell", "process", "child", "hook")
-HOOK_NUMBERS = (
-    "p50_us", "p50_lo_us", "p50_hi_us", "p50_method", "mean_us", "mean_lo_us", "mean_hi_us",
-    "mean_method", "share", "share_lo", "share_hi", "share_method", "empty_us", "n_steps", "n_ran",
-    "n_launches",
-)  # fmt: skip
 
 Key = tuple[str, int, str, str]  # launch, block, phase, cell
 Where = tuple[str, str]  # phase, cell

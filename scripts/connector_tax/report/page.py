@@ -17,6 +17,7 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.report import launches as runs
 from connector_tax.report import resources, steps, text
+from connector_tax.seals import changed_settings
 
 HEADLINE_CONFIG = "mooncake_both"
 LEAD_FIGURE = "fig9_forest"
@@ -98,6 +99,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "watermark": "EMULATED" if study.emulated else None,
         "labels": labels,
         "headline": headline(study),
+        "changed_settings": changed_settings(study.root, study.document),
         "lead": _figure(study, LEAD_FIGURE),
         "figures": [_figure(study, name) for name in NAMES if name != LEAD_FIGURE],
         "questions": QUESTIONS,

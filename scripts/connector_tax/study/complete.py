@@ -15,6 +15,7 @@ from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, make_durable, read_json, write_json
+from connector_tax.seals import seal_end
 
 
 def failed_launches(study_file: Path) -> list[tuple[Path, str]]:
@@ -74,6 +75,7 @@ def _conclude(arguments: argparse.Namespace) -> int:
     if not failed:
         make_durable(arguments.study.parent)
         write_json(arguments.out, {"complete": True})
+        seal_end(arguments.study.parent)
         return 0
     for path, reason in failed:
         path.rename(path.with_name(paths.FAILED_INDEX))

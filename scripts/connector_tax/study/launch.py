@@ -28,6 +28,7 @@ from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.loadgen.affinity import AffinityPlan
+from connector_tax.seals import seal_settings
 from connector_tax.study import cell as cells
 from connector_tax.study.child import ChildError
 from connector_tax.study.design import cell_order
@@ -315,6 +316,7 @@ def _drive(arguments: argparse.Namespace) -> int:
             if aside is not None:
                 progress.say(f"measured again on request; the old launch is kept in {aside}")
             refuse_other_design(study, launch, arguments.study.parent)
+            seal_settings(arguments.study.parent, study)
             driver = LaunchDriver(arguments.study, launch, progress)
             watch_parent(driver.die, progress.say)
             signal.signal(signal.SIGTERM, driver.stop_at_next_boundary)

@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import (
     CellEntry,
     LaunchIndex,
     finished_cell,
     launch_index,
-    write_index,
 )
 from connector_tax.artifacts.names import Launch
 from connector_tax.files import make_durable, read_json, write_json
+from connector_tax.seals import seal_launch
 from connector_tax.study import cell as cells
 from connector_tax.study.design import cell_order
 from connector_tax.study.precision import skip_reason
-from connector_tax.study.server_use import records_of
 
 SUMMARY_MODULE = "connector_tax.analysis.measure"
 
@@ -46,7 +47,7 @@ class LaunchOutcome:
 def conclude(
     study: Mapping[str, Any], launch: Launch, folder: Path, outcome: LaunchOutcome
 ) -> None:
-    """Write summary.json, the percentiles of each finished cell, and then index.json.
+    """Write summary.json, the percentiles of each finished cell, then index.json and its seal.
 
     What index.json vouches for is on the disk first: the cells, their records, the logs.
     """
@@ -59,7 +60,8 @@ def conclude(
     }
     write_json(folder / paths.SUMMARY, summaries)
     make_durable(folder)
-    write_index(folder, index)
+    content = msgspec.to_builtins(index)
+    seal_launch(folder.parents[3], launch.name, folder / paths.INDEX, content)
 
 
 def _index(
@@ -79,7 +81,6 @@ def _index(
         started_utc=started,
         ended_utc=ended,
         attempts=list(attempts),
-        files=records_of(folder),
         timing=_timing(study, folder, attempts),
     )
 

@@ -2,12 +2,11 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
-from connector_tax.files import sha256_file, write_json
+from connector_tax.files import write_json
 from connector_tax.study.engine_settings import engine_record, remove_settings
 from connector_tax.study.processes import ServerProcesses
 from connector_tax.study.resources import idle_cpu, snapshot
@@ -55,12 +54,3 @@ class ServerUse:
         self._resources = resources
         content = self._of_launch | {"startup_s": self._startup_s} | resources
         write_json(self._server.folder / paths.RESOURCES, content)
-
-
-def records_of(folder: Path) -> dict[str, str]:
-    """SHA-256 of a launch's records by name, for its index; what is not there is left out."""
-    return {
-        name: sha256_file(folder / name)
-        for name in (paths.RESOURCES, paths.SETTINGS)
-        if (folder / name).exists()
-    }

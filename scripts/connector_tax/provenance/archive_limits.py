@@ -1,0 +1,199 @@
+"""What an archive may hold, and how much: nothing that comes from someone else is believed."""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import zstandard
+
+from connector_tax.files import ArtifactError
+
+FORMAT = "connector-tax archive 2"
+# The first had no tables.
+READABLE = ("connector-tax archive 1", FORMAT)
+TABLES = ("requests", "engine_step", "metrics", "machine")
+HEADER = "archive.json"
+# Beside what was unpacked: of which archive it is.
+ORIGIN = "archive.sha256"
+STUDY = "study.json"
+SINGLE = (
+    STUDY,
+    "environment.json",
+    "env.txt",
+    "reference_rates.json",
+    "manifest.json",
+    "README.md",
+    "ro-crate-metadata.json",
+)
+# Of studies that were sealed while they were measured.
+SEALED = ("seals.jsonl", "complete.json")
+TREES = ("preflight", "patch", "runs", "published", "workflow")
+# An honest study is 15 to 40 times its archive.
+FLOOR_BYTES = 64 << 20
+MOST_TIMES = 200
+MAX_WINDOW_BYTES = 1 << 27
+# Compressed bytes at a time: each of them can be 32,768 bytes of content.
+CHUNK_BYTES = 1 << 10
+BLOCK, RECORD = 512, 10240
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+STUDY_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class ArchiveError(ArtifactError):
+    """An archive is refused; the text names it and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """archive.json, checked.
+
+    Attributes:
+        study: its name.
+        files: size and SHA-256 of every file of the study, by name.
+        members: the same of every other member.
+        tables: the files that are made of a table, by the table's name.
+    """
+
+    study: str
+    files: Mapping[str, tuple[int, str]]
+    members: Mapping[str, tuple[int, str]]
+    tables: Mapping[str, Sequence[str]]
+
+    def tar_bytes(self, own: int) -> int:
+        """The length of the whole tar archive, when archive.json itself has `own` bytes."""
+        sizes = [own, *(size for size, _ in self.members.values())]
+        blocks = sum(1 + -(-size // BLOCK) for size in sizes) + 2
+        return -(-blocks * BLOCK // RECORD) * RECORD
+
+
+def check_header(value: Mapping[str, Any], most_bytes: int) -> Header:
+    """archive.json as a header.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it is not one.
+    """
+    if value["format"] not in READABLE:
+        raise ValueError(f"format is {value['format']!r}, this version reads {FORMAT!r}")
+    if not STUDY_NAME.fullmatch(value["study"]):
+        raise ValueError(f"study {value['study']!r} is no study name")
+    tables = value.get("tables", {})
+    files = {name: _entry(name, entry, most_bytes) for name, entry in value["files"].items()}
+    members = dict(files)
+    for table, entry in tables.items():
+        if table not in [f"tables/{kind}.parquet" for kind in TABLES]:
+            raise ValueError(f"{table!r} is no table of a study")
+        for name in entry["files"]:
+            if members.pop(name, None) is None:
+                raise ValueError(f"{name!r} is in no or in two tables, and not a file")
+        members[table] = _entry(table, entry, most_bytes)
+    for name in files:
+        check_name(name)
+    for listed in (files, members):
+        if sum(size for size, _ in listed.values()) > most_bytes:
+            raise ValueError(
+                f"more than {most_bytes} bytes in all, which is {MOST_TIMES} times the archive"
+            )
+    missing = [name for name in SINGLE if name not in members]
+    if missing:
+        raise ValueError(f"{missing[0]!r} is not among the members")
+    return Header(value["study"], files, members, {t: list(e["files"]) for t, e in tables.items()})
+
+
+def _entry(name: str, entry: Mapping[str, Any], most_bytes: int) -> tuple[int, str]:
+    size, digest = entry["bytes"], entry["sha256"]
+    if type(size) is not int or not 0 <= size <= most_bytes:
+        raise ValueError(f"member {name!r}: {size!r} bytes; allowed: up to {most_bytes}")
+    if not SHA256.fullmatch(digest):
+        raise ValueError(f"member {name!r}: {digest!r} is no SHA-256")
+    return size, digest
+
+
+def kind_of(name: str) -> str | None:
+    """Which table the file is in; None for one that is in none."""
+    file = name.rpartition("/")[2]
+    fits = name.startswith("runs/") and file.endswith(".jsonl")
+    return next((kind for kind in TABLES if fits and file.startswith(f"{kind}_")), None)
+
+
+def check_name(name: str) -> None:
+    """Refuse a member name that is not one of a study's.
+
+    Raises:
+        ValueError: names it.
+    """
+    parts = PurePosixPath(name).parts
+    plain = "/".join(parts) == name and all(NAME.fullmatch(part) for part in parts)
+    known = name in (*SINGLE, *SEALED) or (len(parts) > 1 and parts[0] in TREES)
+    if not plain or not known or len(name) > 200:
+        raise ValueError(f"member {name!r} has no place in a study")
+
+
+class Frame(io.RawIOBase):
+    """The content of an archive's one zstd frame, up to a limit.
+
+    Attributes:
+        limit: how many bytes may be read in all; to be lowered once the list of members is known.
+        total: how many were.
+    """
+
+    def __init__(self, archive: Path) -> None:
+        try:
+            self._file: BinaryIO = archive.open("rb")
+        except OSError as error:
+            raise ArchiveError(f"{archive}: {error.strerror}") from None
+        self.archive = archive
+        self.most_bytes = FLOOR_BYTES + MOST_TIMES * archive.stat().st_size
+        self.limit = self.most_bytes
+        self.total = 0
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+        self._frame = decompressor.decompressobj()
+        self._ready = bytearray()
+        self._begun = False
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Exactly `size` bytes, fewer only at the end.
+
+        Raises:
+            ArchiveError: the file is damaged, cut off, goes on behind the frame, or holds more
+                than `limit`.
+        """
+        while len(self._ready) < size and not self._frame.eof:
+            data = self._file.read(CHUNK_BYTES)
+            if not data:
+                raise self.refused("it is cut off" if self._begun else "not a zstd file")
+            try:
+                content = self._frame.decompress(data)
+            except zstandard.ZstdError as error:
+                damage = f"the compressed data is damaged: {error}"
+                raise self.refused(damage if self._begun else "not a zstd file") from None
+            self._begun = self._begun or bool(content)
+            self._ready += content
+            if self._frame.eof and (self._frame.unused_data or self._file.read(1)):
+                raise self.refused("there is data behind its end")
+        data = bytes(self._ready[:size])
+        del self._ready[:size]
+        self.total += len(data)
+        if self.total > self.limit:
+            raise self.refused("there is data behind the end of the tar archive")
+        return data
+
+    def drain(self) -> bytes:
+        """What is left, up to the end of the file."""
+        return self.read(self.limit - self.total + 1)
+
+    def refused(self, reason: str) -> ArchiveError:
+        """The error that says so."""
+        return ArchiveError(f"{self.archive}: refused: {reason}")

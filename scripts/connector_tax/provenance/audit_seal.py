@@ -1,0 +1,113 @@
+"""Claims about the chain of seals: files and analysis settings are those of measuring time."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from connector_tax.artifacts import paths
+from connector_tax.provenance.audit_study import RawLaunch, RawStudy
+from connector_tax.provenance.claims import Ledger
+from connector_tax.provenance.manifest import parse, seal_of
+from connector_tax.seals import (
+    FIRST,
+    Link,
+    changed_settings,
+    read_links,
+    settled_files,
+    study_files,
+)
+
+UNSEALED = "measured before studies were sealed"
+KIND = "seal"
+
+
+def check_seals(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
+    """A claim for the chain, the settings, the study's own files, and each launch."""
+    links = read_links(study.root)
+    newest = {link["launch"]: link for _, link in links if "launch" in link}
+    ended = [launch for launch in study.launches if launch.index is not None]
+    sealed = [la for la in ended if la.name in newest or "seal" in (la.index or ())]
+    text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
+    name = study.document["study"]
+    head = seal_of(text, name)
+    if not (links or sealed or head):
+        ledger.not_checkable(KIND, "whole study", UNSEALED)
+        return
+    ledger.check(KIND, "chain", _chain(links), f"{len(links)} links, each of the one before")
+    ledger.check(KIND, "settings", _settings(study, links), "fixed before the first measurement")
+    ledger.check(KIND, "study's own files", _files(study, links), "as they were when measured")
+    gone = sorted(newest.keys() - {launch.name for launch in ended})
+    ledger.check(KIND, "launches", (f"{n} was measured, and is gone" for n in gone), "all there")
+    for launch in ended:
+        if launch in sealed:
+            ledger.check(KIND, launch.name, _launch(study, launch, newest.get(launch.name)))
+        else:
+            ledger.not_checkable(KIND, launch.name, UNSEALED)
+    if any(row["study"] == name for row in parse(text)):
+        known = {digest for digest, _ in links}
+        wrong = [] if head in known else [f"MANIFEST.md names {head}, no link of the chain"]
+        ledger.check(KIND, "MANIFEST.md", wrong, "names a link of the chain")
+    else:
+        ledger.not_checkable(KIND, "MANIFEST.md", f"MANIFEST.md has no rows of study {name}")
+
+
+def _chain(links: list[tuple[str, Link]]) -> Iterator[str]:
+    if not links:
+        yield f"{paths.SEALS} is missing"
+    previous = FIRST
+    for number, (digest, link) in enumerate(links):
+        if link["number"] != number:
+            yield f"link {number} says it is number {link['number']}"
+        if link["previous"] != previous:
+            yield f"link {number} follows {link['previous']}, not link {number - 1}"
+        previous = digest
+
+
+def _settings(study: RawStudy, links: list[tuple[str, Link]]) -> Iterator[str]:
+    design = study.document["design_sha256"]
+    mine = [link for _, link in links if link.get("design_sha256") == design]
+    if len(mine) != 1:
+        yield f"sealed {len(mine)} times for this design"
+        return
+    link = mine[0]
+    for line in changed_settings(study.root, study.document):
+        yield f"changed after the first measurement, sealed {link['utc']}: {line}"
+    earlier = {other["launch"] for _, other in links[: link["number"]] if "launch" in other}
+    later = {other["launch"] for _, other in links[link["number"] :] if "launch" in other}
+    for launch in study.launches:
+        if launch.index is not None and launch.name in earlier - later:
+            yield f"{launch.name} was measured before they were sealed"
+
+
+def _files(study: RawStudy, links: list[tuple[str, Link]]) -> Iterator[str]:
+    yield from _same_files(settled_files(links), study_files(study.root))
+
+
+def _same_files(sealed: Mapping[str, str], there: Mapping[str, str]) -> Iterator[str]:
+    for name in dict.fromkeys((*sealed, *there)):
+        if name not in there:
+            yield f"{name} is missing"
+        elif name not in sealed:
+            yield f"{name} came after the seal"
+        elif sealed[name] != there[name]:
+            yield f"{name} changed after it was sealed"
+
+
+def _launch(study: RawStudy, launch: RawLaunch, link: Link | None) -> Iterator[str]:
+    assert launch.index is not None
+    if link is None:
+        yield f"index.json names link {launch.index['seal']}, {paths.SEALS} has none of this launch"
+        return
+    index_file = launch.folder / "index.json"
+    if launch.index.get("seal") != link["number"]:
+        yield f"index.json names link {launch.index.get('seal')}, its newest is {link['number']}"
+    if study.sha256(index_file) != link["index_sha256"]:
+        yield "index.json changed after it was sealed"
+    listed = dict(launch.index["files"])
+    for entry in launch.index["cells"]:
+        listed |= {f"{entry['cell']}/{name}": digest for name, digest in entry["files"].items()}
+    there = {
+        path.relative_to(launch.folder).as_posix(): study.sha256(path)
+        for path in sorted(launch.folder.rglob("*"))
+        if path.is_file() and path != index_file
+    }
+    yield from _same_files(listed, there)

@@ -1,0 +1,228 @@
+"""Opening an archive that comes from someone else: nothing is believed before it is checked.
+
+Only plain files that archive.json lists, under the few places a study has, with the size and hash
+it names, are written, and only into a private temporary folder; the study's folder appears by
+rename once all is right.
+"""
+
+import contextlib
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from connector_tax.config import ConfigError, validate
+from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes, write_text
+from connector_tax.provenance.archive_limits import (
+    BLOCK,
+    HEADER,
+    ORIGIN,
+    SEALED,
+    SINGLE,
+    STUDY,
+    TABLES,
+    TREES,
+    ArchiveError,
+    Frame,
+    Header,
+    check_header,
+    kind_of,
+)
+from connector_tax.provenance.tables import decode, read_table
+
+MADE_BY_REPLOT = (ORIGIN, "analysis", "figures", "report.html", "audit.json", "logs")
+COPY_BYTES = 1 << 20
+KINDS = {
+    tarfile.SYMTYPE: "a symbolic link",
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a pipe",
+    tarfile.DIRTYPE: "a folder",
+}
+# Ends with its standard input, however the process that holds the other end of it ends.
+CLEANER = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+
+
+def read_head(archive: Path) -> tuple[Header, dict[str, Any]]:
+    """archive.json and study.json of an archive, without opening the rest.
+
+    Raises:
+        ArchiveError: the file is not an archive of this kind.
+    """
+    with tempfile.TemporaryDirectory(prefix="archive-") as name, _opened(archive) as (frame, tar):
+        folder = Path(name)
+        header = _header(frame, tar, folder)
+        if next(_extracted(frame, tar, header, folder), None) != STUDY:
+            raise frame.refused(f"{STUDY} is not its second member")
+        return header, _study(frame, header, folder)
+
+
+def unpack(archive: Path, target: Path) -> Header:
+    """Check an archive to the last byte, then put the study at `target`.
+
+    What `target` held is replaced; it must hold nothing but what an earlier replot made.
+
+    Raises:
+        ArchiveError: the archive is damaged or hostile, or `target` is something else. Nothing has
+            been written then but a temporary folder beside `target`, which is removed.
+    """
+    known = {HEADER, *SINGLE, *SEALED, *TREES, *MADE_BY_REPLOT}
+    unknown = sorted({path.name for path in target.glob("*")} - known)
+    if unknown:
+        raise ArchiveError(f"{target}: holds {unknown[0]}, which no replot makes; move it away")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with private_folder(target) as private, _opened(archive) as (frame, tar):
+            folder = private / "study"
+            folder.mkdir()
+            header = _header(frame, tar, folder)
+            needed, free = frame.limit, shutil.disk_usage(private).free
+            if needed > free:
+                raise ArchiveError(f"{archive}: needs {needed} bytes, {target.parent} has {free}")
+            for _ in _extracted(frame, tar, header, folder):
+                pass
+            _restore(frame, header, folder)
+            _study(frame, header, folder)
+            write_text(folder / ORIGIN, f"{sha256_file(archive)}  {archive.name}\n")
+            if target.exists():
+                shutil.rmtree(target)
+            folder.rename(target)
+    except OSError as error:
+        raise ArchiveError(f"{archive}: cannot be unpacked: {error}") from None
+    return header
+
+
+@contextlib.contextmanager
+def private_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target` that goes away however this process ends, killed too."""
+    folder = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
+    command = [sys.executable, "-I", "-c", CLEANER, folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _opened(archive: Path) -> Iterator[tuple[Frame, tarfile.TarFile]]:
+    # Blocks of the tar's own size: nothing behind its end is read by it.
+    with Frame(archive) as frame:
+        try:
+            with tarfile.open(fileobj=frame, mode="r|", bufsize=BLOCK) as tar:
+                yield frame, tar
+        except (tarfile.TarError, UnicodeError) as error:
+            raise frame.refused(f"the tar archive is damaged: {error}") from None
+
+
+def _header(frame: Frame, tar: tarfile.TarFile, folder: Path) -> Header:
+    """Write and check the first member; nothing beyond what it lists is read from here on."""
+    info = tar.next()
+    content = None if info is None or info.name != HEADER else tar.extractfile(info)
+    if content is None:
+        raise frame.refused(f"its first member is not {HEADER}")
+    data = content.read()
+    try:
+        header = check_header(json.loads(data), frame.most_bytes)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise frame.refused(f"{HEADER}: {error!r}") from None
+    frame.limit = header.tar_bytes(len(data))
+    write_bytes(folder / HEADER, data)
+    return header
+
+
+def _extracted(frame: Frame, tar: tarfile.TarFile, header: Header, folder: Path) -> Iterator[str]:
+    """Write the further members into `folder`, each checked; yields their names."""
+    left = dict(header.members)
+    for info in iter(tar.next, None):
+        name = info.name
+        if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.pax_headers:
+            kind = KINDS.get(info.type, f"of type {info.type!r}")
+            raise frame.refused(f"member {name!r} is {kind}; only plain files are allowed")
+        if name not in left:
+            told = "stands twice" if name in header.members else f"is not listed in {HEADER}"
+            raise frame.refused(f"member {name!r} {told}")
+        size, digest = left.pop(name)
+        if info.size != size:
+            raise frame.refused(f"member {name!r} has {info.size} bytes, {HEADER} says {size}")
+        tarfile.data_filter(info, str(folder))
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found, content = hashlib.sha256(), tar.extractfile(info)
+        assert content is not None
+        with path.open("xb") as stream:
+            while block := content.read(COPY_BYTES):
+                found.update(block)
+                stream.write(block)
+        if found.hexdigest() != digest:
+            raise frame.refused(f"member {name!r}: sha256 is not what {HEADER} says")
+        path.chmod(0o755 if name.endswith(".sh") else 0o644)
+        yield name
+    if left:
+        raise frame.refused(f"{len(left)} members are missing, first {min(left)!r}")
+    if frame.drain().strip(b"\0"):
+        raise frame.refused("there is data behind the end of the tar archive")
+    if frame.total != frame.limit:
+        raise frame.refused(f"{frame.total} bytes, {HEADER} lists {frame.limit}")
+
+
+def _restore(frame: Frame, header: Header, folder: Path) -> None:
+    """Write the files that are in tables, each to the byte that archive.json lists; drop these."""
+    for table, names in header.tables.items():
+        sizes = {name: header.files[name][0] for name in names}
+        try:
+            made = decode(read_table(folder / table, sum(sizes.values())), sizes)
+        except (Exception, pl.exceptions.PanicException) as error:
+            raise frame.refused(f"member {table!r}: {error!r}") from None
+        for name in names:
+            data = made.get(name, b"")
+            if hashlib.sha256(data).hexdigest() != header.files[name][1]:
+                raise frame.refused(f"member {table!r}: {name}: sha256 is not what {HEADER} says")
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    shutil.rmtree(folder / "tables", ignore_errors=True)
+
+
+def table(archive: str | Path, name: str) -> pl.DataFrame:
+    """A table of an archive: all records of a kind (`requests`), or a published one (`taxes.csv`).
+
+    Of records `file` names the file they are of; the other columns are those of docs/artifacts.md.
+
+    Raises:
+        ArchiveError: the archive is damaged or hostile, or holds no such table.
+    """
+    with tempfile.TemporaryDirectory(prefix="archive-") as folder:
+        root = Path(folder) / "study"
+        files = unpack(Path(archive), root).files
+        if f"published/analysis/{name}" in files:
+            return pl.read_csv(root / f"published/analysis/{name}", infer_schema_length=None)
+        frames = [
+            pl.read_ndjson(root / file, infer_schema_length=None).with_columns(file=pl.lit(file))
+            for file, (size, _) in files.items()
+            if kind_of(file) == name and size
+        ]
+    if not frames:
+        raise ArchiveError(f"{archive}: no table {name!r}; allowed: {', '.join(TABLES)}, taxes.csv")
+    return pl.concat(frames, how="diagonal_relaxed")
+
+
+def _study(frame: Frame, header: Header, folder: Path) -> dict[str, Any]:
+    """study.json, checked before any path is made of what it names."""
+    try:
+        study: dict[str, Any] = read_json(folder / STUDY)
+        validate(study, "study.schema.yaml", f"{frame.archive}: refused: {STUDY}")
+    except (ArtifactError, RecursionError) as error:
+        raise frame.refused(f"{STUDY}: {error}") from None
+    except ConfigError as error:
+        raise ArchiveError(str(error)) from None
+    if study["study"] != header.study:
+        told = f"study is {study['study']!r}, {HEADER} says {header.study!r}"
+        raise frame.refused(f"{STUDY}: {told}")
+    return study

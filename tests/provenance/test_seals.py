@@ -1,0 +1,393 @@
+"""What was measured cannot be changed after: the chain of seals, and records against each other."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.files import read_json, write_json
+from connector_tax.provenance import audit
+from connector_tax.provenance.audit_seal import check_seals
+from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim, Ledger
+from connector_tax.seals import FIRST, changed_settings, read_links, seal_launch, seal_settings
+from tests.provenance.audited_study import (
+    edited_json,
+    edited_lines,
+    linked_copy,
+    replace,
+    seal,
+    seal_manifest,
+    unseal,
+    write_audited_study,
+)
+
+Tamper = Callable[[Path], None]
+Lines = list[dict[str, Any]]
+LAUNCH = "runs/noop_connector/block0/A"
+CELL = f"{LAUNCH}/r40"
+SEALS = "seals.jsonl"
+
+
+def failures(root: Path) -> list[Claim]:
+    study, ledger = audit.raw_study(root / "study.json"), Ledger()
+    audit.check_study(study, root.parents[1] / "MANIFEST.md", ledger)
+    return [claim for claim in ledger.claims if claim.verdict == FAIL]
+
+
+def records(kind: str, change: Callable[[Lines], None]) -> Tamper:
+    """Change a cell's records as a forger who makes hashes, index and manifest fit again."""
+
+    def tamper(root: Path) -> None:
+        with edited_lines(next((root / CELL).glob(f"{kind}_*"))) as lines:
+            change(lines)
+        seal(root, root / CELL)
+
+    return tamper
+
+
+def of_cell(change: Callable[[dict[str, Any]], None]) -> Tamper:
+    def tamper(root: Path) -> None:
+        with edited_json(next((root / CELL).glob("cell_*"))) as record:
+            change(record)
+        seal(root, root / CELL)
+
+    return tamper
+
+
+def gone(name: str) -> Tamper:
+    def tamper(root: Path) -> None:
+        (root / name).unlink()
+        seal_manifest(root)
+
+    return tamper
+
+
+def setting(*path: str, value: object) -> Tamper:
+    def tamper(root: Path) -> None:
+        with edited_json(root / "study.json") as content:
+            for key in path[:-1]:
+                content = content[key]
+            content[path[-1]] = value
+
+    return tamper
+
+
+def rewritten(name: str, old: str, new: str) -> Tamper:
+    def tamper(root: Path) -> None:
+        text = (root / name).read_text()
+        assert old in text
+        replace(root / name, text.replace(old, new))
+        seal_manifest(root)
+
+    return tamper
+
+
+def links(change: Callable[[Lines], None]) -> Tamper:
+    def tamper(root: Path) -> None:
+        with edited_lines(root / SEALS) as chain:
+            change(chain)
+
+    return tamper
+
+
+# ---- what a forger may do
+
+
+def hidden_configuration(root: Path) -> None:
+    """A configuration with unwelcome numbers is said not to have passed its gate."""
+    reason = "verify_nixl: not ready after 30 s"
+    with edited_json(root / "preflight/preflight_status.json") as gates:
+        gates["nixl_both"] |= {"include": False, "reason": reason}
+    for index_file in root.glob("runs/nixl_both/block0/*/index.json"):
+        with edited_json(index_file) as index:
+            index |= {"status": "skipped", "reason": f"pre-flight: {reason}"}
+            for entry in index["cells"]:
+                entry |= {"status": "skipped", "reason": index["reason"], "files": {}}
+    seal_manifest(root)
+
+
+def every_other_step(lines: Lines) -> None:
+    del lines[::2]
+
+
+def faster_steps(lines: Lines) -> None:
+    for line in lines:
+        line["step_duration_us"] *= 0.5
+        if line.get("engine_step_us") is not None:
+            line["engine_step_us"] *= 0.5
+
+
+def shorter(name: str, share: float) -> Callable[[Lines], None]:
+    def change(lines: Lines) -> None:
+        for line in lines:
+            took = line[f"t_{name}_token_ns"] - line["t_send_ns"]
+            line[f"t_{name}_token_ns"] = line["t_send_ns"] + int(share * took)
+
+    return change
+
+
+def fewer_success(lines: Lines) -> None:
+    for key in lines[-1]["values"]:
+        if key.startswith("vllm:generation_tokens_total"):
+            lines[-1]["values"][key] -= 1
+
+
+def no_text(lines: Lines) -> None:
+    del lines[-1]["raw"]
+
+
+def no_histogram(lines: Lines) -> None:
+    for line in (lines[0], lines[-1]):
+        line["raw"] = re.sub(r"vllm:e2e_request_latency.*\n", "", line["raw"])
+
+
+def no_preemptions(lines: Lines) -> None:
+    for line in lines:
+        line["values"] = {k: v for k, v in line["values"].items() if "preemptions" not in k}
+
+
+def more_decode(lines: Lines) -> None:
+    lines[0]["decode_tokens"] += 1
+
+
+def no_health(record: dict[str, Any]) -> None:
+    del record["load_generator"]["processes"]["worker0"]["oversized"]
+
+
+def link_gone(chain: Lines) -> None:
+    del chain[4]
+
+
+def last_links_gone(chain: Lines) -> None:
+    del chain[-5:]
+
+
+def other_margin_sealed(chain: Lines) -> None:
+    chain[0]["settings"]["statistics"]["margins"]["ttft_p90"] = 0.5
+
+
+def whole_chain_forged(root: Path) -> None:
+    """Steps are halved, and every hash there is but MANIFEST.md's is made to fit."""
+    records("engine_step", faster_steps)(root)
+    old = read_links(root)
+    names = [link.get("launch") for _, link in old]
+    (root / SEALS).unlink()
+    seal_settings(root, read_json(root / "study.json"))
+    for name in names:
+        if name is not None:
+            index_file = root / "runs" / name / "index.json"
+            index = read_json(index_file)
+            del index["seal"]
+            seal_launch(root, name, index_file, index)
+
+
+def another_machine(root: Path) -> None:
+    """The whole study says that it ran on another machine, in every copy."""
+    text = (root / "env.txt").read_text()
+    for path in (root / "env.txt", *root.glob("runs/*/*/*/env.txt")):
+        replace(path, text.replace("cpu: synthetic", "cpu: H20"))
+    with edited_json(root / "environment.json") as environment:
+        environment["cpu"] = "H20"
+    seal_manifest(root)
+
+
+def launch_gone(root: Path) -> None:
+    """A launch is taken out of the design, too."""
+    with edited_json(root / "study.json") as study:
+        study["run_order"]["Bp"] = [e for e in study["run_order"]["Bp"] if e["config"] != "plain_2"]
+
+
+TAMPERING: dict[str, tuple[Tamper, str, str]] = {
+    "a configuration hidden behind its gate": (
+        hidden_configuration, "gate", "left out without a gate"),
+    "a hidden configuration's index": (
+        hidden_configuration, "seal", "index.json changed after it was sealed"),
+    "half of the steps deleted": (
+        records("engine_step", every_other_step), "identities", "prefill_tokens of the steps add"),
+    "steps halved in time": (
+        records("engine_step", faster_steps), "seal", "index.json changed after it was sealed"),
+    "steps halved in time, the chain forged": (
+        whole_chain_forged, "seal", "MANIFEST.md names .* no link of the chain"),
+    "one decoded token more": (
+        records("engine_step", more_decode), "identities", "decode_tokens of the steps add up"),
+    "TTFTs shortened": (
+        records("requests", shorter("first", 0.6)), "identities", "TTFT: .*faster than its server"),
+    "TTFTs shortened a little": (
+        records("requests", shorter("first", 0.74)), "identities", "TTFT: .*faster than its serve"),
+    "E2Es shortened": (
+        records("requests", shorter("last", 0.6)), "identities", "E2E: .*faster than its server"),
+    "a counter of the server": (
+        records("metrics", fewer_success), "identities", "generation_tokens_total.*its text says"),
+    "the page of the server gone": (
+        records("metrics", no_text), "identities", "the scrape after the cell holds no text"),
+    "a histogram of the server gone": (
+        records("metrics", no_histogram), "identities", "vllm:e2e_request_latency_seconds is miss"),
+    "a counter of the server gone": (
+        records("metrics", no_preemptions), "identities", "counters lack preemptions"),
+    "a counter of the load generator gone": (of_cell(no_health), "validity", "lost_messages"),
+    "a margin changed after the data": (
+        setting("config", "statistics", "margins", "ttft_p90", value=0.2),
+        "seal", r"changed after the first measurement, .*statistics.margins.ttft_p90: 0.03 -> 0.2"),
+    "the confirmatory family changed after the data": (
+        setting("config", "statistics", "confirmatory", value=["ref_load"]),
+        "seal", "statistics.confirmatory: .*ref_safe.* -> "),
+    "a bound of a hypothesis changed after the data": (
+        setting("config", "hypotheses", "h1_min_tax", value=0.01),
+        "seal", "hypotheses.h1_min_tax: 0.1 -> 0.01"),
+    "the criterion of saturation changed after the data": (
+        setting("config", "saturation", "waiting_p50_max", value=9),
+        "seal", "saturation.waiting_p50_max: 1.0 -> 9"),
+    "the margin changed where it is sealed": (
+        links(other_margin_sealed), "seal", "link 1 follows .*, not link 0"),
+    "the log of a gate gone": (
+        gone("preflight/verify_kv_consumer.log"), "gate", "verify_kv_consumer.log is missing"),
+    "the log of a gate rewritten": (
+        rewritten("preflight/verify_kv_consumer.log", "SKIP", "INCLUDE"),
+        "gate", "does not end with 'SKIP: verify_kv_consumer: not ready after 30 s'"),
+    "a line more in the log of a gate": (
+        rewritten("preflight/verify_kv_consumer.log", "2026-05-26", "not ready\n2026-05-26"),
+        "seal", "preflight/verify_kv_consumer.log changed after it was sealed"),
+    "the attempts gone": (gone(f"{LAUNCH}/attempts.json"), "seal", "attempts.json is missing"),
+    "the server's log gone": (
+        gone(f"{LAUNCH}/vllm_stdout.log"), "seal", "vllm_stdout.log is missing"),
+    "a line of the server's log": (
+        rewritten(f"{LAUNCH}/vllm_stderr.log", "synthetic", "an honest server"),
+        "seal", "vllm_stderr.log changed after it was sealed"),
+    "complete.json gone": (gone("complete.json"), "seal", "complete.json is missing"),
+    "a file put beside a launch": (
+        lambda root: replace(root / LAUNCH / "note.txt", "x"), "seal", "note.txt came after the"),
+    "the machine of the whole study": (
+        another_machine, "seal", "environment.json changed after it was sealed"),
+    "a launch taken out of the design": (
+        launch_gone, "seal", "plain_2/block0/Bp was measured, and is gone"),
+    "the chain gone": (lambda root: (root / SEALS).unlink(), "seal", "seals.jsonl is missing"),
+    "a link gone": (links(link_gone), "seal", "link 4 says it is number 5"),
+    "the last links gone": (links(last_links_gone), "seal", "has none of this launch"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TAMPERING)
+def test_tampering_is_caught(audited: Path, tmp_path: Path, what: str) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    tamper, kind, message = TAMPERING[what]
+    tamper(root)
+    claims = failures(root)
+    found = [claim.message for claim in claims if claim.kind == kind]
+    assert any(re.search(message, text) for text in found), [(c.kind, c.message) for c in claims]
+
+
+def test_a_study_measured_before_it_could_be_sealed_is_not_checkable(
+    audited: Path, tmp_path: Path
+) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    unseal(root)
+    assert failures(root) == []
+    ledger = Ledger()
+    check_seals(audit.raw_study(root / "study.json"), root.parents[1] / "MANIFEST.md", ledger)
+    assert [c.verdict for c in ledger.claims] == [NOT_CHECKABLE]
+
+
+def test_a_changed_setting_is_told_in_the_report(audited: Path, tmp_path: Path) -> None:
+    from connector_tax.figures.tables import StudyTables as Study
+    from connector_tax.report.page import render
+
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    assert "Changed after the first measurement" not in render(Study(root / "study.json"))
+    setting("config", "statistics", "margins", "tpot_p90", value=0.5)(root)
+    page = render(Study(root / "study.json"))
+    assert re.search(r"Changed after the first measurement.*margins.tpot_p90: 0.03 -&gt; 0.5", page)
+
+
+# ---- the chain as it is written
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("environment.json", "env.txt", "preflight/verify_x.log"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    return tmp_path
+
+
+def study(margin: float, design: str = "d") -> dict[str, Any]:
+    sections: dict[str, Any] = {key: {} for key in ("saturation", "reference", "hypotheses")}
+    return {"design_sha256": design, "config": {**sections, "statistics": {"margin": margin}}}
+
+
+def launched(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / "runs" / name
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "server.log").write_text("log")
+    seal_launch(folder, name, path / "index.json", {"cells": []})
+    index: dict[str, Any] = read_json(path / "index.json")
+    return index
+
+
+def test_settings_are_sealed_once_for_each_design(folder: Path) -> None:
+    seal_settings(folder, study(0.1))
+    seal_settings(folder, study(0.2))
+    assert len(read_links(folder)) == 1
+    assert changed_settings(folder, study(0.2)) == ["statistics.margin: 0.1 -> 0.2"]
+    assert changed_settings(folder, study(0.1)) == []
+    seal_settings(folder, study(0.3, "another"))
+    assert len(read_links(folder)) == 2
+    assert changed_settings(folder, study(0.3, "another")) == []
+
+
+def test_each_link_names_the_one_before_and_only_what_is_new(folder: Path) -> None:
+    seal_settings(folder, study(0.1))
+    assert launched(folder, "plain/block0/A")["seal"] == 1
+    (folder / "preflight" / "verify_x.log").write_text("again")
+    launched(folder, "plain/block0/A")
+    chain = read_links(folder)
+    assert [link["number"] for _, link in chain] == [0, 1, 2]
+    assert [link["previous"] for _, link in chain] == [FIRST, chain[0][0], chain[1][0]]
+    assert sorted(chain[0][1]["files"]) == ["env.txt", "environment.json", "preflight/verify_x.log"]
+    assert [sorted(link["files"]) for _, link in chain[1:]] == [[], ["preflight/verify_x.log"]]
+
+
+def test_a_torn_last_line_is_taken_for_none(folder: Path) -> None:
+    seal_settings(folder, study(0.1))
+    with (folder / SEALS).open("ab") as stream:
+        stream.write(b'{"number": 1, "prev')
+    assert launched(folder, "plain/block0/A")["seal"] == 1
+    assert [json.loads(line)["number"] for line in (folder / SEALS).open()] == [0, 1]
+
+
+# ---- an honest study
+
+
+def honest(number: int) -> dict[str, Any]:
+    """The arguments of the n-th small study: seeds, blocks, gates, void cells, steps."""
+    void = {("nixl_both", 0, "A", "r40"): "late"} if number % 4 == 1 else {}
+    return {
+        "seed": number,
+        "blocks": 1 + number % 3,
+        "plain_launches": 1 + number % 2,
+        "skipped": {} if number % 5 == 2 else {"mooncake_consumer": "the gate"},
+        "step_timing": number % 7 != 3,
+        "noise": 0.5 + (number % 6) / 2,
+        "launch_sigma": 0.002 * (1 + number % 5),
+        "void": void,
+    }
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_hundred_honest_studies_pass(tmp_path: Path) -> None:
+    for number in range(100):
+        folder = tmp_path / str(number)
+        study_file = write_audited_study(folder, drawn=False, **honest(number))
+        wrong = [c for c in failures(study_file.parent) if c.kind not in ("figure", "report")]
+        assert wrong == [], number
+
+
+def test_writing_an_index_leaves_no_other_keys(folder: Path) -> None:
+    seal_settings(folder, study(0.1))
+    index = launched(folder, "plain/block0/A")
+    assert index.keys() == {"cells", "files", "seal"}
+    assert list(index["files"]) == ["server.log"]
+    write_json(folder / "x.json", index)
