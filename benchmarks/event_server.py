@@ -25,6 +25,14 @@ def two_cpus() -> tuple[int, int]:
     return cpus[0], cpus[-1]
 
 
+def client_cpus(named: str | None = None) -> list[int]:
+    """The CPUs for a client: those `named` ("0,1"), or all but the last one, the server's."""
+    _, server = two_cpus()
+    if named is not None:
+        return [int(cpu) for cpu in named.split(",")]
+    return [cpu for cpu in sorted(os.sched_getaffinity(0)) if cpu != server]
+
+
 class _TruthfulServer(ABC):
     """A server pinned to `cpu` that logs, line by line, what `truth` holds after its exit."""
 

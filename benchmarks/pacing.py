@@ -1,11 +1,11 @@
-"""Who should wait for the due time: measured for DESIGN.md.
+"""Who should wait for the due time: measured for docs/decisions/loadgen.md.
 
     python -m benchmarks.pacing
 
 Each variant drives the whole load generator (client on one CPU, C event server on another):
 
-- thread + spin: the session thread sleeps to just before the due time, spins, then hands on;
-- metronome process: a process of its own sleeps and spins, the session thread waits for its tick;
+- thread + spin: the issuing thread sleeps to just before the due time, spins, then hands on;
+- metronome process: a process of its own sleeps and spins, the issuing thread waits for its tick;
 - early: the request goes to its worker ahead of time, which waits on a kernel timer (and spins).
 """
 
@@ -36,7 +36,7 @@ from connector_tax.loadgen import (
     make_offsets,
     read_topology,
 )
-from connector_tax.loadgen.session import SessionThread
+from connector_tax.loadgen.issuer import IssuingThread
 from connector_tax.machine import machine
 
 MARGIN_NS = 200_000
@@ -55,7 +55,7 @@ while data := os.read(0, 8):
 """
 
 
-class SpinningSession(SessionThread):
+class SpinningThread(IssuingThread):
     """Sleeps to MARGIN_NS before the due time, then spins in this process."""
 
     def _sleep(self, until_ns: int) -> None:
@@ -64,7 +64,7 @@ class SpinningSession(SessionThread):
             pass
 
 
-class MetronomeSession(SessionThread):
+class MetronomeThread(IssuingThread):
     """Lets a process of its own sleep and spin."""
 
     _metronome: "subprocess.Popen[bytes] | None" = None
@@ -88,19 +88,19 @@ class MetronomeSession(SessionThread):
             self._metronome.communicate()
 
 
-VARIANTS: dict[str, tuple[type[SessionThread], dict[str, Any]]] = {
-    "thread + spin": (SpinningSession, {"lead_ms": 0.0, "spin_us": 0.0}),
-    "metronome process": (MetronomeSession, {"lead_ms": 0.0, "spin_us": 0.0}),
-    "early, no spin": (SessionThread, {"spin_us": 0.0, "sleep_margin_us": 0.0}),
-    "early, spin 30 us": (SessionThread, {"spin_us": 30.0, "sleep_margin_us": 30.0}),
-    "early, spin 100 us": (SessionThread, {"spin_us": 100.0, "sleep_margin_us": 100.0}),
-    "early, spin 400 us": (SessionThread, {"spin_us": 400.0, "sleep_margin_us": 400.0}),
+VARIANTS: dict[str, tuple[type[IssuingThread], dict[str, Any]]] = {
+    "thread + spin": (SpinningThread, {"lead_ms": 0.0, "spin_us": 0.0}),
+    "metronome process": (MetronomeThread, {"lead_ms": 0.0, "spin_us": 0.0}),
+    "early, no spin": (IssuingThread, {"spin_us": 0.0, "sleep_margin_us": 0.0}),
+    "early, spin 30 us": (IssuingThread, {"spin_us": 30.0, "sleep_margin_us": 30.0}),
+    "early, spin 100 us": (IssuingThread, {"spin_us": 100.0, "sleep_margin_us": 100.0}),
+    "early, spin 400 us": (IssuingThread, {"spin_us": 400.0, "sleep_margin_us": 400.0}),
 }
 
 
 def run_variant(name: str, rate_rps: float, seconds: float) -> list[str]:
     """Run one variant; return its row."""
-    session, changes = VARIANTS[name]
+    thread, changes = VARIANTS[name]
     client_cpu, server_cpu = two_cpus()
     plan = AffinityPlan((client_cpu,), ((client_cpu,),), (server_cpu,), True, (), read_topology())
     options = replace(LoadGeneratorOptions(connections_per_worker=64, cpus=plan), **changes)
@@ -108,7 +108,7 @@ def run_variant(name: str, rate_rps: float, seconds: float) -> list[str]:
     offsets = make_offsets("poisson", rate_rps, rule.warmup_s + seconds, "1/pacing")
     body = json.dumps({"prompt": [1] * 512, "max_tokens": TOKENS}).encode()
     requests = [PlannedRequest(f"p{k}", body, 512, TOKENS) for k in range(len(offsets))]
-    generator.SessionThread = session  # type: ignore[attr-defined]
+    generator.IssuingThread = thread  # type: ignore[attr-defined]
     with (
         EventServer(2000.0, 1000.0, server_cpu) as server,
         LoadGenerator(Target("127.0.0.1", server.port), options) as load_generator,

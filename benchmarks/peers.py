@@ -13,15 +13,17 @@ installed. Peers need a tokenizer (`--tokenizer`, a local folder in Hugging Face
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -35,6 +37,7 @@ from connector_tax.machine import machine
 SUSTAINED_RATE = 0.99
 SUSTAINED_TTFT_ERROR_MS = 10.0
 GAP_US, FIRST_US = 10_000.0, 1000.0
+ON_TIME_NS = 1_000_000
 COMMAND_TIMEOUT_S = 180.0
 
 
@@ -57,11 +60,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Client:
-    """How to start a client and where it reports TTFT p50 and p99 in ms."""
+    """How to start a client and where it reports TTFT p50 and p99 in ms.
 
+    `own`: what only this load generator says of itself: the share of requests that left within
+    1 ms of their due time, and its main process's share of a CPU.
+    """
+
+    name: str
     command: Callable[[str, Job], list[str]]
     ttft_ms: Callable[[Job], tuple[float, float]]
-    needs_program: bool = True
+    own: Callable[[Job], tuple[float, float]] | None = None
 
 
 def _own_command(_program: str, job: Job) -> list[str]:
@@ -71,11 +79,23 @@ def _own_command(_program: str, job: Job) -> list[str]:
         *("--duration", f"{job.count / job.rate_rps + 1:.3f}", "--prompt-tokens", "8"),
         *("--max-tokens", f"{job.tokens}", "--ignore-eos", "--no-affinity"),
         *("--connections", "1024", "--output", str(job.folder / "own.jsonl")),
+        *("--summary", str(job.folder / "summary.json")),
     ]
 
 
+def _own_records(job: Job) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (job.folder / "own.jsonl").read_text().splitlines()]
+
+
+def _own_share(job: Job) -> tuple[float, float]:
+    lags_ns = [(r["t_send_ns"] or math.inf) - r["t_intended_ns"] for r in _own_records(job)]
+    summary = json.loads((job.folder / "summary.json").read_text())
+    main_share = summary["load_generator"]["processes"]["main"]["cpu_share"]
+    return float(np.mean(np.array(lags_ns) < ON_TIME_NS)), float(main_share)
+
+
 def _own_ttft(job: Job) -> tuple[float, float]:
-    records = [json.loads(line) for line in (job.folder / "own.jsonl").read_text().splitlines()]
+    records = _own_records(job)
     ttft = [(r["t_first_token_ns"] - r["t_send_ns"]) / 1e6 for r in records if r["status"] == "ok"]
     return float(np.percentile(ttft, 50)), float(np.percentile(ttft, 99))
 
@@ -142,11 +162,15 @@ def _vllm_ttft(job: Job) -> tuple[float, float]:
     return float(report["p50_ttft_ms"]), float(report["p99_ttft_ms"])
 
 
+OWN = "this load generator"
 CLIENTS = {
-    "this load generator": Client(_own_command, _own_ttft, needs_program=False),
-    "aiperf": Client(_aiperf_command, _aiperf_ttft),
-    "guidellm": Client(_guidellm_command, _guidellm_ttft),
-    "vllm bench serve": Client(_vllm_command, _vllm_ttft),
+    client.name: client
+    for client in (
+        Client(OWN, _own_command, _own_ttft, _own_share),
+        Client("aiperf", _aiperf_command, _aiperf_ttft),
+        Client("guidellm", _guidellm_command, _guidellm_ttft),
+        Client("vllm bench serve", _vllm_command, _vllm_ttft),
+    )
 }
 NOT_ON_PYPI = ("MLPerf endpoints (inference-endpoint)",)
 
@@ -198,12 +222,12 @@ class Row:
     error_p99_ms: float
     cpu_s_per_1000: float
     peak_mb: float
+    on_time: float | None
+    main_share: float | None
 
-    @property
-    def sustained(self) -> bool:
+    def sustains(self, error_ms: float) -> bool:
         """True if the client kept the rate and its clock did not fall behind."""
-        kept = self.achieved >= SUSTAINED_RATE
-        return kept and abs(self.error_p99_ms) <= SUSTAINED_TTFT_ERROR_MS
+        return self.achieved >= SUSTAINED_RATE and abs(self.error_p99_ms) <= error_ms
 
     def cells(self) -> list[str]:
         """Return the row as text."""
@@ -215,23 +239,28 @@ class Row:
             f"{self.error_p99_ms:+.2f}",
             f"{self.cpu_s_per_1000:.2f}",
             f"{self.peak_mb:.0f}",
-            "yes" if self.sustained else "no",
+            "yes" if self.sustains(SUSTAINED_TTFT_ERROR_MS) else "no",
         ]
 
 
 def measure(
-    name: str, program: str, events_per_s: float, tokens: int, seconds: float, tokenizer: str
+    client: Client,
+    program: str,
+    events_per_s: float,
+    tokens: int,
+    seconds: float,
+    tokenizer: str,
+    cpus: Sequence[int],
 ) -> Row | str:
-    """Run one client at one rate; return its row, or why there is none."""
-    client_cpu, server_cpu = two_cpus()
-    client = CLIENTS[name]
+    """Run one client on `cpus` at one rate; return its row, or why there is none."""
+    _, server_cpu = two_cpus()
     rate_rps = events_per_s / tokens
     count = max(20, round(rate_rps * seconds))
     with tempfile.TemporaryDirectory(prefix="connector-tax-peer-") as folder:
         with EventServer(GAP_US, FIRST_US, server_cpu) as server:
             job = Job(server.port, rate_rps, count, tokens, tokenizer, Path(folder))
             process = subprocess.Popen(
-                ["taskset", "-c", str(client_cpu), *client.command(program, job)],
+                ["taskset", "-c", ",".join(map(str, cpus)), *client.command(program, job)],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "HF_HUB_OFFLINE": "1"},
@@ -249,6 +278,7 @@ def measure(
             sampler.join()
         try:
             p50, p99 = client.ttft_ms(job)
+            on_time, main_share = (None, None) if client.own is None else client.own(job)
         except (OSError, KeyError, ValueError) as error:
             return f"no result (exit status {process.returncode}): {type(error).__name__}"
     # A client may send a request of its own ahead of the load, to see that the server answers.
@@ -261,13 +291,15 @@ def measure(
     true_ttft = [(stamps[1] - stamps[0]) / 1e6 for stamps in truth]
     busy_s = sampler.between(int(arrivals[0]), max(stamps[-1] for stamps in truth))
     return Row(
-        name,
+        client.name,
         events_per_s,
         achieved,
         p50 - float(np.percentile(true_ttft, 50)),
         p99 - float(np.percentile(true_ttft, 99)),
         busy_s / len(truth) * 1000,
         sampler.peak_mb,
+        on_time,
+        main_share,
     )
 
 
@@ -296,24 +328,25 @@ def main() -> int:
     )
     notes = [f"{name}: not on PyPI" for name in NOT_ON_PYPI]
     for name, client in CLIENTS.items():
-        if client.needs_program and name not in programs:
+        if name != OWN and name not in programs:
             notes.append(f"{name}: not installed here")
             continue
         highest = 0.0
         for events_per_s in (float(text) for text in options.rates.split(",")):
             row = measure(
-                name,
+                client,
                 programs.get(name, ""),
                 events_per_s,
                 options.tokens,
                 options.seconds,
                 options.tokenizer,
+                two_cpus()[:1],
             )
             if isinstance(row, str):
                 notes.append(f"{name} at {events_per_s:,.0f} events/s: {row}")
                 break
             table.add_row(*row.cells())
-            if row.sustained:
+            if row.sustains(SUSTAINED_TTFT_ERROR_MS):
                 highest = events_per_s
             elif events_per_s > 5 * max(highest, 1000):
                 break

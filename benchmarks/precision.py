@@ -42,8 +42,7 @@ from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.model import StepClock
 from connector_tax.engine.scheduler import Scheduler
 from connector_tax.engine.scheduler import Sequence as Served
-from connector_tax.loadgen import PlannedRequest, make_offsets
-from connector_tax.loadgen.cell import OpenLoopCell
+from connector_tax.loadgen import Plan, PlannedRequest, make_offsets, open_loop
 from connector_tax.loadgen.generator import PROGRESS_S
 from connector_tax.loadgen.messages import Cancel, Done
 from connector_tax.machine import cpu
@@ -98,7 +97,7 @@ class VirtualEngine:
 class VirtualCell:
     """A cell being served: the load generator's plan, and what the engine answered."""
 
-    plan: OpenLoopCell
+    plan: Plan
     shape: tuple[int, int]
     inflight_cap: int
     scrape_ns: int
@@ -274,7 +273,8 @@ def virtual_cell(
         f"{study['seed']}/arrivals/block{launch.block}/A/{planned['cell']}",
         gamma_shape=config["arrivals"]["gamma_shape"],
     )
-    plan = OpenLoopCell(offsets, [REQUEST] * len(offsets), rule, precision_rule(config))
+    load = open_loop(offsets, [REQUEST] * len(offsets), rule)
+    plan = Plan(load, rule, precision_rule(config))
     return VirtualCell(
         plan,
         (planned["input_tokens"], planned["output_tokens"]),

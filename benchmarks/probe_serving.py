@@ -28,7 +28,7 @@ from scipy import stats
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.files import ArtifactError
-from connector_tax.loadgen import PlannedRequest
+from connector_tax.loadgen import PlannedRequest, RandomPrompts
 from connector_tax.machine import cpu
 from connector_tax.study.device import devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
@@ -210,7 +210,7 @@ def _measure(
     return measured
 
 
-def _requests(study: Mapping[str, Any], name: str, tokens: int, count: int) -> list[PlannedRequest]:
+def _requests(study: Mapping[str, Any], name: str, tokens: int, count: int) -> RandomPrompts:
     model, vocabulary = served_model(study["config"]["engine"])
     return planned_requests(
         model=model,

@@ -25,6 +25,7 @@ from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
 
 RESAMPLES = 400
+LONG = pytest.mark.long
 WHERE = ("A", "r1", "ttft_p90")
 
 
@@ -149,7 +150,10 @@ def test_the_tax_of_plains_last_launch_is_against_the_others() -> None:
     assert table.sample_sizes("x", *WHERE) == (300, 600)
 
 
-@pytest.mark.parametrize(("blocks", "launch_sigma"), [(3, 0.01), (5, 0.01), (5, 0.05)])
+@pytest.mark.parametrize(
+    ("blocks", "launch_sigma"),
+    [(3, 0.01), pytest.param(5, 0.01, marks=LONG), pytest.param(5, 0.05, marks=LONG)],
+)
 def test_coverage_and_false_positives(blocks: int, launch_sigma: float) -> None:
     studies, covered, false = 200, 0, 0
     for seed in range(studies):
@@ -189,7 +193,7 @@ def test_a_combination_cancels_what_its_terms_share() -> None:
     assert (zero.point, zero.lo, zero.hi) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("across", ["configurations", "cells"])
+@pytest.mark.parametrize("across", ["configurations", pytest.param("cells", marks=LONG)])
 def test_combinations_cover_their_truth(across: str) -> None:
     studies, covered, widths = 150, 0, []
     for seed in range(studies):

@@ -6,6 +6,7 @@ import pytest
 
 from connector_tax.calibration import __main__ as command
 from connector_tax.calibration import fault_table
+from connector_tax.calibration.parts import SHORT
 from connector_tax.engine.faults import FaultKind
 from connector_tax.files import read_json
 
@@ -21,7 +22,7 @@ def test_the_short_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert (tmp_path / name).stat().st_size > 0
     # Equal and unequal spreads, two arrival processes, two metrics, R of 3 and 5.
     assert len(virtual["coverage"]) == len(virtual["aa"]) == len(virtual["power"]) == 16
-    assert all(row["studies"] == 4 for row in virtual["coverage"])
+    assert all(row["studies"] == SHORT.studies for row in virtual["coverage"])
     assert min(row["covered"] for row in virtual["coverage"]) > 0.5
     largest = [r for r in virtual["levels"] if r["config"] == "step_tax_360us"]
     assert all(row["truth"] > 0.05 for row in largest)

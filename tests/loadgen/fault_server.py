@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,9 +85,15 @@ class FaultServer:
         self,
         scripts: Mapping[str, Sequence[Step]],
         choose: Callable[[dict[str, Any]], str] = lambda body: str(body["script"]),
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._scripts = scripts
         self._choose = choose
+        self._tls = tls
+        self.models = ["m"]
+        self.starting = 0  # GETs that are answered 503 before the models are listed
+        self.asked: list[bytes] = []
+        self.connections = 0
         self.bodies: list[dict[str, Any]] = []
         self.heads: list[bytes] = []
         self._loop = asyncio.new_event_loop()
@@ -108,7 +115,9 @@ class FaultServer:
         self._loop.close()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024)
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", 0, backlog=1024, ssl=self._tls
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _stop(self) -> None:
@@ -120,11 +129,15 @@ class FaultServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         with contextlib.suppress(
             asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError
         ):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET "):
+                    await self._list_models(head, writer)
+                    continue
                 length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
                 body = json.loads(await reader.readexactly(length))
                 name = self._choose(body)
@@ -134,6 +147,16 @@ class FaultServer:
                 if not await self._play(self._scripts[name], reader, writer):
                     break
         writer.close()
+
+    async def _list_models(self, head: bytes, writer: asyncio.StreamWriter) -> None:
+        self.asked.append(head)
+        if self.starting:
+            self.starting -= 1
+            writer.write(b"HTTP/1.1 503 Starting\r\ncontent-length: 0\r\n\r\n")
+            return
+        body = json.dumps({"data": [{"id": name} for name in self.models]}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        await writer.drain()
 
     async def _play(
         self, script: Sequence[Step], reader: asyncio.StreamReader, writer: asyncio.StreamWriter

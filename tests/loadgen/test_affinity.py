@@ -20,7 +20,7 @@ from connector_tax.loadgen.affinity import (
     plan_affinity,
     read_topology,
 )
-from connector_tax.loadgen.generator import is_local
+from connector_tax.loadgen.endpoint import is_local
 from tests.loadgen.fault_server import FaultServer, good_answer
 from tests.loadgen.running import run_scripts
 from tests.loadgen.sysfs_trees import (

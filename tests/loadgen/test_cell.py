@@ -12,12 +12,13 @@ from connector_tax.loadgen import (
     CellRule,
     LoadGenerator,
     LoadGeneratorOptions,
+    Plan,
     PlannedRequest,
     Progress,
     Target,
     make_offsets,
+    open_loop,
 )
-from connector_tax.loadgen.cell import OpenLoopCell
 from connector_tax.loadgen.messages import Cancel, Done
 from tests.loadgen.fault_server import FaultServer, Hang, Pause, good_answer
 from tests.loadgen.running import planned, rule, run_scripts
@@ -31,9 +32,9 @@ def simulate(
     cell_rule: CellRule,
     service_s: float,
     fail_every: int = 0,
-) -> OpenLoopCell:
+) -> Plan:
     """Run a cell on a virtual clock, against a server that answers after `service_s`."""
-    cell = OpenLoopCell(offsets_ns, [REQUEST] * len(offsets_ns), cell_rule)
+    cell = Plan(open_loop(offsets_ns, [REQUEST] * len(offsets_ns), cell_rule), cell_rule)
     now_ns = 1_000_000_000
     cell.start(now_ns)
     running: list[tuple[int, int]] = []
@@ -88,7 +89,7 @@ def test_the_window_ends_as_the_rule_says(
     assert cell.stop_ns is not None
     cap_ns = cell.warmup_end_ns + round(cell_rule.cap_s * 1e9)
     assert cell.floor_ns <= cell.stop_ns <= cap_ns
-    records = cell.records()
+    records = [entry.record for entry in cell.requests()]
     # Exactly the requests due before the end of arrivals, each once.
     due = offsets + cell.origin_ns
     assert cell.cooldown_end_ns >= cell.stop_ns
@@ -134,7 +135,7 @@ def test_a_schedule_that_does_not_fit_is_refused(
     offsets: list[int], count: int, named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
-        OpenLoopCell(np.array(offsets, np.int64), [REQUEST] * count, rule())
+        open_loop(np.array(offsets, np.int64), [REQUEST] * count, rule())
 
 
 @pytest.mark.parametrize(

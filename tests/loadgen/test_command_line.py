@@ -35,7 +35,7 @@ def answer(text: str, prompt: int = 4) -> list[Step]:
 def run(port: int, *arguments: str, output: Path | None = None) -> tuple[int, list[dict[str, Any]]]:
     where = ["--url", f"http://127.0.0.1:{port}", "--model", "m", "--connections", "16"]
     extra = ["--output", str(output)] if output is not None else []
-    status = main([*where, "--no-affinity", "--drain", "2", *arguments, *extra])
+    status = main([*where, "--no-affinity", "--drain", "2", "--wait", "0", *arguments, *extra])
     records = []
     if output is not None:
         records = [json.loads(line) for line in output.read_text().splitlines()]
@@ -220,7 +220,7 @@ GOOD_URL = ["--url", "http://127.0.0.1:1", "--model", "m"]
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--url", "https://x", "--model", "m", "--rate", "1", "--prompt", "p"], "--url"),
+        (["--url", "ftp://x", "--model", "m", "--rate", "1", "--prompt", "p"], "--url"),
         ([*GOOD_URL, "--prompt", "p"], "--rate"),
         ([*GOOD_URL, "--rate", "1", "--concurrency", "1", "--prompt", "p"], "--concurrency"),
         ([*GOOD_URL, "--rate", "-1", "--prompt", "p"], "rate_rps"),

@@ -5,8 +5,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target, make_offsets
-from connector_tax.loadgen.cell import OpenLoopCell
+from connector_tax.loadgen import (
+    LoadGenerator,
+    LoadGeneratorOptions,
+    Plan,
+    Target,
+    make_offsets,
+    open_loop,
+)
 from connector_tax.loadgen.precision import PrecisionRule
 from tests.loadgen.fault_server import FaultServer, Pause, good_answer
 from tests.loadgen.running import planned, rule
@@ -20,15 +26,16 @@ RATE = 50
 
 def simulate(
     may_count: Callable[[Spans], Sequence[bool]], precision: PrecisionRule | None = None
-) -> OpenLoopCell:
+) -> Plan:
     """A cell on a virtual clock, every answer after 20 ms."""
     cell_rule = rule(warmup_s=0.5, floor_s=1.0, cap_s=8.0, min_completed=WANTED)
     offsets = make_offsets("fixed", RATE, 8.5, "unused")
-    cell = OpenLoopCell(offsets, [REQUEST] * len(offsets), cell_rule, precision, may_count)
+    load = open_loop(offsets, [REQUEST] * len(offsets), cell_rule)
+    cell = Plan(load, cell_rule, precision, may_count)
     return play(cell, lambda issue: (issue.due_ns + 10_000_000, issue.due_ns + 20_000_000))
 
 
-def measured_s(cell: OpenLoopCell) -> float:
+def measured_s(cell: Plan) -> float:
     assert cell.stop_ns is not None
     return (cell.stop_ns - cell.warmup_end_ns) / 1e9
 

@@ -12,7 +12,7 @@ from connector_tax.loadgen import (
     LoadGenerator,
     LoadGeneratorOptions,
     Target,
-    generator,
+    endpoint,
 )
 from connector_tax.loadgen.health import check_processes
 from tests.loadgen.fault_server import FaultServer, good_answer
@@ -38,7 +38,7 @@ def test_every_address_of_a_name_is_tried(first: str, monkeypatch: pytest.Monkey
 
 
 def test_an_ipv6_address_stands_in_brackets() -> None:
-    head = generator._request_head(Target("::1", 8000))
+    head = endpoint.request_head(Target("::1", 8000))
     assert "\r\nHost: [::1]:8000\r\n" in head
 
 

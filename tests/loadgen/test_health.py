@@ -17,7 +17,7 @@ from connector_tax.loadgen.health import (
     check_requests,
     check_session_rate,
 )
-from connector_tax.loadgen.session_run import SessionRecord
+from connector_tax.loadgen.records import SessionRequest
 
 MS = 1_000_000
 GOOD = {"loop_lag_p99_ms": 0.1, "loop_lag_max_ms": 1.0, "cpu_share": 0.2, "reads": 100,
@@ -62,8 +62,8 @@ def record(k: int = 0, **changes: Any) -> RequestRecord:
     return RequestRecord(**(fields | changes))
 
 
-def entry(k: int, session: str, node: str, *parents: str, **changes: Any) -> SessionRecord:
-    return SessionRecord(
+def entry(k: int, session: str, node: str, *parents: str, **changes: Any) -> SessionRequest:
+    return SessionRequest(
         session=session,
         node=node,
         parents=list(parents),
@@ -130,7 +130,7 @@ def test_sessions_that_never_started_lower_the_rate() -> None:
 
 
 def test_children_before_or_long_after_their_parents_fail() -> None:
-    def chain(sent_after_ms: float) -> list[SessionRecord]:
+    def chain(sent_after_ms: float) -> list[SessionRequest]:
         done = 40 * MS
         child = entry(1, "s", "b", "a", t_send_ns=done + round(sent_after_ms * MS))
         return [entry(0, "s", "a"), child]
@@ -148,14 +148,14 @@ def test_overlapping_sessions_are_counted() -> None:
     assert not named(judge_closed_loop(entries, 10, 3), "concurrent_sessions_max").passed
 
 
-def judge_closed_loop(entries: list[SessionRecord], sessions: int, target: int) -> list[Check]:
+def judge_closed_loop(entries: list[SessionRequest], sessions: int, target: int) -> list[Check]:
     """The checks of a run that was stopped after the last request."""
     stop_ns = max(entry.record.t_done_ns or 0 for entry in entries)
     return check_concurrency(entries, sessions, Ramp(target, 0, 0), stop_ns)
 
 
 def test_fewer_sessions_at_once_than_asked_for_fail() -> None:
-    def one_by_one(at_once: int) -> list[SessionRecord]:
+    def one_by_one(at_once: int) -> list[SessionRequest]:
         """Sessions of 40 ms, `at_once` of them at a time, each sent 0.1 ms after its place came."""
         begins = [41 * MS * (k // at_once) for k in range(20)]
         return [

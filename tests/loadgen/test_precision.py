@@ -7,18 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector_tax.analysis.percentiles import order_statistic_ranks, quantile
+from connector_tax.analysis.percentiles import quantile
 from connector_tax.loadgen import (
     CellRule,
     LoadGenerator,
     LoadGeneratorOptions,
+    Plan,
     PrecisionRule,
     Target,
     make_offsets,
+    open_loop,
 )
-from connector_tax.loadgen.cell import OpenLoopCell
 from connector_tax.loadgen.messages import Cancel, Done, Issue
 from connector_tax.loadgen.precision import relative_half_width
+from connector_tax.ranks import order_statistic_ranks
 from connector_tax.seeds import named_generator
 from tests.loadgen.fault_server import FaultServer, Pause, good_answer
 from tests.loadgen.running import planned, rule
@@ -32,7 +34,7 @@ def ranks(n: int) -> tuple[int | None, int | None]:
     return order_statistic_ranks(n, 90, 0.95)
 
 
-def play(cell: OpenLoopCell, answer: Callable[[Issue], tuple[int, int]]) -> OpenLoopCell:
+def play(cell: Plan, answer: Callable[[Issue], tuple[int, int]]) -> Plan:
     """Run a cell on a virtual clock, a look every 250 ms.
 
     `answer` gives the times of a request's first and last token in ns.
@@ -64,7 +66,7 @@ def play(cell: OpenLoopCell, answer: Callable[[Issue], tuple[int, int]]) -> Open
 
 def simulate(
     rate: float, cell_rule: CellRule, target: float | None, sigma: float, seed: int
-) -> OpenLoopCell:
+) -> Plan:
     """A cell whose TTFT and TPOT are lognormal."""
     offsets = make_offsets("fixed", rate, cell_rule.schedule_s, "unused")
     precision = None if target is None else PrecisionRule(target, ranks)
@@ -76,7 +78,8 @@ def simulate(
         first_ns = issue.due_ns + int(ttft[issue.seq])
         return first_ns, first_ns + int(tpot[issue.seq]) * (TOKENS - 1)
 
-    return play(OpenLoopCell(offsets, [REQUEST] * len(offsets), cell_rule, precision), answer)
+    load = open_loop(offsets, [REQUEST] * len(offsets), cell_rule)
+    return play(Plan(load, cell_rule, precision), answer)
 
 
 @given(

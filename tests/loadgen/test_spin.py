@@ -74,7 +74,7 @@ def test_dense_requests_leave_turns_to_the_rest_of_the_loop(tmp_path: Path) -> N
         settings = WorkerSettings(
             worker=0, parent=os.getpid(), folder=str(tmp_path), inflight_fd=-1, workers=1,
             family=socket.AF_INET, host="127.0.0.1", port=listening.getsockname()[1],
-            head="POST / HTTP/1.1\r\n", chat=False, stream=True, connections=count,
-            spin_ns=400_000, sleep_margin_ns=400_000, kernel_stamps=True,
+            tls=None, usage_required=True, head="POST / HTTP/1.1\r\n", chat=False, stream=True,
+            connections=count, spin_ns=400_000, sleep_margin_ns=400_000, kernel_stamps=True,
         )  # fmt: skip
         uvloop.run(main())

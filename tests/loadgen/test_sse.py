@@ -89,6 +89,50 @@ def test_the_role_chunk_of_a_chat_is_not_a_token() -> None:
     assert accumulator.feed(delta(content="")) == 1
 
 
+REASONED = [
+    {"role": "assistant", "content": ""},
+    *[{"reasoning_content": f"r{k}"} for k in range(5)],
+    *[{"content": f"a{k}"} for k in range(5)],
+]
+
+
+@pytest.mark.parametrize(
+    ("deltas", "tokens", "answer"),
+    [
+        (REASONED, 10, 6),
+        ([{**d, "content": d.get("content", "")} for d in REASONED], 10, 6),
+        ([{**d, "content": d.get("content")} for d in REASONED], 10, 6),
+        ([{"reasoning": "r"}, {"reasoning": "s"}, {"content": "a"}], 3, 3),
+        ([{"role": "assistant", "reasoning_content": "r"}, {"content": "a"}], 2, 2),
+        ([{"reasoning_content": "r", "content": None}] * 3, 3, None),
+        ([{"role": "assistant", "content": None, "tool_calls": [{"index": 0}]}] * 3, 3, 1),
+        ([{"reasoning_content": "r"}, {"tool_calls": [{"function": {"arguments": "{"}}]}], 2, 2),
+        ([{"content": ""}, {"content": "half a character before"}], 2, 1),
+    ],
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_reasoning_and_tool_calls_are_tokens_and_the_first_answer_is_told_apart(
+    deltas: list[dict[str, object]], tokens: int, answer: int | None, whole: bool
+) -> None:
+    """`answer`: after how many tokens the first of the answer has come."""
+    choices = [{"delta": delta, "finish_reason": None} for delta in deltas]
+    encoded = [json.dumps({"choices": [c]}, separators=(",", ":")) for c in choices]
+    end = json.dumps({"choices": [{"delta": {}, "finish_reason": "length"}]})
+    accumulator = StreamAccumulator(chat=True, capture="counts")
+    first = None
+    for data in encoded:
+        accumulator.feed(event(data))
+        if first is None and accumulator.answered:
+            first = accumulator.token_events
+    assert (accumulator.token_events, first) == (tokens, answer)
+    accumulator.feed(event(end))
+    assert accumulator.answered == (answer is not None)
+    if whole:  # all in one read
+        together = StreamAccumulator(chat=True, capture="counts")
+        assert together.feed(b"".join(map(event, encoded))) == tokens
+        assert together.answered == (answer is not None)
+
+
 def test_an_endless_event_is_refused_not_collected() -> None:
     splitter = EventSplitter()
     for _ in range(MAX_EVENT_BYTES // 65536):

@@ -12,9 +12,10 @@ import pytest
 import uvloop
 import zmq
 
-from connector_tax.loadgen import eager, http
-from connector_tax.loadgen.http import Connection, Pool
+from connector_tax.loadgen import eager, stamps
+from connector_tax.loadgen.http import Connection
 from connector_tax.loadgen.messages import End, Issue, RequestFailed, ToWorker
+from connector_tax.loadgen.pool import Pool
 from connector_tax.loadgen.sse import StreamAccumulator
 from connector_tax.loadgen.timerfd import LoopProbe
 from connector_tax.loadgen.transport import Receiver, Sender, private_socket
@@ -134,7 +135,7 @@ def test_a_step_of_the_wall_clock_never_reaches_a_stamp(
 ) -> None:
     async def main(pool: Pool) -> None:
         connection = await pool.acquire()
-        monkeypatch.setattr(http, "_time_ns", lambda: time.time_ns() + step_s * 10**9)
+        monkeypatch.setattr(stamps, "_time_ns", lambda: time.time_ns() + step_s * 10**9)
         before = time.monotonic_ns()
         ask(connection, "whole")
         await connection.read_body()
@@ -163,7 +164,7 @@ def test_an_interruption_between_the_two_clocks_does_not_move_a_stamp(
         with server:
             ask(connection, "any")
             await asyncio.sleep(0.05)
-            monkeypatch.setattr(http, "_time_ns", interrupted)
+            monkeypatch.setattr(stamps, "_time_ns", interrupted)
             sent_ns = time.monotonic_ns()
             server.send(BODY)
             await connection.read_body()
@@ -211,8 +212,8 @@ def test_a_late_reader_gets_every_buffered_chunk_in_one_await(server: FaultServe
         chunks, suspended = await suspensions(connection.read_chunks())
         assert suspended == 0
         assert len(chunks) == len(good_events())  # each with the stamp of its own arrival
-        stamps = [stamp for stamp, _ in chunks]
-        assert stamps == sorted(set(stamps))
+        times = [stamp for stamp, _ in chunks]
+        assert times == sorted(set(times))
         assert await suspensions(connection.read_chunks()) == ([], 0)
         pool.release(connection)
 

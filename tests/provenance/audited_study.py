@@ -33,7 +33,7 @@ from connector_tax.report.page import render
 from connector_tax.seals import read_links, seal_launch, seal_settings
 from connector_tax.study import complete
 from connector_tax.study.design import measured_design, run_order
-from connector_tax.study.prompts import bodies_sha256, planned_requests
+from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server_command import served_model
 from connector_tax.vllm.launch import CPU_ADAPTER
 from tests.analysis.synthetic import write_synthetic_study
@@ -194,7 +194,7 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     )
     for request, sent in zip(requests, planned, strict=True):
         request["request_id"] = sent.request_id
-    record["prompts_sha256"] = bodies_sha256(planned)
+    record["prompts_sha256"] = hashlib.sha256(b"".join(r.body + b"\n" for r in planned)).hexdigest()
     metrics = list(read_jsonl(folder / f"metrics_{suffix}.jsonl"))
     steps = list(read_jsonl(folder / f"engine_step_{suffix}.jsonl"))
     totals = {

@@ -5,14 +5,13 @@ of Computer and Communication Systems", theorem 2.1 (exact binomial ranks);
 docs/method.md, "Clocks, latencies, success".
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr
 
 from connector_tax.artifacts.tables import PERCENTS
+from connector_tax.ranks import order_statistic_ranks
 
 
 class Quantile(NamedTuple):
@@ -21,26 +20,6 @@ class Quantile(NamedTuple):
     value: float | None
     lo: float | None
     hi: float | None
-
-
-@lru_cache(maxsize=4096)
-def order_statistic_ranks(
-    n: int, percent: float, confidence: float
-) -> tuple[int | None, int | None]:
-    """The ranks (1 to n) whose order statistics enclose a percentile.
-
-    For n independent draws the number below the percentile is Binomial(n, percent/100); the ranks
-    cut at most (1 - confidence)/2 from each of its tails, so [x_(lo), x_(hi)] covers the
-    percentile with probability at least `confidence`, whatever the distribution. None: no order
-    statistic of so small a sample is far enough out on that side.
-    """
-    tail = (1 - confidence) / 2
-    p = percent / 100
-    # scipy.stats.binom.ppf does the same, and takes half a second to import.
-    cumulative = bdtr(np.arange(n + 1.0), n, p)
-    low, high = np.searchsorted(cumulative, [tail, 1 - tail])
-    high += 1
-    return (int(low) if low >= 1 else None), (int(high) if high <= n else None)
 
 
 def quantile(values: NDArray[np.float64], percent: float, confidence: float) -> Quantile:

@@ -189,7 +189,7 @@ def _schedule_checks(
     issued = [r for r in measured if r["t_issue_ns"] is not None]
     ratio = None
     if len(issued) >= 2 and len(issued) == len(measured):
-        # A dropped request never reaches the socket; the session thread's stamp stands in for it.
+        # A dropped request never reaches the socket; the issuing thread's stamp stands in for it.
         last, first = (
             r["t_send_ns"] if r["t_send_ns"] is not None else r["t_issue_ns"]
             for r in (issued[-1], issued[0])

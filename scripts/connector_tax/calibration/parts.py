@@ -37,7 +37,7 @@ class Scale:
 
 
 FULL = Scale(300, 1000, 50, 40.0, 10, 3, None)
-SHORT = Scale(4, 20, 4, 5.0, 1, 1, ("fin", "prefix_hit", "crlf", "refuse_start"))
+SHORT = Scale(2, 10, 2, 5.0, 1, 1, ("fin", "prefix_hit", "crlf", "refuse_start"))
 
 
 def run(name: str, out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Open-loop load generator for OpenAI-compatible endpoints, stamped where the bytes arrive."""
+"""Load generator for OpenAI-compatible endpoints, stamped where the bytes arrive."""
 
 from connector_tax.loadgen.affinity import (
     AffinityPlan,
@@ -7,16 +7,19 @@ from connector_tax.loadgen.affinity import (
     read_topology,
 )
 from connector_tax.loadgen.arrivals import ArrivalKind, make_offsets
-from connector_tax.loadgen.cell import CellRule, PlannedRequest, Progress
-from connector_tax.loadgen.dispatcher import LoadGeneratorError
+from connector_tax.loadgen.bodies import PlannedRequest, RandomPrompts
+from connector_tax.loadgen.endpoint import Target
 from connector_tax.loadgen.generator import (
     CellResult,
+    Interrupted,
     LoadGenerator,
     LoadGeneratorOptions,
-    Target,
 )
-from connector_tax.loadgen.messages import FAILURES, RequestRecord
+from connector_tax.loadgen.messages import FAILURES, LoadGeneratorError, RequestRecord
+from connector_tax.loadgen.plan import Plan, Progress
 from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
+from connector_tax.loadgen.rule import CellRule
+from connector_tax.loadgen.traffic import Load, open_loop
 
 __all__ = [
     "FAILURES",
@@ -25,16 +28,21 @@ __all__ = [
     "CellResult",
     "CellRule",
     "HalfWidths",
+    "Interrupted",
+    "Load",
     "LoadGenerator",
     "LoadGeneratorError",
     "LoadGeneratorOptions",
+    "Plan",
     "PlannedRequest",
     "PrecisionRule",
     "Progress",
+    "RandomPrompts",
     "RequestRecord",
     "Target",
     "Topology",
     "make_offsets",
+    "open_loop",
     "plan_affinity",
     "read_topology",
 ]

@@ -31,6 +31,7 @@ from connector_tax.loadgen.messages import (
     FromWorker,
     Health,
     Issue,
+    LoadGeneratorError,
     ToWorker,
     Up,
     WorkerSettings,
@@ -44,10 +45,6 @@ DEATH_GRACE_S = 0.05
 BACKLOG = 65536
 
 _T = TypeVar("_T")
-
-
-class LoadGeneratorError(Exception):
-    """The load generator's processes cannot do their work; the text says which and why."""
 
 
 class _WorkerHandle:

@@ -1,65 +1,41 @@
 """The load generator: its processes, and the runs on them."""
 
-import contextlib
 import resource
-import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.loadgen.affinity import AffinityPlan
-from connector_tax.loadgen.cell import (
-    CellRule,
-    CooldownEnd,
-    MayCount,
-    OpenLoopCell,
-    PlannedRequest,
-    Progress,
+from connector_tax.loadgen.bodies import Requests
+from connector_tax.loadgen.dispatcher import Dispatcher
+from connector_tax.loadgen.endpoint import Target, find_address, request_head
+from connector_tax.loadgen.issuer import IssuingThread
+from connector_tax.loadgen.messages import (
+    Begin,
+    Begun,
+    Clock,
+    Done,
+    LoadGeneratorError,
+    RequestRecord,
+    WorkerSettings,
 )
-from connector_tax.loadgen.dispatcher import Dispatcher, LoadGeneratorError
-from connector_tax.loadgen.messages import Begin, Begun, Clock, Done, RequestRecord, WorkerSettings
+from connector_tax.loadgen.plan import Plan, Progress
 from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
 from connector_tax.loadgen.process import CollectorPause
-from connector_tax.loadgen.session import Plan, SessionThread
+from connector_tax.loadgen.records import SessionRequest
+from connector_tax.loadgen.rule import CellRule, CooldownEnd, MayCount
+from connector_tax.loadgen.sessions import Capture
+from connector_tax.loadgen.traffic import Load, open_loop
 
 PROGRESS_S = 0.25
 START_DELAY_NS = 20_000_000
-PROBE_S = 2.0
 # Of a worker, beside its connections: pipes, ipc sockets, timers, libraries.
 OTHER_FILES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The endpoint. Header values (credentials) are sent, and never logged or described.
-
-    `path` may carry a query.
-    """
-
-    host: str
-    port: int
-    path: str = "/v1/completions"
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    stream: bool = True
-
-    def __post_init__(self) -> None:
-        if not (self.path.isascii() and self.path.isprintable()) or " " in self.path:
-            raise ValueError(f"path {self.path!r} holds characters that must be %-encoded")
-        for name, value in self.headers.items():
-            if any(character in name + value for character in "\r\n"):
-                raise ValueError(f"header {name!r} contains a line break")
-            if not _is_latin_1(name + value):
-                raise ValueError(f"header {name!r} holds characters outside Latin-1")
-
-    @property
-    def chat(self) -> bool:
-        """True for a chat-completions endpoint."""
-        return self.path.partition("?")[0].endswith("/chat/completions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +74,18 @@ class LoadGeneratorOptions:
 class CellResult:
     """What a cell brought; times are CLOCK_MONOTONIC ns.
 
-    `records` holds exactly the requests due before `t_cooldown_end_ns`, in schedule order; those
-    due from `t_stop_ns` on are not measured. `extended_s` is how far the window went beyond its
-    floor. `precise` is what the precision rule saw when it ended the window; None when it did not.
-    `health` has, per process, event-loop lag, CPU and
-    spin share and message counters, and which workers have died, in this cell or before.
+    `records` holds the requests handed out, in that order: in open loop exactly those due before
+    `t_cooldown_end_ns`, in schedule order; those due from `t_stop_ns` on are not measured.
+    `bodies_sha256` is over their bodies, in order, a newline after each. `requests` has the same
+    and, after them, those of their sessions that were not sent. `extended_s` is how far the window
+    went beyond its floor. `precise` is what the precision rule saw when it ended the window; None
+    when it did not. `health` has, per process, event-loop lag, CPU and spin share and message
+    counters, and which workers have died, in this cell or before.
     """
 
     records: list[RequestRecord]
+    requests: list[SessionRequest]
+    bodies_sha256: str
     t_origin_ns: int
     t_warmup_end_ns: int
     t_stop_ns: int
@@ -116,6 +96,14 @@ class CellResult:
     precise: HalfWidths | None
     clock: Clock
     health: dict[str, Any]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C ended a run; `result` is what it brought until then."""
+
+    def __init__(self, result: CellResult) -> None:
+        super().__init__()
+        self.result = result
 
 
 class LoadGenerator:
@@ -179,6 +167,7 @@ class LoadGenerator:
                 "host": self.target.host,
                 "port": self.target.port,
                 "path": self.target.path,
+                "https": self.target.tls is not None,
                 "stream": self.target.stream,
                 "header_names": sorted(self.target.headers),
             },
@@ -196,7 +185,7 @@ class LoadGenerator:
     def run_cell(
         self,
         offsets_ns: NDArray[np.int64],
-        requests: Sequence[PlannedRequest],
+        requests: Requests,
         rule: CellRule,
         on_progress: Callable[[Progress], None] | None = None,
         precision: PrecisionRule | None = None,
@@ -205,46 +194,70 @@ class LoadGenerator:
         """Run one open-loop cell: request k is due `offsets_ns[k]` after the cell's origin.
 
         `offsets_ns` has shape (n,), ns, ascending, for n requests, must reach to
-        warmup_s + cap_s and should to `rule.schedule_s`. `on_progress` is called about four times
-        a second in the calling thread, where `precision`, a rule of this cell's own, is brought up
-        to date too, and `may_count` (None: every success counts) is asked which successes count
-        towards `min_completed`.
-        After Ctrl-C outstanding requests are cancelled and KeyboardInterrupt is raised.
+        warmup_s + cap_s and should to `rule.schedule_s`. For the rest see `run`.
 
         Raises:
             ValueError: the schedule does not fit the requests or the rule.
-            LoadGeneratorError: no worker is left to run it.
         """
-        cell = OpenLoopCell(offsets_ns, requests, rule, precision, may_count)
+        load = open_loop(offsets_ns, requests, rule)
+        return self.run(load, rule, on_progress, precision, may_count)
+
+    def run(
+        self,
+        load: Load,
+        rule: CellRule,
+        on_progress: Callable[[Progress], None] | None = None,
+        precision: PrecisionRule | None = None,
+        may_count: MayCount | None = None,
+    ) -> CellResult:
+        """Send `load` until `rule` says that it is enough.
+
+        `on_progress` is called about four times a second in the calling thread, where `precision`,
+        a rule of this cell's own, is brought up to date too, and `may_count` (None: every success
+        counts) is asked which successes count towards `min_completed`.
+
+        Raises:
+            LoadGeneratorError: no worker is left to run it.
+            Interrupted: after Ctrl-C, once everything outstanding has been cancelled.
+        """
+        plan = Plan(load, rule, precision, may_count)
+        while plan.prepare():
+            pass
         with CollectorPause():
-            self.begin(rule.inflight_cap, rule.request_timeout_s, "counts")
+            self.begin(rule.inflight_cap or 0, rule.request_timeout_s, load.capture)
             lead_ns = round(self.options.lead_ms * 1e6)
-            cell.start(time.monotonic_ns() + lead_ns + START_DELAY_NS)
+            plan.start(time.monotonic_ns() + lead_ns + START_DELAY_NS)
 
             def report() -> None:
-                cell.look()
+                plan.look()
                 if on_progress is not None:
-                    on_progress(cell.progress(time.monotonic_ns()))
+                    on_progress(plan.progress(time.monotonic_ns()))
 
-            drained_ns = self.drive(cell, report)
+            drained_ns, interrupted = self._drive(plan, report)
             health = self.end()
-        assert cell.stop_ns is not None
-        assert cell.cooldown_ended_by is not None
-        return CellResult(
-            records=cell.records(),
-            t_origin_ns=cell.origin_ns,
-            t_warmup_end_ns=cell.warmup_end_ns,
-            t_stop_ns=cell.stop_ns,
-            t_cooldown_end_ns=cell.cooldown_end_ns,
-            cooldown_ended_by=cell.cooldown_ended_by,
+        assert plan.stop_ns is not None
+        assert plan.cooldown_ended_by is not None
+        requests = plan.requests()
+        result = CellResult(
+            records=[entry.record for entry in requests if entry.record.t_issue_ns is not None],
+            requests=requests,
+            bodies_sha256=plan.bodies_sha256,
+            t_origin_ns=plan.origin_ns,
+            t_warmup_end_ns=plan.warmup_end_ns,
+            t_stop_ns=plan.stop_ns,
+            t_cooldown_end_ns=plan.cooldown_end_ns,
+            cooldown_ended_by=plan.cooldown_ended_by,
             t_drained_ns=drained_ns,
-            extended_s=max(0.0, (cell.stop_ns - cell.floor_ns) / 1e9),
-            precise=cell.precise,
+            extended_s=max(0.0, (plan.stop_ns - plan.floor_ns) / 1e9),
+            precise=plan.precise,
             clock=self.clock,
             health=health,
         )
+        if interrupted:
+            raise Interrupted(result)
+        return result
 
-    # ---- the parts of a run, for plans other than an open-loop cell
+    # ---- the parts of a run
 
     @property
     def connect_errors(self) -> list[str]:
@@ -260,11 +273,11 @@ class LoadGenerator:
         self,
         inflight_cap: int,
         request_timeout_s: float,
-        capture: Literal["counts", "text", "token_ids"],
+        capture: Capture,
     ) -> None:
         """Prepare the workers for a run. An inflight_cap of 0 means none."""
         self._run_number += 1
-        self._session: SessionThread | None = None
+        self._issuer: IssuingThread | None = None
         begin = Begin(
             self._run_number,
             inflight_cap,
@@ -274,32 +287,27 @@ class LoadGenerator:
         )
         self._begun = self._dispatcher.begin(begin, self._on_done, self._on_death)
 
-    def drive(self, plan: Plan, report: Callable[[], None]) -> int:
-        """Run `plan` in a session thread, calling `report` now and then; return when it drained.
-
-        Raises:
-            KeyboardInterrupt: after Ctrl-C, once everything outstanding has been cancelled.
-        """
+    def _drive(self, plan: Plan, report: Callable[[], None]) -> tuple[int, bool]:
+        """Run `plan` in its thread; return when it drained, and whether Ctrl-C ended it."""
         lead_ns = round(self.options.lead_ms * 1e6)
-        session = self._session = SessionThread(plan, self._dispatcher, lead_ns, self._main_cpus)
+        issuer = self._issuer = IssuingThread(plan, self._dispatcher, lead_ns, self._main_cpus)
         interrupted = False
-        session.start()
+        issuer.start()
         while True:
             try:
-                if session.join(PROGRESS_S):
+                if issuer.join(PROGRESS_S):
                     break
                 report()
             except KeyboardInterrupt:
                 interrupted = True
-                session.interrupt()
+                issuer.interrupt()
             except BaseException:
-                session.interrupt()
-                session.join(60.0)
+                issuer.interrupt()
+                issuer.join(60.0)
                 raise
-        if interrupted:
-            raise KeyboardInterrupt
-        report()
-        return session.t_drained_ns
+        if not interrupted:
+            report()
+        return issuer.t_drained_ns, interrupted
 
     def end(self) -> dict[str, Any]:
         """End the run; return the health of every process that is alive.
@@ -317,16 +325,16 @@ class LoadGenerator:
         }
 
     def _on_done(self, done: Done) -> None:
-        if self._session is not None:
-            self._session.put(done)
+        if self._issuer is not None:
+            self._issuer.put(done)
 
     def _on_death(self, _worker: int, living: int) -> None:
-        if self._session is not None and (living == 0 or self.options.stop_on_worker_death):
-            self._session.stop()
+        if self._issuer is not None and (living == 0 or self.options.stop_on_worker_death):
+            self._issuer.stop()
 
     def _worker_settings(self) -> list[WorkerSettings]:
         options, target = self.options, self.target
-        family, host = _address(target.host, target.port)
+        family, host = find_address(target.host, target.port)
         return [
             WorkerSettings(
                 worker=index,
@@ -337,9 +345,11 @@ class LoadGenerator:
                 family=family,
                 host=host,
                 port=target.port,
-                head=_request_head(target),
+                tls=target.tls,
+                head=request_head(target),
                 chat=target.chat,
                 stream=target.stream,
+                usage_required=target.usage_required,
                 connections=options.connections_per_worker,
                 spin_ns=round(options.spin_us * 1e3),
                 sleep_margin_ns=round(options.sleep_margin_us * 1e3),
@@ -347,49 +357,3 @@ class LoadGenerator:
             )
             for index in range(options.workers)
         ]
-
-
-def is_local(host: str) -> bool:
-    """True if `host` is this machine; False for an unknown one."""
-    try:
-        known = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    for family, *_, address in known:
-        with socket.socket(family, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
-            probe.bind(address)  # only an address of this machine can be bound
-            return True
-    return False
-
-
-def _address(host: str, port: int) -> tuple[int, str]:
-    """The first address of `host` that takes a connection, or its first if none does."""
-    try:
-        known = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise LoadGeneratorError(f"host {host!r} has no address: {error}") from None
-    for family, *_, address in known if len(known) > 1 else ():
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.settimeout(PROBE_S)
-            if probe.connect_ex(address) == 0:
-                return int(family), str(address[0])
-    family, *_, address = known[0]
-    return int(family), str(address[0])
-
-
-def _is_latin_1(text: str) -> bool:
-    return all(ord(character) < 256 for character in text)
-
-
-def _request_head(target: Target) -> str:
-    """Return the request head without its per-request headers, which the worker adds."""
-    headers = {
-        "Host": f"[{target.host}]:{target.port}"
-        if ":" in target.host
-        else f"{target.host}:{target.port}",
-        "Content-Type": "application/json",
-        "Accept": "text/event-stream" if target.stream else "application/json",
-        **target.headers,
-    }
-    lines = [f"POST {target.path} HTTP/1.1", *(f"{n}: {v}" for n, v in headers.items())]
-    return "\r\n".join(lines) + "\r\n"

@@ -12,7 +12,7 @@ import numpy as np
 
 from connector_tax.artifacts.checks import BOUNDS, UNSTAMPED_SHARE_MAX
 from connector_tax.loadgen.messages import Clock, RequestRecord
-from connector_tax.loadgen.session_run import SessionRecord, session_outcomes
+from connector_tax.loadgen.records import SessionRequest, session_outcomes
 
 SESSION_DELAY_P99_MS = 5.0
 COUNTERS = ("undecodable", "oversized", "dropped_messages", "late_results")
@@ -50,7 +50,9 @@ def check_requests(records: Sequence[RequestRecord]) -> list[Check]:
     ]
 
 
-def check_session_rate(records: Sequence[SessionRecord], planned_starts_ns: Sequence[int]) -> Check:
+def check_session_rate(
+    records: Sequence[SessionRequest], planned_starts_ns: Sequence[int]
+) -> Check:
     """Check the rate at which sessions were dispatched against the plan, both ways.
 
     The first request that a session sent stands for its start; `planned_starts_ns` are the starts
@@ -75,7 +77,7 @@ def check_session_rate(records: Sequence[SessionRecord], planned_starts_ns: Sequ
     return Check(name, ratio, bound, abs(ratio - 1) <= tolerance)
 
 
-def check_intra_session(records: Sequence[SessionRecord]) -> list[Check]:
+def check_intra_session(records: Sequence[SessionRequest]) -> list[Check]:
     """Check that every request with parents was sent when they had ended plus its wait: not before,
     and not late. Computed anew from the stamps of the parents, not from the scheduler's due times.
     """
@@ -105,7 +107,7 @@ class Ramp(NamedTuple):
 
 
 def check_concurrency(
-    records: Sequence[SessionRecord], sessions: int, ramp: Ramp, stop_ns: int
+    records: Sequence[SessionRequest], sessions: int, ramp: Ramp, stop_ns: int
 ) -> list[Check]:
     """Check that never more than the target's sessions were under way at once, and no fewer: each
     of the `sessions` must start when its place is there, which is when enough others have ended.

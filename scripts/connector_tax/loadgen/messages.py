@@ -9,12 +9,17 @@ from typing import Literal
 import msgspec
 
 Clock = Literal["kernel", "worker"]
+CountedBy = Literal["server", "client"]
 Status = Literal["ok", "error", "timeout", "cancelled", "dropped"]
 
 # Every way a request can end other than in success: kind -> (status, the text a user reads).
 FAILURES: dict[str, tuple[Status, str]] = {
     "connect_refused": ("error", "the server refused the connection"),
     "connect_failed": ("error", "no connection to the server could be made"),
+    "tls_failed": (
+        "error",
+        "TLS could not be agreed on, or the server's certificate is not trusted",
+    ),
     "reset_before_headers": ("error", "the connection was reset before the response began"),
     "closed_before_headers": ("error", "the server closed the connection without a response"),
     "http_status": ("error", "the response status was not 200"),
@@ -43,6 +48,10 @@ FAILURES: dict[str, tuple[Status, str]] = {
 }
 
 
+class LoadGeneratorError(Exception):
+    """The load generator's processes cannot do their work; the text says which and why."""
+
+
 class RequestFailed(Exception):
     """A request ended in failure `kind` (a key of FAILURES); `detail` says what was seen."""
 
@@ -55,7 +64,7 @@ class RequestFailed(Exception):
 class RequestRecord(msgspec.Struct, kw_only=True):
     """One scheduled request, a line of a requests file; times are CLOCK_MONOTONIC ns.
 
-    `t_issue_ns` is when the session thread handed the request on, ahead of its due time
+    `t_issue_ns` is when the issuing thread handed the request on, ahead of its due time
     `t_intended_ns`; the worker holds it and sends at the due time. Schedule lag and "no early send"
     are judged on `t_send_ns - t_intended_ns`. `warmup` and `cooldown`: due before and after the
     measured window of a cell.
@@ -92,6 +101,18 @@ class RequestRecord(msgspec.Struct, kw_only=True):
 # ---- main process -> worker
 
 
+class TlsSettings(msgspec.Struct, frozen=True):
+    """How to trust an https endpoint.
+
+    `name` stands in its certificate; `ca_file` holds PEM certificates to trust instead of the
+    system's; with `insecure` any certificate will do.
+    """
+
+    name: str
+    ca_file: str | None
+    insecure: bool
+
+
 class WorkerSettings(msgspec.Struct):
     """What a worker is told at its start; `folder` holds the two ipc sockets."""
 
@@ -103,9 +124,11 @@ class WorkerSettings(msgspec.Struct):
     family: int
     host: str
     port: int
+    tls: TlsSettings | None
     head: str
     chat: bool
     stream: bool
+    usage_required: bool
     connections: int
     spin_ns: int
     sleep_margin_ns: int
@@ -186,6 +209,8 @@ class Done(msgspec.Struct, array_like=True, tag=3):
     reads: bytes | None = None
     text: str | None = None
     token_ids: list[int] | None = None
+    t_first_answer_ns: int | None = None
+    counted_by: CountedBy | None = None
 
 
 class Health(msgspec.Struct, array_like=True, tag=4):

@@ -1,6 +1,6 @@
 """When the latencies of a running cell are known well enough: order-statistic intervals of p90.
 
-A cell may stop on count or interval width, never on significance. The session thread only appends;
+A cell may stop on count or interval width, never on significance. The issuing thread only appends;
 sorting and ranks are the work of the thread that looks.
 """
 
@@ -64,7 +64,7 @@ class PrecisionRule:
         self.seen = HalfWidths(0, None, None)
 
     def add(self, done: Done, due_ns: int) -> None:
-        """Take a success of at least two tokens (session thread)."""
+        """Take a success of at least two tokens (issuing thread)."""
         first_ns, last_ns, tokens = (
             done.t_first_token_ns,
             done.t_last_token_ns,
@@ -76,7 +76,7 @@ class PrecisionRule:
         self._fresh.append((first_ns - due_ns, (last_ns - first_ns) / (tokens - 1)))
 
     def look(self, counted: Sequence[bool] | None = None) -> None:
-        """Bring `seen` up to date; from one thread only, which need not be the session's.
+        """Bring `seen` up to date; from one thread only, which need not be the issuing one.
 
         Args:
             counted: of the successes in the order they were added, as far as known, whether each

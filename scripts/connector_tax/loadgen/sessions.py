@@ -12,15 +12,13 @@ due `wait_after_ready_s` later. Its history is every turn (prompt and output) th
 parents know, their own included, each turn once, in the order of the parents.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
-
-from connector_tax.loadgen.cell import PlannedRequest
 
 TokenIds = list[Annotated[int, Meta(ge=0)]]
 Capture = Literal["counts", "text", "token_ids"]
@@ -106,7 +104,7 @@ def read_sessions(path: Path) -> list[Session]:
     return sessions
 
 
-def needed_capture(sessions: Sequence[Session]) -> Capture:
+def needed_capture(sessions: Iterable[Session]) -> Capture:
     """Return what must be kept of the outputs so that children can inherit them.
 
     Raises:
@@ -125,60 +123,28 @@ def needed_capture(sessions: Sequence[Session]) -> Capture:
     return "text" if kinds.pop() else "token_ids"
 
 
-class RequestBuilder:
-    """Turns a node with its history into a request body."""
+class Sessions(Protocol):
+    """Sessions in the order of their starts, each made when it is asked for."""
 
-    def __init__(
-        self, model: str, chat: bool, stream: bool, capture: Capture, extra: dict[str, Any]
-    ) -> None:
-        """`extra` is merged into every body last (temperature, ignore_eos, ...)."""
-        self._chat = chat
-        self._common: dict[str, Any] = {"model": model, "stream": stream}
-        if stream:
-            self._common["stream_options"] = {"include_usage": True}
-        if capture == "token_ids":
-            self._common["return_token_ids"] = True
-        self._extra = extra
+    def __len__(self) -> int: ...
 
-    def build(self, session: Session, node: Node, history: History) -> PlannedRequest:
-        """Return the request; completion tokens are checked only if `ignore_eos` fixes them.
+    def __getitem__(self, index: int, /) -> Session: ...
 
-        Raises:
-            ValueError: token ids for a chat endpoint.
-        """
-        body = {**self._common, "max_tokens": node.max_tokens, **self._extra}
-        prompt_tokens: int | None = None
-        if self._chat:
-            body["messages"] = _messages(node, history)
-        else:
-            prompt = _joined(node, history)
-            body["prompt"] = prompt
-            prompt_tokens = None if isinstance(prompt, str) else len(prompt)
-        fixed = bool(body.get("ignore_eos"))
-        return PlannedRequest(
-            request_id=f"{session.id}/{node.id}",
-            body=json.dumps(body, separators=(",", ":")).encode(),
-            prompt_tokens=prompt_tokens,
-            completion_tokens=node.max_tokens if fixed else None,
-        )
+    def __iter__(self) -> Iterator[Session]: ...
 
 
-def _messages(node: Node, history: History) -> list[dict[str, str]]:
-    messages: list[dict[str, str]] = []
-    for turn in history:
-        messages.append({"role": "user", "content": _text(turn.prompt)})
-        messages.append({"role": "assistant", "content": _text(turn.output)})
-    return [*messages, {"role": "user", "content": _text(node.prompt)}]
+@dataclass(frozen=True, slots=True)
+class Singles:
+    """`count` sessions `r0`, `r1`, ... of one request each."""
 
+    count: int
+    node: Node
 
-def _text(prompt: str | TokenIds) -> str:
-    if not isinstance(prompt, str):
-        raise ValueError("a chat endpoint takes text, not token ids")
-    return prompt
+    def __len__(self) -> int:
+        return self.count
 
+    def __getitem__(self, index: int) -> Session:
+        return Session(f"r{index}", (self.node,))
 
-def _joined(node: Node, history: History) -> str | TokenIds:
-    pieces = [piece for turn in history for piece in (turn.prompt, turn.output)]
-    if isinstance(node.prompt, str):
-        return "".join([*map(str, pieces), node.prompt])
-    return [token for piece in [*pieces, node.prompt] for token in piece if isinstance(token, int)]
+    def __iter__(self) -> Iterator[Session]:
+        return map(self.__getitem__, range(self.count))

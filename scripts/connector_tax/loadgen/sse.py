@@ -88,10 +88,26 @@ class Usage(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """`delta` of a chat chunk or `message` of a chat response."""
+    """`delta` of a chat chunk or `message` of a chat response.
+
+    Reasoning has one of two names, by the server and its version.
+    """
 
     role: str | None = None
     content: str | None = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    tool_calls: Any = None
+
+    @property
+    def reasons(self) -> bool:
+        """True if it brings reasoning."""
+        return bool(self.reasoning or self.reasoning_content)
+
+    @property
+    def answers(self) -> bool:
+        """True if it brings text of the answer or (a part of) a tool call."""
+        return bool(self.content or self.tool_calls)
 
 
 class Choice(msgspec.Struct):
@@ -120,13 +136,16 @@ _decode = msgspec.json.Decoder(Response).decode
 # field order the plain form is simply not recognised and the event is decoded instead.
 _PLAIN_TEXT = re.compile(rb'[^"\\\n]*').fullmatch
 _NOT_PLAIN = (b'"finish_reason":"', b'"usage":{', b'"choices":[]', b'"error"', b"[DONE]")
+_TEXT, _CONTENT = b'"text":"', b'"content":"'
+_REASONING = (b'"reasoning":"', b'"reasoning_content":"')
 
 
 class StreamAccumulator:
     """Adds up one completion stream.
 
-    An event is a *token event* if it carries a choice; in chat, the opening event that only names
-    the role is not. vLLM sends one token event per output token at light load, also when the
+    An event is a *token event* if it carries a choice, be it text, reasoning or a part of a tool
+    call; in chat, the opening event that only names the role is not. `answered`: one came that is
+    no reasoning. vLLM sends one token event per output token at light load, also when the
     token's text is still empty (half of a UTF-8 character), so empty text counts. Where only counts
     are needed, plain token events after the first are counted without decoding JSON. A read usually
     brings one event that differs from an earlier one only in its text: the bytes before and after
@@ -142,6 +161,7 @@ class StreamAccumulator:
         "_plain_head",
         "_plain_tail",
         "_splitter",
+        "answered",
         "done",
         "finish_reason",
         "text",
@@ -152,11 +172,12 @@ class StreamAccumulator:
 
     def __init__(self, chat: bool, capture: str) -> None:
         self._splitter = EventSplitter()
-        self._plain_field = b'"content":"' if chat else b'"text":"'
+        self._plain_field = _CONTENT if chat else _TEXT
         self._plain_head = self._plain_tail = b""
         self._capture = capture != "counts"
         self._first_block = True
         self.token_events = 0
+        self.answered = False
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
         self.done = False
@@ -197,6 +218,8 @@ class StreamAccumulator:
         for mark in _NOT_PLAIN:
             if mark in block:
                 return 0
+        if not self.answered and _CONTENT in block:
+            return 0
         if events == 1:
             start = block.index(self._plain_field) + len(self._plain_field)
             end = block.find(b'"', start)
@@ -253,14 +276,30 @@ class StreamAccumulator:
         if choice.finish_reason is not None:
             self.finish_reason = choice.finish_reason
         delta = choice.delta
-        if delta is not None and delta.role and not delta.content and not choice.finish_reason:
-            return
+        if delta is not None:
+            named = delta.reasons or delta.answers
+            if delta.role and not named and not choice.finish_reason:
+                return
+            self._plain_field = _CONTENT
+            if delta.reasons and not delta.answers:
+                self._plain_field = _REASONING[delta.reasoning is None]
+            # Empty content is a token too: half of a character. At the end it may be nothing.
+            half = delta.content == "" and not delta.reasons and not choice.finish_reason
+            self.answered = self.answered or delta.answers or half
+        else:
+            self.answered = True
         if self.done:
             raise RequestFailed("data_after_done")
         self.token_events += 1
         if self._capture:
-            self.text.append(choice.text or (delta.content if delta else None) or "")
+            self.text.append(text_of(choice))
             self.token_ids.extend(choice.token_ids or ())
+
+
+def text_of(choice: Choice) -> str:
+    """Return the text of the answer, without reasoning."""
+    message = choice.delta or choice.message
+    return choice.text or (message.content if message else None) or ""
 
 
 def decode_response(payload: bytes) -> Response:

@@ -11,11 +11,26 @@ The scheduler has no clock: it is told the time, and the same code runs on a vir
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from connector_tax.loadgen.sessions import History, Node, Session, Turn, merge_histories
+import numpy as np
+from numpy.typing import NDArray
+
+from connector_tax.loadgen.bodies import Build, Requests
+from connector_tax.loadgen.rule import CellRule
+from connector_tax.loadgen.sessions import (
+    Capture,
+    History,
+    Node,
+    Session,
+    Sessions,
+    Singles,
+    Turn,
+    merge_histories,
+    needed_capture,
+)
 
 
 class Admission(Protocol):
@@ -61,6 +76,79 @@ class ConcurrencyAdmission:
         return max(now_ns, self._origin_ns + ramp_ns)
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent: sessions, when they start, and how their requests are made.
+
+    `offsets_ns` are the starts after the origin, ascending (open loop); None: `concurrency`
+    sessions are kept active, rising linearly over `rampup_s` (closed loop). The schedule is known
+    up to `horizon_s`: a run that has served all sessions before it goes on to there.
+    A request that fails ends its session, unless `keep_going`.
+    """
+
+    sessions: Sessions
+    build: Build
+    offsets_ns: NDArray[np.int64] | None = None
+    concurrency: int = 0
+    rampup_s: float = 0.0
+    horizon_s: float = 0.0
+    keep_going: bool = False
+
+    @property
+    def capture(self) -> Capture:
+        """What must be kept of the answers."""
+        return needed_capture(self._graphs)
+
+    @property
+    def waits_for_results(self) -> bool:
+        """True if the end of a request can make another one due, or end it."""
+        return self.offsets_ns is None or any(len(s.nodes) > 1 for s in self._graphs)
+
+    @property
+    def _graphs(self) -> Iterable[Session]:
+        """The sessions that may have more than one request."""
+        return () if isinstance(self.sessions, Singles) else self.sessions
+
+    def admission(self, origin_ns: int) -> Admission:
+        """When sessions may start, by the clock."""
+        if self.offsets_ns is not None:
+            return RateAdmission((self.offsets_ns + origin_ns).tolist())
+        return ConcurrencyAdmission(self.concurrency, origin_ns, round(self.rampup_s * 1e9))
+
+
+def open_loop(offsets_ns: NDArray[np.int64], requests: Requests, rule: CellRule) -> Load:
+    """Independent requests, the k-th due `offsets_ns[k]` (shape (n,), ascending) after the origin.
+
+    Raises:
+        ValueError: the schedule does not fit the requests, or ends before the rule's cap.
+    """
+    _check_schedule(offsets_ns, requests, rule)
+    in_order = iter(requests)
+    return Load(
+        Singles(len(requests), Node("0", "", 1)),
+        lambda _session, _node, _history: next(in_order),
+        offsets_ns,
+        horizon_s=rule.warmup_s + rule.cap_s,
+    )
+
+
+def _check_schedule(offsets_ns: NDArray[np.int64], requests: Requests, rule: CellRule) -> None:
+    if len(offsets_ns) != len(requests):
+        raise ValueError(f"{len(offsets_ns)} offsets for {len(requests)} requests")
+    if len(offsets_ns) == 0:
+        raise ValueError("the schedule is empty")
+    if offsets_ns[0] < 0 or (np.diff(offsets_ns) < 0).any():
+        raise ValueError("offsets_ns must be ascending and not negative")
+    # The horizon is not known here; a tail far longer than any gap shows that it was too short.
+    end_ns = round((rule.warmup_s + rule.cap_s) * 1e9)
+    tail_ns = end_ns - int(offsets_ns[-1])
+    if len(offsets_ns) > 1 and tail_ns > 10 * max(int(np.diff(offsets_ns).max()), 1):
+        raise ValueError(
+            f"the last offset is at {offsets_ns[-1] / 1e9:.3f} s; the schedule must reach "
+            f"warmup_s + cap_s = {end_ns / 1e9:.3f} s"
+        )
+
+
 @dataclass(slots=True)
 class _State:
     """One active session."""
@@ -74,8 +162,7 @@ class _State:
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """A request to send at `due_ns`."""
 
     due_ns: int
@@ -94,6 +181,9 @@ class Outcome:
     given_up: tuple[int, ...] = ()
 
 
+_NOTHING_MORE = Outcome()
+
+
 class Scheduler:
     """Starts sessions as `admission` allows and yields their requests when they are ready.
 
@@ -103,7 +193,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, sessions: Sequence[Session], admission: Admission, cancel_session_on_failure: bool
+        self, sessions: Sessions, admission: Admission, cancel_session_on_failure: bool
     ) -> None:
         self._sessions = sessions
         self._admission = admission
@@ -124,6 +214,13 @@ class Scheduler:
         """True when nothing is active and no session will start."""
         exhausted = not self.admitting or self.started >= len(self._sessions)
         return exhausted and not self._active
+
+    @property
+    def exhausted(self) -> bool:
+        """True when no request will be ready any more, whatever those in flight bring."""
+        if self._queue or (self.admitting and self.started < len(self._sessions)):
+            return False
+        return not any(state.pending for state in self._active.values())
 
     def pop_ready(self, now_ns: int, horizon_ns: int) -> list[Ready]:
         """Take every request due at or before `horizon_ns`, starting sessions as they may."""
@@ -161,7 +258,10 @@ class Scheduler:
         state = self._active[session]
         state.in_flight.discard(node_index)
         node = state.session.nodes[node_index]
-        outcome = Outcome()
+        if len(state.session.nodes) == 1:
+            del self._active[session]
+            return _NOTHING_MORE
+        outcome = _NOTHING_MORE
         if output is not None:
             known = self._history(state, node)
             state.histories[node.id] = (*known, Turn(node.id, node.prompt, output))
@@ -184,14 +284,11 @@ class Scheduler:
         index = self.started
         self.started += 1
         session = self._sessions[index]
-        state = _State(
-            session,
-            [len(node.parents) for node in session.nodes],
-            [start_ns] * len(session.nodes),
-        )
-        state.pending.update(range(len(session.nodes)))
+        nodes = session.nodes
+        waits_for = [len(node.parents) for node in nodes]
+        state = _State(session, waits_for, [start_ns] * len(nodes), pending={*range(len(nodes))})
         self._active[index] = state
-        for i, node in enumerate(session.nodes):
+        for i, node in enumerate(nodes):
             if not node.parents:
                 self._enqueue(index, i, start_ns + _wait_ns(node))
 
@@ -199,7 +296,8 @@ class Scheduler:
         state.pending.discard(node_index)
         state.in_flight.add(node_index)
         node = state.session.nodes[node_index]
-        return Ready(due_ns, session, node_index, node, self._history(state, node))
+        history = self._history(state, node) if node.parents else ()
+        return Ready(due_ns, session, node_index, node, history)
 
     @staticmethod
     def _history(state: _State, node: Node) -> History:

@@ -27,7 +27,8 @@ import uvloop
 import zmq
 
 from connector_tax.loadgen import eager
-from connector_tax.loadgen.http import Connection, Pool, kernel_stamps_offered
+from connector_tax.loadgen.held import HeldRequest
+from connector_tax.loadgen.http import Connection
 from connector_tax.loadgen.inflight import InFlight
 from connector_tax.loadgen.messages import (
     Begin,
@@ -44,10 +45,19 @@ from connector_tax.loadgen.messages import (
     Up,
     WorkerSettings,
 )
+from connector_tax.loadgen.pool import Pool
 from connector_tax.loadgen.process import die_with, peak_memory_mb
-from connector_tax.loadgen.sse import StreamAccumulator, Usage, decode_response, excerpt, whole_ids
+from connector_tax.loadgen.sse import (
+    StreamAccumulator,
+    decode_response,
+    excerpt,
+    text_of,
+    whole_ids,
+)
+from connector_tax.loadgen.stamps import kernel_stamps_offered
 from connector_tax.loadgen.timerfd import LoopProbe, TimerFd
 from connector_tax.loadgen.timeslice import set_time_slice
+from connector_tax.loadgen.tls import TlsClient
 from connector_tax.loadgen.transport import MAX_MESSAGE, Receiver, Sender, private_socket
 
 # The shortest there is: main-process threads on the same CPU let the worker go first.
@@ -57,31 +67,6 @@ _READ_MARGIN_NS = 80_000
 _READS_PER_LOOK = 4
 _FIRES_PER_TURN = 8
 _monotonic_ns = time.monotonic_ns
-
-
-class _Request:
-    """One request while this worker holds it."""
-
-    __slots__ = (
-        "abort",
-        "body",
-        "completion_tokens",
-        "done",
-        "prompt_tokens",
-        "request_id",
-        "task",
-        "timeout",
-    )
-
-    def __init__(self, issue: Issue, body: bytes, done: Done) -> None:
-        self.body = body
-        self.request_id = issue.request_id
-        self.prompt_tokens = issue.prompt_tokens
-        self.completion_tokens = issue.completion_tokens
-        self.done = done
-        self.task: asyncio.Task[None] | None = None
-        self.timeout: asyncio.TimerHandle | None = None
-        self.abort: str | None = None
 
 
 class Worker:
@@ -105,12 +90,14 @@ class Worker:
         self._results = Sender(loop, push, backlog=65536)
         self._requests = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker))
         self._kernel_stamps = settings.kernel_stamps and kernel_stamps_offered()
+        tls = settings.tls
         self._pool = Pool(
             loop,
             settings.family,
             (settings.host, settings.port),
             settings.connections,
             self._kernel_stamps,
+            None if tls is None else TlsClient(tls.name, tls.ca_file, tls.insecure),
         )
         self._inflight = inflight
         self._time_slice_ns = set_time_slice(_TIME_SLICE_NS)
@@ -120,7 +107,7 @@ class Worker:
         # Of the run.
         self._run = Begin(0, 0, 0, False, "counts")
         self._held: list[tuple[int, int]] = []  # heap of (due_ns, seq)
-        self._requests_by_seq: dict[int, _Request] = {}
+        self._requests_by_seq: dict[int, HeldRequest] = {}
         self._spun_ns = 0
 
     # ---- messages from the main process
@@ -187,7 +174,7 @@ class Worker:
 
     def _hold(self, issue: Issue, body: bytes) -> None:
         done = Done(self._run.run, self._index, issue.seq, t_worker_ns=_monotonic_ns())
-        self._requests_by_seq[issue.seq] = _Request(issue, body, done)
+        self._requests_by_seq[issue.seq] = HeldRequest(issue, body, done)
         heapq.heappush(self._held, (issue.due_ns, issue.seq))
         if self._held[0][1] == issue.seq:
             self._fire_due()
@@ -220,7 +207,7 @@ class Worker:
         if held:
             self._timer.arm(held[0][0] - spin_ns)
 
-    def _fire(self, request: _Request, due_ns: int) -> None:
+    def _fire(self, request: HeldRequest, due_ns: int) -> None:
         """Send at `due_ns`; what can be ready by then is made ready, then the rest is spun, reading
         what answers come meanwhile.
         """
@@ -246,7 +233,7 @@ class Worker:
         request.done.inflight_at_send = self._inflight.count() - 1
         request.task = eager.start(self._loop, self._serve(request, head, connection))
 
-    def _abort(self, request: _Request, kind: str) -> None:
+    def _abort(self, request: HeldRequest, kind: str) -> None:
         if request.done.seq not in self._requests_by_seq:
             return
         request.abort = kind
@@ -257,7 +244,9 @@ class Worker:
 
     # ---- one request
 
-    async def _serve(self, request: _Request, head: bytes, connection: Connection | None) -> None:
+    async def _serve(
+        self, request: HeldRequest, head: bytes, connection: Connection | None
+    ) -> None:
         failure: RequestFailed | None = None
         done = request.done
         try:
@@ -284,7 +273,7 @@ class Worker:
         self._inflight.leave(self._index)
         self._finish(request, failure)
 
-    async def _respond(self, request: _Request, connection: Connection) -> None:
+    async def _respond(self, request: HeldRequest, connection: Connection) -> None:
         status = await connection.read_headers()
         if status != 200:
             body = await connection.read_body()
@@ -294,9 +283,9 @@ class Worker:
         else:
             await self._consume_body(request, connection)
 
-    async def _consume_stream(self, request: _Request, connection: Connection) -> None:
-        done, run = request.done, self._run
-        accumulator = StreamAccumulator(self._settings.chat, run.capture)
+    async def _consume_stream(self, request: HeldRequest, connection: Connection) -> None:
+        done, run, settings = request.done, self._run, self._settings
+        accumulator = StreamAccumulator(settings.chat, run.capture)
         reads = array("q") if run.keep_reads else None
         try:
             while chunks := await connection.read_chunks():
@@ -305,6 +294,8 @@ class Worker:
                     if events:
                         if done.t_first_token_ns is None:
                             done.t_first_token_ns = stamp
+                        if done.t_first_answer_ns is None and accumulator.answered:
+                            done.t_first_answer_ns = stamp
                         done.t_last_token_ns = stamp
                         if reads is not None:
                             reads.append(stamp)
@@ -319,10 +310,10 @@ class Worker:
             done.text = "".join(accumulator.text)
         elif run.capture == "token_ids":
             done.token_ids = whole_ids(accumulator.token_ids, accumulator.usage)
-        _check_usage(request, accumulator.usage)
+        request.count(accumulator.usage, accumulator.token_events, settings.usage_required)
 
-    async def _consume_body(self, request: _Request, connection: Connection) -> None:
-        done, run = request.done, self._run
+    async def _consume_body(self, request: HeldRequest, connection: Connection) -> None:
+        done, run, settings = request.done, self._run, self._settings
         body = await connection.read_body()
         done.t_done_ns = connection.t_done_ns
         self._pool.release(connection)
@@ -330,14 +321,14 @@ class Worker:
         choice = response.choices[0] if response.choices else None
         if choice is None or choice.finish_reason is None:
             raise RequestFailed("missing_done", "no choice with a finish reason")
-        done.t_first_token_ns = done.t_last_token_ns = done.t_done_ns
+        done.t_first_token_ns = done.t_last_token_ns = done.t_first_answer_ns = done.t_done_ns
         if run.capture == "text":
-            done.text = choice.text or (choice.message.content if choice.message else None) or ""
+            done.text = text_of(choice)
         elif run.capture == "token_ids":
             done.token_ids = whole_ids(choice.token_ids or [], response.usage)
-        _check_usage(request, response.usage)
+        request.count(response.usage, None, settings.usage_required)
 
-    def _finish(self, request: _Request, failure: RequestFailed | None) -> None:
+    def _finish(self, request: HeldRequest, failure: RequestFailed | None) -> None:
         done = request.done
         if self._requests_by_seq.pop(done.seq, None) is None:
             return
@@ -356,20 +347,6 @@ class Worker:
             message = Done(message.run, message.worker, message.seq, "oversized_message", size)
             frame = self._encode(message)
         self._results.send(frame)
-
-
-def _check_usage(request: _Request, usage: Usage | None) -> None:
-    """Compare the server's count of tokens with what was asked for."""
-    if usage is None:
-        raise RequestFailed("missing_usage")
-    done = request.done
-    done.prompt_tokens, done.completion_tokens = usage.prompt_tokens, usage.completion_tokens
-    for name, wanted, got in (
-        ("prompt", request.prompt_tokens, usage.prompt_tokens),
-        ("completion", request.completion_tokens, usage.completion_tokens),
-    ):
-        if wanted is not None and wanted != got:
-            raise RequestFailed("wrong_length", f"{got} {name} tokens, asked for {wanted}")
 
 
 def main() -> None:

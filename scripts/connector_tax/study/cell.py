@@ -1,8 +1,8 @@
 """One cell: prepare, measure, check, and keep it as a folder that appears whole.
 
-The schedule and every request body exist before the first arrival. The cell is written
-to `<cell>.partial/`, fsynced and renamed to `<cell>/`; a finished cell names the SHA-256 of its
-files, so that a later run can tell intact from damaged.
+The schedule exists before the first arrival; request bodies are made a little ahead. The cell
+is written to `<cell>.partial/`, fsynced and renamed to `<cell>/`; a finished cell names the
+SHA-256 of its files, so that a later run can tell intact from damaged.
 """
 
 import shutil
@@ -42,8 +42,8 @@ from connector_tax.loadgen import (
     CellRule,
     LoadGenerator,
     LoadGeneratorOptions,
-    PlannedRequest,
     Progress,
+    RandomPrompts,
     Target,
     make_offsets,
 )
@@ -52,7 +52,7 @@ from connector_tax.study.design import successes_wanted
 from connector_tax.study.machine import MachineWatch, live_rule
 from connector_tax.study.precision import precision_record, precision_rule
 from connector_tax.study.processes import ServerProcesses, cpu_between
-from connector_tax.study.prompts import bodies_sha256, planned_requests
+from connector_tax.study.prompts import planned_requests
 from connector_tax.study.resources import cell_cpu
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server
@@ -69,14 +69,14 @@ _RECORD_KEYS = {"files": dict, "schedule": dict, "valid": bool, "void_reasons": 
 
 @dataclass(frozen=True, slots=True)
 class PreparedCell:
-    """A cell ready to be measured: arrival offsets (ns from its origin) and one body for each."""
+    """A cell ready to be measured: arrival offsets (ns from its origin) and how bodies are made."""
 
     cell: Mapping[str, Any]
     rate_rps: float
     attempt: int
     arrivals_seed: str
     offsets_ns: NDArray[np.int64]
-    requests: Sequence[PlannedRequest]
+    requests: RandomPrompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def prepare(
     attempt: int,
     measurement: int,
 ) -> PreparedCell:
-    """Draw the cell's schedule up to its cap and cool-down, and a fresh body for each arrival.
+    """Draw the cell's schedule up to its cap and cool-down; every arrival gets a fresh body.
 
     Args:
         attempt: the launch's attempt, from 1.
@@ -355,7 +355,7 @@ def _cell_record(
             "seed": prepared.arrivals_seed,
             "n": planned,
         },
-        "prompts_sha256": bodies_sha256(prepared.requests[:planned]),
+        "prompts_sha256": result.bodies_sha256,
         "window": window,
         "cooldown": {
             "requests": sum(r["cooldown"] for r in records),

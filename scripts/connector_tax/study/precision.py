@@ -11,6 +11,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
 from connector_tax.files import read_json
 from connector_tax.loadgen import CellResult, PrecisionRule
+from connector_tax.ranks import order_statistic_ranks
 
 # Every reported percentile has a 95% interval.
 CONFIDENCE = 0.95
@@ -21,9 +22,6 @@ def precision_rule(config: Mapping[str, Any]) -> PrecisionRule | None:
     precision = config["precision"]
     if not precision["enabled"]:
         return None
-    # Imported late: its imports (scipy) take time that the server's start-up has to spare.
-    from connector_tax.analysis.percentiles import order_statistic_ranks
-
     return PrecisionRule(
         precision["target_relative_half_width"], lambda n: order_statistic_ranks(n, 90, CONFIDENCE)
     )

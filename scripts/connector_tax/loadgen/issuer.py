@@ -1,54 +1,27 @@
-"""The session thread: walks a plan of due times and hands requests on, a little ahead.
+"""The issuing thread: walks a plan of due times and hands requests on, a little ahead.
 
 It sleeps on an absolute schedule, so that one late wake-up never shifts the next. It does not spin:
-each request travels to its worker `lead_ns` before it is due and the worker fires it (DESIGN.md has
-the measurement of the alternatives).
+each request travels to its worker `lead_ns` before it is due and the worker fires it
+(docs/decisions/loadgen.md has the measurement of the alternatives). While there is time it makes
+request bodies ahead.
 """
 
 import os
 import threading
 import time
 from collections import deque
-from typing import Protocol
 
 from connector_tax.loadgen.dispatcher import Dispatcher
-from connector_tax.loadgen.messages import Cancel, Done, Issue
+from connector_tax.loadgen.messages import Cancel, Done
+from connector_tax.loadgen.plan import Plan
 
 ABORT_GRACE_S = 2.0
 POLL_NS = 10_000_000
+# No body is begun so shortly before the next look at the plan.
+BODY_NS = 2_000_000
 
 
-class Plan(Protocol):
-    """What to send when. Called by the session thread only."""
-
-    outstanding: int
-    """Requests handed out whose result has not been taken."""
-
-    stop_ns: int | None
-    """End of the window; set once `step` has returned None."""
-
-    drain_s: float
-    """How long outstanding requests may take after the end of the window."""
-
-    wakes_on_result: bool
-    """True if a result can make a request due."""
-
-    def step(
-        self, now_ns: int, horizon_ns: int
-    ) -> tuple[list[tuple[Issue, bytes] | Cancel], int | None]:
-        """Return what is due before `horizon_ns`, and when to ask again; None: no more to send."""
-
-    def take(self, done: Done) -> None:
-        """Take the result of a request."""
-
-    def stop(self, now_ns: int) -> None:
-        """Send nothing more; the next `step` says so."""
-
-    def give_up(self, kind: str) -> None:
-        """End every outstanding request with failure `kind`: its worker did not answer."""
-
-
-class SessionThread:
+class IssuingThread:
     """Runs one plan to its end in a thread of its own."""
 
     def __init__(
@@ -63,7 +36,7 @@ class SessionThread:
         self._ended = threading.Event()
         self._interrupted = False
         self._stop = False
-        self._thread = threading.Thread(target=self._run, name="loadgen-session", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="loadgen-issue", daemon=True)
         self._error: BaseException | None = None
         self.t_drained_ns = 0
 
@@ -129,7 +102,11 @@ class SessionThread:
                 self._dispatcher.submit(items)
             if next_ns is None:
                 return
-            self._sleep(next_ns - self._lead_ns)
+            wake_ns = next_ns - self._lead_ns
+            while time.monotonic_ns() < wake_ns - BODY_NS and not self._wake.is_set():
+                if not self._plan.prepare():
+                    break
+            self._sleep(wake_ns)
 
     def _drain(self) -> None:
         assert self._plan.stop_ns is not None

@@ -1,0 +1,325 @@
+"""The plan of a run: the traffic, the rule by which measuring ends, and what has come of it so far.
+
+Warm-up, measured window, cool-down: the same traffic runs through all three, so that the first and
+the last measured requests meet the same load as those between them.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from connector_tax.loadgen.bodies import LookAhead
+from connector_tax.loadgen.messages import Cancel, Done, Issue
+from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
+from connector_tax.loadgen.records import SessionRequest, make_record, status_of
+from connector_tax.loadgen.rule import CellRule, CooldownEnd, MayCount
+from connector_tax.loadgen.traffic import Load, Ready, Scheduler
+
+POLL_NS = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A glance at a running cell. `issued` counts requests handed to workers, dropped included;
+    `started` and `active` count sessions.
+    """
+
+    elapsed_s: float
+    issued: int
+    inflight: int
+    ok: int
+    measured_ok: int
+    failed: int
+    dropped: int
+    started: int
+    active: int
+
+
+class Plan:
+    """What to send when, and when to stop. Called by the issuing thread, unless it says otherwise.
+
+    `outstanding` requests were handed out and their result has not been taken. `stop_ns`, the end
+    of the measured window, is known at the latest when `step` has returned None.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        rule: CellRule,
+        precision: PrecisionRule | None = None,
+        may_count: MayCount | None = None,
+    ) -> None:
+        """See LoadGenerator.run for the arguments."""
+        self._load = load
+        self._rule = rule
+        self._precision = precision
+        self._may_count = may_count
+        self.wakes_on_result = load.waits_for_results
+        self._keep_going = load.keep_going
+        self._ahead = LookAhead(load.sessions, load.build)
+        self._digest = hashlib.sha256()
+        self._spans: list[tuple[int, int]] = []
+        self._counted = 0
+        self.precise: HalfWidths | None = None
+        self.drain_s = rule.drain_s
+        self.stop_ns: int | None = None
+        self.cooldown_ended_by: CooldownEnd | None = None
+        self._interrupted = False
+        self._unanswered = 0  # of the window, once it has ended
+        # By seq.
+        self._sent: list[Ready] = []
+        self._request_ids: list[str] = []
+        self._issued_ns: list[int] = []
+        self._done: list[Done | None] = []
+        self._last_due_ns: int | None = None
+        self._open: set[int] = set()
+        self._cancels: list[int] = []
+        self._seq_of: dict[tuple[int, int], int] = {}
+        self._given_up: list[tuple[int, int, int]] = []  # session, node, when
+        self.ok = self.measured_ok = self.failed = self.dropped = 0
+
+    def start(self, origin_ns: int) -> None:
+        """Fix the traffic to the clock."""
+        self.origin_ns = origin_ns
+        self._scheduler = Scheduler(
+            self._load.sessions, self._load.admission(origin_ns), not self._keep_going
+        )
+        self._horizon_ns = origin_ns + round(self._load.horizon_s * 1e9)
+        self.warmup_end_ns = origin_ns + round(self._rule.warmup_s * 1e9)
+        self.floor_ns = self.warmup_end_ns + round(self._rule.floor_s * 1e9)
+        self._cap_ns = self.warmup_end_ns + round(self._rule.cap_s * 1e9)
+
+    @property
+    def outstanding(self) -> int:
+        """How many requests were handed out and have not ended."""
+        return len(self._open)
+
+    # ---- what the issuing thread asks
+
+    def prepare(self) -> bool:
+        """Make one body ahead; False if there is none to make now."""
+        return self._ahead.make_one()
+
+    def step(
+        self, now_ns: int, horizon_ns: int
+    ) -> tuple[list[tuple[Issue, bytes] | Cancel], int | None]:
+        """Return what is due before `horizon_ns`, and when to ask again; None: no more to send."""
+        if self.stop_ns is None:
+            self._look_for_end(now_ns, horizon_ns)
+        items: list[tuple[Issue, bytes] | Cancel] = []
+        if self._cancels:
+            items.append(Cancel("session_failed", self._cancels))
+            self._cancels = []
+        if self.stop_ns is not None:
+            items += self._issue(now_ns, min(horizon_ns, self.stop_ns - 1))
+        self.cooldown_ended_by = self._cooldown_end(now_ns)
+        if self.cooldown_ended_by is not None:
+            return items, None
+        items += self._issue(now_ns, horizon_ns)
+        next_ns = self._scheduler.next_ns(now_ns)
+        due_ns = [] if next_ns is None else [max(next_ns, horizon_ns + 1)]
+        if self.stop_ns is not None or self._scheduler.exhausted:
+            return items, min([*due_ns, horizon_ns + POLL_NS])
+        # From the floor on, look every few ms whether enough have completed.
+        look_ns = max(self.floor_ns, horizon_ns + POLL_NS)
+        return items, min([*due_ns, look_ns, self._cap_ns])
+
+    def take(self, done: Done) -> None:
+        """Take the result of a request."""
+        seq = done.seq
+        ready = self._sent[seq]
+        self._done[seq] = done
+        self._open.discard(seq)
+        measured = self._is_measured(ready.due_ns)
+        if measured and self.stop_ns is not None:
+            self._unanswered -= 1
+        if done.error_kind is None:
+            self._take_success(done, ready.due_ns, measured)
+        elif status_of(done.error_kind) == "dropped":
+            self.dropped += 1
+        else:
+            self.failed += 1
+        output: str | list[int] | None = None
+        if done.error_kind is None:
+            output = done.token_ids if done.token_ids is not None else done.text or ""
+        end_ns = ready.due_ns if done.t_done_ns is None else done.t_done_ns
+        outcome = self._scheduler.complete(ready.session, ready.node_index, end_ns, output)
+        self._cancels += [self._seq_of[ready.session, node] for node in outcome.cancel]
+        self._given_up += [(ready.session, node, end_ns) for node in outcome.given_up]
+
+    def stop(self, now_ns: int) -> None:
+        """End the window now, if it has not ended, and send nothing after it."""
+        self._interrupted = True
+        if self.stop_ns is None:
+            self._end_window(self._end_after(now_ns))
+
+    def give_up(self, kind: str) -> None:
+        """End every outstanding request with failure `kind`: its worker did not answer."""
+        for seq in sorted(self._open):
+            self.take(Done(0, -1, seq, kind, "the worker did not answer"))
+
+    def look(self) -> None:
+        """Count what may be counted, and bring the precision up to date.
+
+        Called from another thread than the issuing one.
+        """
+        if self.stop_ns is not None:
+            return
+        counted = None
+        if self._may_count is not None:
+            counted = self._may_count(self._spans[:])
+            self._counted = sum(counted)
+        if self._precision is not None:
+            self._precision.look(counted)
+
+    # ---- inside
+
+    def _issue(self, now_ns: int, until_ns: int) -> list[tuple[Issue, bytes] | Cancel]:
+        """Hand out what is due at or before `until_ns`."""
+        items: list[tuple[Issue, bytes] | Cancel] = []
+        for ready in self._scheduler.pop_ready(now_ns, until_ns):
+            seq = len(self._sent)
+            request = self._ahead.take(ready.session, ready.node_index, ready.history)
+            self._digest.update(request.body)
+            self._digest.update(b"\n")
+            self._sent.append(ready)
+            self._request_ids.append(request.request_id)
+            self._issued_ns.append(now_ns)
+            self._done.append(None)
+            self._open.add(seq)
+            if self.wakes_on_result:
+                self._seq_of[ready.session, ready.node_index] = seq
+            due_ns = ready.due_ns
+            if self._last_due_ns is None or due_ns > self._last_due_ns:
+                self._last_due_ns = due_ns
+            if self.stop_ns is not None and self._is_measured(due_ns):
+                self._unanswered += 1
+            issue = Issue(
+                seq, due_ns, request.request_id, request.prompt_tokens, request.completion_tokens
+            )
+            items.append((issue, request.body))
+        return items
+
+    def _take_success(self, done: Done, due_ns: int, measured: bool) -> None:
+        self.ok += 1
+        self.measured_ok += measured
+        if measured and self._precision is not None:
+            self._precision.add(done, due_ns)
+        if measured and self._may_count is not None:
+            assert done.t_last_token_ns is not None
+            self._spans.append((due_ns, done.t_last_token_ns))
+
+    def _look_for_end(self, now_ns: int, horizon_ns: int) -> None:
+        if horizon_ns >= self.floor_ns and self._enough():
+            self._end_window(min(self._end_after(max(self.floor_ns, now_ns)), self._cap_ns))
+        elif horizon_ns >= self._cap_ns:
+            self._end_window(self._cap_ns)
+        elif self._scheduler.finished and now_ns >= self._horizon_ns:
+            self._end_window(self._end_after(now_ns))
+
+    def _enough(self) -> bool:
+        counted = self.measured_ok if self._may_count is None else self._counted
+        least = self._rule.min_completed
+        if counted < least:
+            return False
+        if self._precision is None:
+            return True
+        seen = self._precision.seen
+        if seen.n < least or not self._precision.reached(seen):
+            return False
+        self.precise = seen
+        return True
+
+    def _end_window(self, stop_ns: int) -> None:
+        self.stop_ns = stop_ns
+        self._unanswered = sum(self._is_measured(self._sent[seq].due_ns) for seq in self._open)
+
+    def _is_measured(self, due_ns: int) -> bool:
+        return self.warmup_end_ns <= due_ns and not self._after_window(due_ns)
+
+    def _after_window(self, due_ns: int) -> bool:
+        return self.stop_ns is not None and due_ns >= self.stop_ns
+
+    def _cooldown_end(self, now_ns: int) -> CooldownEnd | None:
+        """Why no request is to be sent after the window's any more; None: traffic goes on."""
+        if self.stop_ns is None:
+            return None
+        if self._unanswered == 0:
+            return "answered"
+        if self._interrupted:
+            return "interrupted"
+        if not self._rule.cooldown:
+            return "off"
+        if now_ns >= self.stop_ns + round(self.drain_s * 1e9):
+            return "drain"
+        return "schedule" if self._scheduler.exhausted else None
+
+    def _end_after(self, moment_ns: int) -> int:
+        """Return the first end of window that includes every request already handed out."""
+        return moment_ns if self._last_due_ns is None else max(moment_ns, self._last_due_ns + 1)
+
+    # ---- what came of it
+
+    def progress(self, now_ns: int) -> Progress:
+        """Return the counts; callable from any thread."""
+        return Progress(
+            (now_ns - self.origin_ns) / 1e9,
+            len(self._sent),
+            self.outstanding,
+            self.ok,
+            self.measured_ok,
+            self.failed,
+            self.dropped,
+            self._scheduler.started,
+            self._scheduler.active,
+        )
+
+    @property
+    def cooldown_end_ns(self) -> int:
+        """The end of traffic: in open loop, what was due before it was issued, and nothing else."""
+        assert self.stop_ns is not None
+        return self._end_after(self.stop_ns)
+
+    @property
+    def bodies_sha256(self) -> str:
+        """SHA-256 over the bodies handed out, in order, a newline after each."""
+        return self._digest.hexdigest()
+
+    def requests(self) -> list[SessionRequest]:
+        """Return a record per request handed out, in that order, then those of the same sessions
+        that were not sent: given up after a failure, or cut off by the end of the run.
+        """
+        assert self.stop_ns is not None
+        made = [
+            self._record(ready.session, ready.node_index, done, ready.due_ns)
+            for ready, done in zip(self._sent, self._done, strict=True)
+            if done is not None
+        ]
+        cut = [(session, node, self.stop_ns) for session, node in self._scheduler.unsent()]
+        for kind, unsent in (("session_failed", self._given_up), ("run_ended", cut)):
+            for session, node, when_ns in unsent:
+                done = Done(0, -1, len(made), kind, "not sent", t_done_ns=when_ns)
+                made.append(self._record(session, node, done, when_ns))
+        return made
+
+    def _record(self, session: int, node: int, done: Done, due_ns: int) -> SessionRequest:
+        graph = self._load.sessions[session]
+        planned = graph.nodes[node]
+        handed_out = done.seq < len(self._sent)
+        return SessionRequest(
+            session=graph.id,
+            node=planned.id,
+            parents=[parent.node for parent in planned.parents],
+            wait_after_ready_ns=round(planned.wait_after_ready_s * 1e9),
+            t_first_answer_ns=done.t_first_answer_ns,
+            counted_by=done.counted_by,
+            record=make_record(
+                done,
+                request_id=self._request_ids[done.seq]
+                if handed_out
+                else f"{graph.id}/{planned.id}",
+                warmup=due_ns < self.warmup_end_ns,
+                cooldown=self._after_window(due_ns),
+                due_ns=due_ns,
+                issued_ns=self._issued_ns[done.seq] if handed_out else None,
+            ),
+        )

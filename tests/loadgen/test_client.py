@@ -1,0 +1,225 @@
+"""What a user needs to point the command at a real endpoint."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.loadgen.__main__ import main
+from tests.loadgen.fault_server import (
+    HEAD,
+    FaultServer,
+    Pause,
+    Step,
+    chunked,
+    event,
+    refused_port,
+    token,
+    usage,
+)
+
+TOKENS = [event(token("a")), event(token("b")), event(token("c", "stop"))]
+WITH_USAGE: list[Step] = [HEAD + chunked(*TOKENS, event(usage()), event("[DONE]"))]
+WITHOUT: list[Step] = [HEAD + chunked(*TOKENS, event("[DONE]"))]
+LOAD = ("--rate", "40", "--arrivals", "fixed", "--duration", "0.5", "--prompt", "p")
+
+
+def serve(script: list[Step]) -> FaultServer:
+    return FaultServer({"x": script}, lambda _body: "x")
+
+
+def run(server: FaultServer, folder: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit status and the records."""
+    output = folder / "out.jsonl"
+    where = ["--url", f"http://127.0.0.1:{server.port}", "--connections", "8", "--no-affinity"]
+    status = main([*where, *arguments, "--output", str(output)])
+    return status, [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def header(head: bytes, name: str) -> str:
+    lines = dict(line.split(": ", 1) for line in head.decode("latin-1").splitlines()[1:] if line)
+    return lines[name]
+
+
+def test_the_model_is_the_one_that_the_endpoint_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(WITH_USAGE) as server:
+        server.models = ["only-one"]
+        assert run(server, tmp_path, *LOAD)[0] in (0, 1)
+        assert {body["model"] for body in server.bodies} == {"only-one"}
+        assert run(server, tmp_path, *LOAD, "--model", "other")[0] in (0, 1)
+        assert "names only-one, not other" in capsys.readouterr().err
+        assert server.bodies[-1]["model"] == "other"
+        server.models = ["one", "two"]
+        before = len(server.bodies)
+        assert main(["--url", f"http://127.0.0.1:{server.port}/v1", *LOAD]) == 3
+        assert "names one, two; say which with --model" in capsys.readouterr().err
+        assert len(server.bodies) == before
+
+
+def test_a_server_that_is_starting_is_waited_for(tmp_path: Path) -> None:
+    with serve(WITH_USAGE) as server:
+        server.starting = 2
+        assert run(server, tmp_path, *LOAD)[0] in (0, 1)
+        assert len(server.asked) == 3
+        assert len(server.bodies) == 20
+
+
+def test_an_endpoint_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with refused_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        assert main(["--url", url, *LOAD, "--wait", "0.3"]) == 3
+    assert f"{url}/v1/models did not answer within 0.3 s" in capsys.readouterr().err
+
+
+def test_headers_are_sent_as_given(tmp_path: Path) -> None:
+    with serve(WITH_USAGE) as server:
+        given = ("X-Team: blue: sky", "host: name.example", "X-Name: caf\xe9")
+        options = [word for line in given for word in ("--header", line)]
+        assert run(server, tmp_path, *LOAD, *options)[0] in (0, 1)
+        for head in (server.heads[0], server.asked[0]):
+            assert b"X-Team: blue: sky\r\n" in head
+            assert b"X-Name: caf\xe9\r\n" in head
+            assert head.lower().count(b"\r\nhost:") == 1
+        assert header(server.heads[0], "host") == "name.example"
+
+
+def test_request_ids_are_of_one_run_alone(tmp_path: Path) -> None:
+    with serve(WITH_USAGE) as server:
+        runs = []
+        for source in (("--prompt", "p"), ("--prompt-tokens", "3")):
+            for _ in range(2):
+                server.heads.clear()
+                _, records = run(server, tmp_path, "--rate", "50", "--requests", "5", *source)
+                runs.append({header(head, "X-Request-Id") for head in server.heads})
+                assert runs[-1] == {record["request_id"] for record in records}
+                assert len(runs[-1]) == 5
+    assert len(set.union(*runs)) == 20
+
+
+def test_a_response_without_usage_fails_or_is_counted_by_the_client(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(WITHOUT) as server:
+        status, records = run(server, tmp_path, *LOAD)
+        assert status == 3
+        assert {r["error_kind"] for r in records} == {"missing_usage"}
+        assert server.bodies[-1]["stream_options"] == {"include_usage": True}
+        status, records = run(server, tmp_path, *LOAD, "--usage", "client", "--ignore-eos")
+        assert status in (0, 1)
+        assert {(r["status"], r["completion_tokens"], r["counted_by"]) for r in records} == {
+            ("ok", 3, "client")
+        }
+        assert "stream_options" not in server.bodies[-1]
+        assert "20 without usage" in capsys.readouterr().out
+    with serve(WITH_USAGE) as server:
+        _, records = run(server, tmp_path, *LOAD, "--usage", "client")
+    assert {r["counted_by"] for r in records} == {"server"}
+
+
+def test_the_first_answer_token_is_told_from_the_first_reasoning_token(tmp_path: Path) -> None:
+    def delta(finish: str | None = None, **fields: Any) -> bytes:
+        return event(json.dumps({"choices": [{"delta": fields, "finish_reason": finish}]}))
+
+    script: list[Step] = [
+        HEAD + chunked(delta(role="assistant", reasoning_content="h"), last=False),
+        chunked(delta(reasoning_content="m"), last=False),
+        Pause(0.1),
+        chunked(delta(content="a"), last=False),
+        chunked(delta("stop", content="b"), event(usage(4, 4)), event("[DONE]")),
+    ]
+    summary_file = tmp_path / "summary.json"
+    with serve(script) as server:
+        _, records = run(server, tmp_path, *LOAD, "--chat", "--summary", str(summary_file))
+    for record in records:
+        assert record["status"] == "ok"
+        waited_ms = (record["t_first_answer_ns"] - record["t_first_token_ns"]) / 1e6
+        assert 90 < waited_ms < 2000
+    latency = json.loads(summary_file.read_text())["latency_ms"]
+    assert latency["TTFA"]["p50"] > latency["TTFT"]["p50"] + 90
+
+
+def test_the_summary_says_what_was_asked_and_what_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TEST_KEY", "very-secret")
+    path = tmp_path / "summary.json"
+    with serve(WITH_USAGE) as server:
+        load = ("--rate", "100", "--duration", "1", "--warmup", "0.3", "--prompt", "p")
+        secret = ("--header", "X-Secret: hidden", "--api-key-env", "TEST_KEY")
+        status, records = run(server, tmp_path, *load, *secret, "--summary", str(path))
+    text = path.read_text()
+    assert "hidden" not in text
+    assert "very-secret" not in text
+    summary = json.loads(text)
+    measured = [r for r in records if not (r["warmup"] or r["cooldown"])]
+    assert 0 < summary["requests"] == len(measured) < len(records)
+    assert summary["configuration"]["rate"] == 100
+    assert summary["configuration"]["header"] == ["Authorization", "X-Secret"]
+    assert summary["version"]
+    assert summary["clock"] == "kernel"
+    assert status == (not all(check["passed"] for check in summary["checks"]))
+    ttft = summary["latency_ms"]["TTFT"]
+    low, high = ttft["p50_interval"]
+    assert low < ttft["p50"] < high
+    values = [(r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in measured]
+    assert low in [pytest.approx(value) for value in values]
+    assert ttft["p99"] is None
+    assert f"{len(measured)} requests in 1.0 s" in capsys.readouterr().out
+
+
+def test_measuring_goes_on_until_enough_have_succeeded(tmp_path: Path) -> None:
+    enough = ("--min-completed", "60", "--max-duration", "20", "--cooldown")
+    with serve(WITH_USAGE) as server:
+        _, records = run(server, tmp_path, *LOAD, *enough)
+        assert len(records) == len(server.bodies)
+    measured = [r for r in records if not r["cooldown"]]
+    assert 60 <= len(measured) <= 75
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_closed_loop_of_fixed_lengths_is_told_that_it_runs_in_waves(
+    fixed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ("--concurrency", "2", "--requests", "4", "--prompt", "p", "--max-tokens", "3")
+    with serve(WITH_USAGE) as server:
+        run(server, tmp_path, *load, *(["--ignore-eos"] if fixed else []))
+    assert ("stay in step" in capsys.readouterr().out) == fixed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--header", "no-colon"], "'no-colon' is no header"),
+        (["--header", "Content-Length: 3"], "'Content-Length' is set for each request"),
+        (["--header", "bad name: 3"], "'bad name'"),
+        (["--ca-file", "x.pem"], "need an https URL"),
+        (["--insecure"], "need an https URL"),
+        (["--no-ready-check"], "--model"),
+        (["--min-completed", "5"], "--max-duration"),
+        (["--min-completed", "5", "--max-duration", "0.1"], "--max-duration"),
+        (["--warmup", "-1"], "--warmup"),
+        (["--url", "https://x", "--ca-file", "/nonexistent.pem"], "/nonexistent.pem"),
+    ],
+)
+def test_bad_options_are_named_and_exit_with_2(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--url", "http://127.0.0.1:1", *LOAD, *arguments])
+    assert caught.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for said in ("per worker [256]", "s per request [600.0]", "--arrivals", "[poisson]"):
+        assert said in text
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.strip()

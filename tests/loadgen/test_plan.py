@@ -1,0 +1,195 @@
+"""One plan for every traffic: closed loop, ramps and sessions under the rule that ends a cell."""
+
+import heapq
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connector_tax.loadgen import (
+    CellRule,
+    LoadGenerator,
+    LoadGeneratorOptions,
+    Plan,
+    PlannedRequest,
+    RandomPrompts,
+    Target,
+)
+from connector_tax.loadgen.bodies import AHEAD, LookAhead
+from connector_tax.loadgen.messages import Cancel, Done
+from connector_tax.loadgen.sessions import History, Node, Parent, Session, Singles
+from connector_tax.loadgen.traffic import Load
+from tests.loadgen.fault_server import FaultServer, Pause, good_answer
+from tests.loadgen.running import planned, rule
+
+LEAD_NS = 20_000_000
+ORIGIN_NS = 1_000_000_000
+ONE = Node("0", "", 1)
+
+
+def build(session: int, node: int, _history: History) -> PlannedRequest:
+    return PlannedRequest(f"{session}/{node}", b"{}", None, None)
+
+
+def play(load: Load, cell_rule: CellRule, service_s: Callable[[int], float]) -> Plan:
+    """Run a plan on a virtual clock to its end; request `seq` takes `service_s(seq)`."""
+    plan = Plan(load, cell_rule)
+    now_ns = ORIGIN_NS - LEAD_NS
+    plan.start(ORIGIN_NS)
+    running: list[tuple[int, int]] = []
+
+    def end(until_ns: float) -> None:
+        while running and running[0][0] <= until_ns:
+            end_ns, seq = heapq.heappop(running)
+            plan.take(Done(0, 0, seq, t_done_ns=end_ns, t_last_token_ns=end_ns))
+
+    while True:
+        end(now_ns)
+        items, next_ns = plan.step(now_ns, now_ns + LEAD_NS)
+        for item in items:
+            assert not isinstance(item, Cancel)
+            assert item[0].due_ns <= now_ns + LEAD_NS, "handed out before its lead"
+            sent_ns = max(now_ns, item[0].due_ns)
+            heapq.heappush(running, (sent_ns + round(service_s(item[0].seq) * 1e9), item[0].seq))
+        if next_ns is None:
+            end(np.inf)
+            return plan
+        assert next_ns > now_ns, "the plan would be asked in a tight loop"
+        wake_ns = next_ns - LEAD_NS
+        if plan.wakes_on_result and running:
+            wake_ns = min(wake_ns, running[0][0])
+        now_ns = max(now_ns + 1, wake_ns)
+
+
+@given(
+    concurrency=st.integers(1, 8),
+    warmup_s=st.floats(0, 1),
+    floor_s=st.floats(0.1, 2),
+    more_s=st.floats(0, 3),
+    enough=st.integers(0, 100),
+    rampup_s=st.floats(0, 2),
+    cooldown=st.booleans(),
+    service_ms=st.integers(20, 300),
+)
+def test_a_closed_loop_ends_by_the_same_rule_and_keeps_its_load_until_then(
+    concurrency: int,
+    warmup_s: float,
+    floor_s: float,
+    more_s: float,
+    enough: int,
+    rampup_s: float,
+    cooldown: bool,
+    service_ms: int,
+) -> None:
+    cell_rule = rule(
+        warmup_s=warmup_s, floor_s=floor_s, cap_s=floor_s + more_s, min_completed=enough,
+        cooldown=cooldown,
+    )  # fmt: skip
+    load = Load(Singles(10_000, ONE), build, concurrency=concurrency, rampup_s=rampup_s)
+    plan = play(load, cell_rule, lambda seq: service_ms * (1 + seq % 3) / 1000)
+    assert plan.stop_ns is not None
+    cap_ns = plan.warmup_end_ns + round(cell_rule.cap_s * 1e9)
+    assert plan.floor_ns <= plan.stop_ns <= cap_ns
+    assert plan.stop_ns == cap_ns or plan.measured_ok >= enough
+    records = [entry.record for entry in plan.requests()]
+    spans = [(r.t_intended_ns, r.t_done_ns or 0) for r in records]
+    for due_ns, _ in spans:
+        at_once = sum(begin <= due_ns < done for begin, done in spans)
+        assert at_once <= concurrency
+        # The load is kept up until every measured request is answered, with a cool-down.
+        if due_ns > ORIGIN_NS + rampup_s * 1e9 + 1e9 and due_ns < plan.stop_ns:
+            assert at_once == concurrency
+    after = [r for r in records if r.cooldown]
+    if not cooldown:
+        assert all(r.t_intended_ns < plan.stop_ns for r in records)
+    assert [r.measured for r in after] == [False] * len(after)
+
+
+def test_a_run_ends_when_all_sessions_are_over() -> None:
+    plan = play(
+        Load(Singles(10, ONE), build, concurrency=2),
+        rule(floor_s=60.0, cap_s=60.0),
+        lambda _seq: 0.1,
+    )
+    assert plan.stop_ns is not None
+    assert (plan.stop_ns - ORIGIN_NS) / 1e9 == pytest.approx(0.5, abs=0.05)
+    assert plan.measured_ok == 10
+
+
+def test_a_schedule_that_has_no_arrival_left_is_measured_to_its_end() -> None:
+    """Not to the last answer: the rate would be too high."""
+    load = Load(Singles(2, ONE), build, np.array([0, 10**8]), horizon_s=1.0)
+    plan = play(load, rule(floor_s=1.0, cap_s=1.0), lambda _seq: 0.01)
+    assert plan.stop_ns == ORIGIN_NS + 10**9
+
+
+def test_sessions_go_on_in_the_cool_down_until_what_was_measured_is_answered() -> None:
+    chain = [Node("n0", "p", 1)]
+    chain += [Node(f"n{k}", "p", 1, 0.0, (Parent(f"n{k - 1}"),)) for k in range(1, 6)]
+    sessions = [Session("long", tuple(chain)), Session("slow", (Node("a", "p", 1),))]
+    plan = play(
+        Load(sessions, build, concurrency=2),
+        rule(floor_s=0.5, cap_s=0.5, drain_s=60.0),
+        lambda seq: 1.0 if seq == 1 else 0.3,
+    )
+    assert plan.cooldown_ended_by == "answered"
+    entries = plan.requests()
+    assert [(e.node, e.record.cooldown, e.record.error_kind) for e in entries] == [
+        ("n0", False, None),
+        ("a", False, None),
+        ("n1", False, None),
+        ("n2", True, None),
+        ("n3", True, None),
+        ("n4", True, "run_ended"),
+        ("n5", True, "run_ended"),
+    ]
+
+
+@pytest.mark.parametrize("cooldown", [True, False])
+def test_a_closed_loop_really_runs_by_the_rule(cooldown: bool) -> None:
+    cell_rule = rule(warmup_s=0.3, floor_s=0.3, cap_s=5.0, min_completed=40, cooldown=cooldown)
+    load = Load(Singles(10_000, ONE), lambda *_: planned("good"), concurrency=4)
+    with (
+        FaultServer({"good": [Pause(0.05), good_answer()]}) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), LoadGeneratorOptions()) as generator,
+    ):
+        result = generator.run(load, cell_rule)
+        arrived = len(server.requests)
+    assert arrived == len(result.records)
+    measured = [r for r in result.records if r.measured]
+    assert 40 <= sum(r.status == "ok" for r in measured) <= 52
+    assert any(r.warmup for r in result.records)
+    assert any(r.cooldown for r in result.records) == cooldown
+    assert result.cooldown_ended_by == ("answered" if cooldown else "off")
+    for record in result.records:
+        assert (record.inflight_at_send or 0) < 4
+
+
+def test_bodies_are_made_ahead_in_bounded_number_and_each_once() -> None:
+    made: list[int] = []
+
+    def count(session: int, _node: int, _history: History) -> PlannedRequest:
+        made.append(session)
+        return build(session, 0, ())
+
+    ahead = LookAhead(Singles(3 * AHEAD, ONE), count)
+    while ahead.make_one():
+        pass
+    assert made == list(range(AHEAD))
+    for session in range(3 * AHEAD):
+        assert ahead.take(session, 0, ()).request_id == f"{session}/0"
+        ahead.make_one()
+        assert len(made) <= session + 1 + AHEAD
+    assert made == list(range(3 * AHEAD))
+    assert not ahead.make_one()
+
+
+def test_random_prompts_are_the_same_every_time_and_fresh_in_each_request() -> None:
+    prompts = RandomPrompts("n", "1/p", 50, 8, 10, 1000, {"model": "m"}, {"max_tokens": 3}, 3)
+    first, second = list(prompts), list(prompts)
+    assert first == second
+    assert len({request.body for request in first}) == len(prompts) == 50
+    assert first[3].body.startswith(b'{"model":"m","prompt":[')
+    assert first[3].request_id == "n/3"

