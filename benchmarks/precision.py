@@ -37,10 +37,9 @@ from connector_tax.analysis.saturation import Load, load_of
 from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX, Tables, tax_rows
 from connector_tax.artifacts.names import CellKey, Launch, plain_names
 from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.calibration.virtual import VirtualEngine
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.config import EngineConfig, load_config
-from connector_tax.engine.model import StepClock
-from connector_tax.engine.scheduler import Scheduler
 from connector_tax.engine.scheduler import Sequence as Served
 from connector_tax.loadgen import Plan, PlannedRequest, make_offsets, open_loop
 from connector_tax.loadgen.generator import PROGRESS_S
@@ -61,36 +60,6 @@ PLACES = ("none", "within margin", "near margin", "above margin")
 # (configuration, reference rate's name, metric)
 Key = tuple[str, str, str]
 Verdicts = dict[Key, str]
-
-
-class VirtualEngine:
-    """One launch of the embedded engine on a clock of its own; `now_ns` is where it stands."""
-
-    def __init__(self, config: EngineConfig, seed: int) -> None:
-        self._tax = config.tax
-        self.scheduler = Scheduler(config.scheduler, config.model.max_model_len)
-        self._clock = StepClock(config.step_cost, seed)
-        self._block_size = config.scheduler.kv_block_size
-        self._arrivals = 0
-        self.now_ns = 0
-
-    def add(self, seq: int, prompt: int, output: int) -> None:
-        """A request arrives; no other shares a block of its prompt."""
-        self._arrivals += 1
-        blocks = range(prompt // self._block_size)
-        digests = [b"%d/%d" % (self._arrivals, block) for block in blocks]
-        self.scheduler.add(Served(self._arrivals, prompt, output, digests, seq))
-
-    def step(self) -> list[Served]:
-        """Run a step to its end; the requests that got a token."""
-        plan = self.scheduler.plan()
-        tax_us = 0.0
-        if self._tax is not None:
-            tax_us = self._tax.build_meta(self.scheduler.pool.cached, len(plan.admitted))
-            tax_us += self._tax.get_finished_us + self._tax.start_load_kv_us
-        shape = (plan.prefill_tokens, plan.decode_seqs, plan.kv_tokens)
-        self.now_ns += round((sum(self._clock.draw_us(*shape)) + tax_us) * 1000)
-        return self.scheduler.commit(plan)
 
 
 @dataclass

@@ -25,13 +25,8 @@ from tests.analysis.synthetic import write_synthetic_study
 
 PACKAGE = ROOT / "scripts" / "connector_tax"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAPERS = [
-    *DOCS,
-    *(
-        ROOT / name
-        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
-    ),
-]
+READMES = [ROOT / folder / "README.md" for folder in (".", "benchmarks", "config")]
+PAPERS = [*DOCS, *READMES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 ARCHIVES = sorted((ROOT / "results" / "archive").glob("*.tar.zst"))
 # Papers nobody outside can read, and places on somebody's machine.
 PRIVATE = re.compile(
@@ -182,7 +177,7 @@ def _imports(path: Path) -> Iterator[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
             parts = name.split(".")
-            if parts[0] == "connector_tax" and len(parts) > 1 and parts[1] != "package_version":
+            if parts[0] == "connector_tax" and len(parts) > 1 and parts[1] != "__version__":
                 yield parts[1]
 
 

@@ -14,8 +14,12 @@ import yaml
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
 
-ROOT = Path(__file__).resolve().parents[2]
-SCHEMAS = ROOT / "workflow" / "schemas"
+_FOLDER = Path(__file__).resolve().parents[2]
+IS_CHECKOUT = (_FOLDER / "workflow" / "Snakefile").is_file()
+# The project's folder; for an installed package the folder it is used in.
+ROOT = _FOLDER if IS_CHECKOUT else Path.cwd()
+SCHEMAS = Path(__file__).with_name("schemas")
+DEFAULTS = Path(__file__).with_name("defaults")
 
 
 class ConfigError(Exception):
@@ -34,6 +38,13 @@ def load_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: no such file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
+
+
+def shipped(name: str) -> Path:
+    """The file `name` below the working directory; else, for `config/...`, the package's own."""
+    path = Path(name)
+    own = DEFAULTS / path.name
+    return own if path.parent == Path("config") and own.exists() and not path.exists() else path
 
 
 def validate(value: Any, schema_name: str, source: str) -> None:

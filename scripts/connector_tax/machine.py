@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from connector_tax import package_version
-from connector_tax.config import ROOT
+from connector_tax import __version__
+from connector_tax.config import IS_CHECKOUT, ROOT
 
 # Manifest column -> distributions that provide it, first found wins.
 ENGINE_PACKAGES = {
@@ -63,9 +63,9 @@ def engine_versions(engine: Mapping[str, Any]) -> dict[str, str]:
     """Versions of vLLM and the connectors for the manifest, with vLLM's git SHA if it tells."""
     if engine["kind"] == "embedded":
         versions = dict.fromkeys(ENGINE_PACKAGES, ABSENT)
-        versions["vllm"] = f"embedded engine {package_version()}"
+        versions["vllm"] = f"embedded engine {__version__}"
         return {**versions, "vllm_sha": git_sha()}
-    present = {name.lower(): version for name, version in packages(Path(engine["python"])).items()}
+    present = {name.lower(): version for name, version in packages(ROOT / engine["python"]).items()}
     versions = {
         column: next((present[name] for name in names if name in present), ABSENT)
         for column, names in ENGINE_PACKAGES.items()
@@ -77,6 +77,8 @@ def engine_versions(engine: Mapping[str, Any]) -> dict[str, str]:
 
 def git_sha() -> str:
     """The commit of this checkout, marked when its code differs; `no git` outside a checkout."""
+    if not IS_CHECKOUT:
+        return "no git"
     try:
         sha = command_output(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
         changed = command_output(

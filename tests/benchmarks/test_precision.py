@@ -14,7 +14,6 @@ from benchmarks.precision import (
     Outcome,
     Replication,
     Truth,
-    VirtualEngine,
     agreement,
     agreement_lost,
     report,
@@ -22,6 +21,7 @@ from benchmarks.precision import (
     true_taxes,
 )
 from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX
+from connector_tax.calibration.virtual import VirtualEngine
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.engine.config import load_config
 from tests.workflow.harness import TINY

@@ -14,10 +14,10 @@ import zmq
 
 from connector_tax.loadgen import eager, stamps
 from connector_tax.loadgen.http import Connection
+from connector_tax.loadgen.loop_probe import LoopProbe
 from connector_tax.loadgen.messages import End, Issue, RequestFailed, ToWorker
 from connector_tax.loadgen.pool import Pool
 from connector_tax.loadgen.sse import StreamAccumulator
-from connector_tax.loadgen.timerfd import LoopProbe
 from connector_tax.loadgen.transport import Receiver, Sender, private_socket
 from tests.loadgen.fault_server import (
     HEAD,

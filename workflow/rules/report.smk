@@ -8,7 +8,7 @@ rule report_html:
         launch_indexes("A"),
         launch_indexes("B"),
         launch_indexes("Bp"),
-        modules("report", "figures", "marks.py", *SHARED),
+        modules("report", "figures", "marks.py", "seals.py", *SHARED),
         study=f"{RESULTS}/study.json",
         environment=f"{RESULTS}/environment.json",
         preflight=f"{RESULTS}/preflight/preflight_status.json",

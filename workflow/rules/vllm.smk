@@ -1,15 +1,25 @@
 # What a real vLLM needs before it can be launched: its environment, the tiny model, a fit machine.
 
+import os
+
+from connector_tax.config import ROOT
 from connector_tax.vllm.environment import files_of
 
-ENGINE_FILES = files_of(STUDY["config"]["engine"])
+# In the project's folder, whatever the working directory is: studies share an environment of 3 GB.
+PROJECT = os.path.relpath(ROOT)
+ENGINE_FILES = [
+    os.path.normpath(f"{PROJECT}/{name}")
+    for name in files_of(STUDY["config"]["engine"])
+]
+VLLM_ENVIRONMENT = os.path.normpath(f"{PROJECT}/envs/{{environment}}/.venv")
+TINY_MODEL = os.path.normpath(f"{PROJECT}/build/models/tiny-qwen3")
 
 
 rule vllm_environment:
     output:
-        "envs/{environment}/.venv/built.json",
+        f"{VLLM_ENVIRONMENT}/built.json",
     log:
-        "envs/{environment}/.venv.log",
+        f"{VLLM_ENVIRONMENT}.log",
     wildcard_constraints:
         environment="vllm-cpu|vllm-gpu",
     threads: workflow.cores
@@ -20,13 +30,15 @@ rule vllm_environment:
 rule tiny_model:
     output:
         expand(
-            "build/models/tiny-qwen3/{file}.json",
+            f"{TINY_MODEL}/{{file}}.json",
             file=["config", "generation_config", "tokenizer", "tokenizer_config"],
         ),
     log:
-        "build/models/tiny-qwen3.log",
+        f"{TINY_MODEL}.log",
+    params:
+        folder=lambda wildcards, output: str(Path(output[0]).parent),
     shell:
-        "python -m connector_tax.vllm.tiny_model --out build/models/tiny-qwen3 2>&1 | tee {log}"
+        "python -m connector_tax.vllm.tiny_model --out {params.folder:q} 2>&1 | tee {log}"
 
 
 # Is this machine fit for the study, and how long will it take? Starts nothing.

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from connector_tax import package_version
+from connector_tax import __version__
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import PLAIN, plain_names
-from connector_tax.config import ROOT, load_yaml, validate
+from connector_tax.config import DEFAULTS, load_yaml, validate
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.files import sha256_json, write_json
 from connector_tax.study.design import cells_of, run_order
@@ -62,7 +62,7 @@ def study_document(
         cell: values that replace those of the `cell` section.
         faults: rules of the engine's `faults` section; none: no such section.
     """
-    config: dict[str, Any] = load_yaml(ROOT / "config" / "config.yaml")
+    config: dict[str, Any] = load_yaml(DEFAULTS / "config.yaml")
     members = [PLAIN, *taxed]
     config |= {
         "study": "calibration",
@@ -91,7 +91,7 @@ def study_document(
         "design_sha256": sha256_json(config),
         "engine_label": "embedded (emulated)",
         "emulated": True,
-        "package_version": package_version(),
+        "package_version": __version__,
         "seed": seed,
         "blocks": blocks,
         "config": config,
@@ -113,7 +113,7 @@ def study_document(
 
 def engine_definition(faults: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """The embedded engine's file with the calibration's connectors, checked against its schema."""
-    definition: dict[str, Any] = load_yaml(ROOT / "config" / "embedded.yaml")
+    definition: dict[str, Any] = load_yaml(DEFAULTS / "embedded.yaml")
     nothing = {
         "admission_us_per_request": 0.0,
         "build_meta_us_per_cached_block": 0.0,

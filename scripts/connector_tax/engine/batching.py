@@ -31,7 +31,6 @@ from connector_tax.engine.service_errors import (
     WorkerDied,
     WorkerTimeout,
 )
-from connector_tax.engine.timer import Timer
 from connector_tax.engine.transformer import (
     VectorTransformer,
     class_path,
@@ -39,6 +38,7 @@ from connector_tax.engine.transformer import (
     unpack,
 )
 from connector_tax.engine.worker_connection import WorkerConnection
+from connector_tax.linux import TimerFd
 
 _LOG = logging.getLogger(__name__)
 _STOP_GRACE_S = 0.5
@@ -87,7 +87,7 @@ class BatchedService:
         self.on_worker_death: Callable[[WorkerDied], None] | None = None
 
         self._buffer: dict[_Future, tuple[Any, int]] = {}
-        self._timer: Timer | None = None
+        self._timer: TimerFd | None = None
         self._unanswered: set[_Future] = set()
         self._refusal: ServiceError | None = ServiceStopped("the service has not been started")
         self._process: asyncio.subprocess.Process | None = None
@@ -150,9 +150,12 @@ class BatchedService:
 
     def _arm(self) -> None:
         # With the pipeline full no timer is needed: the end of a batch calls `_submit`.
-        if self._timer is not None:
-            waits = self._buffer and self._in_flight < self.max_queue_size
-            self._timer.set(next(iter(self._buffer.values()))[1] if waits else None)
+        if self._timer is None:
+            return
+        if self._buffer and self._in_flight < self.max_queue_size:
+            self._timer.arm(next(iter(self._buffer.values()))[1])
+        else:
+            self._timer.disarm()
 
     def _end_batch(self) -> None:
         self._in_flight -= 1
@@ -241,7 +244,7 @@ class BatchedService:
             await self.stop()
             raise
         self._refusal = None
-        self._timer = Timer(self._submit)
+        self._timer = TimerFd(asyncio.get_running_loop(), self._submit)
         self._tasks = [
             asyncio.create_task(self._run_preprocess()),
             asyncio.create_task(self._run_postprocess()),

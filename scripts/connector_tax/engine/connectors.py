@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from connector_tax.engine.process import die_with_parent
+from connector_tax.linux import die_with_parent
 
 _BURN_PERIOD_S = 0.02
 

@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from connector_tax.engine.process import sharpen_timers
 from connector_tax.engine.transformer import VectorTransformer
+from connector_tax.linux import sharpen_timers
 
 # The worker hands a step over this long before its end: the sleep ends late, and the way to the
 # main process and preparing the step's events there take most of it.

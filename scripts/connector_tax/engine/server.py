@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from connector_tax import package_version
+from connector_tax import __version__
 from connector_tax.engine.bodies import (
     ApiError,
     ChatRequest,
@@ -107,7 +107,7 @@ class Application:
         protocol.respond(503 if self._engine.dead else 200, b"")
 
     def _version(self, _: Request, protocol: HttpProtocol) -> None:
-        _json(protocol, {"version": f"0.32.0+embedded.{package_version()}"})
+        _json(protocol, {"version": f"0.32.0+embedded.{__version__}"})
 
     def _models(self, _: Request, protocol: HttpProtocol) -> None:
         card = {

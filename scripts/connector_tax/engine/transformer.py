@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from connector_tax.engine.process import die_with_parent
+from connector_tax.linux import die_with_parent
 
 HEADER = struct.Struct("<I")
 _CHUNK = 1 << 16

@@ -22,6 +22,7 @@ import uvloop
 import zmq
 
 from connector_tax.loadgen.inflight import InFlight, shared_memory
+from connector_tax.loadgen.loop_probe import LoopProbe
 from connector_tax.loadgen.messages import (
     Begin,
     Begun,
@@ -36,7 +37,6 @@ from connector_tax.loadgen.messages import (
     Up,
     WorkerSettings,
 )
-from connector_tax.loadgen.timerfd import LoopProbe
 from connector_tax.loadgen.transport import Receiver, Sender, private_socket
 
 START_S = 60.0

@@ -1,7 +1,6 @@
 """This process: its memory, its garbage collector, and its end with its parent."""
 
 import asyncio
-import ctypes
 import gc
 import os
 import signal
@@ -9,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+from connector_tax.linux import signal_at_parents_end
 
 
 class CollectorPause:
@@ -35,7 +34,7 @@ def peak_memory_mb() -> float:
 def die_with(parent: int, leave: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
     """Have the kernel signal this process when its parent ends; also watch the stdin pipe."""
     loop.add_signal_handler(signal.SIGTERM, leave)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    signal_at_parents_end(signal.SIGTERM)
     loop.add_reader(sys.stdin.fileno(), leave)
     if os.getppid() != parent:  # it ended before prctl took effect
         leave()

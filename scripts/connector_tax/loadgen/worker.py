@@ -26,10 +26,12 @@ import msgspec
 import uvloop
 import zmq
 
+from connector_tax.linux import TimerFd, set_time_slice
 from connector_tax.loadgen import eager
 from connector_tax.loadgen.held import HeldRequest
 from connector_tax.loadgen.http import Connection
 from connector_tax.loadgen.inflight import InFlight
+from connector_tax.loadgen.loop_probe import LoopProbe
 from connector_tax.loadgen.messages import (
     Begin,
     Begun,
@@ -55,8 +57,6 @@ from connector_tax.loadgen.sse import (
     whole_ids,
 )
 from connector_tax.loadgen.stamps import kernel_stamps_offered
-from connector_tax.loadgen.timerfd import LoopProbe, TimerFd
-from connector_tax.loadgen.timeslice import set_time_slice
 from connector_tax.loadgen.tls import TlsClient
 from connector_tax.loadgen.transport import MAX_MESSAGE, Receiver, Sender, private_socket
 

@@ -163,7 +163,7 @@ def _members(root: Path) -> dict[str, Path]:
         found |= _tree(root / tree, tree)
     found |= _tree(root / "analysis", "published/analysis")
     found |= {f"published/figures/{path.name}": path for path in (root / "figures").glob("*.csv")}
-    found["workflow/Snakefile"] = ROOT / "Snakefile"
+    found["workflow/Snakefile"] = ROOT / "workflow" / "Snakefile"
     found |= _tree(ROOT / "workflow" / "rules", "workflow/rules")
     found |= _tree(ROOT / "workflow" / "schemas", "workflow/schemas")
     for name, path in found.items():

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from connector_tax import package_version
+from connector_tax import __version__
 from connector_tax.files import read_json, sha256_file
 from connector_tax.provenance.archive_limits import HEADER, ORIGIN
 from connector_tax.provenance.audit_study import RawStudy
@@ -34,7 +34,7 @@ PACKAGES = (
 
 def versions() -> dict[str, str]:
     """The versions that what is made depends on."""
-    found = {"python": platform.python_version(), "connector-tax": package_version()}
+    found = {"python": platform.python_version(), "connector-tax": __version__}
     installed = {(d.metadata["Name"] or "").lower(): d.version for d in metadata.distributions()}
     return found | {name: installed.get(name, "absent") for name in PACKAGES}
 

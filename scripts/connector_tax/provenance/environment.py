@@ -13,8 +13,9 @@ from typing import Any
 
 import psutil
 
-from connector_tax import package_version
+from connector_tax import __version__
 from connector_tax.commands import run_command, study_parser
+from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.machine import command_output, cpu, engine_versions, git_sha, packages
 from connector_tax.study.server_command import affinity_plan
@@ -51,7 +52,7 @@ def capture(study: Mapping[str, Any]) -> dict[str, Any]:
         "clocksource": _read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         "cpu_governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "python": platform.python_version(),
-        "connector_tax": package_version(),
+        "connector_tax": __version__,
         "connector_tax_git_sha": git_sha(),
     }
 
@@ -96,7 +97,7 @@ def _write_environment(arguments: argparse.Namespace) -> None:
     listings = {"pipeline packages": packages(None)}
     engine = study["config"]["engine"]
     if engine["kind"] == "vllm":
-        listings["engine packages"] = packages(Path(engine["python"]))
+        listings["engine packages"] = packages(ROOT / engine["python"])
     folder = arguments.study.parent
     if "quiet" in study["config"]:
         environment["quiet_level"] = study_quiet_level(study)

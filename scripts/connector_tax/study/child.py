@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from connector_tax.study.guard import die_with_parent
+from connector_tax.linux import die_with_parent
 
 
 class ChildError(Exception):

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from connector_tax import package_version
+from connector_tax import __version__
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import (
     PHASES,
@@ -24,11 +24,11 @@ from connector_tax.artifacts.names import (
     plain_names,
 )
 from connector_tax.config import (
-    ROOT,
     ConfigError,
     check_study,
     load_configurations,
     load_yaml,
+    shipped,
     validate,
 )
 from connector_tax.files import read_json, sha256_json, write_json
@@ -67,7 +67,7 @@ def resolve(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     Raises:
         ConfigError: the configuration, config/configurations.yaml or the engine's file is unusable.
     """
-    configurations = load_configurations(ROOT / "config" / "configurations.yaml")
+    configurations = load_configurations(shipped("config/configurations.yaml"))
     check_study(config, source, list(configurations))
     config = json.loads(
         json.dumps({**config, "validity": {**BOUNDS, **config.get("validity", {})}})
@@ -75,7 +75,7 @@ def resolve(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     engine = config["engine"]
     if engine["kind"] == "embedded":
         definition = engine["definition"]
-        engine["definition_content"] = load_yaml(ROOT / definition)
+        engine["definition_content"] = load_yaml(shipped(definition))
         validate(engine["definition_content"], "embedded.schema.yaml", definition)
         missing = [
             c
@@ -90,7 +90,7 @@ def resolve(config: Mapping[str, Any], source: str) -> dict[str, Any]:
         "design_sha256": sha256_json(measured_design(config, chosen)),
         "engine_label": engine["label"],
         "emulated": engine["kind"] == "embedded",
-        "package_version": package_version(),
+        "package_version": __version__,
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": config["seed"],
         "blocks": config["blocks"],

@@ -5,7 +5,7 @@ import os
 import subprocess
 from typing import Any
 
-from connector_tax.study.guard import die_with_parent
+from connector_tax.linux import die_with_parent
 
 # Names of `nvidia-smi --help-query-gpu`; in this order in every row.
 FIELDS = (

@@ -1,19 +1,17 @@
 """Nothing outlives its owner: parent watch, leftover processes.
 
 A killed Snakemake leaves its jobs running, so a driver watches the Snakemake process named in
-CONNECTOR_TAX_PARENT_PID; its children ask the kernel to die with it (prctl PR_SET_PDEATHSIG); and
+CONNECTOR_TAX_PARENT_PID; its children ask the kernel to die with it (linux.die_with_parent); and
 what a SIGKILL of the whole tree still leaves behind is recognised by an environment variable.
 """
 
 import contextlib
-import ctypes
 import hashlib
 import os
 import platform
 import re
 import select
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -28,13 +26,6 @@ PARENT_VARIABLE = "CONNECTOR_TAX_PARENT_PID"
 LAUNCH_VARIABLE = "CONNECTOR_TAX_LAUNCH"
 # Writing one file takes seconds at most.
 OTHERS_TEMPORARY_S = 3600
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def die_with_parent() -> None:
-    """Pre-exec hook: the kernel kills this process when the thread that started it ends."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

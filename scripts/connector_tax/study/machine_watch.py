@@ -21,7 +21,6 @@ most of it waking up, and 0.1% for the counters once a second.
 
 import gc
 import json
-import os
 import select
 import sys
 import time
@@ -29,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from connector_tax.linux import run_when_idle
 from connector_tax.study.gpu import GpuReadings
 from connector_tax.study.usage import (
     cpu_ms,
@@ -173,10 +173,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve commands with the settings given as JSON text."""
     (text,) = argv if argv is not None else sys.argv[1:]
     settings = json.loads(text)
-    if settings["home"]:
-        os.sched_setaffinity(0, settings["home"])
     # On a small machine it shares a core with the load generator, which never waits for it so.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    run_when_idle(settings["home"])
     try:
         watcher = Watcher(settings)
         # Nothing that is made from here on is a cycle.

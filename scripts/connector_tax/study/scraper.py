@@ -7,7 +7,6 @@ the raw text, which holds everything.
 """
 
 import json
-import os
 import sys
 import threading
 import time
@@ -19,6 +18,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from connector_tax.linux import run_when_idle
 
 TIMEOUT_S = 5.0
 
@@ -138,10 +139,8 @@ def _serve(url: str, interval_s: float) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve commands: scrape the server at argv[0] every argv[1] seconds, on CPUs argv[2:]."""
     url, interval_s, *cpus = argv if argv is not None else sys.argv[1:]
-    if cpus:
-        os.sched_setaffinity(0, map(int, cpus))
     # On a small machine it shares a core with the load generator, which never waits for it so.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    run_when_idle([int(cpu) for cpu in cpus])
     try:
         _serve(url, float(interval_s))
     except OSError as error:

@@ -17,10 +17,10 @@ import psutil
 
 from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
+from connector_tax.linux import die_with_parent
 from connector_tax.loadgen.affinity import format_cpus
 from connector_tax.study.guard import (
     LAUNCH_VARIABLE,
-    die_with_parent,
     kill_leftovers,
     remove_temporary_folder,
     temporary_folder,
@@ -200,7 +200,7 @@ class Server:
         """
         if not self._port_taken():
             return
-        addresses = [(host, self.port) for host in (self.host, "0.0.0.0", "::")]
+        addresses = [(host, self.port) for host in (self.host, "0.0.0.0", "::")]  # noqa: S104
         owners = {
             connection.pid
             for connection in psutil.net_connections("tcp")

@@ -49,7 +49,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing.util import Finalize
+from multiprocessing.util import Finalize  # noqa: TID251 (pickles nothing)
 from pathlib import Path
 from typing import Any
 

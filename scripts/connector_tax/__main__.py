@@ -1,0 +1,101 @@
+"""`connector-tax COMMAND ...`: one command that lists and starts the others.
+
+Completion of commands and options in bash: `source <(connector-tax --completion)`.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from connector_tax import __version__
+
+
+class Command(NamedTuple):
+    """A command: its module, the extra it is installed with, and what it does."""
+
+    module: str
+    extra: str
+    what: str
+
+
+COMMANDS = {
+    "loadgen": Command("loadgen.__main__", "loadgen", "load an OpenAI-compatible endpoint"),
+    "engine": Command("engine.__main__", "study", "serve the embedded engine"),
+    "engine-fit": Command("engine.fit", "study", "fit the engine's step cost to a step log"),
+    "doctor": Command("study.doctor", "study", "is this machine fit for a study?"),
+    "plan": Command("study.plan", "study", "every launch and cell of a study, and its state"),
+    "launches": Command("analysis.launches", "study", "the launches of a Phase A, side by side"),
+    "aggregate": Command("analysis.aggregate", "study", "raw records to tables"),
+    "figures": Command("figures.__main__", "study", "tables to pictures"),
+    "report": Command("report.__main__", "study", "tables and pictures to one HTML page"),
+    "audit": Command("provenance.audit", "study", "every published number, a second way"),
+    "archive": Command("provenance.archive", "study", "pack a study into one file, or unpack one"),
+    "calibrate": Command("calibration.__main__", "study", "studies with known taxes"),
+    "tiny-model": Command("vllm.tiny_model", "study", "write the tiny model of the CPU study"),
+    "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),
+}
+OPTIONS = ("--help", "--version", "--completion")
+# Options of a command are those its --help names.
+_COMPLETION = """\
+_connector_tax() {{
+  local words="{words}"
+  if ((COMP_CWORD > 1)); then
+    words=$(connector-tax "${{COMP_WORDS[1]}}" --help 2>/dev/null |
+      grep -oE -- '--[a-z-]+' | sort -u)
+  fi
+  mapfile -t COMPREPLY < <(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}")
+}}
+complete -o default -F _connector_tax connector-tax
+"""
+
+
+def usage() -> str:
+    """The text of `--help`."""
+    rows = "\n".join(f"  {name:18}{command.what}" for name, command in COMMANDS.items())
+    return (
+        "usage: connector-tax COMMAND ...\n"
+        "       connector-tax --version | --completion\n\n"
+        f"commands (each has its own --help):\n{rows}\n\n"
+        "A whole study runs with Snakemake from a checkout: snakemake --cores 1 all"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that is named; its exit status, 2 where there is no such command."""
+    name, *rest = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
+    if name in ("--help", "-h"):
+        print(usage())
+        return 0
+    if name == "--version":
+        print(f"connector-tax {__version__}")
+        return 0
+    if name == "--completion":
+        print(_COMPLETION.format(words=" ".join([*COMMANDS, *OPTIONS])), end="")
+        return 0
+    if name not in COMMANDS:
+        print(f"connector-tax: found {name!r}; allowed: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    return _start(name, rest)
+
+
+def _start(name: str, arguments: Sequence[str]) -> int:
+    command = COMMANDS[name]
+    try:
+        module = import_module(f"connector_tax.{command.module}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("connector_tax"):
+            raise
+        print(
+            f"connector-tax {name}: {error.name} is not installed; "
+            f"pip install 'connector-tax[{command.extra}]'",
+            file=sys.stderr,
+        )
+        return 2
+    sys.argv = [f"connector-tax {name}", *arguments]
+    status: int = module.main()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

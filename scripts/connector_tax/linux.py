@@ -1,0 +1,162 @@
+"""What Python does not offer of Linux: exact timers, time slices, an end with the parent."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable, Collection
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
+_CLOCK_MONOTONIC = 1
+_TIMER_ABSTIME = 1
+_NS = 1_000_000_000
+# sched_setattr and sched_getattr, which the C library has from glibc 2.41 on only.
+_SYSCALLS = {"x86_64": (314, 315), "aarch64": (274, 275), "riscv64": (274, 275)}
+_FAIR = (os.SCHED_OTHER, os.SCHED_BATCH)
+# These calls are over in a microsecond: the interpreter's lock is kept meanwhile. Loaded here: a
+# process that has forked and not yet run a program may load nothing.
+_libc = ctypes.PyDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+def signal_at_parents_end(number: int) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when the thread that started it ends; a pre-exec hook.
+
+    Args:
+        parent: pid of the parent, where it may have ended before this call: no signal comes then.
+
+    Raises:
+        OSError: the kernel refuses.
+        SystemExit: the parent is gone.
+    """
+    signal_at_parents_end(signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        sys.exit(f"parent process {parent} is gone")
+
+
+def sharpen_timers() -> None:
+    """Let sleeps of this thread end within 1 ns of slack instead of the default 50 us."""
+    _prctl(_PR_SET_TIMERSLACK, 1)
+
+
+def run_when_idle(cpus: Collection[int]) -> None:
+    """Let this process run only where nothing else wants to, on `cpus` (empty: anywhere)."""
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+class _SchedAttr(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("policy", ctypes.c_uint32),
+        ("flags", ctypes.c_uint64),
+        ("nice", ctypes.c_int32),
+        ("priority", ctypes.c_uint32),
+        ("runtime_ns", ctypes.c_uint64),
+        ("deadline_ns", ctypes.c_uint64),
+        ("period_ns", ctypes.c_uint64),
+    )
+
+
+def set_time_slice(slice_ns: int) -> int:
+    """Ask for slices of `slice_ns` (100 us to 100 ms) for this thread and those it starts.
+
+    For a process that has little to do and must do it at once when it wakes. From Linux 6.12 on the
+    fair scheduler takes a slice for each task (sched_setattr(2), `sched_runtime`), and one with a
+    shorter slice that wakes goes before the one that runs. It gets no more of the processor than
+    others, which a higher priority would take from them. Policy and nice value are kept; a thread
+    that is not scheduled fairly, such as a real-time thread, has no slice.
+
+    Returns:
+        The slice in ns that the kernel has noted; 0 where it has none, refuses to change it, or
+        its system call is not known here.
+    """
+    calls = _SYSCALLS.get(platform.machine())
+    policy = os.sched_getscheduler(0)
+    if calls is None or policy not in _FAIR:
+        return 0
+    size = ctypes.sizeof(_SchedAttr)
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    attributes = _SchedAttr(size, policy, 0, nice, 0, slice_ns, 0, 0)
+    if _libc.syscall(calls[0], 0, ctypes.byref(attributes), 0) != 0:
+        return 0
+    if _libc.syscall(calls[1], 0, ctypes.byref(attributes), size, 0) != 0:
+        return 0
+    return int(attributes.runtime_ns)
+
+
+class _ITimerSpec(ctypes.Structure):
+    _fields_ = (
+        ("interval_s", ctypes.c_long),
+        ("interval_ns", ctypes.c_long),
+        ("value_s", ctypes.c_long),
+        ("value_ns", ctypes.c_long),
+    )
+
+
+class TimerFd:
+    """Calls `callback` in `loop` once CLOCK_MONOTONIC has reached an armed time.
+
+    Timers of uvloop and asyncio have millisecond steps (0.6 to 1.8 ms late; uvloop's can fire
+    early); a timerfd is a high-resolution kernel timer that wakes the loop like any readable file.
+    Python has it in `os` from 3.13 on. The callback may come once more than a time was reached, if
+    the timer is armed anew just when the loop has woken up.
+
+    Raises:
+        OSError: the kernel gives no timer.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._spec = _ITimerSpec()
+        self._spec_pointer = ctypes.byref(self._spec)
+        self._fd = _libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, f"timerfd_create: {os.strerror(error)}")
+        loop.add_reader(self._fd, self._on_readable)
+
+    def arm(self, at_ns: int, interval_ns: int = 0) -> None:
+        """Fire at the absolute time `at_ns`, replacing any earlier deadline; then periodically."""
+        spec = self._spec
+        spec.value_s, spec.value_ns = divmod(max(at_ns, 1), _NS)  # zero would disarm the timer
+        spec.interval_s, spec.interval_ns = divmod(interval_ns, _NS)
+        _libc.timerfd_settime(self._fd, _TIMER_ABSTIME, self._spec_pointer, None)
+
+    def disarm(self) -> None:
+        """Fire no more until the timer is armed again."""
+        spec = self._spec
+        spec.value_s = spec.value_ns = 0
+        _libc.timerfd_settime(self._fd, _TIMER_ABSTIME, self._spec_pointer, None)
+
+    def close(self) -> None:
+        """Release the descriptor."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _on_readable(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # re-armed between the wake-up and this read
+            os.read(self._fd, 8)
+        self._callback()

@@ -1,0 +1,132 @@
+"""The installed package: its command, its versions, what a wheel holds."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+
+from connector_tax import __version__
+from connector_tax.__main__ import COMMANDS
+from connector_tax.config import ROOT
+
+# Loaded by the command's process: only the standard library is installed.
+BARE = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("msgspec", "numpy", "httptools", "yaml", "rich", "uvloop", "zmq"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def call(
+    *arguments: str, cwd: Path = ROOT, path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    paths = [str(path or ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
+    return subprocess.run(
+        [sys.executable, "-m", "connector_tax", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_one_version_everywhere() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    changes = re.search(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert changes is not None
+    assert citation["version"] == changes[1] == __version__
+    assert call("--version").stdout == f"connector-tax {__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_that_is_listed_starts(name: str) -> None:
+    assert name in call().stdout
+    module = import_module(f"connector_tax.{COMMANDS[name].module}")
+    assert callable(module.main)
+
+
+def test_arguments_and_exit_status_are_the_commands_own() -> None:
+    refused = call("plan", "--study", "no/such/study.json")
+    assert refused.returncode == 2
+    assert "no/such/study.json" in refused.stderr
+    unknown = call("lodgen")
+    assert unknown.returncode == 2
+    assert "found 'lodgen'; allowed: loadgen, engine," in unknown.stderr
+
+
+def test_a_missing_dependency_is_named_with_its_extra(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BARE)
+    bare = Path(f"{tmp_path}{os.pathsep}{ROOT / 'scripts'}")
+    assert call("--version", path=bare).returncode == 0
+    done = call("loadgen", "--help", path=bare)
+    assert done.returncode == 2
+    assert "pip install 'connector-tax[loadgen]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["load"], ["loadgen"]),
+        (["loadgen", "--ignore"], ["--ignore-eos"]),
+        (["--v"], ["--version"]),
+    ],
+)
+def test_bash_completes_commands_and_options(words: list[str], completed: list[str]) -> None:
+    program = f'{sys.executable} -m connector_tax "$@"'
+    script = (
+        f"connector-tax() {{ {program}; }}\n{call('--completion').stdout}"
+        f"COMP_WORDS=(connector-tax {' '.join(words)}); COMP_CWORD={len(words)}\n"
+        '_connector_tax; echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == completed, done.stderr
+
+
+def test_every_dependency_is_locked() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    names = {re.split(r"[\[=]", entry)[0] for entry in [*extras["loadgen"], *extras["study"]]}
+    for lock in ("pipeline.lock", "dev.lock"):
+        text = (ROOT / "envs" / lock).read_text()
+        locked = dict(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.M))
+        assert names - {"connector-tax"} <= locked.keys()
+        assert project["build-system"]["requires"] == [f"setuptools=={locked['setuptools']}"]
+
+
+@pytest.mark.long
+def test_a_wheel_is_enough_to_load_a_server_and_resolve_a_study(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "-w", str(tmp_path), str(ROOT)], check=True)
+    wheel = next(tmp_path.glob(f"connector_tax-{__version__}-*.whl"))
+    package = tmp_path / "package"
+    zipfile.ZipFile(wheel).extractall(package)
+    assert not (package / "benchmarks").exists()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shown = call("loadgen", "--help", cwd=elsewhere, path=package)
+    assert "--ignore-eos" in shown.stdout
+    resolve = (
+        "import connector_tax; from connector_tax.config import DEFAULTS, load_yaml;"
+        "from connector_tax.study.design import resolve;"
+        "study = resolve(load_yaml(DEFAULTS / 'config.yaml'), 'x')['study'];"
+        "print(connector_tax.__file__, study)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", resolve],
+        env={**os.environ, "PYTHONPATH": str(package)},
+        cwd=elsewhere,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == [str(package / "connector_tax" / "__init__.py"), "default"]
