@@ -202,7 +202,7 @@ def _scaled(frame: pl.DataFrame) -> pl.DataFrame:
     for name in frame.columns:
         series = frame[name]
         if not name.endswith(":r"):
-            columns.append(_narrow(series))
+            columns.append(series)
             continue
         values = series.to_numpy()
         known = values[~np.isnan(values)]
@@ -222,17 +222,6 @@ def _scaled(frame: pl.DataFrame) -> pl.DataFrame:
             rest = series.zip_with(pl.Series(~exact), pl.Series([None], dtype=pl.Float64))
             columns.append(rest.alias(f"{name[:-1]}e"))
     return pl.DataFrame(columns)
-
-
-def _narrow(series: pl.Series) -> pl.Series:
-    """Integers, and lists of them, in 32 bits where all fit."""
-    if series.dtype not in (pl.Int64, pl.List(pl.Int64)):
-        return series
-    values = series.explode() if series.dtype == pl.List(pl.Int64) else series
-    low, high = values.min(), values.max()
-    if low is None or high is None or not -(2**31) <= low <= high < 2**31:  # type: ignore[operator]
-        return series
-    return series.cast(pl.Int32 if values is series else pl.List(pl.Int32))
 
 
 # ---- columns to lines
