@@ -1,1 +1,16 @@
 """Benchmarks: commands that print one table with the machine on it. README.md lists them."""
+
+import sys
+from collections.abc import Callable
+
+from connector_tax.study.device import DeviceError, hold_devices
+
+
+def run_alone(main: Callable[[], int | None]) -> int:
+    """Run a command while nothing else is measured on this machine's CPUs; its exit status."""
+    try:
+        with hold_devices(["cpu"]):
+            return main() or 0
+    except DeviceError as error:
+        print(error, file=sys.stderr)
+        return 2

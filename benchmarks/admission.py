@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import run_alone
 from benchmarks.admission_replay import SOURCE_PASSES, replay
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.admission import AdmissionOptions
@@ -297,4 +298,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_alone(main))

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
+from benchmarks import run_alone
 from benchmarks.analysis_study import (
     BLOCKS,
     CONFIGS,
@@ -168,4 +169,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_alone(main))

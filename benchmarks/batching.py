@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 import numpy as np
 
 from benchmarks import rounds as turns
+from benchmarks import run_alone
 from benchmarks.squares import Squares
 from connector_tax.engine.batching import BatchedService
 
@@ -120,4 +121,4 @@ async def run(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(turns.main("batching", __doc__, run))
+    sys.exit(run_alone(lambda: turns.main("batching", __doc__, run)))

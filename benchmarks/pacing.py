@@ -23,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import run_alone
 from benchmarks.event_server import EventServer, two_cpus
 from connector_tax.loadgen import (
     AffinityPlan,
@@ -163,4 +164,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_alone(main))

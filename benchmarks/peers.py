@@ -30,6 +30,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import run_alone
 from benchmarks.event_server import EventServer, two_cpus
 from connector_tax.machine import machine
 
@@ -365,4 +366,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_alone(main))

@@ -25,6 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import run_alone
 from connector_tax.analysis.aggregate import sample_cells
 from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.ingest import Cell
@@ -569,4 +570,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_alone(main))

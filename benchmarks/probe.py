@@ -28,7 +28,7 @@ from benchmarks.probe_serving import serving
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.machine import cpu
-from connector_tax.study.guard import DeviceBusyError
+from connector_tax.study.device import DeviceError
 from connector_tax.study.preflight import GateError
 from connector_tax.vllm import step_probe
 
@@ -267,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     real.add_argument(
         "--blocks", type=_several, default=500, help="of four requests a launch (default: 500)"
     )
-    return run_command(parser, argv, _measure, (ArtifactError, DeviceBusyError, GateError))
+    return run_command(parser, argv, _measure, (ArtifactError, DeviceError, GateError))
 
 
 def _several(text: str) -> int:

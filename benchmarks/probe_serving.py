@@ -30,7 +30,7 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.files import ArtifactError
 from connector_tax.loadgen import PlannedRequest, RandomPrompts
 from connector_tax.machine import cpu
-from connector_tax.study.guard import device_lock
+from connector_tax.study.device import devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server_command import STEP_LOG_PREFIX, served_model
@@ -123,19 +123,18 @@ def serving(
         ArtifactError: the study holds no such configuration.
         GateError: a server did not start, serve or stop as it must, or the probe did not record
             when it was in, or recorded when it was out.
-        DeviceBusyError: another study or benchmark measures on the device.
+        DeviceError: another study or benchmark measures on the device.
     """
     known = [entry["id"] for entry in study["configurations"]]
     for configuration in configurations:
         if configuration not in known:
             raise ArtifactError(f"{configuration}: not in the study, which has {', '.join(known)}")
-    device = study["config"]["server"]["device"]
     print(
         f"{cpu()}; {launches} launches of {blocks} blocks of four requests, one at a time, of "
         f"{INPUT_TOKENS} + {OUTPUT_TOKENS} tokens"
     )
     with (
-        device_lock(device, "benchmark of the step probe"),
+        hold_devices(devices_of(study["config"])),
         tempfile.TemporaryDirectory() as text,
     ):
         folder = Path(text)

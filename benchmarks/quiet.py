@@ -35,7 +35,7 @@ from connector_tax.files import ArtifactError, read_json
 from connector_tax.loadgen import CellResult, Progress, make_offsets
 from connector_tax.machine import cpu
 from connector_tax.study.cell import cell_rule, load_generator
-from connector_tax.study.guard import DeviceBusyError, device_lock
+from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.machine import MachineWatch
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests
@@ -89,12 +89,11 @@ def cost(study: Mapping[str, Any], launches: int, blocks: int) -> None:
 
     Raises:
         GateError: a server did not start, serve or stop as it must.
-        DeviceBusyError: another study or benchmark measures on the device.
+        DeviceError: another study or benchmark measures on the device.
     """
-    device = study["config"]["server"]["device"]
     rate = study["config"]["phase_a"]["rates_rps"][0]
     print(f"{cpu()}; {launches} launches, {blocks} blocks of 4 x {SEGMENT_S:g} s, {rate:g} req/s")
-    with device_lock(device, "benchmark of the yardstick"), tempfile.TemporaryDirectory() as text:
+    with hold_devices(devices_of(study["config"])), tempfile.TemporaryDirectory() as text:
         ratios: dict[str, list[float]] = {"ttft": [], "tpot": []}
         for number in range(launches):
             folder = Path(text) / str(number)
@@ -238,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     live.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
     live.add_argument("--launches", type=int, default=2)
     live.add_argument("--blocks", type=int, default=15, help="of four segments, a launch")
-    return run_command(parser, argv, _run, (ArtifactError, DeviceBusyError, GateError))
+    return run_command(parser, argv, _run, (ArtifactError, DeviceError, GateError))
 
 
 def _run(arguments: argparse.Namespace) -> None:

@@ -26,6 +26,7 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks import rounds as turns
+from benchmarks import run_alone
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.engine.launch import free_port, running
 from connector_tax.files import read_json, read_jsonl, write_json
@@ -241,4 +242,4 @@ def _row(name: str, values: NDArray[np.float64], digits: tuple[int, ...]) -> str
 
 
 if __name__ == "__main__":
-    sys.exit(turns.main("serving", __doc__, run))
+    sys.exit(run_alone(lambda: turns.main("serving", __doc__, run)))

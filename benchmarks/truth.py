@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import run_alone
 from benchmarks.event_server import (
     EngineServer,
     EventServer,
@@ -202,4 +203,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_alone(main))

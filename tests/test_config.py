@@ -99,6 +99,10 @@ def test_h20_has_the_designs_numbers() -> None:
             ["plain", "$(rm -rf ~)"],
             "configurations[1]: found '$(rm -rf ~)'; allowed",
         ),
+        *(
+            ("server.host", host, f"server.host: found {host!r}; allowed: '127.0.0.1'")
+            for host in ("localhost", "::1", "0.0.0.0", "192.0.2.1")
+        ),
         ("study", "../elsewhere", "study: found '../elsewhere'; allowed: text matching"),
         ("cell.cap_s", 1, "cell.cap_s: found 1; allowed: at least cell.floor_s"),
         (

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,11 +28,31 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_durable(folder: Path) -> None:
+    """Make all that is in `folder` durable, and the names that lead to it.
+
+    For what other processes have written, before a file is written that vouches for it.
+    """
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if (path := Path(parent, name)).is_file() and not path.is_symlink():
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        fsync_directory(Path(parent))
+    for ancestor in folder.resolve().parents:
+        # A folder that may be passed and not read is not the study's.
+        with contextlib.suppress(PermissionError):
+            fsync_directory(ancestor)
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically and durably, creating parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(
-        prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
+        prefix=f".{path.name}.", suffix=f".{os.getpid()}@{platform.node()}.tmp", dir=path.parent
     )
     try:
         with os.fdopen(descriptor, "wb") as stream:

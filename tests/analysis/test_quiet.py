@@ -132,6 +132,7 @@ def checks(watched: Watched | None) -> dict[str, Any]:
     return assess(
         records=[], planned=0, shape=(1, 1), counters={"before": {}, "after": {}}, scrapes=[],
         window={"t_origin_ns": 0, "t_warmup_end_ns": 1, "t_stop_ns": 2},
+        cell={"floor_s": 1, "cap_s": 1}, wanted=10, suspended_ms=0,
         health={"processes": {"main": {}}}, clock="worker", bounds=bounds, watched=watched,
     )  # fmt: skip
 
@@ -140,6 +141,6 @@ def checks(watched: Watched | None) -> dict[str, Any]:
 def test_a_machine_that_was_to_be_watched_and_was_not_voids_the_cell(name: str) -> None:
     assert name not in checks(None)
     quiet = {**RULE, "min_quiet_share": 0.5}
-    found = checks(Watched(machine=None, quiet=quiet, wanted=10, level_ns=50.0))
+    found = checks(Watched(machine=None, quiet=quiet, level_ns=50.0))
     assert found[name]["value"] is None
     assert any(f"{name} missing" in reason for reason in void_reasons(found))

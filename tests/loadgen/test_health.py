@@ -203,28 +203,11 @@ def test_a_lost_message_or_a_dead_worker_fails(counter: str) -> None:
         ({"processes": {"main": {**GOOD, "loop_lag_max_ms": 101.0}, "worker0": GOOD}},
          "loop_lag_max_ms"),
         ({"processes": {"main": {**GOOD, "late_results": 1}, "worker0": GOOD}}, "lost_messages"),
+        ({"workers_died": [0]}, "workers_died"),
         ({"processes": {"main": GOOD, "worker0": UNTOLD}}, "lost_messages"),
     ],
 )  # fmt: skip
 def test_what_a_cell_and_the_command_find_wrong(changes: dict[str, Any], check: str) -> None:
-    def judged(health: dict[str, Any]) -> list[str]:
-        window = {"t_warmup_end_ns": 0, "t_stop_ns": 100 * MS}
-        scrapes = [{"t_ns": 10 * MS, "ok": True, "values": {}}]
-        totals = {"success": 10, "prompt_tokens": 10, "generation_tokens": 30,
-                  "prefix_cache_hits": 0, "external_prefix_cache_hits": 0}  # fmt: skip
-        checks = assess(
-            records=[to_builtins(record(k)) for k in range(10)],
-            planned=10,
-            shape=(1, 3),
-            window=window,
-            counters={"before": dict.fromkeys(totals, 0), "after": totals},
-            scrapes=scrapes,
-            health=health,
-            clock="kernel",
-            bounds=BOUNDS,
-        )
-        return [name for name, found in checks.items() if not found["pass"]]
-
     assert judged(WHOLE) == []
     assert judged({**WHOLE, **changes}) == [check]
     failed = [c.name for c in check_processes({**WHOLE, **changes}, "kernel") if not c.passed]
@@ -232,3 +215,45 @@ def test_what_a_cell_and_the_command_find_wrong(changes: dict[str, Any], check: 
     assert judged({k: v for k, v in WHOLE.items() if k != "workers"}) == [
         "silent_workers", "unopened_connections",
     ]  # fmt: skip
+
+
+def judged(
+    health: dict[str, Any], cell: dict[str, float] | None = None, wanted: int = 10, **changes: Any
+) -> list[str]:
+    """The failed checks of a cell of ten successes in a window of 100 ms."""
+    totals = {"success": 10, "prompt_tokens": 10, "generation_tokens": 30,
+              "prefix_cache_hits": 0, "external_prefix_cache_hits": 0}  # fmt: skip
+    facts: dict[str, Any] = {
+        "window": {"t_warmup_end_ns": 0, "t_stop_ns": 100 * MS},
+        "suspended_ms": 0,
+        **changes,
+    }
+    checks = assess(
+        records=[to_builtins(record(k)) for k in range(10)],
+        planned=10,
+        shape=(1, 3),
+        cell=cell or {"floor_s": 0.1, "cap_s": 1.0},
+        wanted=wanted,
+        counters={"before": dict.fromkeys(totals, 0), "after": totals},
+        scrapes=[{"t_ns": 10 * MS, "ok": True, "values": {}}],
+        health=health,
+        clock="kernel",
+        bounds=BOUNDS,
+        **facts,
+    )
+    return [name for name, found in checks.items() if not found["pass"]]
+
+
+def test_a_window_ends_between_floor_and_cap_with_enough_successes_or_at_the_cap() -> None:
+    assert judged(WHOLE, {"floor_s": 0.1, "cap_s": 0.1}, wanted=1000) == []
+    assert judged(WHOLE, {"floor_s": 0.1000001, "cap_s": 1.0}) == ["window_s"]
+    assert judged(WHOLE, {"floor_s": 0.01, "cap_s": 0.09}) == ["window_s"]
+    assert judged(WHOLE, wanted=11) == ["measured_ok"]
+    # A worker's death in the middle of a window ends it.
+    cut = {"t_warmup_end_ns": 0, "t_stop_ns": 95 * MS}
+    assert judged(WHOLE, window=cut) == ["window_s"]
+
+
+def test_a_suspend_voids_the_cell() -> None:
+    assert judged(WHOLE, suspended_ms=99) == []
+    assert judged(WHOLE, suspended_ms=2000) == ["suspended_ms"]

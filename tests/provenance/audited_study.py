@@ -216,12 +216,15 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     name = f"{document['seed']}/arrivals/block{index['block']}/{index['phase']}/{folder.name}"
     record["schedule"] |= {"seed": name, "gamma_shape": None}
     generator = LOAD_GENERATOR if record["valid"] else LAGGING
-    record |= {"server_counters": counters, "load_generator": generator}
+    record |= {"server_counters": counters, "load_generator": generator, "suspended_ms": 0}
     record["health"] = assess(
         records=requests,
         planned=record["counts"]["planned"],
         shape=(record["input_tokens"], record["output_tokens"]),
         window=record["window"],
+        cell=document["config"]["cell"],
+        wanted=document["config"]["cell"]["min_completed"],
+        suspended_ms=0,
         counters=counters,
         scrapes=metrics,
         health=record["load_generator"],

@@ -557,6 +557,16 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
         forged_record(NOOP_CELL, "health", "schedule_lag_p99_ms", "value", value=0.01),
         "validity", "schedule_lag_p99_ms.value"),
     "a late cell that says it is valid": (claim_validity, "validity", "the checks give False"),
+    "a worker that died": (
+        forged_record(NOOP_CELL, "load_generator", "workers_died", value=[0]),
+        "validity", "workers_died"),
+    "a machine that was suspended": (
+        forged_record(NOOP_CELL, "suspended_ms", value=5000), "validity", "suspended_ms"),
+    "a window cut below its floor": (
+        json_value("study.json", "config", "cell", "floor_s", value=60), "validity", "window_s"),
+    "fewer successes than the design wants": (
+        json_value("study.json", "config", "cell", "min_completed", value=10**6),
+        "validity", "measured_ok"),
     "a valid cell called void": (
         forged_record(NOOP_CELL, "valid", value=False), "validity", "valid is False"),
     "another seed's name": (

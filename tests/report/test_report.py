@@ -14,7 +14,7 @@ from connector_tax.analysis import aggregate
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import read_json, write_text
+from connector_tax.files import read_json, write_json, write_text
 from connector_tax.report.__main__ import main
 from connector_tax.report.launches import LaunchReport, overhead
 from connector_tax.report.page import render
@@ -167,6 +167,19 @@ def test_a_launch_that_left_nothing_is_missing_not_absent(tmp_path: Path) -> Non
     text = Page(render(study)).text
     assert "7 missing, of" in text
     assert "no index.json" in text
+
+
+def test_what_disturbs_by_the_cpus_given_stands_in_the_report(tmp_path: Path) -> None:
+    study = _study(tmp_path, Design())
+    assert "CPUs" not in Page(render(study)).text
+    shared = "3 cores: the load generator and its workers share one core"
+    paths = sorted(study.root.glob("runs/*/*/*/index.json"))
+    for path in paths[:2]:
+        index = read_json(path)
+        index["attempts"] = [{"load_generator": {"affinity": {"warnings": [shared]}}}, {}]
+        write_json(path, index)
+    launched = sum(map(len, study.document["run_order"].values()))
+    assert f"{shared} (2 of {launched} launches)" in Page(render(study)).text
 
 
 def test_overhead_is_the_ratio_of_the_summed_times(full: StudyTables) -> None:

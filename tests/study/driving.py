@@ -13,7 +13,7 @@ from connector_tax.files import read_json
 from connector_tax.study.design import resolve
 from connector_tax.study.guard import PARENT_VARIABLE
 from tests.study_folder import write_stages
-from tests.workflow.harness import TINY
+from tests.workflow.harness import TINY, device_for
 from tests.workflow.small import smaller
 
 
@@ -26,7 +26,7 @@ def write_study(root: Path, faults: list[dict[str, Any]] | None = None) -> Path:
     """
     config = yaml.safe_load(smaller(TINY.read_text()))
     # One device for each folder: tests must not wait for each other.
-    config["server"]["device"] = f"t{abs(hash(str(root))) % 10**9}"
+    config["server"]["device"] = device_for(root)
     study = resolve(config, "tiny.yaml")
     if faults:
         definition = study["config"]["engine"]["definition_content"]
@@ -54,6 +54,12 @@ def start_driver(
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def as_user(uid: int) -> list[str]:
+    """A prefix that makes root's command that of another user, who may read this interpreter."""
+    reading = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+    return ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", *reading]
 
 
 def drive(

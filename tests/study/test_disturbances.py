@@ -150,6 +150,28 @@ def test_a_server_that_dies_ends_its_launch_and_the_next_run_completes_it(
     assert not list(launch_folder(study_file).glob("*.partial"))
 
 
+def test_a_load_generator_that_loses_a_worker_measures_nothing_more(study_file: Path) -> None:
+    driver = start_driver(study_file)
+    while not in_first_cell(study_file):
+        assert driver.poll() is None, driver.communicate()
+        time.sleep(0.005)
+    children = psutil.Process(driver.pid).children(recursive=True)
+    (worker,) = (p for p in children if "connector_tax.loadgen.worker" in " ".join(p.cmdline()))
+    time.sleep(0.3)
+    worker.kill()
+    output, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 0, output
+    index = index_of(study_file)
+    assert index["status"] == "failed"
+    assert "a worker of the load generator died in cell r20 (kept as r20.void1)" in index["reason"]
+    assert "the same command measures the missing cells" in index["reason"]
+    assert {entry["status"] for entry in index["cells"]} == {"missing"}
+    aside = read_json(launch_folder(study_file) / "r20.void1" / "cell_A_r20.json")
+    reasons = " ".join(aside["void_reasons"])
+    assert "workers of the load generator died: workers_died 1, allowed 0" in reasons
+    assert "the window was cut short, or is longer than its cap: window_s" in reasons
+
+
 def test_the_logs_of_a_killed_attempt_name_no_path_of_the_machine(tmp_path: Path) -> None:
     study_file = write_study(tmp_path / "results" / "tiny", [{"kind": "refuse_start"}])
     folder = launch_folder(study_file)

@@ -12,7 +12,7 @@ from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import write_json
 from connector_tax.study import doctor
 from connector_tax.study.design import resolve
-from connector_tax.study.guard import device_lock
+from connector_tax.study.device import hold_devices
 
 
 def findings(
@@ -129,8 +129,13 @@ def test_every_cpu_has_a_clock_governor_of_its_own(
 def test_a_host_that_is_not_this_machine_s_has_no_free_port(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # An address of TEST-NET-1, which no machine has.
-    _, rows = findings(tmp_path, capsys, "config", host="192.0.2.1")
+    study = resolve(load_yaml(ROOT / "config/config.yaml"), "config")
+    # An address of TEST-NET-1, which no machine has; a configuration that names it is refused.
+    study["config"]["server"] |= {"device": "doctor_tests", "host": "192.0.2.1"}
+    write_json(tmp_path / "study.json", study)
+    assert doctor.main(["--study", str(tmp_path / "study.json"), "--json"]) == 1
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    rows = {row["check"]: (row["verdict"], row["text"]) for row in lines}
     assert rows["ports"][0] == "fail"
     assert "192.0.2.1" in rows["ports"][1]
 
@@ -138,11 +143,11 @@ def test_a_host_that_is_not_this_machine_s_has_no_free_port(
 def test_a_device_in_use_is_told_with_its_holder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with device_lock("doctor_tests_busy", "somebody else"):
+    with hold_devices(["doctor_tests_busy"]):
         status, rows = findings(tmp_path, capsys, "config", device="doctor_tests_busy")
     assert status == 1
     assert rows["device"][0] == "fail"
-    assert "somebody else" in rows["device"][1]
+    assert f"pid {os.getpid()}, user " in rows["device"][1]
 
 
 def test_the_duration_and_the_artifacts_grow_with_the_blocks(

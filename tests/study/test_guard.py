@@ -1,11 +1,13 @@
-"""Nothing outlives its owner, and one device serves one launch."""
+"""Nothing outlives its owner."""
 
 import os
+import platform
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,65 +15,14 @@ import pytest
 
 from connector_tax.study.guard import (
     LAUNCH_VARIABLE,
+    OTHERS_TEMPORARY_S,
     PARENT_VARIABLE,
-    DeviceBusyError,
-    device_lock,
+    ParentProcess,
     kill_leftovers,
     leftovers,
+    own_jobs,
+    remove_temporaries,
 )
-
-HOLD = """
-import sys
-from connector_tax.study.guard import device_lock
-with device_lock("testdevice", "the other study"):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.fixture(autouse=True)
-def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-
-
-@pytest.fixture
-def holder() -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.communicate()
-
-
-@pytest.mark.usefixtures("holder")
-def test_a_second_launch_on_the_device_is_refused_and_told_who_holds_it() -> None:
-    with (
-        pytest.raises(DeviceBusyError, match=r"'testdevice' is in use .*the other study"),
-        device_lock("testdevice", "me", wait_s=0.1),
-    ):
-        pytest.fail("two launches hold one device")
-
-
-def test_a_killed_holder_frees_the_device(holder: subprocess.Popen[str]) -> None:
-    holder.kill()
-    with device_lock("testdevice", "me"):
-        pass
-
-
-@pytest.mark.usefixtures("holder")
-def test_two_devices_do_not_exclude_each_other() -> None:
-    with device_lock("otherdevice", "me", wait_s=0.1):
-        pass
-
-
-def test_the_lock_folder_is_private(tmp_path: Path) -> None:
-    with device_lock("testdevice", "me"):
-        folders = list(tmp_path.glob("connector-tax-*"))
-        assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700]
 
 
 def test_a_driver_notices_the_death_of_a_parent_that_is_not_its_own() -> None:
@@ -79,10 +30,10 @@ def test_a_driver_notices_the_death_of_a_parent_that_is_not_its_own() -> None:
     code = (
         "import os, signal;"
         "from connector_tax.study.guard import watch_parent;"
-        "watch_parent(lambda: os._exit(7));"
+        "watch_parent(lambda: os._exit(7), print);"
         "print('watching', flush=True); signal.pause()"
     )
-    environment = {**os.environ, PARENT_VARIABLE: str(owner.pid)}
+    environment = {**os.environ, PARENT_VARIABLE: str(ParentProcess.of(owner.pid))}
     driver = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
     )
@@ -92,6 +43,66 @@ def test_a_driver_notices_the_death_of_a_parent_that_is_not_its_own() -> None:
     owner.communicate()
     assert driver.wait(timeout=20) == 7
     driver.stdout.close()
+
+
+def watched(parent: str) -> subprocess.CompletedProcess[str]:
+    """A driver that watches `parent` and then ends by itself with status 0."""
+    code = (
+        "import os; from connector_tax.study.guard import watch_parent;"
+        "watch_parent(lambda: os._exit(7), lambda line: print(line, flush=True))"
+    )
+    environment = {**os.environ, PARENT_VARIABLE: parent}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_pid_that_now_belongs_to_another_process_is_no_parent() -> None:
+    stale = replace(ParentProcess.of(os.getpid()), started=1)
+    driver = watched(str(stale))
+    assert driver.returncode == 7
+    assert f"names process {os.getpid()}, which is gone; unset it" in driver.stdout
+
+
+def test_a_process_of_another_machine_or_container_is_told_and_not_watched() -> None:
+    # A pid that is not here: by the pid alone the driver would end.
+    foreign = replace(ParentProcess.of(os.getpid()), pid=2**22 + 1, where="another-boot/1")
+    driver = watched(str(foreign))
+    assert driver.returncode == 0
+    assert "names a process of another machine or container: not watched" in driver.stdout
+
+
+def test_a_parent_that_cannot_be_read_is_refused() -> None:
+    driver = watched("4711")
+    assert driver.returncode == 1
+    assert "found '4711'; allowed: what Snakemake's start sets it to" in driver.stderr
+
+
+def test_jobs_keep_a_running_owner_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    mine, owner = ParentProcess.of(os.getpid()), ParentProcess.of(os.getppid())
+    for named, kept in (
+        (owner, owner),
+        (replace(owner, started=1), mine),
+        (replace(owner, where="another-boot/1"), mine),
+    ):
+        monkeypatch.setenv(PARENT_VARIABLE, str(named))
+        own_jobs()
+        assert os.environ[PARENT_VARIABLE] == str(kept)
+
+
+def test_a_temporary_file_is_deleted_when_its_writer_is_gone(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    here, old = platform.node(), time.time() - OTHERS_TEMPORARY_S - 1
+    kept = [f".a.x1.{os.getpid()}@{here}.tmp", f".a.x2.{gone.pid}@elsewhere.tmp", "a.tmp"]
+    left = [f".a.x3.{gone.pid}@{here}.tmp", ".a.x4.1@elsewhere.tmp", ".a.x5.tmp"]
+    for name in (*kept, *left):
+        (tmp_path / name).write_text("half")
+    for name in left[1:]:
+        os.utime(tmp_path / name, (old, old))
+    assert remove_temporaries(tmp_path) == len(left)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
 def test_leftovers_of_a_launch_are_found_by_their_folder_and_killed(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """Launches with a watched machine: what is left out, by the analysis and by the audit."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from connector_tax.provenance.audit_records import check_records, recomputed_che
 from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.claims import FAIL, Ledger
 from connector_tax.study.guard import PARENT_VARIABLE
+from connector_tax.study.server_command import affinity_plan
 from tests.study.driving import arguments, launch_folder, write_study
 
 RULE = {"interval_ms": 10, "elements": 100, "chunk_ms": 100, "min_quiet_share": 0.0,
@@ -115,6 +119,73 @@ def test_a_machine_slower_than_the_studys_level_voids_the_cell(tmp_path: Path) -
     drive(study_file)
     reasons = [str(cell.reason) for cell in cells_of(study_file, "plain")]
     assert all("slower than the study's quiet level, server idle" in text for text in reasons)
+
+
+@pytest.mark.long
+def test_busy_neighbours_on_the_servers_cores_void_the_cells(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path)
+    edit(study_file, {"validity": {"max_foreign_cpu": 0.1}}, {})
+    plan = affinity_plan(read_json(study_file))
+    if not plan.enabled:
+        pytest.skip("on a single core nothing is pinned")
+    busy = [
+        subprocess.Popen(["taskset", "-c", str(cpu), sys.executable, "-c", "while True: pass"])
+        for cpu in plan.server
+    ]
+    try:
+        drive(study_file)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    cells = cells_of(study_file, "plain")
+    assert {cell.status for cell in cells} == {"void"}
+    study, raw = raw_cells(study_file)
+    for cell, again in zip(cells, raw, strict=True):
+        assert "other processes used the server's CPUs: foreign_cpu_server" in str(cell.reason)
+        assert not recomputed_checks(study, again)["foreign_cpu_server"]["pass"]
+
+
+@pytest.fixture
+def throttled_group() -> Iterator[Path]:
+    """A control group that gets 15% of one CPU, in periods of 20 ms."""
+    for base, version in ((Path("/sys/fs/cgroup"), 2), (Path("/sys/fs/cgroup/cpu"), 1)):
+        group = base / f"connector_tax_test_{os.getpid()}"
+        try:
+            group.mkdir()
+            if version == 2:
+                (group / "cpu.max").write_text("3000 20000")
+            else:
+                (group / "cpu.cfs_period_us").write_text("20000")
+                (group / "cpu.cfs_quota_us").write_text("3000")
+            break
+        except OSError:
+            if group.is_dir():
+                group.rmdir()
+    else:
+        pytest.skip("making a control group with a CPU quota needs root and the cpu controller")
+    yield group
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.05)
+
+
+@pytest.mark.long
+def test_a_control_group_out_of_quota_voids_the_cells(
+    tmp_path: Path, throttled_group: Path
+) -> None:
+    study_file = write_study(tmp_path)
+    command = [sys.executable, "-m", "connector_tax.study.launch", *arguments(study_file)]
+    inherited = {k: v for k, v in os.environ.items() if k != PARENT_VARIABLE}
+    join = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(throttled_group)]
+    subprocess.run([*join, *command], env=inherited, check=True, capture_output=True, timeout=280)
+    study, raw = raw_cells(study_file)
+    for cell, again in zip(cells_of(study_file, "plain"), raw, strict=True):
+        assert cell.status == "void"
+        assert "the control group's CPU quota was used up: throttled_periods" in str(cell.reason)
+        assert not recomputed_checks(study, again)["throttled_periods"]["pass"]
 
 
 def test_a_cell_without_its_machine_file_fails_the_audit(tmp_path: Path) -> None:

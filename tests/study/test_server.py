@@ -129,6 +129,55 @@ def test_the_server_dies_with_its_driver(tmp_path: Path) -> None:
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_companion_dies_with_the_server_and_so_with_the_driver(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path;"
+        "from connector_tax.study.server import Server;"
+        "from connector_tax.study.server_command import ServerCommand;"
+        "from connector_tax.vllm.launch import Companion;"
+        "port = int(sys.argv[2]); serve = [sys.executable, '-m', 'http.server', str(port)];"
+        "c = ServerCommand(['sleep', '1000'], {}, {}, [Companion('side', serve, port)]);"
+        "s = Server(Path(sys.argv[1]), c, 't', '127.0.0.1', 1); s.start();"
+        "[time.sleep(0.01) for _ in iter(lambda: 'sleep' in"
+        " Path(f'/proc/{s.pid}/cmdline').read_text(), True)];"
+        "print(s.companion_pids()['side'], flush=True); sys.stdin.read()"
+    )
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), str(free_port(HOST))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert driver.stdout is not None
+    companion = psutil.Process(int(driver.stdout.readline()))
+    assert "http.server" in companion.cmdline()
+    driver.send_signal(signal.SIGKILL)
+    driver.communicate()
+    psutil.wait_procs([companion], timeout=20)
+    assert not companion.is_running() or companion.status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_a_server_leaves_in_its_temporary_folder_is_gone_with_it(
+    tmp_path: Path, started: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    folder = tmp_path / "launch"
+    folder.mkdir()
+    prelude = "import tempfile; print(tempfile.mkstemp()[1], file=sys.stderr, flush=True)"
+    for _ in range(2):
+        server = web_server(folder, prelude)
+        started.append(server)
+        server.start()
+        server.wait_ready(20)
+        left = Path((folder / "vllm_stderr.log").read_text().strip())
+        assert left.exists()
+        assert left.parent.parent == tmp_path
+        assert left.parent.stat().st_mode & 0o777 == 0o700
+        server.kill()  # a driver that is killed has no time to tidy up; the next start does
+    server.stop(grace_s=5)
+    assert sorted(tmp_path.iterdir()) == [folder]
+
+
 def test_values_are_never_interpreted_by_the_shell(tmp_path: Path) -> None:
     hostile = "$(touch pwned) `touch pwned`; touch pwned 'x' \"y\""
     command = ServerCommand(["printf", "%s", hostile], {"VALUE": hostile})

@@ -27,13 +27,17 @@ def command(folder: Path, *targets: str, options: tuple[str, ...] = ()) -> list[
 
 
 def environment(folder: Path) -> dict[str, str]:
-    # The device lock lives below TMPDIR: studies of different tests must not exclude each other.
     inherited = {k: v for k, v in os.environ.items() if k != PARENT_VARIABLE}
     return {
         **inherited,
         "TMPDIR": str(temporary_folder(folder)),
         "XDG_CACHE_HOME": str(folder / "cache"),
     }
+
+
+def device_for(folder: Path) -> str:
+    """The name of a device that belongs to `folder` alone."""
+    return f"t{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
 
 
 def temporary_folder(folder: Path) -> Path:
@@ -46,7 +50,9 @@ def temporary_folder(folder: Path) -> Path:
 
 def prepare(folder: Path, edit: Callable[[str], str] = str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "study.yaml").write_text(edit(TINY.read_text()))
+    # One device for each folder: tests must not wait for each other.
+    text = TINY.read_text().replace("device: tiny", f"device: {device_for(folder)}")
+    (folder / "study.yaml").write_text(edit(text))
     return folder
 
 

@@ -1,5 +1,6 @@
 # Configuration, its checks, and what the other stages share.
 import json
+import sys
 from pathlib import Path
 
 import connector_tax
@@ -15,6 +16,7 @@ from connector_tax.study.remeasure import (
     check_design,
     keep_old_design,
     request_remeasuring,
+    withdraw_damaged,
 )
 
 # A configuration named on the command line stands alone; it is not laid over the default.
@@ -48,6 +50,9 @@ def checked_design(wildcards):
     try:
         check_design(STUDY, Path(RESULTS), SOURCE, options.forceall)
         request_remeasuring(STUDY, Path(RESULTS), options.forcerun, options.forceall)
+        if options.force_incomplete and not workflow.dryrun:
+            for line in withdraw_damaged(STUDY, Path(RESULTS)):
+                print(line, file=sys.stderr)
     except ConfigError as error:
         raise WorkflowError(str(error)) from None
     return []

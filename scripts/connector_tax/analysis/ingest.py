@@ -162,7 +162,8 @@ def _check_record(record: Any, path: Path, key: CellKey, entry: CellEntry) -> No
         raise ArtifactError(f"{path.parent.parent / paths.INDEX}: no hash of {path.name}")
     if sha256_file(path) != entry.files[path.name]:
         raise ArtifactError(
-            f"{path}: sha256 is not what index.json says: the file changed after it was measured"
+            f"{path}: sha256 is not what index.json says: the file changed after it was measured."
+            " To measure the cell again, the damaged one kept: --rerun-incomplete"
         )
     for name in ("config", "block", "phase", "cell"):
         if record.get(name) != getattr(key, name):

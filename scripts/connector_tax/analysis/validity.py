@@ -12,7 +12,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from connector_tax.analysis.quiet import SIDES, Machine, undisturbed
-from connector_tax.artifacts.checks import CHECKS, MACHINE_CHECKS, UNSTAMPED_SHARE_MAX
+from connector_tax.artifacts.checks import (
+    CHECKS,
+    MACHINE_CHECKS,
+    SUSPENDED_MS_MAX,
+    UNSTAMPED_SHARE_MAX,
+)
 from connector_tax.artifacts.names import REQUEST_STATUSES
 
 Check = dict[str, Any]
@@ -56,6 +61,9 @@ def assess(
     planned: int,
     shape: tuple[int, int],
     window: Mapping[str, Any],
+    cell: Mapping[str, Any],
+    wanted: int,
+    suspended_ms: int,
     counters: Mapping[str, Mapping[str, float | None]],
     scrapes: Sequence[Mapping[str, Any]],
     health: Mapping[str, Any],
@@ -70,6 +78,9 @@ def assess(
         planned: how many requests the schedule holds before the end of arrivals.
         shape: input and output tokens of every request of the cell.
         window: `t_origin_ns, t_warmup_end_ns, t_stop_ns` of the cell.
+        cell: the `cell` section of the configuration.
+        wanted: the successes the cell was to have.
+        suspended_ms: how long the machine was suspended during the cell.
         counters: server counters `before` and `after` the cell.
         scrapes: the cell's metrics records.
         health: the load generator's own record (`CellResult.health`).
@@ -86,13 +97,17 @@ def assess(
         **_schedule_checks(measured, counted, bounds),
         "unaccounted_requests": _at_most(abs(planned - len(records)) + _unfinished(records), 0),
         "error_rate": _at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
+        **_window_checks(measured, window, cell, wanted),
         **_server_checks(ok, len(failed), shape, counters),
         **_generator_checks(health, bounds),
         "unstamped_reads": _at_most(_unstamped_share(health, clock), UNSTAMPED_SHARE_MAX),
         "metrics_scrapes": _scrape_check(scrapes, window),
+        "suspended_ms": _at_most(suspended_ms, SUSPENDED_MS_MAX),
     }
     assert checks.keys() == CHECKS.keys() - MACHINE_CHECKS
-    return checks if watched is None else checks | _machine_checks(counted, watched, bounds)
+    if watched is None:
+        return checks
+    return checks | _machine_checks(counted, watched, wanted, bounds)
 
 
 def _counted(measured: Sequence[Record], watched: "Watched") -> list[Record]:
@@ -126,6 +141,10 @@ def _shown(value: Any) -> str:
 
 def _at_most(value: float | None, bound: float) -> Check:
     return {"value": value, "bound": bound, "pass": value is not None and value <= bound}
+
+
+def _at_least(value: float | None, bound: float) -> Check:
+    return {"value": value, "bound": bound, "pass": value is not None and value >= bound}
 
 
 def _within(value: float | None, low: float, high: float) -> Check:
@@ -185,6 +204,23 @@ def _schedule_checks(
     }
 
 
+def _window_checks(
+    measured: Sequence[Mapping[str, Any]],
+    window: Mapping[str, Any],
+    cell: Mapping[str, Any],
+    wanted: int,
+) -> dict[str, Check]:
+    """The window ends with enough successes, or at its cap with what there are."""
+    low_ns, cap_ns = (round(cell[name] * 1e9) for name in ("floor_s", "cap_s"))
+    length_ns = window["t_stop_ns"] - window["t_warmup_end_ns"]
+    return {
+        "window_s": _within(length_ns / 1e9, low_ns / 1e9, cap_ns / 1e9),
+        "measured_ok": _at_least(
+            sum(r["status"] == "ok" for r in measured), wanted if length_ns < cap_ns else 0
+        ),
+    }
+
+
 def _server_checks(
     ok: Sequence[Mapping[str, Any]],
     failed: int,
@@ -224,6 +260,7 @@ def _generator_checks(health: Mapping[str, Any], bounds: Mapping[str, float]) ->
     counted.append(health["processes"].get("main", {}).get("late_results"))
     lost = None if None in counted else sum(counted)
     workers, each = health.get("workers"), health.get("connections_per_worker")
+    died = health.get("workers_died")
     silent = unopened = None
     if workers is not None and each is not None:
         silent = workers - sum(name != "main" for name in health["processes"])
@@ -232,6 +269,7 @@ def _generator_checks(health: Mapping[str, Any], bounds: Mapping[str, float]) ->
         "loop_lag_p99_ms": _at_most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
         "loop_lag_max_ms": _at_most(worst("loop_lag_max_ms"), bounds["loop_lag_max_ms"]),
         "cpu_share": _at_most(worst("cpu_share"), bounds["max_cpu_share"]),
+        "workers_died": _at_most(None if died is None else len(died), 0),
         "silent_workers": _at_most(silent, 0),
         "unopened_connections": _at_most(unopened, 0),
         "lost_messages": _at_most(lost, 0),
@@ -256,38 +294,37 @@ class Watched:
     Attributes:
         machine: the cell's machine file; None: there is none.
         quiet: the `quiet` section of the configuration.
-        wanted: the successes the cell was to have.
         level_ns: the study's quiet level, ns for each load; None: not known.
     """
 
     machine: Machine | None
     quiet: Mapping[str, Any]
-    wanted: int
     level_ns: float | None
 
 
 def _machine_checks(
-    counted: Sequence[Mapping[str, Any]], watched: Watched, bounds: Mapping[str, float]
+    counted: Sequence[Mapping[str, Any]], watched: Watched, wanted: int, bounds: Mapping[str, float]
 ) -> dict[str, Check]:
+    """The checks of MACHINE_CHECKS."""
     machine, level = watched.machine, watched.level_ns
-    factor = quiet = None
+    factor = quiet = throttled = None
     foreign: dict[str, float | None] = dict.fromkeys(SIDES)
     if machine is not None:
         quiet = sum(r["status"] == "ok" for r in counted)
         if level is not None:
             factor = max(machine.looks.values()) / level
         foreign = {side: machine.cpus[side].foreign for side in SIDES}
-    least = math.ceil(watched.quiet["min_quiet_share"] * watched.wanted)
-    return {
-        "quiet_requests": {
-            "value": quiet,
-            "bound": least,
-            "pass": quiet is not None and quiet >= least,
-        },
+        throttled = machine.throttled
+    checks = {
+        "quiet_requests": _at_least(quiet, math.ceil(watched.quiet["min_quiet_share"] * wanted)),
         "idle_memory_factor": _at_most(factor, bounds["max_idle_memory_factor"]),
         "foreign_cpu_server": _at_most(foreign["server"], bounds["max_foreign_cpu"]),
         "foreign_cpu_loadgen": _at_most(foreign["loadgen"], bounds["max_foreign_cpu"]),
+        "throttled_periods": _at_most(throttled, 0),
     }
+    if machine is not None and throttled is None:
+        del checks["throttled_periods"]
+    return checks
 
 
 def _scrape_check(scrapes: Sequence[Mapping[str, Any]], window: Mapping[str, Any]) -> Check:

@@ -34,6 +34,8 @@ CHECKS: Mapping[str, CheckKind] = {
     ),
     "unaccounted_requests": CheckKind("scheduled requests without exactly one outcome"),
     "error_rate": CheckKind("too many requests failed", {"max_error_rate": 0.01}),
+    "window_s": CheckKind("the window was cut short, or is longer than its cap"),
+    "measured_ok": CheckKind("too few requests of the window succeeded"),
     "server_success_excess": CheckKind("successes counted by client and server differ"),
     "server_prompt_tokens_excess": CheckKind("prompt tokens counted by client and server differ"),
     "server_generation_tokens_excess": CheckKind(
@@ -50,6 +52,7 @@ CHECKS: Mapping[str, CheckKind] = {
     "cpu_share": CheckKind(
         "a process of the load generator was short of CPU", {"max_cpu_share": 0.9}
     ),
+    "workers_died": CheckKind("workers of the load generator died"),
     "silent_workers": CheckKind("workers of the load generator died or did not tell their health"),
     "unopened_connections": CheckKind(
         "connections to the server could not be opened before the cell"
@@ -57,6 +60,7 @@ CHECKS: Mapping[str, CheckKind] = {
     "unstamped_reads": CheckKind("reads lack the kernel's stamp though the clock is the kernel's"),
     "lost_messages": CheckKind("messages were dropped, undecodable or oversized"),
     "metrics_scrapes": CheckKind("/metrics was not read inside the window, or a scrape failed"),
+    "suspended_ms": CheckKind("the machine was suspended"),
     "quiet_requests": CheckKind("machine disturbed: too few requests in quiet time", machine=True),
     "idle_memory_factor": CheckKind(
         "machine disturbed: slower than the study's quiet level, server idle",
@@ -73,6 +77,10 @@ CHECKS: Mapping[str, CheckKind] = {
         {"max_foreign_cpu": 0.1},
         machine=True,
     ),
+    # Where the kernel counts it.
+    "throttled_periods": CheckKind(
+        "machine disturbed: the control group's CPU quota was used up", machine=True
+    ),
 }
 MACHINE_CHECKS = tuple(name for name, check in CHECKS.items() if check.machine)
 # What a study is judged by where its `validity` section does not say otherwise.
@@ -81,3 +89,5 @@ BOUNDS: Mapping[str, float] = {
 }
 # The share of reads that may lack a stamp: a wall clock set anew takes it from those under way.
 UNSTAMPED_SHARE_MAX = 0.01
+# Two clocks cannot be read at one moment; a suspend lasts seconds.
+SUSPENDED_MS_MAX = 100

@@ -56,6 +56,7 @@ ANALYSIS_FILES = (
 # last: without it the launch has not ended.
 INDEX = "index.json"
 FAILED_INDEX = "index.failed.json"
+DAMAGED_INDEX = "index.damaged.json"
 ATTEMPTS = "attempts.json"
 LAUNCH_CONFIG = "config.json"
 LAUNCH_SCRIPT = "launch.sh"

@@ -18,6 +18,7 @@ from connector_tax.calibration.design import PHASE
 from connector_tax.engine.truth import LaunchTruth, RequestTruth
 from connector_tax.files import read_jsonl
 from connector_tax.study import cell as cells
+from connector_tax.study.device import devices_of, hold_devices
 from connector_tax.study.processes import ServerProcesses
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server
@@ -42,11 +43,13 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
 
     Raises:
         ServerError: the server did not start, or ended during the cell.
+        DeviceError: something else is measured on the device.
     """
     folder = launch.folder(root)
     folder.mkdir(parents=True)
     planned = document["cells"][PHASE][0]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(hold_devices(devices_of(document["config"])))
         plan = affinity_plan(document)
         if plan.enabled:
             stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))

@@ -25,11 +25,12 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         return {}
     bounds, quiet = study.config["validity"], study.config["quiet"]
     found: dict[str, Any] = dict.fromkeys(
-        ("quiet_requests", "idle_memory_factor", "server", "loadgen")
+        ("quiet_requests", "idle_memory_factor", "server", "loadgen", "throttled_periods")
     )
     if cell.path("machine").exists():
         lines = cell.machine
         found |= _cpu_shares(lines)
+        found["throttled_periods"] = _throttled(lines)
         found["quiet_requests"] = len(quiet_successes(study, cell) or ())
         level = read_json(study.root / "environment.json").get("quiet_level")
         if level is not None:
@@ -43,14 +44,18 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         wanted = precision["min_completed_floor"]
     least = math.ceil(quiet["min_quiet_share"] * wanted)
     value = found["quiet_requests"]
-    return {
+    checks = {
         "quiet_requests": {
             "value": value, "bound": least, "pass": value is not None and value >= least,
         },
         "idle_memory_factor": _most(found["idle_memory_factor"], bounds["max_idle_memory_factor"]),
         "foreign_cpu_server": _most(found["server"], bounds["max_foreign_cpu"]),
         "foreign_cpu_loadgen": _most(found["loadgen"], bounds["max_foreign_cpu"]),
+        "throttled_periods": _most(found["throttled_periods"], 0),
     }  # fmt: skip
+    if cell.path("machine").exists() and found["throttled_periods"] is None:
+        del checks["throttled_periods"]  # the kernel did not count it
+    return checks
 
 
 def quiet_successes(study: RawStudy, cell: RawCell) -> list[int] | None:
@@ -146,6 +151,11 @@ def _steal_shares(begin: Row, before: Row, mark: Row) -> list[float]:
         (after - earlier) / len(begin[side]) / wall_ms
         for side, (earlier, after) in zip(("loadgen", "server"), totals, strict=True)
     ]
+
+
+def _throttled(lines: Sequence[Row]) -> int | None:
+    counts = [r["counters"]["throttled"] for r in lines if r["kind"] in ("begin", "second")]
+    return None if counts[-1] is None else int(counts[-1] - counts[0])
 
 
 def _cpu_shares(lines: Sequence[Row]) -> dict[str, float]:

@@ -28,6 +28,8 @@ FAILED = ("error", "timeout", "cancelled")
 ENDED = ("ok", *FAILED)
 STATUSES = (*ENDED, "dropped")
 LATER_CHECKS = {"loop_lag_max_ms", "silent_workers", "unopened_connections", "unstamped_reads"}
+# A cell recorded before they were checks lists none of them; they hold for it all the same.
+LATEST_CHECKS = {"workers_died", "window_s", "measured_ok", "suspended_ms", "throttled_periods"}
 ORDER = ("issue", "worker", "conn", "send", "headers", "first_token", "last_token", "done")
 COUNTERS = {
     "success": "vllm:request_success_total",
@@ -202,6 +204,8 @@ def _counters(cell: RawCell) -> Iterator[str]:
 def _validity(study: RawStudy, cell: RawCell) -> Iterator[str]:
     found = recomputed_checks(study, cell)
     valid = all(check["pass"] for check in found.values())
+    if not LATEST_CHECKS & cell.record["health"].keys():
+        found = {name: check for name, check in found.items() if name not in LATEST_CHECKS}
     if cell.record["valid"] != valid:
         yield f"valid is {cell.record['valid']}, the checks give {valid}"
     if (cell.status == "valid") != valid:
@@ -239,6 +243,7 @@ def recomputed_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         **_timing_checks(_measured(cell), quiet_successes(study, cell), bounds),
         "unaccounted_requests": _most(abs(planned - len(records)) + unfinished, 0),
         "error_rate": _most(share, bounds["max_error_rate"]),
+        **_window_checks(study, cell),
         "server_success_excess": excess("success", len(ok), failed),
         "server_prompt_tokens_excess": excess(
             "prompt_tokens", sum(r["prompt_tokens"] for r in ok), failed * shape[0]
@@ -250,8 +255,32 @@ def recomputed_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         "external_prefix_cache_hits": _between(deltas["external_prefix_cache_hits"], 0, 0),
         **_generator_checks(study, cell),
         "metrics_scrapes": _scrapes(cell),
+        "suspended_ms": _most(_suspended(cell), 100),
         **machine_checks(study, cell),
     }
+
+
+def _window_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
+    rule, times = study.config["cell"], cell.record["window"]
+    precision = study.config.get("precision", {"enabled": False})
+    length = (times["t_stop_ns"] - times["t_warmup_end_ns"]) / 1e9
+    floor = precision["min_completed_floor"] if precision["enabled"] else rule["min_completed"]
+    at_cap = round(length * 1e9) >= round(rule["cap_s"] * 1e9)
+    least = 0 if at_cap else floor
+    good = sum(r["status"] == "ok" for r in _measured(cell))
+    limits = (round(rule[name] * 1e9) / 1e9 for name in ("floor_s", "cap_s"))
+    return {
+        "window_s": _between(length, *limits),
+        "measured_ok": {"value": good, "bound": least, "pass": good >= least},
+    }
+
+
+def _suspended(cell: RawCell) -> float | None:
+    """The suspended time of the cell; 0 for one recorded before anybody looked."""
+    if "suspended_ms" not in cell.record and not LATEST_CHECKS & cell.record["health"].keys():
+        return 0
+    value: float | None = cell.record.get("suspended_ms")
+    return value
 
 
 def _most(value: float | None, bound: float) -> Row:
@@ -312,6 +341,7 @@ def _generator_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         "loop_lag_p99_ms": _most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
         "cpu_share": _most(worst("cpu_share"), bounds["max_cpu_share"]),
         "lost_messages": _most(sum(known) if len(known) == len(counts) else None, 0),
+        "workers_died": _most(len(said["workers_died"]), 0),
     }
     if _lacks_later_checks(cell):
         return checks

@@ -38,6 +38,7 @@ COLUMNS = {
     "gpu": "GPU",
     "step_timing": "step timing",
     "adapters": "adapters",
+    "placement": "amiss with the CPUs",
     "status": "status",
     "reason": "reason",
     "cells": "cells valid/void/skipped/missing",
@@ -98,6 +99,7 @@ def row(
         "gpu": "; ".join(environment["gpu"]),
         "step_timing": "available" if step_timing else "not available",
         "adapters": ", ".join(adapters),
+        "placement": "; ".join(_placement_warnings(index["attempts"])),
         "status": index["status"].upper() if index["status"] == "skipped" else index["status"],
         "reason": (index["reason"] or "").split("\n")[0],
         "cells": counts,
@@ -105,6 +107,12 @@ def row(
         "command": command,
         "sha256": artifacts_sha256(path),
     }
+
+
+def _placement_warnings(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was amiss with the CPUs that server and load generator were given."""
+    plans = [a["load_generator"]["affinity"] for a in attempts if a.get("load_generator")]
+    return sorted({text for plan in plans if plan for text in plan["warnings"]})
 
 
 def adapters_of(environment: Mapping[str, str]) -> list[str]:

@@ -46,6 +46,7 @@ class LaunchReport:
     started_utc: str
     span_utc: tuple[str, str] = ("", "")
     timing: dict[str, float] = field(default_factory=dict)
+    placement: list[str] = field(default_factory=list)
     cells: list[CellState] = field(default_factory=list)
 
 
@@ -66,15 +67,22 @@ def _launch(study: StudyTables, phase: str, position: int, config: str, block: i
         cells = [CellState(name, "missing", "no index.json", None, None) for name in planned]
         reason = "no index.json: not measured"
         return LaunchReport(
-            phase, config, block, position, "missing", reason, None, "", ("", ""), {}, cells
+            phase, config, block, position, "missing", reason, None, "", ("", ""), {}, [], cells
         )
     cells = [_cell(study, relative, phase, name, index) for name in planned]
     started = [c.record["window"]["started_utc"] for c in cells if c.record]
     return LaunchReport(
         phase, config, block, position, index.status, index.reason or "",
         (relative / paths.INDEX).as_posix(), min(started, default=""),
-        (index.started_utc, index.ended_utc or ""), index.timing, cells,
+        (index.started_utc, index.ended_utc or ""), index.timing,
+        placement_warnings(index), cells,
     )  # fmt: skip
+
+
+def placement_warnings(index: LaunchIndex) -> list[str]:
+    """What was amiss with the CPUs that a launch's server and load generator were given."""
+    used = [a["load_generator"]["affinity"] for a in index.attempts if a.get("load_generator")]
+    return sorted({text for plan in used if plan for text in plan["warnings"]})
 
 
 def _cell(
@@ -92,6 +100,11 @@ def _cell(
 def count_states(launches: list[LaunchReport]) -> Counter[str]:
     """How many cells are valid, void, skipped, missing."""
     return Counter(cell.status for launch in launches for cell in launch.cells)
+
+
+def placements(launches: list[LaunchReport]) -> Counter[str]:
+    """Each warning about the CPUs of server and load generator, with the launches it holds for."""
+    return Counter(text for launch in launches for text in launch.placement)
 
 
 @dataclass(frozen=True)

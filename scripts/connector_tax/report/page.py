@@ -115,6 +115,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "launches": launches,
         "counts": runs.count_states(launches),
         "overhead": runs.overhead(launches),
+        "placements": runs.placements(launches),
         "amplification": [r for r in study.amplification if r.metric in HEADLINE_METRICS],
         "resolution": study.hypotheses["resolution"],
         "warming_up": [row for row in study.aggregate if row.warming_up and row.block != POOLED],

@@ -30,6 +30,7 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.files import (
     ArtifactError,
     fsync_directory,
+    make_durable,
     read_json,
     read_jsonl,
     sha256_file,
@@ -57,10 +58,13 @@ from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import served_model
 from connector_tax.study.steplog import StepLog
+from connector_tax.study.usage import suspended_ms
 
 # A server may count a request just after its last byte: how often and how long to look again.
 COUNTER_LOOKS = 20
 COUNTER_PAUSE_S = 0.1
+# What a resumed launch needs to know of a finished cell.
+_RECORD_KEYS = {"files": dict, "schedule": dict, "valid": bool, "void_reasons": list}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +193,7 @@ def measure(
     before = sampler.open(metrics_file)
     step_log.mark()
     precision = precision_rule(study["config"])
+    suspended_before = suspended_ms()
     used_before = instruments.processes.read()
     result = instruments.generator.run_cell(
         prepared.offsets_ns,
@@ -207,6 +212,7 @@ def measure(
     write_bytes(requests_file, b"".join(msgspec.json.encode(r) + b"\n" for r in records))
     write_bytes(steps_file, step_log.take(result.t_origin_ns, result.t_drained_ns))
     content = _cell_record(study, launch, prepared, result, records, started_utc)
+    content["suspended_ms"] = suspended_ms() - suspended_before
     counters = {
         "before": server_counters(before["values"]),
         "after": server_counters(after["values"]),
@@ -216,6 +222,9 @@ def measure(
         planned=content["counts"]["planned"],
         shape=(prepared.cell["input_tokens"], prepared.cell["output_tokens"]),
         window=content["window"],
+        cell=study["config"]["cell"],
+        wanted=successes_wanted(study["config"]),
+        suspended_ms=content["suspended_ms"],
         counters=counters,
         scrapes=list(read_jsonl(metrics_file)),
         health=result.health,
@@ -228,6 +237,8 @@ def measure(
         content["precision"] = precision_record(precision, result, requests_file, study["config"])
     if watch is not None:
         content["quiet"] = {"rule": {name: watch.quiet[name] for name in RULE_KEYS}}
+    # The scrapes and the machine's samples were written by other processes.
+    make_durable(partial)
     content |= {
         "health": checks,
         "valid": not reasons,
@@ -253,7 +264,6 @@ def _watched(config: Mapping[str, Any], machine_file: Path, launch_folder: Path)
     return Watched(
         machine=read_machine(machine_file, None),
         quiet=config["quiet"],
-        wanted=successes_wanted(config),
         level_ns=None if level is None else level["memory_ns"],
     )
 
@@ -267,7 +277,15 @@ def read_intact(folder: Path, phase: str, name: str) -> dict[str, Any] | None:
     path = folder / name
     if not path.exists():
         return None
-    content: dict[str, Any] = read_json(path / paths.cell_record(phase, name))
+    own = path / paths.cell_record(phase, name)
+    content: dict[str, Any] = read_json(own)
+    try:
+        for key, kind in _RECORD_KEYS.items():
+            if not isinstance(content[key], kind):
+                raise ArtifactError(f"{own}: {key}: found {content[key]!r}: changed by hand?")
+        float(content["schedule"]["rate_rps"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{own}: not the record of a cell: {error!r}") from None
     for file, digest in content["files"].items():
         if not (path / file).exists() or sha256_file(path / file) != digest:
             raise ArtifactError(f"{path / file}: missing or changed since it was measured")

@@ -25,7 +25,7 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, sha256_file
 from connector_tax.machine import ABSENT, cpu, engine_versions
-from connector_tax.study.guard import DeviceBusyError, device_lock
+from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.plan import expected_cell_s, planned_cells, remaining_s
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.vllm.environment import files_of
@@ -223,11 +223,11 @@ def _ports(study: Mapping[str, Any]) -> Finding:
 
 
 def _device(study: Mapping[str, Any]) -> Finding:
-    device = study["config"]["server"]["device"]
     try:
-        with device_lock(device, "doctor", wait_s=0.0):
-            return Finding("device", "ok", f"{device} is free")
-    except DeviceBusyError as error:
+        names = devices_of(study["config"])
+        with hold_devices(names, wait_s=0.0):
+            return Finding("device", "ok", ", ".join(f"{name} is free" for name in names))
+    except DeviceError as error:
         return Finding("device", "fail", str(error))
 
 

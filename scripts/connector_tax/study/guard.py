@@ -1,4 +1,4 @@
-"""Nothing outlives its owner: parent watch, leftover processes, one launch per device.
+"""Nothing outlives its owner: parent watch, leftover processes.
 
 A killed Snakemake leaves its jobs running, so a driver watches the Snakemake process named in
 CONNECTOR_TAX_PARENT_PID; its children ask the kernel to die with it (linux.die_with_parent); and
@@ -6,46 +6,119 @@ what a SIGKILL of the whole tree still leaves behind is recognised by an environ
 """
 
 import contextlib
-import fcntl
+import hashlib
 import os
+import platform
+import re
 import select
+import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 PARENT_VARIABLE = "CONNECTOR_TAX_PARENT_PID"
 LAUNCH_VARIABLE = "CONNECTOR_TAX_LAUNCH"
+# Writing one file takes seconds at most.
+OTHERS_TEMPORARY_S = 3600
 
 
-class DeviceBusyError(Exception):
-    """Another launch holds the device; the text names the holder."""
+@dataclass(frozen=True, slots=True)
+class ParentProcess:
+    """A process that its pid alone does not name: of which machine, container and lifetime.
+
+    Attributes:
+        where: boot id of the machine and inode of its PID namespace.
+        started: its start time, in clock ticks since the boot.
+    """
+
+    pid: int
+    where: str
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> "ParentProcess":
+        """The running process `pid`; ProcessLookupError where there is none."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        except FileNotFoundError:
+            raise ProcessLookupError(pid) from None
+        return cls(pid, _where(), int(stat.rpartition(")")[2].split()[19]))
+
+    @classmethod
+    def parse(cls, text: str) -> "ParentProcess":
+        """The process that `str` wrote.
+
+        Raises:
+            SystemExit: it is none; says what is allowed.
+        """
+        match = re.fullmatch(r"(\d+):(\S+):(\d+)", text)
+        if match is None:
+            raise SystemExit(
+                f"{PARENT_VARIABLE}: found {text!r}; allowed: what Snakemake's start sets it to. "
+                "Unset it to run by hand."
+            )
+        return cls(int(match[1]), match[2], int(match[3]))
+
+    def __str__(self) -> str:
+        return f"{self.pid}:{self.where}:{self.started}"
+
+    def runs(self) -> bool:
+        """Whether it still runs; for a process of `_where` only."""
+        try:
+            return ParentProcess.of(self.pid) == self
+        except ProcessLookupError:
+            return False
+
+
+def _where() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def own_jobs() -> None:
-    """Make the jobs of this process (Snakemake) run its interpreter, and die with it."""
+    """Make the jobs of this process (Snakemake) run its interpreter, and die with it.
+
+    One that is itself the job of a running Snakemake keeps that as the owner of its jobs.
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ.update({"PATH": path})
-    os.environ.setdefault(PARENT_VARIABLE, str(os.getpid()))
+    named = os.environ.get(PARENT_VARIABLE)
+    owner = ParentProcess.parse(named) if named else None
+    if owner is None or owner.where != _where() or not owner.runs():
+        os.environ[PARENT_VARIABLE] = str(ParentProcess.of(os.getpid()))
 
 
-def watch_parent(on_death: Callable[[], None]) -> None:
+def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> None:
     """Call `on_death` from a thread as soon as the process in CONNECTOR_TAX_PARENT_PID is gone.
 
-    Without the variable (a driver started by hand) nothing is watched.
+    Without the variable (a driver started by hand) nothing is watched, nor where it names a
+    process of another machine or container, which nobody can watch from here.
+
+    Args:
+        on_death: must not return.
+        say: is told why nothing is watched, or that the process is gone.
     """
-    value = os.environ.get(PARENT_VARIABLE)
-    if value is None:
+    named = os.environ.get(PARENT_VARIABLE)
+    if named is None:
+        return
+    parent = ParentProcess.parse(named)
+    if parent.where != _where():
+        say(f"{PARENT_VARIABLE} names a process of another machine or container: not watched")
         return
     try:
-        descriptor = os.pidfd_open(int(value))
+        descriptor = os.pidfd_open(parent.pid)
     except ProcessLookupError:
+        descriptor = -1
+    # Looked at when it can no longer become another's pid unnoticed.
+    if not parent.runs():
+        say(f"{PARENT_VARIABLE} names process {parent.pid}, which is gone; unset it to run by hand")
         on_death()
-        return
 
     def wait() -> None:
         select.select([descriptor], [], [])
@@ -76,49 +149,34 @@ def kill_leftovers(folder: Path) -> int:
     return len(processes)
 
 
+def temporary_folder(launch_folder: Path) -> Path:
+    """A launch's server's own temporary folder; short, since Unix sockets lie in it."""
+    name = hashlib.sha256(os.fsencode(launch_folder.resolve())).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"connector-tax-{os.getuid()}-{name}"
+
+
+def remove_temporary_folder(launch_folder: Path) -> None:
+    """Delete what a server of this launch has left in its temporary folder, and the folder."""
+    folder = temporary_folder(launch_folder)
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)
+
+
 def remove_temporaries(folder: Path) -> int:
-    """Delete what a killed write left below `folder` (files.write_bytes); how many there were."""
-    left = [path for path in folder.rglob(".*.tmp") if path.is_file()]
+    """Delete what killed writes left below `folder` (files.write_bytes); how many there were.
+
+    A process of this machine that still runs is not done yet; nor may one of another machine be.
+    """
+    left = [path for path in folder.rglob(".*.tmp") if path.is_file() and _is_left(path)]
     for path in left:
         path.unlink(missing_ok=True)
     return len(left)
 
 
-@contextlib.contextmanager
-def device_lock(device: str, holder: str, wait_s: float = 10.0) -> Iterator[None]:
-    """Hold the device for one launch; the kernel releases it however this process ends.
-
-    Args:
-        device: the name in the configuration (`server.device`).
-        holder: what to tell another study that finds the device taken.
-        wait_s: how long a driver that is just going away is waited for.
-
-    Raises:
-        DeviceBusyError: the device is still taken after `wait_s`.
-    """
-    folder = Path(tempfile.gettempdir()) / f"connector-tax-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise DeviceBusyError(f"{folder}: belongs to another user; allowed: a folder of your own")
-    path = folder / f"{device}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    other = os.pread(descriptor, 500, 0).decode(errors="replace") or "unknown"
-                    raise DeviceBusyError(
-                        f"device {device!r} is in use by another launch ({other}); two launches on "
-                        "one device would measure each other. Wait for it, or give this study "
-                        "another `server.device`."
-                    ) from None
-                time.sleep(0.05)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, holder.encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)
+def _is_left(temporary: Path) -> bool:
+    writer = re.fullmatch(r"\..*\.(\d+)@(.*)\.tmp", temporary.name)
+    if writer is not None and writer[2] == platform.node():
+        return not psutil.pid_exists(int(writer[1]))
+    with contextlib.suppress(FileNotFoundError):
+        return time.time() - temporary.stat().st_mtime > OTHERS_TEMPORARY_S
+    return False

@@ -32,7 +32,8 @@ from connector_tax.seals import seal_settings
 from connector_tax.study import cell as cells
 from connector_tax.study.child import ChildError
 from connector_tax.study.design import cell_order
-from connector_tax.study.guard import DeviceBusyError, device_lock, watch_parent
+from connector_tax.study.device import DeviceError, devices_of, hold_devices
+from connector_tax.study.guard import watch_parent
 from connector_tax.study.launch_index import SUMMARY_MODULE, LaunchOutcome, conclude
 from connector_tax.study.machine import MachineWatch
 from connector_tax.study.plan import reference_rate
@@ -48,7 +49,7 @@ from connector_tax.study.resume import (
     utc,
 )
 from connector_tax.study.sampler import MetricsSampler
-from connector_tax.study.server import PortTakenError, Server
+from connector_tax.study.server import PORTS_TRIED, PortTakenError, Server
 from connector_tax.study.server_command import (
     ServerError,
     affinity_plan,
@@ -60,7 +61,6 @@ from connector_tax.study.server_use import ServerUse
 from connector_tax.study.steplog import StepLog
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
-PORTS_TRIED = 5
 
 
 class StopRequested(BaseException):
@@ -85,14 +85,14 @@ class LaunchDriver:
 
         Raises:
             StopRequested: SIGTERM arrived; finished cells stay.
-            DeviceBusyError: another launch holds the device.
+            DeviceError: another launch holds the device.
         """
         started, rate, status = utc(), None, "skipped"
         reason = launch_skip_reason(self._study_folder, self.launch)
         if reason is None:
             rate = reference_rate(self._study_folder, self.launch.phase)
             self.folder.mkdir(parents=True, exist_ok=True)
-            with device_lock(self.study["config"]["server"]["device"], self._holder()):
+            with hold_devices(devices_of(self.study["config"])):
                 reason = self._run_cells(rate)
             status = "failed" if reason else "done"
         else:
@@ -109,9 +109,6 @@ class LaunchDriver:
         if self._server is not None:
             self._server.kill()
         os._exit(1)
-
-    def _holder(self) -> str:
-        return f"pid {os.getpid()}, study {self.study['study']}, {self.launch.name}"
 
     def _run_cells(self, rate_rps: float | None) -> str | None:
         """Measure every missing cell; None, or why the launch failed."""
@@ -212,6 +209,13 @@ class LaunchDriver:
                 content = cells.measure(
                     self.study, self.launch, prepared, instruments, self.progress.update
                 )
+                if content["load_generator"]["workers_died"]:
+                    aside = cells.move_aside(self.folder, cell["cell"], "void")
+                    raise LoadGeneratorError(
+                        f"a worker of the load generator died in cell {cell['cell']} (kept as "
+                        f"{aside.name}); out of memory, or killed. Nothing more is measured with "
+                        "what is left of it: the same command measures the missing cells"
+                    )
                 if content["valid"]:
                     self.progress.say(f"cell {cell['cell']} {_counted(content['counts'])}")
                     break
@@ -296,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--phase", choices=PHASES, required=True)
     parser.add_argument("--log", type=Path, required=True)
     # A full or read-only disk leaves no index.json: the next run measures what is missing.
-    refusals = (ArtifactError, ConfigError, DeviceBusyError, ChildError, OSError)
+    refusals = (ArtifactError, ConfigError, DeviceError, ChildError, OSError)
     return run_command(parser, argv, _drive, refusals)
 
 
@@ -314,7 +318,7 @@ def _drive(arguments: argparse.Namespace) -> int:
             refuse_other_design(study, launch, arguments.study.parent)
             seal_settings(arguments.study.parent, study)
             driver = LaunchDriver(arguments.study, launch, progress)
-            watch_parent(driver.die)
+            watch_parent(driver.die, progress.say)
             signal.signal(signal.SIGTERM, driver.stop_at_next_boundary)
             conclude(driver.study, launch, driver.folder, driver.run())
     except StopRequested:

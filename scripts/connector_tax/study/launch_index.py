@@ -16,7 +16,7 @@ from connector_tax.artifacts.index import (
     launch_index,
 )
 from connector_tax.artifacts.names import Launch
-from connector_tax.files import read_json, write_json
+from connector_tax.files import make_durable, read_json, write_json
 from connector_tax.seals import seal_launch
 from connector_tax.study import cell as cells
 from connector_tax.study.design import cell_order
@@ -47,7 +47,10 @@ class LaunchOutcome:
 def conclude(
     study: Mapping[str, Any], launch: Launch, folder: Path, outcome: LaunchOutcome
 ) -> None:
-    """Write summary.json, the percentiles of each finished cell, then index.json and its seal."""
+    """Write summary.json, the percentiles of each finished cell, then index.json and its seal.
+
+    What index.json vouches for is on the disk first: the cells, their records, the logs.
+    """
     index = _index(study, launch, folder, outcome)
     module = importlib.import_module(SUMMARY_MODULE)
     summaries = {
@@ -56,6 +59,7 @@ def conclude(
         if (path := folder / cell["cell"]).exists()
     }
     write_json(folder / paths.SUMMARY, summaries)
+    make_durable(folder)
     content = msgspec.to_builtins(index)
     seal_launch(folder.parents[3], launch.name, folder / paths.INDEX, content)
 

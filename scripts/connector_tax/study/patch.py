@@ -18,9 +18,10 @@ from connector_tax.artifacts.names import PLAIN, Launch
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json
-from connector_tax.study.guard import DeviceBusyError, device_lock
+from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server, steps_of
 from connector_tax.study.probe import OVERLAY
+from connector_tax.study.server import PortTakenError
 from connector_tax.study.server_command import without_root
 from connector_tax.vllm import overlay
 
@@ -29,7 +30,7 @@ def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Switch step timing on for the study whose patch folder is `folder`: patch_status.json.
 
     Raises:
-        DeviceBusyError: another launch holds the device.
+        DeviceError: another launch holds the device.
     """
     engine = study["config"]["engine"]
     if engine["kind"] == "embedded":
@@ -66,9 +67,8 @@ def _prove(study: Mapping[str, Any], folder: Path) -> dict[str, int]:
     """Launch plain with the probe and serve one request: steps recorded, by process."""
     launch = Launch(PLAIN, 0, "A")
     lines: list[str] = []
-    holder = f"step probe of study {study['study']}"
     with (
-        device_lock(study["config"]["server"]["device"], holder),
+        hold_devices(devices_of(study["config"])),
         gated_server(
             study, launch, "step_probe", folder / "launch", lines.append, folder / OVERLAY
         ),
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Apply the step timing of a study, or revert it; both can be repeated."""
     parser = study_parser("study.patch", main.__doc__)
     parser.add_argument("action", choices=["apply", "revert"])
-    refusals = (ArtifactError, DeviceBusyError, overlay.OverlayError)
+    refusals = (ArtifactError, DeviceError, PortTakenError, overlay.OverlayError)
     return run_command(parser, argv, _patch, refusals)
 
 

@@ -20,16 +20,17 @@ from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import read_json
+from connector_tax.files import ArtifactError, read_json
 from connector_tax.study.design import cell_order, successes_wanted
 
+TO_MEASURE = ("missing", "failed", "damaged")
 # Start-up seconds assumed until a launch of this study has shown its own.
 ASSUMED_STARTUP_S = {"embedded": 2.0, "vllm": 40.0}
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCell:
-    """One row of the plan; `state` is done, void, skipped, failed or missing."""
+    """One row of the plan; `state` is done, void, skipped, failed, damaged or missing."""
 
     launch: Launch
     cell: str
@@ -100,14 +101,18 @@ def _state(folder: Path, cell: str, index: LaunchIndex | None, phase: str) -> tu
         return "done" if entry.status == "valid" else entry.status, entry.reason or ""
     path = folder / cell / paths.cell_record(phase, cell)
     if path.exists():
-        content = read_json(path)
-        return ("done", "") if content["valid"] else ("void", "; ".join(content["void_reasons"]))
+        try:
+            content = read_json(path)
+            reasons = "; ".join(content["void_reasons"])
+            return "done" if content["valid"] else "void", reasons
+        except (ArtifactError, KeyError, TypeError) as error:
+            return "damaged", str(error)
     return "missing", ""
 
 
 def remaining_s(study: Mapping[str, Any], folder: Path) -> float:
     """Expected seconds of measuring still to do."""
-    rows = [row for row in planned_cells(study, folder) if row.state in ("missing", "failed")]
+    rows = [row for row in planned_cells(study, folder) if row.state in TO_MEASURE]
     overhead = launch_overhead_s(study, folder)
     return sum(row.expected_s for row in rows) + overhead * len({row.launch for row in rows})
 
@@ -144,7 +149,7 @@ def _show(arguments: argparse.Namespace) -> None:
     left = remaining_s(study, arguments.study.parent)
     console.print(
         f"{len(numbers)} launches, {len(rows)} cells, "
-        f"{sum(r.state in ('missing', 'failed') for r in rows)} still to measure, "
+        f"{sum(r.state in TO_MEASURE for r in rows)} still to measure, "
         f"about {left / 60:.1f} min (design {study['design_sha256'][:12]}, seed {study['seed']})"
     )
 

@@ -11,6 +11,7 @@ under its name, seen by the step probe in every hook, no part of it failed (vllm
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -28,10 +29,11 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
-from connector_tax.study.guard import DeviceBusyError, device_lock, kill_leftovers, watch_parent
+from connector_tax.study.device import DeviceError, devices_of, hold_devices
+from connector_tax.study.guard import kill_leftovers, watch_parent
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.scraper import parse_metrics
-from connector_tax.study.server import Server
+from connector_tax.study.server import PORTS_TRIED, PortTakenError, Server
 from connector_tax.study.server_command import (
     ServerError,
     affinity_plan,
@@ -113,32 +115,56 @@ def gated_server(
 
     Raises:
         GateError: it did not start, serve or stop as it must.
+        PortTakenError: other processes took every port that was tried: nothing is known of the
+            configuration.
     """
-    settings = study["config"]["server"]
-    port = free_port(settings["host"])
     kill_leftovers(folder)
     step_log = StepLog(folder, study["config"]["engine"]["kind"])
     step_log.remove()
+    title = f"{name} of study {study['study']}"
     try:
+        server = _ready_server(study, launch, title, folder, note, probe)
+        try:
+            _send_requests(study, server, GATES.get(name, OTHER_GATE), name, note)
+            _check_engine(server, note)
+            yield server
+        finally:
+            note(f"stopped by {server.stop(study['config']['server']['stop_grace_s'])}")
+            step_log.remove()
+    except PortTakenError:
+        raise
+    except ServerError as error:
+        raise GateError(str(error)) from error
+
+
+def _ready_server(
+    study: Mapping[str, Any],
+    launch: Launch,
+    title: str,
+    folder: Path,
+    note: Callable[[str], None],
+    probe: Path | None,
+) -> Server:
+    """Launch the server; where somebody takes its port before it does, on another one."""
+    settings, cpus = study["config"]["server"], server_cpus(affinity_plan(study))
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in reversed(range(PORTS_TRIED)):
+        port = free_port(settings["host"])
         command = command_for(study, launch, port, probe)
-        cpus = server_cpus(affinity_plan(study))
-        title = f"{name} of study {study['study']}"
         server = Server(folder, command, title, settings["host"], port, cpus)
-        folder.mkdir(parents=True, exist_ok=True)
-        watch_parent(lambda: _die(server))
+        watch_parent(functools.partial(_die, server), note)
         note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")
         server.start()
         try:
             ready = server.wait_ready(settings["ready_timeout_s"])
             note(f"/v1/models answered 200 after {ready:.2f} s")
-            _send_requests(study, server, GATES.get(name, OTHER_GATE), name, note)
-            _check_engine(server, note)
-            yield server
-        finally:
+            return server
+        except BaseException as error:
             note(f"stopped by {server.stop(settings['stop_grace_s'])}")
-            step_log.remove()
-    except ServerError as error:
-        raise GateError(str(error)) from error
+            if not (left and isinstance(error, PortTakenError)):
+                raise
+            note(f"{str(error).splitlines()[0]}; another port is chosen")
+    raise AssertionError("the last port was not refused")
 
 
 def steps_of(study: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
@@ -211,9 +237,8 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
     folder = study_file.parent / paths.PREFLIGHT
     embedded = study["config"]["engine"]["kind"] == "embedded"
     status: dict[str, dict[str, Any]] = {}
-    holder = f"pre-flight of study {study['study']}"
     with (
-        device_lock(study["config"]["server"]["device"], holder),
+        hold_devices(devices_of(study["config"])),
         _probe(study, folder / "overlay") as (probe, probe_note),
     ):
         for entry in study["configurations"]:
@@ -266,7 +291,9 @@ def _probe(study: Mapping[str, Any], folder: Path) -> Iterator[tuple[Path | None
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the pre-flight gates of a study and write preflight_status.json."""
     parser = study_parser("study.preflight", main.__doc__)
-    return run_command(parser, argv, _write_status, (ArtifactError, DeviceBusyError))
+    # No verdict, so that the next run asks again.
+    refusals = (ArtifactError, DeviceError, PortTakenError, OSError)
+    return run_command(parser, argv, _write_status, refusals)
 
 
 def _write_status(arguments: argparse.Namespace) -> None:

@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.config import ConfigError
-from connector_tax.files import fsync_directory, read_json, write_bytes
+from connector_tax.files import (
+    ArtifactError,
+    fsync_directory,
+    read_json,
+    sha256_file,
+    write_bytes,
+)
 from connector_tax.study.design import refuse_changed_design
 
 REMEASURE_VARIABLE = "CONNECTOR_TAX_REMEASURE"
@@ -92,6 +99,40 @@ def supersede(launch: Launch, study_folder: Path) -> Path | None:
     folder.rename(target)
     fsync_directory(folder.parent)
     return target
+
+
+def withdraw_damaged(study: Mapping[str, Any], folder: Path) -> list[str]:
+    """Have damaged cells measured again: their launch's index.json becomes index.damaged.json.
+
+    The launch's driver keeps what is intact.
+
+    Returns:
+        A line for each index withdrawn, with the file that is not what it says.
+    """
+    lines = []
+    for phase in PHASES:
+        for launch in launches(study, phase):
+            path = launch.folder(folder)
+            damage = _damage(path)
+            if damage is not None:
+                (path / paths.INDEX).rename(path / paths.DAMAGED_INDEX)
+                fsync_directory(path)
+                lines.append(f"{launch.name}: {damage}; what is damaged is measured again")
+    return lines
+
+
+def _damage(launch_folder: Path) -> str | None:
+    """The first file of a cell that is not what the launch's index says; None where all are."""
+    try:
+        index = read_index(launch_folder)
+    except ArtifactError as error:
+        return f"damaged: {error}"
+    for cell in index.cells if index is not None else ():
+        for name, digest in cell.files.items():
+            path = launch_folder / cell.cell / name
+            if not path.is_file() or sha256_file(path) != digest:
+                return f"{path} is missing or not what index.json says"
+    return None
 
 
 def refuse_other_design(study: Mapping[str, Any], launch: Launch, study_folder: Path) -> None:

@@ -13,7 +13,7 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.study import cell as cells
 from connector_tax.study.design import cell_order
-from connector_tax.study.guard import kill_leftovers
+from connector_tax.study.guard import kill_leftovers, remove_temporary_folder
 from connector_tax.study.precision import skip_reason
 from connector_tax.study.server import LOGS, hide_root
 
@@ -40,6 +40,7 @@ def clear_interrupted(folder: Path, say: Say) -> None:
         say(f"killed {killed} processes left over from an interrupted run")
     # An interrupted run has not done it; whether or not anything is left to measure.
     hide_root(folder)
+    remove_temporary_folder(folder)
     for partial in folder.glob("*.partial"):
         shutil.rmtree(partial)
 
@@ -52,12 +53,13 @@ def missing_cells(
     Args:
         rate_rps: the rate of cells that have none of their own.
     """
-    return [
+    # All are looked at before any is taken to make another needless.
+    unfinished = [
         cell
         for cell in cell_order(study, launch)
         if not _is_finished(folder, launch.phase, cell, rate_rps, say)
-        and skip_reason(study, launch, folder, cell) is None
     ]
+    return [cell for cell in unfinished if skip_reason(study, launch, folder, cell) is None]
 
 
 def _is_finished(

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,7 +19,12 @@ from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
 from connector_tax.linux import die_with_parent
 from connector_tax.loadgen.affinity import format_cpus
-from connector_tax.study.guard import LAUNCH_VARIABLE, kill_leftovers
+from connector_tax.study.guard import (
+    LAUNCH_VARIABLE,
+    kill_leftovers,
+    remove_temporary_folder,
+    temporary_folder,
+)
 from connector_tax.study.server_command import (
     ServerCommand,
     ServerError,
@@ -28,6 +34,9 @@ from connector_tax.study.server_command import (
 from connector_tax.vllm.launch import DEAD_ENGINE
 
 LOGS = ("vllm_stdout.log", "vllm_stderr.log")
+# A port is chosen free; somebody may take it before the server listens on it.
+PORTS_TRIED = 5
+_IN_USE = re.compile("address already in use", re.IGNORECASE)
 
 
 class PortTakenError(ServerError):
@@ -102,8 +111,11 @@ class Server:
         root = os.path.relpath(ROOT, self.folder.resolve())
         write_text(script, launch_script(self._command, self._title, root, self._cpus))
         script.chmod(0o755)
+        remove_temporary_folder(self.folder)
+        temporary_folder(self.folder).mkdir(mode=0o700)
         environment = {
             **os.environ,
+            "TMPDIR": str(temporary_folder(self.folder)),
             LAUNCH_VARIABLE: str(self.folder.resolve()),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
@@ -161,9 +173,10 @@ class Server:
         for companion in self._command.companions:
             if not self._runs(companion.name):
                 log = self._tail_of(f"{companion.name}.log", 20)
-                raise ServerError(f"{companion.name} ended {when}\n{log}")
+                raise self._end_of_process(f"{companion.name} ended {when}\n{log}")
         if status is not None:
-            raise ServerError(f"the server ended with status {status} {when}\n{self.log_tail()}")
+            end = f"the server ended with status {status} {when}\n{self.log_tail()}"
+            raise self._end_of_process(end)
         for name in LOGS:
             with (self.folder / name).open("rb") as stream:
                 stream.seek(self._log_read[name])
@@ -173,6 +186,13 @@ class Server:
             if found := DEAD_ENGINE.search(text.decode(errors="replace")):
                 raise ServerError(f"the engine died ({found[0]}) {when}\n{self.log_tail()}")
 
+    def _end_of_process(self, text: str) -> ServerError:
+        """The error for a process that has ended: of its own, or since its port was taken."""
+        if not _IN_USE.search(text):
+            return ServerError(text)
+        self._foreign_port = self._port_taken()
+        return PortTakenError(text)
+
     def _check_port(self) -> None:
         """Raise `PortTakenError` if a process outside the group listens on the port.
 
@@ -180,19 +200,20 @@ class Server:
         """
         if not self._port_taken():
             return
-        owner = next(
-            (
-                connection.pid
-                for connection in psutil.net_connections("tcp")
-                if connection.status == psutil.CONN_LISTEN
-                and connection.pid is not None
-                and connection.laddr[1:2] == (self.port,)
-            ),
-            None,
-        )
-        if owner is not None and owner not in self._group_members():
+        addresses = [(host, self.port) for host in (self.host, "0.0.0.0", "::")]  # noqa: S104
+        owners = {
+            connection.pid
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr in addresses
+        }
+        # The kernel tells the owner of another user's socket to nobody but root.
+        foreign = owners - set(self._group_members())
+        if foreign:
             self._foreign_port = True
-            raise PortTakenError(f"port {self.port} is in use by process {owner}")
+            names = ", ".join(
+                "another user's process" if pid is None else f"process {pid}" for pid in foreign
+            )
+            raise PortTakenError(f"port {self.port} is in use by {names}")
 
     def _runs(self, companion: str) -> bool:
         """Whether a companion runs; true as long as launch.sh has not come to it."""
@@ -268,6 +289,7 @@ class Server:
         self._signal_group(signal.SIGKILL)
         self._process.wait()
         kill_leftovers(self.folder)
+        remove_temporary_folder(self.folder)
         self._check_gone()
         hide_root(self.folder)
         return how

@@ -4,6 +4,7 @@ The study cannot tell which engine is behind a server except through what is rec
 (docs/architecture.md); `command_for` is the one place that knows the engines.
 """
 
+import os
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from connector_tax.study.server_environment import unset_lines
 from connector_tax.vllm.launch import ROOT_MARK, Companion, LaunchError, vllm_command
 
 STEP_LOG_PREFIX = "engine_step"
+# The kernel ends a companion with the server, which launch.sh's shell becomes.
+_DIES = ("setpriv", "--pdeathsig", "KILL")
 STEP_LOG_PROCESSES = ("scheduler", "worker")
 
 
@@ -125,8 +128,9 @@ def without_root(text: str) -> str:
     What is recorded is published, and names no folder of the machine.
     """
     text = text.replace(str(ROOT), ROOT_MARK)
-    home = str(Path.home())
-    return text if home == "/" else text.replace(f"{home}/", "~/")
+    # `~` itself: no HOME is set, and the user has no entry in the password file.
+    home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises there
+    return text if home in ("/", "~") else text.replace(f"{home}/", "~/")
 
 
 def launch_script(command: ServerCommand, title: str, root: str, cpus: tuple[int, ...] = ()) -> str:
@@ -146,7 +150,7 @@ def launch_script(command: ServerCommand, title: str, root: str, cpus: tuple[int
         *unset_lines(),
         *(f"export {name}={_quoted(value)}" for name, value in command.environment.items()),
         *(
-            f"{_joined([*pinned, *c.argv])} >{c.name}.log 2>&1 & echo $! >{c.name}.pid"
+            f"{_joined([*_DIES, *pinned, *c.argv])} >{c.name}.log 2>&1 & echo $! >{c.name}.pid"
             for c in command.companions
         ),
         *(

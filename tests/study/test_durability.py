@@ -1,0 +1,157 @@
+"""What index.json vouches for is on the disk before it; what is damaged is measured again."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.artifacts.names import Launch
+from connector_tax.files import ArtifactError, make_durable, read_json, write_json
+from connector_tax.study import cell as cells
+from connector_tax.study import launch, plan
+from connector_tax.study.guard import PARENT_VARIABLE
+from connector_tax.study.remeasure import withdraw_damaged
+from connector_tax.study.resume import missing_cells
+from tests.study.driving import arguments, index_of, launch_folder, write_study
+
+
+class Disk:
+    """What would be left after a power cut: the state of each file and folder when last fsynced.
+
+    A folder's change of entries and a file's change of content both show in its mtime.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.synced: dict[int, tuple[int, int]] = {}
+        self.unsafe: dict[str, list[str]] = {}
+        self._fsync, self._replace = os.fsync, os.replace
+        monkeypatch.setattr(os, "fsync", self.fsync)
+        monkeypatch.setattr(os, "replace", self.replace)
+
+    def fsync(self, descriptor: int) -> None:
+        self._fsync(descriptor)
+        state = os.fstat(descriptor)
+        self.synced[state.st_ino] = (state.st_mtime_ns, state.st_size)
+
+    def replace(self, source: Any, target: Any) -> None:
+        """A rename: what stands below an index and around it must be safe before."""
+        path = Path(target)
+        if path.name == "index.json":
+            # The folder itself changes with the temporary file; its fsync comes after the rename.
+            below = [p for p in path.parent.rglob("*") if p != Path(source)]
+            self.unsafe[str(path)] = [str(p) for p in [*below, *path.parents[1:5]] if self.lost(p)]
+        self._replace(source, target)
+
+    def lost(self, path: Path) -> bool:
+        state = path.stat()
+        synced = self.synced.get(state.st_ino)
+        if path.is_dir():
+            return synced is None or synced[0] != state.st_mtime_ns
+        return synced != (state.st_mtime_ns, state.st_size)
+
+
+def test_all_that_an_index_vouches_for_is_durable_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
+    study_file = write_study(tmp_path / "results" / "tiny")
+    disk = Disk(monkeypatch)
+    assert launch.main(arguments(study_file)) == 0
+    index = index_of(study_file)
+    assert index["status"] == "done"
+    assert disk.unsafe == {str(launch_folder(study_file) / "index.json"): []}
+    assert not disk.lost(launch_folder(study_file))
+
+    # The same study: a cell that was damaged later is measured again, the others are not.
+    damaged, kept = (launch_folder(study_file) / name for name in ("r20", "r40"))
+    before = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
+    metrics = damaged / "metrics_A_r20.jsonl"
+    metrics.chmod(0o644)
+    metrics.write_bytes(b"")
+    study = read_json(study_file)
+    (said,) = withdraw_damaged(study, study_file.parent)
+    assert said == (
+        f"plain/block0/A: {metrics} is missing or not what index.json says; what is damaged is "
+        "measured again"
+    )
+    assert withdraw_damaged(study, study_file.parent) == []
+    assert launch.main(arguments(study_file)) == 0
+    log = (study_file.parent / "logs" / "plain.block0.A.log").read_text()
+    assert "moved to r20.damaged1, measuring the cell again" in log
+    index = index_of(study_file)
+    assert index["status"] == "done"
+    assert {path.name: path.stat().st_mtime_ns for path in kept.iterdir()} == before
+    assert withdraw_damaged(study, study_file.parent) == []
+
+
+def finished_cell(folder: Path, content: Any) -> None:
+    """A launch with one finished cell of a study of two, its record as given."""
+    path = folder / "r20" / "cell_A_r20.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+WHOLE = {"files": {}, "schedule": {"rate_rps": 20.0}, "valid": True, "void_reasons": []}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        '{"valid": true,',
+        [],
+        {},
+        *({key: value for key, value in WHOLE.items() if key != left} for left in WHOLE),
+        {**WHOLE, "files": None},
+        {**WHOLE, "schedule": {"rate_rps": "fast"}},
+        {**WHOLE, "valid": "yes"},
+    ],
+)
+def test_a_half_edited_cell_is_damaged_and_measured_again(tmp_path: Path, content: Any) -> None:
+    study_file = write_study(tmp_path / "results" / "tiny")
+    study, folder = read_json(study_file), launch_folder(study_file)
+    finished_cell(folder, content)
+    with pytest.raises(ArtifactError, match=r"cell_A_r20\.json"):
+        cells.read_intact(folder, "A", "r20")
+    if not (isinstance(content, dict) and {"valid", "void_reasons"} <= content.keys()):
+        row = next(plan.planned_cells(study, study_file.parent))
+        assert (row.cell, row.state) == ("r20", "damaged")
+    lines: list[str] = []
+    missing = missing_cells(study, Launch("plain", 0, "A"), folder, None, lines.append)
+    assert [cell["cell"] for cell in missing] == ["r20", "r40"]
+    assert "moved to r20.damaged1" in lines[0]
+    assert (folder / "r20.damaged1" / "cell_A_r20.json").exists()
+
+
+def test_a_whole_cell_is_kept(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path / "results" / "tiny")
+    finished_cell(launch_folder(study_file), WHOLE)
+    missing = missing_cells(
+        read_json(study_file), Launch("plain", 0, "A"), launch_folder(study_file), None, print
+    )
+    assert [cell["cell"] for cell in missing] == ["r40"]
+
+
+def test_an_index_that_cannot_be_read_is_withdrawn_too(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path / "results" / "tiny")
+    index = launch_folder(study_file) / "index.json"
+    write_json(index, {"cells": None})
+    (said,) = withdraw_damaged(read_json(study_file), study_file.parent)
+    assert "damaged: " in said
+    assert str(index) in said
+    assert index.with_name("index.damaged.json").exists()
+    assert not index.exists()
+
+
+def test_names_that_lead_to_a_folder_become_durable_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    deep = tmp_path / "a" / "b"
+    deep.mkdir(parents=True)
+    (deep / "file").write_text("x")
+    (deep / "link").symlink_to("nowhere")
+    make_durable(deep)
+    assert [p for p in (deep / "file", deep, deep.parent, tmp_path) if disk.lost(p)] == []

@@ -1,0 +1,130 @@
+"""A listener that is not the server's: told, never taken for it, and no reason for a skip."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from connector_tax.files import read_json, write_json
+from connector_tax.study import preflight, server_command
+from connector_tax.study.guard import PARENT_VARIABLE
+from connector_tax.study.server import PortTakenError, Server
+from connector_tax.study.server_command import ServerCommand
+from tests.study.driving import as_user, write_study
+
+IMPOSTOR = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *args):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+# Waits for a server on a port where another user's process answers.
+WAIT = """
+import sys
+from pathlib import Path
+from connector_tax.study.server import PortTakenError, Server
+from connector_tax.study.server_command import ServerCommand
+server = Server(Path(sys.argv[1]), ServerCommand(["sleep", "100"], {}), "t", "127.0.0.1",
+                int(sys.argv[2]))
+server.start()
+try:
+    server.wait_ready(5)
+except PortTakenError as error:
+    print(error)
+else:
+    print("taken for the server")
+finally:
+    server.stop(1)
+"""
+
+
+@pytest.fixture
+def impostor() -> Iterator[tuple[int, int]]:
+    """Process id and port of a process that answers 200 to everything."""
+    process = subprocess.Popen([sys.executable, "-c", IMPOSTOR], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    yield process.pid, int(process.stdout.readline())
+    process.kill()
+    process.communicate()
+
+
+def test_an_impostor_is_told(tmp_path: Path, impostor: tuple[int, int]) -> None:
+    pid, port = impostor
+    server = Server(tmp_path, ServerCommand(["sleep", "100"], {}), "t", "127.0.0.1", port)
+    server.start()
+    with pytest.raises(PortTakenError, match=f"port {port} is in use by process {pid}"):
+        server.wait_ready(5)
+    server.stop(1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+def test_another_users_listener_is_not_taken_for_the_server(impostor: tuple[int, int]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        done = subprocess.run(
+            [*as_user(65534), sys.executable, "-c", WAIT, folder, str(impostor[1])],
+            env={**os.environ, "HOME": folder},
+            capture_output=True,
+            text=True,
+        )
+    assert done.stdout == f"port {impostor[1]} is in use by another user's process\n", done.stderr
+
+
+def test_a_server_that_finds_its_port_taken_is_tried_on_another(
+    tmp_path: Path, impostor: tuple[int, int]
+) -> None:
+    """It may end before anybody has looked at the port."""
+    code = "import socket, sys; socket.socket().bind(('127.0.0.1', int(sys.argv[1])))"
+    command = ServerCommand(["python", "-c", code, str(impostor[1])], {})
+    # Another port is looked at than the one that is taken: a companion's.
+    server = Server(tmp_path, command, "t", "127.0.0.1", server_command.free_port("127.0.0.1"))
+    server.start()
+    with pytest.raises(PortTakenError, match="Address already in use"):
+        server.wait_ready(20)
+    server.stop(1)
+
+
+@pytest.fixture
+def gated_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A study whose only gate is the no-op connector's, and no verdict yet."""
+    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
+    study_file = write_study(tmp_path / "results" / "tiny")
+    study = read_json(study_file)
+    study["configurations"] = [c for c in study["configurations"] if c["gate"]][:1]
+    write_json(study_file, study)
+    (study_file.parent / "preflight" / "preflight_status.json").unlink()
+    return study_file
+
+
+def test_a_port_taken_at_a_gate_is_replaced(
+    gated_study: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, ports = server_command.free_port, iter([impostor[1]])
+    monkeypatch.setattr(preflight, "free_port", lambda host: next(ports, None) or free(host))
+    assert preflight.main(["--study", str(gated_study)]) == 0
+    status = read_json(gated_study.parent / "preflight" / "preflight_status.json")
+    assert status["noop_connector"]["include"] is True
+    log = (gated_study.parent / status["noop_connector"]["evidence"]).read_text()
+    assert "another port is chosen" in log
+
+
+def test_taken_ports_at_a_gate_are_an_error_and_no_skip(
+    gated_study: Path,
+    impostor: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(preflight, "free_port", lambda _: impostor[1])
+    assert preflight.main(["--study", str(gated_study)]) == 2
+    assert f"port {impostor[1]} is in use by process {impostor[0]}" in capsys.readouterr().err
+    assert not (gated_study.parent / "preflight" / "preflight_status.json").exists()
