@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from connector_tax.files import read_json, write_json
-from connector_tax.provenance import audit
+from connector_tax.provenance import audit, manifest
 from connector_tax.provenance.audit_seal import check_seals
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim, Ledger
 from connector_tax.seals import FIRST, changed_settings, read_links, seal_launch, seal_settings
@@ -288,6 +288,22 @@ def test_a_study_measured_before_it_could_be_sealed_is_not_checkable(
     ledger = Ledger()
     check_seals(audit.raw_study(root / "study.json"), root.parents[1] / "MANIFEST.md", ledger)
     assert [c.verdict for c in ledger.claims] == [NOT_CHECKABLE]
+
+
+def test_a_manifest_from_before_a_column_existed_is_no_failure(
+    audited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    unseal(root)
+    rows = [{k: v for k, v in row.items() if k != "placement"}
+            for row in read_json(root / "manifest.json")]  # fmt: skip
+    (root / "manifest.json").unlink()
+    write_json(root / "manifest.json", rows)
+    with monkeypatch.context() as patch:
+        older = {k: v for k, v in manifest.COLUMNS.items() if k != "placement"}
+        patch.setattr(manifest, "COLUMNS", older)
+        manifest.update(root.parents[1] / "MANIFEST.md", rows[0]["study"], rows)
+    assert failures(root) == []
 
 
 def test_a_changed_setting_is_told_in_the_report(audited: Path, tmp_path: Path) -> None:
