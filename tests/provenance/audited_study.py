@@ -12,10 +12,12 @@ import math
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from connector_tax.analysis import aggregate
 from connector_tax.analysis.measure import summarise_cell
@@ -313,6 +315,12 @@ def seal_manifest(root: Path) -> None:
     links = read_links(root)
     seal = links[-1][0] if links else None
     manifest.update(root.parents[1] / "MANIFEST.md", rows[0]["study"], rows, seal)
+
+
+def one_in_three(names: Iterable[str]) -> list[Any]:
+    """The names as parameters: each takes a whole audit, and the long suite takes the rest."""
+    marks = ((), pytest.mark.long, pytest.mark.long)
+    return [pytest.param(name, marks=marks[k % 3]) for k, name in enumerate(names)]
 
 
 def unseal(root: Path) -> None:
