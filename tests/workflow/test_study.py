@@ -238,7 +238,7 @@ def test_nothing_of_the_run_is_left(study: Study) -> None:
     assert not list(study.results.rglob("*.partial"))
     assert not list(study.results.rglob(".*.tmp"))
     kept = [path.name for path in temporary_folder(study.folder).rglob("*") if path.is_file()]
-    assert kept == ["tiny.lock"]
+    assert kept == []
 
 
 def test_a_second_run_has_nothing_to_do(study: Study) -> None:

@@ -45,7 +45,10 @@ except (ConfigError, ArtifactError) as error:
 
 
 def checked_design(wildcards):
-    """No input, but a check that study.json always needs; Snakemake knows by now what is forced."""
+    """No value, but a check that study.json always needs; Snakemake knows by now what is forced.
+
+    An input function would not do: where it fails, Snakemake takes study.json for a file without a rule.
+    """
     options = workflow.dag_settings
     try:
         check_design(STUDY, Path(RESULTS), SOURCE, options.forceall)
@@ -55,7 +58,7 @@ def checked_design(wildcards):
                 print(line, file=sys.stderr)
     except ConfigError as error:
         raise WorkflowError(str(error)) from None
-    return []
+    return ""
 
 
 onstart:

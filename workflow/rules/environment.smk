@@ -2,8 +2,6 @@
 
 
 rule study:
-    input:
-        checked_design,
     output:
         f"{RESULTS}/study.json",
     log:
@@ -12,6 +10,7 @@ rule study:
         # A function: braces in its value are not taken for wildcards.
         config=lambda wildcards: json.dumps(config, sort_keys=True),
         source=SOURCE,
+        design=checked_design,
     shell:
         "python -m connector_tax.study.design --config-json {params.config:q} --source {params.source:q}"
         " --out {output} 2>&1 | tee {log}"
