@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from connector_tax.analysis.quiet import Machine, read_machine, undisturbed
 from connector_tax.analysis.validity import Watched, assess, void_reasons
 from connector_tax.artifacts.checks import MACHINE_CHECKS
-from connector_tax.provenance.audit_machine import disturbed_chunks, quiet_seqs
+from connector_tax.provenance.audit_machine import disturbed_chunks, quiet_seqs, throttled_periods
 
 RULE: dict[str, Any] = {
     "chunk_percentile": 50, "level_percentile": 10, "max_factor": 1.5, "max_chunk_steal": 0.05,
@@ -72,6 +72,14 @@ def test_a_chunk_is_disturbed_by_the_steal_of_either_side(tmp_path: Path) -> Non
     wanted = [False, False, True, False, True, False]
     assert seen.chunks(RULE).disturbed.tolist() == wanted
     assert not seen.chunks({**RULE, "max_chunk_steal": None}).disturbed.any()
+
+
+def test_the_audit_counts_the_periods_the_group_was_throttled_in(tmp_path: Path) -> None:
+    records = lines([([100] * 3, 0, 0)] * 3)
+    marks = [r for r in records if r["kind"] in ("begin", "chunk")]
+    for mark, total in zip(marks, (4, 4, 5, 7), strict=True):
+        mark["counters"] = {**mark["counters"], "throttled": total}
+    assert machine(records, tmp_path).throttled == throttled_periods(records) == 3
 
 
 def test_a_chunk_nobody_watched_is_disturbed_whatever_the_rule(tmp_path: Path) -> None:

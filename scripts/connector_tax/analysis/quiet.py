@@ -14,7 +14,6 @@ it and must not be judged. Whether the machine as a whole is slower than it was,
 idle server tell (`validity.max_idle_memory_factor`).
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,21 +195,22 @@ def read_machine(path: Path, sha256: str | None) -> Machine:
     try:
         looks = {r["when"]: r for r in records if r["kind"] == "look"}
         (begin,) = (r for r in records if r["kind"] == "begin")
-        lines = [begin, *(r for r in records if r["kind"] == "chunk")]
+        lines = [r for r in records if r["kind"] == "chunk"]
+        chunks = list(zip([begin, *lines], lines, strict=False))
         cpus = [len(begin[side]) for side in SIDES]
-        steal = [chunk_steal(a, b, cpus) for a, b in itertools.pairwise(lines)]
-        t_ns = [a["t_ns"] + 1000 * at for a, b in itertools.pairwise(lines) for at in b["at_us"]]
+        steal = [chunk_steal(before, line, cpus) for before, line in chunks]
+        t_ns = [before["t_ns"] + 1000 * at for before, line in chunks for at in line["at_us"]]
         memory, compute = (
-            np.array([v for line in lines[1:] for v in line[name]], np.int64)
+            np.array([v for line in lines for v in line[name]], np.int64)
             for name in ("memory_ns", "compute_ns")
         )
-        counts = [len(line["at_us"]) for line in lines[1:]]
-        if counts != [len(line["memory_ns"]) for line in lines[1:]] or len(t_ns) != len(compute):
+        counts = [len(line["at_us"]) for line in lines]
+        if counts != [len(line["memory_ns"]) for line in lines] or len(t_ns) != len(compute):
             raise ValueError("at_us, memory_ns and compute_ns differ in length")
-        edges = np.array([line["t_ns"] for line in lines], np.int64)
+        edges = np.array([line["t_ns"] for line in (begin, *lines)], np.int64)
         if np.any(np.diff(t_ns) < 0) or np.any(np.diff(edges) <= 0):
             raise ValueError("the samples are not in order of time")
-        end = lines[1:][-1]
+        end = lines[-1]
         first, last = begin["counters"], end["counters"]
         wall_ms = (end["t_ns"] - begin["t_ns"]) / 1e6
         return Machine(

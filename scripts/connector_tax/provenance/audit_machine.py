@@ -30,7 +30,7 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
     if cell.path("machine").exists():
         lines = cell.machine
         found |= _cpu_shares(lines)
-        found["throttled_periods"] = _throttled(lines)
+        found["throttled_periods"] = throttled_periods(lines)
         found["quiet_requests"] = len(quiet_successes(study, cell) or ())
         level = read_json(study.root / "environment.json").get("quiet_level")
         if level is not None:
@@ -125,20 +125,20 @@ def disturbed_chunks(lines: Sequence[Row], quiet: Row) -> list[tuple[int, int, b
     marks = [r for r in lines if r["kind"] in ("begin", "chunk")]
     values = [
         float(np.percentile(mark["memory_ns"], quiet["chunk_percentile"]))
-        for mark in marks[1:]
         if len(mark["memory_ns"]) >= LEAST_SAMPLES
+        else None
+        for mark in marks[1:]
     ]
+    known = [value for value in values if value is not None]
     limit = most_steal = math.inf
-    if values and quiet["max_factor"] is not None:
-        limit = quiet["max_factor"] * float(np.percentile(values, quiet["level_percentile"]))
+    if known and quiet["max_factor"] is not None:
+        limit = quiet["max_factor"] * float(np.percentile(known, quiet["level_percentile"]))
     if quiet["max_chunk_steal"] is not None:
         most_steal = quiet["max_chunk_steal"]
     chunks = []
-    for before, mark in itertools.pairwise(marks):
-        bad = len(mark["memory_ns"]) < LEAST_SAMPLES or any(
-            share > most_steal for share in _steal_shares(marks[0], before, mark)
-        )
-        bad = bad or float(np.percentile(mark["memory_ns"], quiet["chunk_percentile"])) > limit
+    for value, (before, mark) in zip(values, itertools.pairwise(marks), strict=True):
+        stolen = max(_steal_shares(marks[0], before, mark))
+        bad = value is None or value > limit or stolen > most_steal
         chunks.append((before["t_ns"], mark["t_ns"], bad))
     return chunks
 
@@ -153,8 +153,9 @@ def _steal_shares(begin: Row, before: Row, mark: Row) -> list[float]:
     ]
 
 
-def _throttled(lines: Sequence[Row]) -> int | None:
-    counts = [r["counters"]["throttled"] for r in lines if r["kind"] in ("begin", "second")]
+def throttled_periods(lines: Sequence[Row]) -> int | None:
+    """Periods the control group was throttled in; None where the kernel does not count them."""
+    counts = [r["counters"]["throttled"] for r in lines if r["kind"] in ("begin", "chunk")]
     return None if counts[-1] is None else int(counts[-1] - counts[0])
 
 

@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from connector_tax.analysis.quiet import SIDES
 from connector_tax.linux import run_when_idle
 from connector_tax.study.gpu import GpuReadings
 from connector_tax.study.usage import (
@@ -41,8 +42,6 @@ from connector_tax.study.usage import (
     throttled_file,
 )
 from connector_tax.study.yardstick import Yardstick
-
-SIDES = ("loadgen", "server")
 
 
 class Watcher:

@@ -33,11 +33,19 @@ class Yardstick:
     Args:
         working_set_mib: size of the memory that is loaded from.
         elements: loads of one sample.
+
+    Raises:
+        ValueError: the working set has fewer cache lines than a sample loads.
     """
 
     def __init__(self, working_set_mib: float, elements: int) -> None:
         per_line = CACHE_LINE // np.dtype(np.int64).itemsize
         lines = int(working_set_mib * 2**20) // CACHE_LINE
+        if lines < elements:
+            raise ValueError(
+                f"a working set of {working_set_mib:g} MiB has {lines} cache lines, "
+                f"fewer than the {elements} loads of a sample"
+            )
         # Written, so that every page is there.
         self._memory = np.ones(lines * per_line, np.int64)
         order = np.random.default_rng(1).permutation(lines)[: lines // elements * elements]
