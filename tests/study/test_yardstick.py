@@ -44,7 +44,7 @@ def test_being_preempted_is_not_slow_memory(one_cpu: int) -> None:
     ) as burner:
         assert burner.stdout is not None
         burner.stdout.readline()
-        ratios = []
+        ratios: list[float] = []
         while len(ratios) < 100 and max(ratios, default=0) < 1.5:
             (loads,), (wall,) = series(yardstick, 1)
             ratios.append(wall / loads)
