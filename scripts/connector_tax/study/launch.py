@@ -4,6 +4,7 @@
 are there and intact are kept, so an interrupted launch resumes at the cell it lost. A launch that
 fails (its server dies, a configuration cannot be started) ends as `status: failed` with the end of
 the server's log, and the study goes on; `connector_tax.study.complete` makes the run end non-zero.
+A failed launch of plain ends the run at once: without it the others are compared with nothing.
 
 SIGTERM ends the driver after the current cell, SIGINT at once; neither leaves an index.json.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.names import PHASES, PLAIN, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
@@ -41,7 +42,7 @@ from connector_tax.study.plan import reference_rate
 from connector_tax.study.precision import skip_reason
 from connector_tax.study.probe import probe_overlay
 from connector_tax.study.progress import LaunchProgress
-from connector_tax.study.remeasure import refuse_other_design, supersede
+from connector_tax.study.remeasure import refuse_other_design, supersede, withdraw_failed
 from connector_tax.study.resume import (
     Attempts,
     clear_interrupted,
@@ -321,7 +322,16 @@ def _drive(arguments: argparse.Namespace) -> int:
             driver = LaunchDriver(arguments.study, launch, progress)
             watch_parent(driver.die, progress.say)
             signal.signal(signal.SIGTERM, driver.stop_at_next_boundary)
-            conclude(driver.study, launch, driver.folder, driver.run())
+            outcome = driver.run()
+            conclude(driver.study, launch, driver.folder, outcome)
+            if outcome.status == "failed" and launch.configuration == PLAIN:
+                withdraw_failed(driver.study, arguments.study.parent)
+                progress.say(
+                    f"{launch.name} failed, and every tax is a comparison with plain: the run ends "
+                    f"here. The server's logs are in {driver.folder}. When the cause is mended, "
+                    "the same command carries on at this launch; what is measured is kept."
+                )
+                return 1
     except StopRequested:
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:
