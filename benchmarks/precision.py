@@ -37,10 +37,9 @@ from connector_tax.analysis.saturation import Load, load_of
 from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX, Tables, tax_rows
 from connector_tax.artifacts.names import CellKey, Launch, plain_names
 from connector_tax.artifacts.study_file import Study, launches
-from connector_tax.calibration.virtual import VirtualEngine
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.config import EngineConfig, load_config
-from connector_tax.engine.scheduler import Sequence as Served
+from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.loadgen import Plan, PlannedRequest, make_offsets, open_loop
 from connector_tax.loadgen.generator import PROGRESS_S
 from connector_tax.loadgen.messages import Cancel, Done
