@@ -211,7 +211,7 @@ def measure(
     records: list[dict[str, Any]] = msgspec.to_builtins(result.records)
     write_bytes(requests_file, b"".join(msgspec.json.encode(r) + b"\n" for r in records))
     write_bytes(steps_file, step_log.take(result.t_origin_ns, result.t_drained_ns))
-    content = _cell_record(study, launch, prepared, result, records, started_utc)
+    content = cell_record(study, launch, prepared, result, records, started_utc)
     content["suspended_ms"] = suspended_ms() - suspended_before
     counters = {
         "before": server_counters(before["values"]),
@@ -313,7 +313,7 @@ def _final_scrape(
     return sampler.close()
 
 
-def _cell_record(
+def cell_record(
     study: Mapping[str, Any],
     launch: Launch,
     prepared: PreparedCell,

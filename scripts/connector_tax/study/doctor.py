@@ -26,7 +26,7 @@ from connector_tax.config import ROOT
 from connector_tax.files import read_json, sha256_file
 from connector_tax.machine import ABSENT, cpu, engine_versions
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
-from connector_tax.study.plan import expected_cell_s, planned_cells, remaining_s
+from connector_tax.study.plan import expected_cell_s, planned_cells, rehearsed, remaining_s
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.vllm.environment import files_of
 
@@ -259,7 +259,9 @@ def _examine(arguments: argparse.Namespace) -> int:
         for row in rows:
             table.add_row(row.check, row.verdict, row.text)
         Console(width=None if sys.stdout.isatty() else 120).print(table)
-        print(f"expected duration: {int(minutes // 60)} h {int(minutes % 60):02d} min")
+        known = rehearsed(study, arguments.study.parent) is not None
+        how = "as rehearsed" if known else "if the server keeps up; `rehearse` knows better"
+        print(f"expected duration: {int(minutes // 60)} h {int(minutes % 60):02d} min, {how}")
     return int(any(row.verdict == "fail" for row in rows))
 
 
