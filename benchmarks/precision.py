@@ -160,7 +160,7 @@ def virtual_cell(
 ) -> VirtualCell:
     """A cell with the schedule and the rule it has in the study."""
     config = study["config"]
-    rule = cell_rule(config)
+    rule = cell_rule(config, "A")
     offsets = make_offsets(
         config["arrivals"]["process"],
         planned["rate_rps"],

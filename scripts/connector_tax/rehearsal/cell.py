@@ -111,7 +111,7 @@ class VirtualCell:
         if self._wake_ns is not None:
             return
         assert self.plan.stop_ns is not None
-        if now_ns >= self.plan.stop_ns + round(self.rule.drain_s * 1e9):
+        if now_ns >= self.plan.stop_ns + round(self.plan.drain_s * 1e9):
             for seq in list(self._live):
                 self._give_up(engine, seq, "drain_timeout")
 

@@ -100,7 +100,7 @@ def _rehearse_cell(
     rate = planned["rate_rps"] if planned["rate_rps"] is not None else launch_rate
     assert rate is not None
     prepared = prepare(study, launch, planned, rate, attempt=1, measurement=1)
-    rule = cell_rule(config)
+    rule = cell_rule(config, launch.phase)
     load = open_loop(prepared.offsets_ns, [REQUEST] * len(prepared.offsets_ns), rule)
     precision = precision_rule(config)
     cell = VirtualCell(
@@ -124,9 +124,10 @@ def _rehearse_cell(
         requests_file = folder / logs["requests"]
         record["precision"] = precision_record(precision, result, requests_file, config)
     seconds = (engine.now_ns - began_ns) / 1e9
+    again = not record["valid"] and result.cooldown_ended_by != "overloaded"
     inflight = [scrape.inflight for scrape in cell.scrapes if scrape.t_ns < result.t_stop_ns]
     record["rehearsed"] = {
-        "seconds": seconds * (1 if record["valid"] else MEASUREMENTS_OF_A_VOID_CELL),
+        "seconds": seconds * (MEASUREMENTS_OF_A_VOID_CELL if again else 1),
         "load": cell.busy_ns / (engine.now_ns - began_ns),
         "inflight_p50": float(np.median(inflight)),
         "inflight_max": max(inflight),

@@ -95,8 +95,11 @@ class Instruments:
     watch: MachineWatch | None
 
 
-def cell_rule(config: Mapping[str, Any]) -> CellRule:
-    """The load generator's rule for a cell, from the `cell` section."""
+def cell_rule(config: Mapping[str, Any], phase: str) -> CellRule:
+    """The load generator's rule for a cell of a phase, from the `cell` section.
+
+    Phase A is to show where saturation begins: none of its cells ends for it.
+    """
     cell = config["cell"]
     return CellRule(
         warmup_s=cell["warmup_s"],
@@ -106,6 +109,7 @@ def cell_rule(config: Mapping[str, Any]) -> CellRule:
         drain_s=cell["drain_s"],
         inflight_cap=cell["inflight_cap"],
         request_timeout_s=cell["request_timeout_s"],
+        end_overloaded=phase != "A" and cell.get("end_overloaded", False),
     )
 
 
@@ -146,7 +150,7 @@ def prepare(
     offsets = make_offsets(
         config["arrivals"]["process"],
         rate_rps,
-        cell_rule(config).schedule_s,
+        cell_rule(config, launch.phase).schedule_s,
         arrivals_seed,
         gamma_shape=config["arrivals"]["gamma_shape"],
     )
@@ -198,7 +202,7 @@ def measure(
     result = instruments.generator.run_cell(
         prepared.offsets_ns,
         prepared.requests,
-        cell_rule(study["config"]),
+        cell_rule(study["config"], launch.phase),
         on_progress,
         precision,
         live_rule(watch),

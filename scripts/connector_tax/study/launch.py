@@ -222,6 +222,9 @@ class LaunchDriver:
                     self.progress.say(f"cell {cell['cell']} {_counted(content['counts'])}")
                     break
                 self.progress.say(f"cell {cell['cell']} VOID: {'; '.join(content['void_reasons'])}")
+                if content["cooldown"]["ended_by"] == "overloaded":
+                    self.progress.say("overloaded: it would be so again, and is not measured again")
+                    break
                 if measurement < MEASUREMENTS_OF_A_VOID_CELL:
                     cells.move_aside(self.folder, cell["cell"], "void")
 
