@@ -35,6 +35,7 @@ from connector_tax.study import cell as cells
 from connector_tax.study.child import ChildError
 from connector_tax.study.design import cell_order
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
+from connector_tax.study.gpu_memory import await_free_memory
 from connector_tax.study.guard import watch_parent
 from connector_tax.study.launch_index import SUMMARY_MODULE, LaunchOutcome, conclude
 from connector_tax.study.machine import MachineWatch
@@ -239,6 +240,7 @@ class LaunchDriver:
         return stack.enter_context(MachineWatch(config["quiet"], plan, gpu=gpu))
 
     def _start_server(self, attempt: dict[str, Any], plan: AffinityPlan) -> Server:
+        await_free_memory(self.study["config"])
         host = self.study["config"]["server"]["host"]
         port = free_port(host)
         attempt["port"] = port

@@ -33,6 +33,7 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
+from connector_tax.study.gpu_memory import await_free_memory
 from connector_tax.study.guard import kill_leftovers, watch_parent
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.scraper import parse_metrics
@@ -161,6 +162,7 @@ def _ready_server(
         server = Server(folder, command, title, settings["host"], port, cpus)
         watch_parent(functools.partial(_die, server), note)
         note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")
+        await_free_memory(study["config"])
         server.start()
         try:
             ready = server.wait_ready(settings["ready_timeout_s"])
