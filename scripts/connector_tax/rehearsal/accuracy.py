@@ -1,4 +1,4 @@
-"""How right a rehearsal is: a measured study, and the same study rehearsed from one of its launches.
+"""How right a rehearsal is: a measured study, and the same rehearsed from one of its launches.
 
     python -m connector_tax.rehearsal.accuracy --archive FILE --launch plain/block0/A
 
@@ -95,7 +95,8 @@ def study_seconds(root: Path, study: Mapping[str, Any]) -> float:
 
 
 def compare(
-    predicted: Mapping[tuple[str, str], CellFigures], measured: Mapping[tuple[str, str], CellFigures]
+    predicted: Mapping[tuple[str, str], CellFigures],
+    measured: Mapping[tuple[str, str], CellFigures],
 ) -> tuple[list[list[str]], dict[str, str], bool]:
     """A row for each cell that both have, how many meet each aim, and whether all do."""
     both = [name for name in measured if name in predicted]

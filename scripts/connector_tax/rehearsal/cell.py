@@ -121,7 +121,8 @@ class VirtualCell:
         first_ns = self._first_ns.get(seq)
         self.plan.take(
             Done(
-                0, 0, seq, kind, t_send_ns=due_ns, t_first_token_ns=first_ns, t_done_ns=engine.now_ns
+                0, 0, seq, kind, t_send_ns=due_ns, t_first_token_ns=first_ns,
+                t_done_ns=engine.now_ns,
             )
         )  # fmt: skip
 

@@ -156,12 +156,10 @@ def _taxes(rehearsal: Rehearsal) -> Section:
         halves = [half for tax in taxes if (half := _half_width(tax)) is not None]
         told = sum(tax.verdict in (TAX, NO_TAX) for tax in taxes)
         needed = [tax.blocks_needed for tax in taxes if tax.blocks_needed is not None]
-        half = f"{100 * median(halves):.1f}" if halves else ""
+        width = f"{100 * median(halves):.1f}" if halves else ""
         margin = taxes[0].margin
         more = str(max(needed)) if needed else ""
-        rows.append(
-            [cell, metric, half, f"{100 * (margin or 0):g}", f"{told}/{len(taxes)}", more]
-        )
+        rows.append([cell, metric, width, f"{100 * (margin or 0):g}", f"{told}/{len(taxes)}", more])
     note = (
         f"With {rehearsal.study.document['blocks']} blocks, no connector costing anything beside "
         "what the machine above says. A tax below +-% cannot be told from none; NO TAX needs +-% "

@@ -48,9 +48,7 @@ HEALTHY: dict[str, Any] = {
 }
 
 
-def rehearse_launch(
-    study: Mapping[str, Any], launch: Launch, root: Path, machine: Machine
-) -> None:
+def rehearse_launch(study: Mapping[str, Any], launch: Launch, root: Path, machine: Machine) -> None:
     """Write what the launch would leave, below the study's folder `root`."""
     folder = launch.folder(root)
     folder.mkdir(parents=True, exist_ok=True)

@@ -115,7 +115,8 @@ def _on_accelerator(study: Mapping[str, Any], names: Mapping[str, Any]) -> Machi
         front_ns=0,
         kv_tokens=kv_tokens,
         source=(
-            f"{gpu}: {accelerator.bf16_tflops:g} TFLOP/s bf16, {accelerator.bandwidth_gb_s:g} GB/s, "
+            f"{gpu}: {accelerator.bf16_tflops:g} TFLOP/s bf16, "
+            f"{accelerator.bandwidth_gb_s:g} GB/s, "
             f"{accelerator.memory_mib / 1024:.0f} GiB ({accelerator.source}).",
             f"Taken to reach {reached.linear:.0%} of the arithmetic in matrix products, "
             f"{reached.attention:.0%} in attention, {reached.bandwidth:.0%} of the bandwidth, and "
@@ -123,7 +124,8 @@ def _on_accelerator(study: Mapping[str, Any], names: Mapping[str, Any]) -> Machi
             "measured step log.",
             f"Model: {model.parameters / 1e9:.1f} billion weights, "
             f"{model.active_parameters / 1e9:.1f} used by a token, "
-            f"{model.kv_bytes_per_token / 1024:.0f} KiB of KV cache a token ({names['model_config']}).",
+            f"{model.kv_bytes_per_token / 1024:.0f} KiB of KV cache a token "
+            f"({names['model_config']}).",
         ),
     )
 

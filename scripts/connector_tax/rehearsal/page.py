@@ -1,5 +1,4 @@
-"""What a rehearsal says, as sections of sentences and tables: Markdown, or a terminal's 80 columns.
-"""
+"""What a rehearsal says, as sections of sentences and tables: Markdown, or 80 columns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ def markdown(title: str, sections: Sequence[Section]) -> str:
     lines = [f"# {title}", ""]
     for section in sections:
         lines += [f"## {section.title}", ""]
-        lines += [line for sentence in section.sentences for line in (f"- {sentence}",)]
+        lines += [f"- {sentence}" for sentence in section.sentences]
         if section.sentences:
             lines.append("")
         if section.rows:

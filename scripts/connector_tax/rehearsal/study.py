@@ -80,7 +80,8 @@ def rehearse(study: Mapping[str, Any], machine: Machine, root: Path) -> Rehearsa
     _run(document, "A", root)
     loaded = load_study(root / paths.STUDY)
     cells = load_cells(loaded, "A")
-    rates, no_rate = None, None
+    rates: dict[str, Any] | None = None
+    no_rate: str | None = None
     rows: list[dict[str, Any]] = []
     taxes: list[TaxRow] = []
     hypotheses: list[dict[str, Any]] = []

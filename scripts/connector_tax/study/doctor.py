@@ -164,7 +164,9 @@ def _driver(engine: Mapping[str, Any], driver: str) -> Iterator[Finding]:
         lock = (ROOT / name).parents[1] / "requirements.lock"
         if not name.endswith("built.json"):
             continue
-        cuda = re.search(r"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.", lock.read_text(), re.MULTILINE)
+        cuda = re.search(
+            r"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.", lock.read_text(), re.MULTILINE
+        )
         if cuda is None or cuda[1] not in LEAST_DRIVERS:
             yield Finding("GPU driver", "warn", f"{driver}; {lock.parent.name}: CUDA not known")
             continue

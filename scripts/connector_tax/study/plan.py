@@ -69,7 +69,7 @@ def expected_cell_s(config: Mapping[str, Any], rate_rps: float | None) -> float:
 
 
 def launch_overhead_s(study: Mapping[str, Any], folder: Path) -> float:
-    """Expected seconds of a launch beside its cells: start-up, as seen or rehearsed, and release."""
+    """Expected seconds of a launch beside its cells: start-up as seen or rehearsed, and release."""
     seen = [
         attempt["startup_s"]
         for phase in PHASES
