@@ -125,7 +125,7 @@ def _cell_row(records: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> l
     valid = sum(record["valid"] for record in records)
     state = "valid" if valid == len(records) else f"VOID {len(records) - valid}/{len(records)}"
     if row.get("saturated"):
-        state = f"saturated: {row['saturation_criteria']}" if valid else state
+        state = "saturated" if valid else state
     width = ""
     if row.get("ttft_p90_hi_ms") is not None:
         half = (row["ttft_p90_hi_ms"] - row["ttft_p90_lo_ms"]) / 2 / row["ttft_p90_ms"]
