@@ -69,8 +69,8 @@ def explain(
         table.add_row(row.level, row.watched, row.metric, str(row.n), *shown)
     console.print(table)
     title = (
-        f"between launches, block model (chunks by their {rule['chunk_percentile']:g}th percentile): "
-        "standard deviation, A/A half-width"
+        f"between launches, block model (chunks by their {rule['chunk_percentile']:g}th "
+        "percentile): standard deviation, A/A half-width"
     )
     table = _table(title, "left out", "kept", "launches", *NAMES)
     for spread in spreads(cells, factors, steals, rule):
