@@ -25,9 +25,7 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_failed_plain_ends_the_run(
-    study_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_plain_ends_the_run(study_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(arguments(study_file)) == 1
     said = "".join(capsys.readouterr())
     assert "plain/block0/A failed, and every tax is a comparison with plain" in said
@@ -43,8 +41,6 @@ def test_a_failed_plain_is_measured_by_the_same_command(study_file: Path) -> Non
     set_ready_timeout(study_file, 30)
     assert launch.main(arguments(study_file)) == 0
     assert read_json(launch_folder(study_file) / "index.json")["status"] == "done"
-
-
 
 
 @pytest.mark.long
