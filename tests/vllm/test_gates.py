@@ -96,6 +96,8 @@ def test_a_sound_server_passes(study: Study, configuration: str) -> None:
         ("plain", "dies", "request 2: "),
         ("plain", "dead engine", "the engine died (EngineDeadError)"),
         ("plain", "unhealthy", "/health answered 503"),
+        ("plain", "no usage", "KeyError: 'usage'"),
+        ("plain", "no metrics page", "Error: "),
         ("plain", "failed counter", "vllm:engine_core_failed_total is 1"),
         ("plain", "connector beside plain", "plain, but the log names Stray"),
         ("mooncake_consumer", "companion dies", "dummy_bootstrap ended before it was ready"),

@@ -64,7 +64,10 @@ from connector_tax.study.usage import suspended_ms
 COUNTER_LOOKS = 20
 COUNTER_PAUSE_S = 0.1
 # What a resumed launch needs to know of a finished cell.
-_RECORD_KEYS = {"files": dict, "schedule": dict, "valid": bool, "void_reasons": list}
+_RECORD_KEYS = {
+    **{"files": dict, "schedule": dict, "valid": bool, "void_reasons": list},
+    **{"window": dict, "load_generator": dict},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +240,7 @@ def measure(
         watched=None if watch is None else _watched(study["config"], machine_file, folder),
     )
     reasons = void_reasons(checks)
-    if precision is not None:
+    if precision is not None and not result.health["workers_died"]:
         content["precision"] = precision_record(precision, result, requests_file, study["config"])
     if watch is not None:
         content["quiet"] = {"rule": {name: watch.quiet[name] for name in RULE_KEYS}}

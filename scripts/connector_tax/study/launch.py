@@ -104,8 +104,8 @@ class LaunchDriver:
 
     def stop_at_next_boundary(self, *_: object) -> None:
         """SIGTERM handler."""
+        # Nothing is said here: whoever was interrupted may hold the lock of the progress.
         self._stop_requested = True
-        self.progress.say("SIGTERM: stopping after this cell")
 
     def die(self) -> None:
         """The parent is gone: take the server along and end at once."""
@@ -143,6 +143,8 @@ class LaunchDriver:
                     use.after_load()
                 return
             except PortTakenError as error:
+                if "startup_s" in attempt:
+                    raise ServerError(str(error)) from error
                 attempt.setdefault("ports_taken", []).append(attempt["port"])
                 if not left:
                     raise
@@ -204,6 +206,7 @@ class LaunchDriver:
                 continue
             for measurement in range(1, MEASUREMENTS_OF_A_VOID_CELL + 1):
                 if self._stop_requested:
+                    self.progress.say("SIGTERM: stopped at the end of a cell")
                     raise StopRequested
                 prepared = cells.prepare(
                     self.study, self.launch, cell, rate, attempt=attempt, measurement=measurement

@@ -133,8 +133,11 @@ def gated_server(
     try:
         server = _ready_server(study, launch, title, folder, note, probe)
         try:
-            _send_requests(study, server, GATES.get(name, OTHER_GATE), name, note)
-            _check_engine(server, note)
+            try:
+                _send_requests(study, server, GATES.get(name, OTHER_GATE), name, note)
+                _check_engine(server, note)
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+                raise GateError(f"{type(error).__name__}: {error}") from error
             yield server
         finally:
             note(f"stopped by {server.stop(study['config']['server']['stop_grace_s'])}")
@@ -161,6 +164,8 @@ def _ready_server(
         command = command_for(study, launch, port, probe)
         server = Server(folder, command, title, settings["host"], port, cpus)
         watch_parent(functools.partial(_die, server), note)
+        # A server that lost its port before it served has made its log already.
+        StepLog(folder, study["config"]["engine"]["kind"]).remove()
         note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")
         await_free_memory(study["config"])
         server.start()
