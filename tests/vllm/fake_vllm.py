@@ -131,7 +131,7 @@ def serve() -> None:
     watched = names[:1] if FAULT == "child not created" else names
     if watched and os.environ.get("AGENTIC_STEP_LOG_PATH"):
         print(f"connector_tax step probe watches {' > '.join(watched)} (WORKER)")
-    if FAULT == "dead connector":
+    if FAULT == "dead connector" and names:
         print("\x1b[31mLMCache ERROR:\x1b[0m Failed to initialize the manager: Traceback (most")
         print('  File "x.py", line 1\nRuntimeError: No supported cpu connector found.')
     sys.stdout.flush()
