@@ -1,5 +1,6 @@
 # Configuration, its checks, and what the other stages share.
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -30,6 +31,8 @@ own_jobs()
 SOURCE = ", ".join(map(str, workflow.configfiles)) or "the configuration"
 # `--config archive=FILE` redraws a study that was sent: no configuration counts but the archive's.
 ARCHIVE = config.pop("archive", None)
+# `--config studies=A,B compare` puts two studies or archives beside each other.
+STUDIES = config.pop("studies", None)
 try:
     if ARCHIVE is None:
         STUDY = resolve(config, SOURCE)
