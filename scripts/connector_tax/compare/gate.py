@@ -25,7 +25,7 @@ from connector_tax.compare.rows import Side, tax_side
 from connector_tax.compare.studies import opened
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, write_bytes, write_text
-from connector_tax.report import text
+from connector_tax import text
 
 BELOW, ABOVE, CANNOT_TELL, NO_NUMBER = "below", "above", "cannot tell", "void or missing"
 STATUS = {BELOW: 0, ABOVE: 1, CANNOT_TELL: 2, NO_NUMBER: 3}

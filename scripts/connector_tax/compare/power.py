@@ -15,7 +15,7 @@ from connector_tax.compare.contrast import quantile
 from connector_tax.compare.page import markdown_table
 from connector_tax.compare.rows import tax_side
 from connector_tax.figures.tables import StudyTables
-from connector_tax.report import text
+from connector_tax import text
 from connector_tax.study.plan import expected_cell_s, launch_overhead_s
 
 POWER = 0.80
