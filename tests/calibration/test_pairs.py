@@ -25,7 +25,7 @@ def test_the_true_ratios_are_those_of_the_step_costs() -> None:
 
 
 def test_the_short_calibration_of_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--pairs", "2", "--truth-launches", "6", "--out", str(tmp_path)]
+    argv = ["--pairs", "2", "--truth-launches", "4", "--out", str(tmp_path)]
     assert compare_report.main(argv) == 0
     assert "in target" in capsys.readouterr().out
     result = read_json(tmp_path / "pairs.json")
@@ -36,7 +36,8 @@ def test_the_short_calibration_of_pairs(tmp_path: Path, capsys: pytest.CaptureFi
     # More than three blocks' degrees of freedom, fewer than both studies' together.
     assert all(2 <= r["error_df"] <= 60 for r in ratios)
     found = next(r for r in ratios if (r["quantity"], r["metric"]) == (TAX, "tpot_p90"))
-    assert found["HIGHER"] == 1.0
+    assert found["truth"] > 1.02
+    assert found["LOWER"] == 0.0
 
 
 def test_a_gate_at_the_true_tax_is_wrong_as_often_as_its_confidence_says() -> None:
@@ -44,10 +45,10 @@ def test_a_gate_at_the_true_tax_is_wrong_as_often_as_its_confidence_says() -> No
     gates = [
         {"point": 0.05 + random.normal(0, 0.01),
          "error": 0.01 * float(np.sqrt(random.chisquare(10) / 10)), "df": 10.0}
-        for _ in range(2000)
+        for _ in range(600)
     ]  # fmt: skip
     at_truth = pairs.gate_results(gates, 0.05, 0.0)
-    assert at_truth[ABOVE] == pytest.approx(0.025, abs=0.011)
-    assert at_truth[BELOW] == pytest.approx(0.025, abs=0.011)
+    assert at_truth[ABOVE] == pytest.approx(0.025, abs=0.02)
+    assert at_truth[BELOW] == pytest.approx(0.025, abs=0.02)
     assert pairs.gate_results(gates, 0.05, 0.06)[BELOW] > 0.99
     assert pairs.gate_results(gates, 0.05, -0.05)[ABOVE] > 0.95

@@ -132,3 +132,14 @@ def launch_priority(phase):
     return lambda wildcards: len(order) - order.index(
         (wildcards.config, int(wildcards.block))
     )
+
+
+def two_studies(wildcards):
+    """The two paths, quoted for the shell."""
+    named = [part.strip() for part in str(STUDIES or "").split(",") if part.strip()]
+    if len(named) != 2:
+        raise WorkflowError(
+            f"compare: found studies={STUDIES}; allowed: --config studies=A,B, each a study's"
+            " folder or an archive"
+        )
+    return " ".join(shlex.quote(name) for name in named)

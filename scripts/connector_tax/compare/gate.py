@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from connector_tax import text
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.artifacts.names import METRICS, REFERENCES
 from connector_tax.compare.contrast import quantile
@@ -25,7 +26,6 @@ from connector_tax.compare.rows import Side, tax_side
 from connector_tax.compare.studies import opened
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, write_bytes, write_text
-from connector_tax import text
 
 BELOW, ABOVE, CANNOT_TELL, NO_NUMBER = "below", "above", "cannot tell", "void or missing"
 STATUS = {BELOW: 0, ABOVE: 1, CANNOT_TELL: 2, NO_NUMBER: 3}

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from connector_tax import text
 from connector_tax.analysis.resources import LOG
 from connector_tax.artifacts import paths
 from connector_tax.compare.forest import CAPTION, TITLE, forest_cells
 from connector_tax.compare.rows import AA, LATENCY, RESOURCE, TAX, Row
 from connector_tax.compare.studies import Differences
 from connector_tax.figures.tables import StudyTables
-from connector_tax import text
 from connector_tax.report.page import METRIC_NAMES
 
 VERDICTS = ("HIGHER", "LOWER", "SAME", "INCONCLUSIVE")

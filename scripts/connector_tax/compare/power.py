@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from scipy.stats import t as student
 
+from connector_tax import text
 from connector_tax.analysis.block_model import OWN, POOLED, Estimate
 from connector_tax.analysis.blocks_needed import with_blocks
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
@@ -15,7 +16,6 @@ from connector_tax.compare.contrast import quantile
 from connector_tax.compare.page import markdown_table
 from connector_tax.compare.rows import tax_side
 from connector_tax.figures.tables import StudyTables
-from connector_tax import text
 from connector_tax.study.plan import expected_cell_s, launch_overhead_s
 
 POWER = 0.80
