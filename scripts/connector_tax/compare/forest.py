@@ -49,7 +49,7 @@ def draw(a: StudyTables, b: StudyTables, rows: Sequence[Row]) -> Picture:
     left = 0.15 + style.label_margin_in([labels[r.config] for panel in panels for r in panel], 6)
     width = style.COLUMN_IN - left - TEXT_IN - 0.08
     height = sum(heights) + 0.5 * len(panels) + 0.25
-    stamp = f"A {_name(a)}; B {_name(b)}"
+    stamp = style.fitted(f"A {_name(a)}; B {_name(b)}", style.COLUMN_IN - 0.3, style.TEXT_PT)
     figure = style.stamped_figure(stamp, style.watermark_text(a), (style.COLUMN_IN, height))
     top = height - 0.22
     for panel, tall in zip(panels, heights, strict=True):
@@ -64,7 +64,7 @@ def _at(row: Row) -> Where:
 
 
 def _name(study: StudyTables) -> str:
-    return f"{study.name} ({study.engine_label}, {study.blocks} blocks)"
+    return f"{study.name}, {study.blocks} block{'' if study.blocks == 1 else 's'}"
 
 
 def _panel(
