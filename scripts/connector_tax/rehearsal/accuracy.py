@@ -29,7 +29,7 @@ from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.provenance.unpack import unpack
-from connector_tax.rehearsal.machine import fitted_machine
+from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.page import Section, show
 from connector_tax.rehearsal.study import RehearsalError, rehearse
 
@@ -142,8 +142,10 @@ def _compare(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
         measured, virtual = Path(folder) / "measured", Path(folder) / "rehearsed"
         unpack(arguments.archive, measured)
-        study = dict(load_study(measured / paths.STUDY).document)
-        machine = fitted_machine(study, measured, arguments.launch, 0.0)
+        document = load_study(measured / paths.STUDY).document
+        names = {"archive": str(arguments.archive), "launch": arguments.launch}
+        study = {**document, "config": {**document["config"], "rehearsal": names}}
+        machine = machine_of(study)
         virtual.mkdir()
         rehearsal = rehearse(study, machine, virtual)
         if rehearsal.rates is None:
