@@ -1,4 +1,4 @@
-# Eight figures of the design and a forest plot of all taxes; default triggers re-plot them.
+# The figures; default triggers draw them again.
 
 from connector_tax.figures.names import NAMES
 

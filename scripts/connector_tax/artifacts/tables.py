@@ -8,12 +8,13 @@ column means: docs/artifacts.md.
 import csv
 import io
 import math
-import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from connector_tax.artifacts import paths
 from connector_tax.files import ArtifactError
@@ -327,48 +328,26 @@ def table_text(table: str, rows: Sequence[Mapping[str, Any]]) -> str:
     return stream.getvalue()
 
 
-Row = TypeVar(
-    "Row",
-    AggregateRow,
-    TaxRow,
-    AmplificationRow,
-    StepTaxRow,
-    HookRow,
-    StepPoint,
-    ResourceRow,
-    EngineRow,
-)
+Row = TypeVar("Row")
+_ALLOWED = {str: "text", int: "an integer", float: "a finite number", bool: "true or false"}
 
 
-def _boolean(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
+def _value(text: str, hint: Any) -> Any:
+    """A CSV field as what its annotation says; None where it is empty and may be.
 
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)
+    Raises:
+        ValueError: it is something else; says what is allowed.
+    """
+    scalar, *rest = typing.get_args(hint) or (hint,)
+    if text == "" and rest:
+        return None
+    try:
+        value = msgspec.convert(text, scalar, strict=False)
+    except msgspec.ValidationError:
+        value = math.nan
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{text!r}; allowed: {_ALLOWED[scalar]}")
     return value
-
-
-_PARSERS: Mapping[type, tuple[Callable[[str], Any], str]] = {
-    str: (str, "text"),
-    int: (int, "an integer"),
-    float: (_finite, "a finite number"),
-    bool: (_boolean, "true or false"),
-}
-
-
-def _column_types(row_type: type) -> dict[str, tuple[type, bool]]:
-    """Column name -> (scalar type, may be empty) from the annotations of a row class."""
-    hints = typing.get_type_hints(row_type)
-    columns = {}
-    for field in fields(row_type):
-        hint = hints[field.name]
-        optional = isinstance(hint, types.UnionType)
-        scalar = typing.get_args(hint)[0] if optional else hint
-        columns[field.name] = (scalar, optional)
-    return columns
 
 
 def read_table(path: Path, row_type: type[Row]) -> list[Row]:
@@ -380,7 +359,7 @@ def read_table(path: Path, row_type: type[Row]) -> list[Row]:
         ArtifactError: the file or a column is missing, or a value does not parse; names file, line
             and column, what was found and what is allowed.
     """
-    columns = _column_types(row_type)
+    columns = typing.get_type_hints(row_type)
     try:
         stream = path.open(encoding="utf-8", newline="")
     except FileNotFoundError:
@@ -395,19 +374,12 @@ def read_table(path: Path, row_type: type[Row]) -> list[Row]:
             if not any(record.values()):
                 continue
             values: dict[str, Any] = {}
-            for name, (scalar, optional) in columns.items():
-                text = record[name]
-                if text is None:
+            for name, hint in columns.items():
+                if record[name] is None:
                     raise ArtifactError(f"{path}:{reader.line_num}: fewer values than columns")
-                if text == "" and optional:
-                    values[name] = None
-                    continue
-                parse, allowed = _PARSERS[scalar]
                 try:
-                    values[name] = parse(text)
-                except (ValueError, KeyError):
-                    raise ArtifactError(
-                        f"{path}:{reader.line_num}: {name}: {text!r}; allowed: {allowed}"
-                    ) from None
-            rows.append(row_type(**values))
+                    values[name] = _value(record[name], hint)
+                except ValueError as error:
+                    raise ArtifactError(f"{path}:{reader.line_num}: {name}: {error}") from None
+            rows.append(msgspec.convert(values, row_type))
     return rows

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from connector_tax.linux import die_with_parent
@@ -36,12 +35,7 @@ class CommandChild:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
