@@ -61,7 +61,7 @@ def test_the_opposite_world_refutes_every_hypothesis(tmp_path: Path) -> None:
     )
     found = analyse(tmp_path, taxes=taxes)
     assert verdicts(found) == ["refuted"] * 6
-    assert "comes from coupling" in found["H1"]["sentence"]
+    assert "the prior's tax is not there" in found["H1"]["sentence"]
     assert "super-additive" in found["H4"]["sentence"].lower()
     assert found[1]["numbers"]["label"] == "revised"
     assert found[2]["numbers"]["label"] == "disagrees"

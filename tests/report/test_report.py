@@ -15,11 +15,12 @@ from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json, write_text
+from connector_tax.report import answer
 from connector_tax.report.__main__ import main
 from connector_tax.report.launches import LaunchReport, overhead
 from connector_tax.report.page import render
 from tests.analysis.synthetic import write_synthetic_study
-from tests.figures.figure_study import LABELS, Design, write_study
+from tests.figures.figure_study import LABELS, STEP_COST_US, Design, write_study
 
 HOSTILE = "<script>alert(1)</script>"
 SKIPPED = {"nixl_both": "NIXL <b>is</b> not installed"}
@@ -113,24 +114,46 @@ def test_hostile_text_stays_text(full: StudyTables) -> None:
 
 def test_the_headline_has_intervals_and_the_verdict(full: StudyTables) -> None:
     text = Page(render(full)).text
-    assert re.search(r"costs \+63\.5 % \(95 % interval \+57\.\d to \+69\.\d %\) on TTFT p90", text)
-    assert "at 4 requests/s (ref_safe): TAX." in text
+    assert "Measured on embedded (emulated), at 4 requests/s (ref_safe): " in text
+    assert f"{HOSTILE} costs +63 % [+58, +69] on TTFT p90 and +" in text
+    assert "NIXL both (skipped: NIXL <b>is</b> not installed)" in text
     assert "EMULATED Measured on: embedded (emulated)." in text
+
+
+def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_path: Path) -> None:
+    study = _study(tmp_path / "s", Design())
+    path = study.root / "analysis" / "taxes.csv"
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    for row in rows:
+        if row["config"] == "noop_connector":
+            row["verdict"] = "NO TAX"
+        if row["config"] == "lmcache_only":
+            needed = "12" if row["metric"] == "ttft_p90" else ""
+            row |= {"verdict": "INCONCLUSIVE", "blocks_needed": needed}
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path.write_text(stream.getvalue())
+    text = Page(render(study)).text
+    assert "within the margin is no-op connector (±3 % on TTFT p90 and TPOT p90)" in text
+    assert "it cannot be told of LMCache (TTFT p90 12, TPOT p90 over 100): in brackets" in text
+    assert "in place of 3; a block takes" in text
 
 
 def test_one_block_has_no_verdict(tmp_path: Path) -> None:
     text = Page(render(_study(tmp_path / "s", Design(blocks=1)))).text
-    assert "(ref_safe): point estimate, no verdict." in text
-    assert "costs +63.5 % (one launch; launches not included) on TTFT p90" in text
-    assert "95 % interval +" not in text
+    assert "(ref_safe): one block proves nothing (3 can, a block takes" in text
+    assert "Mooncake both +63 % on TTFT p90 and" in text
     assert "point estimates without verdicts" in text
 
 
 def test_a_tax_of_survivors_has_its_mark_and_no_verdict(tmp_path: Path) -> None:
     marks = {("mooncake_both", "r4"): "mooncake_both saturated; plain dropped 65 arrivals"}
     text = Page(render(_study(tmp_path / "s", Design(overloaded=marks)))).text
-    assert "no verdict, mooncake_both saturated; plain dropped 65 arrivals." in text
-    assert "no verdict (mooncake_both saturated; plain dropped 65 arrivals)" in text
+    reason = "Mooncake both saturated; plain dropped 65 arrivals"
+    assert f"no verdict on Mooncake both ({reason})." in text
+    assert f"no verdict ({reason})" in text
 
 
 def test_the_report_says_what_is_confirmatory_and_who_is_compared(full: StudyTables) -> None:
@@ -145,7 +168,38 @@ def test_the_report_says_what_is_confirmatory_and_who_is_compared(full: StudyTab
 def test_the_headline_says_why_there_is_no_number(tmp_path: Path) -> None:
     design = Design(void={("mooncake_both", "A", "r4"): "late sends"})
     text = Page(render(_study(tmp_path / "s", design))).text
-    assert "Mooncake both, idle: no TTFT p90 tax at ref_safe (void: late sends)." in text
+    assert "no verdict on Mooncake both (void: late sends)." in text
+
+
+def test_a_study_of_another_connector_is_answered_and_asked_only_what_it_can_say(
+    tmp_path: Path,
+) -> None:
+    labels = {"plain": "plain", "noop_connector": "no-op connector", "my_connector": "my own"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(STEP_COST_US, "my_connector", 500.0)
+        study = _study(tmp_path / "s", Design(labels=labels, inputs=(512,)))
+    text = Page(render(study)).text
+    assert "my own costs +" in text
+    assert "Mooncake" not in text.partition("Raw records")[0].replace("Mooncake producer", "")
+    assert "H1, H2, H3, H4, H5, H6 are about configurations or lengths" in text
+    assert "Prior and measured" not in text
+    assert "Sentence of criterion 1." not in text
+    assert "Sentence of criterion 7." in text
+
+
+def test_a_criterion_that_asks_for_a_number_says_reported_and_not_met(full: StudyTables) -> None:
+    text = Page(render(full)).text
+    assert "The share of the no-op connector in the taxreportedSentence of criterion 3." in text
+    assert "every skip has a reasonnot metSentence of criterion 6." in text
+
+
+def test_the_terminal_gets_the_headline_of_the_page(
+    full: StudyTables, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer.main(["--study", str(full.root / "study.json")]) == 0
+    said, report = capsys.readouterr().out.strip().splitlines()
+    assert said in Page(render(full)).text
+    assert report == f"Report: {full.root / 'report.html'}"
 
 
 def test_every_cell_is_listed_with_its_checks(full: StudyTables) -> None:

@@ -61,6 +61,12 @@ def checked_design(wildcards):
     return ""
 
 
+onsuccess:
+    # Whatever else was asked for: the answer is told where the report was.
+    if "report_html" in {job.rule.name for job in workflow.dag.jobs}:
+        shell("python -m connector_tax.report.answer --study {RESULTS}/study.json")
+
+
 onstart:
     remove_temporaries(Path("results"))
     if ARCHIVE is None:
@@ -114,7 +120,7 @@ def modules(*names):
 
 
 # What every table and picture goes through.
-SHARED = ["commands.py", "files.py", "artifacts"]
+SHARED = ["commands.py", "files.py", "text.py", "artifacts"]
 
 
 def launch_priority(phase):

@@ -16,6 +16,7 @@ from typing import Any
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT, Effect, WeightedTax
 from connector_tax.analysis.overload import joined
 from connector_tax.analysis.taxes import Tables
+from connector_tax.text import signed
 
 SUPPORTED, REFUTED, CANNOT_TELL = "supported", "refuted", "cannot tell"
 NOOP, MOONCAKE, NIXL = "noop_connector", "mooncake_both", "nixl_both"
@@ -58,7 +59,7 @@ def shown(effect: Effect, unit: str = "%") -> str:
     space = "" if unit == "%" else " "
 
     def text(value: float) -> str:
-        return f"{100 * value:+.1f}{space}{unit}"
+        return f"{signed(100 * value, 1)}{space}{unit}"
 
     if effect.interval.lo is None or effect.interval.hi is None:
         return f"{text(effect.point)} ({effect.interval.method})"
@@ -105,13 +106,17 @@ def h1(tables: Tables) -> Finding:
     if tax is None:
         return no_number("H1", tables, (MOONCAKE, "A", cell, "ttft_p90"))
     band = tables.study.config["hypotheses"]["h1_prior_band"]
+    engine = tables.study.document["engine_label"]
     numbers = {"tax_ttft_p90": numbers_of(tax), "min_tax": bound}
     start = f"TTFT p90 of {MOONCAKE} at ref_safe is {shown(tax)} against plain"
     verdict, tail = CANNOT_TELL, f"the interval holds {bound:.0%}, the least the hypothesis asks."
     if tax.lo >= bound:
-        verdict, tail = SUPPORTED, f"at least {bound:.0%}: the tax persists on a single instance."
+        verdict, tail = SUPPORTED, f"at least {bound:.0%}: on {engine} a single instance has it."
     elif tax.hi < bound:
-        verdict, tail = REFUTED, f"below {bound:.0%}: the tax of the prior comes from coupling."
+        verdict, tail = (
+            REFUTED,
+            f"below {bound:.0%}: on {engine} the prior's tax is not there.",
+        )
     label = _place(tax.point, band, f"the {100 * band[0]:g} to {100 * band[1]:g}% band")
     return _decided("H1", verdict, start, tail, numbers, [tax], label)
 
@@ -126,6 +131,7 @@ def h2(tables: Tables) -> Finding:
         wheres = [(config, "A", cell, "ttft_p90") for config in (MOONCAKE, NIXL)]
         return no_number("H2", tables, *wheres)
     low, high = (bound / 100 for bound in limits["h2_gap_band_pp"])
+    engine = tables.study.document["engine_label"]
     band = f"{100 * low:g} to {100 * high:g} pp"
     numbers = {
         "gap": numbers_of(gap),
@@ -135,13 +141,13 @@ def h2(tables: Tables) -> Finding:
     start = f"The TTFT p90 tax of {MOONCAKE} exceeds that of {NIXL} by {shown(gap, 'pp')}"
     verdict, tail = CANNOT_TELL, f"the interval crosses a border of the band {band}."
     if low <= gap.lo and gap.hi <= high:
-        verdict, tail = SUPPORTED, f"inside {band}: the gap is the connectors' own."
+        verdict, tail = SUPPORTED, f"inside {band}: on {engine} a single instance has the gap."
     elif gap.hi < 0:
-        verdict, tail = REFUTED, "the gap is inverted: that of the prior is a coupling artifact."
+        verdict, tail = REFUTED, f"the gap is inverted: on {engine} that of the prior is not there."
     elif gap.hi < low:
-        verdict, tail = REFUTED, f"below {band}: the gap of the prior is a coupling artifact."
+        verdict, tail = REFUTED, f"below {band}: on {engine} the gap of the prior is not there."
     elif gap.lo > high:
-        verdict, tail = REFUTED, f"above {band}: the gap is not preserved but larger."
+        verdict, tail = REFUTED, f"above {band}: on {engine} the gap is larger than the prior's."
     label = _place(gap.point, (low, high), f"the {band} band")
     return _decided("H2", verdict, start, tail, numbers, [gap], label)
 
@@ -239,8 +245,8 @@ def h4(tables: Tables) -> Finding:
         "tolerance": tolerance,
     }
     start = (
-        f"The stacked connector costs {shown(multi)} TTFT p90 against {100 * parts:+.1f}% for the"
-        f" sum of its parts, apart by {shown(excess, 'pp')}"
+        f"The stacked connector costs {shown(multi)} TTFT p90 against {signed(100 * parts, 1)}%"
+        f" for the sum of its parts, apart by {shown(excess, 'pp')}"
     )
     verdict, tail = CANNOT_TELL, f"the interval crosses a border of the {tolerance:.0%} tolerance."
     if multi.lo <= 0:

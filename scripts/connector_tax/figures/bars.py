@@ -10,6 +10,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from connector_tax.artifacts.tables import TaxRow
 from connector_tax.figures import style
 from connector_tax.figures.tables import StudyTables
+from connector_tax.text import MINUS
 
 METRIC_LABELS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
 LOG_ABOVE = 1.5  # beyond +150 % a linear axis would hide every small tax
@@ -70,7 +71,7 @@ def _labels_in(tick: float, other: float) -> float:
 
 def _tick(value: float, _position: int | None = None) -> str:
     scaled = round(100 * value, 6)
-    return "0" if scaled == 0 else f"{scaled:+.10g}".replace("-", style.MINUS)
+    return "0" if scaled == 0 else f"{scaled:+.10g}".replace("-", MINUS)
 
 
 def aa_interval(study: StudyTables, reference: str, metric: str) -> tuple[float, float] | None:
@@ -103,7 +104,7 @@ def aa_text(study: StudyTables, metrics: Sequence[str] = ("ttft_p90",)) -> str:
     if not any(numbers(row) for row in rows):
         return "no A/A band: plain has no second valid launch"
     whole = all(row is not None and row.tax_lo is not None for row in rows)
-    how = "interval of plain/plain" if whole else f"±|plain/plain {style.MINUS} 1| of two launches"
+    how = "interval of plain/plain" if whole else f"±|plain/plain {MINUS} 1| of two launches"
     return f"grey band: A/A, {how}"
 
 

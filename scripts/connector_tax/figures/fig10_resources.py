@@ -14,6 +14,7 @@ from connector_tax.figures import bars, style
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StudyTables
 from connector_tax.marks import Mark
+from connector_tax.text import MINUS
 
 TITLE = "Figure 10: resources an idle connector takes"
 CAPTION = (
@@ -91,7 +92,7 @@ def number_text(value: float, digits: int) -> str:
     """A difference with its sign; without one where nothing is left of it."""
     rounded = round(value, digits)
     text = f"{rounded:+,.{digits}f}" if rounded else f"{0:.{digits}f}"
-    return text.replace("-", style.MINUS)
+    return text.replace("-", MINUS)
 
 
 def _drawn(row: ResourceRow) -> bool:
@@ -127,7 +128,7 @@ def _axis(axes: Axes, values: Sequence[float]) -> None:
     axes.set_xlim(low - 0.08 * span, high + 0.08 * span)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value:+.6g}".replace("-", style.MINUS) if value else "0")
+        FuncFormatter(lambda value, _: f"{value:+.6g}".replace("-", MINUS) if value else "0")
     )
     axes.set_xlabel("difference from plain")
     axes.axvline(0, color="black", lw=0.6, zorder=4)

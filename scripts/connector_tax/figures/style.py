@@ -24,6 +24,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, write_bytes, write_text
 from connector_tax.marks import AA_MARK, DESIGN_MARKS, SPARE_MARKS, Mark, unmarked
+from connector_tax.text import MINUS
 
 COLUMN_IN = 3.35
 PAGE_IN = 7.0
@@ -33,7 +34,6 @@ SMALL_PT = 5.5
 MUTED = "#5f5f5f"
 FAINT = "#c9c9c9"
 BAND = "#e3e6ea"
-MINUS = "\u2212"
 
 mpl.rcParams.update(
     {

@@ -1,5 +1,6 @@
 """The finished study as the figures and the report read it."""
 
+import re
 import typing
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,6 +74,12 @@ class StudyTables:
             return self.configurations
         again = Configuration(self.aa, "plain again (A/A)", None, "A/A comparison")
         return [*self.configurations, again]
+
+    def labelled(self, said: str) -> str:
+        """A sentence with labels in place of the configurations' ids."""
+        labels = {item.id: item.label for item in self.launched}
+        ids = "|".join(map(re.escape, labels))
+        return re.sub(rf"\b({ids})\b", lambda found: labels[found[0]], said)
 
     @cached_property
     def aggregate(self) -> list[AggregateRow]:

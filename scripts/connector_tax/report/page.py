@@ -2,6 +2,7 @@
 
 import base64
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +11,7 @@ from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PLAIN, REFERENCES
 from connector_tax.artifacts.tables import POOLED, TaxRow
@@ -17,10 +19,20 @@ from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.report import launches as runs
-from connector_tax.report import resources, steps, text
+from connector_tax.report import resources, steps
+from connector_tax.report.answer import answer
 from connector_tax.seals import changed_settings
 
-HEADLINE_CONFIG = "mooncake_both"
+
+@dataclass(frozen=True)
+class Criterion:
+    """One success criterion in words."""
+
+    words: str
+    needs: tuple[str, ...] = ()
+    reported: bool = False
+
+
 LEAD_FIGURE = "fig9_forest"
 WIDE_FIGURES = ("fig5_shape_heatmap", "fig6_step_cdf", "fig7_decomposition", "fig10_resources")
 HEADLINE_METRICS = ("ttft_p90", "tpot_p90")
@@ -28,6 +40,14 @@ METRIC_NAMES = {
     "ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90", "ttft_p50": "TTFT p50",
     "tpot_p50": "TPOT p50", "e2e_p90": "E2E p90",
 }  # fmt: skip
+NEEDS = {
+    "H1": ("mooncake_both",),
+    "H2": ("mooncake_both", "nixl_both"),
+    "H3": ("mooncake_both", "noop_connector"),
+    "H4": ("mooncake_both", "lmcache_only", "multi_mooncake_lmcache"),
+    "H5": ("mooncake_both",),
+    "H6": ("mooncake_both",),
+}
 QUESTIONS = {
     "H1": "The tax persists on a single instance under synthetic load",
     "H2": "The NIXL–Mooncake gap is the connectors' own, not coupling",
@@ -36,15 +56,18 @@ QUESTIONS = {
     "H5": "The TTFT tax grows with input length",
     "H6": "The TPOT tax grows with output length",
 }
+# What each criterion asks for, the hypotheses whose numbers it needs, and whether it asks no more
+# than that a number is there.
 CRITERIA = {
-    1: "H1 is falsifiable: the Mooncake tax at ref_safe is reported, the prior accepted or revised",
-    2: "H2 is testable: the NIXL–Mooncake gap at ref_safe is reported",
-    3: "H3 is disambiguated: framework or implementation dominates",
-    4: "H4: additivity of the stacked connector is computed",
-    5: "H5 and H6: sign and size of the growth with length are reported",
-    6: "All artifacts are present, every skip has a reason",
-    7: "The bench ends in time",
+    1: Criterion("The Mooncake tax at ref_safe, beside the prior", ("H1",), reported=True),
+    2: Criterion("The NIXL–Mooncake gap at ref_safe, beside the prior", ("H2",), reported=True),
+    3: Criterion("The share of the no-op connector in the tax", ("H3",), reported=True),
+    4: Criterion("The departure from additivity", ("H4",), reported=True),
+    5: Criterion("Sign and size of the growth with length", ("H5", "H6"), reported=True),
+    6: Criterion("All artifacts are present, every skip has a reason"),
+    7: Criterion("The measurements end in time"),
 }
+REPORTED = {"met": "reported", "not met": "not reported"}
 RAW_FILES = (
     paths.STUDY,
     paths.ENVIRONMENT,
@@ -85,6 +108,7 @@ def render(study: StudyTables) -> str:
         "number": text.number,
         "compact": text.compact,
         "duration": text.duration,
+        "labelled": study.labelled,
         "link": lambda path: quote(str(path)),
     }
     environment.globals |= {"interval": text.interval, "microseconds": steps.microseconds}
@@ -100,12 +124,13 @@ def context(study: StudyTables) -> dict[str, Any]:
         "study": study,
         "watermark": "EMULATED" if study.emulated else None,
         "labels": labels,
-        "headline": headline(study),
+        "headline": answer(study),
         "changed_settings": changed_settings(study.root, study.document),
         "lead": _figure(study, LEAD_FIGURE),
         "figures": [_figure(study, name) for name in NAMES if name != LEAD_FIGURE],
-        "questions": QUESTIONS,
-        "criteria": CRITERIA,
+        "hypotheses": hypothesis_rows(study),
+        "not_asked": not_asked(study),
+        "criteria": criterion_rows(study),
         "priors": prior_rows(study),
         "tax_tables": reference_tables(study),
         "other_taxes": [row for row in study.taxes if not (row.phase == "A" and row.reference)],
@@ -132,40 +157,6 @@ def context(study: StudyTables) -> dict[str, Any]:
     }
 
 
-def headline(study: StudyTables) -> str:
-    """The study's answer in one sentence, with its interval and verdict or why there is none."""
-    label = next((i.label for i in study.configurations if i.id == HEADLINE_CONFIG), None)
-    if label is None:
-        return f"This study does not measure {HEADLINE_CONFIG}, the configuration of the prior."
-    ttft = study.taxes_at("ref_safe", "ttft_p90").get(HEADLINE_CONFIG)
-    tpot = study.taxes_at("ref_safe", "tpot_p90").get(HEADLINE_CONFIG)
-    if ttft is None or ttft.tax is None or ttft.rate_rps is None:
-        reason = f"{ttft.status}: {ttft.reason}" if ttft else "no Phase A cell at ref_safe"
-        return f"{label}, idle: no TTFT p90 tax at ref_safe ({reason})."
-    sentence = (
-        f"{label}, idle, costs {_tax_words(ttft)} on TTFT p90"
-        f"{f' and {_tax_words(tpot)} on TPOT p90' if tpot and tpot.tax is not None else ''}"
-        f" at {ttft.rate_rps:g} requests/s (ref_safe)"
-    )
-    return f"{sentence}: {_verdict_words(ttft, tpot)}."
-
-
-def _tax_words(row: TaxRow) -> str:
-    if row.tax_lo is None or row.tax_hi is None:
-        return f"{text.percent(row.tax)} ({row.interval_method})"
-    ends = f"{text.signed(100 * row.tax_lo, 1)} to {text.signed(100 * row.tax_hi, 1)} %"
-    return f"{text.percent(row.tax)} (95 % interval {ends})"
-
-
-def _verdict_words(ttft: TaxRow, tpot: TaxRow | None) -> str:
-    marks = dict.fromkeys(row.mark for row in (ttft, tpot) if row is not None and row.mark)
-    if marks:
-        return f"no verdict, {'; '.join(marks)}"
-    if tpot is None or tpot.tax is None or tpot.verdict == ttft.verdict:
-        return ttft.verdict
-    return f"{ttft.verdict} on TTFT, {tpot.verdict} on TPOT"
-
-
 def _figure(study: StudyTables, name: str) -> FigureView:
     module = import_module(f"connector_tax.figures.{name}")
     path = study.root / paths.FIGURES / f"{name}.svg"
@@ -175,6 +166,38 @@ def _figure(study: StudyTables, name: str) -> FigureView:
         raise ArtifactError(f"{path}: no such file") from None
     source = f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
     return FigureView(name, module.TITLE, module.CAPTION, source, name in WIDE_FIGURES)
+
+
+def _asked(study: StudyTables, hypothesis: str) -> bool:
+    """Whether the study has the configurations, and of H5 and H6 the lengths, that it is about."""
+    known = {item.id for item in study.configurations}
+    axis = {"H5": "input_tokens", "H6": "output_tokens"}.get(hypothesis)
+    lengths = {cell[axis] for cell in study.document["cells"]["B"]} if axis else {0, 1}
+    return known.issuperset(NEEDS[hypothesis]) and len(lengths) > 1
+
+
+def hypothesis_rows(study: StudyTables) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Id, question and finding of each hypothesis that the study can be asked."""
+    return [
+        (item["id"], QUESTIONS[item["id"]], item)
+        for item in study.hypotheses["hypotheses"]
+        if _asked(study, item["id"])
+    ]
+
+
+def not_asked(study: StudyTables) -> list[str]:
+    """The hypotheses that need a configuration or a length that the study does not have."""
+    return [name for name in NEEDS if not _asked(study, name)]
+
+
+def criterion_rows(study: StudyTables) -> list[tuple[str, str, str]]:
+    """Words, verdict and finding of each success criterion that the study can be held to."""
+    return [
+        (criterion.words, REPORTED[verdict] if criterion.reported else verdict, item["sentence"])
+        for item in study.hypotheses["criteria"]
+        for criterion, verdict in [(CRITERIA[item["id"]], item["verdict"])]
+        if all(_asked(study, name) for name in criterion.needs)
+    ]
 
 
 @dataclass(frozen=True)
@@ -189,7 +212,8 @@ class PriorRow:
 
 
 def prior_rows(study: StudyTables) -> list[PriorRow]:
-    """The prior of the design beside the measurement at ref_safe."""
+    """The prior beside the measurement at ref_safe, of the configurations that have both."""
+    known = {item.id for item in study.connectors}
     prior = study.settings["hypotheses"]["prior"]
     taxes = study.taxes_at("ref_safe", "ttft_p90")
     plain_s = prior["plain_ttft_p90_s"]
@@ -199,10 +223,12 @@ def prior_rows(study: StudyTables) -> list[PriorRow]:
         ("nixl_both", "nixl_ttft_p90_s"),
         ("mooncake_both", "mooncake_both_ttft_p90_s"),
     ):
+        if config not in known:
+            continue
         row = taxes.get(config)
         measured = row.config_ms if row else None
         rows.append(PriorRow(config, prior[key], prior[key] / plain_s - 1, measured, row))
-    return rows
+    return rows if len(rows) > 1 else []
 
 
 @dataclass(frozen=True)

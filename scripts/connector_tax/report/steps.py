@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from connector_tax import text
 from connector_tax.artifacts.names import REFERENCES
 from connector_tax.artifacts.tables import HookRow, StepTaxRow
 from connector_tax.figures.tables import StudyTables
-from connector_tax.report import text
 
 SHOWN_US = 1.0  # hooks below this mean per step are in hooks.csv alone
 METRICS = {

@@ -1,4 +1,4 @@
-"""How numbers read in the report: units, signs, intervals; an absent number is a dash."""
+"""How numbers read everywhere: units, signs, intervals; an absent number is a dash."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +22,16 @@ def interval(low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return "no interval"
     return f"[{signed(100 * low, 1)}, {signed(100 * high, 1)}]"
+
+
+def tax(value: float | None, low: float | None, high: float | None) -> str:
+    """A tax with its interval, as precisely as the widest allows: '+140 % [+91, +203]'."""
+    if value is None:
+        return DASH
+    ends = [100 * end for end in (low, high) if end is not None]
+    decimals = 1 if max(map(abs, (100 * value, *ends))) < 10 else 0
+    interval = f" [{', '.join(signed(end, decimals) for end in ends)}]" if len(ends) == 2 else ""
+    return f"{signed(100 * value, decimals)} %{interval}"
 
 
 def number(value: float | None, decimals: int = 2) -> str:

@@ -1,0 +1,161 @@
+"""The study's answer in one sentence, from the verdicts at ref_safe (docs/method.md, "Verdicts").
+
+Which taxes are proven, which lie within the margin, which cannot be told and what would decide
+them, and what has no number: of the engine it was measured on, and no further.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+from connector_tax import text
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.tables import TaxRow
+from connector_tax.commands import run_command, study_parser
+from connector_tax.figures.tables import StudyTables
+from connector_tax.report.launches import overhead, read_launches
+
+METRICS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
+TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
+POINT_ESTIMATE = "point estimate, no verdict"
+VERDICT_BLOCKS = 3
+MORE = "over 100"  # the most blocks that the analysis looks ahead
+
+# Rows of one configuration, and its label.
+Compared = tuple[str, list[TaxRow]]
+
+
+def answer(study: StudyTables) -> str:
+    """The sentence, with the engine and the rate that it holds for."""
+    rate = study.reference["ref_safe"]
+    compared = _compared(study, "ref_safe")
+    if rate is None or not any(rows for _, rows in compared):
+        why = "no rate qualifies" if rate is None else f"{rate:g} req/s is not a rate of Phase A"
+        return f"Measured on {study.engine_label}: no tax at ref_safe, for {why}."
+    proven = _chosen(compared, lambda row: row.verdict == TAX)
+    clauses = [
+        _joined(f"{label} costs {_each(rows, _size)}" for label, rows in proven),
+        _elsewhere(study, proven),
+        _within_margin(compared),
+        _undecided(study, compared),
+        _point_estimates(study, compared),
+        _without_number(study, compared),
+    ]
+    if not proven and study.blocks >= VERDICT_BLOCKS:
+        clauses[0] = "no tax is proven"
+    said = "; ".join(clause for clause in clauses if clause)
+    return f"Measured on {study.engine_label}, at {rate:g} requests/s (ref_safe): {said}."
+
+
+def _compared(study: StudyTables, reference: str) -> list[Compared]:
+    taxes = [study.taxes_at(reference, metric) for metric in METRICS]
+    return [
+        (item.label, [rows[item.id] for rows in taxes if item.id in rows])
+        for item in study.connectors
+    ]
+
+
+def _chosen(compared: Sequence[Compared], wanted: Callable[[TaxRow], object]) -> list[Compared]:
+    """The rows that are wanted, of the configurations that have any."""
+    chosen = [(label, [row for row in rows if wanted(row)]) for label, rows in compared]
+    return [(label, rows) for label, rows in chosen if rows]
+
+
+def _joined(words: Iterable[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    listed = list(words)
+    return " and ".join(filter(None, (", ".join(listed[:-1]), *listed[-1:])))
+
+
+def _each(rows: Sequence[TaxRow], said: Callable[[TaxRow], str]) -> str:
+    """What is said of each row and its metric; once where it is the same of all."""
+    by_words: dict[str, list[str]] = {}
+    for row in rows:
+        by_words.setdefault(said(row), []).append(METRICS[row.metric])
+    return _joined(f"{words} on {_joined(metrics)}" for words, metrics in by_words.items())
+
+
+def _size(row: TaxRow) -> str:
+    return text.tax(row.tax, row.tax_lo, row.tax_hi)
+
+
+def _elsewhere(study: StudyTables, proven: Sequence[Compared]) -> str:
+    """Taxes that are proven at ref_load alone."""
+    known = {(label, row.metric) for label, rows in proven for row in rows}
+    at_load = _chosen(_compared(study, "ref_load"), lambda row: row.verdict == TAX)
+    only = [
+        (label, rest)
+        for label, rows in at_load
+        if (rest := [row for row in rows if (label, row.metric) not in known])
+    ]
+    if not only:
+        return ""
+    costs = _joined(f"{label} {_each(rows, _size)}" for label, rows in only)
+    return f"proven only at {study.reference['ref_load']:g} requests/s (ref_load): {costs}"
+
+
+def _within_margin(compared: Sequence[Compared]) -> str:
+    chosen = _chosen(compared, lambda row: row.verdict == NO_TAX)
+    names = [
+        f"{label} ({_each(rows, lambda row: f'±{100 * (row.margin or 0):g} %')})"
+        for label, rows in chosen
+    ]
+    return f"within the margin {'are' if len(names) > 1 else 'is'} {_joined(names)}" * bool(names)
+
+
+def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
+    chosen = _chosen(compared, lambda row: row.verdict == INCONCLUSIVE)
+    if not chosen:
+        return ""
+    needed = {
+        label: ", ".join(f"{METRICS[row.metric]} {row.blocks_needed or MORE}" for row in rows)
+        for label, rows in chosen
+    }
+    names = _joined(f"{label} ({words})" for label, words in needed.items())
+    return (
+        f"it cannot be told of {names}: in brackets the blocks that would decide it by the spread"
+        f" measured, in place of {study.blocks}; a block takes {_block_minutes(study)} min"
+    )
+
+
+def _block_minutes(study: StudyTables) -> str:
+    minutes = overhead(read_launches(study)).wall_s / study.blocks / 60
+    return f"{minutes:.0f}" if minutes >= 1 else "less than 1"
+
+
+def _point_estimates(study: StudyTables, compared: Sequence[Compared]) -> str:
+    chosen = _chosen(compared, lambda row: row.verdict == POINT_ESTIMATE)
+    if not chosen:
+        return ""
+    costs = _joined(f"{label} {_each(rows, _size)}" for label, rows in chosen)
+    so_far = "one block proves" if study.blocks == 1 else f"{study.blocks} blocks prove"
+    return (
+        f"{so_far} nothing ({VERDICT_BLOCKS} can, a block takes {_block_minutes(study)} min);"
+        f" point estimates are {costs}"
+    )
+
+
+def _without_number(study: StudyTables, compared: Sequence[Compared]) -> str:
+    """Marked taxes and lost ones, each reason once with those it holds for."""
+    by_reason: dict[str, list[str]] = {}
+    for label, rows in compared:
+        for row in rows:
+            reason = row.mark or (f"{row.status}: {row.reason}" if row.status != "valid" else "")
+            if reason and label not in by_reason.setdefault(reason, []):
+                by_reason[reason].append(label)
+    words = [f"{_joined(labels)} ({reason})" for reason, labels in by_reason.items() if labels]
+    return study.labelled(f"no verdict on {_joined(words)}" * bool(words))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the study's answer and the path of its report."""
+    return run_command(study_parser("report.answer", main.__doc__), argv, _tell, label="answer: ")
+
+
+def _tell(arguments: argparse.Namespace) -> None:
+    study = StudyTables(arguments.study)
+    print(f"\n{answer(study)}\nReport: {study.root / paths.REPORT}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
