@@ -1,4 +1,4 @@
-# The figures; default triggers draw them again.
+# Every figure; default triggers re-plot them.
 
 from connector_tax.figures.names import NAMES
 
