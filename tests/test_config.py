@@ -77,7 +77,11 @@ def test_h20_has_the_designs_numbers() -> None:
     ("path", "value", "said"),
     [
         ("cell.floor_s", -1, "cell.floor_s: found -1; allowed: > 0"),
-        ("cell.flor_s", 3, "cell.flor_s: unknown key; allowed here: cap_s, drain_s, floor_s"),
+        (
+            "cell.flor_s",
+            3,
+            "cell.flor_s: unknown key; allowed here: cap_s, drain_s, end_overloaded, floor_s",
+        ),
         ("phase_a.rates_rps", [1, -2], "phase_a.rates_rps[1]: found -2; allowed: > 0"),
         ("phase_a.rates_rps", [2, 1], "phase_a.rates_rps: found [2, 1]; allowed: ascending"),
         ("phase_a.rates_rps", [], "phase_a.rates_rps: found []; allowed: at least 1"),

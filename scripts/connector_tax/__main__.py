@@ -24,6 +24,7 @@ COMMANDS = {
     "engine": Command("engine.__main__", "study", "serve the embedded engine"),
     "engine-fit": Command("engine.fit", "study", "fit the engine's step cost to a step log"),
     "doctor": Command("study.doctor", "study", "is this machine fit for a study?"),
+    "rehearse": Command("rehearsal.__main__", "study", "a study in virtual time"),
     "plan": Command("study.plan", "study", "every launch and cell of a study, and its state"),
     "launches": Command("analysis.launches", "study", "the launches of a Phase A, side by side"),
     "aggregate": Command("analysis.aggregate", "study", "raw records to tables"),

@@ -17,6 +17,7 @@ from connector_tax.study.remeasure import (
     keep_old_design,
     request_remeasuring,
     withdraw_damaged,
+    withdraw_failed,
 )
 
 # A configuration named on the command line stands alone; it is not laid over the default.

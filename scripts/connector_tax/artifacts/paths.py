@@ -25,6 +25,8 @@ AUDIT = "audit.json"
 COMPLETE = "complete.json"
 SEALS = "seals.jsonl"
 LOGS = "logs"
+REHEARSAL = "rehearsal.json"
+REHEARSAL_PAGE = "rehearsal.md"
 
 # The analysis' tables, below ANALYSIS.
 AGGREGATE = "aggregate.csv"

@@ -1,5 +1,6 @@
 """A process of the study's own that answers commands: one JSON line in, one JSON line out."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -37,7 +38,9 @@ class CommandChild:
 
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        # What it was last told stays unwritten where it has ended.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
     @property

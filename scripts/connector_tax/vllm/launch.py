@@ -30,6 +30,9 @@ DEAD_ENGINE = re.compile(r"EngineDeadError|EngineCore encountered (?:an issue|a 
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "LMCACHE_TRACK_USAGE": "false",
+    # The engine core names itself; without this that overwrites its environment in /proc, by which
+    # what a killed driver left behind is known.
+    "SPT_NOENV": "1",
     "PYTHONHASHSEED": "0",  # LMCache's keys: server and engine must hash alike
     # Whatever the caller's shell holds, the server asks nobody for a key: no key is ever sent.
     "VLLM_API_KEY": "",
