@@ -109,6 +109,7 @@ def test_h20_has_the_designs_numbers() -> None:
         ),
         ("study", "../elsewhere", "study: found '../elsewhere'; allowed: text matching"),
         ("cell.cap_s", 1, "cell.cap_s: found 1; allowed: at least cell.floor_s"),
+        ("quiet.chunk_ms", 120, "quiet.chunk_ms: found 120; allowed: at least 3 times"),
         (
             "precision.min_completed_floor",
             35,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from connector_tax.artifacts.checks import MIN_SAMPLES
+
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
 
@@ -177,6 +179,12 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
         raise ConfigError(
             f"{source}: cell.cap_s: found {cell['cap_s']}; "
             f"allowed: at least cell.floor_s ({cell['floor_s']})"
+        )
+    quiet = config["quiet"]
+    if quiet["chunk_ms"] < MIN_SAMPLES * quiet["interval_ms"]:
+        raise ConfigError(
+            f"{source}: quiet.chunk_ms: found {quiet['chunk_ms']}; allowed: at least {MIN_SAMPLES} "
+            f"times quiet.interval_ms ({quiet['interval_ms']}), else every chunk has too few samples"
         )
     certain = config["precision"]["certain_throughput_ratio"]
     if certain > config["saturation"]["throughput_ratio_min"]:

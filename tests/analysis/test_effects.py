@@ -152,7 +152,7 @@ def test_the_tax_of_plains_last_launch_is_against_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("blocks", "launch_sigma"),
-    [(3, 0.01), pytest.param(5, 0.01, marks=LONG), pytest.param(5, 0.05, marks=LONG)],
+    [pytest.param(*case, marks=LONG) for case in ((3, 0.01), (5, 0.01), (5, 0.05))],
 )
 def test_coverage_and_false_positives(blocks: int, launch_sigma: float) -> None:
     studies, covered, false = 200, 0, 0

@@ -27,7 +27,13 @@ from connector_tax.config import ROOT
 from connector_tax.files import read_json, sha256_file
 from connector_tax.machine import ABSENT, cpu, engine_versions
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
-from connector_tax.study.plan import expected_cell_s, planned_cells, rehearsed, remaining_s
+from connector_tax.study.plan import (
+    TO_MEASURE,
+    expected_cell_s,
+    planned_cells,
+    rehearsed,
+    remaining_s,
+)
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.vllm.environment import files_of
 
@@ -217,6 +223,8 @@ def artifact_bytes(study: Mapping[str, Any], folder: Path) -> float:
     total = 0.0
     fallback = max(config["phase_a"]["rates_rps"])
     for row in planned_cells(study, folder):
+        if row.state not in TO_MEASURE:
+            continue
         cell = shapes[row.launch.phase, row.cell]
         rate = cell["rate_rps"] or fallback
         seconds = expected_cell_s(config, rate)
