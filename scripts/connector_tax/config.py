@@ -184,7 +184,7 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
     if quiet["chunk_ms"] < MIN_SAMPLES * quiet["interval_ms"]:
         raise ConfigError(
             f"{source}: quiet.chunk_ms: found {quiet['chunk_ms']}; allowed: at least {MIN_SAMPLES} "
-            f"times quiet.interval_ms ({quiet['interval_ms']}), else every chunk has too few samples"
+            f"times quiet.interval_ms ({quiet['interval_ms']}), else no chunk has samples enough"
         )
     certain = config["precision"]["certain_throughput_ratio"]
     if certain > config["saturation"]["throughput_ratio_min"]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from connector_tax.artifacts.names import Launch
@@ -20,6 +21,7 @@ from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import write_json
 from connector_tax.study import preflight
 from connector_tax.study.design import resolve
+from connector_tax.study.guard import leftovers
 from connector_tax.vllm import overlay
 from connector_tax.vllm.tiny_model import write_model
 
@@ -128,3 +130,15 @@ ITERATION = re.compile(r"(\d+) context tokens.*?(\d+) generation tokens")
 def _tokens(record: dict[str, Any]) -> int:
     tokens: int = record["prefill_tokens"] + record["decode_tokens"]
     return tokens
+
+
+def test_every_process_of_a_server_is_known_by_its_launch(tmp_path: Path) -> None:
+    # By its environment in /proc: nothing else finds what a killed driver leaves behind.
+    resolved, folder = study(tmp_path), tmp_path / "gate"
+    with preflight.gated_server(
+        resolved, Launch("plain", 0, "gate"), "plain", folder, print, None
+    ) as server:
+        children = psutil.Process(server.pid).children(recursive=True)
+        assert children
+        known = {process.pid for process in leftovers(folder)}
+        assert {server.pid, *(child.pid for child in children)} <= known
