@@ -11,7 +11,10 @@ rule aggregate:
         patch=f"{RESULTS}/patch/patch_status.json",
         rates=f"{RESULTS}/reference_rates.json",
     output:
-        [f"{RESULTS}/{paths.ANALYSIS}/{name}" for name in paths.ANALYSIS_FILES],
+        [
+            f"{RESULTS}/{paths.ANALYSIS}/{name}"
+            for name in (*paths.ANALYSIS_FILES, *paths.PARQUET_FILES)
+        ],
     log:
         f"{RESULTS}/logs/aggregate.log",
     shell:

@@ -53,6 +53,10 @@ ANALYSIS_FILES = (
     ENGINE_TABLE,
     HYPOTHESES,
 )
+# The CSVs once more, typed.
+PARQUET_FILES = tuple(
+    name.replace(".csv", ".parquet") for name in ANALYSIS_FILES if name.endswith(".csv")
+)
 
 # Of a launch, below runs/<config>/block<k>/<phase>/ (names.Launch.folder). The index is written
 # last: without it the launch has not ended.

@@ -8,6 +8,7 @@ column means: docs/artifacts.md.
 import csv
 import io
 import math
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -69,17 +70,25 @@ class AggregateRow:
     reason: str
     n: int | None
     ttft_p50_ms: float | None
+    ttft_p50_lo_ms: float | None
+    ttft_p50_hi_ms: float | None
     ttft_p90_ms: float | None
     ttft_p90_lo_ms: float | None
     ttft_p90_hi_ms: float | None
     tpot_p50_ms: float | None
+    tpot_p50_lo_ms: float | None
+    tpot_p50_hi_ms: float | None
     tpot_p90_ms: float | None
     tpot_p90_lo_ms: float | None
     tpot_p90_hi_ms: float | None
+    e2e_p90_ms: float | None
+    e2e_p90_lo_ms: float | None
+    e2e_p90_hi_ms: float | None
     requested_throughput_rps: float | None
     effective_throughput_rps: float | None
     throughput_ratio: float | None
     error_rate: float | None
+    memory_ns_p50: float | None
     saturated: bool | None
     saturation_criteria: str
     warming_up: bool | None
@@ -260,6 +269,17 @@ class EngineRow:
     also_differs: str
 
 
+# The row class of each table that is read; AggregateRow names some of its columns only.
+ROW_TYPES: Mapping[str, type] = {
+    paths.AGGREGATE: AggregateRow,
+    paths.TAXES: TaxRow,
+    paths.AMPLIFICATION: AmplificationRow,
+    paths.STEP_TAXES: StepTaxRow,
+    paths.HOOKS: HookRow,
+    paths.STEP_CDF: StepPoint,
+    paths.RESOURCE_TABLE: ResourceRow,
+    paths.ENGINE_TABLE: EngineRow,
+}
 # The columns of each table, in order.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     paths.AGGREGATE: (
@@ -295,15 +315,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     ),
 } | {
     name: tuple(field.name for field in fields(row_type))
-    for name, row_type in (
-        (paths.TAXES, TaxRow),
-        (paths.AMPLIFICATION, AmplificationRow),
-        (paths.STEP_TAXES, StepTaxRow),
-        (paths.HOOKS, HookRow),
-        (paths.STEP_CDF, StepPoint),
-        (paths.RESOURCE_TABLE, ResourceRow),
-        (paths.ENGINE_TABLE, EngineRow),
-    )
+    for name, row_type in ROW_TYPES.items()
+    if name != paths.AGGREGATE
 }
 
 
@@ -332,14 +345,13 @@ Row = TypeVar("Row")
 _ALLOWED = {str: "text", int: "an integer", float: "a finite number", bool: "true or false"}
 
 
-def _value(text: str, hint: Any) -> Any:
-    """A CSV field as what its annotation says; None where it is empty and may be.
+def _value(text: str, scalar: type, optional: bool) -> Any:
+    """A CSV field as a value of its column; None where it is empty and may be.
 
     Raises:
         ValueError: it is something else; says what is allowed.
     """
-    scalar, *rest = typing.get_args(hint) or (hint,)
-    if text == "" and rest:
+    if text == "" and optional:
         return None
     try:
         value = msgspec.convert(text, scalar, strict=False)
@@ -348,6 +360,18 @@ def _value(text: str, hint: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{text!r}; allowed: {_ALLOWED[scalar]}")
     return value
+
+
+def column_types(row_type: type) -> dict[str, tuple[type, bool]]:
+    """Column name -> (scalar type, may be empty) from the annotations of a row class."""
+    hints = typing.get_type_hints(row_type)
+    columns = {}
+    for field in fields(row_type):
+        hint = hints[field.name]
+        optional = isinstance(hint, types.UnionType)
+        scalar = typing.get_args(hint)[0] if optional else hint
+        columns[field.name] = (scalar, optional)
+    return columns
 
 
 def read_table(path: Path, row_type: type[Row]) -> list[Row]:
@@ -359,7 +383,7 @@ def read_table(path: Path, row_type: type[Row]) -> list[Row]:
         ArtifactError: the file or a column is missing, or a value does not parse; names file, line
             and column, what was found and what is allowed.
     """
-    columns = typing.get_type_hints(row_type)
+    columns = column_types(row_type)
     try:
         stream = path.open(encoding="utf-8", newline="")
     except FileNotFoundError:
@@ -374,11 +398,11 @@ def read_table(path: Path, row_type: type[Row]) -> list[Row]:
             if not any(record.values()):
                 continue
             values: dict[str, Any] = {}
-            for name, hint in columns.items():
+            for name, (scalar, optional) in columns.items():
                 if record[name] is None:
                     raise ArtifactError(f"{path}:{reader.line_num}: fewer values than columns")
                 try:
-                    values[name] = _value(record[name], hint)
+                    values[name] = _value(record[name], scalar, optional)
                 except ValueError as error:
                     raise ArtifactError(f"{path}:{reader.line_num}: {name}: {error}") from None
             rows.append(msgspec.convert(values, row_type))

@@ -22,8 +22,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import ArtifactError, write_bytes, write_text
-from connector_tax.marks import AA_MARK, DESIGN_MARKS, SPARE_MARKS, Mark, unmarked
+from connector_tax.files import write_bytes, write_text
+from connector_tax.marks import AA_MARK, Mark, marks_of
 from connector_tax.text import MINUS
 
 COLUMN_IN = 3.35
@@ -73,19 +73,8 @@ mpl.rcParams.update(
 
 
 def marks(study: StudyTables) -> dict[str, Mark]:
-    """The mark of every launched configuration; one outside the design takes a spare one.
-
-    Raises:
-        ArtifactError: no distinct mark is left for some.
-    """
-    ids = [item.id for item in study.configurations]
-    if left := unmarked(ids):
-        raise ArtifactError(
-            f"study.json: configurations: no distinct mark is left for {', '.join(left)}; "
-            f"allowed: at most {len(SPARE_MARKS)} outside the design"
-        )
-    spare = iter(SPARE_MARKS)
-    by_id = {i: DESIGN_MARKS[i] if i in DESIGN_MARKS else next(spare) for i in ids}
+    """The mark of every launched configuration."""
+    by_id = marks_of(item.id for item in study.configurations)
     return by_id if study.aa is None else {**by_id, study.aa: AA_MARK}
 
 
@@ -107,24 +96,32 @@ def watermark_text(study: StudyTables) -> str | None:
 
 def new_figure(study: StudyTables, width_in: float, height_in: float, note: str = "") -> Figure:
     """An empty figure with the study's stamp at the bottom and, off the GPU, a watermark."""
-    figure = Figure(figsize=(width_in, height_in), dpi=DPI)
-    FigureCanvasAgg(figure)
     blocks = (
         "1 block, point estimates" if study.blocks == 1 else f"{study.blocks} blocks per config."
     )
     stamp = f"{study.name} · {study.engine_label} · {blocks}"
+    return stamped_figure(stamp, watermark_text(study), (width_in, height_in), note)
+
+
+def stamped_figure(
+    stamp: str, watermark: str | None, size_in: tuple[float, float], note: str = ""
+) -> Figure:
+    """An empty figure with a stamp, a note at the bottom right, and text across it."""
+    width_in, height_in = size_in
+    figure = Figure(figsize=size_in, dpi=DPI)
+    FigureCanvasAgg(figure)
     room_in = width_in - 0.3
     fits = text_width_in(stamp, TEXT_PT) + text_width_in(note, TEXT_PT) < room_in
     small: dict[str, Any] = {"fontsize": TEXT_PT if fits else 5, "color": MUTED, "va": "bottom"}
     figure.text(0.06 / width_in, 0.05 / height_in, stamp, ha="left", **small)
     if note:
         figure.text(1 - 0.06 / width_in, 0.05 / height_in, note, ha="right", **small)
-    text = watermark_text(study)
-    if text:
-        across, up = 0.72 * len(text), 0.72 * len(text) * math.sin(math.radians(24)) + 1
+    if watermark:
+        across = 0.72 * len(watermark)
+        up = across * math.sin(math.radians(24)) + 1
         points = min(34.0, 72 * 0.8 * width_in / across, 72 * 0.85 * height_in / up)
         figure.text(
-            0.5, 0.55, text, fontsize=points, fontweight="bold", color="#000000", alpha=0.075,
+            0.5, 0.55, watermark, fontsize=points, fontweight="bold", color="#000000", alpha=0.075,
             ha="center", va="center", rotation=24, zorder=10,
         )  # fmt: skip
     return figure

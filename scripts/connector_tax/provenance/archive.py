@@ -160,7 +160,9 @@ def _members(root: Path) -> dict[str, Path]:
     members |= {name: root / name for name in SEALED if (root / name).exists()}
     for tree in RAW_TREES:
         members |= _tree(root / tree, tree)
-    members |= _tree(root / paths.ANALYSIS, "published/analysis")
+    # The CSVs are enough: a replot makes the parquet tables again, and compares their hashes.
+    published = _tree(root / paths.ANALYSIS, "published/analysis")
+    members |= {name: path for name, path in published.items() if path.suffix != ".parquet"}
     members |= {
         f"published/figures/{path.name}": path for path in (root / paths.FIGURES).glob("*.csv")
     }

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT
+from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import read_json, sha256_file
 from connector_tax.machine import ABSENT, cpu, engine_versions
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
@@ -90,14 +90,18 @@ def findings(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
 
 
 def _packages(engine: Mapping[str, Any]) -> Iterator[Finding]:
-    python = ROOT / engine["python"]
     for name in files_of(engine):
         if name.endswith("built.json"):
             yield _built(ROOT / name)
-    if not python.exists():
-        yield Finding("vLLM", "fail", f"{engine['python']} is not there; build the environment")
+    gone = [python for python in pythons_of(engine) if not (ROOT / python).exists()]
+    for python in gone:
+        yield Finding("vLLM", "fail", f"{python} is not there; build the environment")
+    if gone:
         return
-    versions = engine_versions({**engine, "python": python})
+    for python in pythons_of(engine)[1:]:
+        further = engine_versions({**engine, "python": python})["vllm"]
+        yield Finding("vLLM", "fail" if further == ABSENT else "ok", f"{further} ({python})")
+    versions = engine_versions(engine)
     absent = versions["vllm"] == ABSENT
     yield Finding("vLLM", "fail" if absent else "ok", versions["vllm"])
     for column, label in NEEDED_BY.items():

@@ -30,7 +30,7 @@ import httpx
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PLAIN, Launch
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT
+from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.gpu_memory import await_free_memory
@@ -299,9 +299,9 @@ def _probe(study: Mapping[str, Any], folder: Path) -> Iterator[tuple[Path | None
         yield None, None
         return
     try:
-        missing = overlay.describe_vllm(ROOT / engine["python"])["missing"]
-        if missing:
-            raise overlay.OverlayError(f"this vLLM lacks {', '.join(missing)}")
+        for python in pythons_of(engine):
+            if missing := overlay.describe_vllm(ROOT / python)["missing"]:
+                raise overlay.OverlayError(f"the vLLM of {python} lacks {', '.join(missing)}")
         overlay.install(folder)
     except overlay.OverlayError as error:
         reason = without_root(str(error))
