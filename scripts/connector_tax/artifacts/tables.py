@@ -354,7 +354,7 @@ def _value(text: str, scalar: type, optional: bool) -> Any:
     if text == "" and optional:
         return None
     try:
-        value = msgspec.convert(text, scalar, strict=False)
+        value: Any = msgspec.convert(text, scalar, strict=False)
     except msgspec.ValidationError:
         value = math.nan
     if isinstance(value, float) and not math.isfinite(value):
