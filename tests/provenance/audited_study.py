@@ -192,7 +192,7 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
         output_tokens=record["output_tokens"],
         count=len(requests),
         seed=document["seed"],
-        name=f"{where}/attempt{10 * record['attempt'] + 1}",
+        name=f"{where}/attempt{record['attempt']}1",
     )
     for request, sent in zip(requests, planned, strict=True):
         request["request_id"] = sent.request_id

@@ -12,7 +12,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_file import launches
 from connector_tax.files import ArtifactError
 from connector_tax.study.design import resolve
-from connector_tax.study.guard import own_jobs, remove_temporaries
+from connector_tax.study.guard import set_job_environment, remove_temporaries
 from connector_tax.study.remeasure import (
     check_design,
     keep_old_design,
@@ -27,7 +27,7 @@ if not workflow.overwrite_configfiles and "archive" not in config:
     configfile: "config/config.yaml"
 
 
-own_jobs()
+set_job_environment()
 
 SOURCE = ", ".join(map(str, workflow.configfiles)) or "the configuration"
 # `--config archive=FILE` redraws a study that was sent: no configuration counts but the archive's.

@@ -4,14 +4,13 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.loadgen.affinity import AffinityPlan
-from connector_tax.loadgen.bodies import Requests
+from connector_tax.loadgen.bodies import RequestSource
 from connector_tax.loadgen.dispatcher import Dispatcher
 from connector_tax.loadgen.endpoint import Target, find_address, request_head
 from connector_tax.loadgen.issuer import IssuingThread
@@ -141,12 +140,7 @@ class LoadGenerator:
         self._dispatcher.start()
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._dispatcher.close()
 
     @property
@@ -185,7 +179,7 @@ class LoadGenerator:
     def run_cell(
         self,
         offsets_ns: NDArray[np.int64],
-        requests: Requests,
+        requests: RequestSource,
         rule: CellRule,
         on_progress: Callable[[Progress], None] | None = None,
         precision: PrecisionRule | None = None,
