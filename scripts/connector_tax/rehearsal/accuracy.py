@@ -22,6 +22,7 @@ from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_requests
 from connector_tax.analysis.reference import judge_launches, judgement, read_loads
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import PHASES, PLAIN
 from connector_tax.artifacts.study_file import Study, launches, load_study
@@ -144,7 +145,10 @@ def _compare(arguments: argparse.Namespace) -> int:
         unpack(arguments.archive, measured)
         document = load_study(measured / paths.STUDY).document
         names = {"archive": str(arguments.archive), "launch": arguments.launch}
-        study = {**document, "config": {**document["config"], "rehearsal": names}}
+        config = document["config"]
+        # An older study names fewer bounds than there are checks now.
+        known = {"validity": {**BOUNDS, **config["validity"]}, "rehearsal": names}
+        study = {**document, "config": {**config, **known}}
         machine = machine_of(study)
         virtual.mkdir()
         rehearsal = rehearse(study, machine, virtual)
