@@ -203,6 +203,7 @@ def test_a_cell_without_its_machine_file_fails_the_audit(tmp_path: Path) -> None
     assert {"hashes", "validity"} <= failed
 
 
+@pytest.mark.long
 def test_a_server_that_streams_through_memory_is_not_judged_by_it(tmp_path: Path) -> None:
     study_file = write_study(tmp_path)
     edit(

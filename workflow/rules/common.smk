@@ -1,6 +1,5 @@
 # Configuration, its checks, and what the other stages share.
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -136,11 +135,11 @@ def launch_priority(phase):
 
 
 def two_studies(wildcards):
-    """The two paths, quoted for the shell."""
+    """The two paths."""
     named = [part.strip() for part in str(STUDIES or "").split(",") if part.strip()]
     if len(named) != 2:
         raise WorkflowError(
             f"compare: found studies={STUDIES}; allowed: --config studies=A,B, each a study's"
             " folder or an archive"
         )
-    return " ".join(shlex.quote(name) for name in named)
+    return named
