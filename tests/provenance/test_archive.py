@@ -297,6 +297,7 @@ def test_a_study_that_fails_the_audit_is_not_archived(audited: Path, tmp_path: P
     assert not (tmp_path / "x.tar.zst").exists()
 
 
+@pytest.mark.long
 def test_a_file_that_cannot_be_packed_is_told(audited: Path, tmp_path: Path) -> None:
     folder = linked_copy(audited, tmp_path / "copy")
     root = folder / "results" / "synthetic"
