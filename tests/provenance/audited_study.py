@@ -260,8 +260,10 @@ def page(values: dict[str, float], served: list[dict[str, Any]]) -> str:
 
 
 def fit_tokens(steps: list[dict[str, Any]], totals: dict[str, int]) -> None:
-    """Let the steps add up to the tokens of the requests; the first busy one has what is left."""
+    """Let the steps add up to the tokens of the requests: the first busy one has the rest."""
     scheduler = [step for step in steps if step["process"] == "scheduler"]
+    if not scheduler:
+        return  # steps were not timed
     first = next(step for step in scheduler if step["prefill_tokens"] + step["decode_tokens"])
     wanted = {
         "prefill_tokens": totals["prompt_tokens"],

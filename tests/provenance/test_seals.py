@@ -374,7 +374,9 @@ def test_a_torn_last_line_is_taken_for_none(folder: Path) -> None:
 
 def honest(number: int) -> dict[str, Any]:
     """The arguments of the n-th small study: seeds, blocks, gates, void cells, steps."""
-    void = {("nixl_both", 0, "A", "r40"): "late"} if number % 4 == 1 else {}
+    # A single block would lose its only reference rate.
+    lost = number % 4 == 1 and number % 3 > 0
+    void = {("nixl_both", 0, "A", "r40"): "late"} if lost else {}
     return {
         "seed": number,
         "blocks": 1 + number % 3,
