@@ -11,7 +11,15 @@ rule aggregate:
         patch=f"{RESULTS}/patch/patch_status.json",
         rates=f"{RESULTS}/reference_rates.json",
     output:
-        [f"{RESULTS}/{paths.ANALYSIS}/{name}" for name in paths.ANALYSIS_FILES],
+        [
+            report(
+                f"{RESULTS}/{paths.ANALYSIS}/{name}",
+                caption="../report/table.rst",
+                category="Tables",
+                labels={"table": name},
+            )
+            for name in paths.ANALYSIS_FILES
+        ],
     log:
         f"{RESULTS}/logs/aggregate.log",
     shell:

@@ -15,7 +15,12 @@ rule report_html:
         patch=f"{RESULTS}/patch/patch_status.json",
         rates=f"{RESULTS}/reference_rates.json",
     output:
-        f"{RESULTS}/report.html",
+        report(
+            f"{RESULTS}/report.html",
+            caption="../report/page.rst",
+            category="Page",
+            labels={"page": "report"},
+        ),
     log:
         f"{RESULTS}/logs/report.log",
     shell:
