@@ -1,6 +1,6 @@
 """What the yardstick tells of a real study, and what sampling costs.
 
-`explain` reads a study's plain launches (quiet_effect). `cost` launches plain and serves
+`explain` reads a study's Phase A (quiet_effect). `cost` launches plain and serves
 one long cell at the study's first rate; in segments that alternate on-off-off-on or off-on-on-off
 the watching process is stopped (SIGSTOP) and continued. A request belongs to the segment it was
 due in, if it ended there; a segment's value is the median of its requests, a block's the logarithm
@@ -69,8 +69,8 @@ def explain(
         table.add_row(row.level, row.watched, row.metric, str(row.n), *shown)
     console.print(table)
     title = (
-        f"between launches of plain (chunks by their {rule['chunk_percentile']:g}th percentile): "
-        "standard deviation, A/A half-width"
+        f"between launches, block model (chunks by their {rule['chunk_percentile']:g}th "
+        "percentile): standard deviation, A/A half-width"
     )
     table = _table(title, "left out", "kept", "launches", *NAMES)
     for spread in spreads(cells, factors, steals, rule):

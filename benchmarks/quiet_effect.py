@@ -1,10 +1,11 @@
 """How much of the latencies' variance the watched machine explains, and what each rule leaves.
 
-Offline, on the plain launches of a study whose machine was watched. Two ways are compared: leaving
-out what met a disturbed chunk, and nothing left out with what was watched over the cell (memory
-latency, the same of samples taken while no request was under way, or steal) as a covariate. All
-latencies are logarithms; launches of one cell are compared with each other, and cells of several
-names are pooled by taking each name's mean off.
+Offline, on Phase A of a study whose machine was watched, void cells included. Two ways are
+compared: leaving out what met a disturbed chunk, and nothing left out with what was watched over
+the cell (memory latency, the same of samples taken while no request was under way, or steal) as a
+covariate. All latencies are logarithms. What is explained is of plain, each cell name's mean taken
+off; what is left between launches is the residual of the block model, configurations and blocks of
+each cell name taken out.
 """
 
 import itertools
@@ -41,7 +42,7 @@ BLOCKS = 3
 
 @dataclass(frozen=True)
 class Watched:
-    """One valid cell of plain: its successes in order of arrival, and the machine.
+    """One cell: its successes in order of arrival, and the machine.
 
     Attributes:
         start_ns, end_ns: (n,) intended time and last token of each success.
@@ -59,22 +60,22 @@ class Watched:
 
 
 def watched_cells(study: Study) -> list[Watched]:
-    """Every valid Phase A cell of plain with its machine file.
+    """Every measured Phase A cell with its machine file.
 
     Raises:
         ArtifactError: there is none, or a file is not what it was.
     """
-    found = []
+    cells = []
     for cell in load_cells(study, "A"):
-        if cell.configuration != "plain" or cell.status != "valid":
+        if cell.record is None:
             continue
         machine = measure_machine(cell)
         if machine is None:
             raise ArtifactError(f"{cell.folder}: the machine was not watched")
-        found.append(_watched(cell, machine))
-    if not found:
-        raise ArtifactError(f"{study.root}: no valid Phase A cell of plain")
-    return found
+        cells.append(_watched(cell, machine))
+    if not cells:
+        raise ArtifactError(f"{study.root}: no measured Phase A cell")
+    return cells
 
 
 def _watched(cell: Cell, machine: Machine) -> Watched:
@@ -109,7 +110,14 @@ class Explained(NamedTuple):
 
 
 def explained(cells: Sequence[Watched]) -> Iterator[Explained]:
-    """By what was watched, metric and level (requests, 2 s medians, launches)."""
+    """By what was watched, metric and level (requests, 2 s medians, launches), over plain's cells.
+
+    Raises:
+        ArtifactError: plain has no cell.
+    """
+    cells = [c for c in cells if c.cell.configuration == "plain"]
+    if not cells:
+        raise ArtifactError("no measured Phase A cell of plain")
     for watched in WATCHED:
         for metric in METRICS:
             for level, points in (
@@ -177,7 +185,7 @@ def centred(cells: Sequence[Watched], values: Floats) -> Floats:
 
 
 class Spread(NamedTuple):
-    """What is left between launches of plain under one rule, by percentile.
+    """What is left between launches under one rule, by percentile.
 
     Attributes:
         rule: what was done.
@@ -203,7 +211,7 @@ def spreads(
     """Nothing left out; the rule at each factor and each bound of steal; covariates.
 
     Args:
-        cells: plain's cells.
+        cells: of all configurations.
         factors: for `max_factor`.
         steals: for `max_chunk_steal`.
         rule: the rest of the rule (`quiet.rule` of a cell's record).
@@ -211,7 +219,7 @@ def spreads(
     whole = [np.ones(len(c.start_ns), np.bool_) for c in cells]
     yield _spread("nothing", cells, whole)
     bounds = [*((f, None) for f in factors), *((None, s) for s in steals)]
-    bounds += list(itertools.product(factors[1:3], steals))
+    bounds += list(itertools.product(factors, steals))
     for factor, steal in bounds:
         chosen = {**rule, "max_factor": factor, "max_chunk_steal": steal}
         kept = [undisturbed(c.machine.chunks(chosen), c.start_ns, c.end_ns) for c in cells]
@@ -231,20 +239,29 @@ def _spread(
     share = sum(int(k.sum()) for k in kept) / sum(len(k) for k in kept)
     enough = [i for i, k in enumerate(kept) if k.sum() >= LEAST_REQUESTS]
     left = [cells[i] for i in enough]
-    names = {c.cell.key.cell for c in left}
-    freedom = len(left) - len(names) - (covariate is not None)
+    design = _design(left)
+    if covariate is not None:
+        design = np.column_stack([design, covariate[enough]])
+    freedom = len(left) - int(np.linalg.matrix_rank(design))
     sd, half = {}, {}
     for name in NAMES:
         metric, _, percent = name.partition("_p")
         values = [np.percentile(getattr(cells[i], metric)[kept[i]], int(percent)) for i in enough]
-        if freedom < 1:
-            sd[name] = half[name] = np.nan
-            continue
-        y = centred(left, np.log(values))
-        if covariate is not None:
-            x = centred(left, covariate[enough])
-            y = y - x * float(x @ y / (x @ x))
-        sd[name] = float(np.sqrt(y @ y / freedom))
-        quantile = float(stats.t.ppf(0.975, freedom))
+        y = np.log(values)
+        residual = y - design @ np.linalg.lstsq(design, y)[0]
+        sd[name] = float(np.sqrt(residual @ residual / freedom)) if freedom else np.nan
+        quantile = float(stats.t.ppf(0.975, freedom)) if freedom else np.nan
         half[name] = float(np.expm1(quantile * sd[name] * np.sqrt(2 / BLOCKS)))
     return Spread(rule, share, len(left), sd, half)
+
+
+def _design(cells: Sequence[Watched]) -> Floats:
+    """(cells, terms) indicators of the configuration and of the block, for each cell name."""
+    keys = [
+        ((key.cell, c.cell.configuration), (key.cell, key.block))
+        for c in cells
+        for key in [c.cell.key]
+    ]
+    columns = [[pair[k] == term for pair in keys]
+               for k in (0, 1) for term in sorted({pair[k] for pair in keys})]  # fmt: skip
+    return np.array(columns, float).T

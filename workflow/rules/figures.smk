@@ -1,4 +1,4 @@
-# The figures, of the tables alone; default triggers re-plot them.
+# Every figure; default triggers re-plot them.
 
 from connector_tax.figures.names import FIGURES, NAMES
 
