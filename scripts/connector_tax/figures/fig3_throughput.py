@@ -74,7 +74,9 @@ def _criteria(
     keyed = table.set_index(["config", "rate_rps"])
 
     def matrix(values: pd.Series) -> pd.DataFrame:
-        return values.unstack().reindex(index=[item.id for item in shown], columns=_rates(study))
+        flat = values.rename("value").reset_index()
+        square = flat.pivot_table("value", "config", "rate_rps", aggfunc="first")
+        return square.reindex(index=[item.id for item in shown], columns=_rates(study))
 
     fired = keyed["saturation_criteria"].map(lambda text: [WORDS[c] for c in text.split(";") if c])
     lost = keyed["blocks_lost"].map(lambda count: [f"{count} lost"] if count else [])

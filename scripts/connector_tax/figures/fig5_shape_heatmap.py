@@ -76,7 +76,7 @@ def _map(axes: Axes, own: pd.DataFrame, table: pd.DataFrame, scale: Normalize) -
     columns = sorted(table["output_tokens"].unique())
 
     def matrix(values: str) -> pd.DataFrame:
-        keyed = own.set_index(["input_tokens", "output_tokens"])[values].unstack()
+        keyed = own.pivot_table(values, "input_tokens", "output_tokens", aggfunc="first")
         return keyed.reindex(index=index, columns=columns)
 
     taxes, words = matrix("tax").astype(float), matrix("words").fillna("missing")

@@ -114,7 +114,10 @@ class Picture:
 def picture(
     figure: Figure, columns: Sequence[str], rows: Sequence[Mapping[str, object]]
 ) -> Picture:
-    """The figure with its rows as a table of the declared columns."""
+    """The figure, laid out once for all its files, with its rows as a table of the columns."""
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
     return Picture(figure, pd.DataFrame(list(rows), columns=list(columns), dtype=object))
 
 
