@@ -15,7 +15,7 @@ the true tax, which the cost model knows.
 import argparse
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,22 +37,17 @@ from connector_tax.analysis.saturation import Load, load_of
 from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX, Tables, tax_rows
 from connector_tax.artifacts.names import CellKey, Launch, plain_names
 from connector_tax.artifacts.study_file import Study, launches
-from connector_tax.calibration.virtual import VirtualEngine
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.config import EngineConfig, load_config
-from connector_tax.engine.scheduler import Sequence as Served
-from connector_tax.loadgen import Plan, PlannedRequest, make_offsets, open_loop
-from connector_tax.loadgen.generator import PROGRESS_S
-from connector_tax.loadgen.messages import Cancel, Done
+from connector_tax.engine.virtual import VirtualEngine
+from connector_tax.loadgen import Plan, make_offsets, open_loop
 from connector_tax.machine import cpu
+from connector_tax.rehearsal.cell import REQUEST, VirtualCell
 from connector_tax.study.cell import cell_rule
 from connector_tax.study.design import cell_order, launch_seed, resolve
 from connector_tax.study.plan import launch_overhead_s
 from connector_tax.study.precision import precision_rule, saturation_skips
 
-LEAD_NS = 20_000_000
-LOOK_NS = round(PROGRESS_S * 1e9)
-REQUEST = PlannedRequest("simulated", b"{}", None, None)
 METRICS = ("ttft_p90", "tpot_p90")
 FULL, PRECISE = range(2)
 PLACES = ("none", "within margin", "near margin", "above margin")
@@ -62,103 +57,34 @@ Key = tuple[str, str, str]
 Verdicts = dict[Key, str]
 
 
-@dataclass
-class VirtualCell:
-    """A cell being served: the load generator's plan, and what the engine answered."""
+def measured(cell: VirtualCell) -> Requests:
+    """The measured arrivals of a cell, as the analysis reads them."""
+    start_ns, stop_ns = cell.plan.warmup_end_ns, cell.plan.stop_ns
+    assert stop_ns is not None
+    arrived = [entry.record for entry in cell.plan.requests() if entry.record.measured]
+    ok = [record for record in arrived if record.status == "ok"]
+    due, first, last = (
+        np.array([getattr(record, name) for record in ok], dtype=np.float64)
+        for name in ("t_intended_ns", "t_first_token_ns", "t_last_token_ns")
+    )
+    return Requests(
+        ttft_ms=(first - due) / 1e6,
+        ttft_from_send_ms=(first - due) / 1e6,
+        tpot_ms=(last - first) / (cell.shape[1] - 1) / 1e6,
+        e2e_ms=(last - due) / 1e6,
+        since_warmup_s=(due - start_ns) / 1e9,
+        window_s=(stop_ns - start_ns) / 1e9,
+        arrivals=len(arrived),
+        failed=0,
+        dropped=len(arrived) - len(ok),
+    )
 
-    plan: Plan
-    shape: tuple[int, int]
-    inflight_cap: int
-    scrape_ns: int
-    due: deque[tuple[int, int]] = field(default_factory=deque)
-    due_ns: dict[int, int] = field(default_factory=dict)
-    first_ns: dict[int, int] = field(default_factory=dict)
-    last_ns: dict[int, int] = field(default_factory=dict)
-    waiting: list[tuple[int, int]] = field(default_factory=list)
-    inflight: int = 0
-    wake_ns: int | None = 0
 
-    def serve(self, engine: VirtualEngine) -> None:
-        """Run the cell until it is drained."""
-        origin_ns = engine.now_ns
-        self.plan.start(origin_ns)
-        look_ns = scrape_ns = self.wake_ns = origin_ns
-        while self.wake_ns is not None or self.due or engine.scheduler.has_work:
-            if not engine.scheduler.has_work:
-                events = [self.due[0][0]] if self.due else []
-                events += [self.wake_ns] if self.wake_ns is not None else []
-                engine.now_ns = max(engine.now_ns, min(events))
-            while look_ns <= engine.now_ns:
-                self.plan.look()
-                look_ns += LOOK_NS
-            while scrape_ns <= engine.now_ns:
-                self.waiting.append((scrape_ns, len(engine.scheduler.waiting)))
-                scrape_ns += self.scrape_ns
-            self._issue(engine.now_ns)
-            self._arrive(engine)
-            if engine.scheduler.has_work:
-                self._answer(engine.step(), engine.now_ns)
-
-    def _issue(self, now_ns: int) -> None:
-        if self.wake_ns is None or self.wake_ns > now_ns:
-            return
-        items, next_ns = self.plan.step(now_ns, now_ns + LEAD_NS)
-        for item in items:
-            assert not isinstance(item, Cancel)
-            self.due.append((item[0].due_ns, item[0].seq))
-            self.due_ns[item[0].seq] = item[0].due_ns
-        self.wake_ns = None if next_ns is None else max(now_ns + 1, next_ns - LEAD_NS)
-
-    def _arrive(self, engine: VirtualEngine) -> None:
-        while self.due and self.due[0][0] <= engine.now_ns:
-            _, seq = self.due.popleft()
-            if self.inflight >= self.inflight_cap:
-                self.plan.take(Done(0, 0, seq, "inflight_cap"))
-                continue
-            self.inflight += 1
-            engine.add(seq, *self.shape)
-
-    def _answer(self, emitted: Sequence[Served], now_ns: int) -> None:
-        for served in emitted:
-            seq = served.sink
-            self.first_ns.setdefault(seq, now_ns)
-            if served.finished:
-                self.last_ns[seq] = now_ns
-                self.inflight -= 1
-                self.plan.take(
-                    Done(
-                        0, 0, seq, t_first_token_ns=self.first_ns[seq], t_last_token_ns=now_ns,
-                        t_done_ns=now_ns, completion_tokens=served.output_len,
-                    )
-                )  # fmt: skip
-
-    def requests(self) -> Requests:
-        """The measured arrivals, as the analysis reads them."""
-        start_ns, stop_ns = self.plan.warmup_end_ns, self.plan.stop_ns
-        assert stop_ns is not None
-        arrived = [s for s, due in self.due_ns.items() if start_ns <= due < stop_ns]
-        ok = [seq for seq in arrived if seq in self.last_ns]
-        due, first, last = (
-            np.array([stamps[seq] for seq in ok], dtype=np.float64)
-            for stamps in (self.due_ns, self.first_ns, self.last_ns)
-        )
-        return Requests(
-            ttft_ms=(first - due) / 1e6,
-            ttft_from_send_ms=(first - due) / 1e6,
-            tpot_ms=(last - first) / (self.shape[1] - 1) / 1e6,
-            e2e_ms=(last - due) / 1e6,
-            since_warmup_s=(due - start_ns) / 1e9,
-            window_s=(stop_ns - start_ns) / 1e9,
-            arrivals=len(arrived),
-            failed=0,
-            dropped=len(arrived) - len(ok),
-        )
-
-    def load(self) -> Load | None:
-        """What saturation is judged from."""
-        stop_ns = self.plan.stop_ns or 0
-        depths = [n for t, n in self.waiting if self.plan.warmup_end_ns <= t < stop_ns]
-        return load_of(self.requests(), float(np.median(depths)))
+def load_seen(cell: VirtualCell) -> Load | None:
+    """What saturation is judged from."""
+    stop_ns = cell.plan.stop_ns or 0
+    seen = [s.waiting for s in cell.scrapes if cell.plan.warmup_end_ns <= s.t_ns < stop_ns]
+    return load_of(measured(cell), float(np.median(seen)))
 
 
 @dataclass
@@ -191,7 +117,7 @@ class Outcome:
                 started_ns = engine.now_ns
                 cell = virtual_cell(document, launch, planned)
                 cell.serve(engine)
-                requests, load = cell.requests(), cell.load()
+                requests, load = measured(cell), load_seen(cell)
                 ratios[rate] = requests.throughput_ratio
                 if load is not None:
                     self.loads[key] = load
@@ -234,7 +160,7 @@ def virtual_cell(
 ) -> VirtualCell:
     """A cell with the schedule and the rule it has in the study."""
     config = study["config"]
-    rule = cell_rule(config)
+    rule = cell_rule(config, "A")
     offsets = make_offsets(
         config["arrivals"]["process"],
         planned["rate_rps"],
@@ -246,8 +172,8 @@ def virtual_cell(
     plan = Plan(load, rule, precision_rule(config))
     return VirtualCell(
         plan,
+        rule,
         (planned["input_tokens"], planned["output_tokens"]),
-        config["cell"]["inflight_cap"],
         round(config["metrics"]["interval_s"] * 1e9),
     )
 
@@ -314,7 +240,7 @@ def true_taxes(
         for name in config["configurations"]:
             cell = virtual_cell(document, Launch(name, block, "A"), planned)
             cell.serve(VirtualEngine(load_config(definition, name), seed))
-            requests = cell.requests()
+            requests = measured(cell)
             for metric in METRICS:
                 column, percent = EFFECTS[metric]
                 log = float(np.log(np.percentile(getattr(requests, column), percent)))

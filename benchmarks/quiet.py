@@ -147,7 +147,7 @@ def _launch(
         # The driver's look for the next segment comes four times a second.
         whole_s = 4 * blocks * (SEGMENT_S + 0.3) + 1
         rate = study["config"]["phase_a"]["rates_rps"][0]
-        rule = cell_rule(study["config"])
+        rule = cell_rule(study["config"], "A")
         rule = replace(rule, floor_s=whole_s, cap_s=whole_s, min_completed=0)
         arrivals = study["config"]["arrivals"]
         offsets = make_offsets(

@@ -1,10 +1,13 @@
 """The shipped configurations hold; broken ones are refused with file, key, found, allowed."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from snakemake.utils import update_config
 
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.config import (
@@ -15,7 +18,6 @@ from connector_tax.config import (
     load_configurations,
     load_yaml,
 )
-from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS
 from connector_tax.study.design import resolve
 
 KNOWN = list(load_configurations(ROOT / "config" / "configurations.yaml"))
@@ -77,7 +79,11 @@ def test_h20_has_the_designs_numbers() -> None:
     ("path", "value", "said"),
     [
         ("cell.floor_s", -1, "cell.floor_s: found -1; allowed: > 0"),
-        ("cell.flor_s", 3, "cell.flor_s: unknown key; allowed here: cap_s, drain_s, floor_s"),
+        (
+            "cell.flor_s",
+            3,
+            "cell.flor_s: unknown key; allowed here: cap_s, drain_s, end_overloaded, floor_s",
+        ),
         ("phase_a.rates_rps", [1, -2], "phase_a.rates_rps[1]: found -2; allowed: > 0"),
         ("phase_a.rates_rps", [2, 1], "phase_a.rates_rps: found [2, 1]; allowed: ascending"),
         ("phase_a.rates_rps", [], "phase_a.rates_rps: found []; allowed: at least 1"),
@@ -105,6 +111,7 @@ def test_h20_has_the_designs_numbers() -> None:
         ),
         ("study", "../elsewhere", "study: found '../elsewhere'; allowed: text matching"),
         ("cell.cap_s", 1, "cell.cap_s: found 1; allowed: at least cell.floor_s"),
+        ("quiet.chunk_ms", 120, "quiet.chunk_ms: found 120; allowed: at least 3 times"),
         (
             "precision.min_completed_floor",
             35,
@@ -127,18 +134,72 @@ def test_broken_configuration_names_key_found_and_allowed(path: str, value: Any,
     assert all(line.startswith("my.yaml: ") for line in str(error.value).splitlines())
 
 
-def test_more_configurations_than_the_figures_can_tell_apart_are_refused() -> None:
-    config = shipped("config.yaml")
-    design = list(DESIGN_MARKS)
-    further = [f"further_{number}" for number in range(len(SPARE_MARKS) + 1)]
-    known = design + further
-    check_study(replaced(config, "configurations", known[:-1]), "my.yaml", known)
+OWN = {"id": "mine", "connector": "Mine", "module_path": "mine.connector"}
+
+
+def test_a_study_defines_configurations_of_its_own() -> None:
+    config = shipped("vllm-cpu.yaml")
+    stacked = {"id": "both", "connector": "MultiConnector", "children": ["mine", "nixl_both"]}
+    config["connectors"] = [OWN, stacked]
+    config["configurations"] = ["plain", "nixl_both", "mine", "both"]
+    config["phase_bp"]["configurations"] = ["plain", "mine"]
+    study = resolve(config, "my.yaml")
+    mine = study["configurations"][2]
+    assert (mine["label"], mine["role"], mine["gate"]) == ("mine", "kv_both", None)
+    assert [entry["id"] for entry in study["configurations"]] == config["configurations"]
+    other = copy.deepcopy(config)
+    other["connectors"][0]["extra_config"] = {"depth": 2}
+    assert resolve(other, "my.yaml")["design_sha256"] != study["design_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"id": "nixl_both"}, "connectors[0].id: found 'nixl_both' a second time"),
+        ({"children": ["nobody"]}, "connectors: mine.children: found 'nobody'; allowed: plain"),
+        ({"id": "plain_2"}, "connectors[0].id: found 'plain_2'; allowed: text matching"),
+        ({"clas": "x"}, "connectors[0].clas: unknown key"),
+        ({"companions": {"x": []}}, "connectors[0].companions.x: found []"),
+    ],
+)
+def test_a_broken_configuration_of_its_own_is_refused(entry: dict[str, Any], said: str) -> None:
+    config = shipped("vllm-cpu.yaml")
+    config["connectors"] = [{**OWN, **entry}]
     with pytest.raises(ConfigError) as error:
-        check_study(replaced(config, "configurations", known), "my.yaml", known)
-    assert str(error.value) == (
-        "my.yaml: configurations[12]: found 'further_4'; allowed: at most 4 besides "
-        f"{', '.join(design)}, since the figures have no more distinct marks"
-    )
+        resolve(config, "my.yaml")
+    assert said in str(error.value)
+
+
+def test_the_tutorials_study_holds() -> None:
+    page = (ROOT / "docs/tutorial.md").read_text()
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S)
+    config = shipped("vllm-cpu.yaml")
+    for overlay in (shipped("gate.yaml"), yaml.safe_load(text)):
+        update_config(config, overlay)
+    study = resolve(config, "mine.yaml")
+    assert [entry["id"] for entry in study["configurations"]][-1] == "slow"
+    assert study["configurations"][-1]["label"] == "half a millisecond"
+
+
+OVERLAYS = {
+    "gate.yaml": ("vllm-cpu.yaml", "config.yaml"),
+    "mine.example.yaml": ("config.yaml", "vllm-cpu.yaml"),
+    "short-cpu.yaml": ("vllm-cpu.yaml",),
+    "executors.yaml": ("vllm-cpu.yaml",),
+}
+
+
+@pytest.mark.parametrize(
+    ("overlay", "base"), [(name, base) for name, bases in OVERLAYS.items() for base in bases]
+)
+def test_an_overlay_is_laid_over_a_whole_configuration(overlay: str, base: str) -> None:
+    config, own = shipped(base), shipped(overlay)
+    update_config(config, own)
+    study = resolve(config, overlay)
+    assert study["study"] == own["study"] != shipped(base)["study"]
+    assert study["config"]["configurations"] == own["configurations"]
+    # What it does not name is the base's.
+    assert study["config"]["quiet"] == shipped(base)["quiet"]
 
 
 @pytest.mark.parametrize("key", sorted(shipped("config.yaml")))

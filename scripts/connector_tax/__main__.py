@@ -24,14 +24,20 @@ COMMANDS = {
     "engine": Command("engine.__main__", "study", "serve the embedded engine"),
     "engine-fit": Command("engine.fit", "study", "fit the engine's step cost to a step log"),
     "doctor": Command("study.doctor", "study", "is this machine fit for a study?"),
+    "rehearse": Command("rehearsal.__main__", "study", "a study in virtual time"),
     "plan": Command("study.plan", "study", "every launch and cell of a study, and its state"),
     "launches": Command("analysis.launches", "study", "the launches of a Phase A, side by side"),
     "aggregate": Command("analysis.aggregate", "study", "raw records to tables"),
     "figures": Command("figures.__main__", "study", "tables to pictures"),
     "report": Command("report.__main__", "study", "tables and pictures to one HTML page"),
+    "compare": Command("compare.__main__", "study", "two studies or archives, beside each other"),
+    "gate": Command("compare.gate", "study", "is every tax of a study below its bound?"),
     "audit": Command("provenance.audit", "study", "every published number, a second way"),
     "archive": Command("provenance.archive", "study", "pack a study into one file, or unpack one"),
     "calibrate": Command("calibration.__main__", "study", "studies with known taxes"),
+    "calibrate-compare": Command(
+        "calibration.compare_report", "study", "pairs of studies with known differences"
+    ),
     "tiny-model": Command("vllm.tiny_model", "study", "write the tiny model of the CPU study"),
     "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),
 }

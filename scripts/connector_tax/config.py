@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from connector_tax.artifacts.checks import MIN_SAMPLES
+
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
 
@@ -129,17 +131,48 @@ def load_configurations(path: Path) -> dict[str, dict[str, Any]]:
     """
     value = load_yaml(path)
     validate(value, "configurations.schema.yaml", str(path))
-    by_id: dict[str, dict[str, Any]] = {}
-    for position, entry in enumerate(value["configurations"]):
-        where = f"{path}: configurations[{position}]"
+    return _by_id(value["configurations"], {}, f"{path}: configurations")
+
+
+def with_own(
+    known: Mapping[str, dict[str, Any]], config: Mapping[str, Any], source: str
+) -> dict[str, dict[str, Any]]:
+    """The shipped configurations and those a study defines under `connectors`, by id.
+
+    Raises:
+        ConfigError: an id that stands twice, or a child that is not defined.
+    """
+    own = [
+        {
+            "label": entry["id"].replace("_", " "),
+            "module_path": None,
+            "role": None if entry["connector"] is None else "kv_both",
+            "extra_config": {},
+            "children": [],
+            "gate": None,
+            "purpose": "Defined by the study.",
+            **entry,
+        }
+        for entry in config.get("connectors", [])
+    ]
+    return _by_id(own, known, f"{source}: connectors")
+
+
+def _by_id(
+    entries: Sequence[dict[str, Any]], known: Mapping[str, dict[str, Any]], source: str
+) -> dict[str, dict[str, Any]]:
+    """`known` and the entries by id, checked to be unique and to name children that are there."""
+    by_id = dict(known)
+    for position, entry in enumerate(entries):
         if entry["id"] in by_id:
-            raise ConfigError(f"{where}.id: found {entry['id']!r} a second time; ids are unique")
+            where = f"{source}[{position}].id"
+            raise ConfigError(f"{where}: found {entry['id']!r} a second time; ids are unique")
         by_id[entry["id"]] = entry
-    for entry in by_id.values():
+    for entry in entries:
         for child in entry["children"]:
             if child not in by_id or by_id[child]["children"] or child == entry["id"]:
                 raise ConfigError(
-                    f"{path}: {entry['id']}.children: found {child!r}; "
+                    f"{source}: {entry['id']}.children: found {child!r}; "
                     f"allowed: {', '.join(i for i, e in by_id.items() if not e['children'])}"
                 )
     return by_id
@@ -151,12 +184,14 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
     Args:
         config: the merged configuration, as Snakemake or a test hands it over.
         source: the file name(s) to show in an error.
-        known: the configuration ids config/configurations.yaml defines.
+        known: the configuration ids config/configurations.yaml defines; those under the study's own
+            `connectors` may be named too.
 
     Raises:
         ConfigError: names the key, what was found and what is allowed.
     """
     validate(dict(config), "config.schema.yaml", source)
+    known = [*known, *(entry["id"] for entry in config.get("connectors", []))]
     for key, ids in (
         ("configurations", config["configurations"]),
         ("phase_bp.configurations", config["phase_bp"]["configurations"]),
@@ -168,7 +203,6 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
                     f"{source}: {key}[{position}]: found {identifier!r}; "
                     f"allowed: {', '.join(allowed)}"
                 )
-    _check_marks(config["configurations"], source)
     rates = config["phase_a"]["rates_rps"]
     if rates != sorted(rates):
         raise ConfigError(f"{source}: phase_a.rates_rps: found {rates}; allowed: ascending rates")
@@ -177,6 +211,12 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
         raise ConfigError(
             f"{source}: cell.cap_s: found {cell['cap_s']}; "
             f"allowed: at least cell.floor_s ({cell['floor_s']})"
+        )
+    quiet = config["quiet"]
+    if quiet["chunk_ms"] < MIN_SAMPLES * quiet["interval_ms"]:
+        raise ConfigError(
+            f"{source}: quiet.chunk_ms: found {quiet['chunk_ms']}; allowed: at least {MIN_SAMPLES} "
+            f"times quiet.interval_ms ({quiet['interval_ms']}), else no chunk has samples enough"
         )
     certain = config["precision"]["certain_throughput_ratio"]
     if certain > config["saturation"]["throughput_ratio_min"]:
@@ -195,13 +235,7 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
         )
 
 
-def _check_marks(configurations: Sequence[str], source: str) -> None:
-    # Imported late: a launch checks no configuration.
-    from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS, unmarked
-
-    if left := unmarked(configurations):
-        raise ConfigError(
-            f"{source}: configurations[{configurations.index(left[0])}]: found {left[0]!r}; "
-            f"allowed: at most {len(SPARE_MARKS)} besides {', '.join(DESIGN_MARKS)}, since the "
-            "figures have no more distinct marks"
-        )
+def pythons_of(engine: Mapping[str, Any]) -> list[str]:
+    """The interpreters that configurations are served with (kind vllm), the engine's own first."""
+    forms = (form["python"] for form in engine["forms"].values() if "python" in form)
+    return list(dict.fromkeys([engine["python"], *forms]))

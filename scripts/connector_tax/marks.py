@@ -4,7 +4,8 @@ Colours are Okabe & Ito's colour-blind-safe set (their yellow, too pale for line
 information is carried by colour alone: each configuration also has its own marker and line style.
 """
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,20 @@ SPARE_MARKS = (
 )
 
 
-def unmarked(configurations: Iterable[str]) -> list[str]:
-    """The ids for which no distinct mark is left, in the order given."""
-    return [i for i in configurations if i not in DESIGN_MARKS][len(SPARE_MARKS) :]
+def marks_of(configurations: Iterable[str]) -> dict[str, Mark]:
+    """The mark of each configuration, by id: the design's, a spare one, or an open one.
+
+    Open marks pair the same colours and markers anew, so that there is one for every configuration.
+    """
+    known = [*DESIGN_MARKS.values(), *SPARE_MARKS]
+    spare = (
+        SPARE_MARKS[k] if k < len(SPARE_MARKS) else _open_mark(known, k - len(SPARE_MARKS))
+        for k in itertools.count()
+    )
+    return {i: DESIGN_MARKS[i] if i in DESIGN_MARKS else next(spare) for i in configurations}
+
+
+def _open_mark(known: Sequence[Mark], number: int) -> Mark:
+    rounds, position = divmod(number, len(known))
+    own, other = known[position], known[(position + 1 + rounds) % len(known)]
+    return Mark(own.color, other.marker, other.line, filled=False)

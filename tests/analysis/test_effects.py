@@ -152,7 +152,7 @@ def test_the_tax_of_plains_last_launch_is_against_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("blocks", "launch_sigma"),
-    [(3, 0.01), pytest.param(5, 0.01, marks=LONG), pytest.param(5, 0.05, marks=LONG)],
+    [pytest.param(*case, marks=LONG) for case in ((3, 0.01), (5, 0.01), (5, 0.05))],
 )
 def test_coverage_and_false_positives(blocks: int, launch_sigma: float) -> None:
     studies, covered, false = 200, 0, 0
@@ -298,13 +298,13 @@ def test_the_blocks_needed_are_the_first_that_decide() -> None:
     assert needed is not None
 
     def decided(blocks: int) -> bool:
-        later = with_blocks(effect, blocks)
+        later = with_blocks(effect.estimate, effect.added_df, blocks)
         half = later.half_width(0.95)
         assert half is not None
         return dunnett_p(later, family) < 0.05 and later.point > half
 
     assert [decided(b) for b in range(4, needed + 3)] == [False] * (needed - 4) + [True] * 3
-    later = with_blocks(effect, 12)
+    later = with_blocks(effect.estimate, effect.added_df, 12)
     assert later.error == pytest.approx(0.03 / 2)
     assert later.df == 17 + 9 * 8
 
@@ -313,7 +313,10 @@ def test_a_tax_inside_the_margin_needs_the_blocks_that_show_it() -> None:
     effect = undecided(0.0, 0.03)
     needed = blocks_needed(effect, [effect.estimate] * 7, 0.03, 0.95)
     assert needed is not None
-    widths = [with_blocks(effect, b).half_width(0.95) or 0.0 for b in (needed - 1, needed)]
+    widths = [
+        with_blocks(effect.estimate, effect.added_df, b).half_width(0.95) or 0.0
+        for b in (needed - 1, needed)
+    ]
     assert np.expm1(widths[0]) >= 0.03 > np.expm1(widths[1])
 
 

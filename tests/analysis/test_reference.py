@@ -197,6 +197,20 @@ def test_the_command_says_what_no_rate_means_and_writes_nothing(
     assert not (study.parent / "reference_rates.json").exists()
 
 
+def test_where_plain_is_void_the_error_names_the_command_that_measures_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = [f"r{rate:g}" for rate in CONFIG["phase_a"]["rates_rps"]]
+    plains = {(name, 0, "A", rate): "late" for name in ("plain", "plain_2") for rate in rates}
+    with pytest.raises(RuntimeError):
+        write_synthetic_study(tmp_path / "x", steps_per_cell=10, void=plains)
+    message = capsys.readouterr().err
+    runs = tmp_path / "x" / "runs"
+    indexes = [f"{runs}/{name}/block0/A/index.json" for name in ("plain", "plain_2")]
+    assert f"--forcerun {' '.join(indexes)}" in message
+    assert "Add lower rates" not in message
+
+
 def test_several_blocks_and_a_void_cell(tmp_path: Path) -> None:
     study = write_synthetic_study(
         tmp_path / "x", blocks=3, steps_per_cell=10, void={("plain", 1, "A", "r80"): "late"}

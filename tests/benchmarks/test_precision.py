@@ -21,9 +21,9 @@ from benchmarks.precision import (
     true_taxes,
 )
 from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX
-from connector_tax.calibration.virtual import VirtualEngine
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.engine.config import load_config
+from connector_tax.engine.virtual import VirtualEngine
 from tests.workflow.harness import TINY
 
 EMBEDDED = ROOT / "config" / "embedded.yaml"

@@ -18,7 +18,7 @@ from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StudyTables
-from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS
+from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS, marks_of
 from tests.figures.figure_study import LABELS, Design, write_study
 
 HOSTILE = "<script>alert('$x_1$')</script> & \"co\""
@@ -171,6 +171,12 @@ def test_every_configuration_has_its_own_colour_marker_and_line() -> None:
     assert len({mark.color for mark in known}) == len(known)
     assert len({mark.marker for mark in known}) == len(known)
     assert {mark.marker for mark in known}.isdisjoint({"x", "X"})  # x is the saturation mark
+
+
+def test_any_number_of_configurations_has_marks_that_differ() -> None:
+    marks = marks_of([*DESIGN_MARKS, *(f"further_{number}" for number in range(60))])
+    assert len({(m.color, m.marker, m.filled) for m in marks.values()}) == len(marks)
+    assert list(marks.values())[: len(DESIGN_MARKS)] == list(DESIGN_MARKS.values())
 
 
 def test_same_inputs_give_the_same_bytes_in_another_process(tmp_path: Path) -> None:

@@ -239,6 +239,14 @@ GOOD_URL = ["--url", "http://127.0.0.1:1", "--model", "m"]
         ),
         (["--url", "http://x/a b", "--model", "m", "--rate", "1", "--prompt", "p"], "%-encoded"),
         (["--url", "http://x/#top", "--model", "m", "--rate", "1", "--prompt", "p"], "--url"),
+        (["--url", "http://u:p@x", "--model", "m", "--rate", "1", "--prompt", "p"], "user name"),
+        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--body", "[1]"], "a JSON object"),
+        ([*GOOD_URL, "--rate", "1", "--prompt-tokens", "0"], "--prompt-tokens: found 0"),
+        ([*GOOD_URL, "--rate", "1", "--prompt-tokens", "4", "--vocabulary", "0"], "--vocabulary"),
+        (
+            [*GOOD_URL, "--rate", "1", "--prompt", "p", "--summary", "/nonexistent/s.json"],
+            "/nonexistent/s.json: the folder cannot be written to",
+        ),
     ],
 )
 def test_bad_arguments_are_named_and_exit_with_2(
@@ -258,6 +266,8 @@ def test_bad_arguments_are_named_and_exit_with_2(
     ("line", "named"),
     [
         ("{", "truncated"),
+        ('{"id":"café","nodes":[{"id":"a","prompt":"x","max_tokens":1}]}', "printable ASCII"),
+        ('{"id":"s","nodes":[{"id":"a\\n","prompt":"x","max_tokens":1}]}', "printable ASCII"),
         ('{"id":"s","nodes":[]}', "length >= 1"),
         ('{"id":"s","nodes":[{"id":"a","prompt":"x"}]}', "max_tokens"),
         ('{"id":"s","nodes":[{"id":"a","prompt":"x","max_tokens":0}]}', ">= 1"),

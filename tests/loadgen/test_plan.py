@@ -16,6 +16,7 @@ from connector_tax.loadgen import (
     PlannedRequest,
     RandomPrompts,
     Target,
+    open_loop,
 )
 from connector_tax.loadgen.bodies import AHEAD, LookAhead
 from connector_tax.loadgen.messages import Cancel, Done
@@ -193,3 +194,26 @@ def test_random_prompts_are_the_same_every_time_and_fresh_in_each_request() -> N
     assert len({request.body for request in first}) == len(prompts) == 50
     assert first[3].body.startswith(b'{"model":"m","prompt":[')
     assert first[3].request_id == "n/3"
+
+
+@pytest.mark.parametrize("end_overloaded", [False, True])
+def test_a_drop_ends_an_overloaded_cell_at_once_where_asked(end_overloaded: bool) -> None:
+    limits = CellRule(1.0, 2.0, 10, 30.0, 30.0, 1, 60.0, end_overloaded=end_overloaded)
+    offsets = (np.arange(0, limits.schedule_s, 0.1) * 1e9).astype(np.int64)
+    requests = [PlannedRequest("r", b"{}", 1, 1)] * len(offsets)
+    plan = Plan(open_loop(offsets, requests, limits), limits)
+    plan.start(0)
+    items, _ = plan.step(0, 500_000_000)
+    assert len(items) == 6
+    # Dropped in the warm-up: the cell lasts until the first measured moment, and ends there.
+    plan.take(Done(0, 0, 1, "inflight_cap"))
+    assert plan.step(900_000_000, 950_000_000)[1] is not None
+    _, next_ns = plan.step(1_200_000_000, 1_200_000_000)
+    if not end_overloaded:
+        assert next_ns is not None
+        assert plan.stop_ns is None
+        return
+    assert next_ns is None
+    assert plan.cooldown_ended_by == "overloaded"
+    assert plan.stop_ns == 1_200_000_000
+    assert plan.drain_s == 0.0

@@ -149,6 +149,24 @@ def test_a_server_without_tls_is_named() -> None:
     assert "WRONG_VERSION_NUMBER" in str(result.records[0].error_detail)
 
 
+class _Closing(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.recv(65536)
+
+
+def test_a_server_that_closes_in_the_handshake_is_named() -> None:
+    tls = TlsSettings("127.0.0.1", None, True)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Closing) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        target = Target("127.0.0.1", server.server_address[1], tls=tls)
+        with LoadGenerator(target, FEW) as generator:
+            result = run_scripts(generator, ["good"] * 2)
+        server.shutdown()
+    assert {r.error_kind for r in result.records} == {"tls_failed"}
+    said = "the server closed the connection in the handshake"
+    assert {r.error_detail for r in result.records} == {said}
+
+
 def test_the_command_takes_https(
     pems: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -349,6 +349,7 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(packed: Path, tmp_path: Path
     assert_refused(path, tmp_path / "here", "more than .* bytes in all")
 
 
+@pytest.mark.long
 def test_the_same_study_gives_the_same_bytes(audited: Path, packed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     shutil.copytree(audited, folder)

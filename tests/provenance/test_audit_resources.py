@@ -42,7 +42,7 @@ def test_an_honest_study_passes_and_every_kind_of_claim_is_made(audited: Path) -
     assert ("server CPU", "nixl_both/block0/A/r40") in kinds
 
 
-@pytest.mark.parametrize("blocks", [2, 3])
+@pytest.mark.parametrize("blocks", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_intervals_and_p_of_several_blocks_are_recomputed(tmp_path: Path, blocks: int) -> None:
     """With a launch that failed, one skipped, and a configuration of another spread."""
     study_file = write_synthetic_study(

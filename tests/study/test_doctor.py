@@ -80,6 +80,7 @@ def test_the_gpu_the_study_is_to_run_on_is_looked_at(
     persistence: str,
     verdicts: tuple[str, str, str],
 ) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     row = f"NVIDIA H20, 570.86.15, 97871, {used}, {busy}, 1980, {persistence}"
     nvidia_smi(tmp_path, f"echo '{row}'", monkeypatch)
     _, rows = findings(tmp_path, capsys, "h20")
@@ -162,3 +163,27 @@ def test_the_duration_and_the_artifacts_grow_with_the_blocks(
     doctor.main(["--study", str(tmp_path / "study.json")])
     # The design expects 4 to 5.5 hours.
     assert "expected duration: 5 h" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("driver", "verdict"), [("570.86.15", "fail"), ("580.65.06", "ok")])
+def test_a_driver_older_than_the_environment_s_cuda_fails(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    driver: str,
+    verdict: str,
+) -> None:
+    row = f"NVIDIA H20, {driver}, 97871, 512, 0, 1980, Enabled"
+    nvidia_smi(tmp_path, f"echo '{row}'", monkeypatch)
+    _, rows = findings(tmp_path, capsys, "h20")
+    said = f"{driver}; CUDA 13 of vllm-gpu needs 580 or later"
+    assert rows["GPU driver"] == (verdict, said)
+
+
+def test_the_gpu_is_that_of_whoever_starts_the_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi(tmp_path, 'echo "$1, 580, 97871, 1, 0, 1980, Enabled"', monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5ca1ab1e")
+    _, rows = findings(tmp_path, capsys, "h20")
+    assert rows["GPU"] == ("ok", "GPU-5ca1ab1e: --id=GPU-5ca1ab1e, driver 580")

@@ -9,11 +9,13 @@ import pytest
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.files import ArtifactError, make_durable, read_json, write_json
+from connector_tax.seals import seal_settings
 from connector_tax.study import cell as cells
 from connector_tax.study import launch, plan
 from connector_tax.study.guard import PARENT_VARIABLE
+from connector_tax.study.launch_index import LaunchOutcome, conclude
 from connector_tax.study.remeasure import withdraw_damaged
-from connector_tax.study.resume import missing_cells
+from connector_tax.study.resume import missing_cells, utc
 from tests.study.driving import arguments, index_of, launch_folder, write_study
 
 
@@ -93,7 +95,10 @@ def finished_cell(folder: Path, content: Any) -> None:
     path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
-WHOLE = {"files": {}, "schedule": {"rate_rps": 20.0}, "valid": True, "void_reasons": []}
+WHOLE = {
+    **{"files": {}, "schedule": {"rate_rps": 20.0}, "valid": True, "void_reasons": []},
+    **{"window": {"t_origin_ns": 0, "t_drained_ns": 1}, "load_generator": {}},
+}
 
 
 @pytest.mark.parametrize(
@@ -123,6 +128,11 @@ def test_a_half_edited_cell_is_damaged_and_measured_again(tmp_path: Path, conten
     assert [cell["cell"] for cell in missing] == ["r20", "r40"]
     assert "moved to r20.damaged1" in lines[0]
     assert (folder / "r20.damaged1" / "cell_A_r20.json").exists()
+    # What was moved aside does not keep the launch from being concluded.
+    seal_settings(study_file.parent, study)
+    outcome = LaunchOutcome("failed", "no server", None, utc(), [])
+    conclude(study, Launch("plain", 0, "A"), folder, outcome)
+    assert {c["status"] for c in index_of(study_file)["cells"]} == {"missing"}
 
 
 def test_a_whole_cell_is_kept(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ def test_a_driver_notices_the_death_of_a_parent_that_is_not_its_own() -> None:
     code = (
         "import os, signal;"
         "from connector_tax.study.guard import watch_parent;"
+        "watch_parent(lambda: os._exit(8), print);"
+        # The watch of a later server takes the place of that of one that was stopped.
         "watch_parent(lambda: os._exit(7), print);"
         "print('watching', flush=True); signal.pause()"
     )

@@ -76,8 +76,8 @@ def test_the_file_has_what_its_description_says(
     assert 3 <= kinds.count("chunk") == len(kinds) - 3
     machine = read_machine(path, None)
     assert before < machine.t_ns[0] <= machine.t_ns[-1] < after
-    # Half of what was planned at least, on a machine that does other work too.
-    assert 60 <= len(machine.t_ns) <= 130
+    # Never more than was planned; on a busy machine, where it runs when nobody else wants to, less.
+    assert 5 <= len(machine.t_ns) <= 130
     assert (machine.memory_ns > 0).all()
     assert (machine.compute_ns > 0).all()
     assert machine.own_share < 0.05
@@ -143,6 +143,19 @@ def test_a_watch_that_ended_is_told(tmp_path: Path, plan: AffinityPlan, sleeper:
         os.kill(watch.pid, 9)
         with pytest.raises(ChildError, match="machine_watch ended with status -9"):
             watch.open(tmp_path / "machine.jsonl", sleeper)
+
+
+def test_a_watch_that_had_ended_is_told_by_its_name_and_not_as_a_broken_pipe(
+    tmp_path: Path, plan: AffinityPlan, sleeper: int
+) -> None:
+    with (  # noqa: PT012 the error comes from leaving the watch too
+        pytest.raises(ChildError, match="machine_watch ended with status -9"),
+        MachineWatch(QUIET, plan, gpu=False) as watch,
+    ):
+        os.kill(watch.pid, 9)
+        # Until it is a zombie its end of the pipe may be open still.
+        os.waitid(os.P_PID, watch.pid, os.WEXITED | os.WNOWAIT)
+        watch.open(tmp_path / "machine.jsonl", sleeper)
 
 
 @pytest.mark.parametrize("damage", ["cut", "length", "order", "nothing"])

@@ -10,7 +10,7 @@ import pytest
 
 from connector_tax.study.server_command import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError
 from connector_tax.study.steplog import StepLog
-from connector_tax.vllm import step_records
+from connector_tax.vllm import step_probe, step_records
 
 
 def lines(*stamps: int) -> bytes:
@@ -78,3 +78,26 @@ def test_a_vllm_that_does_not_answer_is_a_server_that_failed(
         silent.listen()
         with pytest.raises(ServerError, match=r"hangs: .*scheduler\.socket: no answer in 0\.1 s"):
             StepLog(tmp_path, "vllm").mark()
+
+
+def test_every_rank_of_a_worker_has_a_file_of_its_own_and_all_are_taken(tmp_path: Path) -> None:
+    prefix = tmp_path / STEP_LOG_PREFIX
+    ranks = [step_probe.Log(str(prefix), "worker") for _ in range(3)]
+    log = StepLog(tmp_path, "vllm")
+    log.mark()
+    for number, rank in enumerate(ranks):
+        rank.numbers.extend([1.0, 1.001 + number, 7.0, 1.0, step_probe.mark(0)])
+        rank.write()
+    taken = [json.loads(line) for line in log.take(0, 0).splitlines()]
+    assert [record["step_id"] for record in taken] == [7, 7, 7]
+    assert sorted(record["step_duration_us"] for record in taken)[-1] == pytest.approx(2.001e6)
+    log.mark()
+    assert log.take(0, 0) == b""
+    log.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_second_scheduler_is_refused(tmp_path: Path) -> None:
+    step_probe.Log(str(tmp_path / STEP_LOG_PREFIX), "scheduler").write()
+    with pytest.raises(FileExistsError):
+        step_probe.Log(str(tmp_path / STEP_LOG_PREFIX), "scheduler").write()

@@ -77,6 +77,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(200, {"data": [{"id": model}]})
         elif self.path == "/health":
             self.answer(503 if FAULT == "unhealthy" else 200, {})
+        elif FAULT == "no metrics page":
+            self.text(200, "<html>not a metrics page</html>")
         else:
             value = 1 if FAULT == "failed counter" else 0
             self.text(200, f"vllm:engine_core_failed_total {value}.0\n")
@@ -95,7 +97,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             print("EngineDeadError: EngineCore encountered an issue", flush=True)
         write_steps(self.names, self.served)
         tokens = asked["max_tokens"] - (FAULT == "few tokens")
-        self.answer(200, {"usage": {"completion_tokens": tokens}})
+        self.answer(200, {} if FAULT == "no usage" else {"usage": {"completion_tokens": tokens}})
 
     def answer(self, status: int, body: Any) -> None:
         self.text(status, json.dumps(body))
@@ -129,7 +131,7 @@ def serve() -> None:
     watched = names[:1] if FAULT == "child not created" else names
     if watched and os.environ.get("AGENTIC_STEP_LOG_PATH"):
         print(f"connector_tax step probe watches {' > '.join(watched)} (WORKER)")
-    if FAULT == "dead connector":
+    if FAULT == "dead connector" and names:
         print("\x1b[31mLMCache ERROR:\x1b[0m Failed to initialize the manager: Traceback (most")
         print('  File "x.py", line 1\nRuntimeError: No supported cpu connector found.')
     sys.stdout.flush()

@@ -96,6 +96,8 @@ def test_a_sound_server_passes(study: Study, configuration: str) -> None:
         ("plain", "dies", "request 2: "),
         ("plain", "dead engine", "the engine died (EngineDeadError)"),
         ("plain", "unhealthy", "/health answered 503"),
+        ("plain", "no usage", "KeyError: 'usage'"),
+        ("plain", "no metrics page", "Error: "),
         ("plain", "failed counter", "vllm:engine_core_failed_total is 1"),
         ("plain", "connector beside plain", "plain, but the log names Stray"),
         ("mooncake_consumer", "companion dies", "dummy_bootstrap ended before it was ready"),
@@ -141,15 +143,32 @@ def test_preflight_gates_every_configuration_and_leaves_no_overlay(study: Study)
     file = study.write("plain", "dead connector", forms=forms)
     status = preflight.preflight(file)
     folder = study.folder / "preflight"
-    assert {i: s["include"] for i, s in status.items()} == dict.fromkeys(
-        ["plain", "mooncake_both", "lmcache_only"], False
-    )
-    for entry in status.values():
+    included = {i: s["include"] for i, s in status.items()}
+    assert included == {"plain": True, "mooncake_both": False, "lmcache_only": False}
+    for name in ("mooncake_both", "lmcache_only"):
+        entry = status[name]
         log = (study.folder / entry["evidence"]).read_text()
         assert "launching " in log
         assert "SKIP: " in log
         assert "No supported cpu connector found" in log
     assert not (folder / "overlay").exists()
+
+
+def test_where_plain_does_not_pass_nothing_else_is_asked_and_no_verdict_is_left(
+    study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = study.write("plain", "exits")
+    resolved = read_json(file)
+    resolved["configurations"].reverse()
+    write_json(file, resolved)
+    assert preflight.main(["--study", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert "plain did not pass its gate" in said
+    assert "ended with status 1 before it was ready" in said
+    assert "verify_plain.log. When the cause is mended, the same command asks again." in said
+    asked = [path.name for path in (study.folder / "preflight").glob("verify_*.log")]
+    assert asked == ["verify_plain.log"]
+    assert not (study.folder / "preflight" / "preflight_status.json").exists()
 
 
 def test_the_patch_is_applied_proved_and_reverted(study: Study) -> None:
@@ -199,7 +218,8 @@ def test_an_environment_that_is_not_there_is_told_without_the_projects_folder(
     status = read_json(study.folder / "patch" / "patch_status.json")
     assert status["reason"].startswith("{root}/envs/no_such/bin/python: cannot be run")
     assert str(ROOT) not in status["reason"]
-    preflight.preflight(file)
+    with pytest.raises(preflight.NoBaselineError):
+        preflight.preflight(file)
     logs = (study.folder / "preflight").glob("verify_*.log")
     texts = [path.read_text() for path in logs]
     assert any("{root}/envs/no_such/bin/python: cannot be run" in text for text in texts)

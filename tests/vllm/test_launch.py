@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from snakemake.utils import update_config
 
-from connector_tax.config import ROOT, load_yaml
+from connector_tax.config import ROOT, load_yaml, pythons_of
 from connector_tax.provenance.manifest import adapters_of
 from connector_tax.study.design import resolve
 from connector_tax.study.server_command import ServerCommand, launch_script
@@ -127,6 +127,42 @@ def test_a_control_changes_the_engines_flags_and_environment_and_nothing_else() 
     changed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     assert plain.environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert control.environment == plain.environment | changed
+
+
+def test_a_connector_of_the_studys_own_brings_its_module_companion_and_interpreter() -> None:
+    config = load_yaml(ROOT / "config/vllm-cpu.yaml")
+    argv = ["{python}", "-m", "mine.server", "--listen", "127.0.0.1:{port}"]
+    config["connectors"] = [
+        {"id": "mine", "connector": "Mine", "module_path": "mine.connector",
+         "extra_config": {"url": "tcp://127.0.0.1:{cache.port}"}, "companions": {"cache": argv}},
+        {"id": "stack", "connector": "MultiConnector", "children": ["mine", "nixl_both"]},
+    ]  # fmt: skip
+    config["configurations"] = ["plain", "nixl_both", "mine", "stack"]
+    config["phase_bp"]["configurations"] = ["plain"]
+    config["engine"]["forms"]["mine"] = {"python": "other/bin/python"}
+    config["engine"]["pythonpath"] = ["my/modules", "/elsewhere"]
+    study = resolve(config, "mine.yaml")
+    made = {
+        name: vllm_command(study["config"]["engine"], study["configurations"], name,
+                           host="127.0.0.1", port=9000, probe=None, free_port=lambda: 9001)
+        for name in config["configurations"]
+    }  # fmt: skip
+    assert made["mine"].argv[0] == "{root}/other/bin/python"
+    assert made["plain"].argv[0] == "{root}/envs/vllm-cpu/.venv/bin/python"
+    path = made["plain"].environment["PYTHONPATH"]
+    assert path.endswith(":{root}/my/modules:/elsewhere")
+    (companion,) = made["mine"].companions
+    wanted = ["{root}/other/bin/python", "-m", "mine.server", "--listen", "127.0.0.1:9001"]
+    assert (companion.name, companion.argv, companion.port) == ("cache", wanted, 9001)
+    assert [c.name for c in made["stack"].companions] == ["cache"]
+    found = transfer_of(made["mine"].argv)
+    assert found == {
+        "kv_connector": "Mine", "kv_connector_module_path": "mine.connector", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"url": "tcp://127.0.0.1:9001"},
+    }  # fmt: skip
+    assert pythons_of(study["config"]["engine"]) == [
+        "envs/vllm-cpu/.venv/bin/python", "other/bin/python",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

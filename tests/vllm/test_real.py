@@ -9,17 +9,21 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import yaml
+from snakemake.utils import update_config
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import write_json
 from connector_tax.study import preflight
 from connector_tax.study.design import resolve
+from connector_tax.study.guard import leftovers
 from connector_tax.vllm import overlay
 from connector_tax.vllm.tiny_model import write_model
 
@@ -45,10 +49,14 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     overlay.remove(folder)
 
 
-def study(folder: Path, **engine: Any) -> dict[str, Any]:
+def study(
+    folder: Path, overlays: Sequence[Mapping[str, Any]] = (), **engine: Any
+) -> dict[str, Any]:
     """The CPU study, its model beside it."""
     write_model(folder / "model")
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
+    for overlaid in overlays:
+        update_config(config, overlaid)
     config["engine"] |= {"python": str(PYTHON), "model": str(folder / "model"), **engine}
     config["server"]["device"] = "vllm_tests"
     resolved = resolve(config, "vllm-cpu")
@@ -97,6 +105,16 @@ def test_it_serves_with_the_probe_seeing_every_step(
     assert overlay.sources_sha256(Path(described["package"])) == before
 
 
+def test_the_tutorials_own_connector_passes_the_gate(tmp_path: Path, probe: Path) -> None:
+    page = (ROOT / "docs/tutorial.md").read_text()
+    code, mine = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", page, re.M | re.S)
+    (tmp_path / "slow_connector.py").write_text(code)
+    overlays = [load_yaml(ROOT / "config/gate.yaml"), yaml.safe_load(mine)]
+    resolved = study(tmp_path, overlays, pythonpath=[str(tmp_path)])
+    notes: list[str] = []
+    preflight.run_gate(resolved, "slow", "verify_slow", tmp_path / "launch", notes.append, probe)
+
+
 def test_lmcache_in_process_is_dead_on_a_cpu_and_is_skipped_for_it(
     tmp_path: Path, probe: Path
 ) -> None:
@@ -128,3 +146,15 @@ ITERATION = re.compile(r"(\d+) context tokens.*?(\d+) generation tokens")
 def _tokens(record: dict[str, Any]) -> int:
     tokens: int = record["prefill_tokens"] + record["decode_tokens"]
     return tokens
+
+
+def test_every_process_of_a_server_is_known_by_its_launch(tmp_path: Path) -> None:
+    # By its environment in /proc: nothing else finds what a killed driver leaves behind.
+    resolved, folder = study(tmp_path), tmp_path / "gate"
+    with preflight.gated_server(
+        resolved, Launch("plain", 0, "gate"), "plain", folder, print, None
+    ) as server:
+        children = psutil.Process(server.pid).children(recursive=True)
+        assert children
+        known = {process.pid for process in leftovers(folder)}
+        assert {server.pid, *(child.pid for child in children)} <= known

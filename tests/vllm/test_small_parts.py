@@ -1,6 +1,7 @@
 """The dummy bootstrap over a real socket; the tiny model; the environments' pins."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from connector_tax.config import ROOT
+from connector_tax.machine import ABSENT, engine_versions
 from connector_tax.vllm.dummy_bootstrap import make_server
 from connector_tax.vllm.environment import files_of
 from connector_tax.vllm.tiny_model import VOCAB_SIZE, write_model
@@ -85,3 +87,21 @@ def test_a_study_asks_for_the_files_its_engine_needs() -> None:
     ]
     assert files_of({**engine, "python": "/opt/python", "model": "Qwen/Qwen3"}) == []
     assert files_of({"kind": "embedded"}) == []
+
+
+@pytest.mark.parametrize("name", ["vllm-cpu", "vllm-gpu"])
+def test_every_pin_of_an_environment_has_its_manifest_column(tmp_path: Path, name: str) -> None:
+    folder = ROOT / "envs" / name
+    pins = dict(_pins(folder / "requirements.lock"))
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{json.dumps(pins)}'\n")
+    python.chmod(0o755)
+    versions = engine_versions({"kind": "vllm", "python": python})
+    assert ABSENT not in versions.values()
+    # env.txt lists every package; what the study compares has a column. torch comes with vLLM.
+    asked = {version for pin, version in _pins(folder / "requirements.in") if pin != "torch"}
+    assert asked == set(versions.values()) - {versions["vllm_sha"]}
+
+
+def _pins(path: Path) -> list[tuple[str, str]]:
+    return re.findall(r"^([a-z0-9-]+)==([^ \n]+)", path.read_text(), re.MULTILINE)

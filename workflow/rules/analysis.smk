@@ -20,6 +20,7 @@ rule aggregate:
             )
             for name in paths.ANALYSIS_FILES
         ],
+        [f"{RESULTS}/{paths.ANALYSIS}/{name}" for name in paths.PARQUET_FILES],
     log:
         f"{RESULTS}/logs/aggregate.log",
     shell:

@@ -1,5 +1,6 @@
 # Configuration, its checks, and what the other stages share.
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from connector_tax.study.remeasure import (
     keep_old_design,
     request_remeasuring,
     withdraw_damaged,
+    withdraw_failed,
 )
 
 # A configuration named on the command line stands alone; it is not laid over the default.
@@ -30,6 +32,8 @@ own_jobs()
 SOURCE = ", ".join(map(str, workflow.configfiles)) or "the configuration"
 # `--config archive=FILE` redraws a study that was sent: no configuration counts but the archive's.
 ARCHIVE = config.pop("archive", None)
+# `--config studies=A,B compare` puts two studies or archives beside each other.
+STUDIES = config.pop("studies", None)
 try:
     if ARCHIVE is None:
         STUDY = resolve(config, SOURCE)
@@ -129,3 +133,14 @@ def launch_priority(phase):
     return lambda wildcards: len(order) - order.index(
         (wildcards.config, int(wildcards.block))
     )
+
+
+def two_studies(wildcards):
+    """The two paths, quoted for the shell."""
+    named = [part.strip() for part in str(STUDIES or "").split(",") if part.strip()]
+    if len(named) != 2:
+        raise WorkflowError(
+            f"compare: found studies={STUDIES}; allowed: --config studies=A,B, each a study's"
+            " folder or an archive"
+        )
+    return " ".join(shlex.quote(name) for name in named)

@@ -29,6 +29,17 @@ rule environment:
         "python -m connector_tax.provenance.environment --study {input.study} 2>&1 | tee {log}"
 
 
+# The whole study in virtual time: no server, no GPU.
+rule rehearse:
+    input:
+        study=f"{RESULTS}/study.json",
+    log:
+        f"{RESULTS}/logs/rehearse.log",
+    threads: workflow.cores
+    shell:
+        "python -m connector_tax.rehearsal --study {input.study} 2> {log}"
+
+
 rule plan:
     input:
         study=f"{RESULTS}/study.json",

@@ -29,6 +29,9 @@ rule patch_revert:
 
 
 onerror:
+    # Whatever ended the run: the same command measures every launch that failed.
+    for launch_folder, reason in withdraw_failed(STUDY, Path(RESULTS)):
+        print(f"MISSING {launch_folder}: {reason}", file=sys.stderr)
     if Path(RESULTS, "patch", "patch_status.json").exists():
         shell(
             f"python -m connector_tax.study.patch revert --study {RESULTS}/study.json"

@@ -50,3 +50,8 @@ use rule phase_a as phase_bp with:
 rule sweep:
     input:
         launch_indexes("A"),
+        study=f"{RESULTS}/study.json",
+    log:
+        f"{RESULTS}/logs/sweep.log",
+    shell:
+        "python -m connector_tax.study.complete --study {input.study} --phase A 2>&1 | tee {log}"

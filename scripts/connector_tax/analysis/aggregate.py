@@ -27,6 +27,7 @@ from connector_tax.analysis.measure import (
     measure_waiting,
 )
 from connector_tax.analysis.overload import overloads
+from connector_tax.analysis.parquet import table_parquet
 from connector_tax.analysis.quiet import QuietTime, quiet_time
 from connector_tax.analysis.reference import (
     NoReferenceRateError,
@@ -47,7 +48,7 @@ from connector_tax.artifacts.names import PHASES, PLAIN, CellKey
 from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.artifacts.tables import table_text
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import ArtifactError, read_json, write_json, write_text
+from connector_tax.files import ArtifactError, read_json, write_bytes, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -213,19 +214,29 @@ def _prior(tables: Tables) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write analysis/ beside study.json from the raw records."""
     parser = study_parser("analysis.aggregate", main.__doc__)
-    return run_command(parser, argv, _write_tables, label="analysis: ")
+    return run_command(parser, argv, _write, label="analysis: ")
 
 
-def _write_tables(arguments: argparse.Namespace) -> None:
+def _write(arguments: argparse.Namespace) -> None:
     study = load_study(arguments.study)
+    print(f"{study.root / paths.ANALYSIS}: {', '.join(write_tables(study))}")
+
+
+def write_tables(study: Study) -> list[str]:
+    """Write every file under analysis/, each CSV as parquet too; the names without these.
+
+    Raises:
+        ArtifactError: as `aggregate`.
+    """
     files = aggregate(study)
     for name, content in files.items():
         path = study.root / paths.ANALYSIS / name
         if isinstance(content, str):
             write_text(path, content)
+            write_bytes(path.with_suffix(".parquet"), table_parquet(name, content))
         else:
             write_json(path, content)
-    print(f"{study.root / 'analysis'}: {', '.join(files)}")
+    return list(files)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,15 @@ from connector_tax.analysis.effects import Effect
 MOST_BLOCKS = 100
 
 
-def with_blocks(effect: Effect, blocks: int) -> Estimate:
-    """The effect's estimate as it would be in a study of so many blocks."""
-    estimate = effect.estimate
+def with_blocks(estimate: Estimate, added_df: int, blocks: int) -> Estimate:
+    """The estimate as it would be in a study of so many blocks, each of which adds `added_df`."""
     assert estimate.error is not None
-    df = estimate.df + effect.added_df * (blocks - effect.n_blocks)
-    grown = estimate.df * (blocks - 1) / (effect.n_blocks - 1)
+    present = len(estimate.blocks)
+    df = estimate.df + added_df * (blocks - present)
+    grown = estimate.df * (blocks - 1) / (present - 1)
     return replace(
         estimate,
-        error=estimate.error * float(np.sqrt(effect.n_blocks / blocks)),
+        error=estimate.error * float(np.sqrt(present / blocks)),
         df=grown if estimate.method == OWN else df,
     )
 
@@ -45,14 +45,14 @@ def blocks_needed(
     """
 
     def no_tax(blocks: int) -> bool:
-        estimate = with_blocks(effect, blocks)
+        estimate = with_blocks(effect.estimate, effect.added_df, blocks)
         half = estimate.half_width(confidence)
         assert half is not None
         low, high = np.expm1(estimate.point - half), np.expm1(estimate.point + half)
         return bool(-margin < low and high < margin)
 
     def tax(blocks: int) -> bool:
-        estimate = with_blocks(effect, blocks)
+        estimate = with_blocks(effect.estimate, effect.added_df, blocks)
         half = estimate.half_width(confidence)
         assert half is not None
         return estimate.point > half and dunnett_p(estimate, family) < 1 - confidence

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from connector_tax.artifacts.checks import MIN_SAMPLES
 from connector_tax.files import ArtifactError, read_jsonl, sha256_file
 
-MIN_SAMPLES = 3
 SIDES = ("loadgen", "server")
 # What the rule is, of the `quiet` section; a cell's record holds it.
 RULE_KEYS = ("chunk_percentile", "level_percentile", "max_factor", "max_chunk_steal")

@@ -9,14 +9,14 @@ has no valid cell does not qualify. Every launch of plain is a launch of plain.
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.saturation import Judgement, Load, combine, judge, judge_sweep, load_of
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PLAIN, CellKey, configuration_of
+from connector_tax.artifacts.names import PLAIN, CellKey, Launch, configuration_of
 from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_json
@@ -93,7 +93,8 @@ def reference_rates(
     fallback = study.config["reference"]["fallback_rps"]
     fallback_used = ref_safe is None or ref_load is None
     if fallback_used and fallback is None:
-        raise NoReferenceRateError(_why_none(rates, states, included, left_out))
+        why = _why_none(rates, states, included, left_out)
+        raise NoReferenceRateError(f"{why}\n{_remedy(study, cells, {PLAIN, *included})}")
     return {
         "ref_safe": ref_safe if ref_safe is not None else fallback,
         "ref_load": ref_load if ref_load is not None else fallback,
@@ -160,9 +161,21 @@ def _why_none(
         lines.append(f"{rate:g} req/s: {', '.join(bad) or 'unsaturated for all included'}")
     return (
         "no rate qualifies as reference rate (plain must be unsaturated at it, and so must every"
-        " included configuration):\n  " + "\n  ".join(lines) + "\nAdd lower rates to"
-        " phase_a.rates_rps, or set reference.fallback_rps."
+        " included configuration):\n  " + "\n  ".join(lines)
     )
+
+
+def _remedy(study: Study, cells: Sequence[Cell], involved: Collection[str]) -> str:
+    """What to do: measure again what is not valid, or where all is, another grid."""
+    again = {
+        (Launch(c.key.config, c.key.block, c.key.phase).folder(study.root) / paths.INDEX).as_posix()
+        for c in cells
+        if c.status in ("void", "missing") and c.configuration in involved
+    }
+    if again:
+        files = " ".join(sorted(again))
+        return f"Cells are not valid. To measure their launches again: --forcerun {files}"
+    return "Add lower rates to phase_a.rates_rps, or set reference.fallback_rps."
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -144,14 +144,39 @@ def resource_rows(
         launches: all planned launches of Phase A, in the study's order.
         cell: the Phase A cell at ref_safe; None where that rate is not in the grid.
     """
-    plains = tuple(dict.fromkeys(r.launch.name for r in launches if r.configuration == PLAIN))
-    configurations = dict.fromkeys(r.configuration for r in launches if r.configuration != PLAIN)
+    plains, configurations = _compared(launches)
     samples = [_sample(resource, launches, cell) for resource in RESOURCES]
     return [
         _row(sample, configuration, plains, confidence)
         for configuration in configurations
         for sample in samples
     ]
+
+
+def resource_estimates(
+    launches: Sequence[LaunchRecords], cell: str | None
+) -> dict[tuple[str, str], Estimate]:
+    """(configuration, resource) to its contrast with plain, where there is one.
+
+    Arguments as `resource_rows` takes them; on logs or on the values, as the resource's scale says.
+    """
+    plains, configurations = _compared(launches)
+    samples = [_sample(resource, launches, cell) for resource in RESOURCES]
+    known = {
+        (configuration, sample.resource.name): sample.layout.estimate(
+            [Term(1.0, configuration, plains)]
+        )
+        for configuration in configurations
+        for sample in samples
+    }
+    return {key: estimate for key, estimate in known.items() if estimate is not None}
+
+
+def _compared(launches: Sequence[LaunchRecords]) -> tuple[tuple[str, ...], list[str]]:
+    """The launches of plain, and the configurations that are compared with them."""
+    plains = dict.fromkeys(r.launch.name for r in launches if r.configuration == PLAIN)
+    others = dict.fromkeys(r.configuration for r in launches if r.configuration != PLAIN)
+    return tuple(plains), list(others)
 
 
 def _sample(resource: Resource, launches: Sequence[LaunchRecords], cell: str | None) -> _Sample:

@@ -120,7 +120,7 @@ def _pooled(group: Sequence[Row], confidence: float) -> Row:
         return row
     row |= {"status": "valid", "rate_rps": valid[0]["rate_rps"]}
     for name in QUANTILES:
-        row |= _pooled_quantile(name, valid, confidence)
+        row |= pooled_quantile(name, valid, confidence)
     row |= {name: _mean([r[name] for r in valid]) for name in AVERAGED}
     for name in SUMMED:
         known = [r[name] for r in valid if r[name] is not None]
@@ -138,7 +138,8 @@ def _pooled(group: Sequence[Row], confidence: float) -> Row:
     return row
 
 
-def _pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
+def pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
+    """A percentile pooled over the rows of launches, with its interval, by column."""
     columns = [f"{name}{bound}_ms" for bound in ("", "_lo", "_hi")]
     if len(valid) == 1:
         return {column: valid[0][column] for column in columns}

@@ -7,6 +7,9 @@ generator's own command judges by the same bounds.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+# A chunk of the watched machine with fewer samples is disturbed: nobody saw that it was quiet.
+MIN_SAMPLES = 3
+
 
 class CheckKind(NamedTuple):
     """One check, as it stands under its name in a cell's `health`.

@@ -25,6 +25,8 @@ AUDIT = "audit.json"
 COMPLETE = "complete.json"
 SEALS = "seals.jsonl"
 LOGS = "logs"
+REHEARSAL = "rehearsal.json"
+REHEARSAL_PAGE = "rehearsal.md"
 
 # The analysis' tables, below ANALYSIS.
 AGGREGATE = "aggregate.csv"
@@ -50,6 +52,10 @@ ANALYSIS_FILES = (
     RESOURCE_TABLE,
     ENGINE_TABLE,
     HYPOTHESES,
+)
+# The CSVs once more, typed.
+PARQUET_FILES = tuple(
+    name.replace(".csv", ".parquet") for name in ANALYSIS_FILES if name.endswith(".csv")
 )
 
 # Of a launch, below runs/<config>/block<k>/<phase>/ (names.Launch.folder). The index is written

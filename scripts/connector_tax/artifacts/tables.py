@@ -68,17 +68,25 @@ class AggregateRow:
     reason: str
     n: int | None
     ttft_p50_ms: float | None
+    ttft_p50_lo_ms: float | None
+    ttft_p50_hi_ms: float | None
     ttft_p90_ms: float | None
     ttft_p90_lo_ms: float | None
     ttft_p90_hi_ms: float | None
     tpot_p50_ms: float | None
+    tpot_p50_lo_ms: float | None
+    tpot_p50_hi_ms: float | None
     tpot_p90_ms: float | None
     tpot_p90_lo_ms: float | None
     tpot_p90_hi_ms: float | None
+    e2e_p90_ms: float | None
+    e2e_p90_lo_ms: float | None
+    e2e_p90_hi_ms: float | None
     requested_throughput_rps: float | None
     effective_throughput_rps: float | None
     throughput_ratio: float | None
     error_rate: float | None
+    memory_ns_p50: float | None
     saturated: bool | None
     saturation_criteria: str
     warming_up: bool | None
@@ -259,6 +267,17 @@ class EngineRow:
     also_differs: str
 
 
+# The row class of each table that is read; AggregateRow names some of its columns only.
+ROW_TYPES: Mapping[str, type] = {
+    paths.AGGREGATE: AggregateRow,
+    paths.TAXES: TaxRow,
+    paths.AMPLIFICATION: AmplificationRow,
+    paths.STEP_TAXES: StepTaxRow,
+    paths.HOOKS: HookRow,
+    paths.STEP_CDF: StepPoint,
+    paths.RESOURCE_TABLE: ResourceRow,
+    paths.ENGINE_TABLE: EngineRow,
+}
 # The columns of each table, in order.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     paths.AGGREGATE: (
@@ -294,15 +313,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     ),
 } | {
     name: tuple(field.name for field in fields(row_type))
-    for name, row_type in (
-        (paths.TAXES, TaxRow),
-        (paths.AMPLIFICATION, AmplificationRow),
-        (paths.STEP_TAXES, StepTaxRow),
-        (paths.HOOKS, HookRow),
-        (paths.STEP_CDF, StepPoint),
-        (paths.RESOURCE_TABLE, ResourceRow),
-        (paths.ENGINE_TABLE, EngineRow),
-    )
+    for name, row_type in ROW_TYPES.items()
+    if name != paths.AGGREGATE
 }
 
 
@@ -359,7 +371,7 @@ _PARSERS: Mapping[type, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def _column_types(row_type: type) -> dict[str, tuple[type, bool]]:
+def column_types(row_type: type) -> dict[str, tuple[type, bool]]:
     """Column name -> (scalar type, may be empty) from the annotations of a row class."""
     hints = typing.get_type_hints(row_type)
     columns = {}
@@ -380,7 +392,7 @@ def read_table(path: Path, row_type: type[Row]) -> list[Row]:
         ArtifactError: the file or a column is missing, or a value does not parse; names file, line
             and column, what was found and what is allowed.
     """
-    columns = _column_types(row_type)
+    columns = column_types(row_type)
     try:
         stream = path.open(encoding="utf-8", newline="")
     except FileNotFoundError:

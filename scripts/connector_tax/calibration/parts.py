@@ -1,15 +1,14 @@
 """The parts of a calibration; each writes its results as JSON (and CSV) under the output folder."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import pandas as pd
 
 from connector_tax.calibration import coverage, fault_table, http_studies
 from connector_tax.calibration.design import ARRIVALS, study_document
 from connector_tax.calibration.truth import true_taxes
+from connector_tax.figures.style import csv_text
 from connector_tax.files import write_json, write_text
 from connector_tax.machine import machine
 
@@ -62,7 +61,7 @@ def _virtual(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> 
     outcomes = coverage.with_truth(studies, of_cells, long_run)
     levels = coverage.level_rows(outcomes)
     write_text(out / "virtual_outcomes.csv", outcomes.write_csv())
-    write_text(out / "virtual_levels.csv", _csv(levels))
+    write_text(out / "virtual_levels.csv", csv_text(list(levels[0]), levels))
     write_json(
         out / "virtual.json",
         {
@@ -77,16 +76,12 @@ def _virtual(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> 
     )
 
 
-def _csv(rows: Sequence[Mapping[str, object]]) -> str:
-    return pd.DataFrame(list(rows), dtype=object).to_csv(index=False, lineterminator="\n")
-
-
 def _http(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:
     shutil.rmtree(out / "http", ignore_errors=True)
     results = http_studies.run(out / "http", scale.http_studies, scale.http_blocks, seed, say)
     truths = true_taxes("equal", "fixed", scale.truth_launches, http_studies.CELL, seed)
     rows = http_studies.compare(results, truths)
-    write_text(out / "http_taxes.csv", _csv(rows))
+    write_text(out / "http_taxes.csv", csv_text(list(rows[0]), rows))
     write_json(
         out / "http.json",
         {
@@ -103,5 +98,5 @@ def _http(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> Non
 def _faults(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:
     shutil.rmtree(out / "faults", ignore_errors=True)
     rows = fault_table.run(out / "faults", scale.faults, seed, say)
-    write_text(out / "faults.csv", _csv(rows))
+    write_text(out / "faults.csv", csv_text(list(rows[0]), rows))
     write_json(out / "faults.json", {"machine": machine(), "seed": seed, "faults": rows})

@@ -60,7 +60,7 @@ def _virtual(part: Row) -> list[str]:
         "it the model's alone, and the noisy configuration's by itself. The truth is the tax in",
         "cells of the studies' length; how often the printed interval covers the tax of cells",
         "without end stands beside, and has no target.",
-        *_table(
+        *table_lines(
             part["coverage"],
             {
                 **_STUDIES,
@@ -77,7 +77,7 @@ def _virtual(part: Row) -> list[str]:
         ),
         "A/A: plain's last launch against the others. Intervals that exclude 0, target at most 5%,",
         "with Clopper-Pearson's interval; and the share that is called TAX.",
-        *_table(
+        *table_lines(
             part["aa"],
             {
                 **_STUDIES,
@@ -88,7 +88,7 @@ def _virtual(part: Row) -> list[str]:
         ),
         "Power: the smallest tax detected (positive, p < 0.05 after Dunnett over seven) in 80% of",
         "the studies, by a straight line between the levels; and the smallest level that is.",
-        *_table(
+        *table_lines(
             part["power"],
             {
                 **_STUDIES,
@@ -100,7 +100,7 @@ def _virtual(part: Row) -> list[str]:
         "with its Monte-Carlo standard error; of the former, coverage with Clopper-Pearson's",
         "interval and bias of the estimate with its standard error; median half-width, share",
         "detected. What the two taxes differ by comes with the length of the cell.",
-        *_table(
+        *table_lines(
             part["levels"],
             {
                 **_STUDIES,
@@ -149,7 +149,7 @@ def _http(part: Row) -> list[str]:
         ),
         "",
         "Taxes in %: as measured, by the server's own stamps, and true in virtual time.",
-        *_table(
+        *table_lines(
             part["taxes"],
             {
                 "study": lambda r: str(r["study"]),
@@ -177,7 +177,7 @@ def _faults(part: Row) -> list[str]:
         "",
         "Stamps: client minus server's write, µs, p50 of the first and of the last token, over the",
         "successes the fault struck (over all where it struck none).",
-        *_table(
+        *table_lines(
             part["faults"],
             {
                 "fault": lambda r: r["fault"],
@@ -198,7 +198,8 @@ def _stamps(row: Row) -> str:
     return "-" if first is None else f"{first:.0f}, {last:.0f}"
 
 
-def _table(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str]]) -> list[str]:
+def table_lines(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str]]) -> list[str]:
+    """The lines of a table of `rows`; a column is a name and how a row is shown in it."""
     texts = [list(columns), *([show(row) for show in columns.values()] for row in rows)]
     widths = [max(len(line[i]) for line in texts) for i in range(len(columns))]
     lines = [

@@ -77,23 +77,44 @@ def virtual_study(
     A study of fewer blocks is the first blocks of the largest one.
     """
     document = study_document(arrivals, seed + number, max(blocks), tuple(STEP_TAX_US))
-    statistics = document["config"]["statistics"]
-    requests: dict[CellKey, Requests] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for launch in launches(document, PHASE):
-            key = CellKey(launch.config, launch.block, PHASE, CELL)
-            engine = _engines(spread)[launch.config]
-            requests[key] = _serve(document, launch, engine, Path(folder) / "requests.jsonl")
-    chunk_s = chunk_seconds(requests, statistics["chunk_s"])[PHASE, CELL]
-    samples = {
-        key: sample_launch(measured, statistics["resamples"], chunk_s, document["seed"], key)
-        for key, measured in requests.items()
-    }
+    samples = simulate(document, _engines(spread))
     return [
         asdict(outcome)
         for count in blocks
         for outcome in _outcomes(spread, arrivals, number, {**document, "blocks": count}, samples)
     ]
+
+
+def simulate(document: Mapping[str, Any], engines: Mapping[str, EngineConfig]) -> Samples:
+    """Run the launches of Phase A of a study in virtual time; the samples of every cell.
+
+    Args:
+        document: the content of study.json.
+        engines: by launch name.
+    """
+    statistics = document["config"]["statistics"]
+    requests: dict[CellKey, Requests] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for launch in launches(document, PHASE):
+            key = CellKey(launch.config, launch.block, PHASE, CELL)
+            path = Path(folder) / "requests.jsonl"
+            requests[key] = _serve(document, launch, engines[launch.config], path)
+    chunk_s = chunk_seconds(requests, statistics["chunk_s"])[PHASE, CELL]
+    return {
+        key: sample_launch(measured, statistics["resamples"], chunk_s, document["seed"], key)
+        for key, measured in requests.items()
+    }
+
+
+def tax_table(
+    document: Mapping[str, Any], samples: Samples
+) -> tuple[TaxTable, list[dict[str, Any]]]:
+    """The taxes of a simulated study, and the rows of its taxes.csv for METRICS."""
+    study = Study(Path(), document)
+    table = TaxTable(study, [_cell(key) for key in samples], samples, {})
+    rates = {"ref_safe": RATE_RPS, "ref_load": RATE_RPS, "saturation_rate_rps": {}}
+    rows = tax_rows(Tables(study, table, rates, {}))
+    return table, [row for row in rows if row["metric"] in METRICS]
 
 
 def _serve(
@@ -118,13 +139,9 @@ def _serve(
 def _outcomes(
     spread: str, arrivals: str, number: int, document: Mapping[str, Any], samples: Samples
 ) -> list[TaxOutcome]:
-    study = Study(Path(), document)
-    table = TaxTable(study, [_cell(key) for key in samples], samples, {})
-    rates = {"ref_safe": RATE_RPS, "ref_load": RATE_RPS, "saturation_rate_rps": {}}
+    table, rows = tax_table(document, samples)
     outcomes = []
-    for row in tax_rows(Tables(study, table, rates, {})):
-        if row["metric"] not in METRICS:
-            continue
+    for row in rows:
         model = _model_interval(table, row["config"], row["metric"])
         names = ("config", "metric", "tax", "verdict", "p_value", "p_adjusted")
         outcomes.append(

@@ -18,11 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from connector_tax.analysis.samples import METRICS
 from connector_tax.artifacts.names import PLAIN
 from connector_tax.calibration.design import RATE_RPS, SHAPE, engine_configs
 from connector_tax.calibration.virtual import serve
+from connector_tax.engine.config import EngineConfig
 from connector_tax.loadgen import make_offsets
 from connector_tax.seeds import named_generator
 
@@ -58,18 +60,40 @@ def log_ratios(
                                cell["warmup_s"] + cell["floor_s"], f"{name}/arrivals")  # fmt: skip
         launch_seed = int(named_generator(f"{name}/offset").integers(2**31))
         measured = offsets >= round(cell["warmup_s"] * 1e9)
-        plain: dict[str, float] = {}
-        for config in (PLAIN, *(c for c in configs if c != PLAIN)):
-            begun, ended = serve(configs[config], launch_seed, offsets.tolist(), SHAPE)
-            values = {
-                "ttft_ms": (begun - offsets)[measured],
-                "tpot_ms": (ended - begun)[measured],
-                "e2e_ms": (ended - offsets)[measured],
-            }
-            for metric, (column, percent) in METRICS.items():
-                log = float(np.log(np.percentile(values[column], percent)))
-                ratios[config][metric].append(log - plain.setdefault(metric, log))
+        logs = launch_logs(configs, launch_seed, offsets, measured)
+        for config, by_metric in logs.items():
+            for metric, log in by_metric.items():
+                ratios[config][metric].append(log - logs[PLAIN][metric])
     return ratios
+
+
+def launch_logs(
+    configs: Mapping[str, EngineConfig],
+    launch_seed: int,
+    offsets: NDArray[np.int64],
+    measured: NDArray[np.bool_],
+) -> dict[str, dict[str, float]]:
+    """By configuration and metric, the log percentile of one launch of each under one load.
+
+    Args:
+        configs: the engines.
+        launch_seed: their offset and jitter, the same for all.
+        offsets: (n,) arrivals in ns.
+        measured: (n,) which of them count.
+    """
+    logs: dict[str, dict[str, float]] = {}
+    for config, engine in configs.items():
+        begun, ended = serve(engine, launch_seed, offsets.tolist(), SHAPE)
+        values = {
+            "ttft_ms": (begun - offsets)[measured],
+            "tpot_ms": (ended - begun)[measured],
+            "e2e_ms": (ended - offsets)[measured],
+        }
+        logs[config] = {
+            metric: float(np.log(np.percentile(values[column], percent)))
+            for metric, (column, percent) in METRICS.items()
+        }
+    return logs
 
 
 def true_tax(ratios: Sequence[float]) -> TrueTax:

@@ -1,8 +1,4 @@
-"""One launch in virtual time: the engine's scheduler and step cost, no clock, no HTTP.
-
-A step is that of `engine.loop.Engine._run` without what waits; everything that decides a time
-(plan, cost draw, launch offset, taxes, commit) is the engine's own code.
-"""
+"""One cell of a launch in virtual time (engine.virtual), as the load generator would record it."""
 
 from collections import deque
 from collections.abc import Sequence as Seq
@@ -11,46 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.engine.config import EngineConfig
-from connector_tax.engine.model import StepClock
-from connector_tax.engine.scheduler import Scheduler, Sequence
+from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.loadgen import RequestRecord
 
 Stamps = NDArray[np.int64]
-
-
-class VirtualEngine:
-    """One launch of the embedded engine on a clock of its own; `now_ns` is where it stands.
-
-    Args:
-        config: the launch's configuration.
-        seed: of the launch offset and the step jitter, as the engine takes it.
-    """
-
-    def __init__(self, config: EngineConfig, seed: int) -> None:
-        self._tax = config.tax
-        self.scheduler = Scheduler(config.scheduler, config.model.max_model_len)
-        self._clock = StepClock(config.step_cost, seed)
-        self._block_size = config.scheduler.kv_block_size
-        self._arrivals = 0
-        self.now_ns = 0
-
-    def add(self, seq: int, prompt: int, output: int) -> None:
-        """A request arrives; no other shares a block of its prompt."""
-        self._arrivals += 1
-        blocks = range(prompt // self._block_size)
-        digests = [b"%d/%d" % (self._arrivals, block) for block in blocks]
-        self.scheduler.add(Sequence(self._arrivals, prompt, output, digests, seq))
-
-    def step(self) -> list[Sequence]:
-        """Run a step to its end; the requests that got a token, the number of each in `sink`."""
-        plan = self.scheduler.plan()
-        host_tax = load_tax = 0.0
-        if self._tax is not None:
-            meta = self._tax.build_meta(self.scheduler.pool.cached, len(plan.admitted))
-            host_tax, load_tax = meta + self._tax.get_finished_us, self._tax.start_load_kv_us
-        host, device = self._clock.draw_us(plan.prefill_tokens, plan.decode_seqs, plan.kv_tokens)
-        self.now_ns += round((host + host_tax) * 1000) + round((load_tax + device) * 1000)
-        return self.scheduler.commit(plan)
 
 
 def serve(

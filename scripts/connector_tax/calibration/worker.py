@@ -5,11 +5,17 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from connector_tax.calibration.pairs import pair_logs, virtual_pair
 from connector_tax.calibration.studies import virtual_study
 from connector_tax.calibration.truth import log_ratios
 
-# The command `study` gives outcomes, `truth` log ratios.
-SIMULATIONS: Mapping[str, Callable[..., Any]] = {"study": virtual_study, "truth": log_ratios}
+# `study` and `pair` give outcomes, `truth` and `pair_truth` logs of many launches.
+SIMULATIONS: Mapping[str, Callable[..., Any]] = {
+    "study": virtual_study,
+    "truth": log_ratios,
+    "pair": virtual_pair,
+    "pair_truth": pair_logs,
+}
 
 
 def answer(do: str, **task: Any) -> dict[str, Any]:

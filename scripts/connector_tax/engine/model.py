@@ -55,11 +55,16 @@ class StepClock:
         draw = random.Random(f"{launch_seed}/launch offset").gauss(0.0, 1.0)
         self.launch_factor = math.exp(cost.launch_offset_rel_sd * draw)
 
-    def draw_us(self, prefill_tokens: int, decode_seqs: int, kv_tokens: int) -> tuple[float, float]:
-        """(host share, device share) of the next step, in microseconds."""
+    def next_factor(self) -> float:
+        """What launch and jitter make of the next step: its time over the cost's."""
         factor = self.launch_factor
         if self._cost.jitter_rel_sd:
             factor *= math.exp(self._cost.jitter_rel_sd * self._jitter.gauss(0.0, 1.0))
+        return factor
+
+    def draw_us(self, prefill_tokens: int, decode_seqs: int, kv_tokens: int) -> tuple[float, float]:
+        """(host share, device share) of the next step, in microseconds."""
+        factor = self.next_factor()
         device = self._cost.device_us(prefill_tokens, decode_seqs, kv_tokens)
         return self._cost.delta_us * factor, device * factor
 

@@ -82,12 +82,18 @@ class Sequence:
 
 @dataclass
 class StepPlan:
-    """One step: tokens to compute for each sequence, and the figures its cost depends on."""
+    """One step: tokens to compute for each sequence, and the figures its cost depends on.
+
+    Attributes:
+        kv_tokens: KV tokens that the decoding sequences read.
+        prefill_pairs: pairs of a prefilled token and a token it attends to, itself included.
+    """
 
     tokens: dict[Sequence, int] = field(default_factory=dict)
     prefill_tokens: int = 0
     decode_seqs: int = 0
     kv_tokens: int = 0
+    prefill_pairs: int = 0
     admitted: list[Sequence] = field(default_factory=list)
 
     def completing(self) -> list[Sequence]:
@@ -256,6 +262,7 @@ class Scheduler:
         for sequence, tokens in plan.tokens.items():
             if sequence in self._prefilling:
                 plan.prefill_tokens += tokens
+                plan.prefill_pairs += tokens * (2 * sequence.computed + tokens + 1) // 2
             else:
                 plan.decode_seqs += 1
                 plan.kv_tokens += sequence.computed

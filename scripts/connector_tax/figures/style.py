@@ -26,8 +26,8 @@ from matplotlib.patches import Rectangle
 
 from connector_tax.figures.names import FIGURES
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import ArtifactError, write_bytes, write_text
-from connector_tax.marks import AA_MARK, DESIGN_MARKS, SPARE_MARKS, Mark, unmarked
+from connector_tax.files import write_bytes, write_text
+from connector_tax.marks import AA_MARK, Mark, marks_of
 
 COLUMN_IN = 3.35
 PAGE_IN = 7.0
@@ -81,19 +81,8 @@ sns.set_theme(
 
 
 def marks(study: StudyTables) -> dict[str, Mark]:
-    """The mark of every launched configuration; one outside the design takes a spare one.
-
-    Raises:
-        ArtifactError: no distinct mark is left for some.
-    """
-    ids = [item.id for item in study.configurations]
-    if left := unmarked(ids):
-        raise ArtifactError(
-            f"study.json: configurations: no distinct mark is left for {', '.join(left)}; "
-            f"allowed: at most {len(SPARE_MARKS)} outside the design"
-        )
-    spare = iter(SPARE_MARKS)
-    by_id = {i: DESIGN_MARKS[i] if i in DESIGN_MARKS else next(spare) for i in ids}
+    """The mark of every launched configuration."""
+    by_id = marks_of(item.id for item in study.configurations)
     return by_id if study.aa is None else {**by_id, study.aa: AA_MARK}
 
 
@@ -118,7 +107,16 @@ def picture(
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
         figure.set_layout_engine("none")
-    return Picture(figure, pd.DataFrame(list(rows), columns=list(columns), dtype=object))
+    return Picture(figure, _table(columns, rows))
+
+
+def _table(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
+    return pd.DataFrame(list(rows), columns=list(columns), dtype=object)
+
+
+def csv_text(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows as CSV; None is an empty field, floats keep every digit."""
+    return _table(columns, rows).to_csv(index=False, lineterminator="\n")
 
 
 def banner_text(study: StudyTables) -> str | None:
@@ -138,10 +136,17 @@ def new_figure(
     blocks = (
         "1 block, point estimates" if study.blocks == 1 else f"{study.blocks} blocks per config."
     )
-    room_in = width_in - 0.14
     stamp = f"{study.name} · {study.engine_label} · {blocks}"
+    return stamped_figure(stamp, banner_text(study), (width_in, height_in), notes)
+
+
+def stamped_figure(
+    stamp: str, banner: str | None, size_in: tuple[float, float], notes: Sequence[str] = ()
+) -> Figure:
+    """An empty figure over a footer: notes, a stamp, and a banner where there is one."""
+    width_in, height_in = size_in
+    room_in = width_in - 0.14
     lines = [line for note in (*notes, stamp) if note for line in _broken(note, room_in)]
-    banner = banner_text(study)
     foot_in = LINE_IN * len(lines) + BANNER_IN * (banner is not None) + 0.06
     total_in = height_in + foot_in
     figure = Figure(figsize=(width_in, total_in), dpi=DPI, layout="constrained")

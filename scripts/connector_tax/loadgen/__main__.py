@@ -1,6 +1,7 @@
 """Stand-alone load generator: `python -m connector_tax.loadgen --help`."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace, target: Target, load: Load, rule: CellRule)
         print(f"warning: {problem}", file=sys.stderr)
     checks = verify(result, load)
     summary = _about(options, target) | summarise(result, checks)
-    print_summary(summary, sys.stdout)
+    # The files first: a closed pipe ends the printing.
     if options.summary is not None:
         write_json(options.summary, summary)
     if options.output is not None:
@@ -72,6 +73,7 @@ def run(options: argparse.Namespace, target: Target, load: Load, rule: CellRule)
     if options.session_output is not None:
         lines = [msgspec.json.encode(line) + b"\n" for line in session_outcomes(result.requests)]
         write_bytes(options.session_output, b"".join(lines))
+    print_summary(summary, sys.stdout)
     if interrupted:
         return 130
     if not any(record.status == "ok" for record in result.records):
@@ -104,6 +106,8 @@ def _about(options: argparse.Namespace, target: Target) -> dict[str, Any]:
         for name, value in vars(options).items()
     }
     configuration["header"] = sorted(target.headers)
+    # A query may hold a key.
+    configuration["url"] = options.url.partition("?")[0]
     fixed = options.ignore_eos or options.body.get("ignore_eos")
     return {
         "version": version("connector-tax"),
@@ -151,6 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         target, rule = make_target(options), make_rule(options)
         # Before anything is asked of the endpoint, so that bad arguments are seen at once.
         make_load(options, target, rule)
+        for path in (options.summary, options.output, options.session_output):
+            if path is not None and not os.access(path.parent, os.W_OK):
+                raise ValueError(f"{path}: the folder cannot be written to")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -147,7 +147,7 @@ class SessionBodies:
             request_id=f"{self._name}/{graph.id}/{planned.id}",
             body=self._encode(body),
             prompt_tokens=prompt_tokens,
-            completion_tokens=planned.max_tokens if body.get("ignore_eos") else None,
+            completion_tokens=body["max_tokens"] if body.get("ignore_eos") else None,
         )
 
 

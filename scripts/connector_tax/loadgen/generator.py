@@ -166,7 +166,7 @@ class LoadGenerator:
             "target": {
                 "host": self.target.host,
                 "port": self.target.port,
-                "path": self.target.path,
+                "path": self.target.path.partition("?")[0],
                 "https": self.target.tls is not None,
                 "stream": self.target.stream,
                 "header_names": sorted(self.target.headers),

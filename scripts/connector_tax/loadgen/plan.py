@@ -64,6 +64,7 @@ class Plan:
         self.stop_ns: int | None = None
         self.cooldown_ended_by: CooldownEnd | None = None
         self._interrupted = False
+        self._overloaded = False
         self._unanswered = 0  # of the window, once it has ended
         # By seq.
         self._sent: list[Ready] = []
@@ -136,6 +137,7 @@ class Plan:
             self._take_success(done, ready.due_ns, measured)
         elif status_of(done.error_kind) == "dropped":
             self.dropped += 1
+            self._take_drop()
         else:
             self.failed += 1
         output: str | list[int] | None = None
@@ -199,6 +201,12 @@ class Plan:
             items.append((issue, request.body))
         return items
 
+    def _take_drop(self) -> None:
+        # After the window has ended it is too late: its requests were all sent.
+        if self._rule.end_overloaded and self.stop_ns is None:
+            self._overloaded = True
+            self.drain_s = 0.0
+
     def _take_success(self, done: Done, due_ns: int, measured: bool) -> None:
         self.ok += 1
         self.measured_ok += measured
@@ -209,7 +217,10 @@ class Plan:
             self._spans.append((due_ns, done.t_last_token_ns))
 
     def _look_for_end(self, now_ns: int, horizon_ns: int) -> None:
-        if horizon_ns >= self.floor_ns and self._enough():
+        if self._overloaded:
+            if now_ns > self.warmup_end_ns:
+                self._end_window(self._end_after(now_ns))
+        elif horizon_ns >= self.floor_ns and self._enough():
             self._end_window(min(self._end_after(max(self.floor_ns, now_ns)), self._cap_ns))
         elif horizon_ns >= self._cap_ns:
             self._end_window(self._cap_ns)
@@ -243,6 +254,8 @@ class Plan:
         """Why no request is to be sent after the window's any more; None: traffic goes on."""
         if self.stop_ns is None:
             return None
+        if self._overloaded:
+            return "overloaded"
         if self._unanswered == 0:
             return "answered"
         if self._interrupted:

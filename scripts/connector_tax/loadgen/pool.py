@@ -133,7 +133,9 @@ class Pool:
             elif isinstance(outcome, RequestFailed):
                 problem = f"{outcome.kind}: {outcome.detail}"
             elif not isinstance(outcome, asyncio.CancelledError):
-                raise outcome
+                problem = f"connect_failed: {type(outcome).__name__}: {outcome}"
+        # A server may close what it accepted before this connection was idle.
+        self.drop_stale()
         return problem
 
     def drop_stale(self) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-CooldownEnd = Literal["answered", "drain", "schedule", "interrupted", "off"]
+CooldownEnd = Literal["answered", "drain", "schedule", "interrupted", "off", "overloaded"]
 """Why traffic ended: every measured request has its result; the drain time was over; all sessions
-were over before that; the run was told to stop; the rule has no cool-down."""
+were over before that; the run was told to stop; the rule has no cool-down; `end_overloaded`."""
 # Of the measured successes so far, each as (intended time, last token) in ns: which may be counted
 # towards `min_completed`. The answer for one success may change from call to call.
 MayCount = Callable[[Sequence[tuple[int, int]]], Sequence[bool]]
@@ -22,7 +22,8 @@ class CellRule:
     percentiles are precise enough), at the latest at warmup_s + cap_s, and when all sessions are
     over. With `cooldown` traffic goes on after it, unmeasured, until every measured request has its
     result. What is still running `drain_s` after the window is cancelled. A request due while
-    `inflight_cap` (None: any number) are in flight is dropped.
+    `inflight_cap` (None: any number) are in flight is dropped; with `end_overloaded` the first one
+    ends window and traffic, not before the warm-up is over, and what is running is cancelled.
     """
 
     warmup_s: float
@@ -33,6 +34,7 @@ class CellRule:
     inflight_cap: int | None
     request_timeout_s: float
     cooldown: bool = True
+    end_overloaded: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):

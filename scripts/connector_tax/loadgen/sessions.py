@@ -48,6 +48,10 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: Annotated[tuple[Node, ...], Meta(min_length=1)]
 
     def __post_init__(self) -> None:
+        for name in (self.id, *(node.id for node in self.nodes)):
+            # Both stand in the X-Request-Id header.
+            if not (name.isascii() and name.isprintable()):
+                raise ValueError(f"id {name!r}: allowed are printable ASCII characters")
         seen: dict[str, Node] = {}
         for node in self.nodes:
             for parent in node.parents:

@@ -64,7 +64,8 @@ class TlsSession:
                 return
             data = await loop.sock_recv(sock, RECORD_BYTES)
             if not data:
-                raise ssl.SSLError("the server closed the connection in the handshake")
+                said = "the server closed the connection in the handshake"
+                raise ssl.SSLError(ssl.SSL_ERROR_EOF, said)
             self._incoming.write(data)
 
 
@@ -96,4 +97,5 @@ def tls_text(error: ssl.SSLError) -> str:
     """Return what an error says to a user."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate: {error.verify_message}"
-    return error.reason or str(error)
+    # Only the errors of the C library have a reason.
+    return getattr(error, "reason", None) or error.strerror or str(error)

@@ -82,6 +82,8 @@ class Worker:
             b"X-Request-Id: %b\r\nContent-Length: %d\r\n\r\n"
         )
         self._encode = msgspec.msgpack.Encoder().encode
+        # Before ZMQ makes its thread, which takes it over.
+        self._time_slice_ns = set_time_slice(_TIME_SLICE_NS)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         push = private_socket(context, zmq.PUSH)
         push.connect(f"ipc://{settings.folder}/results")
@@ -100,7 +102,6 @@ class Worker:
             None if tls is None else TlsClient(tls.name, tls.ca_file, tls.insecure),
         )
         self._inflight = inflight
-        self._time_slice_ns = set_time_slice(_TIME_SLICE_NS)
         self._timer = TimerFd(loop, self._fire_due)
         self._probe = LoopProbe(loop)
         self._background: set[asyncio.Task[None]] = set()

@@ -31,6 +31,8 @@ def make_target(options: argparse.Namespace) -> Target:
     path = parts.path.rstrip("/") or "/v1"
     if path.endswith("/v1"):
         path += "/chat/completions" if options.chat else "/completions"
+    if parts.username is not None:
+        raise ValueError("--url holds a user name; give it with --header 'Authorization: ...'")
     if parts.query:
         path += f"?{parts.query}"
     tls = None
@@ -155,6 +157,8 @@ def _offsets(options: argparse.Namespace, rule: CellRule) -> NDArray[np.int64] |
 
 def _sessions(options: argparse.Namespace, target: Target, arrivals: int) -> tuple[Sessions, Build]:
     """The sessions of the file, or of one request each: as many as asked for, or as arrive."""
+    if not isinstance(options.body, dict):
+        raise ValueError(f"--body: found {options.body!r}; allowed: a JSON object")
     if options.requests is not None and options.requests < 1:
         raise ValueError("--requests must be at least 1")
     count = arrivals if options.requests is None else options.requests
@@ -173,6 +177,12 @@ def _sessions(options: argparse.Namespace, target: Target, arrivals: int) -> tup
         return sessions, SessionBodies(sessions, run_id, common, target.chat, extra).build
     if target.chat:
         raise ValueError("--prompt-tokens makes token ids; a chat endpoint takes text")
+    for name, value in (
+        ("prompt-tokens", options.prompt_tokens),
+        ("vocabulary", options.vocabulary),
+    ):
+        if value < 1:
+            raise ValueError(f"--{name}: found {value}; allowed: at least 1")
     body = {**common, "max_tokens": options.max_tokens, **extra}
     requests = iter(
         RandomPrompts(
@@ -184,7 +194,7 @@ def _sessions(options: argparse.Namespace, target: Target, arrivals: int) -> tup
             end_id=options.vocabulary,
             before=body,
             after={},
-            completion_tokens=options.max_tokens if body.get("ignore_eos") else None,
+            completion_tokens=body["max_tokens"] if body.get("ignore_eos") else None,
         )
     )
     return sessions, lambda _session, _node, _history: next(requests)

@@ -101,7 +101,7 @@ def _differs(study: RawStudy, name: str, digest: str, made: Path) -> Iterator[st
         return
     if name.endswith(".json"):
         yield from differences(read_json(original), read_json(made), Path(name).stem)
-    elif not name.endswith(".png"):
+    elif not name.endswith((".png", ".parquet")):
         lines = (path.read_text(encoding="utf-8").splitlines() for path in (original, made))
         pairs = enumerate(zip(*lines, strict=False), 1)
         yield f"first in line {next((k for k, (old, new) in pairs if old != new), 'the last')}"

@@ -20,7 +20,8 @@ from connector_tax.provenance.recompute import (
     prompts_sha256,
 )
 
-COOLDOWN_ENDS = ("answered", "drain", "schedule", "interrupted")
+COOLDOWN_ENDS = ("answered", "drain", "schedule", "interrupted", "overloaded")
+HEARD_NS = 1_000_000_000
 
 
 def schedule(study: RawStudy, cell: RawCell) -> Iterator[str]:
@@ -122,7 +123,7 @@ def window(study: RawStudy, cell: RawCell) -> Iterator[str]:
         yield "origin <= warm-up end < stop does not hold, or drained is before the origin"
     if _arrivals_end_ns(times) < stamps[2]:
         yield "arrivals end before the window"
-    yield from _cooldown(cell)
+    yield from _cooldown(cell, rule.get("end_overloaded", False))
     if abs(stamps[1] - stamps[0] - rule["warmup_s"] * 1e9) > 1:
         yield f"the warm-up lasts {(stamps[1] - stamps[0]) / 1e9} s, not {rule['warmup_s']} s"
     length, whole = (stamps[2] - stamps[1]) / 1e9, cell.status == "valid"
@@ -140,7 +141,7 @@ def window(study: RawStudy, cell: RawCell) -> Iterator[str]:
         yield from _precision(cell, precision, floor, early)
 
 
-def _cooldown(cell: RawCell) -> Iterator[str]:
+def _cooldown(cell: RawCell, end_overloaded: bool) -> Iterator[str]:
     """Arrivals go on until the measured requests are answered, or the cell says what ended them."""
     if "cooldown" not in cell.record:
         return
@@ -150,6 +151,15 @@ def _cooldown(cell: RawCell) -> Iterator[str]:
         yield f"cooldown.requests is {said['requests']}, the records give {later}"
     if said["ended_by"] not in COOLDOWN_ENDS:
         yield f"cooldown.ended_by is {said['ended_by']!r}, allowed: {', '.join(COOLDOWN_ENDS)}"
+    ends = end_overloaded and cell.launch.phase != "A"
+    dropped = [r["t_intended_ns"] for r in cell.requests if r["status"] == "dropped"]
+    # The end may come before the load generator hears of the last drops.
+    early = [due for due in dropped if due < window["t_stop_ns"] - HEARD_NS]
+    if said["ended_by"] == "overloaded":
+        if not (ends and dropped and cell.status == "void"):
+            yield "ended as overloaded, as only a void cell with a dropped arrival may, where asked"
+    elif ends and early and said["ended_by"] != "interrupted":
+        yield f"{len(early)} arrivals of the window were dropped, and it did not end for them"
 
 
 def _precision(cell: RawCell, settings: Row, floor: int, early: bool) -> Iterator[str]:

@@ -15,7 +15,7 @@ import psutil
 
 from connector_tax import __version__
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT
+from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.machine import command_output, cpu, engine_versions, git_sha, packages
 from connector_tax.study.server_command import affinity_plan
@@ -41,9 +41,11 @@ def gpu_driver() -> str:
 
 def capture(study: Mapping[str, Any]) -> dict[str, Any]:
     """Everything environment.json holds."""
+    engine = study["config"]["engine"]
     return {
         "engine_label": study["engine_label"],
-        **engine_versions(study["config"]["engine"]),
+        **engine_versions(engine),
+        **_further_engines(engine),
         "gpu": gpus() or ["no GPU"],
         "gpu_driver": gpu_driver(),
         "cpu": cpu(),
@@ -55,6 +57,16 @@ def capture(study: Mapping[str, Any]) -> dict[str, Any]:
         "connector_tax": __version__,
         "connector_tax_git_sha": git_sha(),
     }
+
+
+def _further_engines(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """The versions behind each interpreter that only some configurations are served with."""
+    if engine["kind"] == "embedded":
+        return {}
+    further = {
+        python: engine_versions({**engine, "python": python}) for python in pythons_of(engine)[1:]
+    }
+    return {"further_engines": further} if further else {}
 
 
 def study_quiet_level(study: Mapping[str, Any]) -> dict[str, float]:
@@ -98,6 +110,8 @@ def _write_environment(arguments: argparse.Namespace) -> None:
     engine = study["config"]["engine"]
     if engine["kind"] == "vllm":
         listings["engine packages"] = packages(ROOT / engine["python"])
+        for python in pythons_of(engine)[1:]:
+            listings[f"engine packages of {python}"] = packages(ROOT / python)
     folder = arguments.study.parent
     if "quiet" in study["config"]:
         environment["quiet_level"] = study_quiet_level(study)

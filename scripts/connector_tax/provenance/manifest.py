@@ -84,6 +84,9 @@ def row(
     index = read_json(path / "index.json")
     states = [cell["status"] for cell in index["cells"]]
     counts = "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing"))
+    forms = study["config"]["engine"].get("forms", {})
+    python = forms.get(launch.configuration, {}).get("python")
+    versions = environment.get("further_engines", {}).get(python, environment)
     command, adapters = "not launched", []
     if (path / "config.json").exists():
         launched = read_json(path / "config.json")
@@ -95,7 +98,7 @@ def row(
         "block": str(launch.block),
         "phase": launch.phase,
         "engine": study["engine_label"],
-        **{key: environment[key] for key in ("vllm", "vllm_sha", "mooncake", "nixl", "lmcache")},
+        **{key: versions[key] for key in ("vllm", "vllm_sha", "mooncake", "nixl", "lmcache")},
         "gpu": "; ".join(environment["gpu"]),
         "step_timing": "available" if step_timing else "not available",
         "adapters": ", ".join(adapters),

@@ -64,7 +64,10 @@ from connector_tax.study.usage import suspended_ms
 COUNTER_LOOKS = 20
 COUNTER_PAUSE_S = 0.1
 # What a resumed launch needs to know of a finished cell.
-_RECORD_KEYS = {"files": dict, "schedule": dict, "valid": bool, "void_reasons": list}
+_RECORD_KEYS = {
+    **{"files": dict, "schedule": dict, "valid": bool, "void_reasons": list},
+    **{"window": dict, "load_generator": dict},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,11 @@ class Instruments:
     watch: MachineWatch | None
 
 
-def cell_rule(config: Mapping[str, Any]) -> CellRule:
-    """The load generator's rule for a cell, from the `cell` section."""
+def cell_rule(config: Mapping[str, Any], phase: str) -> CellRule:
+    """The load generator's rule for a cell of a phase, from the `cell` section.
+
+    Phase A is to show where saturation begins: none of its cells ends for it.
+    """
     cell = config["cell"]
     return CellRule(
         warmup_s=cell["warmup_s"],
@@ -106,6 +112,7 @@ def cell_rule(config: Mapping[str, Any]) -> CellRule:
         drain_s=cell["drain_s"],
         inflight_cap=cell["inflight_cap"],
         request_timeout_s=cell["request_timeout_s"],
+        end_overloaded=phase != "A" and cell.get("end_overloaded", False),
     )
 
 
@@ -146,7 +153,7 @@ def prepare(
     offsets = make_offsets(
         config["arrivals"]["process"],
         rate_rps,
-        cell_rule(config).schedule_s,
+        cell_rule(config, launch.phase).schedule_s,
         arrivals_seed,
         gamma_shape=config["arrivals"]["gamma_shape"],
     )
@@ -198,7 +205,7 @@ def measure(
     result = instruments.generator.run_cell(
         prepared.offsets_ns,
         prepared.requests,
-        cell_rule(study["config"]),
+        cell_rule(study["config"], launch.phase),
         on_progress,
         precision,
         live_rule(watch),
@@ -211,7 +218,7 @@ def measure(
     records: list[dict[str, Any]] = msgspec.to_builtins(result.records)
     write_bytes(requests_file, b"".join(msgspec.json.encode(r) + b"\n" for r in records))
     write_bytes(steps_file, step_log.take(result.t_origin_ns, result.t_drained_ns))
-    content = _cell_record(study, launch, prepared, result, records, started_utc)
+    content = cell_record(study, launch, prepared, result, records, started_utc)
     content["suspended_ms"] = suspended_ms() - suspended_before
     counters = {
         "before": server_counters(before["values"]),
@@ -233,7 +240,7 @@ def measure(
         watched=None if watch is None else _watched(study["config"], machine_file, folder),
     )
     reasons = void_reasons(checks)
-    if precision is not None:
+    if precision is not None and not result.health["workers_died"]:
         content["precision"] = precision_record(precision, result, requests_file, study["config"])
     if watch is not None:
         content["quiet"] = {"rule": {name: watch.quiet[name] for name in RULE_KEYS}}
@@ -313,7 +320,7 @@ def _final_scrape(
     return sampler.close()
 
 
-def _cell_record(
+def cell_record(
     study: Mapping[str, Any],
     launch: Launch,
     prepared: PreparedCell,

@@ -1,5 +1,6 @@
 """A process of the study's own that answers commands: one JSON line in, one JSON line out."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -43,7 +44,9 @@ class CommandChild:
         trace: TracebackType | None,
     ) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        # What it was last told stays unwritten where it has ended.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
     @property

@@ -1,7 +1,8 @@
 """Exit non-zero and list the launches that failed; else mark the study complete. Name void cells.
 
 A launch that failed gives up its index.json here (renamed to index.failed.json), so that the next
-run measures its missing cells; everything derived from the others stays.
+run measures its missing cells; everything derived from the others stays. With `--phase` this is the
+end of a run that measures one phase only, and marks nothing complete.
 """
 
 import argparse
@@ -16,53 +17,40 @@ from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, make_durable, read_json, write_json
 from connector_tax.seals import seal_end
+from connector_tax.study.remeasure import withdraw_failed
 
 
-def failed_launches(study_file: Path) -> list[tuple[Path, str]]:
-    """Index file and reason of each launch that failed.
+def void_cells(study_file: Path, phases: Sequence[str]) -> list[str]:
+    """A line for each void cell of the phases: where it is, and why it is void.
 
     Raises:
         ArtifactError: a launch has no index.json: it has not ended.
     """
     study = read_json(study_file)
-    failed = []
-    for phase in PHASES:
-        for launch in launches(study, phase):
-            folder = launch.folder(study_file.parent)
-            index = read_index(folder)
-            if index is None:
-                raise ArtifactError(f"{folder / paths.INDEX}: no such file")
-            if index.status == "failed":
-                failed.append((folder / paths.INDEX, index.reason or ""))
-    return failed
-
-
-def void_cells(study_file: Path) -> list[str]:
-    """A line for each void cell: where it is, and why it is void."""
-    study = read_json(study_file)
-    indexes = [
-        (launch, read_index(launch.folder(study_file.parent)))
-        for phase in PHASES
-        for launch in launches(study, phase)
-    ]
-    return [
-        f"VOID {launch.name}/{cell.cell}: {cell.reason}"
-        for launch, index in indexes
-        for cell in (index.cells if index is not None else ())
-        if cell.status == "void"
-    ]
+    lines = []
+    for launch in (launch for phase in phases for launch in launches(study, phase)):
+        folder = launch.folder(study_file.parent)
+        index = read_index(folder)
+        if index is None:
+            raise ArtifactError(f"{folder / paths.INDEX}: no such file")
+        void = [cell for cell in index.cells if cell.status == "void"]
+        lines += [f"VOID {launch.name}/{cell.cell}: {cell.reason}" for cell in void]
+    return lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """End non-zero, saying what is missing, unless every launch is done or skipped for a reason."""
     parser = study_parser("study.complete", main.__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    end = parser.add_mutually_exclusive_group(required=True)
+    end.add_argument("--out", type=Path, help="what marks the whole study complete")
+    end.add_argument("--phase", choices=PHASES, help="judge the launches of one phase")
     return run_command(parser, argv, _conclude)
 
 
 def _conclude(arguments: argparse.Namespace) -> int:
-    failed = failed_launches(arguments.study)
-    void = void_cells(arguments.study)
+    phases = [arguments.phase] if arguments.phase else PHASES
+    void = void_cells(arguments.study, phases)
+    failed = withdraw_failed(read_json(arguments.study), arguments.study.parent)
     print("".join(f"{line}\n" for line in void), end="", file=sys.stderr)
     if void:
         folder = arguments.study.parent / paths.RUNS
@@ -72,14 +60,15 @@ def _conclude(arguments: argparse.Namespace) -> int:
             f"snakemake --forcerun {folder}/<configuration>/block<k>/<phase>/index.json",
             file=sys.stderr,
         )
+    if not failed and arguments.phase:
+        return 0
     if not failed:
         make_durable(arguments.study.parent)
         write_json(arguments.out, {"complete": True})
         seal_end(arguments.study.parent)
         return 0
     for path, reason in failed:
-        path.rename(path.with_name(paths.FAILED_INDEX))
-        print(f"MISSING {path.parent}: {reason}", file=sys.stderr)
+        print(f"MISSING {path}: {reason}", file=sys.stderr)
     print(
         f"{len(failed)} launches failed. Figures and report show the study without their cells; "
         "the same command measures what is missing.",

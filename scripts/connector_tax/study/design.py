@@ -30,6 +30,7 @@ from connector_tax.config import (
     load_yaml,
     shipped,
     validate,
+    with_own,
 )
 from connector_tax.files import read_json, sha256_json, write_json
 from connector_tax.seeds import named_generator
@@ -69,6 +70,7 @@ def resolve(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """
     configurations = load_configurations(shipped("config/configurations.yaml"))
     check_study(config, source, list(configurations))
+    configurations = with_own(configurations, config, source)
     config = json.loads(
         json.dumps({**config, "validity": {**BOUNDS, **config.get("validity", {})}})
     )

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -22,11 +23,17 @@ from rich.console import Console
 from rich.table import Table
 
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT
+from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import read_json, sha256_file
 from connector_tax.machine import ABSENT, cpu, engine_versions
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
-from connector_tax.study.plan import expected_cell_s, planned_cells, remaining_s
+from connector_tax.study.plan import (
+    TO_MEASURE,
+    expected_cell_s,
+    planned_cells,
+    rehearsed,
+    remaining_s,
+)
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.vllm.environment import files_of
 
@@ -48,6 +55,8 @@ GPU_FIELDS = (
     "clocks.max.sm",
     "persistence_mode",
 )
+# The first driver of each CUDA release, by NVIDIA's release notes.
+LEAST_DRIVERS = {"12": 525, "13": 580}
 # At most: the server, Mooncake's bootstrap, NIXL's side channel, the LMCache server's two, and the
 # dummy bootstrap.
 PORTS_OF_A_LAUNCH = 6
@@ -81,14 +90,18 @@ def findings(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
 
 
 def _packages(engine: Mapping[str, Any]) -> Iterator[Finding]:
-    python = ROOT / engine["python"]
     for name in files_of(engine):
         if name.endswith("built.json"):
             yield _built(ROOT / name)
-    if not python.exists():
-        yield Finding("vLLM", "fail", f"{engine['python']} is not there; build the environment")
+    gone = [python for python in pythons_of(engine) if not (ROOT / python).exists()]
+    for python in gone:
+        yield Finding("vLLM", "fail", f"{python} is not there; build the environment")
+    if gone:
         return
-    versions = engine_versions({**engine, "python": python})
+    for python in pythons_of(engine)[1:]:
+        further = engine_versions({**engine, "python": python})["vllm"]
+        yield Finding("vLLM", "fail" if further == ABSENT else "ok", f"{further} ({python})")
+    versions = engine_versions(engine)
     absent = versions["vllm"] == ABSENT
     yield Finding("vLLM", "fail" if absent else "ok", versions["vllm"])
     for column, label in NEEDED_BY.items():
@@ -116,8 +129,9 @@ def _model(engine: Mapping[str, Any]) -> Finding:
 
 
 def _gpu(engine: Mapping[str, Any]) -> Iterator[Finding]:
-    # An index or a UUID, as nvidia-smi takes them too.
-    chosen = engine["environment"].get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    # An index or a UUID, as nvidia-smi takes them too; of the study, else of whoever starts it.
+    inherited = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    chosen = engine["environment"].get("CUDA_VISIBLE_DEVICES", inherited).split(",")[0]
     query = [f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
@@ -136,6 +150,7 @@ def _gpu(engine: Mapping[str, Any]) -> Iterator[Finding]:
         return
     name, driver, total, used, busy, clock, persistence = done.stdout.strip().split(", ")
     yield Finding("GPU", "ok", f"{chosen}: {name}, driver {driver}")
+    yield from _driver(engine, driver)
     if not (total + used + busy).isdecimal():
         text = f"memory total {total}, used {used}, busy {busy}: not known for this GPU"
         yield Finding("GPU memory", "fail", text)
@@ -151,6 +166,24 @@ def _gpu(engine: Mapping[str, Any]) -> Iterator[Finding]:
     if not kept:
         text += "; the driver may load, and set its clocks, anew at each launch"
     yield Finding("GPU clocks", "ok" if kept else "warn", text)
+
+
+def _driver(engine: Mapping[str, Any], driver: str) -> Iterator[Finding]:
+    """The GPU's driver against the CUDA that the environment's lock brings along."""
+    for name in files_of(engine):
+        lock = (ROOT / name).parents[1] / "requirements.lock"
+        if not name.endswith("built.json"):
+            continue
+        cuda = re.search(
+            r"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.", lock.read_text(), re.MULTILINE
+        )
+        if cuda is None or cuda[1] not in LEAST_DRIVERS:
+            yield Finding("GPU driver", "warn", f"{driver}; {lock.parent.name}: CUDA not known")
+            continue
+        least = LEAST_DRIVERS[cuda[1]]
+        text = f"{driver}; CUDA {cuda[1]} of {lock.parent.name} needs {least} or later"
+        new = driver.split(".")[0].isdecimal() and int(driver.split(".")[0]) >= least
+        yield Finding("GPU driver", "ok" if new else "fail", text)
 
 
 def _cpus(study: Mapping[str, Any]) -> Iterator[Finding]:
@@ -194,6 +227,8 @@ def artifact_bytes(study: Mapping[str, Any], folder: Path) -> float:
     total = 0.0
     fallback = max(config["phase_a"]["rates_rps"])
     for row in planned_cells(study, folder):
+        if row.state not in TO_MEASURE:
+            continue
         cell = shapes[row.launch.phase, row.cell]
         rate = cell["rate_rps"] or fallback
         seconds = expected_cell_s(config, rate)
@@ -259,7 +294,9 @@ def _examine(arguments: argparse.Namespace) -> int:
         for row in rows:
             table.add_row(row.check, row.verdict, row.text)
         Console(width=None if sys.stdout.isatty() else 120).print(table)
-        print(f"expected duration: {int(minutes // 60)} h {int(minutes % 60):02d} min")
+        known = rehearsed(study, arguments.study.parent) is not None
+        how = "as rehearsed" if known else "if the server keeps up; `rehearse` knows better"
+        print(f"expected duration: {int(minutes // 60)} h {int(minutes % 60):02d} min, {how}")
     return int(any(row.verdict == "fail" for row in rows))
 
 

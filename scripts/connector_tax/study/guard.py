@@ -26,6 +26,8 @@ PARENT_VARIABLE = "CONNECTOR_TAX_PARENT_PID"
 LAUNCH_VARIABLE = "CONNECTOR_TAX_LAUNCH"
 # Writing one file takes seconds at most.
 OTHERS_TEMPORARY_S = 3600
+# What `watch_parent` was given: the last is called.
+_on_death: list[Callable[[], None]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,9 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
     Without the variable (a driver started by hand) nothing is watched, nor where it names a
     process of another machine or container, which nobody can watch from here.
 
+    One thread watches for the whole process: a later call's `on_death` takes the place of the
+    earlier one's, whose server has been stopped.
+
     Args:
         on_death: must not return.
         say: is told why nothing is watched, or that the process is gone.
@@ -110,6 +115,9 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
     parent = ParentProcess.parse(named)
     if parent.where != _where():
         say(f"{PARENT_VARIABLE} names a process of another machine or container: not watched")
+        return
+    _on_death.append(on_death)
+    if len(_on_death) > 1:
         return
     try:
         descriptor = os.pidfd_open(parent.pid)
@@ -122,7 +130,7 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
 
     def wait() -> None:
         select.select([descriptor], [], [])
-        on_death()
+        _on_death[-1]()
 
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 

@@ -4,6 +4,7 @@
 are there and intact are kept, so an interrupted launch resumes at the cell it lost. A launch that
 fails (its server dies, a configuration cannot be started) ends as `status: failed` with the end of
 the server's log, and the study goes on; `connector_tax.study.complete` makes the run end non-zero.
+A failed launch of plain ends the run at once: without it the others are compared with nothing.
 
 SIGTERM ends the driver after the current cell, SIGINT at once; neither leaves an index.json.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.names import PHASES, PLAIN, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
@@ -34,6 +35,7 @@ from connector_tax.study import cell as cells
 from connector_tax.study.child import ChildError
 from connector_tax.study.design import cell_order
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
+from connector_tax.study.gpu_memory import await_free_memory
 from connector_tax.study.guard import watch_parent
 from connector_tax.study.launch_index import SUMMARY_MODULE, LaunchOutcome, conclude
 from connector_tax.study.machine import MachineWatch
@@ -41,7 +43,7 @@ from connector_tax.study.plan import reference_rate
 from connector_tax.study.precision import skip_reason
 from connector_tax.study.probe import probe_overlay
 from connector_tax.study.progress import LaunchProgress
-from connector_tax.study.remeasure import refuse_other_design, supersede
+from connector_tax.study.remeasure import refuse_other_design, supersede, withdraw_failed
 from connector_tax.study.resume import (
     Attempts,
     clear_interrupted,
@@ -102,8 +104,8 @@ class LaunchDriver:
 
     def stop_at_next_boundary(self, *_: object) -> None:
         """SIGTERM handler."""
+        # Nothing is said here: whoever was interrupted may hold the lock of the progress.
         self._stop_requested = True
-        self.progress.say("SIGTERM: stopping after this cell")
 
     def die(self) -> None:
         """The parent is gone: take the server along and end at once."""
@@ -141,6 +143,8 @@ class LaunchDriver:
                     use.after_load()
                 return
             except PortTakenError as error:
+                if "startup_s" in attempt:
+                    raise ServerError(str(error)) from error
                 attempt.setdefault("ports_taken", []).append(attempt["port"])
                 if not left:
                     raise
@@ -202,6 +206,7 @@ class LaunchDriver:
                 continue
             for measurement in range(1, MEASUREMENTS_OF_A_VOID_CELL + 1):
                 if self._stop_requested:
+                    self.progress.say("SIGTERM: stopped at the end of a cell")
                     raise StopRequested
                 prepared = cells.prepare(
                     self.study, self.launch, cell, rate, attempt=attempt, measurement=measurement
@@ -221,6 +226,9 @@ class LaunchDriver:
                     self.progress.say(f"cell {cell['cell']} {_counted(content['counts'])}")
                     break
                 self.progress.say(f"cell {cell['cell']} VOID: {'; '.join(content['void_reasons'])}")
+                if content["cooldown"]["ended_by"] == "overloaded":
+                    self.progress.say("overloaded: it would be so again, and is not measured again")
+                    break
                 if measurement < MEASUREMENTS_OF_A_VOID_CELL:
                     cells.move_aside(self.folder, cell["cell"], "void")
 
@@ -235,6 +243,7 @@ class LaunchDriver:
         return stack.enter_context(MachineWatch(config["quiet"], plan, gpu=gpu))
 
     def _start_server(self, attempt: dict[str, Any], plan: AffinityPlan) -> Server:
+        await_free_memory(self.study["config"])
         host = self.study["config"]["server"]["host"]
         port = free_port(host)
         attempt["port"] = port
@@ -321,7 +330,16 @@ def _drive(arguments: argparse.Namespace) -> int:
             driver = LaunchDriver(arguments.study, launch, progress)
             watch_parent(driver.die, progress.say)
             signal.signal(signal.SIGTERM, driver.stop_at_next_boundary)
-            conclude(driver.study, launch, driver.folder, driver.run())
+            outcome = driver.run()
+            conclude(driver.study, launch, driver.folder, outcome)
+            if outcome.status == "failed" and launch.configuration == PLAIN:
+                withdraw_failed(driver.study, arguments.study.parent)
+                progress.say(
+                    f"{launch.name} failed, and every tax is a comparison with plain: the run ends "
+                    f"here. The server's logs are in {driver.folder}. When the cause is mended, "
+                    "the same command carries on at this launch; what is measured is kept."
+                )
+                return 1
     except StopRequested:
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:

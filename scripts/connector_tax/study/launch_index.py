@@ -107,7 +107,11 @@ def _timing(
     study: Mapping[str, Any], folder: Path, attempts: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
     # Also the first measurement of a void cell, which stands aside as <cell>.void<k>.
-    windows = [read_json(path)["window"] for path in folder.glob("*/cell_*.json")]
+    windows = [
+        read_json(path)["window"]
+        for path in folder.glob("*/cell_*.json")
+        if ".damaged" not in path.parent.name
+    ]
     return {
         "startup_s": sum(a.get("startup_s", 0.0) for a in attempts),
         "cells_s": sum(w["t_drained_ns"] - w["t_origin_ns"] for w in windows) / 1e9,

@@ -16,7 +16,7 @@ from typing import Any
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PLAIN, Launch
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT
+from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server, steps_of
@@ -49,10 +49,7 @@ def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "targets": [],
     }
     try:
-        described = overlay.describe_vllm(ROOT / engine["python"])
-        if described["missing"]:
-            lacking = ", ".join(described["missing"])
-            raise overlay.OverlayError(f"vLLM {described['vllm']} lacks {lacking}")
+        described = fitting_vllm(engine)
         overlay.install(folder / OVERLAY)
         status |= overlay.status_of(folder / OVERLAY, described)
         status["steps_recorded"] = _prove(study, folder)
@@ -61,6 +58,20 @@ def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         status["reason"] = without_root(str(error))
         overlay.remove(folder / OVERLAY)
     return status
+
+
+def fitting_vllm(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """What `overlay.describe_vllm` says of the engine's vLLM; the probe fits all of the study's.
+
+    Raises:
+        OverlayError: one of them lacks a hook point, or cannot be examined.
+    """
+    all_described = [overlay.describe_vllm(ROOT / python) for python in pythons_of(engine)]
+    for described in all_described:
+        if described["missing"]:
+            lacking = ", ".join(described["missing"])
+            raise overlay.OverlayError(f"vLLM {described['vllm']} lacks {lacking}")
+    return all_described[0]
 
 
 def _prove(study: Mapping[str, Any], folder: Path) -> dict[str, int]:

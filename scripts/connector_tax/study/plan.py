@@ -24,7 +24,7 @@ from connector_tax.files import ArtifactError, read_json
 from connector_tax.study.design import cell_order, successes_wanted
 
 TO_MEASURE = ("missing", "failed", "damaged")
-# Start-up seconds assumed until a launch of this study has shown its own.
+# Start-up seconds assumed until a rehearsal or a launch of this study has shown others.
 ASSUMED_STARTUP_S = {"embedded": 2.0, "vllm": 40.0}
 
 
@@ -48,11 +48,18 @@ def reference_rate(folder: Path, phase: str) -> float | None:
     return rate
 
 
+def rehearsed(study: Mapping[str, Any], folder: Path) -> dict[str, Any] | None:
+    """What a rehearsal of this design expects; None where there was none."""
+    path = folder / paths.REHEARSAL
+    content: dict[str, Any] | None = read_json(path) if path.exists() else None
+    return content if content and content["design_sha256"] == study["design_sha256"] else None
+
+
 def expected_cell_s(config: Mapping[str, Any], rate_rps: float | None) -> float:
-    """Expected seconds of a cell: warm-up, the window at this rate, and a little draining.
+    """Expected seconds of a cell of a server that keeps up: warm-up, and the window at this rate.
 
     The window is max(floor, time to the successes wanted), at most the cap; an unknown rate counts
-    as the floor. What a cell needs beyond that for its precision is not known beforehand.
+    as the floor. Overload and what a cell needs for its precision are known to a rehearsal only.
     """
     cell = config["cell"]
     window = cell["floor_s"]
@@ -62,7 +69,7 @@ def expected_cell_s(config: Mapping[str, Any], rate_rps: float | None) -> float:
 
 
 def launch_overhead_s(study: Mapping[str, Any], folder: Path) -> float:
-    """Expected seconds of a launch beside its cells: start-up, as seen so far, and release."""
+    """Expected seconds of a launch beside its cells: start-up as seen or rehearsed, and release."""
     seen = [
         attempt["startup_s"]
         for phase in PHASES
@@ -71,22 +78,27 @@ def launch_overhead_s(study: Mapping[str, Any], folder: Path) -> float:
         for attempt in index.attempts
         if attempt.get("startup_s") is not None
     ]
-    assumed = ASSUMED_STARTUP_S[study["config"]["engine"]["kind"]]
+    known = rehearsed(study, folder)
+    assumed = known["startup_s"] if known else ASSUMED_STARTUP_S[study["config"]["engine"]["kind"]]
     startup = statistics.median(seen) if seen else assumed
     return float(startup + study["config"]["server"]["release_s"])
 
 
 def planned_cells(study: Mapping[str, Any], folder: Path) -> Iterator[PlannedCell]:
     """Every cell of the study in the order it runs."""
+    known = rehearsed(study, folder)
     for phase in PHASES:
         rate = reference_rate(folder, phase)
+        seconds = known["cells"][phase] if known else {}
         for launch in launches(study, phase):
             path = launch.folder(folder)
             index = read_index(path)
             for cell in cell_order(study, launch):
                 name = cell["cell"]
                 state, reason = _state(path, name, index, launch.phase)
-                expected = expected_cell_s(study["config"], cell["rate_rps"] or rate)
+                expected = seconds.get(
+                    name, expected_cell_s(study["config"], cell["rate_rps"] or rate)
+                )
                 done = state in ("done", "void", "skipped")
                 yield PlannedCell(launch, name, state, reason, 0.0 if done else expected)
 
@@ -152,6 +164,8 @@ def _show(arguments: argparse.Namespace) -> None:
         f"{sum(r.state in TO_MEASURE for r in rows)} still to measure, "
         f"about {left / 60:.1f} min (design {study['design_sha256'][:12]}, seed {study['seed']})"
     )
+    if rehearsed(study, arguments.study.parent) is None:
+        console.print("Minutes of a server that keeps up with every rate; `rehearse` knows better.")
 
 
 if __name__ == "__main__":

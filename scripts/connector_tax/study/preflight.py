@@ -7,6 +7,9 @@ the process, its log, /health and, where the series exists, its value.
 
 On a real vLLM every configuration has a gate, and its connector must be really active: created
 under its name, seen by the step probe in every hook, no part of it failed (vllm.evidence).
+
+plain is asked first. Every tax is a comparison with it, so where it does not pass there is no
+study: that is an error and no skip, and the next run asks again.
 """
 
 import argparse
@@ -25,11 +28,12 @@ from typing import Any
 import httpx
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.names import PLAIN, Launch
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT
+from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
+from connector_tax.study.gpu_memory import await_free_memory
 from connector_tax.study.guard import kill_leftovers, watch_parent
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.scraper import parse_metrics
@@ -54,6 +58,10 @@ PROMPT_TOKENS = 32
 
 class GateError(Exception):
     """A configuration did not pass its gate; the text is the reason shown for the skip."""
+
+
+class NoBaselineError(Exception):
+    """plain did not pass its gate; the text says why, and what then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +133,11 @@ def gated_server(
     try:
         server = _ready_server(study, launch, title, folder, note, probe)
         try:
-            _send_requests(study, server, GATES.get(name, OTHER_GATE), name, note)
-            _check_engine(server, note)
+            try:
+                _send_requests(study, server, GATES.get(name, OTHER_GATE), name, note)
+                _check_engine(server, note)
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+                raise GateError(f"{type(error).__name__}: {error}") from error
             yield server
         finally:
             note(f"stopped by {server.stop(study['config']['server']['stop_grace_s'])}")
@@ -153,7 +164,10 @@ def _ready_server(
         command = command_for(study, launch, port, probe)
         server = Server(folder, command, title, settings["host"], port, cpus)
         watch_parent(functools.partial(_die, server), note)
+        # A server that lost its port before it served has made its log already.
+        StepLog(folder, study["config"]["engine"]["kind"]).remove()
         note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")
+        await_free_memory(study["config"])
         server.start()
         try:
             ready = server.wait_ready(settings["ready_timeout_s"])
@@ -232,7 +246,11 @@ def _check_engine(server: Server, note: Callable[[str], None]) -> None:
 
 
 def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
-    """Decide for every configuration; writes verify_<gate>.log beside, returns the status by id."""
+    """Decide for every configuration; writes verify_<gate>.log beside, returns the status by id.
+
+    Raises:
+        NoBaselineError: plain did not pass; no other configuration was launched.
+    """
     study = read_json(study_file)
     folder = study_file.parent / paths.PREFLIGHT
     embedded = study["config"]["engine"]["kind"] == "embedded"
@@ -241,7 +259,7 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
         hold_devices(devices_of(study["config"])),
         _probe(study, folder / "overlay") as (probe, probe_note),
     ):
-        for entry in study["configurations"]:
+        for entry in sorted(study["configurations"], key=lambda entry: entry["id"] != PLAIN):
             gate = entry["gate"] or (None if embedded else f"verify_{entry['id']}")
             if gate is None:
                 status[entry["id"]] = {"include": True, "reason": "no gate", "evidence": None}
@@ -262,6 +280,13 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
             write_text(folder / f"{gate}.log", "\n".join(log) + "\n")
             print(f"pre-flight {entry['id']}: {'include' if include else 'SKIP'} ({reason})")
             evidence = f"{paths.PREFLIGHT}/{gate}.log"
+            if entry["id"] == PLAIN and not include:
+                raise NoBaselineError(
+                    "plain did not pass its gate, and every tax is a comparison with plain: "
+                    f"nothing is measured. {reason}\nThe whole log: "
+                    f"{study_file.parent / evidence}. When the cause is mended, the same command "
+                    "asks again."
+                )
             status[entry["id"]] = {"include": include, "reason": reason, "evidence": evidence}
     return status
 
@@ -274,9 +299,9 @@ def _probe(study: Mapping[str, Any], folder: Path) -> Iterator[tuple[Path | None
         yield None, None
         return
     try:
-        missing = overlay.describe_vllm(ROOT / engine["python"])["missing"]
-        if missing:
-            raise overlay.OverlayError(f"this vLLM lacks {', '.join(missing)}")
+        for python in pythons_of(engine):
+            if missing := overlay.describe_vllm(ROOT / python)["missing"]:
+                raise overlay.OverlayError(f"the vLLM of {python} lacks {', '.join(missing)}")
         overlay.install(folder)
     except overlay.OverlayError as error:
         reason = without_root(str(error))
@@ -292,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the pre-flight gates of a study and write preflight_status.json."""
     parser = study_parser("study.preflight", main.__doc__)
     # No verdict, so that the next run asks again.
-    refusals = (ArtifactError, DeviceError, PortTakenError, OSError)
+    refusals = (ArtifactError, DeviceError, NoBaselineError, PortTakenError, OSError)
     return run_command(parser, argv, _write_status, refusals)
 
 

@@ -120,6 +120,26 @@ def withdraw_damaged(study: Mapping[str, Any], folder: Path) -> list[str]:
     return lines
 
 
+def withdraw_failed(study: Mapping[str, Any], folder: Path) -> list[tuple[Path, str]]:
+    """Have failed launches measured again by the next run: index.json becomes index.failed.json.
+
+    The launch's driver keeps what is intact.
+
+    Returns:
+        The folder of each launch whose index was withdrawn, and why it failed.
+    """
+    failed = []
+    for phase in PHASES:
+        for launch in launches(study, phase):
+            path = launch.folder(folder)
+            index = read_index(path)
+            if index is not None and index.status == "failed":
+                (path / paths.INDEX).rename(path / paths.FAILED_INDEX)
+                fsync_directory(path)
+                failed.append((path, index.reason or ""))
+    return failed
+
+
 def _damage(launch_folder: Path) -> str | None:
     """The first file of a cell that is not what the launch's index says; None where all are."""
     try:

@@ -47,6 +47,7 @@ CLEARED = (
 # Which GPU, and where a model's files lie and who may fetch them: they belong to the machine.
 KEPT = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN")
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.I)
+_SECRET_IN_URL = re.compile(r"://[^/\s]*@")
 HIDDEN = "(secret)"
 
 
@@ -87,6 +88,6 @@ def can_change(name: str) -> bool:
 def shown(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables with the values of secrets hidden; an empty one is none."""
     return {
-        name: HIDDEN if value and _SECRET.search(name) else value
+        name: HIDDEN if value and (_SECRET.search(name) or _SECRET_IN_URL.search(value)) else value
         for name, value in environment.items()
     }

@@ -1,6 +1,7 @@
 """The engine's step log, cut into cells.
 
-The server writes one file per process for its whole life, the embedded engine JSON lines
+The server writes one file per process (of a worker: per rank) for its whole life, the embedded
+engine JSON lines
 (`<prefix>.<process>.jsonl`, flushed every 20 ms), the step probe in a vLLM its own records
 (`<prefix>.<process>.steps`, written when asked); a cell keeps the records written while it ran, as
 JSON lines. Between two cells the server is drained, so a cell's records are those appended
@@ -38,24 +39,30 @@ class StepLog:
 
     def __init__(self, folder: Path, kind: str) -> None:
         self._kind = kind
-        self._paths = [
-            folder / f"{STEP_LOG_PREFIX}.{process}.{_SUFFIXES[kind]}"
-            for process in STEP_LOG_PROCESSES
-        ]
-        self._offsets = [0, 0]
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+
+    def _paths(self) -> list[Path]:
+        """The file of each process: the scheduler's, the worker's, those of its further ranks."""
+        suffix, paths = _SUFFIXES[self._kind], []
+        for process in STEP_LOG_PROCESSES:
+            name = f"{STEP_LOG_PREFIX}.{process}"
+            paths.append(self._folder / f"{name}.{suffix}")
+            paths += sorted(self._folder.glob(f"{name}[0-9]*.{suffix}"))
+        return paths
 
     def remove(self) -> None:
         """Delete the files; the cells of the launch hold their records."""
-        for path in self._paths:
+        for path in self._paths():
             path.unlink(missing_ok=True)
             path.with_suffix(".socket").unlink(missing_ok=True)
 
     def mark(self) -> None:
         """Start a cell here."""
-        self._offsets = [self._size(path) for path in self._paths]
+        self._offsets = {path: self._size(path) for path in self._paths()}
 
     def take(self, origin_ns: int, drained_ns: int) -> bytes:
-        """The JSON lines of both processes since `mark`, without steps from before `origin_ns`.
+        """The JSON lines of all processes since `mark`, without steps from before `origin_ns`.
 
         The server has had nothing to do since `drained_ns`.
         """
@@ -63,8 +70,8 @@ class StepLog:
         time.sleep(max(0.0, _SETTLED_S - (time.monotonic_ns() - drained_ns) / 1e9))
         decoder = msgspec.json.Decoder(_Stamp)
         taken: list[bytes] = []
-        for path, offset in zip(self._paths, self._offsets, strict=True):
-            lines = self._since(path, offset) if self._size(path) else []
+        for path in self._paths():
+            lines = self._since(path, self._offsets.get(path, 0)) if self._size(path) else []
             taken += dropwhile(lambda line: decoder.decode(line).t_ns < origin_ns, lines)
         return b"".join(taken)
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from connector_tax.config import ROOT
+from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import sha256_file, write_json
 
 NAMES = ("vllm-cpu", "vllm-gpu")
@@ -56,8 +56,8 @@ def files_of(engine: Mapping[str, Any]) -> list[str]:
     """The files a study's engine needs that this project makes: environment and tiny model."""
     if engine["kind"] != "vllm":
         return []
-    own = re.match(rf"envs/({'|'.join(NAMES)})/\.venv/", engine["python"])
-    needed = [f"{own[0]}built.json"] if own else []
+    own = (re.match(rf"envs/({'|'.join(NAMES)})/\.venv/", p) for p in pythons_of(engine))
+    needed = [f"{match[0]}built.json" for match in own if match]
     if engine["model"] == f"./{TINY_MODEL}":
         needed.append(f"{TINY_MODEL}/config.json")
     return needed

@@ -30,6 +30,9 @@ DEAD_ENGINE = re.compile(r"EngineDeadError|EngineCore encountered (?:an issue|a 
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "LMCACHE_TRACK_USAGE": "false",
+    # The engine core names itself; without this that overwrites its environment in /proc, by which
+    # what a killed driver left behind is known.
+    "SPT_NOENV": "1",
     "PYTHONHASHSEED": "0",  # LMCache's keys: server and engine must hash alike
     # Whatever the caller's shell holds, the server asks nobody for a key: no key is ever sent.
     "VLLM_API_KEY": "",
@@ -84,23 +87,32 @@ def vllm_command(
     Raises:
         LaunchError: an unknown companion, or a child connector the study does not hold.
     """
-    python = _below_root(engine["python"])
     form = engine["forms"].get(configuration, {})
+    python = _below_root(form.get("python", engine["python"]))
     argv = [python, "-m", ENTRY_POINT, "--model", _model(engine["model"])]
     argv += ["--served-model-name", engine["served_model_name"], "--host", host]
     argv += ["--port", str(port), *_flags({**engine["flags"], **form.get("flags", {})})]
     by_id = {entry["id"]: entry for entry in configurations}
     companions: dict[str, Companion] = {}
+    members = [configuration, *by_id[configuration]["children"]]
+    own_companions = {
+        name: argv
+        for member in members
+        for name, argv in by_id.get(member, {}).get("companions", {}).items()
+    }
 
     def port_of(name: str) -> int:
         if name not in companions:
-            companions[name] = _companion(name, python, free_port)
+            companions[name] = _companion(name, own_companions, python, free_port)
         return companions[name].port
 
+    for name in own_companions:
+        port_of(name)
     transfer = transfer_config(by_id, configuration, engine["forms"], port_of)
     if transfer is not None:
         argv += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
     path = [f"{ROOT_MARK}/scripts", *([CPU_ADAPTER] if engine["device"] == "cpu" else [])]
+    path += [_below_root(folder) for folder in engine.get("pythonpath", [])]
     environment = {
         **_ENVIRONMENT,
         **{name: str(free_port()) for name in _PORT_VARIABLES},
@@ -173,9 +185,14 @@ def _with_ports(value: Any, port_of: Callable[[str], int]) -> Any:
     return _COMPANION_PORT.sub(lambda match: str(port_of(match[1])), value)
 
 
-def _companion(name: str, python: str, free_port: Callable[[], int]) -> Companion:
+def _companion(
+    name: str, own: Mapping[str, Sequence[str]], python: str, free_port: Callable[[], int]
+) -> Companion:
     port = free_port()
-    if name == "dummy_bootstrap":
+    if name in own:
+        values = {"{port}": str(port), "{python}": python}
+        argv = [_replaced(argument, values) for argument in own[name]]
+    elif name == "dummy_bootstrap":
         argv = [python, "-m", "connector_tax.vllm.dummy_bootstrap", "--port", str(port)]
     elif name == "lmcache_server":
         argv = [str(PurePosixPath(python).parent / "lmcache"), "server"]
@@ -185,9 +202,16 @@ def _companion(name: str, python: str, free_port: Callable[[], int]) -> Companio
         argv += ["--supported-transfer-mode", "auto", "--disable-observability"]
     else:
         raise LaunchError(
-            f"extra_config asks for {{{name}.port}}; allowed: dummy_bootstrap, lmcache_server"
+            f"extra_config asks for {{{name}.port}}; allowed: "
+            + ", ".join([*own, "dummy_bootstrap", "lmcache_server"])
         )
     return Companion(name, argv, port)
+
+
+def _replaced(text: str, values: Mapping[str, str]) -> str:
+    for mark, value in values.items():
+        text = text.replace(mark, value)
+    return text
 
 
 def _flags(flags: Mapping[str, Any]) -> Iterator[str]:

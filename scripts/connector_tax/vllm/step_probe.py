@@ -5,7 +5,8 @@ Loaded by vLLM as a `vllm.general_plugins` entry point in the engine-core and wo
 copy of this file and its metadata in an overlay folder on the server's PYTHONPATH is the whole
 installation (connector_tax.vllm.overlay), so no installed file changes.
 
-With AGENTIC_STEP_LOG_PATH set it writes `<prefix>.scheduler.steps` and `<prefix>.worker.steps`;
+With AGENTIC_STEP_LOG_PATH set it writes `<prefix>.scheduler.steps` and `<prefix>.worker.steps`, of
+further ranks of the worker `<prefix>.worker2.steps` and so on;
 connector_tax.vllm.step_records turns them into the fields of docs/artifacts.md (engine_step):
 
     scheduler  Scheduler.schedule() entry to exit, with the step's requests and tokens;
@@ -184,14 +185,22 @@ class Log:
                 self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
 
     def _open(self) -> None:
-        """Make the file and the socket."""
+        """Make the file and the socket; a worker that finds another rank's takes the next name."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._descriptor = os.open(f"{self._prefix}.steps", flags, 0o644)
+        own = self._prefix
+        for further in itertools.count(2):
+            try:
+                self._descriptor = os.open(f"{own}.steps", flags, 0o644)
+                break
+            except FileExistsError:
+                if self._process != "worker":
+                    raise
+                own = f"{self._prefix}{further}"
         self.limit = HELD_NUMBERS
         header = {"process": self._process, "groups": self._groups}
         self._unwritten = json.dumps(header).encode() + b"\n"
         server = socket.socket(socket.AF_UNIX)
-        with socket_address(f"{self._prefix}.socket") as address:
+        with socket_address(f"{own}.socket") as address:
             server.bind(address)
         server.listen()
         threading.Thread(target=self._serve, args=(server,), name="step-probe", daemon=True).start()

@@ -1,0 +1,1 @@
+"""Two studies beside each other, and a study against a bound."""

@@ -1,0 +1,106 @@
+"""The forest plot of a comparison: each ratio of taxes with interval and verdict."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from connector_tax.analysis.taxes import MARKED, POINT_ESTIMATE
+from connector_tax.artifacts.names import REFERENCES
+from connector_tax.compare.rows import AA, COLUMNS, TAX, Row
+from connector_tax.compare.studies import Where
+from connector_tax.figures import rows as row_plots
+from connector_tax.figures import style
+from connector_tax.figures.style import Picture
+from connector_tax.figures.tables import StudyTables
+from connector_tax.marks import AA_MARK, Mark
+
+TITLE = "Ratio of taxes, B over A"
+CAPTION = (
+    "For each configuration (1 + tax in B) / (1 + tax in A), with its 95 % interval: right of 1 "
+    "the configuration costs more in B. Dotted: the margin fixed in the studies. The last row of "
+    "a panel is plain against plain, which should be 1."
+)
+ROW_IN = 0.165
+WORDS = {"INCONCLUSIVE": "inconcl.", POINT_ESTIMATE: "", MARKED: "marked"}
+
+
+def forest_cells(a: StudyTables, b: StudyTables, rows: Sequence[Row]) -> list[Where]:
+    """The compared cells of Phase A at a reference rate of either study; else all of them."""
+    compared = list(dict.fromkeys((row.phase, row.cell) for row in rows if row.quantity == TAX))
+    named = {("A", study.cell_at(reference)) for study in (a, b) for reference in REFERENCES}
+    sweep = [where for where in compared if where[0] == "A"]
+    return [where for where in sweep if where in named] or sweep or compared
+
+
+def draw(a: StudyTables, b: StudyTables, rows: Sequence[Row]) -> Picture:
+    """A panel for each of TTFT p90 and TPOT p90 and each cell."""
+    panels = [
+        panel
+        for where in forest_cells(a, b, rows)
+        for metric in row_plots.METRICS
+        if (panel := [r for r in rows if (r.quantity, r.metric, _at(r)) == (TAX, metric, where)])
+    ]
+    labels = {item.id: item.label for item in a.configurations} | {AA: "plain again (A/A)"}
+    marks = {**style.marks(a), AA: AA_MARK}
+    heights = [ROW_IN * len(panel) for panel in panels]
+    stamp = f"A {_name(a)}; B {_name(b)}"
+    size_in = (style.COLUMN_IN, sum(heights) + 0.5 * len(panels))
+    figure = style.stamped_figure(stamp, style.banner_text(a), size_in)
+    grid = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, panel in zip(grid, panels, strict=True):
+        _panel(axes, panel, marks, [labels[row.config] for row in panel])
+    return style.picture(figure, COLUMNS, [vars(row) for panel in panels for row in panel])
+
+
+def _at(row: Row) -> Where:
+    return row.phase, row.cell
+
+
+def _name(study: StudyTables) -> str:
+    return f"{study.name}, {study.blocks} block{'' if study.blocks == 1 else 's'}"
+
+
+def _panel(
+    axes: Axes,
+    rows: Sequence[Row],
+    marks: Mapping[str, Mark],
+    labels: Sequence[str],
+) -> None:
+    ends = [e for r in rows for e in (r.effect, r.effect_lo, r.effect_hi) if e is not None]
+    low, high = min([0.97, *ends]), max([1.03, *ends])
+    axes.set_xlim(low - 0.04 * (high - low), high + 0.04 * (high - low))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
+    axes.axvline(1, color="black", lw=0.6, zorder=4)
+    if rows and rows[0].margin is not None:
+        for end in (1 - rows[0].margin, 1 + rows[0].margin):
+            axes.axvline(end, color="#7c6a3c", lw=0.6, linestyle=(0, (1, 1.5)), zorder=0.8)
+    for index, row in enumerate(rows):
+        _draw_row(axes, index, row, marks[row.config])
+    rate = "" if rows[0].rate_rps is None else f" at {rows[0].rate_rps:g} req/s"
+    row_plots.prepare(axes, labels, f"{row_plots.METRICS[rows[0].metric]}{rate}")
+    axes.set_xlabel("(1 + tax in B) / (1 + tax in A)")
+    axes.grid(axis="x")
+
+
+def _draw_row(axes: Axes, index: int, row: Row, mark: Mark) -> None:
+    if row.effect is None:
+        row_plots.lost(axes, index, 0.8, row.reason, 1.0)
+        return
+    row_plots.interval(axes, index, row.effect_lo, row.effect_hi, mark.color)
+    axes.plot(row.effect, index, zorder=6, **style.marker_style(mark))
+    verdict = "A/A" if row.config == AA else WORDS.get(row.verdict, row.verdict)
+    row_plots.beside(axes, index, effect_text(row))
+    row_plots.beside(axes, index, verdict, bold=verdict in ("HIGHER", "LOWER"), offset=72)
+
+
+def effect_text(row: Row) -> str:
+    """'0.93 [0.90, 0.97]'; of two numbers without intervals the ratio alone."""
+    if row.effect is None:
+        return ""
+    text = f"{row.effect:.3g}" if abs(np.log(max(row.effect, 1e-9))) > 1 else f"{row.effect:.3f}"
+    if row.effect_lo is None or row.effect_hi is None:
+        return text
+    return f"{text} [{row.effect_lo:.3f}, {row.effect_hi:.3f}]"

@@ -1,0 +1,217 @@
+"""`connector-tax gate STUDY --max-tax ttft_p90=5% --config ID`: is every tax below its bound?
+
+The exit status is the answer: 0 every interval lies below its bound, 1 one lies above, 3 a tax has
+no number (void, missing, marked), 2 it cannot be told; 64 the command line is wrong. Where several
+taxes are asked for, their intervals are widened so that all of them hold together (Bonferroni).
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+from xml.etree import ElementTree
+
+import numpy as np
+
+from connector_tax import text
+from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
+from connector_tax.artifacts.names import METRICS, REFERENCES
+from connector_tax.compare.contrast import quantile
+from connector_tax.compare.page import markdown_table
+from connector_tax.compare.power import decided_bound, plan_lines
+from connector_tax.compare.rows import Side, tax_side
+from connector_tax.compare.studies import opened
+from connector_tax.figures.tables import StudyTables
+from connector_tax.files import ArtifactError, write_bytes, write_text
+
+BELOW, ABOVE, CANNOT_TELL, NO_NUMBER = "below", "above", "cannot tell", "void or missing"
+STATUS = {BELOW: 0, ABOVE: 1, CANNOT_TELL: 2, NO_NUMBER: 3}
+# A bound that is broken stays broken, whatever else could not be measured.
+WORST_FIRST = (ABOVE, NO_NUMBER, CANNOT_TELL, BELOW)
+WRONG_COMMAND = 64
+_BOUND = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?)\s*%")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One tax against its bound; numbers are fractions.
+
+    Attributes:
+        decides: the smallest bound this study would have passed in 80% of its repetitions if there
+            were no tax.
+    """
+
+    config: str
+    metric: str
+    bound: float
+    result: str
+    reason: str
+    tax: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    decides: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What is asserted."""
+        return f"{self.config}: tax of {self.metric} at most {text.percent(self.bound)}"
+
+
+def check(
+    study: StudyTables,
+    config: str,
+    metric: str,
+    bound: float,
+    at: str = "ref_safe",
+    comparisons: int = 1,
+) -> Check:
+    """Judge one tax of Phase A.
+
+    Args:
+        study: analysed.
+        config: a configuration's id.
+        metric: of METRICS.
+        bound: as a fraction.
+        at: the reference rate.
+        comparisons: how many taxes are judged together.
+    """
+    confidence = study.settings["statistics"]["confidence"]
+    row = study.taxes_at(at, metric).get(config)
+    side = tax_side(row, confidence)
+    if isinstance(side, str):
+        here = ", ".join(item.id for item in study.connectors)
+        reason = side if row is not None else f"no such tax at {at}; the study has {here}"
+        return Check(config, metric, bound, NO_NUMBER, reason)
+    if side.mark:
+        return Check(config, metric, bound, NO_NUMBER, side.mark, side.printed)
+    if side.known.error is None or side.blocks < MIN_BLOCKS_FOR_VERDICT:
+        reason = f"{side.blocks} block(s); at least {MIN_BLOCKS_FOR_VERDICT} are needed"
+        return Check(config, metric, bound, CANNOT_TELL, reason, side.printed, side.lo, side.hi)
+    together = 1 - (1 - confidence) / comparisons
+    return judge(Check(config, metric, bound, "", "", side.printed), side, together)
+
+
+def judge(asked: Check, side: Side, confidence: float) -> Check:
+    """A tax that has an error, against its bound."""
+    known = side.known
+    assert known.error is not None
+    half = quantile(confidence, known.df) * known.error
+    lo, hi = (float(np.expm1(known.point + sign * half)) for sign in (-1, 1))
+    result = BELOW if hi < asked.bound else ABOVE if lo > asked.bound else CANNOT_TELL
+    interval = text.interval(lo, hi)
+    reason = {
+        BELOW: f"the whole interval {interval} is below",
+        ABOVE: f"the whole interval {interval} is above",
+        CANNOT_TELL: f"the interval {interval} holds the bound",
+    }[result]
+    return Check(
+        asked.config, asked.metric, asked.bound, result, reason, asked.tax, lo, hi,
+        decided_bound(known.error, known.df, confidence),
+    )  # fmt: skip
+
+
+def run_checks(
+    study: StudyTables, configs: Sequence[str], bounds: Sequence[tuple[str, float]], at: str
+) -> list[Check]:
+    """Every configuration against every bound, judged together."""
+    asked = [(config, metric, bound) for config in configs for metric, bound in bounds]
+    return [check(study, *one, at, len(asked)) for one in asked]
+
+
+def overall(checks: Sequence[Check]) -> str:
+    """The worst of the results."""
+    return next(result for result in WORST_FIRST if any(c.result == result for c in checks))
+
+
+def junit(study: str, checks: Sequence[Check]) -> bytes:
+    """The checks as JUnit XML: above is a failure, no number an error, undecided is skipped."""
+    counts = {result: sum(c.result == result for c in checks) for result in STATUS}
+    suite = ElementTree.Element(
+        "testsuite", name=f"connector-tax gate {study}", tests=str(len(checks)),
+        failures=str(counts[ABOVE]), errors=str(counts[NO_NUMBER]),
+        skipped=str(counts[CANNOT_TELL]),
+    )  # fmt: skip
+    tags = {ABOVE: "failure", NO_NUMBER: "error", CANNOT_TELL: "skipped"}
+    for one in checks:
+        case = ElementTree.SubElement(suite, "testcase", classname=study, name=one.name)
+        properties = ElementTree.SubElement(case, "properties")
+        for name in ("tax", "lo", "hi", "bound", "decides"):
+            if (value := getattr(one, name)) is not None:
+                ElementTree.SubElement(properties, "property", name=name, value=repr(value))
+        if one.result in tags:
+            ElementTree.SubElement(case, tags[one.result], message=one.reason)
+    ElementTree.indent(suite)
+    content: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return content + b"\n"
+
+
+def markdown(study: StudyTables, at: str, checks: Sequence[Check]) -> str:
+    """The checks as a Markdown table under the overall answer."""
+    headings = ("configuration", "metric", "tax", "interval", "bound", "result", "decides from")
+    rows = [
+        (c.config, c.metric, text.percent(c.tax), text.interval(c.lo, c.hi),
+         text.percent(c.bound), f"{c.result}: {c.reason}", text.percent(c.decides))
+        for c in checks
+    ]  # fmt: skip
+    lines = [f"## Gate: {overall(checks)}", "", f"{study.name} ({study.engine_label}), at {at}", ""]
+    return "\n".join([*lines, *markdown_table(headings, rows), ""])
+
+
+def _bound(argument: str) -> tuple[str, float]:
+    match = _BOUND.fullmatch(argument)
+    if match is None or match[1] not in METRICS:
+        raise argparse.ArgumentTypeError(
+            f"found {argument!r}; allowed: METRIC=NUMBER%, METRIC one of {', '.join(METRICS)}"
+        )
+    return match[1], float(match[2]) / 100
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose status for a wrong command line is none of the gate's answers."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(WRONG_COMMAND, f"{self.prog}: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Judge taxes of a study, or of an archive, against bounds."""
+    parser = _Parser(prog="python -m connector_tax.compare.gate", description=main.__doc__)
+    parser.add_argument("study", type=Path, metavar="STUDY", help="results/<study>, or an archive")
+    parser.add_argument("--max-tax", type=_bound, action="append", required=True,
+                        metavar="METRIC=N%", help="may be given several times")  # fmt: skip
+    parser.add_argument("--config", action="append", required=True, metavar="ID",
+                        help="may be given several times")  # fmt: skip
+    parser.add_argument("--at", choices=REFERENCES, default="ref_safe", help="default: ref_safe")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the summary")
+    planned = "print which bounds more blocks, in how many minutes, would decide"
+    parser.add_argument("--plan", action="store_true", help=planned)
+    arguments = parser.parse_args(argv)
+    try:
+        return _gate(arguments)
+    except ArtifactError as error:
+        print(f"gate: {error}", file=sys.stderr)
+        return STATUS[NO_NUMBER]
+
+
+def _gate(arguments: argparse.Namespace) -> int:
+    with opened(arguments.study) as study:
+        checks = run_checks(study, arguments.config, arguments.max_tax, arguments.at)
+        summary = markdown(study, arguments.at, checks)
+        if arguments.plan:
+            metrics = dict.fromkeys(metric for metric, _ in arguments.max_tax)
+            summary += "\n".join(plan_lines(study, arguments.config, list(metrics), arguments.at))
+        if arguments.junit is not None:
+            write_bytes(arguments.junit, junit(study.name, checks))
+    if arguments.markdown is not None:
+        write_text(arguments.markdown, summary)
+    print(summary)
+    return STATUS[overall(checks)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""The two studies of a comparison: opened, checked to be comparable, and what they differ in."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from connector_tax.analysis.aggregate import write_tables
+from connector_tax.analysis.block_model import Estimate
+from connector_tax.analysis.ingest import load_cells
+from connector_tax.analysis.launch_records import read_launch_records
+from connector_tax.analysis.resources import resource_estimates
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PLAIN
+from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.tables import POOLED, AggregateRow
+from connector_tax.figures.tables import StudyTables
+from connector_tax.files import ArtifactError, read_json
+from connector_tax.provenance.unpack import unpack
+from connector_tax.seals import analysis_settings
+from connector_tax.study.design import differences, measured_design
+
+Where = tuple[str, str]  # phase, cell
+ARCHIVE_SUFFIX = ".tar.zst"
+
+
+class NotComparableError(Exception):
+    """Two studies that no ratio can be formed of; the text says why."""
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[StudyTables]:
+    """The tables of a study's folder, of its study.json, or of an archive (analysed anew).
+
+    Raises:
+        ArtifactError: it is none of these, is damaged, or has not been analysed.
+    """
+    if path.name.endswith(ARCHIVE_SUFFIX):
+        with tempfile.TemporaryDirectory(prefix="compare-") as name:
+            root = Path(name) / "study"
+            unpack(path, root)
+            write_tables(load_study(root / paths.STUDY))
+            yield StudyTables(root / paths.STUDY)
+        return
+    file = path / paths.STUDY if path.is_dir() else path
+    tables = StudyTables(file)
+    if not (tables.root / paths.ANALYSIS / paths.TAXES).exists():
+        raise ArtifactError(
+            f"{tables.root}: has no tables; finish the study, or `connector-tax aggregate --study"
+            f" {file}`"
+        )
+    yield tables
+
+
+def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
+    """Stop where a ratio of the two studies would mean nothing.
+
+    Raises:
+        NotComparableError: with the reason.
+    """
+    if a.document == b.document:
+        raise NotComparableError("A and B are the same study: they share every launch")
+    if a.emulated != b.emulated:
+        raise NotComparableError(
+            f"A is {a.engine_label}, B is {b.engine_label}: what is emulated was set by hand"
+        )
+    for what, one, other in (
+        ("model", _model(a), _model(b)),
+        ("arrival process", a.settings["arrivals"], b.settings["arrivals"]),
+        ("confidence", *(s.settings["statistics"]["confidence"] for s in (a, b))),
+    ):
+        if one != other:
+            raise NotComparableError(
+                f"A and B differ in their {what}: {json.dumps(one)} and {json.dumps(other)}"
+            )
+    if not common_configurations(a, b):
+        raise NotComparableError(f"A and B have no configuration in common besides {PLAIN}")
+    if not common_cells(a, b):
+        raise NotComparableError(
+            "A and B have no cell in common, of one rate and shape: "
+            + "; ".join(left_out(a, b) or ["neither has one"])
+        )
+
+
+def common_configurations(a: StudyTables, b: StudyTables) -> list[str]:
+    """The configurations with a connector that both studies have, in A's order."""
+    theirs = {item.id for item in b.connectors}
+    return [item.id for item in a.connectors if item.id in theirs]
+
+
+def common_cells(a: StudyTables, b: StudyTables) -> dict[Where, AggregateRow]:
+    """A's pooled row of plain of every cell that has one rate and one shape in both studies."""
+    ours, theirs = _cells(a), _cells(b)
+    return {
+        where: row
+        for where, row in ours.items()
+        if where in theirs and row.rate_rps is not None and _load(row) == _load(theirs[where])
+    }
+
+
+def left_out(a: StudyTables, b: StudyTables) -> list[str]:
+    """What one study has and is not compared, each with the reason."""
+    ours, theirs, common = _cells(a), _cells(b), common_cells(a, b)
+    lines = []
+    for where in dict.fromkeys((*ours, *theirs)):
+        if where in common:
+            continue
+        name = f"{where[0]} {where[1]}"
+        sides = [f"{s} {_load_text(own[where])}" for s, own in (("A", ours), ("B", theirs))
+                 if where in own]  # fmt: skip
+        lines.append(f"{name}: {'only in ' if len(sides) == 1 else ''}{', '.join(sides)}")
+    for side, mine, other in (("A", a, b), ("B", b, a)):
+        known = {item.id for item in other.configurations}
+        lines += [f"{item.id}: only in {side}" for item in mine.configurations
+                  if item.id not in known]  # fmt: skip
+    return lines
+
+
+def _cells(study: StudyTables) -> dict[Where, AggregateRow]:
+    return {
+        (row.phase, row.cell): row
+        for row in study.aggregate
+        if row.config == PLAIN and row.block == POOLED
+    }
+
+
+def _load(row: AggregateRow) -> tuple[float | None, int, int]:
+    return row.rate_rps, row.input_tokens, row.output_tokens
+
+
+def _load_text(row: AggregateRow) -> str:
+    rate = "at no rate" if row.rate_rps is None else f"at {row.rate_rps:g} requests/s"
+    return f"{rate} of {row.input_tokens}x{row.output_tokens} tokens"
+
+
+def _model(study: StudyTables) -> Any:
+    engine = study.settings["engine"]
+    if engine["kind"] == "embedded":
+        return engine["definition_content"]["model"]
+    return {key: engine[key] for key in ("served_model_name", "vocab_size")}
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What two studies differ in, a line for each: `key: A -> B`."""
+
+    design: list[str]
+    analysis: list[str]
+    environment: list[str]
+    engines: list[str]
+
+
+def what_differs(a: StudyTables, b: StudyTables) -> Differences:
+    """Design, analysis settings, environment, and what the running engines resolved.
+
+    Raises:
+        ArtifactError: environment.json of one of them is missing.
+    """
+    return Differences(
+        _between(*(measured_design(s.settings, s.document["configurations"]) for s in (a, b))),
+        _between(*(analysis_settings(s.settings) for s in (a, b))),
+        _between(*(read_json(s.root / paths.ENVIRONMENT) for s in (a, b))),
+        _between(*(_engine_settings(s) for s in (a, b))),
+    )
+
+
+def _between(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    return list(differences(a, b))
+
+
+def _engine_settings(study: StudyTables) -> dict[str, dict[str, str]]:
+    by_config: dict[str, dict[str, str]] = {}
+    for row in study.engine:
+        if row.setting and row.value:
+            by_config.setdefault(row.config, {})[row.setting] = row.value
+    return by_config
+
+
+def contrasts_of_resources(study: StudyTables) -> dict[tuple[str, str], Estimate]:
+    """(configuration, resource) to the contrast behind its row of resources.csv.
+
+    Raises:
+        ArtifactError: a launch's records are missing or not what they were.
+    """
+    cells = load_cells(load_study(study.root / paths.STUDY), "A")
+    return resource_estimates(read_launch_records(cells), study.cell_at("ref_safe"))

@@ -1,0 +1,165 @@
+"""How right a rehearsal is: a measured study, and the same rehearsed from one of its launches.
+
+    python -m connector_tax.rehearsal.accuracy --archive FILE --launch plain/block0/A
+
+The launch's step log is fitted, the whole study is rehearsed with it, and plain's cells are set
+beside the measured ones. Every other configuration costs more than plain by what such a study is to
+find out, and is not compared.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from connector_tax.analysis.ingest import Cell, load_cells
+from connector_tax.analysis.measure import measure_requests
+from connector_tax.analysis.reference import judge_launches, judgement, read_loads
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.names import PHASES, PLAIN
+from connector_tax.artifacts.study_file import Study, launches, load_study
+from connector_tax.commands import run_command
+from connector_tax.config import ConfigError
+from connector_tax.files import ArtifactError, read_json
+from connector_tax.provenance.unpack import unpack
+from connector_tax.rehearsal.machine import fitted_machine
+from connector_tax.rehearsal.page import Section, show
+from connector_tax.rehearsal.study import RehearsalError, rehearse
+
+DURATION_AIM, TTFT_AIM = 0.15, 0.20
+HEADINGS = ["cell", "s", "meas.", "%", "TTFT p50", "meas.", "%", "saturated"]
+
+
+@dataclass(frozen=True)
+class CellFigures:
+    """Plain in one cell: medians over its valid launches."""
+
+    seconds: float
+    ttft_p50_ms: float
+    saturated: bool
+
+
+def figures_of(root: Path) -> dict[tuple[str, str], CellFigures]:
+    """Phase and cell to plain's figures in a study's folder, measured or rehearsed."""
+    study = load_study(root / paths.STUDY)
+    rates: dict[str, Any] = read_json(root / paths.REFERENCE_RATES)
+    rate_of = {"A": None, "B": rates["ref_safe"], "Bp": rates["ref_load"]}
+    cells = [
+        cell
+        for phase in PHASES
+        for cell in load_cells(study, phase, rate_of[phase])
+        if cell.configuration == PLAIN and cell.status == "valid"
+    ]
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.key.phase, cell.key.cell), []).append(cell)
+    saturated = _saturated(study, cells)
+    return {
+        name: CellFigures(
+            median(_seconds(cell) for cell in group),
+            median(float(np.median(measure_requests(cell).ttft_ms)) for cell in group),
+            2 * sum(saturated[cell.key] for cell in group) >= len(group),
+        )
+        for name, group in groups.items()
+    }
+
+
+def _seconds(cell: Cell) -> float:
+    assert cell.record is not None
+    window = cell.record["window"]
+    return float(window["t_drained_ns"] - window["t_origin_ns"]) / 1e9
+
+
+def _saturated(study: Study, cells: Sequence[Cell]) -> dict[Any, bool]:
+    loads = read_loads(cells)
+    sweeps = judge_launches(study, [c for c in cells if c.key.phase == "A"], loads)
+    return {
+        cell.key: cell.key in loads
+        and judgement(study, cell.key, cell.rate_rps or 0.0, loads[cell.key], sweeps).saturated
+        for cell in cells
+    }
+
+
+def study_seconds(root: Path, study: Mapping[str, Any]) -> float:
+    """Start-ups, cells and releases of every launch of a study."""
+    indexes = [read_index(e.folder(root)) for phase in PHASES for e in launches(study, phase)]
+    names = ("startup_s", "cells_s", "release_s")
+    return sum(i.timing[name] for i in indexes if i is not None for name in names)
+
+
+def compare(
+    predicted: Mapping[tuple[str, str], CellFigures],
+    measured: Mapping[tuple[str, str], CellFigures],
+) -> tuple[list[list[str]], dict[str, str], bool]:
+    """A row for each cell that both have, how many meet each aim, and whether all do."""
+    both = [name for name in measured if name in predicted]
+    rows, hits = [], {"duration": 0, "saturation": 0, "TTFT p50": 0}
+    for name in both:
+        mine, real = predicted[name], measured[name]
+        seconds = mine.seconds / real.seconds - 1
+        ttft = mine.ttft_p50_ms / real.ttft_p50_ms - 1
+        hits["duration"] += abs(seconds) <= DURATION_AIM
+        hits["TTFT p50"] += abs(ttft) <= TTFT_AIM
+        hits["saturation"] += mine.saturated == real.saturated
+        said = {True: "yes", False: "no"}
+        same = said[real.saturated]
+        if mine.saturated != real.saturated:
+            same = f"{said[mine.saturated]}, meas. {said[real.saturated]}"
+        rows.append(
+            [" ".join(name), f"{mine.seconds:.1f}", f"{real.seconds:.1f}", f"{100 * seconds:+.0f}",
+             f"{mine.ttft_p50_ms:.4g}", f"{real.ttft_p50_ms:.4g}", f"{100 * ttft:+.0f}", same]
+        )  # fmt: skip
+    lines = {
+        f"{what} {aim}": f"{hits[what]} of {len(both)} cells"
+        for what, aim in (
+            ("duration", f"within {DURATION_AIM:.0%}"),
+            ("saturation", "named right"),
+            ("TTFT p50", f"within {TTFT_AIM:.0%}"),
+        )
+    }
+    return rows, lines, all(hit == len(both) for hit in hits.values())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Set a rehearsal beside the study it rehearses; non-zero where it misses an aim."""
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.rehearsal.accuracy", description=main.__doc__
+    )
+    parser.add_argument("--archive", type=Path, required=True)
+    parser.add_argument("--launch", required=True, help="the launch that is fitted")
+    refusals = (ArtifactError, ConfigError, RehearsalError)
+    return run_command(parser, argv, _compare, refusals, label="accuracy: ")
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
+        measured, virtual = Path(folder) / "measured", Path(folder) / "rehearsed"
+        unpack(arguments.archive, measured)
+        study = dict(load_study(measured / paths.STUDY).document)
+        machine = fitted_machine(study, measured, arguments.launch, 0.0)
+        virtual.mkdir()
+        rehearsal = rehearse(study, machine, virtual)
+        if rehearsal.rates is None:
+            raise RehearsalError(rehearsal.no_rate)
+        rows, lines, good = compare(figures_of(virtual), figures_of(measured))
+        mine, real = (study_seconds(root, study) for root in (virtual, measured))
+    whole = mine / real - 1
+    sentences = [
+        *machine.source,
+        f"the study's launches: {mine / 60:.1f} min predicted, {real / 60:.1f} measured "
+        f"({whole:+.0%})",
+        *(f"{what}: {count}" for what, count in lines.items()),
+    ]
+    show(f"{study['study']}, rehearsed", [Section("plain", sentences, HEADINGS, rows)])
+    return int(not (good and abs(whole) <= DURATION_AIM))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

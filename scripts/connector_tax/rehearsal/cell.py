@@ -1,0 +1,144 @@
+"""One cell in virtual time: the load generator's plan against the virtual engine.
+
+What is sent when, and when the cell ends, is the load generator's own code (`loadgen.plan`); what
+the worker processes do, the in-flight cap, the request's and the drain's time-out, is done here.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from connector_tax.engine.scheduler import Sequence as Served
+from connector_tax.engine.virtual import VirtualEngine
+from connector_tax.loadgen import CellRule, Plan, PlannedRequest
+from connector_tax.loadgen.generator import PROGRESS_S
+from connector_tax.loadgen.messages import Cancel, Done
+
+LEAD_NS = 20_000_000
+LOOK_NS = round(PROGRESS_S * 1e9)
+REQUEST = PlannedRequest("simulated", b"{}", None, None)
+
+
+class Scrape(NamedTuple):
+    """What is seen of the server at one moment, in requests."""
+
+    t_ns: int
+    waiting: int
+    inflight: int
+
+
+@dataclass
+class VirtualCell:
+    """A cell being served.
+
+    Attributes:
+        plan: what is sent, and when the cell is over.
+        rule: that of the plan.
+        shape: input and output tokens of every request.
+        scrape_ns: from one look at the server to the next.
+        front_ns: what a request takes outside the engine.
+        scrapes: what the looks saw.
+        busy_ns: how long the engine was in a step.
+    """
+
+    plan: Plan
+    rule: CellRule
+    shape: tuple[int, int]
+    scrape_ns: int
+    front_ns: int = 0
+    scrapes: list[Scrape] = field(default_factory=list)
+    busy_ns: int = 0
+    _due: deque[tuple[int, int]] = field(default_factory=deque)
+    _live: dict[int, tuple[int, Served]] = field(default_factory=dict)
+    _first_ns: dict[int, int] = field(default_factory=dict)
+    _wake_ns: int | None = 0
+
+    def serve(self, engine: VirtualEngine) -> None:
+        """Run the cell until it is drained."""
+        origin_ns = engine.now_ns
+        self.plan.start(origin_ns)
+        look_ns = scrape_ns = self._wake_ns = origin_ns
+        while self._wake_ns is not None or self._due or engine.scheduler.has_work:
+            if not engine.scheduler.has_work:
+                events = [self._due[0][0]] if self._due else []
+                events += [self._wake_ns] if self._wake_ns is not None else []
+                engine.now_ns = max(engine.now_ns, min(events))
+            while look_ns <= engine.now_ns:
+                self.plan.look()
+                look_ns += LOOK_NS
+            while scrape_ns <= engine.now_ns:
+                depth = len(engine.scheduler.waiting)
+                self.scrapes.append(Scrape(scrape_ns, depth, len(self._live)))
+                scrape_ns += self.scrape_ns
+            self._issue(engine.now_ns)
+            self._arrive(engine)
+            self._expire(engine)
+            if engine.scheduler.has_work:
+                before_ns = engine.now_ns
+                emitted = engine.step()
+                self.busy_ns += engine.now_ns - before_ns
+                self._answer(emitted, engine.now_ns)
+
+    def _issue(self, now_ns: int) -> None:
+        if self._wake_ns is None or self._wake_ns > now_ns:
+            return
+        items, next_ns = self.plan.step(now_ns, now_ns + LEAD_NS)
+        for item in items:
+            # Single requests: none has others of its session to cancel.
+            assert not isinstance(item, Cancel)
+            self._due.append((item[0].due_ns, item[0].seq))
+        self._wake_ns = None if next_ns is None else max(now_ns + 1, next_ns - LEAD_NS)
+
+    def _arrive(self, engine: VirtualEngine) -> None:
+        cap = self.rule.inflight_cap
+        while self._due and self._due[0][0] <= engine.now_ns:
+            due_ns, seq = self._due.popleft()
+            if cap is not None and len(self._live) >= cap:
+                self.plan.take(Done(0, 0, seq, "inflight_cap"))
+                continue
+            self._live[seq] = due_ns, engine.add(seq, *self.shape)
+
+    def _expire(self, engine: VirtualEngine) -> None:
+        """Give up what has outlived its time-out, and everything when the drain is over."""
+        now_ns = engine.now_ns
+        timeout_ns = round(self.rule.request_timeout_s * 1e9)
+        while self._live:
+            seq, (due_ns, _) = next(iter(self._live.items()))
+            if due_ns + timeout_ns > now_ns:
+                break
+            self._give_up(engine, seq, "request_timeout")
+        if self._wake_ns is not None:
+            return
+        assert self.plan.stop_ns is not None
+        if now_ns >= self.plan.stop_ns + round(self.plan.drain_s * 1e9):
+            for seq in list(self._live):
+                self._give_up(engine, seq, "drain_timeout")
+
+    def _give_up(self, engine: VirtualEngine, seq: int, kind: str) -> None:
+        due_ns, sequence = self._live.pop(seq)
+        engine.scheduler.abort(sequence)
+        first_ns = self._first_ns.get(seq)
+        self.plan.take(
+            Done(
+                0, 0, seq, kind, t_send_ns=due_ns, t_first_token_ns=first_ns,
+                t_done_ns=engine.now_ns,
+            )
+        )  # fmt: skip
+
+    def _answer(self, emitted: Sequence[Served], now_ns: int) -> None:
+        for served in emitted:
+            seq = served.sink
+            self._first_ns.setdefault(seq, now_ns + self.front_ns)
+            if not served.finished:
+                continue
+            due_ns, _ = self._live.pop(seq)
+            first_ns, last_ns = self._first_ns.pop(seq), now_ns + self.front_ns
+            self.plan.take(
+                Done(
+                    0, 0, seq, t_worker_ns=due_ns, t_conn_ns=due_ns, t_send_ns=due_ns,
+                    t_headers_ns=first_ns, t_first_token_ns=first_ns, t_last_token_ns=last_ns,
+                    t_done_ns=last_ns, prompt_tokens=served.prompt_len,
+                    completion_tokens=served.output_len,
+                )
+            )  # fmt: skip

@@ -1,0 +1,252 @@
+"""What a rehearsal says about its study: time, cells, what can be decided, and what to change."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
+from connector_tax.analysis.hypotheses import CANNOT_TELL
+from connector_tax.analysis.taxes import CONFIRMATORY, NO_TAX, TAX
+from connector_tax.artifacts.names import PHASES, PLAIN, Launch, configuration_of
+from connector_tax.artifacts.tables import POOLED, TaxRow
+from connector_tax.rehearsal.page import Section
+from connector_tax.rehearsal.study import Rehearsal
+
+# A gate's requests and its stop, beside the start-up.
+GATE_S = 10.0
+PHASE_NAMES = {"A": "Phase A", "B": "Phase B", "Bp": "Phase B'"}
+CellName = tuple[str, str]
+
+
+def seconds_by_part(rehearsal: Rehearsal) -> dict[str, float]:
+    """Expected seconds of the study's parts, in the order they run."""
+    study, machine = rehearsal.study, rehearsal.machine
+    gated = study.config["engine"]["kind"] == "vllm"
+    starts = [c["id"] for c in study.document["configurations"] if gated or c["gate"]]
+    # The proof of the step probe is one start more.
+    parts = {"gates": (len(starts) + gated) * (machine.startup_s + GATE_S)}
+    around = 0.0
+    for phase in PHASES:
+        indexes = list(rehearsal.own_indexes(phase))
+        parts[PHASE_NAMES[phase]] = sum(i.timing["cells_s"] for i in indexes)
+        around += sum(i.timing["startup_s"] + i.timing["release_s"] for i in indexes)
+    return {**parts, "start-up and release": around}
+
+
+def cells_that_cannot_be_valid(rehearsal: Rehearsal) -> dict[CellName, str]:
+    """Phase and cell to the reason, where no launch has a valid cell."""
+    states: dict[CellName, list[Mapping[str, Any]]] = {}
+    for (launch, cell), record in rehearsal.records.items():
+        states.setdefault((launch.phase, cell), []).append(record)
+    return {
+        name: "; ".join(records[0]["void_reasons"])
+        for name, records in states.items()
+        if not any(record["valid"] for record in records)
+    }
+
+
+def sections(rehearsal: Rehearsal) -> list[Section]:
+    """Everything a rehearsal has to say, in order."""
+    found = [_duration(rehearsal), _machine(rehearsal), *_cells(rehearsal)]
+    if rehearsal.rates is not None:
+        found += [_taxes(rehearsal), _hypotheses(rehearsal)]
+    return [*found, Section("Advice", list(advice(rehearsal)) or ["Nothing to change."])]
+
+
+def _duration(rehearsal: Rehearsal) -> Section:
+    parts = seconds_by_part(rehearsal)
+    total = sum(parts.values())
+    rows = [[name, f"{s / 60:.0f}", f"{s / total:.0%}"] for name, s in parts.items()]
+    blocks = rehearsal.own_blocks
+    text = f"{total / 3600:.1f} h for {blocks} block{'s' if blocks > 1 else ''}."
+    return Section("Duration", [text], ["part", "min", "share"], rows)
+
+
+def _machine(rehearsal: Rehearsal) -> Section:
+    machine, rates = rehearsal.machine, rehearsal.rates
+    sentences = [
+        *machine.source,
+        f"KV cache: {machine.kv_tokens} tokens. Start-up {machine.startup_s:.0f} s.",
+        "A rehearsed machine is quiet and the load generator never late: nothing is void for that.",
+    ]
+    if rates is None:
+        sentences.append(f"NO REFERENCE RATE: {rehearsal.no_rate}")
+    else:
+        sentences.append(
+            f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s."
+        )
+    return Section("Machine and reference rates", sentences)
+
+
+def _cells(rehearsal: Rehearsal) -> Iterator[Section]:
+    """A table for each phase: plain's launches, medians over them."""
+    by_cell = _plain_records(rehearsal)
+    precision = {
+        (row["phase"], row["cell"]): row
+        for row in rehearsal.rows
+        if row["configuration"] == PLAIN and row["block"] == POOLED
+    }
+    headings = ["cell", "req/s", "min", "load", "in fl.", "TTFT", "TPOT", "+-%", "drop", "state"]
+    note = (
+        "plain, medians over launches. min: with a second measurement where void. load: share of "
+        "the time in steps. in fl.: requests in flight. TTFT, TPOT: p50, ms. +-%: half the "
+        "interval of the TTFT p90 of one launch."
+    )
+    for phase, names in groupby(by_cell, key=lambda name: name[0]):
+        rows = [_cell_row(by_cell[name], precision.get(name, {})) for name in names]
+        sentences = [note] if phase == PHASES[0] else []
+        yield Section(PHASE_NAMES[phase], sentences, headings, rows)
+
+
+def _plain_records(rehearsal: Rehearsal) -> dict[CellName, list[Mapping[str, Any]]]:
+    by_cell: dict[CellName, list[Mapping[str, Any]]] = {}
+    for phase in PHASES:
+        for planned in rehearsal.study.cells(phase):
+            records = [
+                record
+                for (launch, cell), record in rehearsal.records.items()
+                if (launch.phase, cell) == (phase, planned["cell"])
+                and launch.configuration == PLAIN
+            ]
+            if records:
+                by_cell[phase, planned["cell"]] = records
+    return by_cell
+
+
+def _cell_row(records: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> list[str]:
+    def middle(name: str) -> float:
+        return float(median(record["rehearsed"][name] for record in records))
+
+    def shown(name: str) -> str:
+        value = row.get(name)
+        return "" if value is None else f"{value:.4g}"
+
+    valid = sum(record["valid"] for record in records)
+    state = "valid" if valid == len(records) else f"VOID {len(records) - valid}/{len(records)}"
+    if row.get("saturated"):
+        state = "saturated" if valid else state
+    width = ""
+    if row.get("ttft_p90_hi_ms") is not None:
+        half = (row["ttft_p90_hi_ms"] - row["ttft_p90_lo_ms"]) / 2 / row["ttft_p90_ms"]
+        width = f"{100 * half:.1f}"
+    first = records[0]
+    return [
+        first["cell"],
+        f"{first['schedule']['rate_rps']:g}",
+        f"{middle('seconds') / 60:.1f}",
+        f"{middle('load'):.0%}",
+        f"{middle('inflight_p50'):.0f}",
+        shown("ttft_p50_ms"),
+        shown("tpot_p50_ms"),
+        width,
+        str(round(median(record["counts"]["dropped"] for record in records))),
+        state,
+    ]
+
+
+def _taxes(rehearsal: Rehearsal) -> Section:
+    """What could be told of the taxes that verdicts are made for."""
+    rows = []
+    named = [t for t in rehearsal.taxes if configuration_of(t.config) != PLAIN]
+    confirmatory = [t for t in named if t.family == CONFIRMATORY]
+    by_metric = sorted(confirmatory, key=lambda t: (t.cell, t.metric))
+    for (cell, metric), group in groupby(by_metric, key=lambda t: (t.cell, t.metric)):
+        taxes = list(group)
+        halves = [half for tax in taxes if (half := _half_width(tax)) is not None]
+        told = sum(tax.verdict in (TAX, NO_TAX) for tax in taxes)
+        needed = [tax.blocks_needed for tax in taxes if tax.blocks_needed is not None]
+        width = f"{100 * median(halves):.1f}" if halves else ""
+        margin = taxes[0].margin
+        more = str(max(needed)) if needed else ""
+        rows.append([cell, metric, width, f"{100 * (margin or 0):g}", f"{told}/{len(taxes)}", more])
+    note = (
+        f"With {rehearsal.study.document['blocks']} blocks, no connector costing anything beside "
+        "what the machine above says. A tax below +-% cannot be told from none; NO TAX needs +-% "
+        "below the margin. blocks: what the undecided would take."
+    )
+    headings = ["cell", "metric", "+-%", "margin %", "decided", "blocks"]
+    return Section("Taxes", [note], headings, rows)
+
+
+def _half_width(tax: TaxRow) -> float | None:
+    return None if tax.tax_lo is None or tax.tax_hi is None else (tax.tax_hi - tax.tax_lo) / 2
+
+
+def _hypotheses(rehearsal: Rehearsal) -> Section:
+    sentences = [f"{h['id']}: {h['verdict']}. {h['sentence']}" for h in rehearsal.hypotheses]
+    decided = sum(h["verdict"] != CANNOT_TELL for h in rehearsal.hypotheses)
+    start = (
+        f"{decided} of {len(sentences)} would be decided with "
+        f"{rehearsal.study.document['blocks']} blocks, were the taxes those rehearsed:"
+    )
+    return Section("Hypotheses", [start, *sentences])
+
+
+def advice(rehearsal: Rehearsal) -> Iterator[str]:
+    """What to change, each sentence with the key it is about."""
+    config, rates = rehearsal.study.config, rehearsal.rates
+    parts = seconds_by_part(rehearsal)
+    hours = sum(parts.values()) / 3600
+    per_block = (hours - parts["gates"] / 3600) / rehearsal.own_blocks
+    if rehearsal.own_blocks < MIN_BLOCKS_FOR_VERDICT:
+        yield (
+            f"blocks: {rehearsal.own_blocks} decides nothing; {MIN_BLOCKS_FOR_VERDICT} take "
+            f"{per_block * MIN_BLOCKS_FOR_VERDICT + parts['gates'] / 3600:.1f} h."
+        )
+    wanted = [
+        t.blocks_needed
+        for t in rehearsal.taxes
+        if t.family == CONFIRMATORY and t.blocks_needed is not None
+    ]
+    if wanted:
+        hours_needed = per_block * max(wanted) + parts["gates"] / 3600
+        yield f"blocks: {max(wanted)} decide every confirmatory tax, in {hours_needed:.0f} h."
+    if hours > config["hypotheses"]["max_hours"]:
+        limit = config["hypotheses"]["max_hours"]
+        yield f"hypotheses.max_hours: {limit:g}; the study takes {hours:.1f} h."
+    for (phase, cell), reason in cells_that_cannot_be_valid(rehearsal).items():
+        yield f"{_key_of(phase)}: {cell} cannot be valid ({reason})."
+    yield from _about_rates(rehearsal)
+    if rates is None:
+        yield "phase_a.rates_rps: add lower rates; without a reference rate nothing follows."
+    elif rates["ref_safe"] == rates["ref_load"] and config["phase_bp"]["configurations"]:
+        yield "phase_bp: skipped where ref_load equals ref_safe, as here."
+    preempted = sum(r["rehearsed"]["preemptions"] for r in rehearsal.records.values())
+    if preempted:
+        yield f"cell.inflight_cap: the KV cache is too small for it; {preempted} preemptions."
+
+
+def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
+    """The rates of Phase A far beyond what plain can serve, and a grid that never saturates."""
+    if rehearsal.rates is None:
+        return
+    sweep = [
+        row
+        for row in rehearsal.rows
+        if row["phase"] == "A" and row["configuration"] == PLAIN and row["block"] == POOLED
+    ]
+    saturated = [row for row in sweep if row["saturated"] or row["status"] == "void"]
+    if not saturated:
+        yield "phase_a.rates_rps: plain is never saturated; ref_load is only the grid's end."
+        return
+    beyond = saturated[1:]
+    if beyond and not rehearsal.study.config["precision"]["enabled"]:
+        minutes = sum(
+            record["rehearsed"]["seconds"]
+            for (launch, cell), record in rehearsal.records.items()
+            if _is_own(rehearsal, launch) and cell in {row["cell"] for row in beyond}
+        )
+        names = ", ".join(row["cell"] for row in beyond)
+        yield (
+            f"phase_a.rates_rps: plain saturates at {saturated[0]['cell']}; {names} take "
+            f"{minutes / 60:.0f} min and feed no verdict (precision.enabled leaves them out)."
+        )
+
+
+def _is_own(rehearsal: Rehearsal, launch: Launch) -> bool:
+    return launch.phase == "A" and launch.block < rehearsal.own_blocks
+
+
+def _key_of(phase: str) -> str:
+    return {"A": "phase_a.rates_rps", "B": "phase_b", "Bp": "phase_bp.shapes"}[phase]

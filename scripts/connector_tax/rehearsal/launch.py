@@ -1,0 +1,223 @@
+"""Launches in virtual time: what the driver of a launch does, its cells served by `rehearsal.cell`.
+
+Order of cells, arrivals, the rule by which a cell ends, the reasons to leave one out and the checks
+it must pass are the driver's own (`study.launch`). A folder as a driver leaves it comes of it, so
+that the analysis reads it as it reads any study.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from connector_tax.analysis.validity import assess, void_reasons
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
+from connector_tax.artifacts.names import Launch
+from connector_tax.engine.virtual import VirtualEngine
+from connector_tax.files import read_json, sha256_file, write_bytes, write_json
+from connector_tax.loadgen import CellResult, Plan, open_loop
+from connector_tax.rehearsal.cell import REQUEST, VirtualCell
+from connector_tax.rehearsal.machine import Machine, machine_of
+from connector_tax.study.cell import PreparedCell, cell_record, cell_rule, prepare
+from connector_tax.study.design import cell_order, launch_seed, successes_wanted
+from connector_tax.study.launch import MEASUREMENTS_OF_A_VOID_CELL
+from connector_tax.study.plan import reference_rate
+from connector_tax.study.precision import precision_record, precision_rule, skip_reason
+from connector_tax.study.resume import launch_skip_reason
+
+WAITING = "vllm:num_requests_waiting"
+BEGUN = "1970-01-01T00:00:00+00:00"
+# What a load generator that never lags says of itself.
+HEALTHY: dict[str, Any] = {
+    "processes": {
+        name: {
+            **dict.fromkeys(("loop_lag_p99_ms", "loop_lag_max_ms", "cpu_share"), 0.0),
+            **dict.fromkeys(("undecodable", "oversized", "dropped_messages", "late_results"), 0),
+        }
+        for name in ("main", "worker0")
+    },
+    "workers": 1,
+    "workers_died": [],
+    "connections_per_worker": 1,
+    "connections": {"worker0": 1},
+}
+
+
+def rehearse_launch(study: Mapping[str, Any], launch: Launch, root: Path, machine: Machine) -> None:
+    """Write what the launch would leave, below the study's folder `root`."""
+    folder = launch.folder(root)
+    folder.mkdir(parents=True, exist_ok=True)
+    status, rate = "skipped", None
+    reason = launch_skip_reason(root, launch)
+    entries: list[CellEntry] = []
+    seconds = 0.0
+    if reason is None:
+        status, rate = "done", reference_rate(root, launch.phase)
+        engine = VirtualEngine(
+            machine.engines[launch.configuration], launch_seed(study, launch), machine.device_us
+        )
+        for cell in cell_order(study, launch):
+            skipped = skip_reason(study, launch, folder, cell)
+            if skipped is not None:
+                entries.append(CellEntry(cell["cell"], "skipped", skipped, {}))
+                continue
+            record = _rehearse_cell(study, launch, cell, rate, engine, machine, folder)
+            seconds += record["rehearsed"]["seconds"]
+            entries.append(finished_cell(record, folder / cell["cell"]))
+    else:
+        entries = [CellEntry(c["cell"], "skipped", reason, {}) for c in cell_order(study, launch)]
+    ran = status == "done"
+    timing = {
+        "startup_s": machine.startup_s if ran else 0.0,
+        "cells_s": seconds,
+        "release_s": float(study["config"]["server"]["release_s"]) if ran else 0.0,
+    }
+    index = launch_index(
+        study, launch, entries, status=status, reason=reason, rate_rps=rate, started_utc=BEGUN,
+        ended_utc=BEGUN, timing=timing,
+    )  # fmt: skip
+    write_index(folder, index)
+
+
+def _rehearse_cell(
+    study: Mapping[str, Any],
+    launch: Launch,
+    planned: Mapping[str, Any],
+    launch_rate: float | None,
+    engine: VirtualEngine,
+    machine: Machine,
+    launch_folder: Path,
+) -> dict[str, Any]:
+    """Serve one cell and write its folder; the content of its record."""
+    config, name = study["config"], planned["cell"]
+    rate = planned["rate_rps"] if planned["rate_rps"] is not None else launch_rate
+    assert rate is not None
+    prepared = prepare(study, launch, planned, rate, attempt=1, measurement=1)
+    rule = cell_rule(config, launch.phase)
+    load = open_loop(prepared.offsets_ns, [REQUEST] * len(prepared.offsets_ns), rule)
+    precision = precision_rule(config)
+    cell = VirtualCell(
+        Plan(load, rule, precision),
+        rule,
+        (planned["input_tokens"], planned["output_tokens"]),
+        round(config["metrics"]["interval_s"] * 1e9),
+        machine.front_ns,
+    )
+    began_ns, preempted = engine.now_ns, engine.scheduler.preemptions
+    cell.serve(engine)
+    folder = launch_folder / name
+    folder.mkdir(parents=True)
+    logs = {kind: paths.cell_log(kind, launch.phase, name) for kind in paths.CELL_LOGS}
+    result = _result(cell, engine.now_ns)
+    write_bytes(folder / logs["requests"], _lines(result.records))
+    write_bytes(folder / logs["metrics"], _metrics(cell))
+    write_bytes(folder / logs["engine_step"], b"")
+    record = _judged(study, launch, prepared, cell, result)
+    if precision is not None:
+        requests_file = folder / logs["requests"]
+        record["precision"] = precision_record(precision, result, requests_file, config)
+    seconds = (engine.now_ns - began_ns) / 1e9
+    again = not record["valid"] and result.cooldown_ended_by != "overloaded"
+    inflight = [scrape.inflight for scrape in cell.scrapes if scrape.t_ns < result.t_stop_ns]
+    record["rehearsed"] = {
+        "seconds": seconds * (MEASUREMENTS_OF_A_VOID_CELL if again else 1),
+        "load": cell.busy_ns / (engine.now_ns - began_ns),
+        "inflight_p50": float(np.median(inflight)),
+        "inflight_max": max(inflight),
+        "preemptions": engine.scheduler.preemptions - preempted,
+    }
+    record["files"] = {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
+    write_json(folder / paths.cell_record(launch.phase, name), record)
+    return record
+
+
+def _lines(values: Sequence[Any]) -> bytes:
+    return b"".join(msgspec.json.encode(value) + b"\n" for value in values)
+
+
+def _metrics(cell: VirtualCell) -> bytes:
+    return _lines(
+        [
+            {"t_ns": s.t_ns, "ok": True, "scrape_ms": 0.0, "values": {WAITING: float(s.waiting)}}
+            for s in cell.scrapes
+        ]
+    )
+
+
+def _result(cell: VirtualCell, drained_ns: int) -> CellResult:
+    """What the load generator would have returned."""
+    plan = cell.plan
+    assert plan.stop_ns is not None
+    assert plan.cooldown_ended_by is not None
+    requests = plan.requests()
+    return CellResult(
+        records=[entry.record for entry in requests if entry.record.t_issue_ns is not None],
+        requests=requests,
+        bodies_sha256=plan.bodies_sha256,
+        t_origin_ns=plan.origin_ns,
+        t_warmup_end_ns=plan.warmup_end_ns,
+        t_stop_ns=plan.stop_ns,
+        t_cooldown_end_ns=plan.cooldown_end_ns,
+        cooldown_ended_by=plan.cooldown_ended_by,
+        t_drained_ns=drained_ns,
+        extended_s=max(0.0, (plan.stop_ns - plan.floor_ns) / 1e9),
+        precise=plan.precise,
+        clock="worker",
+        health=HEALTHY,
+    )
+
+
+def _judged(
+    study: Mapping[str, Any],
+    launch: Launch,
+    prepared: PreparedCell,
+    cell: VirtualCell,
+    result: CellResult,
+) -> dict[str, Any]:
+    """The cell's record, judged as a measured one is; the machine is taken to be undisturbed."""
+    config = study["config"]
+    records: list[dict[str, Any]] = msgspec.to_builtins(result.records)
+    record = cell_record(study, launch, prepared, result, records, BEGUN)
+    ok = [r for r in records if r["status"] == "ok"]
+    counters: dict[str, float | None] = {
+        "success": len(ok),
+        "prompt_tokens": sum(r["prompt_tokens"] for r in ok),
+        "generation_tokens": sum(r["completion_tokens"] for r in ok),
+        "prefix_cache_hits": 0,
+        "external_prefix_cache_hits": 0,
+    }
+    checks = assess(
+        records=records,
+        planned=record["counts"]["planned"],
+        shape=cell.shape,
+        window=record["window"],
+        cell=config["cell"],
+        wanted=successes_wanted(config),
+        suspended_ms=0,
+        counters={"before": dict.fromkeys(counters, 0), "after": counters},
+        scrapes=[{"t_ns": s.t_ns, "ok": True} for s in cell.scrapes],
+        health=HEALTHY,
+        clock="worker",
+        bounds=config["validity"],
+    )
+    reasons = void_reasons(checks)
+    return record | {"health": checks, "valid": not reasons, "void_reasons": reasons}
+
+
+def main(argv: Sequence[str]) -> int:
+    """One process of a rehearsal: the study's folder, then the launches it is to do, as JSON."""
+    root = Path(argv[0])
+    study = read_json(root / paths.STUDY)
+    machine = machine_of(study)
+    for config, block, phase in json.loads(argv[1]):
+        rehearse_launch(study, Launch(config, block, phase), root, machine)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,237 @@
+"""The machine a study is rehearsed on: an engine for each configuration, in virtual time.
+
+Three kinds. A study on the embedded engine has its costs and taxes in its own design. Of a real
+vLLM, `rehearsal` in the configuration names an accelerator (`rehearsal.roofline`) or a launch of an
+archive whose step log is fitted (`engine.fit`). A connector's tax is what such a study is to find
+out: there every configuration costs what plain does.
+"""
+
+import itertools
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from connector_tax.analysis.measure import read_requests
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.config import ConfigError
+from connector_tax.engine.admission import AdmissionOptions
+from connector_tax.engine.config import EngineConfig, ModelOptions, load_config
+from connector_tax.engine.faults import FaultPlan
+from connector_tax.engine.fit import fit, read_steps
+from connector_tax.engine.model import StepCost
+from connector_tax.engine.scheduler import SchedulerOptions, StepPlan
+from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.provenance.unpack import unpack
+from connector_tax.rehearsal.roofline import Roofline, read_accelerator, read_model
+
+KV_BLOCK = 16
+# vLLM's where its flags do not say: requests that run at once, and tokens of a step.
+VLLM_SEQUENCES = 256
+VLLM_STEP_TOKENS = 8192
+EMBEDDED_STARTUP_S = 2.0
+GPU_MEMORY_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a launch of each configuration costs.
+
+    Attributes:
+        engines: by configuration id.
+        device_us: as `VirtualEngine` takes it.
+        startup_s: from launch to ready.
+        front_ns: what a request takes outside the engine, all of it before its first token.
+        kv_tokens: tokens the KV cache has room for.
+        source: sentences on where these numbers are from.
+    """
+
+    engines: Mapping[str, EngineConfig]
+    device_us: Callable[[StepPlan], float] | None
+    startup_s: float
+    front_ns: int
+    kv_tokens: int
+    source: tuple[str, ...]
+
+
+def machine_of(study: Mapping[str, Any]) -> Machine:
+    """The machine that a resolved design names.
+
+    Raises:
+        ConfigError: it names none, or one that cannot be had; names the key.
+    """
+    engine, names = study["config"]["engine"], study["config"].get("rehearsal")
+    if engine["kind"] == "embedded":
+        return _embedded(study)
+    if names is None:
+        raise ConfigError(
+            "rehearsal: missing; a study of a real vLLM names the machine it is rehearsed on: an "
+            "accelerator and a model_config, or an archive and a launch"
+        )
+    if "accelerator" in names:
+        return _on_accelerator(study, names)
+    return _fitted(study, names)
+
+
+def _embedded(study: Mapping[str, Any]) -> Machine:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "engine.json"
+        write_json(path, study["config"]["engine"]["definition_content"])
+        engines = {c["id"]: load_config(path, c["id"]) for c in study["configurations"]}
+    options = engines["plain"].scheduler
+    return Machine(
+        engines=engines,
+        device_us=None,
+        startup_s=EMBEDDED_STARTUP_S,
+        front_ns=0,
+        kv_tokens=options.kv_blocks * options.kv_block_size,
+        source=("Step costs and taxes are those of the embedded engine's own definition.",),
+    )
+
+
+def _on_accelerator(study: Mapping[str, Any], names: Mapping[str, Any]) -> Machine:
+    flags = study["config"]["engine"]["flags"]
+    accelerator, reached = read_accelerator(names["accelerator"])
+    model = read_model(Path(names["model_config"]))
+    roof = Roofline(model, accelerator, reached, int(flags.get("--tensor-parallel-size", 1)))
+    share = float(flags.get("--gpu-memory-utilization", GPU_MEMORY_SHARE))
+    kv_tokens, longest = roof.kv_tokens(share), int(flags.get("--max-model-len", 0))
+    if kv_tokens < longest or kv_tokens <= 0:
+        raise ConfigError(
+            f"engine.flags.--max-model-len: found {longest}; allowed: at most {max(kv_tokens, 0)}, "
+            f"what {share:.0%} of {roof.gpus} x {accelerator.name} leaves for the KV cache beside "
+            f"{model.parameters * model.weight_bytes / 2**30:.1f} GiB of weights"
+        )
+    cost = _cost(reached.host_us, reached.step_sd, names.get("launch_sd", reached.launch_sd))
+    gpu = f"{roof.gpus} x {accelerator.name}" if roof.gpus > 1 else accelerator.name
+    return Machine(
+        engines=_same_for_all(study, cost, kv_tokens),
+        device_us=roof.device_us,
+        startup_s=roof.startup_s,
+        front_ns=0,
+        kv_tokens=kv_tokens,
+        source=(
+            f"{gpu}: {accelerator.bf16_tflops:g} TFLOP/s bf16, "
+            f"{accelerator.bandwidth_gb_s:g} GB/s, "
+            f"{accelerator.memory_mib / 1024:.0f} GiB ({accelerator.source}).",
+            f"Taken to reach {reached.linear:.0%} of the arithmetic in matrix products, "
+            f"{reached.attention:.0%} in attention, {reached.bandwidth:.0%} of the bandwidth, and "
+            f"{reached.host_us / 1e3:g} ms a step besides: assumptions, to be replaced by a "
+            "measured step log.",
+            f"Model: {model.parameters / 1e9:.1f} billion weights, "
+            f"{model.active_parameters / 1e9:.1f} used by a token, "
+            f"{model.kv_bytes_per_token / 1024:.0f} KiB of KV cache a token "
+            f"({names['model_config']}).",
+        ),
+    )
+
+
+def _fitted(study: Mapping[str, Any], names: Mapping[str, Any]) -> Machine:
+    """As `archive_machine`, of the archive and launch that the configuration names."""
+    with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
+        root = Path(folder) / "study"
+        try:
+            unpack(Path(names["archive"]), root)
+            return fitted_machine(study, root, names["launch"], names.get("launch_sd", 0.0))
+        except ArtifactError as error:
+            raise ConfigError(f"rehearsal: {error}") from None
+
+
+def fitted_machine(
+    study: Mapping[str, Any], measured: Path, launch: str, launch_sd: float
+) -> Machine:
+    """The machine that one measured launch shows.
+
+    Args:
+        study: the design to rehearse.
+        measured: the folder of a measured study.
+        launch: of that study, such as `plain/block0/A`.
+        launch_sd: relative spread from launch to launch, which one launch does not show.
+
+    Raises:
+        ArtifactError: the launch has no whole cell or no step log that can be fitted.
+    """
+    folder = measured / paths.RUNS / launch
+    index = read_index(folder)
+    if index is None:
+        raise ArtifactError(f"{folder / paths.INDEX}: no such file")
+    names = [entry.cell for entry in index.cells if entry.status == "valid"]
+    logs = [folder / name / paths.cell_log("engine_step", index.phase, name) for name in names]
+    steps = read_steps(logs)
+    fitted = fit(steps)
+    values = {name: value or 0.0 for name, value in fitted.coefficients.items()}
+    values["delta_us"] += _between_us(steps["scheduler"])
+    cost = StepCost(**values, jitter_rel_sd=fitted.relative_sd, launch_offset_rel_sd=launch_sd)
+    longest = int(study["config"]["engine"]["flags"]["--max-model-len"])
+    kv_tokens = VLLM_SEQUENCES * longest
+    machine = Machine(
+        engines=_same_for_all(study, cost, kv_tokens),
+        device_us=None,
+        startup_s=index.timing["startup_s"] / max(1, len(index.attempts)),
+        front_ns=0,
+        kv_tokens=kv_tokens,
+        source=(
+            f"Fitted to {fitted.steps} steps of {launch} of {measured.name} (R2 {fitted.r2:.2f}); "
+            "what a request takes outside the engine is from the same launch's lightest cell. The "
+            "KV cache is taken to be large enough.",
+        ),
+    )
+    return replace(machine, front_ns=_front_ns(machine, folder, index))
+
+
+def _front_ns(machine: Machine, folder: Path, index: LaunchIndex) -> int:
+    """What the requests of the launch's lightest cell took beside their own prefill step."""
+    records = [
+        read_json(folder / entry.cell / paths.cell_record(index.phase, entry.cell))
+        for entry in index.cells
+        if entry.status == "valid"
+    ]
+    lightest = min(records, key=lambda r: (r["schedule"]["rate_rps"], r["input_tokens"]))
+    log = paths.cell_log("requests", index.phase, lightest["cell"])
+    requests = read_requests(folder / lightest["cell"] / log, None, lightest["window"])
+    cost = next(iter(machine.engines.values())).step_cost
+    step_us = cost.delta_us + cost.device_us(lightest["input_tokens"], 0, 0)
+    return max(0, round(float(np.median(requests.ttft_ms)) * 1e6 - step_us * 1e3))
+
+
+def _between_us(records: Mapping[int, Mapping[str, Any]]) -> float:
+    """The median time from one whole step of the scheduler to the next, both in us."""
+    rows = [records[number] for number in sorted(records)]
+    gaps = [
+        (after["t_ns"] - before["t_ns"]) / 1e3 - before["engine_step_us"]
+        for before, after in itertools.pairwise(rows)
+        if before.get("engine_step_us") is not None
+    ]
+    return max(0.0, float(np.median(gaps))) if gaps else 0.0
+
+
+def _cost(host_us: float, step_sd: float, launch_sd: float) -> StepCost:
+    return StepCost(host_us, 0.0, 0.0, 0.0, 0.0, step_sd, launch_sd)
+
+
+def _same_for_all(
+    study: Mapping[str, Any], cost: StepCost, kv_tokens: int
+) -> dict[str, EngineConfig]:
+    engine = study["config"]["engine"]
+    flags = engine["flags"]
+    model = ModelOptions(
+        engine["served_model_name"], int(flags.get("--max-model-len", kv_tokens)), 2
+    )
+    options = SchedulerOptions(
+        max_num_batched_tokens=int(flags.get("--max-num-batched-tokens", VLLM_STEP_TOKENS)),
+        max_num_seqs=int(flags.get("--max-num-seqs", VLLM_SEQUENCES)),
+        max_decode_seqs_per_step=None,
+        kv_blocks=kv_tokens // KV_BLOCK,
+        kv_block_size=KV_BLOCK,
+        # No prompt is sent twice, so a cache would only cost time here.
+        enable_prefix_caching=False,
+        admission=AdmissionOptions(decode_first=True),
+    )
+    return {
+        c["id"]: EngineConfig(c["id"], model, options, cost, None, FaultPlan(None))
+        for c in study["configurations"]
+    }

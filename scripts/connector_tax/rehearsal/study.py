@@ -1,0 +1,151 @@
+"""The whole study in virtual time: its launches, reference rates and analysis, in a folder."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from connector_tax.analysis.aggregate import aggregate
+from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
+from connector_tax.analysis.ingest import load_cells
+from connector_tax.analysis.reference import (
+    NoReferenceRateError,
+    judge_launches,
+    read_loads,
+    reference_rates,
+)
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.study_file import Study, launches, load_study
+from connector_tax.artifacts.tables import TaxRow, read_table
+from connector_tax.files import read_json, write_json, write_text
+from connector_tax.rehearsal.machine import Machine
+from connector_tax.study.design import run_order
+
+# The intervals of a rehearsal need no more: their width is known well enough.
+RESAMPLES = 200
+
+
+class RehearsalError(Exception):
+    """A process of the rehearsal failed; its output is the text."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a study comes to in virtual time.
+
+    Attributes:
+        study: as it was rehearsed: with at least the blocks that a verdict needs.
+        own_blocks: the blocks of the study itself.
+        machine: what it was rehearsed on.
+        rates: reference_rates.json; None where no rate qualifies.
+        no_rate: why none does; None where one does.
+        indexes: of every launch that ran.
+        records: the record of each cell, by launch and cell name.
+        rows, taxes, hypotheses: the analysis' tables; empty without reference rates.
+    """
+
+    study: Study
+    own_blocks: int
+    machine: Machine
+    rates: Mapping[str, Any] | None
+    no_rate: str | None
+    indexes: Mapping[Launch, LaunchIndex]
+    records: Mapping[tuple[Launch, str], Mapping[str, Any]]
+    rows: list[dict[str, Any]]
+    taxes: list[TaxRow]
+    hypotheses: list[dict[str, Any]]
+
+    def own_indexes(self, phase: str) -> Iterator[LaunchIndex]:
+        """The launches of a phase that the study itself has."""
+        for launch, index in self.indexes.items():
+            if launch.phase == phase and launch.block < self.own_blocks:
+                yield index
+
+
+def rehearse(study: Mapping[str, Any], machine: Machine, root: Path) -> Rehearsal:
+    """Rehearse a study in the empty folder `root`.
+
+    Raises:
+        RehearsalError: a process of it failed.
+    """
+    own_blocks = study["blocks"]
+    document = _prepared(study, root)
+    _run(document, "A", root)
+    loaded = load_study(root / paths.STUDY)
+    cells = load_cells(loaded, "A")
+    rates: dict[str, Any] | None = None
+    no_rate: str | None = None
+    rows: list[dict[str, Any]] = []
+    taxes: list[TaxRow] = []
+    hypotheses: list[dict[str, Any]] = []
+    try:
+        rates = reference_rates(loaded, cells, judge_launches(loaded, cells, read_loads(cells)))
+    except NoReferenceRateError as error:
+        no_rate = str(error)
+    else:
+        write_json(root / paths.REFERENCE_RATES, rates)
+        for phase in PHASES[1:]:
+            _run(document, phase, root)
+        files = aggregate(loaded)
+        write_text(root / paths.TAXES, str(files[paths.TAXES]))
+        taxes = read_table(root / paths.TAXES, TaxRow)
+        table, findings = files[paths.AGGREGATE_JSON], files[paths.HYPOTHESES]
+        assert not isinstance(table, str)
+        assert not isinstance(findings, str)
+        rows, hypotheses = table["rows"], findings["hypotheses"]
+    indexes = {
+        launch: index
+        for phase in PHASES
+        for launch in launches(document, phase)
+        if (index := read_index(launch.folder(root))) is not None
+    }
+    records = {
+        (launch, entry.cell): read_json(
+            launch.folder(root) / entry.cell / paths.cell_record(launch.phase, entry.cell)
+        )
+        for launch, index in indexes.items()
+        for entry in index.cells
+        if entry.files
+    }
+    return Rehearsal(
+        loaded, own_blocks, machine, rates, no_rate, indexes, records, rows, taxes, hypotheses
+    )
+
+
+def _prepared(study: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """Write what stands around the launches; the design as it is rehearsed."""
+    config = {**study["config"]}
+    config["statistics"] = {**config["statistics"], "resamples": RESAMPLES}
+    document = {**study, "config": config}
+    if study["blocks"] < MIN_BLOCKS_FOR_VERDICT:
+        config["blocks"] = document["blocks"] = MIN_BLOCKS_FOR_VERDICT
+        document["run_order"] = run_order(config)
+    write_json(root / paths.STUDY, document)
+    gates = {c["id"]: {"include": True, "reason": "rehearsed"} for c in study["configurations"]}
+    write_json(root / paths.PREFLIGHT_STATUS, gates)
+    patch = {"step_timing_available": False, "reason": "a rehearsal records no steps"}
+    write_json(root / paths.PATCH_STATUS, patch)
+    return document
+
+
+def _run(document: Mapping[str, Any], phase: str, root: Path) -> None:
+    """Rehearse every launch of a phase, in as many processes as there are CPUs."""
+    todo = [[launch.config, launch.block, phase] for launch in launches(document, phase)]
+    count = len(os.sched_getaffinity(0))
+    shares = [share for number in range(count) if (share := todo[number::count])]
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(lambda share: _process(root, share), shares))
+
+
+def _process(root: Path, share: list[list[Any]]) -> None:
+    command = [sys.executable, "-m", "connector_tax.rehearsal.launch", str(root), json.dumps(share)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RehearsalError(f"{' '.join(command)}\n{done.stderr}")

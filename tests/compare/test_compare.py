@@ -1,0 +1,240 @@
+"""Two studies: the error of a ratio, what is called different, what is refused, the page."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy.stats import sem, ttest_ind
+
+from connector_tax.analysis.taxes import MARKED, POINT_ESTIMATE
+from connector_tax.compare.__main__ import main
+from connector_tax.compare.contrast import Known, difference, from_interval, quantile
+from connector_tax.compare.rows import (
+    AA,
+    HIGHER,
+    LOWER,
+    SAME,
+    TAX,
+    Row,
+    Side,
+    compare_rows,
+    compared,
+    judged,
+)
+from connector_tax.compare.studies import NotComparableError, refuse_unlike, what_differs
+from connector_tax.figures.tables import StudyTables
+from tests.analysis.tables import edit
+from tests.compare.conftest import small_study
+
+BLANK = Row(TAX, "x", "A", "r1", 1.0, 8, 8, "ttft_p90", "fraction", "log", margin=0.03)
+
+
+@given(
+    st.lists(st.floats(-1, 1), min_size=2, max_size=12),
+    st.lists(st.floats(-1, 1), min_size=2, max_size=12),
+)
+def test_the_difference_is_welchs(a: list[float], b: list[float]) -> None:
+    assume(min(np.std(a), np.std(b)) > 1e-3)
+    sides = [Known(float(np.mean(v)), float(sem(v)), len(v) - 1) for v in (a, b)]
+    ours, welch = difference(sides[0], sides[1], 0.95), ttest_ind(b, a, equal_var=False)
+    interval = welch.confidence_interval(0.95)
+    assert (ours.p, ours.df) == pytest.approx((welch.pvalue, welch.df))
+    assert (ours.lo, ours.hi) == pytest.approx((interval.low, interval.high))
+
+
+def test_intervals_cover_with_very_unequal_degrees_of_freedom() -> None:
+    random = np.random.default_rng(7)
+    hits = 0
+    for _ in range(3000):
+        sides = []
+        for sd, df in ((1.0, 3), (0.4, 25)):
+            error = sd * np.sqrt(random.chisquare(df) / df)
+            sides.append(Known(random.normal(0, sd), float(error), df))
+        gap = difference(sides[0], sides[1], 0.95)
+        assert gap.lo is not None
+        assert gap.hi is not None
+        hits += gap.lo < 0 < gap.hi
+    assert 0.93 < hits / 3000 < 0.97
+
+
+def test_a_printed_interval_gives_back_its_error_and_the_longer_arm_counts() -> None:
+    half = quantile(0.95, 5) * 0.02
+    assert from_interval(0.1, 0.1 - half, 0.1 + half, 5, 0.95).error == pytest.approx(0.02)
+    wider = from_interval(0.1, 0.1 - half, 0.1 + 2 * half, 5, 0.95)
+    assert wider.error == pytest.approx(0.04)
+
+
+def test_what_is_exact_on_both_sides_is_the_same_or_different_without_an_interval() -> None:
+    exact = Known(0.5, 0.0, np.inf)
+    assert difference(exact, exact, 0.95).p == 1
+    assert difference(exact, Known(0.6, 0.0, np.inf), 0.95).p == 0
+    beside = difference(exact, Known(0.6, 0.1, 4), 0.95)
+    assert beside.df == pytest.approx(4)
+
+
+def side(point: float, error: float | None, df: float = 10, blocks: int = 3) -> Side:
+    return Side(point, None, None, Known(point, error, df), blocks)
+
+
+@pytest.mark.parametrize(
+    ("b", "verdict"),
+    [
+        (side(0.2, 0.01), HIGHER),
+        (side(-0.2, 0.01), LOWER),
+        (side(0.0, 0.001), SAME),
+        (side(0.03, 0.02), "INCONCLUSIVE"),
+        (side(0.2, None), POINT_ESTIMATE),
+        (side(0.2, 0.01, blocks=2), POINT_ESTIMATE),
+        (side(0.2, 0.01)._replace(mark="plain saturated"), MARKED),
+    ],
+)
+def test_verdicts(b: Side, verdict: str) -> None:
+    (row,) = judged([compared(BLANK, side(0.0, 0.001), b, 0.95)], 0.95)
+    assert row.verdict == verdict
+    assert row.effect == pytest.approx(np.exp(b.known.point))
+    assert row.mark == (f"B: {b.mark}" if b.mark else "")
+
+
+def test_configurations_of_a_cell_are_adjusted_together_and_plain_against_plain_is_not() -> None:
+    gap = compared(BLANK, side(0.0, 0.01), side(0.03, 0.01), 0.95)
+    rows = judged(
+        [*(replace(gap, config=f"c{k}") for k in range(5)), replace(gap, config=AA)], 0.95
+    )
+    assert gap.p_value is not None
+    assert rows[0].p_adjusted == pytest.approx(1 - (1 - gap.p_value) ** 5)
+    assert rows[-1].p_adjusted == pytest.approx(gap.p_value)
+
+
+def test_the_injected_differences_are_found_and_swapping_the_studies_inverts_them(
+    a: Path, b: Path
+) -> None:
+    first, second = StudyTables(a / "study.json"), StudyTables(b / "study.json")
+    rows = compare_rows(first, second)
+    taxes = {r.config: r for r in rows if (r.quantity, r.phase, r.metric) == (TAX, "A", "tpot_p90")}
+    assert taxes["nixl_both"].verdict == LOWER
+    assert taxes["lmcache_only"].verdict == HIGHER
+    assert taxes["nixl_both"].effect == pytest.approx(1.20 / 1.38, rel=0.03)
+    assert {taxes[c].verdict for c in ("mooncake_both", AA)} <= {SAME, "INCONCLUSIVE"}
+    assert (taxes["nixl_both"].blocks_a, taxes["nixl_both"].blocks_b) == (3, 4)
+    there = next(r for r in compare_rows(second, first) if r.config == "nixl_both"
+                 and (r.quantity, r.phase, r.metric) == (TAX, "A", "tpot_p90"))  # fmt: skip
+    assert there.effect is not None
+    assert 1 / there.effect == pytest.approx(taxes["nixl_both"].effect)
+    assert there.p_value == pytest.approx(taxes["nixl_both"].p_value)
+
+
+def test_each_study_brings_its_own_degrees_of_freedom(a: Path, b: Path) -> None:
+    studies = [StudyTables(root / "study.json") for root in (a, b)]
+    where = ("nixl_both", "A", "tpot_p90")
+    tables = [next(r for r in s.taxes if (r.config, r.phase, r.metric) == where) for s in studies]
+    row = next(r for r in compare_rows(studies[0], studies[1])
+               if r.quantity == TAX and (r.config, r.phase, r.metric) == where)  # fmt: skip
+    dfs = [t.error_df for t in tables]
+    assert dfs[0] != dfs[1]
+    errors = []
+    for t in tables:
+        assert t.tax is not None
+        assert t.tax_hi is not None
+        assert t.error_df is not None
+        errors.append(np.log((1 + t.tax_hi) / (1 + t.tax)) / quantile(0.95, t.error_df))
+    parts = [e**4 / df for e, df in zip(errors, dfs, strict=True) if df]
+    assert row.error_df == pytest.approx(sum(e**2 for e in errors) ** 2 / sum(parts), rel=1e-6)
+
+
+def test_resources_are_compared_and_what_never_changes_is_exact(a: Path, b: Path) -> None:
+    rows = compare_rows(*(StudyTables(root / "study.json") for root in (a, b)))
+    by_name = {r.metric: r for r in rows if (r.quantity, r.config) == ("resource", "nixl_both")}
+    assert (by_name["threads"].verdict, by_name["threads"].effect) == (SAME, 1.0)
+    assert by_name["idle_cpu"].scale == "raw"
+    assert by_name["memory_pss_mib"].error_df is not None
+    assert by_name["gpu_memory_mib"].reason.startswith("A: no GPU")
+
+
+def test_one_block_has_no_interval_and_no_verdict(a: Path, tmp_path: Path) -> None:
+    single = small_study(tmp_path / "single", blocks=1, seed=3)
+    rows = compare_rows(*(StudyTables(root / "study.json") for root in (a, single)))
+    taxes = [r for r in rows if r.quantity == TAX and r.effect is not None]
+    assert taxes
+    assert {r.effect_lo for r in taxes} == {None}
+    assert {r.verdict for r in taxes} == {POINT_ESTIMATE}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda d: d.update(emulated=False), "emulated"),
+        (lambda d: d["config"]["arrivals"].update(process="poisson"), "arrival process"),
+        (lambda d: d["config"]["statistics"].update(confidence=0.9), "confidence"),
+        (
+            lambda d: d["config"]["engine"].update(
+                definition_content={"model": {"served_name": 1}}
+            ),
+            "model",
+        ),
+        (
+            lambda d: d.update(configurations=d["configurations"][:1]),
+            "no configuration in common",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    a: Path, b: Path, change: Any, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "study.json").write_text((b / "study.json").read_text())
+    (tmp_path / "analysis").symlink_to(b / "analysis")
+    edit(tmp_path / "study.json", change)
+    with pytest.raises(NotComparableError, match=reason):
+        refuse_unlike(StudyTables(a / "study.json"), StudyTables(tmp_path / "study.json"))
+
+
+def test_a_study_is_not_compared_with_itself(a: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(a), str(a / "study.json")]) == 2
+    assert "the same study" in capsys.readouterr().err
+
+
+def test_what_differs_is_named_key_by_key(a: Path, b: Path) -> None:
+    told = what_differs(*(StudyTables(root / "study.json") for root in (a, b)))
+    assert "engine.definition_content.step_us: 1.0 -> 2.0" in told.design
+    assert "blocks: 3 -> 4" in told.design
+    assert (told.analysis, told.environment, told.engines) == ([], [], [])
+
+
+def test_the_command_writes_a_page_that_needs_nothing_else(
+    a: Path, b: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main([str(a), str(b), "--out", str(out)]) == 0
+    assert "LOWER" in capsys.readouterr().out
+    page = (out / "compare.html").read_text()
+    assert "<b>study" not in page
+    assert "other &lt;b&gt;study" in page
+    assert "EMULATED" in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+    with (out / "compare.csv").open(newline="") as stream:
+        table = list(csv.DictReader(stream))
+    assert {row["quantity"] for row in table} == {"tax", "latency", "resource"}
+    assert "| NIXL" not in (out / "compare.md").read_text()
+    assert "| nixl both | A r20 | TPOT p90 |" in (out / "compare.md").read_text()
+    assert (out / "forest.png").stat().st_size > 10_000
+
+
+def test_a_folder_without_tables_says_what_to_do(
+    a: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "study.json").write_text((a / "study.json").read_text())
+    assert main([str(a), str(tmp_path)]) == 2
+    assert "connector-tax aggregate --study" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_archives_are_opened_and_unlike_engines_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    archives = [f"results/archive/{name}.tar.zst" for name in ("default", "vllm-cpu")]
+    assert main(archives) == 2
+    assert "emulated was set by hand" in capsys.readouterr().err.replace("is ", "", 1)

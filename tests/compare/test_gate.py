@@ -1,0 +1,119 @@
+"""The gate: its four answers, several bounds together, what a CI reads."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from connector_tax.compare.contrast import quantile
+from connector_tax.compare.gate import ABOVE, BELOW, CANNOT_TELL, NO_NUMBER, check, main, overall
+from connector_tax.compare.power import decided_bound, plan_lines
+from connector_tax.figures.tables import StudyTables
+from tests.figures.figure_study import Design, write_study
+
+VOID = {("lmcache_only", "A", "r4"): "error_rate 0.2 > 0.01"}
+OVERLOADED = {("mooncake_both", "r4"): "mooncake_both saturated"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gate")
+    write_study(folder, Design(void=VOID, overloaded=OVERLOADED))
+    return folder
+
+
+def interval(root: Path, config: str = "nixl_both") -> tuple[float, float]:
+    row = StudyTables(root / "study.json").taxes_at("ref_safe", "ttft_p90")[config]
+    assert row.tax_lo is not None
+    assert row.tax_hi is not None
+    return row.tax_lo, row.tax_hi
+
+
+def gate(root: Path, bounds: Sequence[float], configs: Sequence[str], *more: str) -> int:
+    asked = [f"--max-tax=ttft_p90={100 * bound:.6f}%" for bound in bounds]
+    return main([str(root), *asked, *(f"--config={c}" for c in configs), *more])
+
+
+def test_the_exit_status_is_the_answer(root: Path) -> None:
+    lo, hi = interval(root)
+    # The printed interval is symmetric about the tax, not about its logarithm: a little room.
+    assert gate(root, [hi + 0.05], ["nixl_both"]) == 0
+    assert gate(root, [lo - 0.05], ["nixl_both"]) == 1
+    assert gate(root, [(lo + hi) / 2], ["nixl_both"]) == 2
+    assert gate(root, [5.0], ["lmcache_only"]) == 3
+    assert gate(root, [5.0], ["no_such_configuration"]) == 3
+    assert gate(root, [5.0], ["mooncake_both"]) == 3
+
+
+def test_a_broken_bound_outweighs_what_is_not_known(root: Path) -> None:
+    lo, hi = interval(root)
+    assert gate(root, [lo - 0.2], ["nixl_both", "lmcache_only"]) == 1
+    assert gate(root, [hi + 0.2], ["nixl_both", "lmcache_only"]) == 3
+
+
+def test_bounds_judged_together_have_wider_intervals(root: Path) -> None:
+    study = StudyTables(root / "study.json")
+    alone, of_three = (check(study, "nixl_both", "ttft_p90", 0.1, "ref_safe", k) for k in (1, 3))
+    assert None not in (alone.lo, alone.hi, of_three.lo, of_three.hi)
+    assert of_three.lo < alone.lo < alone.hi < of_three.hi  # type: ignore[operator]
+    assert alone.decides is not None
+    assert of_three.decides is not None
+    assert of_three.decides > alone.decides
+
+
+def test_too_few_blocks_cannot_tell(tmp_path: Path) -> None:
+    write_study(tmp_path, Design(blocks=1))
+    study = StudyTables(tmp_path / "study.json")
+    answer = check(study, "nixl_both", "ttft_p90", 5.0)
+    assert answer.result == CANNOT_TELL
+    assert overall([answer]) == CANNOT_TELL
+
+
+def test_junit_and_markdown_say_what_each_bound_gave(root: Path, tmp_path: Path) -> None:
+    lo, hi = interval(root)
+    bounds = [lo - 0.3, (lo + hi) / 2, hi + 0.3]
+    files = (f"--junit={tmp_path / 'gate.xml'}", f"--markdown={tmp_path / 'gate.md'}")
+    assert gate(root, bounds, ["nixl_both", "lmcache_only"], *files) == 1
+    suite = ElementTree.parse(tmp_path / "gate.xml").getroot()
+    assert {k: suite.get(k) for k in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "6", "failures": "1", "errors": "3", "skipped": "1",
+    }  # fmt: skip
+    cases = suite.findall("testcase")
+    assert cases[0].find("failure") is not None
+    assert cases[1].find("skipped") is not None
+    assert [child.tag for child in cases[2]] == ["properties"]
+    text = (tmp_path / "gate.md").read_text()
+    assert text.startswith(f"## Gate: {ABOVE}")
+    assert all(result in text for result in (ABOVE, BELOW, CANNOT_TELL, NO_NUMBER))
+
+
+@pytest.mark.parametrize("bound", ["ttft_p90", "ttft_p90=5", "speed=5%", "ttft_p90=x%"])
+def test_a_wrong_command_line_is_none_of_the_answers(
+    root: Path, bound: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(root), "--max-tax", bound, "--config", "nixl_both"])
+    assert stopped.value.code == 64
+    assert "allowed: METRIC=NUMBER%" in capsys.readouterr().err
+
+
+def test_a_study_that_is_not_there_is_missing(tmp_path: Path) -> None:
+    assert gate(tmp_path / "none", [0.05], ["nixl_both"]) == 3
+
+
+def test_the_decided_bound_is_the_interval_and_the_reach_of_its_power() -> None:
+    # Error 1 and many degrees of freedom: 1.96 + 0.84 standard errors on the logs.
+    assert decided_bound(0.01, 1e6, 0.95) == pytest.approx(0.0284, abs=2e-4)
+    assert quantile(0.95, 1e6) == pytest.approx(1.96, abs=1e-3)
+
+
+def test_more_blocks_decide_smaller_bounds_in_more_minutes(a: Path) -> None:
+    study = StudyTables(a / "study.json")
+    lines = list(plan_lines(study, ["nixl_both"], ["tpot_p90"], "ref_safe"))
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][2:]
+    assert [int(row[0]) for row in rows] == list(range(3, 11))
+    minutes, bounds = ([float(row[k].strip(" %+")) for row in rows] for k in (1, 2))
+    assert minutes == sorted(minutes)
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[0] > 1.5 * bounds[-1]

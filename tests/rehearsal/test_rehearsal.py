@@ -1,0 +1,178 @@
+"""A study in virtual time: the machine's cost, what overload does to a cell, what the page says."""
+
+import copy
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+
+from connector_tax.analysis.ingest import load_cells
+from connector_tax.analysis.measure import measure_requests
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import load_study
+from connector_tax.config import ROOT, ConfigError, load_yaml
+from connector_tax.engine.scheduler import StepPlan
+from connector_tax.engine.virtual import VirtualEngine
+from connector_tax.files import read_json, write_json
+from connector_tax.loadgen import CellRule, Plan, open_loop
+from connector_tax.rehearsal import __main__ as command
+from connector_tax.rehearsal.cell import REQUEST, VirtualCell
+from connector_tax.rehearsal.launch import rehearse_launch
+from connector_tax.rehearsal.machine import machine_of
+from connector_tax.rehearsal.page import COLUMNS, Section, markdown, show
+from connector_tax.rehearsal.roofline import Roofline, read_accelerator, read_model
+from connector_tax.study.design import resolve
+from tests.study_folder import write_stages
+from tests.workflow.harness import TINY
+from tests.workflow.small import smaller
+
+QWEN = ROOT / "config/models/Qwen3-Coder-30B-A3B-Instruct.json"
+
+
+@pytest.fixture
+def at_the_peak() -> Roofline:
+    """An H20 that reaches all of its peaks."""
+    accelerator, efficiency = read_accelerator("H20")
+    whole = replace(efficiency, linear=1.0, attention=1.0, bandwidth=1.0, reserve_gib=0.0)
+    return Roofline(read_model(QWEN), accelerator, whole, 1)
+
+
+def test_a_models_size_is_that_of_its_config(at_the_peak: Roofline) -> None:
+    model = at_the_peak.model
+    assert model.parameters / 1e9 == pytest.approx(30.5, abs=0.1)
+    assert model.active_parameters / 1e9 == pytest.approx(3.05, abs=0.05)
+    assert model.kv_bytes_per_token == 2 * 48 * 4 * 128 * 2
+    memory = 97871 * 2**20 * 0.9
+    assert at_the_peak.kv_tokens(0.9) == (memory - 2 * model.parameters) // 98304
+
+
+def test_a_step_takes_the_slower_of_arithmetic_and_memory(at_the_peak: Roofline) -> None:
+    n = 32768
+    # 0.18 PFLOP in matrix products (the output's only once) and 0.42 in causal attention.
+    flops = 2 * (3.05e9 - 0.31e9) * n + 4 * 48 * 32 * 128 * n * n / 2
+    prefill = StepPlan(prefill_tokens=n, prefill_pairs=n * (n + 1) // 2)
+    assert at_the_peak.device_us(prefill) / 1e6 == pytest.approx(flops / 148e12, rel=0.01)
+    # One sequence: eight experts of each layer and the output's weights, then its KV cache.
+    decode = StepPlan(decode_seqs=1, kv_tokens=100_000)
+    read = 2 * at_the_peak.model.active_parameters + 100_000 * 98304
+    assert at_the_peak.device_us(decode) / 1e6 == pytest.approx(read / 4e12, rel=0.01)
+    # Many sequences touch every expert.
+    crowd = StepPlan(decode_seqs=256)
+    assert at_the_peak.device_us(crowd) / 1e6 == pytest.approx(61e9 / 4e12, rel=0.03)
+    two = replace(at_the_peak, gpus=2)
+    assert two.device_us(prefill) == pytest.approx(at_the_peak.device_us(prefill) / 2)
+
+
+def test_an_accelerator_without_fp8_refuses_a_model_of_fp8(tmp_path: Path) -> None:
+    content = read_json(QWEN) | {"quantization_config": {"quant_method": "fp8"}}
+    write_json(tmp_path / "config.json", content)
+    accelerator, efficiency = read_accelerator("A100")
+    with pytest.raises(ConfigError, match="A100 has no fp8"):
+        Roofline(read_model(tmp_path / "config.json"), accelerator, efficiency, 1)
+
+
+@pytest.mark.parametrize(
+    ("section", "flags", "message"),
+    [
+        (None, {}, "rehearsal: missing"),
+        ({"accelerator": "H21"}, {}, "rehearsal.accelerator: found 'H21'; allowed: H20, "),
+        ({"model_config": "no.json"}, {}, "rehearsal.model_config: no.json: no such file"),
+        ({"accelerator": "L4"}, {}, "engine.flags.--max-model-len: found 200000; allowed: at most"),
+    ],
+)
+def test_a_machine_that_cannot_be_had_is_told_by_its_key(
+    section: dict[str, str] | None, flags: dict[str, Any], message: str
+) -> None:
+    config = load_yaml(ROOT / "config/h20.yaml")
+    config["engine"]["flags"] |= flags
+    config["rehearsal"] = {**config["rehearsal"], "model_config": str(QWEN), **(section or {})}
+    if section is None:
+        del config["rehearsal"]
+    study = resolve(config, "h20.yaml")
+    with pytest.raises(ConfigError) as error:
+        machine_of(study)
+    assert message in str(error.value)
+
+
+def tiny() -> dict[str, Any]:
+    return resolve(yaml.safe_load(smaller(TINY.read_text())), "tiny.yaml")
+
+
+def virtual(rule: CellRule, rate_rps: float) -> tuple[VirtualCell, VirtualEngine]:
+    study = tiny()
+    machine = machine_of(study)
+    offsets = np.arange(0, rule.schedule_s, 1 / rate_rps) * 1e9
+    load = open_loop(offsets.astype(np.int64), [REQUEST] * len(offsets), rule)
+    engine = VirtualEngine(machine.engines["plain"], 1)
+    return VirtualCell(Plan(load, rule), rule, (4096, 8), 500_000_000), engine
+
+
+def test_an_overloaded_cell_drops_times_out_and_ends() -> None:
+    # A prefill takes 0.1 s, and twenty a second are asked for.
+    rule = CellRule(0.1, 2.0, 1000, 4.0, 0.5, 16, 0.6)
+    cell, engine = virtual(rule, 20)
+    cell.serve(engine)
+    kinds = [entry.record.error_kind for entry in cell.plan.requests()]
+    assert kinds.count("request_timeout") > 5
+    assert kinds.count("drain_timeout") + kinds.count("inflight_cap") > 0
+    assert cell.plan.outstanding == 0
+    assert cell.plan.cooldown_ended_by in ("drain", "schedule")
+    assert engine.now_ns / 1e9 < 0.1 + 4.0 + 0.5 + 1.0
+    assert not engine.scheduler.has_work
+
+
+def test_a_rehearsed_launch_is_read_as_a_measured_one(tmp_path: Path) -> None:
+    study = tiny()
+    study_file = write_stages(tmp_path / "x", study, step_timing=False)
+    machine = replace(machine_of(study), front_ns=1_000_000)
+    rehearse_launch(study, Launch("plain", 0, "A"), study_file.parent, machine)
+    loaded = load_study(study_file)
+    cells = [c for c in load_cells(loaded, "A") if c.key.config == "plain"]
+    assert [cell.status for cell in cells] == ["valid", "valid"]
+    cost = machine.engines["plain"].step_cost
+    step_ms = (cost.delta_us + cost.device_us(64, 0, 0)) / 1e3
+    requests = measure_requests(cells[0])
+    assert float(np.median(requests.ttft_ms)) == pytest.approx(step_ms + 1, rel=0.1)
+    assert cells[0].record is not None
+    rehearsed = cells[0].record["rehearsed"]
+    assert rehearsed["seconds"] > 0.6
+    assert 0 < rehearsed["load"] < 1
+
+
+def test_a_page_fits_eighty_columns_and_markdown_holds_it_all() -> None:
+    stream = io.StringIO()
+    row = ["r0.5", "0.5", "410.2", "100%", "256", "123456", "1234", "12.5", "1000",
+           "saturated: throughput_ratio;waiting"]  # fmt: skip
+    long = "a sentence that is too long for a line " * 4
+    section = Section("Phase A", [long], [f"h{n}" for n in range(len(row))], [row])
+    show("x", [section], Console(file=stream, width=COLUMNS))
+    assert max(len(line) for line in stream.getvalue().splitlines()) <= COLUMNS
+    page = markdown("x", [section])
+    assert long in page
+    assert "| r0.5 | 0.5 | 410.2 |" in page
+
+
+@pytest.mark.long
+def test_the_command_rehearses_a_study_and_plan_takes_its_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from connector_tax.study import plan
+
+    study = tiny()
+    study_file = write_stages(tmp_path / "x", study)
+    assert command.main(["--study", str(study_file)]) == 0
+    said = capsys.readouterr().out
+    assert "Duration" in said
+    assert "blocks: 1 decides nothing" in said
+    assert (study_file.parent / "rehearsal.md").read_text().startswith("# Rehearsal of tiny")
+    expected = read_json(study_file.parent / "rehearsal.json")
+    rows = list(plan.planned_cells(study, study_file.parent))
+    assert rows[0].expected_s == expected["cells"]["A"][rows[0].cell]
+    # A rehearsal of another design says nothing.
+    other = copy.deepcopy(study) | {"design_sha256": "0" * 64}
+    assert plan.rehearsed(other, study_file.parent) is None

@@ -1,0 +1,10 @@
+# Two studies or archives beside each other: `snakemake compare --config studies=A,B`. Nothing is measured.
+
+
+rule compare:
+    log:
+        "results/compare/compare.log",
+    params:
+        studies=two_studies,
+    shell:
+        "python -m connector_tax.compare {params.studies} 2>&1 | tee {log}"
