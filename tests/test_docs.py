@@ -146,7 +146,7 @@ def _written() -> Iterator[Path]:
 def test_nothing_refers_to_what_a_reader_does_not_have() -> None:
     places = []
     for path in _written():
-        if path != Path(__file__):
+        if path.name != Path(__file__).name:  # which holds the pattern and its examples
             hits = PRIVATE.finditer(path.read_text("utf-8"))
             places += [f"{_name(path)}: {hit[0]}" for hit in hits]
     assert places == []

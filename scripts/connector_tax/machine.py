@@ -59,8 +59,8 @@ def packages(python: Path | None) -> dict[str, str]:
     output = subprocess.run(
         [python, "-c", _LIST_PACKAGES], check=True, capture_output=True, text=True
     ).stdout
-    found: dict[str, str] = json.loads(output)
-    return found
+    versions: dict[str, str] = json.loads(output)
+    return versions
 
 
 def engine_versions(engine: Mapping[str, Any]) -> dict[str, str]:

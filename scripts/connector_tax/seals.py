@@ -66,7 +66,7 @@ def read_links(folder: Path) -> list[tuple[str, Link]]:
         ArtifactError: a line is no JSON object.
     """
     path = folder / paths.SEALS
-    found = []
+    links = []
     for number, line in enumerate(_complete_lines(path), 1):
         try:
             link = json.loads(line)
@@ -74,8 +74,8 @@ def read_links(folder: Path) -> list[tuple[str, Link]]:
             raise ArtifactError(f"{path}:{number}: not valid JSON: {error}") from None
         if not isinstance(link, dict):
             raise ArtifactError(f"{path}:{number}: found {type(link).__name__}; allowed: an object")
-        found.append((hashlib.sha256(line).hexdigest(), link))
-    return found
+        links.append((hashlib.sha256(line).hexdigest(), link))
+    return links
 
 
 def study_files(folder: Path) -> dict[str, str]:

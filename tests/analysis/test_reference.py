@@ -15,7 +15,7 @@ from connector_tax.analysis.reference import (
     main,
     reference_rates,
 )
-from connector_tax.analysis.saturation import Judgement, Load, combine, judge, judge_sweep
+from connector_tax.analysis.saturation import CellLoad, Judgement, combine, judge, judge_sweep
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
 from tests.analysis.synthetic import CONFIG, write_synthetic_study
@@ -24,9 +24,9 @@ BOUNDS = CONFIG["saturation"]
 RATES = [1.0, 2.0, 4.0, 8.0]
 
 
-def load(ratio: float = 1.0, waiting: float = 0.0, ttft: float = 100.0) -> Load:
+def load(ratio: float = 1.0, waiting: float = 0.0, ttft: float = 100.0) -> CellLoad:
     """The load figures of a cell that keeps up unless told otherwise."""
-    return Load(ratio, waiting, ttft, [0.0, 0.0, 0.0, 0.0])
+    return CellLoad(ratio, waiting, ttft, [0.0, 0.0, 0.0, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,9 @@ def load(ratio: float = 1.0, waiting: float = 0.0, ttft: float = 100.0) -> Load:
         (load(ttft=900.0), None, ""),
     ],
 )
-def test_each_criterion_fires_beyond_its_bound(cell: Load, half: Load | None, names: str) -> None:
+def test_each_criterion_fires_beyond_its_bound(
+    cell: CellLoad, half: CellLoad | None, names: str
+) -> None:
     found = judge(cell, half, BOUNDS)
     assert found.names == names
     assert found.saturated == bool(names)

@@ -11,6 +11,7 @@ from connector_tax.engine.faults import FaultKind
 from connector_tax.files import read_json
 
 
+@pytest.mark.long
 def test_the_short_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--short", "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out

@@ -61,7 +61,7 @@ def test_the_places_of_a_worker_that_died_are_free_again() -> None:
     inflight = InFlight(shared_memory(2), 2)
     inflight.limit(3)
     assert [inflight.enter(worker) for worker in (0, 0, 1, 1)] == [True, True, True, False]
-    inflight.bury(0)
+    inflight.forget_worker(0)
     assert inflight.count() == 1
     assert [inflight.enter(1) for _ in range(3)] == [True, True, False]
 

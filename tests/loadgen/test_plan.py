@@ -22,7 +22,7 @@ from connector_tax.loadgen.bodies import AHEAD, LookAhead
 from connector_tax.loadgen.messages import Cancel, Done
 from connector_tax.loadgen.sessions import History, Node, Parent, Session, Singles
 from connector_tax.loadgen.traffic import Load
-from tests.loadgen.fault_server import FaultServer, Pause, good_answer
+from tests.loadgen.fault_server import FaultServer, Pause, Step, good_answer
 from tests.loadgen.running import planned, rule
 
 LEAD_NS = 20_000_000
@@ -151,9 +151,18 @@ def test_sessions_go_on_in_the_cool_down_until_what_was_measured_is_answered() -
 @pytest.mark.parametrize("cooldown", [True, False])
 def test_a_closed_loop_really_runs_by_the_rule(cooldown: bool) -> None:
     cell_rule = rule(warmup_s=0.3, floor_s=0.3, cap_s=5.0, min_completed=40, cooldown=cooldown)
-    load = Load(Singles(10_000, ONE), lambda *_: planned("good"), concurrency=4)
+    # Some take longer, so that they do not all end together: one is open when the window ends.
+    scripts: dict[str, list[Step]] = {
+        "good": [Pause(0.05), good_answer()],
+        "slow": [Pause(0.35), good_answer()],
+    }
+    load = Load(
+        Singles(10_000, ONE),
+        lambda session, *_: planned("good" if session % 4 else "slow"),
+        concurrency=4,
+    )
     with (
-        FaultServer({"good": [Pause(0.05), good_answer()]}) as server,
+        FaultServer(scripts) as server,
         LoadGenerator(Target("127.0.0.1", server.port), LoadGeneratorOptions()) as generator,
     ):
         result = generator.run(load, cell_rule)

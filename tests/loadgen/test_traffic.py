@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from connector_tax.loadgen.sessions import Node, Parent, Session
 from connector_tax.loadgen.traffic import (
-    Admission,
     ConcurrencyAdmission,
     RateAdmission,
     Ready,
-    Scheduler,
+    SessionAdmission,
+    SessionScheduler,
 )
 
 S = 1_000_000_000
@@ -32,7 +32,10 @@ class Log:
 
 
 def simulate(
-    scheduler: Scheduler, service_ns: "ServiceTimes", failing: set[tuple[int, int]], lead_ns: int
+    scheduler: SessionScheduler,
+    service_ns: "ServiceTimes",
+    failing: set[tuple[int, int]],
+    lead_ns: int,
 ) -> Log:
     """Run to the end: each request takes its service time, or until it is cancelled."""
     log = Log()
@@ -144,7 +147,7 @@ def test_rate_traffic_keeps_its_invariants(
     lead_ns: int,
 ) -> None:
     starts = [sum(gaps[: k + 1]) for k in range(len(sessions))]
-    scheduler = Scheduler(sessions, RateAdmission(starts), cancel)
+    scheduler = SessionScheduler(sessions, RateAdmission(starts), cancel)
     log = simulate(scheduler, ServiceTimes(seed), failing, lead_ns)
     assert scheduler.started == len(sessions)
     check(sessions, log, scheduler.started, cancel)
@@ -173,7 +176,7 @@ def test_concurrent_traffic_keeps_its_invariants(
     lead_ns: int,
 ) -> None:
     admission = ConcurrencyAdmission(target, 0, rampup_ns)
-    scheduler = Scheduler(sessions, admission, cancel)
+    scheduler = SessionScheduler(sessions, admission, cancel)
     log = simulate(scheduler, ServiceTimes(seed), failing, lead_ns)
     assert scheduler.started == len(sessions)
     check(sessions, log, scheduler.started, cancel)
@@ -188,7 +191,7 @@ def _endless(count: int) -> list[Session]:
 
 def test_the_ramp_is_linear_also_for_sessions_longer_than_it() -> None:
     admission = ConcurrencyAdmission(8, 0, 10 * S)
-    scheduler = Scheduler(_endless(50), admission, True)
+    scheduler = SessionScheduler(_endless(50), admission, True)
     log = simulate(scheduler, lambda _s, _n: 60 * S, set(), 0)  # type: ignore[arg-type]
     first = [ready.due_ns / S for ready in log.sent[:8]]
     assert first == [1.25 * (k + 1) for k in range(8)]  # int(8 t / 10) steps up each 1.25 s
@@ -197,7 +200,7 @@ def test_the_ramp_is_linear_also_for_sessions_longer_than_it() -> None:
 
 def test_after_the_ramp_the_target_is_held() -> None:
     admission = ConcurrencyAdmission(4, 0, S)
-    scheduler = Scheduler(_endless(200), admission, True)
+    scheduler = SessionScheduler(_endless(200), admission, True)
     log = simulate(scheduler, ServiceTimes(3), set(), 0)
     last_start = log.sent[-1].due_ns
     for ready in log.sent:
@@ -210,7 +213,9 @@ def test_after_the_ramp_the_target_is_held() -> None:
 
 def test_the_ready_queue_is_stable() -> None:
     nodes = tuple(Node(f"n{i}", "p", 1) for i in range(6))
-    scheduler = Scheduler([Session("a", nodes), Session("b", nodes)], RateAdmission([S, S]), True)
+    scheduler = SessionScheduler(
+        [Session("a", nodes), Session("b", nodes)], RateAdmission([S, S]), True
+    )
     ready = scheduler.pop_ready(S, S)
     assert [(r.session, r.node_index) for r in ready] == [
         (s, n) for s in range(2) for n in range(6)
@@ -223,7 +228,7 @@ def test_a_failure_cancels_siblings_in_flight_and_gives_up_the_rest() -> None:
         Node("n1", "p", 1),
         Node("n2", "p", 1, 0.0, (Parent("n0"), Parent("n1"))),
     )
-    scheduler = Scheduler([Session("a", nodes)], RateAdmission([0]), True)
+    scheduler = SessionScheduler([Session("a", nodes)], RateAdmission([0]), True)
     assert len(scheduler.pop_ready(0, 0)) == 2
     outcome = scheduler.complete(0, 0, S, None)
     assert (outcome.cancel, outcome.given_up) == ((1,), (2,))
@@ -238,7 +243,7 @@ def test_without_cancellation_children_of_a_failure_are_still_attempted() -> Non
         Node("n1", "p1", 1, 0.5, (Parent("n0"),)),
         Node("n2", "p2", 1, 0.0, (Parent("n1"),)),
     )
-    scheduler = Scheduler([Session("a", nodes)], RateAdmission([0]), False)
+    scheduler = SessionScheduler([Session("a", nodes)], RateAdmission([0]), False)
     scheduler.pop_ready(0, 0)
     scheduler.complete(0, 0, S, None)
     (second,) = scheduler.pop_ready(2 * S, 2 * S)
@@ -257,7 +262,7 @@ def test_history_of_several_parents_holds_each_turn_once() -> None:
         Node("side", "s", 1, 0.0, (Parent("root", history=False),)),
         Node("join", "j", 1, 0.0, (Parent("left"), Parent("right"), Parent("side", False))),
     )
-    scheduler = Scheduler([Session("a", nodes)], RateAdmission([0]), True)
+    scheduler = SessionScheduler([Session("a", nodes)], RateAdmission([0]), True)
     scheduler.pop_ready(0, 0)
     scheduler.complete(0, 0, 1, "R")
     assert len(scheduler.pop_ready(1, 1)) == 3
@@ -272,11 +277,11 @@ def test_history_of_several_parents_holds_each_turn_once() -> None:
 
 
 def test_when_admission_stops_active_sessions_still_finish() -> None:
-    scheduler = Scheduler(_endless(10), RateAdmission([0] * 10), True)
+    scheduler = SessionScheduler(_endless(10), RateAdmission([0] * 10), True)
     scheduler.admitting = False
     assert scheduler.finished
-    admission: Admission = ConcurrencyAdmission(2, 0, 0)
-    scheduler = Scheduler(_endless(10), admission, True)
+    admission: SessionAdmission = ConcurrencyAdmission(2, 0, 0)
+    scheduler = SessionScheduler(_endless(10), admission, True)
     assert Counter(r.session for r in scheduler.pop_ready(0, 0)) == {0: 1, 1: 1}
     scheduler.admitting = False
     scheduler.complete(0, 0, 5, "x")

@@ -192,7 +192,7 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
         output_tokens=record["output_tokens"],
         count=len(requests),
         seed=document["seed"],
-        name=f"{where}/attempt{10 * record['attempt'] + 1}",
+        name=f"{where}/attempt{record['attempt']}1",
     )
     for request, sent in zip(requests, planned, strict=True):
         request["request_id"] = sent.request_id
@@ -260,8 +260,10 @@ def page(values: dict[str, float], served: list[dict[str, Any]]) -> str:
 
 
 def fit_tokens(steps: list[dict[str, Any]], totals: dict[str, int]) -> None:
-    """Let the steps add up to the tokens of the requests; the first busy one has what is left."""
+    """Let the steps add up to the tokens of the requests: the first busy one has the rest."""
     scheduler = [step for step in steps if step["process"] == "scheduler"]
+    if not scheduler:
+        return  # steps were not timed
     first = next(step for step in scheduler if step["prefill_tokens"] + step["decode_tokens"])
     wanted = {
         "prefill_tokens": totals["prompt_tokens"],

@@ -14,7 +14,7 @@ from connector_tax.provenance.distributions import (
     t_quantile,
     t_two_sided,
 )
-from connector_tax.provenance.layout import Layout
+from connector_tax.provenance.layout import LaunchLayout
 
 # Box, Hunter & Hunter (1978), table 7.1: penicillin yield, five blends (blocks), four treatments.
 PENICILLIN = np.array(
@@ -22,9 +22,9 @@ PENICILLIN = np.array(
 )
 
 
-def layout_of(table: np.ndarray) -> Layout:
+def layout_of(table: np.ndarray) -> LaunchLayout:
     blocks, configs = np.indices(table.shape)
-    return Layout(blocks.ravel().tolist(), [f"c{c}" for c in configs.ravel()], table.ravel())
+    return LaunchLayout(blocks.ravel().tolist(), [f"c{c}" for c in configs.ravel()], table.ravel())
 
 
 def test_the_residual_of_a_textbook_s_randomised_blocks() -> None:
@@ -39,7 +39,7 @@ def test_residual_and_rank_of_a_balanced_incomplete_design() -> None:
         (0, 0): 73, (0, 1): 74, (0, 3): 71, (1, 1): 75, (1, 2): 67, (1, 3): 72,
         (2, 0): 73, (2, 1): 75, (2, 2): 68, (3, 0): 75, (3, 2): 72, (3, 3): 75,
     }  # fmt: skip
-    found = Layout(
+    found = LaunchLayout(
         [b for b, _ in observed],
         [f"c{c}" for _, c in observed],
         np.array(list(observed.values()), dtype=float),
@@ -50,18 +50,18 @@ def test_residual_and_rank_of_a_balanced_incomplete_design() -> None:
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> Layout:
+def layouts(draw: st.DrawFn) -> LaunchLayout:
     blocks, configs = draw(st.integers(1, 5)), draw(st.integers(1, 6))
     cells = [(b, f"c{c}") for b in range(blocks) for c in range(configs)]
     cells += [(b, "plain") for b in range(blocks) for _ in range(draw(st.integers(0, 3)))]
     kept = draw(st.lists(st.sampled_from(cells), min_size=1, max_size=30))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    return Layout([b for b, _ in kept], [c for _, c in kept], rng.normal(size=len(kept)))
+    return LaunchLayout([b for b, _ in kept], [c for _, c in kept], rng.normal(size=len(kept)))
 
 
 @settings(max_examples=60, deadline=None)
 @given(layouts())
-def test_any_layout_is_the_least_squares_fit_of_all_indicators(layout: Layout) -> None:
+def test_any_layout_is_the_least_squares_fit_of_all_indicators(layout: LaunchLayout) -> None:
     columns = [layout.blocks == b for b in set(layout.blocks.tolist())]
     columns += [layout.configs == c for c in set(layout.configs.tolist())]
     design = np.array(columns, dtype=float).T
@@ -73,13 +73,15 @@ def test_any_layout_is_the_least_squares_fit_of_all_indicators(layout: Layout) -
 
 @settings(max_examples=30, deadline=None)
 @given(layouts(), st.integers(0, 2**32))
-def test_what_blocks_and_configurations_add_leaves_the_residual(layout: Layout, seed: int) -> None:
+def test_what_blocks_and_configurations_add_leaves_the_residual(
+    layout: LaunchLayout, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     block, config = rng.normal(size=9) * 100, {c: rng.normal() * 100 for c in layout.configs}
     moved = layout.values + [
         block[b] + config[c] for b, c in zip(layout.blocks, layout.configs, strict=True)
     ]
-    other = Layout(layout.blocks.tolist(), layout.configs.tolist(), moved)
+    other = LaunchLayout(layout.blocks.tolist(), layout.configs.tolist(), moved)
     (rss, df), (other_rss, other_df) = layout.residual(), other.residual()
     assert other_df == df
     assert other_rss == pytest.approx(rss, abs=1e-8)

@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from connector_tax.provenance.tables import decode, encode, read_table
@@ -37,6 +37,8 @@ def decoded(table: bytes, sizes: dict[str, int], path: Path) -> dict[str, bytes]
     return decode(read_table(path, 10**6), sizes)
 
 
+# A busy machine draws slowly.
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.lists(lines, max_size=6), st.booleans()), min_size=1, max_size=3))
 def test_what_is_in_the_table_comes_out_to_the_byte(
     tmp_path_factory: pytest.TempPathFactory, given_files: list[tuple[list[Any], bool]]

@@ -80,3 +80,10 @@ def index_of(study_file: Path) -> dict[str, Any]:
     """The index of plain's Phase A."""
     index: dict[str, Any] = read_json(launch_folder(study_file) / "index.json")
     return index
+
+
+def failed_index_of(study_file: Path) -> dict[str, Any]:
+    """The index of plain's Phase A, which failed: it is to be measured again."""
+    assert not (launch_folder(study_file) / "index.json").exists()
+    index: dict[str, Any] = read_json(launch_folder(study_file) / "index.failed.json")
+    return index

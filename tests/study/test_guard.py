@@ -20,8 +20,8 @@ from connector_tax.study.guard import (
     ParentProcess,
     kill_leftovers,
     leftovers,
-    own_jobs,
     remove_temporaries,
+    set_job_environment,
 )
 
 
@@ -89,7 +89,7 @@ def test_jobs_keep_a_running_owner_and_no_other(monkeypatch: pytest.MonkeyPatch)
         (replace(owner, where="another-boot/1"), mine),
     ):
         monkeypatch.setenv(PARENT_VARIABLE, str(named))
-        own_jobs()
+        set_job_environment()
         assert os.environ[PARENT_VARIABLE] == str(kept)
 
 

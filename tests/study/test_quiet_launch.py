@@ -18,8 +18,9 @@ from connector_tax.analysis.quiet import undisturbed
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance.audit_machine import quiet_successes
-from connector_tax.provenance.audit_records import check_records, recomputed_checks
+from connector_tax.provenance.audit_records import check_records
 from connector_tax.provenance.audit_study import RawCell, RawStudy
+from connector_tax.provenance.audit_validity import recomputed_checks
 from connector_tax.provenance.claims import FAIL, Ledger
 from connector_tax.study.guard import PARENT_VARIABLE
 from connector_tax.study.server_command import affinity_plan
@@ -202,6 +203,7 @@ def test_a_cell_without_its_machine_file_fails_the_audit(tmp_path: Path) -> None
     assert {"hashes", "validity"} <= failed
 
 
+@pytest.mark.long
 def test_a_server_that_streams_through_memory_is_not_judged_by_it(tmp_path: Path) -> None:
     study_file = write_study(tmp_path)
     edit(

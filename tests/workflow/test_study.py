@@ -17,7 +17,7 @@ from connector_tax.config import ROOT
 from connector_tax.files import read_json, read_jsonl, sha256_file
 from connector_tax.provenance.manifest import parse
 from connector_tax.study.guard import LAUNCH_VARIABLE
-from tests.provenance.test_archive import members_of
+from tests.provenance.forged_archives import members_of
 from tests.workflow.harness import gone, prepare, run, start, temporary_folder, wait_for
 from tests.workflow.test_dry_run import MEASURING, planned
 

@@ -1,6 +1,5 @@
 # Configuration, its checks, and what the other stages share.
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_file import launches
 from connector_tax.files import ArtifactError
 from connector_tax.study.design import resolve
-from connector_tax.study.guard import own_jobs, remove_temporaries
+from connector_tax.study.guard import set_job_environment, remove_temporaries
 from connector_tax.study.remeasure import (
     check_design,
     keep_old_design,
@@ -27,7 +26,7 @@ if not workflow.overwrite_configfiles and "archive" not in config:
     configfile: "config/config.yaml"
 
 
-own_jobs()
+set_job_environment()
 
 SOURCE = ", ".join(map(str, workflow.configfiles)) or "the configuration"
 # `--config archive=FILE` redraws a study that was sent: no configuration counts but the archive's.
@@ -136,11 +135,11 @@ def launch_priority(phase):
 
 
 def two_studies(wildcards):
-    """The two paths, quoted for the shell."""
+    """The two paths."""
     named = [part.strip() for part in str(STUDIES or "").split(",") if part.strip()]
     if len(named) != 2:
         raise WorkflowError(
             f"compare: found studies={STUDIES}; allowed: --config studies=A,B, each a study's"
             " folder or an archive"
         )
-    return " ".join(shlex.quote(name) for name in named)
+    return named

@@ -7,4 +7,4 @@ rule compare:
     params:
         studies=two_studies,
     shell:
-        "python -m connector_tax.compare {params.studies} 2>&1 | tee {log}"
+        "python -m connector_tax.compare {params.studies:q} 2>&1 | tee {log}"

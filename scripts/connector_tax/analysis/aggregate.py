@@ -39,7 +39,7 @@ from connector_tax.analysis.resolution import resolution_rows
 from connector_tax.analysis.resources import resource_rows
 from connector_tax.analysis.rows import aggregate_rows
 from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
-from connector_tax.analysis.saturation import Load, load_of
+from connector_tax.analysis.saturation import CellLoad, load_of
 from connector_tax.analysis.step_tables import StepTable
 from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
 from connector_tax.analysis.taxes import Tables, amplification_rows, tax_rows
@@ -57,7 +57,7 @@ class MeasuredCell:
 
     requests: Requests
     waiting_p50: float
-    load: Load | None
+    load: CellLoad | None
     quiet: QuietTime | None
     steps: Steps | None
 

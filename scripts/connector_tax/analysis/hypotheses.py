@@ -159,12 +159,7 @@ def at_rate(cell: str, *weights: tuple[float, str]) -> list[WeightedTax]:
 
 def gap_pp(tables: Tables, cell: str) -> Effect | None:
     """tax(mooncake_both) - tax(nixl_both) of TTFT p90 in a Phase A cell, as a fraction."""
-    return tables.taxes.combination(
-        [
-            WeightedTax(1, MOONCAKE, "A", cell, "ttft_p90"),
-            WeightedTax(-1, NIXL, "A", cell, "ttft_p90"),
-        ]
-    )
+    return tables.taxes.combination(at_rate(cell, (1, MOONCAKE), (-1, NIXL)))
 
 
 def h3(tables: Tables) -> Finding:
@@ -214,12 +209,7 @@ def dominance(tables: Tables, noop: float, mooncake: float) -> str:
 
 def framework_share(tables: Tables, cell: str, share: float) -> Effect | None:
     """tax(noop) - share x tax(mooncake_both) of TTFT p90 in a Phase A cell."""
-    return tables.taxes.combination(
-        [
-            WeightedTax(1, NOOP, "A", cell, "ttft_p90"),
-            WeightedTax(-share, MOONCAKE, "A", cell, "ttft_p90"),
-        ]
-    )
+    return tables.taxes.combination(at_rate(cell, (1, NOOP), (-share, MOONCAKE)))
 
 
 def h4(tables: Tables) -> Finding:
@@ -235,9 +225,7 @@ def h4(tables: Tables) -> Finding:
 
     def combined(multi: float, parts: float) -> Effect | None:
         weights = ((multi, MULTI), (parts, MOONCAKE), (parts, LMCACHE))
-        return tables.taxes.combination(
-            [WeightedTax(w, c, "A", cell, "ttft_p90") for w, c in weights]
-        )
+        return tables.taxes.combination(at_rate(cell, *weights))
 
     wheres = [(config, "A", cell, "ttft_p90") for config in (MULTI, MOONCAKE, LMCACHE)]
     taxes = [tables.taxes.tax(*where) for where in wheres]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import CellEntry, LaunchIndex, read_index
+from connector_tax.artifacts.index import CellEntry, LaunchIndex, cell_state, read_index
 from connector_tax.artifacts.names import PHASE_RULES, CellKey, Launch
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.files import ArtifactError, read_json, sha256_file
@@ -118,7 +118,7 @@ def _cell(
 ) -> Cell:
     key = CellKey(launch.config, launch.block, launch.phase, planned["cell"])
     entry = None if index is None else index.entry(key.cell)
-    status, reason = _status(index, entry)
+    status, reason = cell_state(index, entry)
     record = None
     rate = planned["rate_rps"]
     if rate is None and index is not None:
@@ -141,19 +141,6 @@ def _cell(
         input_tokens=planned["input_tokens"],
         output_tokens=planned["output_tokens"],
     )
-
-
-def _status(index: LaunchIndex | None, entry: CellEntry | None) -> tuple[str, str | None]:
-    if index is None:
-        return "missing", "the launch has no index.json"
-    if entry is None:
-        status = "missing" if index.status == "done" else index.status
-        return status, index.reason or "the launch's index.json does not list the cell"
-    if entry.status == "missing" and index.status == "failed":
-        return "failed", entry.reason or index.reason
-    if entry.status == "valid":
-        return "valid", None
-    return entry.status, entry.reason or index.reason or "no reason was recorded"
 
 
 def _check_record(record: Any, path: Path, key: CellKey, entry: CellEntry) -> None:

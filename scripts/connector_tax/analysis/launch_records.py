@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msgspec import UnsetType
-
 from connector_tax.analysis.block_model import LaunchId
 from connector_tax.analysis.ingest import Cell
 from connector_tax.artifacts import paths
@@ -54,10 +52,9 @@ def _records(launch: LaunchId, cells: Sequence[Cell]) -> LaunchRecords:
     measured = [cell for cell in cells if cell.status in ("valid", "void")]
     reason = None if measured else cells[0].reason
     if index is not None:
-        if isinstance(index.files, UnsetType):
+        listed = index.recorded or {}
+        if index.recorded is None:
             reason = reason or NOT_RECORDED
-        else:
-            listed = index.files
     settings = _read(folder / paths.SETTINGS, listed)
     return LaunchRecords(
         launch=launch,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.reference import Sweep, judgement
-from connector_tax.analysis.saturation import Load
+from connector_tax.analysis.saturation import CellLoad
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
 
@@ -31,7 +31,7 @@ class Overload(NamedTuple):
 def overloads(
     study: Study,
     cells: Sequence[Cell],
-    loads: Mapping[CellKey, Load],
+    loads: Mapping[CellKey, CellLoad],
     dropped: Mapping[CellKey, int],
     sweeps: Mapping[tuple[str, int], Sweep],
 ) -> dict[CellKey, Overload]:

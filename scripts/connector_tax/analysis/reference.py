@@ -14,7 +14,14 @@ from typing import Any
 
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_requests, measure_waiting
-from connector_tax.analysis.saturation import Judgement, Load, combine, judge, judge_sweep, load_of
+from connector_tax.analysis.saturation import (
+    CellLoad,
+    Judgement,
+    combine,
+    judge,
+    judge_sweep,
+    load_of,
+)
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PLAIN, CellKey, Launch, configuration_of
 from connector_tax.artifacts.study_file import Study, load_study
@@ -29,7 +36,7 @@ class NoReferenceRateError(Exception):
     """No rate qualifies and there is no fallback; the text says who is in the way."""
 
 
-def read_loads(cells: Sequence[Cell]) -> dict[CellKey, Load]:
+def read_loads(cells: Sequence[Cell]) -> dict[CellKey, CellLoad]:
     """The load figures of every valid cell in which something succeeded."""
     loads = {
         cell.key: load_of(measure_requests(cell), measure_waiting(cell))
@@ -40,10 +47,10 @@ def read_loads(cells: Sequence[Cell]) -> dict[CellKey, Load]:
 
 
 def judge_launches(
-    study: Study, cells: Sequence[Cell], loads: Mapping[CellKey, Load]
+    study: Study, cells: Sequence[Cell], loads: Mapping[CellKey, CellLoad]
 ) -> dict[tuple[str, int], Sweep]:
     """Judge the sweep of every Phase A launch: (config, block) to rate (1/s) to judgement."""
-    sweeps: dict[tuple[str, int], dict[float, Load]] = {}
+    sweeps: dict[tuple[str, int], dict[float, CellLoad]] = {}
     for cell in cells:
         sweep = sweeps.setdefault((cell.key.config, cell.key.block), {})
         if cell.key in loads and cell.rate_rps is not None:
@@ -56,7 +63,7 @@ def judgement(
     study: Study,
     key: CellKey,
     rate_rps: float,
-    load: Load,
+    load: CellLoad,
     sweeps: Mapping[tuple[str, int], Sweep],
 ) -> Judgement:
     """The saturation criteria of a valid cell; outside Phase A without the one at half the rate."""

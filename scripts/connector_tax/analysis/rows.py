@@ -16,7 +16,7 @@ from connector_tax.analysis.ingest import Cell, merged_reasons
 from connector_tax.analysis.measure import Requests, request_columns
 from connector_tax.analysis.quiet import QuietTime
 from connector_tax.analysis.reference import Sweep, judgement
-from connector_tax.analysis.saturation import CRITERIA, Load
+from connector_tax.analysis.saturation import CRITERIA, CellLoad
 from connector_tax.analysis.stationarity import stationarity
 from connector_tax.analysis.steps import Steps, step_columns
 from connector_tax.artifacts import paths
@@ -49,7 +49,7 @@ Row = dict[str, Any]
 def aggregate_rows(
     study: Study,
     cells: Sequence[Cell],
-    measured: Mapping[CellKey, tuple[Requests, float, Load | None, QuietTime | None]],
+    measured: Mapping[CellKey, tuple[Requests, float, CellLoad | None, QuietTime | None]],
     sweeps: Mapping[tuple[str, int], Sweep],
     steps: Mapping[CellKey, Steps],
 ) -> list[Row]:
@@ -103,7 +103,7 @@ def _measured_columns(study: Study, requests: Requests, waiting: float) -> Row:
 
 
 def _saturation_columns(
-    study: Study, cell: Cell, load: Load | None, sweeps: Mapping[tuple[str, int], Sweep]
+    study: Study, cell: Cell, load: CellLoad | None, sweeps: Mapping[tuple[str, int], Sweep]
 ) -> Row:
     if load is None or cell.rate_rps is None:
         return {"saturated": None, "saturation_criteria": ""}

@@ -17,7 +17,7 @@ CRITERIA = ("throughput_ratio", "waiting", "ttft_ratio")
 
 
 @dataclass(frozen=True)
-class Load:
+class CellLoad:
     """What saturation is judged from, in one valid cell."""
 
     throughput_ratio: float
@@ -30,7 +30,7 @@ class Load:
 class Judgement:
     """One launch at one rate; a ratio of None means r/2 has no valid cell: not applicable."""
 
-    load: Load
+    load: CellLoad
     ttft_ratio: float | None
     fired: dict[str, bool | None]
 
@@ -45,16 +45,18 @@ class Judgement:
         return ";".join(name for name in CRITERIA if self.fired[name])
 
 
-def load_of(requests: Requests, waiting: float) -> Load | None:
+def load_of(requests: Requests, waiting: float) -> CellLoad | None:
     """The load figures of a cell; None when nothing succeeded in it."""
     ratio = requests.throughput_ratio
     ttft_ms = requests.everything.ttft_ms
     if len(ttft_ms) == 0 or ratio is None:
         return None
-    return Load(ratio, waiting, float(np.percentile(ttft_ms, 90)), requests.backlog_by_quarter_s)
+    return CellLoad(
+        ratio, waiting, float(np.percentile(ttft_ms, 90)), requests.backlog_by_quarter_s
+    )
 
 
-def judge(load: Load, half_rate: Load | None, bounds: Mapping[str, float]) -> Judgement:
+def judge(load: CellLoad, half_rate: CellLoad | None, bounds: Mapping[str, float]) -> Judgement:
     """Apply the three criteria.
 
     Args:
@@ -74,7 +76,9 @@ def judge(load: Load, half_rate: Load | None, bounds: Mapping[str, float]) -> Ju
     )
 
 
-def judge_sweep(loads: Mapping[float, Load], bounds: Mapping[str, float]) -> dict[float, Judgement]:
+def judge_sweep(
+    loads: Mapping[float, CellLoad], bounds: Mapping[str, float]
+) -> dict[float, Judgement]:
     """Judge every valid rate (1/s) of one launch's sweep."""
     return {rate: judge(load, loads.get(rate / 2), bounds) for rate, load in loads.items()}
 

@@ -8,7 +8,7 @@ import msgspec
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import CELL_STATUSES, LAUNCH_STATUSES, PHASES, Launch
-from connector_tax.files import ArtifactError, sha256_file, write_json
+from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 
 
 def _check(key: str, value: str, allowed: Sequence[str]) -> None:
@@ -54,9 +54,33 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True):
         _check("phase", self.phase, PHASES)
         _check("status", self.status, LAUNCH_STATUSES)
 
+    @property
+    def recorded(self) -> dict[str, str] | None:
+        """`files`; None where there are none."""
+        return None if isinstance(self.files, msgspec.UnsetType) else self.files
+
     def entry(self, cell: str) -> CellEntry | None:
         """What it says of a cell; None where it does not list it."""
         return next((entry for entry in self.cells if entry.cell == cell), None)
+
+
+def cell_state(index: LaunchIndex | None, entry: CellEntry | None) -> tuple[str, str | None]:
+    """How a planned cell ended (a CELL_STATUSES, or failed with its whole launch), and why.
+
+    Args:
+        index: of its launch; None where the launch has not ended.
+        entry: what the index says of it; None where it does not list it.
+    """
+    if index is None:
+        return "missing", "the launch has no index.json"
+    if entry is None:
+        status = "missing" if index.status == "done" else index.status
+        return status, index.reason or "the launch's index.json does not list the cell"
+    if entry.status == "valid":
+        return "valid", None
+    failed = entry.status == "missing" and index.status == "failed"
+    reason = entry.reason or index.reason or "no reason was recorded"
+    return ("failed" if failed else entry.status), reason
 
 
 def launch_index(
@@ -95,11 +119,11 @@ def read_index(launch_folder: Path) -> LaunchIndex | None:
         ArtifactError: it is not one; names the file, the key and what is allowed.
     """
     path = launch_folder / paths.INDEX
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=LaunchIndex)
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except msgspec.DecodeError as error:
+    try:
+        return msgspec.convert(read_json(path), LaunchIndex)
+    except msgspec.ValidationError as error:
         raise ArtifactError(f"{path}: {error}") from error
 
 

@@ -10,10 +10,12 @@ import io
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from connector_tax.artifacts import paths
 from connector_tax.files import ArtifactError
@@ -339,36 +341,25 @@ def table_text(table: str, rows: Sequence[Mapping[str, Any]]) -> str:
     return stream.getvalue()
 
 
-Row = TypeVar(
-    "Row",
-    AggregateRow,
-    TaxRow,
-    AmplificationRow,
-    StepTaxRow,
-    HookRow,
-    StepPoint,
-    ResourceRow,
-    EngineRow,
-)
+Row = TypeVar("Row")
+_ALLOWED = {str: "text", int: "an integer", float: "a finite number", bool: "true or false"}
 
 
-def _boolean(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
+def _value(text: str, scalar: type, optional: bool) -> Any:
+    """A CSV field as a value of its column; None where it is empty and may be.
 
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)
+    Raises:
+        ValueError: it is something else; says what is allowed.
+    """
+    if text == "" and optional:
+        return None
+    try:
+        value: Any = msgspec.convert(text, scalar, strict=False)
+    except msgspec.ValidationError:
+        value = math.nan
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{text!r}; allowed: {_ALLOWED[scalar]}")
     return value
-
-
-_PARSERS: Mapping[type, tuple[Callable[[str], Any], str]] = {
-    str: (str, "text"),
-    int: (int, "an integer"),
-    float: (_finite, "a finite number"),
-    bool: (_boolean, "true or false"),
-}
 
 
 def column_types(row_type: type) -> dict[str, tuple[type, bool]]:
@@ -408,18 +399,11 @@ def read_table(path: Path, row_type: type[Row]) -> list[Row]:
                 continue
             values: dict[str, Any] = {}
             for name, (scalar, optional) in columns.items():
-                text = record[name]
-                if text is None:
+                if record[name] is None:
                     raise ArtifactError(f"{path}:{reader.line_num}: fewer values than columns")
-                if text == "" and optional:
-                    values[name] = None
-                    continue
-                parse, allowed = _PARSERS[scalar]
                 try:
-                    values[name] = parse(text)
-                except (ValueError, KeyError):
-                    raise ArtifactError(
-                        f"{path}:{reader.line_num}: {name}: {text!r}; allowed: {allowed}"
-                    ) from None
-            rows.append(row_type(**values))
+                    values[name] = _value(record[name], scalar, optional)
+                except ValueError as error:
+                    raise ArtifactError(f"{path}:{reader.line_num}: {name}: {error}") from None
+            rows.append(msgspec.convert(values, row_type))
     return rows

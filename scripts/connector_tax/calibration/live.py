@@ -23,7 +23,7 @@ from connector_tax.study.processes import ServerProcesses
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import affinity_plan, command_for, free_port, server_cpus
-from connector_tax.study.steplog import StepLog
+from connector_tax.study.steplog import LaunchStepLog
 
 TRUTH_LOG = "truth.jsonl"
 READY_S = 30.0
@@ -70,7 +70,7 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
                 ServerProcesses(server.pid, {}),
                 generator,
                 sampler,
-                StepLog(folder, "embedded"),
+                LaunchStepLog(folder, "embedded"),
                 None,
             ),
             lambda _: None,

@@ -166,11 +166,22 @@ def _margin(a: StudyTables, b: StudyTables, metric: str) -> float:
     return min(float(s.settings["statistics"]["margins"][metric]) for s in (a, b))
 
 
-def _blank(quantity: str, cell: AggregateRow, config: str, metric: str) -> Row:
-    return Row(
-        quantity, config, cell.phase, cell.cell, cell.rate_rps, cell.input_tokens,
-        cell.output_tokens, metric, "fraction" if quantity == TAX else "ms", LOG,
-    )  # fmt: skip
+def _blanks(
+    quantity: str,
+    a: StudyTables,
+    b: StudyTables,
+    cells: Mapping[Where, AggregateRow],
+    configs: Sequence[str],
+) -> Iterator[tuple[Key, Row]]:
+    """A row without numbers for each cell, metric and configuration, by its key in the tables."""
+    unit = "fraction" if quantity == TAX else "ms"
+    for (phase, cell), of in cells.items():
+        for metric in METRICS:
+            for config in configs:
+                yield (config, phase, cell, metric), Row(
+                    quantity, config, of.phase, of.cell, of.rate_rps, of.input_tokens,
+                    of.output_tokens, metric, unit, LOG, margin=_margin(a, b, metric),
+                )  # fmt: skip
 
 
 # ---- taxes
@@ -185,15 +196,10 @@ def _taxes(
 ) -> Iterator[Row]:
     ours, theirs = _tax_rows(a), _tax_rows(b)
     names = [*configs, *([AA] if a.aa and b.aa else [])]
-    for (phase, cell), planned in cells.items():
-        for metric in METRICS:
-            for config in names:
-                key = (config, phase, cell, metric)
-                if key not in ours and key not in theirs:
-                    continue
-                row = replace(_blank(TAX, planned, config, metric), margin=_margin(a, b, metric))
-                a_side, b_side = (tax_side(t.get(key), confidence) for t in (ours, theirs))
-                yield compared(row, a_side, b_side, confidence)
+    for key, row in _blanks(TAX, a, b, cells, names):
+        if key in ours or key in theirs:
+            a_side, b_side = (tax_side(t.get(key), confidence) for t in (ours, theirs))
+            yield compared(row, a_side, b_side, confidence)
 
 
 def _tax_rows(study: StudyTables) -> dict[Key, TaxRow]:
@@ -227,15 +233,9 @@ def _latencies(
     confidence: float,
 ) -> Iterator[Row]:
     ours, theirs = (_latency_sides(study, confidence) for study in (a, b))
-    for (phase, cell), planned in cells.items():
-        for metric in METRICS:
-            for config in configs:
-                key = (config, phase, cell, metric)
-                if key not in ours or key not in theirs:
-                    continue
-                row = _blank(LATENCY, planned, config, metric)
-                row = replace(row, margin=_margin(a, b, metric))
-                yield compared(row, ours[key], theirs[key], confidence)
+    for key, row in _blanks(LATENCY, a, b, cells, configs):
+        if key in ours and key in theirs:
+            yield compared(row, ours[key], theirs[key], confidence)
 
 
 def _latency_sides(study: StudyTables, confidence: float) -> dict[Key, Side | str]:

@@ -148,9 +148,9 @@ def _least_squares(rows: Sequence[Mapping[str, Any]], durations: Array, delta: f
     fitted = matrix @ (solution / scale)
     residuals = durations - fitted
     spread = float(((durations - durations.mean()) ** 2).sum())
-    found = dict(zip(columns, (float(value) for value in solution / scale), strict=True))
+    costs = dict(zip(columns, (float(value) for value in solution / scale), strict=True))
     coefficients: dict[str, float | None] = {"delta_us": delta}
-    coefficients |= {name: found.get(name, 0.0) for name in _NAMES}
+    coefficients |= {name: costs.get(name, 0.0) for name in _NAMES}
     return Fit(
         coefficients=coefficients,
         undetermined=undetermined,

@@ -74,12 +74,12 @@ class BlockPool:
         if not self._prefix_caching:
             return 0
         usable = (prompt_len - 1) // self.block_size
-        found = 0
+        hits = 0
         for digest in digests[:usable]:
             if digest not in self._users and digest not in self._idle:
                 break
-            found += 1
-        return found
+            hits += 1
+        return hits
 
     def share(self, holding: Holding, digests: Seq[bytes]) -> None:
         """Let a sequence that holds nothing yet use these cached blocks."""

@@ -175,12 +175,12 @@ def _frames(connection: socket.socket) -> Iterator[bytes]:
 
 def _import_class(path: str) -> type[VectorTransformer]:
     module, _, qualified = path.partition(":")
-    found: Any = importlib.import_module(module)
+    target: Any = importlib.import_module(module)
     for name in qualified.split("."):
-        found = getattr(found, name)
-    if not (isinstance(found, type) and issubclass(found, VectorTransformer)):
+        target = getattr(target, name)
+    if not (isinstance(target, type) and issubclass(target, VectorTransformer)):
         raise TypeError(f"{path} is not a VectorTransformer")
-    return found
+    return target
 
 
 def main() -> None:

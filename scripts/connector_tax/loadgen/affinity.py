@@ -179,14 +179,14 @@ def parse_cpus(text: str) -> set[int]:
     Raises:
         ValueError: not a CPU list.
     """
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
         try:
-            found.update(range(int(first), int(last or first) + 1))
+            numbers.update(range(int(first), int(last or first) + 1))
         except ValueError:
             raise ValueError(f"{text!r} is not a CPU list such as 0-3,8") from None
-    return found
+    return numbers
 
 
 def format_cpus(cpus: tuple[int, ...]) -> str:

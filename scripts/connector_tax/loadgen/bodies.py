@@ -32,7 +32,7 @@ class PlannedRequest:
             raise ValueError(f"request_id {self.request_id!r} is not printable ASCII")
 
 
-class Requests(Protocol):
+class RequestSource(Protocol):
     """Requests to send in order, each made when the iteration comes to it."""
 
     def __len__(self) -> int: ...

@@ -318,7 +318,7 @@ class Dispatcher:
         expected = [self._expect(answer, worker.index) for worker in self._living]
         self._broadcast(message)
         answers = await self._all(expected, ANSWER_S, f"did not answer {type(message).__name__}")
-        return [found for found in answers if found is not None]
+        return [known for known in answers if known is not None]
 
     def _expect(self, kind: type, worker: int) -> "asyncio.Future[Any]":
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -358,11 +358,11 @@ class Dispatcher:
         self._living.remove(worker)
         self.died.append(worker.index)
         # Results that it sent before it died are still on their way through ZMQ.
-        self._loop.call_later(DEATH_GRACE_S, self._bury, worker)
+        self._loop.call_later(DEATH_GRACE_S, self._end_of_worker, worker)
 
-    def _bury(self, worker: _WorkerHandle) -> None:
+    def _end_of_worker(self, worker: _WorkerHandle) -> None:
         code = worker.process.wait()
-        self._inflight.bury(worker.index)
+        self._inflight.forget_worker(worker.index)
         orphans = [seq for seq, holder in self._outstanding.items() if holder is worker]
         for seq in orphans:
             del self._outstanding[seq]

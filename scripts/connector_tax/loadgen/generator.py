@@ -4,14 +4,13 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.loadgen.affinity import AffinityPlan
-from connector_tax.loadgen.bodies import Requests
+from connector_tax.loadgen.bodies import RequestSource
 from connector_tax.loadgen.dispatcher import Dispatcher
 from connector_tax.loadgen.endpoint import Target, find_address, request_head
 from connector_tax.loadgen.issuer import IssuingThread
@@ -97,6 +96,28 @@ class CellResult:
     clock: Clock
     health: dict[str, Any]
 
+    @classmethod
+    def of(cls, plan: Plan, drained_ns: int, clock: Clock, health: dict[str, Any]) -> Self:
+        """What a plan that has ended brought; nothing was outstanding any more at `drained_ns`."""
+        assert plan.stop_ns is not None
+        assert plan.cooldown_ended_by is not None
+        requests = plan.requests()
+        return cls(
+            records=[entry.record for entry in requests if entry.record.t_issue_ns is not None],
+            requests=requests,
+            bodies_sha256=plan.bodies_sha256,
+            t_origin_ns=plan.origin_ns,
+            t_warmup_end_ns=plan.warmup_end_ns,
+            t_stop_ns=plan.stop_ns,
+            t_cooldown_end_ns=plan.cooldown_end_ns,
+            cooldown_ended_by=plan.cooldown_ended_by,
+            t_drained_ns=drained_ns,
+            extended_s=max(0.0, (plan.stop_ns - plan.floor_ns) / 1e9),
+            precise=plan.precise,
+            clock=clock,
+            health=health,
+        )
+
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C ended a run; `result` is what it brought until then."""
@@ -141,12 +162,7 @@ class LoadGenerator:
         self._dispatcher.start()
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._dispatcher.close()
 
     @property
@@ -185,7 +201,7 @@ class LoadGenerator:
     def run_cell(
         self,
         offsets_ns: NDArray[np.int64],
-        requests: Requests,
+        requests: RequestSource,
         rule: CellRule,
         on_progress: Callable[[Progress], None] | None = None,
         precision: PrecisionRule | None = None,
@@ -235,24 +251,7 @@ class LoadGenerator:
 
             drained_ns, interrupted = self._drive(plan, report)
             health = self.end()
-        assert plan.stop_ns is not None
-        assert plan.cooldown_ended_by is not None
-        requests = plan.requests()
-        result = CellResult(
-            records=[entry.record for entry in requests if entry.record.t_issue_ns is not None],
-            requests=requests,
-            bodies_sha256=plan.bodies_sha256,
-            t_origin_ns=plan.origin_ns,
-            t_warmup_end_ns=plan.warmup_end_ns,
-            t_stop_ns=plan.stop_ns,
-            t_cooldown_end_ns=plan.cooldown_end_ns,
-            cooldown_ended_by=plan.cooldown_ended_by,
-            t_drained_ns=drained_ns,
-            extended_s=max(0.0, (plan.stop_ns - plan.floor_ns) / 1e9),
-            precise=plan.precise,
-            clock=self.clock,
-            health=health,
-        )
+        result = CellResult.of(plan, drained_ns, self.clock, health)
         if interrupted:
             raise Interrupted(result)
         return result

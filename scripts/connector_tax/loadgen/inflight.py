@@ -63,7 +63,7 @@ class InFlight:
         self._counts[worker] -= 1
         _sem_post(self._address)
 
-    def bury(self, worker: int) -> None:
+    def forget_worker(self, worker: int) -> None:
         """Every request of a worker that died is over.
 
         If it died between its place and its count, that place is lost until the next `limit`.

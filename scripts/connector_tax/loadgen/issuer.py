@@ -102,9 +102,7 @@ class IssuingThread:
                 self._dispatcher.submit(items)
             if next_ns is None:
                 return
-            # All that is due within the lead is handed out; what comes soon after goes together, at
-            # least half the lead ahead, so that dense arrivals do not wake five threads each.
-            wake_ns = max(next_ns - self._lead_ns, now_ns + self._lead_ns // 2)
+            wake_ns = next_ns - self._lead_ns
             while time.monotonic_ns() < wake_ns - BODY_NS and not self._wake.is_set():
                 if not self._plan.prepare():
                     break

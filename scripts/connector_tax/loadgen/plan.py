@@ -12,7 +12,7 @@ from connector_tax.loadgen.messages import Cancel, Done, Issue
 from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
 from connector_tax.loadgen.records import SessionRequest, make_record, status_of
 from connector_tax.loadgen.rule import CellRule, CooldownEnd, MayCount
-from connector_tax.loadgen.traffic import Load, Ready, Scheduler
+from connector_tax.loadgen.traffic import Load, Ready, SessionScheduler
 
 POLL_NS = 10_000_000
 
@@ -81,7 +81,7 @@ class Plan:
     def start(self, origin_ns: int) -> None:
         """Fix the traffic to the clock."""
         self.origin_ns = origin_ns
-        self._scheduler = Scheduler(
+        self._scheduler = SessionScheduler(
             self._load.sessions, self._load.admission(origin_ns), not self._keep_going
         )
         self._horizon_ns = origin_ns + round(self._load.horizon_s * 1e9)

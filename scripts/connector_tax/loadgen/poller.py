@@ -9,7 +9,7 @@ SWEEP_S = 0.05
 """How long a connection's task may wait for bytes that are stamped and buffered."""
 
 
-class Watched(Protocol):
+class WatchedSocket(Protocol):
     """What the poller calls."""
 
     sock: socket.socket
@@ -37,29 +37,29 @@ class Poller:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._epoll = select.epoll()
-        self._connections: dict[int, Watched] = {}
-        self._unread: set[Watched] = set()
+        self._connections: dict[int, WatchedSocket] = {}
+        self._unread: set[WatchedSocket] = set()
         self._sweep: asyncio.TimerHandle | None = None
         loop.add_reader(self._epoll.fileno(), self._on_ready)
 
-    def add(self, connection: Watched) -> None:
+    def add(self, connection: WatchedSocket) -> None:
         """Call `connection.on_readable` whenever there is something to read."""
         descriptor = connection.sock.fileno()
         self._connections[descriptor] = connection
         self._epoll.register(descriptor, select.EPOLLIN)
 
-    def want_write(self, connection: Watched, wanted: bool) -> None:
+    def want_write(self, connection: WatchedSocket, wanted: bool) -> None:
         """Also call, or stop calling, `connection.on_writable`."""
         mask = select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN
         self._epoll.modify(connection.sock.fileno(), mask)
 
-    def remove(self, connection: Watched) -> None:
+    def remove(self, connection: WatchedSocket) -> None:
         """Stop watching."""
         descriptor = connection.sock.fileno()
         if self._connections.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
 
-    def wake_later(self, connection: Watched) -> None:
+    def wake_later(self, connection: WatchedSocket) -> None:
         """Wake the connection's task with the next sweep."""
         self._unread.add(connection)
         if self._sweep is None:

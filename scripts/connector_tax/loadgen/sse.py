@@ -43,9 +43,9 @@ class EventSplitter:
                 return b""
         if not self._pending and chunk.endswith(b"\n\n"):
             return chunk
-        found = chunk.rfind(b"\n\n")
-        if found >= 0:
-            end = found + 2
+        newline = chunk.rfind(b"\n\n")
+        if newline >= 0:
+            end = newline + 2
         elif self._ends_line and chunk.startswith(b"\n"):
             end = 1
         else:

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.loadgen.bodies import Build, Requests
+from connector_tax.loadgen.bodies import Build, RequestSource
 from connector_tax.loadgen.rule import CellRule
 from connector_tax.loadgen.sessions import (
     Capture,
@@ -33,7 +33,7 @@ from connector_tax.loadgen.sessions import (
 )
 
 
-class Admission(Protocol):
+class SessionAdmission(Protocol):
     """Decides when sessions start."""
 
     def next_start_ns(self, started: int, active: int, now_ns: int) -> int | None:
@@ -109,14 +109,14 @@ class Load:
         """The sessions that may have more than one request."""
         return () if isinstance(self.sessions, Singles) else self.sessions
 
-    def admission(self, origin_ns: int) -> Admission:
+    def admission(self, origin_ns: int) -> SessionAdmission:
         """When sessions may start, by the clock."""
         if self.offsets_ns is not None:
             return RateAdmission((self.offsets_ns + origin_ns).tolist())
         return ConcurrencyAdmission(self.concurrency, origin_ns, round(self.rampup_s * 1e9))
 
 
-def open_loop(offsets_ns: NDArray[np.int64], requests: Requests, rule: CellRule) -> Load:
+def open_loop(offsets_ns: NDArray[np.int64], requests: RequestSource, rule: CellRule) -> Load:
     """Independent requests, the k-th due `offsets_ns[k]` (shape (n,), ascending) after the origin.
 
     Raises:
@@ -132,7 +132,7 @@ def open_loop(offsets_ns: NDArray[np.int64], requests: Requests, rule: CellRule)
     )
 
 
-def _check_schedule(offsets_ns: NDArray[np.int64], requests: Requests, rule: CellRule) -> None:
+def _check_schedule(offsets_ns: NDArray[np.int64], requests: RequestSource, rule: CellRule) -> None:
     if len(offsets_ns) != len(requests):
         raise ValueError(f"{len(offsets_ns)} offsets for {len(requests)} requests")
     if len(offsets_ns) == 0:
@@ -184,7 +184,7 @@ class Outcome:
 _NOTHING_MORE = Outcome()
 
 
-class Scheduler:
+class SessionScheduler:
     """Starts sessions as `admission` allows and yields their requests when they are ready.
 
     Invariants: a request is due no earlier than the end of its last parent plus its own wait, and
@@ -193,7 +193,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, sessions: Sessions, admission: Admission, cancel_session_on_failure: bool
+        self, sessions: Sessions, admission: SessionAdmission, cancel_session_on_failure: bool
     ) -> None:
         self._sessions = sessions
         self._admission = admission

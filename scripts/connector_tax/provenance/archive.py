@@ -19,16 +19,16 @@ from typing import Any
 
 import zstandard
 
+from connector_tax.artifacts import paths
 from connector_tax.commands import run_command
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes
 from connector_tax.provenance.archive_limits import (
     FORMAT,
     HEADER,
+    MADE_HERE,
     SEALED,
     SINGLE,
-    STUDY,
-    TABLES,
     ArchiveError,
     check_name,
     kind_of,
@@ -41,8 +41,7 @@ from connector_tax.provenance.manifest import name_archive, parse
 from connector_tax.provenance.tables import encode
 from connector_tax.provenance.unpack import private_folder, read_head, unpack
 
-MADE_HERE = ("README.md", "ro-crate-metadata.json")
-RAW_TREES = ("preflight", "patch", "runs")
+RAW_TREES = (paths.PREFLIGHT, paths.PATCH, paths.RUNS)
 LEVEL = 19
 
 
@@ -125,10 +124,10 @@ def _packed(header: Mapping[str, Any], sources: Mapping[str, Path | bytes]) -> b
         name: source if isinstance(source, bytes) else source.read_bytes()
         for name, source in sources.items()
     }
-    order = sorted(contents, key=lambda name: (name != STUDY, name))
+    order = sorted(contents, key=lambda name: (name != paths.STUDY, name))
     files = {name: _entry(contents[name]) for name in order}
     tables = {}
-    for kind in TABLES:
+    for kind in paths.CELL_LOGS:
         raw = {name: contents[name] for name in order if kind_of(name) == kind}
         table, encoded = encode(raw)
         if encoded:
@@ -146,7 +145,7 @@ def _packed(header: Mapping[str, Any], sources: Mapping[str, Path | bytes]) -> b
     )
     with writer, tarfile.open(fileobj=writer, mode="w|", format=tarfile.USTAR_FORMAT) as tar:
         _add(tar, HEADER, (json.dumps(head, indent=1) + "\n").encode())
-        for name in sorted(contents, key=lambda name: (name != STUDY, name)):
+        for name in sorted(contents, key=lambda name: (name != paths.STUDY, name)):
             _add(tar, name, contents[name])
     return content.getvalue()
 
@@ -157,25 +156,27 @@ def _entry(data: bytes) -> dict[str, Any]:
 
 def _members(root: Path) -> dict[str, Path]:
     """Name in the archive to path on disk, the crate's description aside."""
-    found = {name: root / name for name in SINGLE if name not in MADE_HERE}
-    found |= {name: root / name for name in SEALED if (root / name).exists()}
+    members = {name: root / name for name in SINGLE if name not in MADE_HERE}
+    members |= {name: root / name for name in SEALED if (root / name).exists()}
     for tree in RAW_TREES:
-        found |= _tree(root / tree, tree)
+        members |= _tree(root / tree, tree)
     # The CSVs are enough: a replot makes the parquet tables again, and compares their hashes.
-    published = _tree(root / "analysis", "published/analysis")
-    found |= {name: path for name, path in published.items() if path.suffix != ".parquet"}
-    found |= {f"published/figures/{path.name}": path for path in (root / "figures").glob("*.csv")}
-    found["workflow/Snakefile"] = ROOT / "workflow" / "Snakefile"
-    found |= _tree(ROOT / "workflow" / "rules", "workflow/rules")
-    found |= _tree(ROOT / "workflow" / "schemas", "workflow/schemas")
-    for name, path in found.items():
+    published = _tree(root / paths.ANALYSIS, "published/analysis")
+    members |= {name: path for name, path in published.items() if path.suffix != ".parquet"}
+    members |= {
+        f"published/figures/{path.name}": path for path in (root / paths.FIGURES).glob("*.csv")
+    }
+    members["workflow/Snakefile"] = ROOT / "workflow" / "Snakefile"
+    members |= _tree(ROOT / "workflow" / "rules", "workflow/rules")
+    members |= _tree(ROOT / "workflow" / "schemas", "workflow/schemas")
+    for name, path in members.items():
         if path.is_symlink() or not path.is_file():
             raise ArtifactError(f"{path}: missing, or not a plain file")
         try:
             check_name(name)
         except ValueError as error:
             raise ArtifactError(f"{path}: {error}") from None
-    return found
+    return members
 
 
 def _tree(folder: Path, name: str) -> dict[str, Path]:

@@ -9,28 +9,27 @@ from typing import Any, BinaryIO
 
 import zstandard
 
+from connector_tax.artifacts import paths
 from connector_tax.files import ArtifactError
 
 FORMAT = "connector-tax archive 2"
 # The first had no tables.
 READABLE = ("connector-tax archive 1", FORMAT)
-TABLES = ("requests", "engine_step", "metrics", "machine")
 HEADER = "archive.json"
 # Beside what was unpacked: of which archive it is.
 ORIGIN = "archive.sha256"
-STUDY = "study.json"
+MADE_HERE = ("README.md", "ro-crate-metadata.json")
 SINGLE = (
-    STUDY,
-    "environment.json",
-    "env.txt",
-    "reference_rates.json",
-    "manifest.json",
-    "README.md",
-    "ro-crate-metadata.json",
+    paths.STUDY,
+    paths.ENVIRONMENT,
+    paths.ENV_TEXT,
+    paths.REFERENCE_RATES,
+    paths.MANIFEST,
+    *MADE_HERE,
 )
 # Of studies that were sealed while they were measured.
-SEALED = ("seals.jsonl", "complete.json")
-TREES = ("preflight", "patch", "runs", "published", "workflow")
+SEALED = (paths.SEALS, paths.COMPLETE)
+TREES = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, "published", "workflow")
 # An honest study is 15 to 40 times its archive.
 FLOOR_BYTES = 64 << 20
 MOST_TIMES = 200
@@ -48,7 +47,7 @@ class ArchiveError(ArtifactError):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class ArchiveHeader:
     """archive.json, checked.
 
     Attributes:
@@ -70,7 +69,7 @@ class Header:
         return -(-blocks * BLOCK // RECORD) * RECORD
 
 
-def check_header(value: Mapping[str, Any], most_bytes: int) -> Header:
+def check_header(value: Mapping[str, Any], most_bytes: int) -> ArchiveHeader:
     """archive.json as a header.
 
     Raises:
@@ -84,7 +83,7 @@ def check_header(value: Mapping[str, Any], most_bytes: int) -> Header:
     files = {name: _entry(name, entry, most_bytes) for name, entry in value["files"].items()}
     members = dict(files)
     for table, entry in tables.items():
-        if table not in [f"tables/{kind}.parquet" for kind in TABLES]:
+        if table not in [f"tables/{kind}.parquet" for kind in paths.CELL_LOGS]:
             raise ValueError(f"{table!r} is no table of a study")
         for name in entry["files"]:
             if members.pop(name, None) is None:
@@ -100,7 +99,9 @@ def check_header(value: Mapping[str, Any], most_bytes: int) -> Header:
     missing = [name for name in SINGLE if name not in members]
     if missing:
         raise ValueError(f"{missing[0]!r} is not among the members")
-    return Header(value["study"], files, members, {t: list(e["files"]) for t, e in tables.items()})
+    return ArchiveHeader(
+        value["study"], files, members, {t: list(e["files"]) for t, e in tables.items()}
+    )
 
 
 def _entry(name: str, entry: Mapping[str, Any], most_bytes: int) -> tuple[int, str]:
@@ -116,7 +117,7 @@ def kind_of(name: str) -> str | None:
     """Which table the file is in; None for one that is in none."""
     file = name.rpartition("/")[2]
     fits = name.startswith("runs/") and file.endswith(".jsonl")
-    return next((kind for kind in TABLES if fits and file.startswith(f"{kind}_")), None)
+    return next((kind for kind in paths.CELL_LOGS if fits and file.startswith(f"{kind}_")), None)
 
 
 def check_name(name: str) -> None:

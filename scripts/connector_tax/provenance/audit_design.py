@@ -7,22 +7,13 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, PLAIN, plain_names
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.audit_study import RawCell, RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.recompute import Measured, named_generator
 from connector_tax.study.design import measured_design
-
-# The six file types of a run (design, "Per-run artifacts") and the per-cell records.
-RUN_FILES = (
-    "config.json",
-    "launch.sh",
-    "vllm_stdout.log",
-    "vllm_stderr.log",
-    "env.txt",
-    "summary.json",
-)
 
 
 def check_design(study: RawStudy, ledger: Ledger) -> None:
@@ -47,9 +38,9 @@ def _design_hash(study: RawStudy) -> Iterator[str]:
     design = measured_design(config, study.document["configurations"])
     if study.older_form:
         design["closing_plain"] = config["closing_plain"]
-    found = sha256_json(design)
-    if found != study.document["design_sha256"]:
-        yield f"design_sha256 is {study.document['design_sha256']}, its content hashes to {found}"
+    digest = sha256_json(design)
+    if digest != study.document["design_sha256"]:
+        yield f"design_sha256 is {study.document['design_sha256']}, its content hashes to {digest}"
     for key in ("study", "seed", "blocks"):
         if study.document[key] != config[key]:
             yield f"{key} is {study.document[key]!r}, config.{key} {config[key]!r}"
@@ -94,12 +85,12 @@ def _planned_cells(study: RawStudy) -> Iterator[str]:
         "Bp": [(f"{i}x{o}", None, i, o) for i, o in config["phase_bp"]["shapes"]],
     }  # fmt: skip
     for phase in PHASES:
-        found = [
+        planned = [
             (c["cell"], c["rate_rps"], c["input_tokens"], c["output_tokens"])
             for c in study.document["cells"][phase]
         ]
-        if found != expected[phase]:
-            yield f"phase {phase} plans {found}, the grid gives {expected[phase]}"
+        if planned != expected[phase]:
+            yield f"phase {phase} plans {planned}, the grid gives {expected[phase]}"
 
 
 def _labels(study: RawStudy) -> Iterator[str]:
@@ -111,15 +102,15 @@ def _labels(study: RawStudy) -> Iterator[str]:
     if label != study.config["engine"]["label"]:
         yield f"engine_label {label!r} is not config.engine.label"
     for launch in study.launches:
-        if launch.index is not None and launch.index["label"] != label:
-            yield f"{launch.name}/index.json: label {launch.index['label']!r}, not {label!r}"
+        if launch.index is not None and launch.index.label != label:
+            yield f"{launch.name}/index.json: label {launch.index.label!r}, not {label!r}"
     for cell in study.cells:
         if cell.measured and cell.record["label"] != label:
             yield f"{cell.path('cell').name} of {cell.launch.name}: label is not {label!r}"
 
 
 def _reason(launch: RawLaunch) -> str:
-    return "" if launch.index is None else str(launch.index["reason"])
+    return "" if launch.index is None else str(launch.index.reason)
 
 
 def _launch(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
@@ -128,16 +119,16 @@ def _launch(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
         return
     wanted = {"config": launch.config, "block": launch.block, "phase": launch.phase}
     for key, value in wanted.items():
-        if launch.index[key] != value:
-            yield f"index.json: {key} is {launch.index[key]!r}, its folder says {value!r}"
-    depends = launch.index["depends"]
-    if depends["design_sha256"] != study.document["design_sha256"]:
+        if getattr(launch.index, key) != value:
+            said = getattr(launch.index, key)
+            yield f"index.json: {key} is {said!r}, its folder says {value!r}"
+    if launch.index.depends["design_sha256"] != study.document["design_sha256"]:
         yield "depends.design_sha256 is of another design"
     if launch.phase != "A" and launch.status != "skipped":
         rate = study.rates["ref_safe" if launch.phase == "B" else "ref_load"]
-        if launch.index["rate_rps"] != rate:
-            yield f"rate_rps is {launch.index['rate_rps']}, reference_rates.json says {rate}"
-    listed = sorted(entry["cell"] for entry in launch.index["cells"])
+        if launch.index.rate_rps != rate:
+            yield f"rate_rps is {launch.index.rate_rps}, reference_rates.json says {rate}"
+    listed = sorted(entry.cell for entry in launch.index.cells)
     planned = sorted(c["cell"] for c in study.document["cells"][launch.phase])
     if listed != planned:
         yield f"index.json lists cells {listed}, the design plans {planned}"
@@ -145,7 +136,7 @@ def _launch(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
 
 def _gate(study: RawStudy, configuration: Mapping[str, Any]) -> Iterator[str]:
     """What pre-flight decided stands in the log of the gate."""
-    gates = read_json(study.root / "preflight" / "preflight_status.json")
+    gates = read_json(study.root / paths.PREFLIGHT_STATUS)
     said = gates[configuration["id"]]
     if said["evidence"] is None:
         if study.config["engine"]["kind"] != "embedded" or configuration["gate"]:
@@ -164,7 +155,7 @@ def _gate(study: RawStudy, configuration: Mapping[str, Any]) -> Iterator[str]:
 def _skip(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
     if not _reason(launch).strip():
         yield "skipped without a reason"
-    gate = read_json(study.root / "preflight" / "preflight_status.json")[launch.configuration]
+    gate = read_json(study.root / paths.PREFLIGHT_STATUS)[launch.configuration]
     same = study.rates["ref_safe"] == study.rates["ref_load"]
     if gate["include"] and not (launch.phase == "Bp" and same):
         yield "skipped, though pre-flight includes it and no rule leaves it out"
@@ -194,17 +185,17 @@ def skipped_rate(study: RawStudy, cell: RawCell) -> Iterator[str]:
 
 
 def _run_files(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
-    missing = [name for name in RUN_FILES if not (launch.folder / name).is_file()]
+    missing = [name for name in paths.LAUNCH_FILES if not (launch.folder / name).is_file()]
     yield from (f"{name} is missing" for name in missing)
     if missing:
         return
-    config = read_json(launch.folder / "config.json")
+    config = read_json(launch.folder / paths.LAUNCH_CONFIG)
     if config["design_sha256"] != study.document["design_sha256"]:
         yield "config.json: design_sha256 is of another design"
-    script = (launch.folder / "launch.sh").read_text(encoding="utf-8")
+    script = (launch.folder / paths.LAUNCH_SCRIPT).read_text(encoding="utf-8")
     # launch.sh has the project's folder in a variable of its own.
     argv = [argument.replace("{root}", "$root") for argument in config["argv"]]
     if shlex.split(script.rpartition("\nexec ")[2])[-len(argv) :] != argv:
         yield "launch.sh does not run config.json's argv"
-    if (launch.folder / "env.txt").read_bytes() != (study.root / "env.txt").read_bytes():
+    if (launch.folder / paths.ENV_TEXT).read_bytes() != (study.root / paths.ENV_TEXT).read_bytes():
         yield "env.txt differs from the study's env.txt"

@@ -1,14 +1,16 @@
 """The numbers under each figure (figures/*.csv), by key, against the recomputed tables."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from connector_tax.artifacts import paths
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import Ledger
-from connector_tax.provenance.comparison import read_csv, text_differs
+from connector_tax.provenance.comparison import field_differences, read_csv
 from connector_tax.provenance.recompute import Row
-from connector_tax.provenance.recompute_tables import Recomputed
+from connector_tax.provenance.recompute_tables import STEP_TAX_COLUMNS, Recomputed
 
 PARTS, STACKED, SUM = ("mooncake_both", "lmcache_only"), "multi_mooncake_lmcache", "sum of the two"
 NOOP = "noop_connector"
@@ -36,9 +38,6 @@ _LATENCY = Declared(_CURVE.keys, (*_CURVE.columns, *ENDS))
 _BAR = (
     "rate_rps", *ENDS, "aa_lo", "aa_hi", "n_blocks", "n_config", "n_plain", "family", "verdict",
     "mark", "status", "reason",
-)  # fmt: skip
-OF_TAX = (
-    "config", "metric", "reference", *_BAR, "p_adjusted", "interval_method", "blocks_needed",
 )  # fmt: skip
 FIGURES = {
     "fig1_ttft_vs_rate": _LATENCY,
@@ -75,15 +74,15 @@ class FigureNumbers:
     """What each figure should show, from recomputed rows."""
 
     def __init__(
-        self, study: RawStudy, numbers: Recomputed, found: Mapping[str, list[Row]]
+        self, study: RawStudy, numbers: Recomputed, tables: Mapping[str, list[Row]]
     ) -> None:
         self.study = study
         self.cell = numbers.cell_at("ref_safe")
-        self.found = found
+        self.tables = tables
         self.connectors = [c for c in study.ids if c != "plain"]
         self.bars = [
             _bar(row)
-            for row in found["taxes.csv"]
+            for row in tables["taxes.csv"]
             if row["phase"] == "A" and row["reference"] and row["metric"] in BARS
         ]
         self.at_safe = [bar for bar in self.bars if bar["reference"] == "ref_safe"]
@@ -124,7 +123,7 @@ class FigureNumbers:
         compared = (*self.connectors, *self.study.aa_launch("A"))
         return [
             row
-            for row in self.found["taxes.csv"]
+            for row in self.tables["taxes.csv"]
             if row["phase"] == "A" and row["metric"] in BARS and row["config"] in compared
         ]
 
@@ -146,7 +145,7 @@ class FigureNumbers:
 
     def _both_rates(self) -> list[Row]:
         """The taxes at the reference rates, with the gap between the two."""
-        gaps = {(r["config"], r["metric"]): r for r in self.found["amplification.csv"]}
+        gaps = {(r["config"], r["metric"]): r for r in self.tables["amplification.csv"]}
         return [
             bar | {name: gaps[bar["config"], bar["metric"]].get(name) for name in GAP}
             for bar in self.bars
@@ -155,7 +154,7 @@ class FigureNumbers:
 
     def _curves(self, column: str, unit: str) -> list[Row]:
         """A quantity against the offered rate."""
-        cells = [row for row in self.found["aggregate.csv"] if row["phase"] == "A"]
+        cells = [row for row in self.tables["aggregate.csv"] if row["phase"] == "A"]
         lost = [
             (row["config"], row["rate_rps"])
             for row in cells
@@ -191,13 +190,13 @@ class FigureNumbers:
         return [
             row | {"interval_includes_0": None if None in (row.get("tax_lo"), row.get("tax_hi"))
                    else row["tax_lo"] <= 0 <= row["tax_hi"]}
-            for row in self.found["taxes.csv"]
+            for row in self.tables["taxes.csv"]
             if row["phase"] == "B" and row["metric"] == "ttft_p90" and row["config"] in compared
         ]  # fmt: skip
 
     def _distribution(self) -> list[Row]:
-        rows = [row | {"status": "valid"} for row in self.found["step_cdf.csv"]]
-        gates = read_json(self.study.root / "preflight" / "preflight_status.json")
+        rows = [row | {"status": "valid"} for row in self.tables["step_cdf.csv"]]
+        gates = read_json(self.study.root / paths.PREFLIGHT_STATUS)
         for config in dict.fromkeys(self.study.ids).keys() - {row["config"] for row in rows}:
             skipped = not gates.get(config, {"include": True})["include"]
             rows.append(
@@ -209,7 +208,7 @@ class FigureNumbers:
         """Microseconds of schedule() and of the engine step, and what of them is in no callback."""
         at_safe = {
             (row["config"], row["metric"]): row
-            for row in self.found["step_taxes.csv"]
+            for row in self.tables["step_taxes.csv"]
             if (row["phase"], row["cell"]) == ("A", self.cell)
         }
         mine = [bar for bar in bars if bar["metric"] == "ttft_p90"]
@@ -259,20 +258,25 @@ class FigureNumbers:
         return {"prior_tax": prior, "margin": margin}
 
     def _resources(self) -> list[Row]:
-        drawn = [r for r in self.found["resources.csv"] if r["resource"] in DRAWN_RESOURCES]
+        drawn = [r for r in self.tables["resources.csv"] if r["resource"] in DRAWN_RESOURCES]
         known = {row["resource"] for row in drawn if row["status"] == "valid"}
-        return [row | _band(row, "aa_difference") for row in drawn if row["resource"] in known]
+        return [
+            row | _band(row, "aa_difference", "aa_difference")
+            for row in drawn
+            if row["resource"] in known
+        ]
 
 
 def _bar(row: Row) -> Row:
     """A tax with the A/A band beside it."""
     known: Row = {} if row["status"] == "valid" else dict.fromkeys(ENDS)
-    return {name: row.get(name) for name in OF_TAX} | known | _band(row, "aa", "aa_tax")
+    # Figure 7 has columns of these names, filled in its panels of steps only.
+    return row | known | dict.fromkeys(STEP_TAX_COLUMNS) | _band(row, "aa", "aa_tax")
 
 
-def _band(row: Row, ends: str, point: str | None = None) -> Row:
+def _band(row: Row, ends: str, point: str) -> Row:
     """The A/A interval, or where there is none the size of its difference both ways."""
-    low, high, size = (row.get(name) for name in (f"{ends}_lo", f"{ends}_hi", point or ends))
+    low, high, size = (row.get(name) for name in (f"{ends}_lo", f"{ends}_hi", point))
     if low is None or high is None:
         low, high = (None, None) if size is None else (-abs(size), abs(size))
     return {"aa_lo": low, "aa_hi": high}
@@ -290,12 +294,12 @@ def _parted(bars: Sequence[Row]) -> Iterator[Row]:
 
 
 def check_figures(
-    study: RawStudy, numbers: Recomputed, found: Mapping[str, list[Row]], ledger: Ledger
+    study: RawStudy, numbers: Recomputed, tables: Mapping[str, list[Row]], ledger: Ledger
 ) -> None:
     """A claim for the numbers under each figure."""
-    figures = FigureNumbers(study, numbers, found)
+    figures = FigureNumbers(study, numbers, tables)
     for name, declared in FIGURES.items():
-        path = study.numbers / "figures" / f"{name}.csv"
+        path = study.numbers / paths.FIGURES / f"{name}.csv"
         if study.published != study.root and not path.exists():
             ledger.not_checkable("figure", name, "published before it was made")
         else:
@@ -304,9 +308,9 @@ def check_figures(
 
 def _figure(figures: FigureNumbers, name: str, declared: Declared) -> Iterator[str]:
     for kind in ("png", "svg"):
-        if not (figures.study.root / "figures" / f"{name}.{kind}").is_file():
+        if not (figures.study.root / paths.FIGURES / f"{name}.{kind}").is_file():
             yield f"{name}.{kind} is missing"
-    table = read_csv(figures.study.numbers / "figures" / f"{name}.csv")
+    table = read_csv(figures.study.numbers / paths.FIGURES / f"{name}.csv")
     reason = figures.absent(name)
     if (list(table[0]) == ["absent_because"]) != (reason is not None):
         yield "absent without a cause" if reason is None else f"drawn, though {reason}"
@@ -318,26 +322,16 @@ def _figure(figures: FigureNumbers, name: str, declared: Declared) -> Iterator[s
         return
     rows = {_key(row, declared.keys): row for row in figures.rows(name)}
     seen = [_key(row, declared.keys) for row in table]
-    for key in [k for k in rows if seen.count(k) != 1]:
-        yield f"{' '.join(key)}: {seen.count(key)} rows"
+    times = Counter(seen)
+    for key in [key for key in rows if times[key] != 1]:
+        yield f"{' '.join(key)}: {times[key]} rows"
     for row, key in zip(table, seen, strict=True):
         if key not in rows:
             yield f"{' '.join(key)}: no such row among the recomputed"
             continue
-        for column, text in row.items():
-            wrong = _wrong(column, text, rows[key])
-            if wrong:
-                yield f"{' '.join(key)}: {column}: published {text!r}, recomputed {wrong}"
+        yield from field_differences(row, rows[key], " ".join(key))
 
 
 def _key(row: Mapping[str, object], keys: Sequence[str]) -> tuple[str, ...]:
     """Rates as numbers, everything else as text."""
     return tuple(f"{float(str(row[k])):g}" if k == "rate_rps" else str(row[k]) for k in keys)
-
-
-def _wrong(column: str, text: str, row: Row) -> str | None:
-    """The recomputed value where a field differs from it, else None."""
-    value = row.get(column)
-    if column == "reason" and value is None:
-        return None
-    return repr(value) if text_differs(text, value) else None

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from connector_tax.artifacts import paths
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.recompute import Row
@@ -24,36 +25,38 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
     if "quiet" not in study.config:
         return {}
     bounds, quiet = study.config["validity"], study.config["quiet"]
-    found: dict[str, Any] = dict.fromkeys(
+    values: dict[str, Any] = dict.fromkeys(
         ("quiet_requests", "idle_memory_factor", "server", "loadgen", "throttled_periods")
     )
     if cell.path("machine").exists():
         lines = cell.machine
-        found |= _cpu_shares(lines)
-        found["throttled_periods"] = throttled_periods(lines)
-        found["quiet_requests"] = len(quiet_successes(study, cell) or ())
-        level = read_json(study.root / "environment.json").get("quiet_level")
+        values |= _cpu_shares(lines)
+        values["throttled_periods"] = throttled_periods(lines)
+        values["quiet_requests"] = len(quiet_successes(study, cell) or ())
+        level = read_json(study.root / paths.ENVIRONMENT).get("quiet_level")
         if level is not None:
             begin = next(r for r in lines if r["kind"] == "begin")
             medians = [np.median(r["memory_ns"]) for r in lines if r["kind"] == "look"]
             latency = float(max(medians)) / begin["elements"]
-            found["idle_memory_factor"] = latency / level["memory_ns"]
+            values["idle_memory_factor"] = latency / level["memory_ns"]
     precision = study.config["precision"]
     wanted = study.config["cell"]["min_completed"]
     if precision["enabled"]:
         wanted = precision["min_completed_floor"]
     least = math.ceil(quiet["min_quiet_share"] * wanted)
-    value = found["quiet_requests"]
+    value = values["quiet_requests"]
     checks = {
         "quiet_requests": {
             "value": value, "bound": least, "pass": value is not None and value >= least,
         },
-        "idle_memory_factor": _most(found["idle_memory_factor"], bounds["max_idle_memory_factor"]),
-        "foreign_cpu_server": _most(found["server"], bounds["max_foreign_cpu"]),
-        "foreign_cpu_loadgen": _most(found["loadgen"], bounds["max_foreign_cpu"]),
-        "throttled_periods": _most(found["throttled_periods"], 0),
+        "idle_memory_factor": at_most(
+            values["idle_memory_factor"], bounds["max_idle_memory_factor"]
+        ),
+        "foreign_cpu_server": at_most(values["server"], bounds["max_foreign_cpu"]),
+        "foreign_cpu_loadgen": at_most(values["loadgen"], bounds["max_foreign_cpu"]),
+        "throttled_periods": at_most(values["throttled_periods"], 0),
     }  # fmt: skip
-    if cell.path("machine").exists() and found["throttled_periods"] is None:
+    if cell.path("machine").exists() and values["throttled_periods"] is None:
         del checks["throttled_periods"]  # the kernel did not count it
     return checks
 
@@ -176,5 +179,6 @@ def _cpu_shares(lines: Sequence[Row]) -> dict[str, float]:
     return shares
 
 
-def _most(value: float | None, bound: float) -> Row:
+def at_most(value: float | None, bound: float) -> Row:
+    """A check that passes up to its bound, and fails without a value."""
     return {"value": value, "bound": bound, "pass": value is not None and value <= bound}

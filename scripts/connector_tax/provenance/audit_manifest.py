@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
 from connector_tax.files import read_json
 from connector_tax.provenance import manifest
@@ -27,27 +28,27 @@ def check_manifest(study: RawStudy, ledger: Ledger, markdown: Path) -> None:
 
 def _environment(study: RawStudy) -> Iterator[str]:
     """env.txt begins with environment.json, a line each; every run has a copy of it."""
-    environment = read_json(study.root / "environment.json")
-    text = (study.root / "env.txt").read_text(encoding="utf-8")
+    environment = read_json(study.root / paths.ENVIRONMENT)
+    text = (study.root / paths.ENV_TEXT).read_text(encoding="utf-8")
     lines = text.partition("\n\n")[0].splitlines()
-    found = [f"{key}: {value}" for key, value in environment.items()]
-    for line in found:
+    captured = [f"{key}: {value}" for key, value in environment.items()]
+    for line in captured:
         if line not in lines:
             yield f"{line!r} is not in env.txt"
-    yield from (f"env.txt has {line!r}" for line in lines if line not in found)
+    yield from (f"env.txt has {line!r}" for line in lines if line not in captured)
     label = study.document["engine_label"]
     if environment.get("engine_label", label) != label:
         yield f"engine_label is {environment['engine_label']!r}, study.json says {label!r}"
 
 
 def _row(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
-    rows = read_json(study.root / "manifest.json")
+    rows = read_json(study.root / paths.MANIFEST)
     key = (launch.config, str(launch.block), launch.phase)
     mine = [r for r in rows if (r["configuration"], r["block"], r["phase"]) == key]
     if len(mine) != 1:
         yield f"manifest.json has {len(mine)} rows"
         return
-    environment = read_json(study.root / "environment.json")
+    environment = read_json(study.root / paths.ENVIRONMENT)
     place = Launch(launch.config, launch.block, launch.phase)
     expected = manifest.row(study.document, study.root, place, environment, study.step_timing)
     columns = dict.fromkeys((*COLUMNS, *mine[0]))
@@ -55,10 +56,10 @@ def _row(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
         # Measured before studies were sealed: a column that came later is in none of its rows.
         columns = dict.fromkeys(column for r in rows for column in r)
     for column in columns:
-        published, found = mine[0].get(column), expected.get(column)
-        if published != found:
+        published, recomputed = mine[0].get(column), expected.get(column)
+        if published != recomputed:
             told = CHANGED if column == "sha256" else ""
-            yield f"{column} is {published!r}, found {found!r}{told}"
+            yield f"{column} is {published!r}, found {recomputed!r}{told}"
 
 
 def _check_markdown(study: RawStudy, markdown: Path, ledger: Ledger) -> None:
@@ -70,7 +71,7 @@ def _check_markdown(study: RawStudy, markdown: Path, ledger: Ledger) -> None:
             reason = f"MANIFEST.md has no rows of study {name}"
             ledger.not_checkable("manifest", "MANIFEST.md", reason)
             return
-        published = read_json(study.root / "manifest.json")
+        published = read_json(study.root / paths.MANIFEST)
         ledger.check("manifest", "MANIFEST.md", _same_rows(rows, published), f"{len(rows)} rows")
 
 

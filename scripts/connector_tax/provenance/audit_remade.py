@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from connector_tax import __version__
+from connector_tax.artifacts import paths
 from connector_tax.files import read_json, sha256_file
 from connector_tax.provenance.archive_limits import HEADER, ORIGIN
 from connector_tax.provenance.audit_study import RawStudy
@@ -23,8 +24,8 @@ from connector_tax.provenance.comparison import differences
 from connector_tax.provenance.manifest import archive_of
 
 KIND = "made again"
-MADE = ("analysis", "figures", "report.html")
-NOT_COPIED = (*MADE, "logs", "audit.json", "published")
+MADE = (paths.ANALYSIS, paths.FIGURES, paths.REPORT)
+NOT_COPIED = (*MADE, paths.LOGS, paths.AUDIT, "published")
 # What the numbers and pictures depend on besides the raw records.
 PACKAGES = (
     "numpy", "scipy", "polars", "pandas", "matplotlib", "pillow", "contourpy", "kiwisolver",
@@ -34,9 +35,9 @@ PACKAGES = (
 
 def versions() -> dict[str, str]:
     """The versions that what is made depends on."""
-    found = {"python": platform.python_version(), "connector-tax": __version__}
+    own = {"python": platform.python_version(), "connector-tax": __version__}
     installed = {(d.metadata["Name"] or "").lower(): d.version for d in metadata.distributions()}
-    return found | {name: installed.get(name, "absent") for name in PACKAGES}
+    return own | {name: installed.get(name, "absent") for name in PACKAGES}
 
 
 def published_files(root: Path) -> dict[str, str]:
@@ -112,7 +113,7 @@ def _differs(study: RawStudy, name: str, digest: str, made: Path) -> Iterator[st
 
 def _measured_with(root: Path) -> dict[str, str]:
     """The versions that env.txt tells of the pipeline."""
-    text = (root / "env.txt").read_text(encoding="utf-8")
+    text = (root / paths.ENV_TEXT).read_text(encoding="utf-8")
     own = text.partition("# pipeline packages\n")[2].partition("\n\n")[0].lower()
     return dict(re.findall(r"^([\w.-]+)==(\S+)$", own, re.MULTILINE))
 
@@ -146,12 +147,12 @@ def _check_origin(root: Path, study: str, manifest: Path, ledger: Ledger) -> Non
     """Is it the archive that the MANIFEST.md of this checkout names?"""
     text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
     named = archive_of(text, study)
-    found = (root / ORIGIN).read_text(encoding="utf-8").split()[0]
+    digest = (root / ORIGIN).read_text(encoding="utf-8").split()[0]
     if named is None:
         reason = f"MANIFEST.md names no archive of study {study}"
         ledger.not_checkable("unpacked", "archive", reason)
     else:
-        problems = [] if named == found else [f"sha256 is {found}, MANIFEST.md names {named}"]
+        problems = [] if named == digest else [f"sha256 is {digest}, MANIFEST.md names {named}"]
         ledger.check("unpacked", "archive", problems, "the one MANIFEST.md names")
 
 

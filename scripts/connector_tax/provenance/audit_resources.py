@@ -17,7 +17,7 @@ TOO_OLD = "measured before launches kept it"
 def check_resources(study: RawStudy, ledger: Ledger) -> None:
     """Every claim about what a launch recorded besides its cells."""
     done = [launch for launch in study.launches if launch.status == "done"]
-    without = [la for la in done if la.index is None or "files" not in la.index]
+    without = [la for la in done if la.index is None or la.index.recorded is None]
     if without:
         first = f"{len(without)} launches, first {without[0].name}"
         ledger.not_checkable("launch records", first, TOO_OLD)
@@ -30,10 +30,11 @@ def check_resources(study: RawStudy, ledger: Ledger) -> None:
 
 def _records(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
     assert launch.index is not None
+    assert launch.index.recorded is not None
     for name in RECORDS:
-        if name not in launch.index["files"]:
+        if name not in launch.index.recorded:
             yield f"{name} is not listed in index.json"
-        elif study.sha256(launch.folder / name) != launch.index["files"][name]:
+        elif study.sha256(launch.folder / name) != launch.index.recorded[name]:
             yield f"{name}: sha256 is not what index.json says: changed after it was measured"
     resources, settings = (recorded(launch, name) for name in RECORDS)
     if resources is None or settings is None:

@@ -56,13 +56,13 @@ def schedule(study: RawStudy, cell: RawCell) -> Iterator[str]:
             return
     until = _arrivals_end_ns(times) - times["t_origin_ns"]
     due = arrival_offsets_ns(arrivals["process"], rate, until, name, arrivals["gamma_shape"])
-    found = [r["t_intended_ns"] - times["t_origin_ns"] for r in cell.requests]
+    offsets = [r["t_intended_ns"] - times["t_origin_ns"] for r in cell.requests]
     if plan["n"] != len(due):
         yield f"n is {plan['n']}, the seed gives {len(due)} arrivals before their end"
-    if len(found) != len(due):
-        yield f"{len(found)} requests, the seed gives {len(due)}"
+    if len(offsets) != len(due):
+        yield f"{len(offsets)} requests, the seed gives {len(due)}"
     # A stamp is a rounded float; two ways of rounding may differ by a nanosecond.
-    wrong = [k for k, (a, b) in enumerate(zip(found, due, strict=False)) if abs(a - b) > 1]
+    wrong = [k for k, (a, b) in enumerate(zip(offsets, due, strict=False)) if abs(a - b) > 1]
     if wrong:
         yield f"{len(wrong)} arrivals are not the seed's, first: seq {wrong[0]}"
 
@@ -90,8 +90,8 @@ def _prompts(study: RawStudy, cell: RawCell) -> Iterator[str]:
     """Request ids name the stream their bodies are drawn from; drawn again, these hash the same."""
     ids = [r["request_id"] for r in cell.requests]
     stream = ids[0].rpartition("/")[0] if ids else ""
-    found = re.fullmatch(re.escape(cell.name) + r"/attempt(\d+)", stream)
-    if found is None or int(found[1]) // 10 != cell.record["attempt"]:
+    match = re.fullmatch(re.escape(cell.name) + r"/attempt(\d+)\d", stream)
+    if match is None or int(match[1]) != cell.record["attempt"]:
         attempt = f"{cell.name}/attempt{cell.record['attempt']}"
         yield f"request ids begin with {stream!r}, not with {attempt!r} and one more digit"
     wrong = [k for k, name in enumerate(ids) if name != f"{stream}/{k}"]
@@ -165,14 +165,14 @@ def _cooldown(cell: RawCell, end_overloaded: bool) -> Iterator[str]:
 def _precision(cell: RawCell, settings: Row, floor: int, early: bool) -> Iterator[str]:
     """What the cell says of its own precision, from its requests."""
     said, measured = cell.record["precision"], Measured(cell.requests, cell.record["window"])
-    found: Row = {"n": measured.n, "ttft_p90": None, "tpot_p90": None}
+    recomputed: Row = {"n": measured.n, "ttft_p90": None, "tpot_p90": None}
     low, high = binomial_ranks(measured.n, 90, 0.95)
     if low is not None and high is not None:
         for name, values in (("ttft_p90", measured.ttft), ("tpot_p90", measured.tpot)):
             ordered, p90 = np.sort(values), float(np.percentile(values, 90))
             if p90 > 0:
-                found[name] = float(ordered[high - 1] - ordered[low - 1]) / (2 * p90)
-    yield from differences(said["achieved"], found, "precision.achieved")
+                recomputed[name] = float(ordered[high - 1] - ordered[low - 1]) / (2 * p90)
+    yield from differences(said["achieved"], recomputed, "precision.achieved")
     if early and said["stopped_by"] != "target":
         yield f"stopped before the cap by {said['stopped_by']!r}, a valid cell only by the target"
     if said["stopped_by"] == "target":

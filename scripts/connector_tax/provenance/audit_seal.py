@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from msgspec import UNSET, UnsetType
+
 from connector_tax.artifacts import paths
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
@@ -25,7 +27,7 @@ def check_seals(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
     links = read_links(study.root)
     newest = {link["launch"]: link for _, link in links if "launch" in link}
     ended = [launch for launch in study.launches if launch.index is not None]
-    sealed = [la for la in ended if la.name in newest or "seal" in (la.index or ())]
+    sealed = [la for la in ended if la.name in newest or _sealed(la) is not None]
     text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
     name = study.document["study"]
     head = seal_of(text, name)
@@ -48,6 +50,12 @@ def check_seals(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
         ledger.check(KIND, "MANIFEST.md", wrong, "names a link of the chain")
     else:
         ledger.not_checkable(KIND, "MANIFEST.md", f"MANIFEST.md has no rows of study {name}")
+
+
+def _sealed(launch: RawLaunch) -> int | None:
+    """The link that index.json names; None of one from before studies were sealed."""
+    seal = UNSET if launch.index is None else launch.index.seal
+    return None if isinstance(seal, UnsetType) else seal
 
 
 def _chain(links: list[tuple[str, Link]]) -> Iterator[str]:
@@ -95,16 +103,16 @@ def _same_files(sealed: Mapping[str, str], there: Mapping[str, str]) -> Iterator
 def _launch(study: RawStudy, launch: RawLaunch, link: Link | None) -> Iterator[str]:
     assert launch.index is not None
     if link is None:
-        yield f"index.json names link {launch.index['seal']}, {paths.SEALS} has none of this launch"
+        yield f"index.json names link {_sealed(launch)}, {paths.SEALS} has none of this launch"
         return
-    index_file = launch.folder / "index.json"
-    if launch.index.get("seal") != link["number"]:
-        yield f"index.json names link {launch.index.get('seal')}, its newest is {link['number']}"
+    index_file = launch.folder / paths.INDEX
+    if _sealed(launch) != link["number"]:
+        yield f"index.json names link {_sealed(launch)}, its newest is {link['number']}"
     if study.sha256(index_file) != link["index_sha256"]:
         yield "index.json changed after it was sealed"
-    listed = dict(launch.index["files"])
-    for entry in launch.index["cells"]:
-        listed |= {f"{entry['cell']}/{name}": digest for name, digest in entry["files"].items()}
+    listed = dict(launch.index.recorded or {})
+    for entry in launch.index.cells:
+        listed |= {f"{entry.cell}/{name}": digest for name, digest in entry.files.items()}
     there = {
         path.relative_to(launch.folder).as_posix(): study.sha256(path)
         for path in sorted(launch.folder.rglob("*"))

@@ -6,10 +6,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from connector_tax.artifacts.names import PHASES, configuration_of, launched_plains
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
+from connector_tax.artifacts.names import PHASES, Launch, configuration_of, launched_plains
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 from connector_tax.provenance.recompute import Row
+
+# How a request that was sent may fail.
+FAILED = ("error", "timeout", "cancelled")
+COUNTERS = {
+    "success": "vllm:request_success_total",
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "generation_tokens": "vllm:generation_tokens_total",
+    "prefix_cache_hits": "vllm:prefix_cache_hits_total",
+    "external_prefix_cache_hits": "vllm:external_prefix_cache_hits_total",
+    "preemptions": "vllm:num_preemptions_total",
+}
+
+
+def series(values: Mapping[str, float], name: str) -> float | None:
+    """A metric of a scrape, its label sets summed; None where it is absent."""
+    known = [value for key, value in values.items() if key.split("{")[0] == name]
+    return sum(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -20,7 +39,7 @@ class RawLaunch:
     block: int
     phase: str
     folder: Path
-    index: Row | None
+    index: LaunchIndex | None
 
     @property
     def name(self) -> str:
@@ -35,7 +54,7 @@ class RawLaunch:
     @property
     def status(self) -> str:
         """done, skipped or failed; missing without an index.json."""
-        return "missing" if self.index is None else str(self.index["status"])
+        return "missing" if self.index is None else self.index.status
 
 
 class RawCell:
@@ -48,30 +67,8 @@ class RawCell:
         self.key = (launch.config, launch.block, launch.phase, self.cell)
         self.name = f"{launch.name}/{self.cell}"
         self.folder = launch.folder / self.cell
-        self._suffix = f"{launch.phase}_{self.cell}"
-        entries = [] if launch.index is None else launch.index["cells"]
-        self.entry: Row | None = next((e for e in entries if e["cell"] == self.cell), None)
-
-    @cached_property
-    def status(self) -> str:
-        """valid, void, skipped, missing, or failed when the whole launch failed."""
-        if self.entry is None:
-            return "missing" if self.launch.status == "done" else self.launch.status
-        if self.entry["status"] == "missing" and self.launch.status == "failed":
-            return "failed"
-        return str(self.entry["status"])
-
-    @cached_property
-    def reason(self) -> str | None:
-        """Why the cell has no number; None for a valid one."""
-        if self.status == "valid":
-            return None
-        of_launch = None if self.launch.index is None else self.launch.index["reason"]
-        if self.launch.index is None:
-            return "the launch has no index.json"
-        if self.entry is None:
-            return of_launch or "the launch's index.json does not list the cell"
-        return self.entry["reason"] or of_launch or "no reason was recorded"
+        self.entry = None if launch.index is None else launch.index.entry(self.cell)
+        self.status, self.reason = cell_state(launch.index, self.entry)
 
     @property
     def measured(self) -> bool:
@@ -80,13 +77,15 @@ class RawCell:
 
     def path(self, kind: str) -> Path:
         """The cell's `requests`, `metrics`, `engine_step`, `machine` or `cell` file."""
-        return self.folder / f"{kind}_{self._suffix}.{'json' if kind == 'cell' else 'jsonl'}"
+        place = (self.launch.phase, self.cell)
+        name = paths.cell_record(*place) if kind == "cell" else paths.cell_log(kind, *place)
+        return self.folder / name
 
     @cached_property
     def record(self) -> Row:
         """The cell file."""
-        found: Row = read_json(self.path("cell"))
-        return found
+        record: Row = read_json(self.path("cell"))
+        return record
 
     @cached_property
     def requests(self) -> list[Row]:
@@ -102,6 +101,22 @@ class RawCell:
     def machine(self) -> list[Row]:
         """The lines of the machine file."""
         return list(read_jsonl(self.path("machine")))
+
+    @property
+    def in_window(self) -> list[Row]:
+        """The requests that were due in the measured window."""
+        start, stop = (self.record["window"][f"t_{name}_ns"] for name in ("warmup_end", "stop"))
+        return [r for r in self.requests if start <= r["t_intended_ns"] < stop]
+
+    @property
+    def counter_growth(self) -> dict[str, float | None]:
+        """How much the server's counters grew over the cell; None where one is absent."""
+        first, last = self.metrics[0]["values"], self.metrics[-1]["values"]
+        growth: dict[str, float | None] = {}
+        for key, name in COUNTERS.items():
+            before, after = series(first, name), series(last, name)
+            growth[key] = None if before is None or after is None else after - before
+        return growth
 
     def steps(self) -> list[Row]:
         """The lines of the step log; read anew each time, since they are many."""
@@ -181,13 +196,13 @@ class RawStudy:
     @cached_property
     def rates(self) -> Row:
         """reference_rates.json as published."""
-        found: Row = read_json(self.root / "reference_rates.json")
-        return found
+        rates: Row = read_json(self.root / paths.REFERENCE_RATES)
+        return rates
 
     @cached_property
     def step_timing(self) -> bool:
         """Whether the patch stage says that steps were timed."""
-        status = read_json(self.root / "patch" / "patch_status.json")
+        status = read_json(self.root / paths.PATCH_STATUS)
         return bool(status["step_timing_available"])
 
     def _launches(self) -> Iterator[RawLaunch]:
@@ -195,8 +210,5 @@ class RawStudy:
             for config in self.configs(phase):
                 for entry in self.document["run_order"][phase]:
                     if entry["config"] == config:
-                        block = entry["block"]
-                        folder = self.root / "runs" / config / f"block{block}" / phase
-                        path = folder / "index.json"
-                        index = read_json(path) if path.exists() else None
-                        yield RawLaunch(config, block, phase, folder, index)
+                        folder = Launch(config, entry["block"], phase).folder(self.root)
+                        yield RawLaunch(config, entry["block"], phase, folder, read_index(folder))

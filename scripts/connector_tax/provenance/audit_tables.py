@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PLAIN
 from connector_tax.artifacts.tables import COLUMNS
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_figures import check_figures
 from connector_tax.provenance.audit_manifest import check_manifest
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
-from connector_tax.provenance.claims import Ledger, told
-from connector_tax.provenance.comparison import Table, differences, read_csv, text_differs
+from connector_tax.provenance.claims import Ledger, message_of
+from connector_tax.provenance.comparison import Table, differences, field_differences, read_csv
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_findings import Findings
 from connector_tax.provenance.recompute_resources import Resources, engine_rows
@@ -32,8 +33,6 @@ KEYS = {
     "resources.csv": ("config", "resource"),
     "engine.csv": ("config", "setting"),
 }
-# Two ways of integrating over the baseline and the common error agree to this.
-TOLERANCES = {"p_adjusted": 1e-4}
 
 
 def check_published(study: RawStudy, ledger: Ledger, manifest: Path) -> None:
@@ -41,7 +40,7 @@ def check_published(study: RawStudy, ledger: Ledger, manifest: Path) -> None:
     try:
         numbers = Recomputed(study)
     except Exception as error:
-        text = f"the raw records cannot be read: {told(error)}"
+        text = f"the raw records cannot be read: {message_of(error)}"
         for name in (*KEYS, "reference_rates.json", "hypotheses.json", "figures"):
             ledger.fail("numbers", name, text)
     else:
@@ -66,32 +65,32 @@ def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None
         "resources.csv": lambda: Resources(study, numbers.cell_at("ref_safe")).rows(),
         "engine.csv": lambda: engine_rows(study),
     }
-    found: dict[str, list[Row]] = {}
+    recomputed: dict[str, list[Row]] = {}
     for name, recompute in tables.items():
         with ledger.guarded("numbers", name):
-            found[name] = recompute()
-            path = study.numbers / "analysis" / name
+            recomputed[name] = recompute()
+            path = study.numbers / paths.ANALYSIS / name
             if study.published != study.root and not path.exists():
                 ledger.not_checkable("numbers", name, "published before it was made")
                 continue
             table = read_csv(path)
             cells = sum(len(row) for row in table)
             note = f"{len(table)} rows, {cells} fields"
-            problems = itertools.chain(compare(name, table, found[name]), _reasons(table))
+            problems = itertools.chain(compare(name, table, recomputed[name]), _reasons(table))
             ledger.check("numbers", name, problems, note)
     ledger.check(
-        "numbers", "aggregate.json", _aggregate_json(study, found.get("aggregate.csv", []))
+        "numbers", "aggregate.json", _aggregate_json(study, recomputed.get("aggregate.csv", []))
     )
     ledger.check("numbers", "reference_rates.json", _rates(study, numbers))
     ledger.check("numbers", "hypotheses.json", _hypotheses(study, numbers))
     for launch in study.launches:
         if launch.status == "done":
             ledger.check("summary", launch.name, _summary(launch, numbers))
-    if found.keys() == tables.keys():
-        check_figures(study, numbers, found, ledger)
+    if recomputed.keys() == tables.keys():
+        check_figures(study, numbers, recomputed, ledger)
 
 
-def compare(name: str, table: Table, found: Sequence[Row]) -> Iterator[str]:
+def compare(name: str, table: Table, recomputed: Sequence[Row]) -> Iterator[str]:
     """Every declared column, and row by row, found by its keys, every field; nothing else."""
     declared, keys = COLUMNS[name], KEYS[name]
     columns = tuple(table[0]) if table else declared
@@ -101,20 +100,15 @@ def compare(name: str, table: Table, found: Sequence[Row]) -> Iterator[str]:
         yield f"columns missing, added or in another order: {', '.join(odd) or 'order'}"
     if not set(keys) <= set(columns):
         return
-    ours = {tuple(str(row[key]) for key in keys): row for row in found}
+    ours = {tuple(str(row[key]) for key in keys): row for row in recomputed}
     seen = [tuple(row[key] for key in keys) for row in table]
     times = Counter(seen)
     for key in dict.fromkeys((*ours, *seen)):
         if times[key] != 1 or key not in ours:
             yield f"{' '.join(key)}: published {times[key]} times, recomputed {key in ours:d}"
     for published, key in zip(table, seen, strict=True):
-        for column, text in published.items() if key in ours else ():
-            value = ours[key].get(column)
-            # Where a number is missing the reason is recomputed; elsewhere it is a remark.
-            remark = column == "reason" and (value is None or "reason" not in ours[key])
-            if not remark and text_differs(text, value, TOLERANCES.get(column)):
-                shown = "" if value is None else value
-                yield f"{' '.join(key)}: {column}: published {text!r}, recomputed {shown!r}"
+        if key in ours:
+            yield from field_differences(published, ours[key], " ".join(key))
 
 
 def _reasons(table: Table) -> Iterator[str]:
@@ -125,7 +119,7 @@ def _reasons(table: Table) -> Iterator[str]:
 
 
 def _aggregate_json(study: RawStudy, rows: Sequence[Row]) -> Iterator[str]:
-    content = read_json(study.numbers / "analysis" / "aggregate.json")
+    content = read_json(study.numbers / paths.ANALYSIS / paths.AGGREGATE_JSON)
     yield from _labels(study, content)
     if len(content["rows"]) != len(rows):
         yield f"published {len(content['rows'])} rows, recomputed {len(rows)}"
@@ -151,13 +145,13 @@ def _rates(study: RawStudy, numbers: Recomputed) -> Iterator[str]:
 
 
 def _hypotheses(study: RawStudy, numbers: Recomputed) -> Iterator[str]:
-    content = read_json(study.numbers / "analysis" / "hypotheses.json")
+    content = read_json(study.numbers / paths.ANALYSIS / paths.HYPOTHESES)
     yield from _labels(study, content)
     findings = Findings(numbers)
-    found, criteria = findings.criteria()
+    findings_by_id, criteria = findings.criteria()
     for entry in content["hypotheses"]:
         name = entry["id"]
-        verdict, values = found.pop(name)
+        verdict, values = findings_by_id.pop(name)
         if entry["verdict"] != verdict:
             yield f"{name}: verdict {entry['verdict']!r}, recomputed {verdict!r}"
         for key, value in values.items():
@@ -167,8 +161,8 @@ def _hypotheses(study: RawStudy, numbers: Recomputed) -> Iterator[str]:
         if (entry["verdict"], entry["numbers"].get("label")) != (verdict, label):
             shown = f"{entry['verdict']!r} {entry['numbers'].get('label')!r}"
             yield f"criterion {entry['id']}: {shown}, recomputed {verdict!r} {label!r}"
-    if found or criteria:
-        yield f"not published: {[*found, *criteria]}"
+    if findings_by_id or criteria:
+        yield f"not published: {[*findings_by_id, *criteria]}"
     yield from differences(content["resolution"], findings.resolution_rows(), "resolution")
     yield from _prior(content["prior"], study, numbers)
 
@@ -202,17 +196,17 @@ def _prior(prior: Row, study: RawStudy, numbers: Recomputed) -> Iterator[str]:
 
 
 def _summary(launch: RawLaunch, numbers: Recomputed) -> Iterator[str]:
-    content = read_json(launch.folder / "summary.json")
+    content = read_json(launch.folder / paths.SUMMARY)
     yield from differences(content, numbers.summaries.get(launch.name, {}), "summary")
 
 
 def _report(study: RawStudy) -> Iterator[str]:
-    path = study.root / "report.html"
+    path = study.root / paths.REPORT
     if not path.exists():
         yield "report.html is missing"
         return
     text = path.read_text(encoding="utf-8")
-    for picture in sorted((study.root / "figures").glob("*.png")):
+    for picture in sorted((study.root / paths.FIGURES).glob("*.png")):
         svg = picture.with_suffix(".svg")
         forms = [base64.b64encode(p.read_bytes()).decode() for p in (picture, svg) if p.exists()]
         if not any(form in text for form in forms):

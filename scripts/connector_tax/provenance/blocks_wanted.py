@@ -10,13 +10,13 @@ from connector_tax.provenance.recompute_taxes import (
     MOST_BLOCKS,
     VERDICT_BLOCKS,
     Compared,
-    Effect,
+    TaxEstimate,
     sidak,
 )
 
 
 def blocks_wanted(
-    found: Effect,
+    tax: TaxEstimate,
     margin: float,
     family: Sequence[Compared],
     plains: int,
@@ -25,36 +25,38 @@ def blocks_wanted(
     """The smallest number of blocks at which the same estimate and error would be decided.
 
     Args:
-        found: the tax as it is, its standard error that of `found.n_blocks` blocks.
+        tax: as it is, its standard error that of `tax.n_blocks` blocks.
         margin: of NO TAX.
         family: the taxes compared with it, itself included; none for the A/A comparison.
         plains: launches of plain of a block.
         confidence: of the interval.
     """
-    point = math.log1p(found.point)
-    one_block = found.variance * found.n_blocks
-    for blocks in range(max(found.n_blocks + 1, VERDICT_BLOCKS), MOST_BLOCKS + 1):
+    point = math.log1p(tax.point)
+    one_block = tax.variance * tax.n_blocks
+    for blocks in range(max(tax.n_blocks + 1, VERDICT_BLOCKS), MOST_BLOCKS + 1):
         error = math.sqrt(one_block / blocks)
-        df = _freedom(found, blocks)
+        df = _freedom(tax, blocks)
         half = t_quantile(confidence, df) * error
         if -margin < math.expm1(point - half) and math.expm1(point + half) < margin:
             return blocks
-        if point > half and _adjusted(found, point / error, df, family, plains) < 1 - confidence:
+        if point > half and _adjusted(tax, point / error, df, family, plains) < 1 - confidence:
             return blocks
     return None
 
 
-def _freedom(found: Effect, blocks: int) -> float:
+def _freedom(tax: TaxEstimate, blocks: int) -> float:
     """Degrees of freedom of the error with that many blocks."""
-    assert found.df is not None
-    if found.own_error:
-        return found.df * (blocks - 1) / (found.n_blocks - 1)
-    return found.df + (blocks - found.n_blocks) * (len(found.behind) - 1)
+    assert tax.df is not None
+    if tax.own_error:
+        return tax.df * (blocks - 1) / (tax.n_blocks - 1)
+    return tax.df + (blocks - tax.n_blocks) * (len(tax.behind) - 1)
 
 
-def _adjusted(found: Effect, t: float, df: float, family: Sequence[Compared], plains: int) -> float:
+def _adjusted(
+    tax: TaxEstimate, t: float, df: float, family: Sequence[Compared], plains: int
+) -> float:
     p, count = t_two_sided(t, df), len(family)
-    if found.own_error or not family:
+    if tax.own_error or not family:
         return sidak(p, max(count, 1))
     pooled = sum(not member.effect.own_error for member in family)
     among = largest_above(t, np.full(pooled, 1 / (1 + plains)), round(df))

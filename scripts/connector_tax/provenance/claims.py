@@ -35,13 +35,13 @@ class Ledger:
         A problem that shows itself by an exception while it is looked for is a FAIL like any other:
         malformed content can raise anything when it is read as if it were well formed.
         """
-        found: list[str] = []
+        wrong: list[str] = []
         try:
-            found += problems
+            wrong += problems
         except Exception as error:
-            found.append(told(error))
-        verdict = FAIL if found else PASS
-        self.claims.append(Claim(kind, subject, verdict, _joined(found) or passed))
+            wrong.append(message_of(error))
+        verdict = FAIL if wrong else PASS
+        self.claims.append(Claim(kind, subject, verdict, _joined(wrong) or passed))
 
     def fail(self, kind: str, subject: str, message: str) -> None:
         """A claim that is wrong."""
@@ -57,14 +57,14 @@ class Ledger:
         try:
             yield
         except Exception as error:
-            self.fail(kind, subject, told(error))
+            self.fail(kind, subject, message_of(error))
 
     def count(self, verdict: str) -> int:
         """How many claims have this verdict."""
         return sum(claim.verdict == verdict for claim in self.claims)
 
 
-def told(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """What an exception says of the content that raised it."""
     if isinstance(error, ArtifactError | OSError):
         return str(error)

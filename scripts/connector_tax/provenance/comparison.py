@@ -9,49 +9,63 @@ from typing import Any
 from connector_tax.files import ArtifactError
 
 Table = list[dict[str, str]]
+Row = Mapping[str, Any]
 RELATIVE, ABSOLUTE = 1e-8, 1e-10
+# Two ways of integrating over the baseline and the common error agree to this.
+TOLERANCES = {"p_adjusted": 1e-4}
 
 
-def differences(published: Any, found: Any, where: str) -> Iterator[str]:
+def differences(published: Any, recomputed: Any, where: str) -> Iterator[str]:
     """One line for each place in which two values differ: `key: published a, recomputed b`."""
-    if isinstance(found, Mapping) and isinstance(published, Mapping):
-        for key in dict.fromkeys((*found, *published)):
-            if key not in published or key not in found:
+    if isinstance(recomputed, Mapping) and isinstance(published, Mapping):
+        for key in dict.fromkeys((*recomputed, *published)):
+            if key not in published or key not in recomputed:
                 which = "published" if key in published else "recomputed"
                 yield f"{where}.{key}: only {which}"
             else:
-                yield from differences(published[key], found[key], f"{where}.{key}")
-    elif isinstance(found, list | tuple) and isinstance(published, list):
-        if len(found) != len(published):
-            yield f"{where}: published {len(published)} entries, recomputed {len(found)}"
-        for position, pair in enumerate(zip(published, found, strict=False)):
+                yield from differences(published[key], recomputed[key], f"{where}.{key}")
+    elif isinstance(recomputed, list | tuple) and isinstance(published, list):
+        if len(recomputed) != len(published):
+            yield f"{where}: published {len(published)} entries, recomputed {len(recomputed)}"
+        for position, pair in enumerate(zip(published, recomputed, strict=False)):
             yield from differences(*pair, f"{where}[{position}]")
-    elif not same(published, found):
-        yield f"{where}: published {published!r}, recomputed {found!r}"
+    elif not same(published, recomputed):
+        yield f"{where}: published {published!r}, recomputed {recomputed!r}"
 
 
-def same(published: Any, found: Any, tolerance: float | None = None) -> bool:
+def same(published: Any, recomputed: Any, tolerance: float | None = None) -> bool:
     """Whether two scalars agree; numbers within the absolute `tolerance` where there is one."""
-    if isinstance(found, bool) or isinstance(published, bool) or found is None:
-        return published is found
-    if isinstance(found, int | float) and isinstance(published, int | float):
+    if isinstance(recomputed, bool) or isinstance(published, bool) or recomputed is None:
+        return published is recomputed
+    if isinstance(recomputed, int | float) and isinstance(published, int | float):
         near = ABSOLUTE if tolerance is None else tolerance
-        return math.isclose(published, found, rel_tol=RELATIVE, abs_tol=near)
-    return bool(published == found)
+        return math.isclose(published, recomputed, rel_tol=RELATIVE, abs_tol=near)
+    return bool(published == recomputed)
 
 
-def text_differs(published: str, found: Any, tolerance: float | None = None) -> bool:
+def text_differs(published: str, recomputed: Any, tolerance: float | None = None) -> bool:
     """Whether a CSV field differs from a value: empty is None, `true`/`True` is True."""
-    if found is None or found == "":
+    if recomputed is None or recomputed == "":
         return published != ""
-    if isinstance(found, bool):
-        return published.lower() != str(found).lower()
-    if isinstance(found, int | float):
+    if isinstance(recomputed, bool):
+        return published.lower() != str(recomputed).lower()
+    if isinstance(recomputed, int | float):
         try:
-            return not same(float(published), float(found), tolerance)
+            return not same(float(published), float(recomputed), tolerance)
         except ValueError:
             return True
-    return published != str(found)
+    return published != str(recomputed)
+
+
+def field_differences(published: Mapping[str, str], recomputed: Row, where: str) -> Iterator[str]:
+    """One line for each field of a published row that differs: `where: column: published ...`."""
+    for column, text in published.items():
+        value = recomputed.get(column)
+        # Where a number is missing the reason is recomputed; elsewhere it is a remark.
+        remark = column == "reason" and value is None
+        if not remark and text_differs(text, value, TOLERANCES.get(column)):
+            shown = "" if value is None else value
+            yield f"{where}: {column}: published {text!r}, recomputed {shown!r}"
 
 
 def read_csv(path: Path) -> Table:

@@ -129,10 +129,10 @@ def largest_above(t: float, shares: Floats, freedom: int) -> float:
     weights = np.exp(-(u**2) / 2)
     centre, rest = u[:, None] * np.sqrt(shares), np.sqrt(1 - shares)
     grid, normal = _normal_table()
-    found = 0.0
+    above = 0.0
     for scale, weight in _scales(freedom):
         upper = np.interp((abs(t) * scale - centre) / rest, grid, normal)
         lower = np.interp((-abs(t) * scale - centre) / rest, grid, normal)
         inside = np.maximum(upper - lower, 0.0).prod(axis=1)
-        found += weight * float(weights @ (1 - inside)) / float(weights.sum())
-    return found
+        above += weight * float(weights @ (1 - inside)) / float(weights.sum())
+    return above

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from connector_tax import __version__
+from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
@@ -115,8 +116,8 @@ def _write_environment(arguments: argparse.Namespace) -> None:
     folder = arguments.study.parent
     if "quiet" in study["config"]:
         environment["quiet_level"] = study_quiet_level(study)
-    write_text(folder / "env.txt", text(environment, listings))
-    write_json(folder / "environment.json", environment)
+    write_text(folder / paths.ENV_TEXT, text(environment, listings))
+    write_json(folder / paths.ENVIRONMENT, environment)
 
 
 if __name__ == "__main__":

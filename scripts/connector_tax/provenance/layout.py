@@ -12,14 +12,17 @@ from functools import cached_property
 
 import numpy as np
 
-from connector_tax.provenance.distributions import Floats, f_above
+from connector_tax.artifacts.names import PLAIN, configuration_of
+from connector_tax.provenance.distributions import Floats, f_above, t_quantile, t_two_sided
+
+Values = Mapping[tuple[str, int], float]  # (launch, block) to a number
 
 UNEQUAL_P = 0.01
 OWN_P = 0.05
 
 
 @dataclass(frozen=True)
-class Spread:
+class SpreadTest:
     """A configuration's own variance with its df; over that of the others: F and its upper tail."""
 
     variance: float
@@ -28,7 +31,7 @@ class Spread:
     p: float
 
 
-class Layout:
+class LaunchLayout:
     """One number for each launch, by block and configuration.
 
     Args:
@@ -63,9 +66,9 @@ class Layout:
         return float(rest @ rest), len(y) - len(numbers) - int(solvable.sum())
 
     @cached_property
-    def spreads(self) -> dict[str, Spread]:
+    def spreads(self) -> dict[str, SpreadTest]:
         """The test of equal spread of every configuration that can be tested."""
-        found: dict[str, Spread] = {}
+        spreads: dict[str, SpreadTest] = {}
         rss, df = self.residual()
         for name in dict.fromkeys(self.configs.tolist()):
             others, left = self.residual([name])
@@ -75,8 +78,8 @@ class Layout:
             # Rounding alone is left of an exactly additive layout.
             base = others / left
             f = ours / base if base > 0 else (math.inf if ours > 0 else 0.0)
-            found[name] = Spread(ours, df - left, f, f_above(f, df - left, left))
-        return found
+            spreads[name] = SpreadTest(ours, df - left, f, f_above(f, df - left, left))
+        return spreads
 
     @cached_property
     def unequal(self) -> tuple[str, ...]:
@@ -117,9 +120,77 @@ class Error:
 
     variance: float
     df: float
-    spread: Spread | None
+    spread: SpreadTest | None
 
     @property
     def name(self) -> str:
         """As the tables call it."""
         return "block model" if self.spread is None else "own spread"
+
+    def half_width(self, confidence: float) -> float:
+        """Of the contrast's interval."""
+        return t_quantile(confidence, self.df) * math.sqrt(self.variance)
+
+    def p(self, point: float) -> float:
+        """The two-sided p-value of the contrast."""
+        if self.variance > 0:
+            return t_two_sided(point / math.sqrt(self.variance), self.df)
+        return float(point == 0)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with the ends of its interval, its p-value and method; None: nothing repeats."""
+
+    point: float
+    low: float | None
+    high: float | None
+    p: float | None
+    method: str | None
+    launches: int
+
+
+def layout_of(values: Values) -> LaunchLayout:
+    """The layout of launches by their names."""
+    configs = [configuration_of(launch) for launch, _ in values]
+    return LaunchLayout([block for _, block in values], configs, np.array(list(values.values())))
+
+
+def squared_weights(weights: Mapping[str, float], plains: Sequence[int]) -> dict[str, float]:
+    """The squared weights of the launches of each configuration, summed.
+
+    Of the contrast that is, as a mean over blocks, the weighted launches minus plain's mean.
+
+    Args:
+        weights: launch name to its weight in a block.
+        plains: how many launches of plain each block has.
+    """
+    whole, count = sum(weights.values()), len(plains)
+    squares = {PLAIN: sum((whole / count) ** 2 / launches for launches in plains)}
+    for name, weight in weights.items():
+        config = configuration_of(name)
+        squares[config] = squares.get(config, 0.0) + weight**2 / count
+    return squares
+
+
+def plain_values(values: Values, ours: str) -> dict[int, list[float]]:
+    """Those of the other launches of plain, in each block that has one and the launch `ours`."""
+    blocks: dict[int, list[float]] = {}
+    for (launch, block), value in values.items():
+        if configuration_of(launch) == PLAIN and launch != ours and (ours, block) in values:
+            blocks.setdefault(block, []).append(value)
+    return blocks
+
+
+def difference(values: Values, ours: str, confidence: float) -> Estimate | None:
+    """A launch's mean over blocks minus plain's; None without a block that has both."""
+    plains = plain_values(values, ours)
+    if not plains:
+        return None
+    point = float(np.mean([values[ours, block] - np.mean(side) for block, side in plains.items()]))
+    layout = layout_of(values)
+    if layout.pooled[1] == 0 or len({block for _, block in values}) < 2:
+        return Estimate(point, None, None, None, None, len(plains))
+    error = layout.error(squared_weights({ours: 1.0}, [len(side) for side in plains.values()]))
+    half = error.half_width(confidence)
+    return Estimate(point, point - half, point + half, error.p(point), error.name, len(plains))

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
@@ -63,8 +64,8 @@ def rows(study_file: Path) -> list[dict[str, str]]:
     """The manifest rows of one study, in phase and run order; values are plain text."""
     study = read_json(study_file)
     folder = study_file.parent
-    environment = read_json(folder / "environment.json")
-    timing = read_json(folder / "patch" / "patch_status.json")["step_timing_available"]
+    environment = read_json(folder / paths.ENVIRONMENT)
+    timing = read_json(folder / paths.PATCH_STATUS)["step_timing_available"]
     return [
         row(study, folder, launch, environment, timing)
         for phase in PHASES
@@ -81,15 +82,15 @@ def row(
 ) -> dict[str, str]:
     """The manifest row of a launch of the study in `folder`."""
     path = launch.folder(folder)
-    index = read_json(path / "index.json")
+    index = read_json(path / paths.INDEX)
     states = [cell["status"] for cell in index["cells"]]
     counts = "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing"))
     forms = study["config"]["engine"].get("forms", {})
     python = forms.get(launch.configuration, {}).get("python")
     versions = environment.get("further_engines", {}).get(python, environment)
     command, adapters = "not launched", []
-    if (path / "config.json").exists():
-        launched = read_json(path / "config.json")
+    if (path / paths.LAUNCH_CONFIG).exists():
+        launched = read_json(path / paths.LAUNCH_CONFIG)
         command, adapters = shlex.join(launched["argv"]), adapters_of(launched["environment"])
     return {
         "date": index["started_utc"],
@@ -121,8 +122,8 @@ def _placement_warnings(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
 def adapters_of(environment: Mapping[str, str]) -> list[str]:
     """Plugins of this project that change vLLM, by the folders on the path of its launch."""
     folders = environment.get("PYTHONPATH", "").split(":")
-    found = any(folder.endswith("/connector_tax/vllm/cpu_adapter") for folder in folders)
-    return ["connector_tax_cpu_adapter"] if found else []
+    adapted = any(folder.endswith("/connector_tax/vllm/cpu_adapter") for folder in folders)
+    return ["connector_tax_cpu_adapter"] if adapted else []
 
 
 def artifacts_sha256(folder: Path) -> str:
@@ -159,17 +160,17 @@ def section(study: str, study_rows: Sequence[Mapping[str, str]], seal: str | Non
 def archive_of(text: str, study: str) -> str | None:
     """The SHA-256 that MANIFEST.md names for the study's archive; None where it names none."""
     body = dict(_sections(text)).get(study, "")
-    found = re.search(
+    line = re.search(
         r"^Archive: `[^`]+`, \d+ bytes, sha256 `([0-9a-f]{64})`\.$", body, re.MULTILINE
     )
-    return found[1] if found else None
+    return line[1] if line else None
 
 
 def seal_of(text: str, study: str) -> str | None:
     """The last link that MANIFEST.md names of the study's chain; None where it names none."""
     body = dict(_sections(text)).get(study, "")
-    found = re.search(r"^Seal: sha256 `([0-9a-f]{64})`\.$", body, re.MULTILINE)
-    return found[1] if found else None
+    line = re.search(r"^Seal: sha256 `([0-9a-f]{64})`\.$", body, re.MULTILINE)
+    return line[1] if line else None
 
 
 def name_archive(manifest: Path, study: str, archive: Path) -> None:
@@ -199,7 +200,7 @@ def parse(text: str) -> list[dict[str, str]]:
         ArtifactError: a table has a column that `COLUMNS` does not name.
     """
     keys = {heading: key for key, heading in COLUMNS.items()}
-    found = []
+    rows = []
     for study, body in _sections(text):
         headings, _, *table = [_cells(line) for line in body.split("\n") if line.startswith("| ")]
         if unknown := [heading for heading in headings if heading not in keys]:
@@ -208,8 +209,8 @@ def parse(text: str) -> list[dict[str, str]]:
                 f"manifest, study {study}: unknown column {unknown[0]!r}; allowed: {allowed}"
             )
         columns = [keys[heading] for heading in headings]
-        found += [dict(zip(columns, map(_unescape, cells), strict=True)) for cells in table]
-    return found
+        rows += [dict(zip(columns, map(_unescape, cells), strict=True)) for cells in table]
+    return rows
 
 
 def _cells(line: str) -> list[str]:
@@ -239,7 +240,7 @@ def _unescape(value: str) -> str:
         return ""
     return re.sub(
         r"\\(?:u\{([0-9a-f]+)\}|(.))",
-        lambda found: chr(int(found[1], 16)) if found[1] else found[2],
+        lambda escape: chr(int(escape[1], 16)) if escape[1] else escape[2],
         value,
     )
 
@@ -276,7 +277,7 @@ def _write_rows(arguments: argparse.Namespace) -> None:
     links = read_links(folder)
     seal = links[-1][0] if links else None
     update(arguments.manifest, study_rows[0]["study"], study_rows, seal)
-    write_json(folder / "manifest.json", study_rows)
+    write_json(folder / paths.MANIFEST, study_rows)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from connector_tax.provenance.distributions import Floats, binomial_ranks, mann_
 
 Row = dict[str, Any]
 
-CALLBACKS = ("build_meta_us", "get_finished_us", "start_load_kv_us")
 PERCENTS = (50, 90, 99)
 MAX_CHUNKS = 60
 ELEMENTS_AT_ONCE = 4_000_000
@@ -101,23 +100,20 @@ class Measured:
         self.dropped = sum(r["status"] == "dropped" for r in inside)
         self.failed = self.arrivals - self.dropped - len(ok)
         self.all_n = len(ok)
-        self.all_e2e = np.array([(r["t_last_token_ns"] - r["t_intended_ns"]) / 1e6 for r in ok])
+        self.all_e2e = _ms(ok, "t_intended_ns", "t_last_token_ns")
         self.all_since_s = np.array([(r["t_intended_ns"] - start) / 1e9 for r in ok])
-        self.all_ttft = np.array([(r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in ok])
+        self.all_ttft = _ms(ok, "t_intended_ns", "t_first_token_ns")
         if kept is not None:
             chosen = set(kept)
             ok = [r for r in ok if r["seq"] in chosen]
         self.n = len(ok)
         self.since_s = np.array([(r["t_intended_ns"] - start) / 1e9 for r in ok])
-        self.ttft = np.array([(r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in ok])
-        self.e2e = np.array([(r["t_last_token_ns"] - r["t_intended_ns"]) / 1e6 for r in ok])
-        self.from_send = np.array([(r["t_first_token_ns"] - r["t_send_ns"]) / 1e6 for r in ok])
-        gaps = [r["completion_tokens"] - 1 for r in ok]
-        spans = [r["t_last_token_ns"] - r["t_first_token_ns"] for r in ok]
-        several = all(gap > 0 for gap in gaps)
-        self.tpot = np.array(
-            [span / gap / 1e6 for span, gap in zip(spans, gaps, strict=True)] if several else []
-        )
+        self.ttft = _ms(ok, "t_intended_ns", "t_first_token_ns")
+        self.e2e = _ms(ok, "t_intended_ns", "t_last_token_ns")
+        self.from_send = _ms(ok, "t_send_ns", "t_first_token_ns")
+        gaps = np.array([r["completion_tokens"] - 1 for r in ok])
+        spans = _ms(ok, "t_first_token_ns", "t_last_token_ns")
+        self.tpot = spans / gaps if (gaps > 0).all() else np.array([])
 
     @property
     def metrics(self) -> dict[str, Floats]:
@@ -143,6 +139,10 @@ class Measured:
             chosen = (self.all_since_s >= low) & ((self.all_since_s < high) | (q == 3))
             medians.append(float(np.median(self.all_e2e[chosen])) / 1e3 if chosen.any() else None)
         return [None if m is None or medians[0] is None else m - medians[0] for m in medians]
+
+
+def _ms(requests: Sequence[Row], start: str, end: str) -> Floats:
+    return np.array([(r[end] - r[start]) / 1e6 for r in requests])
 
 
 def percentile_columns(name: str, values: Floats, confidence: float, p99_min: int, n: int) -> Row:
@@ -206,63 +206,6 @@ def waiting_p50(metrics: Sequence[Row], window: Mapping[str, int]) -> float:
     return float(np.median(depths))
 
 
-class Steps:
-    """The steps of one cell: those that began in the window and scheduled tokens, in us."""
-
-    def __init__(self, records: Sequence[Row], window: Mapping[str, int]) -> None:
-        workers: dict[int, Row] = {}
-        for record in records:
-            if record["process"] == "worker":
-                seen = workers.setdefault(record["step_id"], dict.fromkeys(CALLBACKS))
-                for name in CALLBACKS:
-                    # Several ranks: the slowest holds the step up.
-                    known = [v for v in (seen[name], record[name]) if v is not None]
-                    seen[name] = max(known) if known else None
-        started = [
-            r
-            for r in records
-            if r["process"] == "scheduler"
-            and window["t_warmup_end_ns"] <= r["t_ns"] < window["t_stop_ns"]
-        ]
-        busy = [r for r in started if r["prefill_tokens"] + r["decode_tokens"] > 0]
-        self.n_empty = len(started) - len(busy)
-        self.duration = np.array([r["step_duration_us"] for r in busy], dtype=float)
-        whole = [r.get("engine_step_us") for r in busy]
-        self.engine = np.array([v for v in whole if v is not None], dtype=float)
-        nothing: Row = dict.fromkeys(CALLBACKS)
-        calls: dict[str, list[float]] = {name: [] for name in CALLBACKS}
-        totals: list[float] = []
-        for record in busy:
-            other = workers.get(record["step_id"], nothing)
-            sums = []
-            for name in CALLBACKS:
-                known = [v for v in (record[name], other[name]) if v is not None]
-                if known:
-                    calls[name].append(sum(known))
-                    sums.append(sum(known))
-            if len(sums) == len(CALLBACKS):
-                totals.append(sum(sums))
-        self.samples = {
-            "step_duration_us": self.duration,
-            "engine_step_us": self.engine,
-            **{name: np.array(values) for name, values in calls.items()},
-            "connector_total_us": np.array(totals),
-        }
-        self.n_incomplete = len(busy) - len(totals)
-
-    def columns(self) -> Row:
-        """p50 and p90 of every sample, and the counts."""
-        row: Row = {}
-        for name, values in self.samples.items():
-            for percent in (50, 90):
-                known = len(values) > 0
-                row[f"{name}_p{percent}"] = float(np.percentile(values, percent)) if known else None
-        row["n_steps"] = len(self.duration)
-        row["n_empty_steps"] = self.n_empty
-        row["n_incomplete_steps"] = self.n_incomplete
-        return row
-
-
 # ---- the bootstrap
 
 
@@ -291,14 +234,14 @@ def resampled_logs(
     chunks = int(labels.max()) + 1
     rng = named_generator(seed_name)
     drawn = rng.multinomial(chunks, np.full(chunks, 1 / chunks), size=resamples)
-    found: dict[str, tuple[float, Floats, int]] = {}
+    logs: dict[str, tuple[float, Floats, int]] = {}
     wanted = {"ttft": (90, 50), "tpot": (90, 50), "e2e": (90,)}
     for name, values in cell.metrics.items():
         for percent in wanted[name] if len(values) else ():
             replicates = _resampled_percentile(values, labels, drawn, percent)
             point = math.log(float(np.percentile(values, percent)))
-            found[f"{name}_p{percent}"] = (point, np.log(replicates), len(values))
-    return found
+            logs[f"{name}_p{percent}"] = (point, np.log(replicates), len(values))
+    return logs
 
 
 def _resampled_percentile(

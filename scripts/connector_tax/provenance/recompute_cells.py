@@ -8,11 +8,11 @@ from connector_tax.artifacts.names import PLAIN
 from connector_tax.files import ArtifactError
 from connector_tax.provenance.audit_machine import quiet_columns, quiet_successes
 from connector_tax.provenance.audit_study import RawCell, RawStudy
-from connector_tax.provenance.claims import told
+from connector_tax.provenance.cell_steps import CellSteps
+from connector_tax.provenance.claims import message_of
 from connector_tax.provenance.recompute import (
     Measured,
     Row,
-    Steps,
     chunk_length_s,
     request_columns,
     resampled_logs,
@@ -32,7 +32,7 @@ class Cells:
         self.statistics: Row = study.config["statistics"]
         self.cell_rows: dict[Key, Row] = {}
         self.summaries: dict[str, Row] = {}
-        self.steps: dict[Key, Steps] = {}
+        self.steps: dict[Key, CellSteps] = {}
         self._ttft_p90: dict[Key, float] = {}
         self._quarters: dict[Key, list[float | None]] = {}
         self.plain_cells: dict[str, list[Measured]] = {}
@@ -41,7 +41,7 @@ class Cells:
             try:
                 self._read(cell, valid)
             except Exception as error:
-                raise ArtifactError(f"{cell.name}: {told(error)}") from error
+                raise ArtifactError(f"{cell.name}: {message_of(error)}") from error
         self._judge_saturation()
         loads = {
             key: (bool(row["saturated"]), int(row["dropped"]))
@@ -97,7 +97,7 @@ class Cells:
         launch = cell.launch
         rate = cell.planned["rate_rps"]
         if rate is None and launch.index is not None:
-            rate = launch.index["rate_rps"]
+            rate = launch.index.rate_rps
         row |= {
             "configuration": launch.configuration,
             "rate_rps": cell.record["schedule"]["rate_rps"] if cell.measured else rate,
@@ -127,9 +127,8 @@ class Cells:
             self._ttft_p90[cell.key] = float(np.percentile(measured.all_ttft, 90))
             self._quarters[cell.key] = measured.quarters_s
         if self.study.step_timing:
-            steps = Steps(cell.steps(), window)
-            row |= steps.columns()
-            self.steps[cell.key] = steps
+            self.steps[cell.key] = CellSteps(cell.steps(), window)
+            row |= self.steps[cell.key].columns()
         if cell.launch.config == PLAIN and cell.key[2] == "A":
             self.plain_cells.setdefault(cell.cell, []).append(measured)
         return measured

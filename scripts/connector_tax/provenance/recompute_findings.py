@@ -6,8 +6,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from connector_tax.artifacts import paths
 from connector_tax.files import read_json
-from connector_tax.provenance.audit_design import RUN_FILES
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_hypotheses import Finding, hypotheses, labels
 from connector_tax.provenance.recompute_tables import Recomputed
@@ -24,14 +24,14 @@ class Findings:
     def criteria(self) -> tuple[dict[str, Finding], dict[int, tuple[str, str | None]]]:
         """H1 to H6 with their numbers; criteria 1 to 7 with their labels."""
         limits, cell = self.study.config["hypotheses"], self.numbers.cell_at("ref_safe")
-        found = hypotheses(self.numbers.taxes, limits, cell, self.study.document["cells"]["B"])
-        criteria = labels(self.numbers.taxes, limits, cell, found)
+        findings = hypotheses(self.numbers.taxes, limits, cell, self.study.document["cells"]["B"])
+        criteria = labels(self.numbers.taxes, limits, cell, findings)
         criteria[6] = ("met" if self._artifacts_complete() else "not met", None)
         span = self.span_hours()
         within = (
             "cannot tell" if span is None else "met" if span < limits["max_hours"] else "not met"
         )
-        return found, criteria | {7: (within, None)}
+        return findings, criteria | {7: (within, None)}
 
     def span_hours(self) -> float | None:
         """Wall clock from the first arrival to the last drain."""
@@ -45,14 +45,14 @@ class Findings:
         return max(ends) - min(starts) if starts else None
 
     def _artifacts_complete(self) -> bool:
-        gates = read_json(self.study.root / "preflight" / "preflight_status.json")
+        gates = read_json(self.study.root / paths.PREFLIGHT_STATUS)
         for launch in self.study.launches:
             if launch.status == "skipped":
                 gate = gates.get(launch.configuration, {})
                 if launch.phase != "Bp" and not gate.get("reason"):
                     return False
             elif launch.status != "done" or not all(
-                (launch.folder / name).exists() for name in RUN_FILES
+                (launch.folder / name).exists() for name in paths.LAUNCH_FILES
             ):
                 return False
         kinds = ("requests", "metrics", *(("engine_step",) if self.study.step_timing else ()))
@@ -76,8 +76,8 @@ class Findings:
             launches = self.numbers.plain_cells.get(planned["cell"], [])
             where = f"{planned['rate_rps']:g} req/s{marks.get(planned['rate_rps'], '')}"
             for metric in ("ttft", "tpot"):
-                found = [cell.metrics[metric] for cell in launches]
-                known = [v for v in found if len(v) > 1 and v.min() > 0]
+                samples = [cell.metrics[metric] for cell in launches]
+                known = [v for v in samples if len(v) > 1 and v.min() > 0]
                 if known:
                     sigma = float(np.mean([np.log(values).std(ddof=1) for values in known]))
                     n = min(map(len, known))

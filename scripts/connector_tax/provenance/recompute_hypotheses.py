@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from connector_tax.provenance.recompute import Row
-from connector_tax.provenance.recompute_taxes import VERDICT_BLOCKS, Effect, Taxes, Where
+from connector_tax.provenance.recompute_taxes import VERDICT_BLOCKS, Taxes, TaxEstimate, Where
 
 NOOP, MOONCAKE, NIXL = "noop_connector", "mooncake_both", "nixl_both"
 LMCACHE, MULTI = "lmcache_only", "multi_mooncake_lmcache"
@@ -27,20 +27,20 @@ def hypotheses(
         safe_cell: the Phase A cell at ref_safe; None where that rate is not in the grid.
         shapes: the planned cells of Phase B.
     """
-    found = {f"H{n}": UNKNOWN for n in range(1, 7)}
-    found["H5"] = _growth(taxes, "ttft_p90", "input_tokens", "output_tokens", shapes)
-    found["H6"] = _growth(taxes, "tpot_p90", "output_tokens", "input_tokens", shapes)
+    findings = {f"H{n}": UNKNOWN for n in range(1, 7)}
+    findings["H5"] = _growth(taxes, "ttft_p90", "input_tokens", "output_tokens", shapes)
+    findings["H6"] = _growth(taxes, "tpot_p90", "output_tokens", "input_tokens", shapes)
     if safe_cell is not None:
         for name, judged in (("H1", _h1), ("H2", _h2), ("H3", _h3), ("H4", _h4)):
-            found[name] = judged(taxes, limits, safe_cell)
-    return found
+            findings[name] = judged(taxes, limits, safe_cell)
+    return findings
 
 
 def _at(config: str, cell: str) -> Where:
     return (config, "A", cell)
 
 
-def _decided(verdict_text: str, effects: Sequence[Effect], numbers: Row) -> Finding:
+def _decided(verdict_text: str, effects: Sequence[TaxEstimate], numbers: Row) -> Finding:
     few = min(e.n_blocks for e in effects) < VERDICT_BLOCKS
     unknown = few or any(e.mark for e in effects)
     return ("cannot tell" if unknown else verdict_text), numbers
@@ -68,12 +68,12 @@ def _h2(taxes: Taxes, limits: Row, cell: str) -> Finding:
     return _decided(said, [gap], {"gap": gap.numbers()})
 
 
-def gap_of(taxes: Taxes, cell: str) -> Effect | None:
+def gap_of(taxes: Taxes, cell: str) -> TaxEstimate | None:
     """tax(mooncake_both) - tax(nixl_both) on TTFT p90."""
     return taxes.combination([(1.0, _at(MOONCAKE, cell)), (-1.0, _at(NIXL, cell))], "ttft_p90")
 
 
-def share_of(taxes: Taxes, cell: str, share: float) -> Effect | None:
+def share_of(taxes: Taxes, cell: str, share: float) -> TaxEstimate | None:
     """tax(noop) - share x tax(mooncake_both) on TTFT p90."""
     return taxes.combination([(1.0, _at(NOOP, cell)), (-share, _at(MOONCAKE, cell))], "ttft_p90")
 
@@ -98,7 +98,7 @@ def _h3(taxes: Taxes, limits: Row, cell: str) -> Finding:
 def _h4(taxes: Taxes, limits: Row, cell: str) -> Finding:
     tolerance = limits["h4_tolerance"]
 
-    def combined(multi: float, parts: float) -> Effect | None:
+    def combined(multi: float, parts: float) -> TaxEstimate | None:
         weights = ((multi, MULTI), (parts, MOONCAKE), (parts, LMCACHE))
         return taxes.combination([(w, _at(c, cell)) for w, c in weights], "ttft_p90")
 
@@ -133,7 +133,7 @@ def _growth(taxes: Taxes, metric: str, axis: str, across: str, shapes: Sequence[
     if len(lengths) < 2:
         return UNKNOWN
 
-    def change(a: int, b: int, confidence: float | None = None) -> Effect | None:
+    def change(a: int, b: int, confidence: float | None = None) -> TaxEstimate | None:
         terms = []
         for sign, length in ((1.0, b), (-1.0, a)):
             for other in others:
@@ -163,15 +163,15 @@ def _growth(taxes: Taxes, metric: str, axis: str, across: str, shapes: Sequence[
 
 
 def labels(
-    taxes: Taxes, limits: Row, safe_cell: str | None, found: Mapping[str, Finding]
+    taxes: Taxes, limits: Row, safe_cell: str | None, findings: Mapping[str, Finding]
 ) -> dict[int, tuple[str, str | None]]:
     """Verdict and label of criteria 1 to 5."""
     missing: tuple[str, str | None] = ("not met", None)
     result = dict.fromkeys(range(1, 6), missing)
-    if found["H4"][1]:
+    if findings["H4"][1]:
         words = {"supported": "linear", "refuted": "not linear"}
-        result[4] = ("met", words.get(found["H4"][0], "undecided"))
-    if found["H5"][1] and found["H6"][1]:
+        result[4] = ("met", words.get(findings["H4"][0], "undecided"))
+    if findings["H5"][1] and findings["H6"][1]:
         result[5] = ("met", None)
     if safe_cell is None:
         return result
@@ -187,12 +187,12 @@ def labels(
     return result
 
 
-def _band_label(found: Effect, low: float, high: float, inside: str, outside: str) -> str:
-    if found.n_blocks < VERDICT_BLOCKS:
+def _band_label(effect: TaxEstimate, low: float, high: float, inside: str, outside: str) -> str:
+    if effect.n_blocks < VERDICT_BLOCKS:
         return "undecided"
-    if low <= found.low and found.high <= high:
+    if low <= effect.low and effect.high <= high:
         return inside
-    return outside if found.high < low or found.low > high else "undecided"
+    return outside if effect.high < low or effect.low > high else "undecided"
 
 
 def _cost_label(taxes: Taxes, limits: Row, cell: str) -> tuple[str, str | None]:

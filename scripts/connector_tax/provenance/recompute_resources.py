@@ -5,15 +5,14 @@ The block model is the audit's own (`layout`); docs/method.md, "Resources", says
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from connector_tax.artifacts.names import configuration_of
+from connector_tax.artifacts.names import PLAIN, configuration_of, launched_plains
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
-from connector_tax.provenance.distributions import t_quantile, t_two_sided
-from connector_tax.provenance.layout import Layout
+from connector_tax.provenance.layout import difference, plain_values
 from connector_tax.provenance.recompute import Row
 
 UNITS = {
@@ -28,16 +27,15 @@ UNITS = {
     "processes": "processes",
     "startup_s": "s",
 }
-ENDS = ("", "_lo", "_hi")
 Place = tuple[str, int]  # launch name, block
 
 
 def recorded(launch: RawLaunch, name: str) -> Row | None:
     """A record of a launch that its index vouches for; None where it has none."""
-    if launch.index is None or name not in launch.index.get("files", {}):
+    if launch.index is None or name not in (launch.index.recorded or {}):
         return None
-    found: Row = read_json(launch.folder / name)
-    return found
+    record: Row = read_json(launch.folder / name)
+    return record
 
 
 class Resources:
@@ -48,11 +46,7 @@ class Resources:
         self.study = study
         self.confidence: float = study.config["statistics"]["confidence"]
         self.launches = [launch for launch in study.launches if launch.phase == "A"]
-        self.plains = list(
-            dict.fromkeys(
-                la.config for la in self.launches if configuration_of(la.config) == "plain"
-            )
-        )
+        self.plain = launched_plains(la.config for la in self.launches)[-1]
         self.values: dict[str, dict[Place, float]] = {name: {} for name in UNITS}
         self.parts: dict[str, dict[Place, Mapping[str, float]]] = {name: {} for name in UNITS}
         for launch in self.launches:
@@ -69,78 +63,46 @@ class Resources:
 
     def rows(self) -> list[Row]:
         """The rows of resources.csv."""
-        configs = [c for c in dict.fromkeys(la.config for la in self.launches)
-                   if configuration_of(c) != "plain"]  # fmt: skip
-        return [self._row(config, name) for config in configs for name in UNITS]
+        names = dict.fromkeys(launch.config for launch in self.launches)
+        configs = [name for name in names if configuration_of(name) != PLAIN]
+        return [self._row(config, resource) for config in configs for resource in UNITS]
 
     def _row(self, config: str, name: str) -> Row:
         scale = "raw" if name == "idle_cpu" else "log"
         row: Row = {"config": config, "resource": name, "unit": UNITS[name], "scale": scale}
         row |= {"status": "missing", "n_blocks": 0, "n_launches": 0}
         row |= {"companions": self._companions(config, name)}
-        found = self._effect(name, config, self.plains, "")
-        if found is None:
+        own = self._effect(name, config, "")
+        if own is None:
             return row
-        row |= found | {"status": "valid"}
-        noise = self._effect(name, self.plains[-1], self.plains[:-1], "aa_")
-        if noise is not None:
-            row |= {key: value for key, value in noise.items() if key.startswith("aa_")}
-        return row
+        noise = self._effect(name, self.plain, "aa_") or {}
+        noise = {key: value for key, value in noise.items() if key.startswith("aa_")}
+        return row | own | noise | {"status": "valid"}
 
-    def _effect(self, name: str, ours: str, base: Sequence[str], prefix: str) -> Row | None:
-        """A launch against others of its blocks: means, difference, tax, interval, p."""
+    def _effect(self, name: str, ours: str, prefix: str) -> Row | None:
+        """A launch against the others of plain in its blocks: means, difference, tax, interval."""
         values, raw = self.values[name], name == "idle_cpu"
         y = values if raw else {place: math.log(value) for place, value in values.items()}
-        sides = {
-            block: [(other, block) for other in base if (other, block) in y]
-            for mine, block in y
-            if mine == ours
-        }
-        sides = {block: others for block, others in sides.items() if others}
-        if not sides:
+        effect, plains = difference(y, ours, self.confidence), plain_values(y, ours)
+        if effect is None:
             return None
-        d = np.array([y[ours, b] - np.mean([y[o] for o in others]) for b, others in sides.items()])
-        squares = {"plain": sum(1 / len(others) for others in sides.values()) / len(sides) ** 2}
-        config = configuration_of(ours)
-        squares[config] = squares.get(config, 0.0) + 1 / len(sides)
-        mine = [values[ours, block] for block in sides]
-        theirs = [values[place] for others in sides.values() for place in others]
+        mine = [y[ours, block] for block in plains]
+        theirs = [value for side in plains.values() for value in side]
         repeated = len({block for _, block in values}) > 1
-        exact = repeated and len(set(mine)) == len(set(theirs)) == 1
-        half, method, p = (None, None, None)
-        if exact:
-            method = "exact"
-        elif repeated:
-            half, method, p = self._error(y, d, squares)
+        if repeated and len(set(mine)) == len(set(theirs)) == 1:
+            effect = replace(effect, low=None, high=None, p=None, method="exact")
         mean_of = np.mean if raw else lambda v: math.exp(float(np.mean(v)))
-        config_mean = float(mean_of([y[ours, block] for block in sides]))
-        plain_mean = float(mean_of([np.mean([y[o] for o in others]) for others in sides.values()]))
-        point = float(d.mean())
-        ends = [point, *([None, None] if half is None else [point - half, point + half])]
-        row: Row = {"plain_mean": plain_mean, "config_mean": config_mean, "p_value": p,
-                    "interval_method": method, "n_blocks": len(sides),
-                    "n_launches": len(mine) + len(theirs)}  # fmt: skip
-        for end, value in zip(ENDS, ends, strict=True):
+        plain_mean = float(mean_of([np.mean(side) for side in plains.values()]))
+        row: Row = {
+            "plain_mean": plain_mean, "config_mean": float(mean_of(mine)), "p_value": effect.p,
+            "interval_method": effect.method, "n_blocks": len(plains),
+            "n_launches": len(mine) + len(theirs),
+        }  # fmt: skip
+        for end, value in (("", effect.point), ("_lo", effect.low), ("_hi", effect.high)):
             tax = None if raw or value is None else math.expm1(value)
             row[f"{prefix}tax{end}"] = tax
             row[f"{prefix}difference{end}"] = value if tax is None else plain_mean * tax
         return row
-
-    def _error(
-        self, y: Mapping[Place, float], d: Any, squares: Mapping[str, float]
-    ) -> tuple[float | None, str | None, float | None]:
-        """Half width, method and p of a contrast."""
-        layout = Layout(
-            [block for _, block in y],
-            [configuration_of(name) for name, _ in y],
-            np.array(list(y.values())),
-        )
-        if layout.pooled[1] == 0:
-            return None, None, None
-        error, point = layout.error(squares), float(d.mean())
-        deviation = math.sqrt(error.variance)
-        p = t_two_sided(point / deviation, error.df) if deviation > 0 else float(point == 0)
-        return t_quantile(self.confidence, error.df) * deviation, error.name, p
 
     def _companions(self, config: str, name: str) -> str | None:
         mine = [parts for (launch, _), parts in self.parts[name].items() if launch == config]
@@ -156,20 +118,20 @@ def quantities(study: RawStudy, launch: RawLaunch, cell: str | None) -> dict[str
         return {}
     nothing: Row = {"value": None, "parts": {}}
     before, after = resources["before_load"], resources["after_load"] or {}
-    found: dict[str, Row] = {
+    taken: dict[str, Row] = {
         "idle_cpu": resources["idle_cpu"],
         "memory_pss_loaded_mib": after.get("memory_pss_mib", nothing),
         "startup_s": {"value": resources["startup_s"], "parts": {}},
     }
     for name in ("memory_pss_mib", "gpu_memory_mib", "threads", "processes"):
-        found[name] = before[name]
+        taken[name] = before[name]
     for name in ("kv_blocks", "kv_tokens"):
-        found[name] = {"value": settings["settings"][name]["value"], "parts": {}}
-    found["cpu_s_per_1000"] = nothing
+        taken[name] = {"value": settings["settings"][name]["value"], "parts": {}}
+    taken["cpu_s_per_1000"] = nothing
     for candidate in study.cells:
         if candidate.launch is launch and candidate.cell == cell and candidate.status == "valid":
-            found["cpu_s_per_1000"] = candidate.record["server_cpu"]["cpu_s_per_1000"]
-    return found
+            taken["cpu_s_per_1000"] = candidate.record["server_cpu"]["cpu_s_per_1000"]
+    return taken
 
 
 def engine_rows(study: RawStudy) -> list[Row]:
@@ -195,8 +157,8 @@ def engine_rows(study: RawStudy) -> list[Row]:
                 "differs": None if value is None or plain is None else value != plain,
                 "source": ", ".join(sorted(sources)) or None,
             })  # fmt: skip
-        told = [f"{r['setting']} {r['value']} (plain {r['plain']})" for r in own if r["differs"]]
-        rows += [row | {"also_differs": "; ".join(told) or None} for row in own]
+        changed = [f"{r['setting']} {r['value']} (plain {r['plain']})" for r in own if r["differs"]]
+        rows += [row | {"also_differs": "; ".join(changed) or None} for row in own]
     return rows
 
 

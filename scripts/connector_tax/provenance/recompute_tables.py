@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from connector_tax.artifacts.names import METRICS, PHASES, PLAIN, REFERENCES
+from connector_tax.artifacts.tables import QUANTILES, STEP_COLUMNS, STEP_COUNTS, STEP_TAXES
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.blocks_wanted import blocks_wanted
 from connector_tax.provenance.distributions import t_quantile
@@ -16,23 +17,12 @@ from connector_tax.provenance.recompute_steps import StepNumbers
 from connector_tax.provenance.recompute_taxes import (
     MARKED,
     Compared,
-    Effect,
+    TaxEstimate,
     Where,
     adjusted,
     verdict,
 )
 
-STEP_SAMPLES = (
-    "step_duration_us",
-    "engine_step_us",
-    "build_meta_us",
-    "get_finished_us",
-    "start_load_kv_us",
-    "connector_total_us",
-)
-STEP_COLUMNS = tuple(f"{name}_p{p}" for name in STEP_SAMPLES for p in (50, 90))
-COUNT_COLUMNS = ("n_steps", "n_empty_steps", "n_incomplete_steps")
-QUANTILES = tuple(f"{m}_p{p}" for m in ("ttft", "tpot", "e2e") for p in (50, 90, 99))
 AVERAGED = (
     "ttft_from_send_p90_ms",
     "requested_throughput_rps",
@@ -44,13 +34,9 @@ AVERAGED = (
     "waiting_p50",
     *STEP_COLUMNS,
 )
-SUMMED = ("n", "window_s", "dropped", "n_disturbed", *COUNT_COLUMNS)
-STEP_TAXES = {
-    "step_tax_us": "tax_step_p50",
-    "engine_step_tax_us": "tax_engine_step_p50",
-    "callback_us": "tax_callback_p50",
-    "unattributed_us": "unattributed",
-}
+SUMMED = ("n", "window_s", "dropped", "n_disturbed", *STEP_COUNTS)
+# Of taxes.csv, in the order of STEP_TAXES.
+STEP_TAX_COLUMNS = ("step_tax_us", "engine_step_tax_us", "callback_us", "unattributed_us")
 
 Lost = tuple[str, int, str]  # status, block, reason
 
@@ -125,11 +111,11 @@ class Recomputed(Cells):
     @cached_property
     def step_numbers(self) -> StepNumbers:
         """Step taxes, hooks and curves."""
-        return StepNumbers(self.study)
+        return StepNumbers(self.study, self.steps)
 
     def steps_rows(self) -> list[Row]:
         """steps.csv: the step percentiles and taxes of every planned cell."""
-        empty: Row = dict.fromkeys((*STEP_COLUMNS, *COUNT_COLUMNS))
+        empty: Row = dict.fromkeys((*STEP_COLUMNS, *STEP_COUNTS))
         return [
             {**empty, **row, **self.step_numbers.launch_taxes(key)}
             for key, row in self.cell_rows.items()
@@ -158,12 +144,12 @@ class Recomputed(Cells):
         aa = self.study.aa_launch(phase)
         names = [c for c in self.study.ids if c != PLAIN and c in self.study.configs(phase)]
         effects = {n: self.taxes.tax((n, phase, cell), metric) for n in (*names, *aa)}
-        rows = {name: self._tax_row((name, phase, cell), metric, planned, found)
-                for name, found in effects.items()}  # fmt: skip
+        rows = {name: self._tax_row((name, phase, cell), metric, planned, effect)
+                for name, effect in effects.items()}  # fmt: skip
         compared = [
-            Compared(name, found, self._plain_counts((name, phase, cell), metric))
-            for name, found in effects.items()
-            if found is not None and found.p is not None
+            Compared(name, effect, self._plain_counts((name, phase, cell), metric))
+            for name, effect in effects.items()
+            if effect is not None and effect.p is not None
             and name not in aa and not rows[name]["mark"]
         ]  # fmt: skip
         for member, p in zip(compared, adjusted(compared), strict=True):
@@ -173,20 +159,20 @@ class Recomputed(Cells):
         for name, row in rows.items():
             row |= {f"aa_{key}": noise.get(f"tax_{key}") for key in ("lo", "hi")}
             row |= {"aa_tax": noise.get("tax"), "margin": margin}
-            found = effects[name]
-            if found is None:
+            effect = effects[name]
+            if effect is None:
                 continue
             if name in aa and not row["mark"]:
-                row["p_adjusted"] = found.p
+                row["p_adjusted"] = effect.p
             row["verdict"] = (
                 MARKED
                 if row["mark"]
-                else verdict(found, row["p_adjusted"], margin, self.taxes.confidence)
+                else verdict(effect, row["p_adjusted"], margin, self.taxes.confidence)
             )
             if row["verdict"] == "INCONCLUSIVE":
                 family = [] if name in aa else compared
                 row["blocks_needed"] = blocks_wanted(
-                    found, margin, family, len(self.study.plains(phase)), self.taxes.confidence
+                    effect, margin, family, len(self.study.plains(phase)), self.taxes.confidence
                 )
         return list(rows.values())
 
@@ -198,7 +184,7 @@ class Recomputed(Cells):
             for block in self.taxes.shared_blocks([name], phase, [cell], metric)
         }
 
-    def _tax_row(self, where: Where, metric: str, planned: Row, found: Effect | None) -> Row:
+    def _tax_row(self, where: Where, metric: str, planned: Row, effect: TaxEstimate | None) -> Row:
         config, phase, cell = where
         at = [n for n in REFERENCES if self.rates[n] == planned["rate_rps"]]
         reference = {"B": "ref_safe", "Bp": "ref_load"}.get(phase, at[0] if at else "")
@@ -213,7 +199,7 @@ class Recomputed(Cells):
             "capacity_ratio": self._capacity_ratio(config),
         }  # fmt: skip
         lost = self.lost(where, metric)
-        if found is None:
+        if effect is None:
             status, reason = worst(lost)
             return row | {"status": status, "reason": reason}
         plain_ms, config_ms, n_config, n_plain = self.levels(where, metric)
@@ -222,13 +208,13 @@ class Recomputed(Cells):
         if whole is not None:
             row |= {"tax_all": whole.point, "tax_all_lo": whole.lo, "tax_all_hi": whole.hi}
         return row | self._step_taxes(where) | {
-            "tax": found.point, "tax_lo": found.lo, "tax_hi": found.hi,
+            "tax": effect.point, "tax_lo": effect.lo, "tax_hi": effect.hi,
             "abs_ms": config_ms - plain_ms,
-            "abs_lo_ms": None if found.lo is None else plain_ms * found.lo,
-            "abs_hi_ms": None if found.hi is None else plain_ms * found.hi,
-            "plain_ms": plain_ms, "config_ms": config_ms, "n_blocks": found.n_blocks,
-            "n_config": n_config, "n_plain": n_plain, "interval_method": found.method,
-            "error_df": found.df, "p_value": found.p, "mark": found.mark,
+            "abs_lo_ms": None if effect.lo is None else plain_ms * effect.lo,
+            "abs_hi_ms": None if effect.hi is None else plain_ms * effect.hi,
+            "plain_ms": plain_ms, "config_ms": config_ms, "n_blocks": effect.n_blocks,
+            "n_config": n_config, "n_plain": n_plain, "interval_method": effect.method,
+            "error_df": effect.df, "p_value": effect.p, "mark": effect.mark,
             "status": "valid",
             "reason": merged([(block, reason) for _, block, reason in lost]) or None,
         }  # fmt: skip
@@ -267,23 +253,23 @@ class Recomputed(Cells):
         config, phase, cell = where
         taxes = {
             name: self.step_numbers.tax(config, (phase, cell), metric)
-            for name, metric in STEP_TAXES.items()
+            for name, metric in zip(STEP_TAX_COLUMNS, STEP_TAXES, strict=True)
         }
         return {name: None if tax is None else tax.point for name, tax in taxes.items()}
 
     def lost(self, where: Where, metric: str) -> list[Lost]:
         """(status, block, reason) of every block in which a tax has no number."""
         config, phase, cell = where
-        found: list[Lost] = []
+        lost: list[Lost] = []
         for block in self.taxes.all_blocks:
             if not self.taxes.has(config, block, phase, [cell], metric):
                 status, reason = self._why(self.cell_rows.get((config, block, phase, cell)), metric)
-                found.append((status, block, reason))
+                lost.append((status, block, reason))
             elif not self.taxes.plains([config], block, phase, [cell], metric):
                 row = self.cell_rows.get((PLAIN, block, phase, cell))
                 status, reason = self._why(row, metric)
-                found.append((status, block, f"{PLAIN}: {reason}"))
-        return found
+                lost.append((status, block, f"{PLAIN}: {reason}"))
+        return lost
 
     @staticmethod
     def _why(row: Row | None, metric: str) -> tuple[str, str]:
@@ -341,14 +327,10 @@ def merged(reasons: Sequence[tuple[int, str]]) -> str:
 def worst(lost: Sequence[Lost]) -> tuple[str, str]:
     """The status of a number nobody has, and its reasons."""
     for status in ("void", "missing", "skipped"):
-        reasons = [(block, reason) for found, block, reason in lost if found == status]
+        reasons = [(block, reason) for state, block, reason in lost if state == status]
         if reasons:
             return status, merged(reasons)
     raise ValueError("no block lost the number, and there is none")
-
-
-def _minus(value: float | None, base: float | None) -> float | None:
-    return None if value is None or base is None else value - base
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -14,13 +14,8 @@ from typing import Any
 import numpy as np
 
 from connector_tax.artifacts.names import PLAIN, configuration_of
-from connector_tax.provenance.distributions import (
-    Floats,
-    largest_above,
-    t_quantile,
-    t_two_sided,
-)
-from connector_tax.provenance.layout import Layout
+from connector_tax.provenance.distributions import Floats, largest_above, t_quantile
+from connector_tax.provenance.layout import Values, layout_of, squared_weights
 from connector_tax.provenance.recompute import Row
 
 VERDICT_BLOCKS = 3
@@ -35,7 +30,7 @@ Term = tuple[float, Where]
 
 
 @dataclass(frozen=True)
-class Effect:
+class TaxEstimate:
     """A tax or a linear combination of taxes; a tax's numbers are logarithms until `as_tax`.
 
     `behind` are the launch names of a block that the pooled error is made of.
@@ -65,7 +60,7 @@ class Effect:
         """The upper bound, infinity if unknown."""
         return math.inf if self.hi is None else self.hi
 
-    def as_tax(self) -> "Effect":
+    def as_tax(self) -> "TaxEstimate":
         """The same, back from logarithms."""
         lo, hi = (None if end is None else math.expm1(end) for end in (self.lo, self.hi))
         return replace(self, point=math.expm1(self.point), lo=lo, hi=hi)
@@ -74,41 +69,6 @@ class Effect:
         """As hypotheses.json has an effect."""
         names = ("point", "lo", "hi", "method", "n_blocks", "mark")
         return {name: getattr(self, name) for name in names}
-
-
-@dataclass(frozen=True)
-class _Contrast:
-    """A weighted sum of configurations against plain in one layout."""
-
-    layout: Layout
-    weights: Mapping[str, float]
-    baselines: Mapping[int, tuple[int, ...]]
-    lines: Mapping[tuple[str, int], int]
-
-    @property
-    def blocks(self) -> list[int]:
-        return list(self.baselines)
-
-    def per_block(self, values: Floats) -> Floats:
-        """The contrast of each block; `values` has the launches along its first axis."""
-        whole = sum(self.weights.values())
-        return np.array(
-            [
-                sum(w * values[self.lines[name, block]] for name, w in self.weights.items())
-                - whole * values[list(plains)].mean(axis=0)
-                for block, plains in self.baselines.items()
-            ]
-        )
-
-    @property
-    def squared_weights(self) -> dict[str, float]:
-        """Sum over a configuration's launches of their squared weights in the mean over blocks."""
-        whole, count = sum(self.weights.values()), len(self.blocks)
-        squares = {PLAIN: sum((whole / count) ** 2 / len(p) for p in self.baselines.values())}
-        for name, weight in self.weights.items():
-            config = configuration_of(name)
-            squares[config] = squares.get(config, 0.0) + weight**2 / count
-        return squares
 
 
 class Taxes:
@@ -153,20 +113,20 @@ class Taxes:
             if name not in against and self.has(name, block, phase, cells, metric)
         ]
 
-    def tax(self, where: Where, metric: str) -> Effect | None:
+    def tax(self, where: Where, metric: str) -> TaxEstimate | None:
         """The tax of a launch name in a cell; None without a block that has it."""
-        found = self._effect([(1.0, where)], metric, self.confidence, as_log=True)
-        return None if found is None else replace(found.as_tax(), mark=self.mark(where, metric))
+        effect = self._effect([(1.0, where)], metric, self.confidence, as_log=True)
+        return None if effect is None else replace(effect.as_tax(), mark=self.mark(where, metric))
 
     def combination(
         self, terms: Sequence[Term], metric: str, confidence: float | None = None
-    ) -> Effect | None:
+    ) -> TaxEstimate | None:
         """A weighted sum of taxes: of configurations in one cell, or of one over several cells."""
-        found = self._effect(terms, metric, confidence or self.confidence, as_log=False)
-        if found is None:
+        effect = self._effect(terms, metric, confidence or self.confidence, as_log=False)
+        if effect is None:
             return None
         marks = [part for _, where in terms for part in self.mark(where, metric).split("; ")]
-        return replace(found, mark="; ".join(filter(None, dict.fromkeys(marks))))
+        return replace(effect, mark="; ".join(filter(None, dict.fromkeys(marks))))
 
     def mark(self, where: Where, metric: str) -> str:
         """Saturation and dropped arrivals of the cells that entered a tax."""
@@ -179,13 +139,13 @@ class Taxes:
         sides = {name: ours, PLAIN: plain}
         if configuration_of(name) == PLAIN:
             sides = {PLAIN: ours + plain}
-        told = []
+        marks = []
         for side, loads in sides.items():
             if any(saturated for saturated, _ in loads):
-                told.append(f"{side} saturated")
+                marks.append(f"{side} saturated")
             if lost := sum(dropped for _, dropped in loads):
-                told.append(f"{side} dropped {lost} arrivals")
-        return "; ".join(told)
+                marks.append(f"{side} dropped {lost} arrivals")
+        return "; ".join(marks)
 
     def shared_blocks(
         self, names: Sequence[str], phase: str, cells: Sequence[str], metric: str
@@ -216,7 +176,7 @@ class Taxes:
 
     def _effect(
         self, terms: Sequence[Term], metric: str, confidence: float, *, as_log: bool
-    ) -> Effect | None:
+    ) -> TaxEstimate | None:
         phase = terms[0][1][1]
         names = list(dict.fromkeys(where[0] for _, where in terms))
         cells = list(dict.fromkeys(where[2] for _, where in terms))
@@ -236,7 +196,9 @@ class Taxes:
             )
             slopes = [w * math.exp(d) for (w, _), (d, _) in zip(terms, ratios, strict=True)]
         if len(blocks) == 1:
-            return Effect(point, None, None, "one launch; launches not included", None, None, 1)
+            return TaxEstimate(
+                point, None, None, "one launch; launches not included", None, None, 1
+            )
         of_cell = dict.fromkeys(cells, 1.0)
         weights = dict.fromkeys(names, 1.0)
         for slope, (_, (name, _, cell)) in zip(slopes, terms, strict=True):
@@ -244,91 +206,61 @@ class Taxes:
                 of_cell[cell] = slope
             else:
                 weights[name] = slope
-        contrast = self._contrast(weights, phase, of_cell, metric, blocks)
-        by_model = _by_model(contrast, point, confidence)
+        plains = [len(self.plains(names, block, phase, cells, metric)) for block in blocks]
+        values = self._values(phase, of_cell, metric)
+        by_model = _by_model(
+            values, squared_weights(weights, plains), point, len(blocks), confidence
+        )
         return _wider(by_model, replicates, confidence)
 
-    def _contrast(
-        self,
-        weights: Mapping[str, float],
-        phase: str,
-        of_cell: Mapping[str, float],
-        metric: str,
-        blocks: Sequence[int],
-    ) -> _Contrast:
-        """The layout of z = sum over cells of v y, over every launch that has all the cells."""
-        launches = [
-            (name, block)
-            for name, block in dict.fromkeys((k[0], k[1]) for k in self.samples if k[2] == phase)
-            if self.has(name, block, phase, list(of_cell), metric)
-        ]
-        values = np.array(
-            [
-                sum(v * self.samples[name, b, phase, c][metric][0] for c, v in of_cell.items())
-                for name, b in launches
-            ]
-        )
-        layout = Layout(
-            [b for _, b in launches], [configuration_of(n) for n, _ in launches], values
-        )
-        lines = {launch: line for line, launch in enumerate(launches)}
-        baselines = {
-            block: tuple(
-                lines[plain, block]
-                for plain in self.plains(list(weights), block, phase, list(of_cell), metric)
+    def _values(self, phase: str, of_cell: Mapping[str, float], metric: str) -> Values:
+        """The weighted sum over cells of the logs of each launch that has all of them."""
+        launches = dict.fromkeys((k[0], k[1]) for k in self.samples if k[2] == phase)
+        return {
+            (name, b): sum(
+                v * self.samples[name, b, phase, c][metric][0] for c, v in of_cell.items()
             )
-            for block in blocks
+            for name, b in launches
+            if self.has(name, b, phase, list(of_cell), metric)
         }
-        return _Contrast(layout, weights, baselines, lines)
-
-    def layout(self, phase: str, cell: str, metric: str) -> Layout:
-        """All valid launches of a cell."""
-        return self._contrast({}, phase, {cell: 1.0}, metric, []).layout
 
 
-def _by_model(contrast: _Contrast, point: float, confidence: float) -> Effect:
+def _by_model(
+    values: Values, squares: Mapping[str, float], point: float, blocks: int, confidence: float
+) -> TaxEstimate:
     """The interval of the block model's error."""
-    layout, count = contrast.layout, len(contrast.blocks)
-    error = layout.error(contrast.squared_weights)
+    layout = layout_of(values)
+    error = layout.error(squares)
     shown = str(error.df)
     if error.spread is not None:
         shown = f"{error.df:.1f}; spread F {error.spread.f:.1f}, p {error.spread.p:.3f}"
-    half = t_quantile(confidence, error.df) * math.sqrt(error.variance)
-    own = error.spread is not None
-    method = f"{error.name} (df {shown})"
-    found = _interval(point, error.variance, error.df, half, method, count, own_error=own)
-    behind = {name for name, _ in contrast.lines if configuration_of(name) not in layout.unequal}
-    return replace(found, behind=frozenset(behind))
+    half, p = error.half_width(confidence), error.p(point)
+    return TaxEstimate(
+        point,
+        point - half,
+        point + half,
+        f"{error.name} (df {shown})",
+        p,
+        error.df,
+        blocks,
+        own_error=error.spread is not None,
+        variance=error.variance,
+        p_model=p,
+        behind=frozenset(n for n, _ in values if configuration_of(n) not in layout.unequal),
+    )
 
 
-def _interval(
-    point: float,
-    variance: float,
-    df: float,
-    half: float,
-    method: str,
-    count: int,
-    *,
-    own_error: bool,
-) -> Effect:
-    p = 1.0 if point == 0 else 0.0
-    if variance > 0:
-        p = t_two_sided(point / math.sqrt(variance), df)
-    low, high = point - half, point + half
-    return Effect(point, low, high, method, p, df, count, own_error, variance, p_model=p)
-
-
-def _wider(found: Effect, replicates: Floats, confidence: float) -> Effect:
+def _wider(by_model: TaxEstimate, replicates: Floats, confidence: float) -> TaxEstimate:
     """The wider of two intervals and the larger of their p-values."""
     tail = (1 - confidence) / 2
     lo, hi = float(np.quantile(replicates, tail)), float(np.quantile(replicates, 1 - tail))
     fewer = min(int((replicates <= 0).sum()), int((replicates >= 0).sum()))
     by_resampling = min(1.0, 2 * (fewer + 1) / (len(replicates) + 1))
-    p = max(found.p_model, by_resampling)
-    if hi - lo <= found.high - found.low:
-        return replace(found, p=p, p_bootstrap=by_resampling)
+    p = max(by_model.p_model, by_resampling)
+    if hi - lo <= by_model.high - by_model.low:
+        return replace(by_model, p=p, p_bootstrap=by_resampling)
     method = "within-launch bootstrap"
-    return replace(found, lo=lo, hi=hi, method=method, p=p, p_bootstrap=by_resampling)
+    return replace(by_model, lo=lo, hi=hi, method=method, p=p, p_bootstrap=by_resampling)
 
 
 # ---- verdicts
@@ -339,7 +271,7 @@ class Compared:
     """A tax among those of its cell and metric, and the blocks it is made of."""
 
     config: str
-    effect: Effect
+    effect: TaxEstimate
     plains: Mapping[int, int]  # block -> launches of plain
 
     @property
@@ -357,15 +289,15 @@ def adjusted(family: Sequence[Compared]) -> list[float]:
     """
     pooled = [member for member in family if not member.effect.own_error]
     shares = tuple(member.baseline_share for member in pooled)
-    found = []
+    p_values = []
     for member in family:
         effect = member.effect
         by_model = sidak(effect.p_model, len(family))
         if not effect.own_error and effect.df is not None:
             among = _dunnett(effect.p_model, shares, effect.df)
             by_model = 1 - (1 - among) * (1 - effect.p_model) ** (len(family) - len(pooled))
-        found.append(max(by_model, sidak(effect.p_bootstrap, len(family))))
-    return found
+        p_values.append(max(by_model, sidak(effect.p_bootstrap, len(family))))
+    return p_values
 
 
 def sidak(p: float, count: int) -> float:
@@ -380,7 +312,7 @@ def _dunnett(p: float, shares: tuple[float, ...], df: float) -> float:
     )
 
 
-def verdict(tax: Effect, p_adjusted: float | None, margin: float, confidence: float) -> str:
+def verdict(tax: TaxEstimate, p_adjusted: float | None, margin: float, confidence: float) -> str:
     """What the study says of a tax that carries no mark."""
     if tax.n_blocks < VERDICT_BLOCKS or p_adjusted is None:
         return NO_VERDICT

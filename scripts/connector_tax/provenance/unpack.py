@@ -19,6 +19,7 @@ from typing import Any
 
 import polars as pl
 
+from connector_tax.artifacts import paths
 from connector_tax.config import ConfigError, validate
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes, write_text
 from connector_tax.provenance.archive_limits import (
@@ -27,18 +28,18 @@ from connector_tax.provenance.archive_limits import (
     ORIGIN,
     SEALED,
     SINGLE,
-    STUDY,
-    TABLES,
     TREES,
     ArchiveError,
+    ArchiveHeader,
     Frame,
-    Header,
     check_header,
     kind_of,
 )
 from connector_tax.provenance.tables import decode, read_table
 
-MADE_BY_REPLOT = (ORIGIN, "analysis", "figures", "report.html", "audit.json", "logs")
+MADE_BY_REPLOT = (
+    ORIGIN, paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.AUDIT, paths.LOGS
+)  # fmt: skip
 COPY_BYTES = 1 << 20
 KINDS = {
     tarfile.SYMTYPE: "a symbolic link",
@@ -52,7 +53,7 @@ KINDS = {
 CLEANER = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
-def read_head(archive: Path) -> tuple[Header, dict[str, Any]]:
+def read_head(archive: Path) -> tuple[ArchiveHeader, dict[str, Any]]:
     """archive.json and study.json of an archive, without opening the rest.
 
     Raises:
@@ -61,12 +62,12 @@ def read_head(archive: Path) -> tuple[Header, dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="archive-") as name, _opened(archive) as (frame, tar):
         folder = Path(name)
         header = _header(frame, tar, folder)
-        if next(_extracted(frame, tar, header, folder), None) != STUDY:
-            raise frame.refused(f"{STUDY} is not its second member")
+        if next(_extracted(frame, tar, header, folder), None) != paths.STUDY:
+            raise frame.refused(f"{paths.STUDY} is not its second member")
         return header, _study(frame, header, folder)
 
 
-def unpack(archive: Path, target: Path) -> Header:
+def unpack(archive: Path, target: Path) -> ArchiveHeader:
     """Check an archive to the last byte, then put the study at `target`.
 
     What `target` held is replaced; it must hold nothing but what an earlier replot made.
@@ -121,7 +122,7 @@ def _opened(archive: Path) -> Iterator[tuple[Frame, tarfile.TarFile]]:
             raise frame.refused(f"the tar archive is damaged: {error}") from None
 
 
-def _header(frame: Frame, tar: tarfile.TarFile, folder: Path) -> Header:
+def _header(frame: Frame, tar: tarfile.TarFile, folder: Path) -> ArchiveHeader:
     """Write and check the first member; nothing beyond what it lists is read from here on."""
     info = tar.next()
     content = None if info is None or info.name != HEADER else tar.extractfile(info)
@@ -137,7 +138,9 @@ def _header(frame: Frame, tar: tarfile.TarFile, folder: Path) -> Header:
     return header
 
 
-def _extracted(frame: Frame, tar: tarfile.TarFile, header: Header, folder: Path) -> Iterator[str]:
+def _extracted(
+    frame: Frame, tar: tarfile.TarFile, header: ArchiveHeader, folder: Path
+) -> Iterator[str]:
     """Write the further members into `folder`, each checked; yields their names."""
     left = dict(header.members)
     for info in iter(tar.next, None):
@@ -154,13 +157,13 @@ def _extracted(frame: Frame, tar: tarfile.TarFile, header: Header, folder: Path)
         tarfile.data_filter(info, str(folder))
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        found, content = hashlib.sha256(), tar.extractfile(info)
+        hashed, content = hashlib.sha256(), tar.extractfile(info)
         assert content is not None
         with path.open("xb") as stream:
             while block := content.read(COPY_BYTES):
-                found.update(block)
+                hashed.update(block)
                 stream.write(block)
-        if found.hexdigest() != digest:
+        if hashed.hexdigest() != digest:
             raise frame.refused(f"member {name!r}: sha256 is not what {HEADER} says")
         path.chmod(0o755 if name.endswith(".sh") else 0o644)
         yield name
@@ -172,7 +175,7 @@ def _extracted(frame: Frame, tar: tarfile.TarFile, header: Header, folder: Path)
         raise frame.refused(f"{frame.total} bytes, {HEADER} lists {frame.limit}")
 
 
-def _restore(frame: Frame, header: Header, folder: Path) -> None:
+def _restore(frame: Frame, header: ArchiveHeader, folder: Path) -> None:
     """Write the files that are in tables, each to the byte that archive.json lists; drop these."""
     for table, names in header.tables.items():
         sizes = {name: header.files[name][0] for name in names}
@@ -209,20 +212,22 @@ def table(archive: str | Path, name: str) -> pl.DataFrame:
             if kind_of(file) == name and size
         ]
     if not frames:
-        raise ArchiveError(f"{archive}: no table {name!r}; allowed: {', '.join(TABLES)}, taxes.csv")
+        raise ArchiveError(
+            f"{archive}: no table {name!r}; allowed: {', '.join(paths.CELL_LOGS)}, taxes.csv"
+        )
     return pl.concat(frames, how="diagonal_relaxed")
 
 
-def _study(frame: Frame, header: Header, folder: Path) -> dict[str, Any]:
+def _study(frame: Frame, header: ArchiveHeader, folder: Path) -> dict[str, Any]:
     """study.json, checked before any path is made of what it names."""
     try:
-        study: dict[str, Any] = read_json(folder / STUDY)
-        validate(study, "study.schema.yaml", f"{frame.archive}: refused: {STUDY}")
+        study: dict[str, Any] = read_json(folder / paths.STUDY)
+        validate(study, "study.schema.yaml", f"{frame.archive}: refused: {paths.STUDY}")
     except (ArtifactError, RecursionError) as error:
-        raise frame.refused(f"{STUDY}: {error}") from None
+        raise frame.refused(f"{paths.STUDY}: {error}") from None
     except ConfigError as error:
         raise ArchiveError(str(error)) from None
     if study["study"] != header.study:
         told = f"study is {study['study']!r}, {HEADER} says {header.study!r}"
-        raise frame.refused(f"{STUDY}: {told}")
+        raise frame.refused(f"{paths.STUDY}: {told}")
     return study

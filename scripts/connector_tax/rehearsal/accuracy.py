@@ -22,6 +22,7 @@ from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_requests
 from connector_tax.analysis.reference import judge_launches, judgement, read_loads
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import PHASES, PLAIN
 from connector_tax.artifacts.study_file import Study, launches, load_study
@@ -29,7 +30,7 @@ from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.provenance.unpack import unpack
-from connector_tax.rehearsal.machine import fitted_machine
+from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.page import Section, show
 from connector_tax.rehearsal.study import RehearsalError, rehearse
 
@@ -142,8 +143,13 @@ def _compare(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
         measured, virtual = Path(folder) / "measured", Path(folder) / "rehearsed"
         unpack(arguments.archive, measured)
-        study = dict(load_study(measured / paths.STUDY).document)
-        machine = fitted_machine(study, measured, arguments.launch, 0.0)
+        document = load_study(measured / paths.STUDY).document
+        names = {"archive": str(arguments.archive), "launch": arguments.launch}
+        config = document["config"]
+        # An older study names fewer bounds than there are checks now.
+        known = {"validity": {**BOUNDS, **config["validity"]}, "rehearsal": names}
+        study = {**document, "config": {**config, **known}}
+        machine = machine_of(study)
         virtual.mkdir()
         rehearsal = rehearse(study, machine, virtual)
         if rehearsal.rates is None:

@@ -113,7 +113,7 @@ def _rehearse_cell(
     folder = launch_folder / name
     folder.mkdir(parents=True)
     logs = {kind: paths.cell_log(kind, launch.phase, name) for kind in paths.CELL_LOGS}
-    result = _result(cell, engine.now_ns)
+    result = CellResult.of(cell.plan, engine.now_ns, "worker", HEALTHY)
     write_bytes(folder / logs["requests"], _lines(result.records))
     write_bytes(folder / logs["metrics"], _metrics(cell))
     write_bytes(folder / logs["engine_step"], b"")
@@ -146,29 +146,6 @@ def _metrics(cell: VirtualCell) -> bytes:
             {"t_ns": s.t_ns, "ok": True, "scrape_ms": 0.0, "values": {WAITING: float(s.waiting)}}
             for s in cell.scrapes
         ]
-    )
-
-
-def _result(cell: VirtualCell, drained_ns: int) -> CellResult:
-    """What the load generator would have returned."""
-    plan = cell.plan
-    assert plan.stop_ns is not None
-    assert plan.cooldown_ended_by is not None
-    requests = plan.requests()
-    return CellResult(
-        records=[entry.record for entry in requests if entry.record.t_issue_ns is not None],
-        requests=requests,
-        bodies_sha256=plan.bodies_sha256,
-        t_origin_ns=plan.origin_ns,
-        t_warmup_end_ns=plan.warmup_end_ns,
-        t_stop_ns=plan.stop_ns,
-        t_cooldown_end_ns=plan.cooldown_end_ns,
-        cooldown_ended_by=plan.cooldown_ended_by,
-        t_drained_ns=drained_ns,
-        extended_s=max(0.0, (plan.stop_ns - plan.floor_ns) / 1e9),
-        precise=plan.precise,
-        clock="worker",
-        health=HEALTHY,
     )
 
 

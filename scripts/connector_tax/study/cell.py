@@ -57,11 +57,11 @@ from connector_tax.study.resources import cell_cpu
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import served_model
-from connector_tax.study.steplog import StepLog
+from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.study.usage import suspended_ms
 
 # A server may count a request just after its last byte: how often and how long to look again.
-COUNTER_LOOKS = 20
+COUNTER_READS = 20
 COUNTER_PAUSE_S = 0.1
 # What a resumed launch needs to know of a finished cell.
 _RECORD_KEYS = {
@@ -94,7 +94,7 @@ class Instruments:
     processes: ServerProcesses
     generator: LoadGenerator
     sampler: MetricsSampler
-    step_log: StepLog
+    step_log: LaunchStepLog
     watch: MachineWatch | None
 
 
@@ -312,7 +312,7 @@ def _final_scrape(
 ) -> dict[str, Any]:
     start = server_counters(before["values"])["success"]
     ok = sum(record.status == "ok" for record in result.records)
-    for _ in range(COUNTER_LOOKS):
+    for _ in range(COUNTER_READS):
         seen = server_counters(sampler.peek()["values"])["success"]
         if seen is None or start is None or seen - start >= ok:
             break

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from connector_tax.linux import die_with_parent
@@ -37,12 +36,7 @@ class CommandChild:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         # What it was last told stays unwritten where it has ended.
         with contextlib.suppress(BrokenPipeError):

@@ -83,7 +83,7 @@ def _where() -> str:
     return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
-def own_jobs() -> None:
+def set_job_environment() -> None:
     """Make the jobs of this process (Snakemake) run its interpreter, and die with it.
 
     One that is itself the job of a running Snakemake keeps that as the owner of its jobs.
@@ -138,13 +138,13 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
 def leftovers(folder: Path) -> list[psutil.Process]:
     """Running processes that were started for a launch in or below `folder`."""
     prefix = str(folder.resolve())
-    found = []
+    matching = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             launch = process.environ().get(LAUNCH_VARIABLE, "")
             if launch == prefix or launch.startswith(prefix + os.sep):
-                found.append(process)
-    return [process for process in found if process.pid != os.getpid()]
+                matching.append(process)
+    return [process for process in matching if process.pid != os.getpid()]
 
 
 def kill_leftovers(folder: Path) -> int:

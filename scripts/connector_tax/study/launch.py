@@ -61,7 +61,7 @@ from connector_tax.study.server_command import (
     server_cpus,
 )
 from connector_tax.study.server_use import ServerUse
-from connector_tax.study.steplog import StepLog
+from connector_tax.study.steplog import LaunchStepLog
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
 
@@ -158,7 +158,7 @@ class LaunchDriver:
         for line in plan.lines():
             self.progress.note(line)
         config = self.study["config"]
-        step_log = StepLog(self.folder, config["engine"]["kind"])
+        step_log = LaunchStepLog(self.folder, config["engine"]["kind"])
         step_log.remove()
         server = self._start_server(attempt, plan)
         stack.callback(step_log.remove)

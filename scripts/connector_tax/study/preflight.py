@@ -47,7 +47,7 @@ from connector_tax.study.server_command import (
     server_cpus,
     without_root,
 )
-from connector_tax.study.steplog import StepLog
+from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import overlay
 from connector_tax.vllm.evidence import inactive_reason
 from connector_tax.vllm.launch import connector_classes, transfer_of
@@ -127,7 +127,7 @@ def gated_server(
             configuration.
     """
     kill_leftovers(folder)
-    step_log = StepLog(folder, study["config"]["engine"]["kind"])
+    step_log = LaunchStepLog(folder, study["config"]["engine"]["kind"])
     step_log.remove()
     title = f"{name} of study {study['study']}"
     try:
@@ -165,7 +165,7 @@ def _ready_server(
         server = Server(folder, command, title, settings["host"], port, cpus)
         watch_parent(functools.partial(_die, server), note)
         # A server that lost its port before it served has made its log already.
-        StepLog(folder, study["config"]["engine"]["kind"]).remove()
+        LaunchStepLog(folder, study["config"]["engine"]["kind"]).remove()
         note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")
         await_free_memory(study["config"])
         server.start()
@@ -183,7 +183,7 @@ def _ready_server(
 
 def steps_of(study: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
     """The step records an idle server in `folder` has written, of both processes."""
-    lines = StepLog(folder, study["config"]["engine"]["kind"]).take(0, time.monotonic_ns())
+    lines = LaunchStepLog(folder, study["config"]["engine"]["kind"]).take(0, time.monotonic_ns())
     return [json.loads(line) for line in lines.splitlines()]
 
 

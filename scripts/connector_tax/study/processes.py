@@ -47,7 +47,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuUse:
+class ServerCpu:
     """CPU seconds between two readings: of each part, or the reason why they are not known."""
 
     from_ns: int
@@ -77,7 +77,7 @@ class ServerProcesses:
         """Read them all; again where one ended meanwhile, whose time could be counted nowhere."""
         for left in reversed(range(_READINGS)):
             now = time.monotonic_ns()
-            found: dict[int, Process] = {}
+            processes: dict[int, Process] = {}
             ended = False
             for pid, (name, part, fields) in self._members().items():
                 try:
@@ -88,10 +88,10 @@ class ServerProcesses:
                 ended_ns = (int(fields[13]) + int(fields[14])) * _NS_PER_TICK
                 zombie = fields[0] == "Z"
                 threads = 0 if zombie else int(fields[17])
-                found[pid] = Process(pid, name, part, threads, zombie, own_ns, ended_ns)
+                processes[pid] = Process(pid, name, part, threads, zombie, own_ns, ended_ns)
             if not ended or not left:
                 break
-        return Reading(now, found)
+        return Reading(now, processes)
 
     def _members(self) -> dict[int, tuple[str, str, list[str]]]:
         """Process id to name, part and the fields of /proc/<pid>/stat from the state on."""
@@ -117,7 +117,7 @@ class ServerProcesses:
         }
 
 
-def cpu_between(before: Reading, after: Reading) -> CpuUse:
+def cpu_between(before: Reading, after: Reading) -> ServerCpu:
     """The CPU time a server used between two readings."""
     parts = dict.fromkeys((p.part for p in after.processes.values()), 0)
     for process in after.processes.values():
@@ -126,7 +126,7 @@ def cpu_between(before: Reading, after: Reading) -> CpuUse:
         parts[process.part] = parts.get(process.part, 0) - process.own_ns - process.ended_ns
     reason = _lost(before, after)
     seconds = {} if reason else {part: ns / 1e9 for part, ns in sorted(parts.items())}
-    return CpuUse(before.t_ns, after.t_ns, seconds, reason)
+    return ServerCpu(before.t_ns, after.t_ns, seconds, reason)
 
 
 def _lost(before: Reading, after: Reading) -> str | None:

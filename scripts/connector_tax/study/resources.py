@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from connector_tax.study.processes import CpuUse, Process, ServerProcesses, cpu_between
+from connector_tax.study.processes import Process, ServerCpu, ServerProcesses, cpu_between
 
 _QUERY = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 _QUERY_TIMEOUT_S = 30
@@ -45,7 +45,7 @@ def snapshot(processes: ServerProcesses, device: str) -> dict[str, Quantity]:
     }
 
 
-def cell_cpu(use: CpuUse, counters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def cell_cpu(use: ServerCpu, counters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What a cell cost in CPU seconds per 1,000 requests, for its record.
 
     The readings lie just outside the cell, which begins after the first (its origin) and ends

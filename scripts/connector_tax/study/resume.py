@@ -15,7 +15,7 @@ from connector_tax.study import cell as cells
 from connector_tax.study.design import cell_order
 from connector_tax.study.guard import kill_leftovers, remove_temporary_folder
 from connector_tax.study.precision import skip_reason
-from connector_tax.study.server import LOGS, hide_root
+from connector_tax.study.server import LOGS, remove_root_path
 
 Say = Callable[[str], None]
 
@@ -39,7 +39,7 @@ def clear_interrupted(folder: Path, say: Say) -> None:
     if killed:
         say(f"killed {killed} processes left over from an interrupted run")
     # An interrupted run has not done it; whether or not anything is left to measure.
-    hide_root(folder)
+    remove_root_path(folder)
     remove_temporary_folder(folder)
     for partial in folder.glob("*.partial"):
         shutil.rmtree(partial)

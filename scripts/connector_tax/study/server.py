@@ -44,7 +44,7 @@ class PortTakenError(ServerError):
     """Another process listens on the port that was chosen for the server."""
 
 
-def hide_root(folder: Path) -> None:
+def remove_root_path(folder: Path) -> None:
     """Rewrite a launch's logs by `without_root`; nothing may be writing to them any more."""
     for path in folder.glob("*.log"):
         text = path.read_bytes()
@@ -184,8 +184,8 @@ class Server:
                 text = stream.read()
             # The last line may be half written; it is read again.
             self._log_read[name] += text.rfind(b"\n") + 1
-            if found := DEAD_ENGINE.search(text.decode(errors="replace")):
-                raise ServerError(f"the engine died ({found[0]}) {when}\n{self.log_tail()}")
+            if death := DEAD_ENGINE.search(text.decode(errors="replace")):
+                raise ServerError(f"the engine died ({death[0]}) {when}\n{self.log_tail()}")
 
     def _end_of_process(self, text: str) -> ServerError:
         """The error for a process that has ended: of its own, or since its port was taken."""
@@ -234,7 +234,7 @@ class Server:
             `process/thread` (the kernel's names; `main` for the first thread) to `threads` (how
             many), `cpus` (the CPU sets they may run on) and `cpu_s`.
         """
-        found: dict[str, dict[str, Any]] = {}
+        uses: dict[str, dict[str, Any]] = {}
         ticks = os.sysconf("SC_CLK_TCK")
         for pid in self._group_members():
             try:
@@ -249,13 +249,13 @@ class Server:
                     cpus = format_cpus(tuple(sorted(os.sched_getaffinity(int(task.name)))))
                 except OSError:
                     continue
-                use = found.setdefault(
+                use = uses.setdefault(
                     f"{process}/{thread}", {"threads": 0, "cpus": [], "cpu_s": 0.0}
                 )
                 use["threads"] += 1
                 use["cpus"] = sorted({*use["cpus"], cpus})
                 use["cpu_s"] += sum(map(int, times)) / ticks
-        return found
+        return uses
 
     def log_text(self) -> str:
         """Everything the server has printed."""
@@ -292,7 +292,7 @@ class Server:
         kill_leftovers(self.folder)
         remove_temporary_folder(self.folder)
         self._check_gone()
-        hide_root(self.folder)
+        remove_root_path(self.folder)
         return how
 
     def kill(self) -> None:

@@ -27,7 +27,7 @@ class _Stamp(msgspec.Struct):
     t_ns: int
 
 
-class StepLog:
+class LaunchStepLog:
     """Reads the growing step-log files of the server launched in `folder`.
 
     Args:

@@ -16,7 +16,7 @@ TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT, _STEAL = 4, 5, 8
 
 
-class Process(NamedTuple):
+class ProcessTimes(NamedTuple):
     """A process: parent, group, and CPU time of it and of the children it has waited for."""
 
     parent: int
@@ -24,7 +24,7 @@ class Process(NamedTuple):
     cpu_ms: float
 
 
-def process(pid: int) -> Process | None:
+def process(pid: int) -> ProcessTimes | None:
     """One process of /proc; None when it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -32,7 +32,7 @@ def process(pid: int) -> Process | None:
         return None
     # The name in parentheses may hold anything; state is the first field after it.
     fields = text.rpartition(")")[2].split()
-    return Process(int(fields[1]), int(fields[2]), sum(map(int, fields[11:15])) * TICK_MS)
+    return ProcessTimes(int(fields[1]), int(fields[2]), sum(map(int, fields[11:15])) * TICK_MS)
 
 
 def own_processes(driver: int, server_group: int) -> tuple[list[int], list[int]]:
@@ -42,8 +42,8 @@ def own_processes(driver: int, server_group: int) -> tuple[list[int], list[int]]
     """
     there = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        if (found := process(int(folder.name))) is not None:
-            there[int(folder.name)] = found
+        if (seen := process(int(folder.name))) is not None:
+            there[int(folder.name)] = seen
     sides: tuple[list[int], list[int]] = ([], [])
     for pid in there:
         line = [pid]
@@ -58,7 +58,7 @@ def own_processes(driver: int, server_group: int) -> tuple[list[int], list[int]]
 
 def cpu_ms(pids: Iterable[int]) -> int:
     """CPU time of those of the processes that live, in ms."""
-    return round(sum(found.cpu_ms for pid in pids if (found := process(pid)) is not None))
+    return round(sum(seen.cpu_ms for pid in pids if (seen := process(pid)) is not None))
 
 
 def set_times(sets: Iterable[Collection[int]]) -> list[tuple[int, int]]:
