@@ -74,11 +74,7 @@ def _study(root: Path, design: Design) -> StudyTables:
 def full(tmp_path_factory: pytest.TempPathFactory) -> StudyTables:
     labels = LABELS | {"mooncake_both": HOSTILE}
     design = Design(labels=labels, skipped=SKIPPED, void=VOID)
-    study = StudyTables(
-        write_study(tmp_path_factory.mktemp("report") / "odd name #1", design, runs=True)
-    )
-    _draw_all(study)
-    return study
+    return _study(tmp_path_factory.mktemp("report") / "odd name #1", design)
 
 
 def test_the_page_is_self_contained(full: StudyTables) -> None:
@@ -222,6 +218,8 @@ def test_every_cell_is_listed_with_its_checks(full: StudyTables) -> None:
     assert source.count("schedule_lag_p99_ms") == len(launched)
     assert "0.2 (0.01) FAILED" in text
     assert "error_rate 0.2 > 0.01" in text
+    # A launch's line says at once which cell is void, and why.
+    assert "block 0, LMCache: done: r8 void, error_rate 0.2 > 0.01" in text
 
 
 def test_a_launch_that_left_nothing_is_missing_not_absent(tmp_path: Path) -> None:
@@ -302,9 +300,11 @@ def test_the_report_of_what_the_analysis_writes(tmp_path: Path) -> None:
     assert aggregate.main(["--study", str(study_file)]) == 0
     _draw_all(StudyTables(study_file))
     assert main(["--study", str(study_file)]) == 0
-    text = Page((tmp_path / "s" / "report.html").read_text()).text
+    source = (tmp_path / "s" / "report.html").read_text()
+    text = Page(source).text
     assert "the server died" in text
     assert "loop lag" in text
+    assert source.count("<svg") > 100  # cells over time
     assert "H6" in text
 
 
@@ -342,8 +342,7 @@ def test_a_study_without_records_of_its_launches_says_not_recorded(tmp_path: Pat
 
 
 def test_step_taxes_and_hooks_stand_with_their_intervals(tmp_path: Path) -> None:
-    study = StudyTables(write_study(tmp_path / "s", runs=True))
-    _draw_all(study)
+    study = _study(tmp_path / "s", Design())
     page = Page(render(study)).text
     # 420 us of mooncake_both: the tax, its interval, and 1.5 times as much on the engine step.
     assert "+420 [+360, +490]" in page
@@ -357,15 +356,13 @@ def test_step_taxes_and_hooks_stand_with_their_intervals(tmp_path: Path) -> None
 
 
 def test_one_block_s_step_taxes_have_no_interval(tmp_path: Path) -> None:
-    study = StudyTables(write_study(tmp_path / "s", Design(blocks=1), runs=True))
-    _draw_all(study)
+    study = _study(tmp_path / "s", Design(blocks=1))
     page = Page(render(study)).text
     assert "+420+294+126+630" in page
 
 
 def test_without_step_timing_the_report_has_no_step_numbers(tmp_path: Path) -> None:
-    study = StudyTables(write_study(tmp_path / "s", Design(step_timing=False), runs=True))
-    _draw_all(study)
+    study = _study(tmp_path / "s", Design(step_timing=False))
     page = Page(render(study)).text
     assert "No step timing" in page
     assert "Hooks at ref_safe" not in page

@@ -18,7 +18,11 @@ from connector_tax.figures.tables import StudyTables
 COLUMNS = ("config", "metric", "rate_rps", *rows.ENDS, "verdict", "mark", "status", "reason")
 ACROSS = 4
 PANEL_IN = 1.35
-LOOK: Mapping[str, tuple[Any, bool]] = {"ttft_p90": ("-", True), "tpot_p90": ((0, (3, 1.5)), False)}
+# Of a metric: its line, whether its points are filled, and on which side of the rate they stand.
+LOOK: Mapping[str, tuple[Any, bool, float]] = {
+    "ttft_p90": ("-", True, -0.4),
+    "tpot_p90": ((0, (3, 1.5)), False, 0.4),
+}
 
 
 def draw(study: StudyTables) -> Picture:
@@ -40,9 +44,9 @@ def draw(study: StudyTables) -> Picture:
         axes.grid(axis="y")
         axes.axhline(0, color="black", lw=0.6, zorder=2)
         rates.rate_axis(axes, study)
-        for metric, (line, filled) in LOOK.items():
+        for metric, (line, filled, side) in LOOK.items():
             mark = replace(style.marks(study)[item.id], line=line, filled=filled)
-            rates.tax_line(axes, study, taxes[metric][item.id], mark, item.id)
+            rates.tax_line(axes, study, taxes[metric][item.id], mark, side)
             records += [
                 {name: getattr(row, name) for name in COLUMNS}
                 | ({} if rows.numbers(row) else dict.fromkeys(rows.ENDS))
@@ -56,7 +60,7 @@ def draw(study: StudyTables) -> Picture:
     handles = [
         Line2D([], [], ls=line, color="black", marker="o", mfc="black" if filled else "white",
                label=rows.METRICS[metric])
-        for metric, (line, filled) in LOOK.items()
+        for metric, (line, filled, _) in LOOK.items()
     ]  # fmt: skip
     style.legend(figure, [*handles, *rows.overload_handles(everyone)], 3)
     return style.picture(figure, COLUMNS, records)

@@ -12,6 +12,7 @@ from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import Configuration, StudyTables
 
 ROW_IN = 0.34
+PLOTS_IN = 2.2  # the two plots, one above the other, at least
 WORDS = {"throughput_ratio": "rate", "waiting": "queue", "ttft_ratio": "TTFT"}
 KEPT = "#d8dde3"
 
@@ -27,7 +28,7 @@ def draw(study: StudyTables) -> Picture:
         f" {rates.sample_text(study)}"
     ]
     shown = study.configurations
-    height = ROW_IN * len(shown) + 0.85
+    height = max(ROW_IN * len(shown) + 0.85, PLOTS_IN)
     figure = style.new_figure(study, style.PAGE_IN, height, notes)
     axes = figure.subplot_mosaic(
         [["throughput", "criteria"], ["ratio", "criteria"]], width_ratios=[1, 1.5]

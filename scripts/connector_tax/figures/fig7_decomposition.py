@@ -26,9 +26,9 @@ CALLBACKS = "tax_callback_p50"
 FRAMEWORK_COLOR = DESIGN_MARKS[NOOP].color
 IMPLEMENTATION_COLOR = "#1B3A6B"
 CALLBACK_COLOR = "#7A5195"
-ROW_IN = 0.27
-HALF = 0.22  # of a row: how far the two bars of a row lie from its middle
-ROOM = 0.2  # of an axis, for the number at a bar's end
+ROW_IN = 0.3
+HALF = 0.24  # of a row: how far the two bars of a row lie from its middle
+ROOM = 0.24  # of an axis, for the number at a bar's end
 STEP_COLUMNS = ("step_tax_us", "step_tax_lo_us", "step_tax_hi_us", "callback_us", "unattributed_us")
 COLUMNS = (*rows.TAX_COLUMNS, "framework_tax", "implementation_tax", *STEP_COLUMNS)
 # Of a step: its metric in the records, its step tax, the panel's title.
@@ -207,7 +207,7 @@ def _draw_row(
         if part is None:
             continue
         edge = CALLBACK_COLOR if color == "white" else color
-        axes.barh(y, part, height=2 * HALF - 0.04, color=color, zorder=3, lw=0.6, edgecolor=edge)
+        axes.barh(y, part, height=2 * HALF - 0.06, color=color, zorder=3, lw=0.6, edgecolor=edge)
         if with_number:
             side = -1 if part < 0 else 1
             axes.annotate(

@@ -69,11 +69,15 @@ def _step(rates: Sequence[float]) -> float:
     return min((b / a for a, b in itertools.pairwise(rates)), default=2.0)
 
 
-def aside(study: StudyTables, config: str, rate: float) -> float:
-    """Where a configuration's point at `rate` is drawn: slightly aside, so that none hides."""
+def share_of(study: StudyTables, config: str) -> float:
+    """A configuration's place among those drawn side by side at one rate, -0.5 to 0.5."""
     order = [item.id for item in study.configurations]
     middle = (len(order) - 1) / 2
-    share = (order.index(config) - middle) / max(1.0, 2 * middle)
+    return (order.index(config) - middle) / max(1.0, 2 * middle)
+
+
+def _aside(study: StudyTables, rate: float, share: float) -> float:
+    """Where a point at `rate` is drawn: slightly aside, so that none hides another."""
     return rate * float(_step(grid_rates(study)) ** (SPREAD * share))
 
 
@@ -100,16 +104,18 @@ def within(rows_: Sequence[TaxRow]) -> tuple[float, float]:
 
 
 def tax_line(
-    axes: Axes, study: StudyTables, taxes: Sequence[TaxRow], mark: Mark, config: str
+    axes: Axes, study: StudyTables, taxes: Sequence[TaxRow], mark: Mark, share: float
 ) -> None:
-    """Taxes over the rate: a triangle on marked ones, an arrow for one beyond the axis."""
+    """Taxes over the rate: a triangle on marked ones, an arrow for one beyond the axis.
+
+    `share` is the points' place beside others at the same rate (`share_of`).
+    """
     low, high = axes.get_ylim()
-    # The A/A comparison stands alone in its panel.
     known = {row.rate_rps: row for row in taxes if rows.numbers(row) and row.rate_rps is not None}
     points: Points = {}
     for rate in grid_rates(study):
         row = known.get(rate)
-        x = rate if config == study.aa else aside(study, config, rate)
+        x = _aside(study, rate, share)
         if row is None or row.tax is None:
             points[x] = (math.nan, None, None)
             continue
@@ -202,7 +208,7 @@ def latency_figure(study: StudyTables, metric: str) -> Picture:
     rows.tax_scale(lower, within(compared), "y")
     lower.set_ylabel(rows.tax_label(lower, "y"))
     for item in study.connectors:
-        tax_line(lower, study, taxes[item.id], marks[item.id], item.id)
+        tax_line(lower, study, taxes[item.id], marks[item.id], share_of(study, item.id))
     rate_axis(upper, study, named=True)
     rate_axis(lower, study)
     lower.set_xlabel("offered rate (requests/s)")
@@ -225,7 +231,7 @@ def _curve(
 ) -> None:  # fmt: skip
     points: Points = {}
     for rate in grid_rates(study):
-        cell, x = cells.get(rate), aside(study, config, rate)
+        cell, x = cells.get(rate), _aside(study, rate, share_of(study, config))
         value = None if cell is None else getattr(cell, f"{metric}_ms")
         if cell is None or value is None:
             points[x] = (math.nan, None, None)

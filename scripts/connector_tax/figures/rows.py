@@ -139,7 +139,7 @@ def sample_text(rows: Iterable[TaxRow | None]) -> str:
 def n_range(counts: Sequence[int]) -> str:
     """Sample counts as text: 'n = 200 to 612'."""
     low, high = min(counts, default=0), max(counts, default=0)
-    return f"n = {low}" if low == high else f"n = {low} to {high}"
+    return f"n = {low:,}" if low == high else f"n = {low:,} to {high:,}"
 
 
 def overload_handles(

@@ -13,7 +13,7 @@ from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.names import FIGURES
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json
-from connector_tax.report import findings, resources, steps, taxes, validity
+from connector_tax.report import findings, resources, series, steps, taxes, validity
 from connector_tax.report import launches as runs
 from connector_tax.report.answer import answer
 from connector_tax.seals import changed_settings
@@ -97,7 +97,12 @@ def context(study: StudyTables) -> dict[str, Any]:
         "settings": resources.settings(study),
         "step_taxes": steps.step_taxes(study) if step_timing else [],
         "hooks": steps.hooks(study) if step_timing else None,
-        "launches": [(launch, validity.checks(launch)) for launch in launches],
+        "launches": [
+            (launch, validity.checks(launch), series.series_of(study, launch))
+            for launch in launches
+        ],
+        "series_columns": series.COLUMNS,
+        "bins": series.BINS,
         "counts": runs.count_states(launches),
         "lost_cells": validity.lost_cells(study, launches),
         "reference_rates": validity.reference_rates(study),
