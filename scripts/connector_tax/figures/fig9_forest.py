@@ -96,7 +96,7 @@ def _panel(
         axes.plot(row.tax, index, ms=4.2, zorder=6, **style.marker_style(marks[item.id]))
         if row.mark:
             axes.plot(row.tax, index, zorder=7, **rows.OVERLOAD)
-        verdict = "A/A" if item.id == study.aa else VERDICTS.get(row.verdict, "")
+        verdict = "" if item.id == study.aa else VERDICTS.get(row.verdict, "")
         rows.beside(axes, index, rows.tax_size(row))
         rows.beside(axes, index, verdict, bold=verdict == "TAX", offset=76)
     rows.prepare(axes, [item.label for item in shown], f"{rows.METRICS[metric]} at ref_safe")

@@ -89,7 +89,9 @@ def _samples(path: Path, record: Mapping[str, Any], edges: Floats) -> tuple[list
         return [] if digest is None else samples(path.with_name(name), digest)
 
     none = (np.empty(0), np.empty(0))
-    *latencies, (failed, _) = read("requests", lambda *file: _requests(*file, edges)) or [none] * 4
+    *latencies, (failed, _) = (
+        read("requests", lambda file, digest: _requests(file, digest, edges)) or [none] * 4
+    )
     scraped = read("metrics", lambda file, _: _gauges(file)) or [none] * 2
     (steps,) = read("engine_step", _steps) or [none]
     (yardstick,) = read("machine", _yardstick) or [none]
