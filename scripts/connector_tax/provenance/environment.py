@@ -21,6 +21,7 @@ from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.machine import command_output, cpu, engine_versions, git_sha, packages
 from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.yardstick import quiet_level
+from connector_tax.vllm.launch import is_fetched
 
 
 def gpus() -> list[str]:
@@ -114,6 +115,8 @@ def _write_environment(arguments: argparse.Namespace) -> None:
         for python in pythons_of(engine)[1:]:
             listings[f"engine packages of {python}"] = packages(ROOT / python)
     folder = arguments.study.parent
+    if is_fetched(engine):
+        environment["model"] = read_json(folder / paths.MODEL)
     if "quiet" in study["config"]:
         environment["quiet_level"] = study_quiet_level(study)
     write_text(folder / paths.ENV_TEXT, text(environment, listings))

@@ -92,6 +92,9 @@ def vllm_command(
     argv = [python, "-m", ENTRY_POINT, "--model", _model(engine["model"])]
     argv += ["--served-model-name", engine["served_model_name"], "--host", host]
     argv += ["--port", str(port), *_flags({**engine["flags"], **form.get("flags", {})})]
+    fetched = is_fetched(engine)
+    if fetched and "revision" in engine:
+        argv += ["--revision", engine["revision"], "--tokenizer-revision", engine["revision"]]
     by_id = {entry["id"]: entry for entry in configurations}
     companions: dict[str, Companion] = {}
     members = [configuration, *by_id[configuration]["children"]]
@@ -116,6 +119,7 @@ def vllm_command(
     environment = {
         **_ENVIRONMENT,
         **{name: str(free_port()) for name in _PORT_VARIABLES},
+        **({"HF_HUB_OFFLINE": "1"} if fetched else {}),
         **engine["environment"],
         **form.get("environment", {}),
         **({STEP_LOG_VARIABLE: "engine_step"} if probe else {}),
@@ -227,6 +231,12 @@ def _flags(flags: Mapping[str, Any]) -> Iterator[str]:
 
 def _below_root(path: str) -> str:
     return path if Path(path).is_absolute() else f"{ROOT_MARK}/{path}"
+
+
+def is_fetched(engine: Mapping[str, Any]) -> bool:
+    """Whether the model is named, to be fetched from a hub, and is no folder of this machine."""
+    named = engine["kind"] == "vllm" and not engine["model"].startswith("./")
+    return named and not Path(engine["model"]).is_absolute()
 
 
 def _model(name: str) -> str:
