@@ -8,8 +8,8 @@ import pytest
 
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, write_json
-from connector_tax.study.design import resolve
 from connector_tax.study import fetch
+from connector_tax.study.design import resolve
 from connector_tax.vllm.launch import vllm_command
 
 HUB = """

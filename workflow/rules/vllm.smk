@@ -2,9 +2,8 @@
 
 import os
 
-from connector_tax.config import ROOT
+from connector_tax.config import ROOT, is_fetched
 from connector_tax.vllm.environment import files_of
-from connector_tax.vllm.launch import is_fetched
 
 # In the project's folder, whatever the working directory is: studies share an environment of 3 GB.
 PROJECT = os.path.relpath(ROOT)

@@ -16,12 +16,11 @@ import psutil
 from connector_tax import __version__
 from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT, pythons_of
+from connector_tax.config import ROOT, is_fetched, pythons_of
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.machine import command_output, cpu, engine_versions, git_sha, packages
 from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.yardstick import quiet_level
-from connector_tax.vllm.launch import is_fetched
 
 
 def gpus() -> list[str]:

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT, pythons_of
+from connector_tax.config import ROOT, is_fetched, pythons_of
 from connector_tax.files import read_json, sha256_file
 from connector_tax.machine import ABSENT, cpu, engine_versions
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
@@ -38,7 +38,6 @@ from connector_tax.study.plan import (
 )
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.vllm.environment import files_of
-from connector_tax.vllm.launch import is_fetched
 
 Verdict = Literal["ok", "warn", "fail"]
 # Which configurations fall away without a package, for the warning.
@@ -133,7 +132,7 @@ def _model(engine: Mapping[str, Any], folder: Path) -> Finding:
         there = (ROOT / name / "config.json").exists()
         return Finding("model", "ok" if there else "fail", name if there else f"{name}: not there")
     if not (folder / paths.MODEL).exists():
-        text = f"{name}: not fetched yet; the study does it first, or: snakemake {folder}/model.json"
+        text = f"{name}: not fetched yet; the study begins so, or: snakemake {folder}/model.json"
         return Finding("model", "warn", text)
     known = read_json(folder / paths.MODEL)
     size = f"{known['bytes'] / 2**30:.1f} GiB"

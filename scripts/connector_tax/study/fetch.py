@@ -15,10 +15,9 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT
+from connector_tax.config import ROOT, is_fetched
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.vllm import hub_files
-from connector_tax.vllm.launch import is_fetched
 
 
 class FetchError(Exception):

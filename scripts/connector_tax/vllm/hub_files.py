@@ -1,7 +1,7 @@
 """Bring a model's files into the hub's cache, and say which commit they are of.
 
-Run with the interpreter of a vLLM's environment (study.fetch), which has huggingface_hub; nothing of
-this package is imported. Arguments: model, revision (may be empty), `dummy` where no weights are
+Run with the interpreter of a vLLM's environment (study.fetch), which has huggingface_hub; nothing
+of this package is imported. Arguments: model, revision (may be empty), `dummy` where no weights are
 wanted. Prints one line of JSON.
 """
 
@@ -18,7 +18,7 @@ OTHER_WEIGHTS = ["*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onn
 def main(model: str, revision: str, load: str) -> None:
     """Fetch, unless the disk is too small for what is missing."""
     hub = importlib.import_module("huggingface_hub")
-    left_out = OTHER_WEIGHTS + (["*.safetensors"] if load == "dummy" else [])
+    left_out = [*OTHER_WEIGHTS, *(["*.safetensors"] if load == "dummy" else [])]
     wanted = {"revision": revision or None, "ignore_patterns": left_out}
     if not hub.constants.HF_HUB_OFFLINE:
         files = hub.snapshot_download(model, dry_run=True, **wanted)

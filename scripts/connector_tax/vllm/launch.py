@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from connector_tax.config import is_fetched
+
 ROOT_MARK = "{root}"
 ENTRY_POINT = "vllm.entrypoints.launchers.api_server.entry"
 CPU_ADAPTER = f"{ROOT_MARK}/scripts/connector_tax/vllm/cpu_adapter"
@@ -231,12 +233,6 @@ def _flags(flags: Mapping[str, Any]) -> Iterator[str]:
 
 def _below_root(path: str) -> str:
     return path if Path(path).is_absolute() else f"{ROOT_MARK}/{path}"
-
-
-def is_fetched(engine: Mapping[str, Any]) -> bool:
-    """Whether the model is named, to be fetched from a hub, and is no folder of this machine."""
-    named = engine["kind"] == "vllm" and not engine["model"].startswith("./")
-    return named and not Path(engine["model"]).is_absolute()
 
 
 def _model(name: str) -> str:
