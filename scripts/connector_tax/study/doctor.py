@@ -241,10 +241,8 @@ def governor(cpus: Path) -> Finding:
 def _memory(engine: Mapping[str, Any]) -> Finding:
     """What is available against what server and pipeline take, LMCache's buffer included."""
     memory = psutil.virtual_memory()
-    forms = engine.get("forms", {}).values()
-    environments = [engine.get("environment", {}), *(f.get("environment", {}) for f in forms)]
-    buffers = [float(e.get("LMCACHE_MAX_LOCAL_CPU_SIZE", 0)) for e in environments]
-    wanted = SERVER_GIB[engine.get("device", "cpu")] + max(buffers)
+    buffer = float(engine.get("environment", {}).get("LMCACHE_MAX_LOCAL_CPU_SIZE", 0))
+    wanted = SERVER_GIB[engine.get("device", "cpu")] + buffer
     enough = memory.available >= wanted * 2**30
     text = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
     text += f", {wanted:g} wanted"
