@@ -30,8 +30,9 @@ from connector_tax.rehearsal.shapes import rehearse_shapes
 from connector_tax.study.design import run_order
 from connector_tax.study.shape_rates import ShapeRateError, shape_rates_content
 
-# The intervals of a rehearsal need no more: their width is known well enough.
-RESAMPLES = 200
+# The smallest p that a bootstrap can give is 2 / (resamples + 1): with few, no tax of a family of
+# configurations would be significant, however large.
+RESAMPLES = 1000
 
 
 class RehearsalError(Exception):
