@@ -211,7 +211,8 @@ def test_a_late_reader_gets_every_buffered_chunk_in_one_await(server: FaultServe
         await until(lambda: connection.t_done_ns is not None)
         chunks, suspended = await suspensions(connection.read_chunks())
         assert suspended == 0
-        assert len(chunks) == len(good_events())  # each with the stamp of its own arrival
+        # One for each arrival, with its stamp: two events are one where the reader was held up.
+        assert b"".join(chunk for _, chunk in chunks) == b"".join(good_events())
         times = [stamp for stamp, _ in chunks]
         assert times == sorted(set(times))
         assert await suspensions(connection.read_chunks()) == ([], 0)
