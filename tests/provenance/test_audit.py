@@ -85,6 +85,45 @@ def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
     assert wrong == []
 
 
+def study_against_noop(folder: Path, blocks: int) -> StudyTables:
+    study_file = write_synthetic_study(
+        folder / "results" / "synthetic",
+        blocks=blocks,
+        steps_per_cell=60,
+        noise=0.2,
+        config={
+            "baseline": "noop_connector",
+            "phase_a": {"rates_rps": [40.0, 80.0]},
+            "phase_b": {"input_tokens": [128], "output_tokens": [16]},
+            "phase_bp": {"configurations": ["plain", "noop_connector"], "shapes": [[128, 16]]},
+            "statistics": {"resamples": 500},
+            "cell": {"floor_s": 1.5, "min_completed": 60},
+        },
+    )
+    assert aggregate.main(["--study", str(study_file)]) == 0
+    return StudyTables(study_file)
+
+
+def test_taxes_are_against_the_baseline_that_a_study_names(tmp_path: Path) -> None:
+    """Here one with a connector, whose callbacks are not zero."""
+    study = study_against_noop(tmp_path, blocks=1)
+    taxes = study.taxes_at("ref_safe", "tpot_p90")
+    assert set(taxes) == {item.id for item in study.connectors} | {"noop_connector_2"}
+    expected = {"plain": 1 / 1.1, "mooncake_both": 1.45 / 1.1, "noop_connector_2": 1}
+    for config, ratio in expected.items():
+        assert taxes[config].tax == pytest.approx(ratio - 1, abs=0.03)
+    callbacks = study.step_taxes_at("ref_safe", "tax_callback_p50")
+    assert callbacks["mooncake_both"].us == pytest.approx(0.6 * 350, rel=0.1)
+
+
+@pytest.mark.long
+def test_the_audit_finds_the_numbers_against_another_baseline(tmp_path: Path) -> None:
+    study = study_against_noop(tmp_path, blocks=3)
+    assert {row.verdict for row in study.taxes} >= {"TAX", "INCONCLUSIVE"}
+    wrong = [c for c in failures(study.root / "study.json") if c.kind == "numbers"]
+    assert wrong == []
+
+
 def test_the_audit_shares_no_code_with_what_it_audits() -> None:
     code = (
         "import sys, connector_tax.provenance.audit;"

@@ -108,7 +108,7 @@ def h1(tables: Tables) -> Finding:
     band = tables.study.config["hypotheses"]["h1_prior_band"]
     engine = tables.study.document["engine_label"]
     numbers = {"tax_ttft_p90": numbers_of(tax), "min_tax": bound}
-    start = f"TTFT p90 of {MOONCAKE} at ref_safe is {shown(tax)} against plain"
+    start = f"TTFT p90 of {MOONCAKE} at ref_safe is {shown(tax)} against {tables.study.baseline}"
     verdict, tail = CANNOT_TELL, f"the interval holds {bound:.0%}, the least the hypothesis asks."
     if tax.lo >= bound:
         verdict, tail = SUPPORTED, f"at least {bound:.0%}: on {engine} a single instance has it."

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, PLAIN, launched_plains
+from connector_tax.artifacts.names import PHASES, launched_plains
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import (
     POOLED,
@@ -58,14 +58,17 @@ class StudyTables:
             ]
         except KeyError as error:
             raise ArtifactError(f"{study_file}: missing key {error}") from None
-        plains = launched_plains(name for phase in PHASES for name in study.plains(phase))
-        # The launch of plain that is compared with the others; None where plain is launched once.
+        self.baseline = study.baseline
+        plains = launched_plains(
+            (name for phase in PHASES for name in study.plains(phase)), study.baseline
+        )
+        # Its launch that is compared with the others; None where it is launched once.
         self.aa: str | None = plains[-1] if len(plains) > 1 else None
 
     @property
     def connectors(self) -> list[Configuration]:
-        """Every configuration but plain, in the study's order."""
-        return [configuration for configuration in self.configurations if configuration.id != PLAIN]
+        """Every configuration but the baseline, in the study's order."""
+        return [item for item in self.configurations if item.id != self.baseline]
 
     @property
     def launched(self) -> list[Configuration]:

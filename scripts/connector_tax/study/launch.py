@@ -4,7 +4,7 @@
 are there and intact are kept, so an interrupted launch resumes at the cell it lost. A launch that
 fails (its server dies, a configuration cannot be started) ends as `status: failed` with the end of
 the server's log, and the study goes on; `connector_tax.study.complete` makes the run end non-zero.
-A failed launch of plain ends the run at once: without it the others are compared with nothing.
+A failed launch of the baseline ends the run at once: without it there is nothing to compare with.
 
 SIGTERM ends the driver after the current cell, SIGINT at once; neither leaves an index.json.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, PLAIN, Launch
+from connector_tax.artifacts.names import PHASES, Launch, baseline_of
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
@@ -332,12 +332,13 @@ def _drive(arguments: argparse.Namespace) -> int:
             signal.signal(signal.SIGTERM, driver.stop_at_next_boundary)
             outcome = driver.run()
             conclude(driver.study, launch, driver.folder, outcome)
-            if outcome.status == "failed" and launch.configuration == PLAIN:
+            baseline = baseline_of(driver.study["config"])
+            if outcome.status == "failed" and launch.configuration == baseline:
                 withdraw_failed(driver.study, arguments.study.parent)
                 progress.say(
-                    f"{launch.name} failed, and every tax is a comparison with plain: the run ends "
-                    f"here. The server's logs are in {driver.folder}. When the cause is mended, "
-                    "the same command carries on at this launch; what is measured is kept."
+                    f"{launch.name} failed, and every tax is a comparison with {baseline}: the run "
+                    f"ends here. The server's logs are in {driver.folder}. When the cause is "
+                    "mended, the same command carries on at this launch; what is measured is kept."
                 )
                 return 1
     except StopRequested:
