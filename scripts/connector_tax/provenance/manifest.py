@@ -39,6 +39,7 @@ COLUMNS = {
     "gpu": "GPU",
     "step_timing": "step timing",
     "adapters": "adapters",
+    "paths": "data paths",
     "placement": "amiss with the CPUs",
     "status": "status",
     "reason": "reason",
@@ -56,7 +57,8 @@ One row per server launch and phase. `plain_2` is the second launch of `plain` i
 files of the result directory, sorted by path. `Seal` names the last link of the study's chain
 (seals.jsonl), to which each launch was added when it ended. A row whose engine says "emulated" is
 not a measurement of vLLM.
-Adapters are this project's plugins that change vLLM so that a connector starts on the machine.
+Adapters are this project's plugins that change vLLM so that a connector starts on the machine. Data
+paths are what the log of a configuration's gate says of the way its data would take.
 """
 
 
@@ -103,6 +105,7 @@ def row(
         "gpu": "; ".join(environment["gpu"]),
         "step_timing": "available" if step_timing else "not available",
         "adapters": ", ".join(adapters),
+        "paths": _paths(folder, launch.configuration),
         "placement": "; ".join(_placement_warnings(index["attempts"])),
         "status": index["status"].upper() if index["status"] == "skipped" else index["status"],
         "reason": (index["reason"] or "").split("\n")[0],
@@ -111,6 +114,12 @@ def row(
         "command": command,
         "sha256": artifacts_sha256(path),
     }
+
+
+def _paths(folder: Path, configuration: str) -> str:
+    """The paths a connector's data would take, as its gate saw them."""
+    gate = read_json(folder / paths.PREFLIGHT_STATUS)[configuration]
+    return ", ".join(map(" ".join, gate.get("paths", {}).items()))
 
 
 def _placement_warnings(attempts: Sequence[Mapping[str, Any]]) -> list[str]:

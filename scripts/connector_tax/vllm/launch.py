@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from connector_tax.config import is_fetched
+
 ROOT_MARK = "{root}"
 TMP_MARK = "{tmp}"
 ENTRY_POINT = "vllm.entrypoints.launchers.api_server.entry"
@@ -99,11 +101,11 @@ def vllm_command(
     python = _below_root(form.get("python", engine["python"]))
     argv = [python, "-m", ENTRY_POINT, "--model", _model(engine["model"])]
     argv += ["--served-model-name", engine["served_model_name"], "--host", host]
-    argv += [
-        "--port",
-        str(port),
-        *_flags(_without_null({**engine["flags"], **form.get("flags", {})})),
-    ]
+    flags = _without_null({**engine["flags"], **form.get("flags", {})})
+    argv += ["--port", str(port), *_flags(flags)]
+    fetched = is_fetched(engine)
+    if fetched and "revision" in engine:
+        argv += ["--revision", engine["revision"], "--tokenizer-revision", engine["revision"]]
     by_id = {entry["id"]: entry for entry in configurations}
     companions: dict[str, Companion] = {}
     members = [configuration, *by_id[configuration]["children"]]
@@ -128,6 +130,7 @@ def vllm_command(
     environment = {
         **_ENVIRONMENT,
         **{name: str(free_port()) for name in _PORT_VARIABLES},
+        **({"HF_HUB_OFFLINE": "1"} if fetched else {}),
         **_without_null({**engine["environment"], **form.get("environment", {})}),
         **({STEP_LOG_VARIABLE: "engine_step"} if probe else {}),
         "PYTHONPATH": ":".join([*([probe] if probe else []), *path]),
