@@ -15,6 +15,7 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
 from connector_tax.provenance import audit
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Ledger
+from connector_tax.report.answer import answer
 from tests.analysis.synthetic import write_synthetic_study
 from tests.provenance.audited_study import (
     edited_json,
@@ -114,6 +115,8 @@ def test_taxes_are_against_the_baseline_that_a_study_names(tmp_path: Path) -> No
         assert taxes[config].tax == pytest.approx(ratio - 1, abs=0.03)
     callbacks = study.step_taxes_at("ref_safe", "tax_callback_p50")
     assert callbacks["mooncake_both"].us == pytest.approx(0.6 * 350, rel=0.1)
+    assert study.against("ms over plain's") == "ms over noop connector's"
+    assert answer(study).split(":")[0].endswith("(ref_safe) over noop connector")
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, launched_plains
+from connector_tax.artifacts.names import PHASES, PLAIN, launched_plains
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import (
     POOLED,
@@ -72,11 +72,18 @@ class StudyTables:
 
     @property
     def launched(self) -> list[Configuration]:
-        """Every configuration in the study's order, and the A/A launch of plain if there is one."""
+        """Every configuration in the study's order, and the A/A launch if there is one."""
         if self.aa is None:
             return self.configurations
-        again = Configuration(self.aa, "plain again (A/A)", None, "A/A comparison")
+        again = Configuration(self.aa, self.against("plain again (A/A)"), None, "A/A comparison")
         return [*self.configurations, again]
+
+    def against(self, words: str) -> str:
+        """Words about plain, as of the baseline's label where that is another configuration."""
+        if self.baseline == PLAIN:
+            return words
+        labels = {item.id: item.label for item in self.configurations}
+        return re.sub(r"\bplain\b", lambda _: labels[self.baseline], words)
 
     def label(self, config: str) -> str:
         """The label of a configuration, or of the A/A launch of plain; else the name itself."""
