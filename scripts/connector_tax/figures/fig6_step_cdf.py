@@ -91,7 +91,7 @@ def _table(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str, n
     axes.set_axis_off()
     taxes = study.step_taxes_at("ref_safe", TAXES[measure])
     noise = next((row for row in taxes.values() if row.aa_us is not None), None)
-    words = [f"{LABELS[measure]}: {study.against("plain's median, then over plain")}, µs"]
+    words = [study.against(f"{LABELS[measure]}: plain's median, then over plain, µs")]
     labels = [""]
     for item in study.configurations:
         labels.append(style.fitted(item.label, 1.5))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from connector_tax.artifacts.names import PLAIN, Launch
+from connector_tax.artifacts.names import Launch, baseline_of
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.rehearsal.machine import Machine
 from connector_tax.study.design import launch_seed
@@ -15,9 +15,9 @@ def rehearse_shapes(
 ) -> tuple[dict[str, list[float]], float]:
     """Cell name to when its requests are completed, s; and how long all the probes take, s."""
     rule = probe_rule(study["config"])
-    engine = VirtualEngine(
-        machine.engines[PLAIN], launch_seed(study, Launch(PLAIN, 0, "B")), machine.device_us
-    )
+    baseline = baseline_of(study["config"])
+    seed = launch_seed(study, Launch(baseline, 0, "B"))
+    engine = VirtualEngine(machine.engines[baseline], seed, machine.device_us)
     completed_s: dict[str, list[float]] = {}
     for name, shape in shapes_of(study).items():
         began_ns = engine.now_ns

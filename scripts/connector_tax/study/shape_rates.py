@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PLAIN, Launch
+from connector_tax.artifacts.names import Launch, baseline_of
 from connector_tax.artifacts.rates import most_of_shape
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
@@ -136,7 +136,7 @@ def probe_shapes(study_file: Path) -> dict[str, Any]:
     """Launch plain and probe every shape; the content of shape_rates.json.
 
     Raises:
-        GateError: plain did not start, or failed.
+        GateError: the baseline did not start, or failed.
         ShapeRateError: it did not serve a shape.
     """
     study = read_json(study_file)
@@ -146,7 +146,7 @@ def probe_shapes(study_file: Path) -> dict[str, Any]:
         hold_devices(devices_of(study["config"])),
         gated_server(
             study,
-            Launch(PLAIN, 0, "B"),
+            Launch(baseline_of(study["config"]), 0, "B"),
             NAME,
             folder,
             print,
