@@ -17,7 +17,7 @@ from connector_tax.analysis.criteria import criteria
 from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.engine_settings import engine_rows
 from connector_tax.analysis.hook_tables import hook_rows
-from connector_tax.analysis.hypotheses import HYPOTHESES, MOONCAKE, NIXL, numbers_of
+from connector_tax.analysis.hypotheses import MOONCAKE, NIXL, findings, numbers_of
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.launch_records import read_launch_records
 from connector_tax.analysis.measure import (
@@ -152,7 +152,7 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
         paths.AGGREGATE_JSON: {**label, "rows": rows},
         paths.HYPOTHESES: {
             **label,
-            "hypotheses": [hypothesis(tables).as_dict() for hypothesis in HYPOTHESES],
+            "hypotheses": [finding.as_dict() for finding in findings(tables)],
             "criteria": criteria(tables, cells, no_steps is None),
             "prior": _prior(tables),
             "resolution": resolution_rows(cells, requests, rates, study),
