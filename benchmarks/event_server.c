@@ -1,6 +1,6 @@
 /* A bare event server for benchmarks of the load generator.
  *
- *   server GAP_US FIRST_US TRUTH_FILE      (prints its port; ends on SIGTERM)
+ *   server GAP_US FIRST_US TRUTH_FILE      (prints its port; ends on SIGTERM or with its parent)
  *
  * Speaks just enough HTTP/1.1 for a completion client: any POST is answered with a chunked event
  * stream of `max_tokens` token events (the number after that name in the body), the first FIRST_US
@@ -22,6 +22,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -232,6 +233,7 @@ int main(int argc, char **argv) {
         return 1;
     }
     signal(SIGTERM, on_term);
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* it never sleeps: left behind, it would burn its core */
     int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t size = sizeof address;

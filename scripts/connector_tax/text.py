@@ -8,8 +8,8 @@ MINUS = "\u2212"
 
 
 def signed(value: float, decimals: int) -> str:
-    """A number with its sign, a real minus."""
-    return f"{round(value, decimals) + 0.0:+.{decimals}f}".replace("-", MINUS)
+    """A number with its sign, a real minus and commas between thousands."""
+    return f"{round(value, decimals) + 0.0:+,.{decimals}f}".replace("-", MINUS)
 
 
 def percent(value: float | None) -> str:
@@ -24,14 +24,21 @@ def interval(low: float | None, high: float | None) -> str:
     return f"[{signed(100 * low, 1)}, {signed(100 * high, 1)}]"
 
 
-def tax(value: float | None, low: float | None, high: float | None) -> str:
-    """A tax with its interval, as precisely as the widest allows: '+140 % [+91, +203]'."""
+def size(
+    value: float | None, low: float | None = None, high: float | None = None, *, unit: str = ""
+) -> str:
+    """A signed number with its interval, as precise as the largest allows: '+31 [+27, +35]'."""
     if value is None:
         return DASH
-    ends = [100 * end for end in (low, high) if end is not None]
-    decimals = 1 if max(map(abs, (100 * value, *ends))) < 10 else 0
-    interval = f" [{', '.join(signed(end, decimals) for end in ends)}]" if len(ends) == 2 else ""
-    return f"{signed(100 * value, decimals)} %{interval}"
+    ends = [end for end in (low, high) if end is not None]
+    decimals = 1 if max(map(abs, (value, *ends))) < 9.95 else 0
+    words = [signed(number, decimals) for number in (value, *ends)]
+    return f"{words[0]}{unit}" + (f" [{', '.join(words[1:])}]" if len(ends) == 2 else "")
+
+
+def tax(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """A tax in per cent with its interval: '+140 % [+91, +203]'."""
+    return size(*(None if end is None else 100 * end for end in (value, low, high)), unit=" %")
 
 
 def number(value: float | None, decimals: int = 2) -> str:

@@ -427,7 +427,7 @@ def _write_launch(
                 "error_rate": {"value": 0.2 if status == "void" else 0.0, "bound": 0.01,
                                "pass": status != "void"},
             },
-            "valid": status == "valid", "void_reasons": [reason] if reason else [],
+            "files": {}, "valid": status == "valid", "void_reasons": [reason] if reason else [],
         }  # fmt: skip
         write_json(folder / cell / f"cell_{phase}_{cell}.json", values)
     skipped = all(cell.status == "skipped" for cell in cells)

@@ -29,7 +29,7 @@ SKIPPED = {"nixl_both": "NIXL is not installed"}
 def _rows(tmp_path: Path, design: Design, name: str) -> tuple[StudyTables, list[dict[str, Any]]]:
     study = StudyTables(write_study(tmp_path / "s", design))
     picture = import_module(f"connector_tax.figures.{name}").draw(study)
-    return study, [dict(row) for row in picture.rows]
+    return study, picture.table.to_dict("records")
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,7 @@ def test_rate_figures_plot_the_pooled_value_of_every_cell(
 
 def test_cells_without_a_number_are_written_on_the_rate_figure(tmp_path: Path) -> None:
     study = StudyTables(write_study(tmp_path / "s", Design(void=VOID, skipped=SKIPPED)))
-    module = import_module("connector_tax.figures.fig1_ttft_vs_rate")
-    style.save(module.draw(study), tmp_path, "f", "t")
-    drawn = (tmp_path / "f.svg").read_text()
+    drawn = _svg(tmp_path, study, "fig3_throughput")
     assert ">void<" in drawn
     assert ">skipped: NIXL is not installed<" in drawn
 
@@ -84,6 +82,33 @@ def test_tax_bars_carry_both_references_with_intervals_and_band(tmp_path: Path) 
     lost = {(row["config"], row["reference"]): row for row in rows if row["tax"] is None}
     assert lost["lmcache_only", "ref_safe"]["reason"] == "error_rate 0.2 > 0.01"
     assert lost["nixl_both", "ref_load"]["status"] == "skipped"
+
+
+def test_the_gap_of_both_reference_rates_stands_beside_the_bars(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(skipped=SKIPPED), "fig4_tax_bars")
+    gaps = {(row.config, row.metric): row for row in study.amplification}
+    for row in rows:
+        gap = gaps[row["config"], row["metric"]]
+        assert (row["gap"], row["gap_lo"], row["gap_hi"]) == (gap.gap, gap.gap_lo, gap.gap_hi)
+    assert "gap, pp" in _svg(tmp_path, study, "fig4_tax_bars")
+
+
+def test_every_tax_of_phase_a_is_plotted_against_its_rate(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), "fig11_tax_vs_rate")
+    taxes = {(r.config, r.metric, r.rate_rps): r for r in study.taxes if r.phase == "A"}
+    assert len(rows) == 8 * 2 * 7
+    for row in rows:
+        tax = taxes[row["config"], row["metric"], row["rate_rps"]]
+        assert (row["tax"], row["tax_lo"], row["tax_hi"]) == (tax.tax, tax.tax_lo, tax.tax_hi)
+        assert (row["status"], row["reason"]) == (tax.status, tax.reason)
+
+
+def test_the_latency_figures_carry_the_tax_of_every_cell(tmp_path: Path) -> None:
+    study, rows = _rows(tmp_path, Design(skipped=SKIPPED), "fig2_tpot_vs_rate")
+    taxes = {(r.config, r.rate_rps): r.tax for r in study.taxes
+             if (r.phase, r.metric) == ("A", "tpot_p90")}  # fmt: skip
+    for row in rows:
+        assert row["tax"] == taxes.get((row["config"], row["rate_rps"]))
 
 
 def test_one_reference_rate_gives_one_bar_per_configuration(tmp_path: Path) -> None:
@@ -120,8 +145,8 @@ def test_the_step_cdf_holds_every_point_and_names_who_has_none(tmp_path: Path) -
 
 
 def _svg(folder: Path, study: StudyTables, name: str) -> str:
-    style.save(import_module(f"connector_tax.figures.{name}").draw(study), folder, "f", "t")
-    return (folder / "f.svg").read_text()
+    style.save(import_module(f"connector_tax.figures.{name}").draw(study), folder, name)
+    return (folder / f"{name}.svg").read_text()
 
 
 def test_step_taxes_are_drawn_with_their_intervals_in_both_figures(tmp_path: Path) -> None:
@@ -195,9 +220,8 @@ def test_without_the_no_op_connector_the_bars_are_single(tmp_path: Path) -> None
     taxes = [row for row in rows if row["metric"] != "step_p50"]
     assert all(row["framework_tax"] is None for row in taxes)
     assert sum(row["tax"] is not None for row in taxes) == 2 * 6
-    module = import_module("connector_tax.figures.fig7_decomposition")
-    style.save(module.draw(study), tmp_path, "f", "t")
-    assert "not split into framework and implementation" in (tmp_path / "f.svg").read_text()
+    drawn = _svg(tmp_path, study, "fig7_decomposition")
+    assert "not split into framework and implementation" in drawn
 
 
 @pytest.mark.parametrize("name", ["fig6_step_cdf", "fig7_decomposition"])
@@ -298,10 +322,7 @@ def test_resources_are_plotted_as_differences_with_their_noise(tmp_path: Path) -
     assert (idle["aa_lo"], idle["aa_hi"]) == (-1.2 * 0.004, 1.1 * 0.004)
     skipped = by_key["nixl_both", "idle_cpu"]
     assert (skipped["difference"], skipped["reason"]) == (None, SKIPPED["nixl_both"])
-    style.save(
-        import_module("connector_tax.figures.fig10_resources").draw(study), tmp_path, "f", "t"
-    )
-    drawn = (tmp_path / "f.svg").read_text()
+    drawn = _svg(tmp_path, study, "fig10_resources")
     assert ">+1,455<" in drawn
     assert ">CPU while idle, cores (plain 0.0210)<" in drawn
 
@@ -315,7 +336,7 @@ def test_resources_that_no_launch_recorded_are_said_to_be_absent(tmp_path: Path)
     }  # fmt: skip
     path.write_text(table_text(path.name, [empty_row(path.name) | missing]))
     picture = import_module("connector_tax.figures.fig10_resources").draw(StudyTables(study_file))
-    assert picture.rows == [{"absent_because": "not recorded: too old"}]
+    assert picture.table.to_dict("records") == [{"absent_because": "not recorded: too old"}]
 
 
 @pytest.mark.parametrize(

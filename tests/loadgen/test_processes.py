@@ -17,6 +17,7 @@ from connector_tax.loadgen import (
     LoadGeneratorOptions,
     Progress,
     Target,
+    dispatcher,
 )
 from connector_tax.loadgen.health import check_processes
 from tests.loadgen.fault_server import FaultServer, Fin, Hang, Pause, Step, good_answer
@@ -229,6 +230,33 @@ def test_a_worker_that_stood_still_loses_no_request_and_no_connection() -> None:
         assert kinds["request_timeout"] > 10
         again = run_scripts(generator, ["slow"] * 60, inflight_cap=8)
         assert {r.error_kind for r in again.records} == {None}
+
+
+def test_a_worker_silent_at_the_end_costs_itself_and_not_the_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatcher, "ANSWER_S", 0.2)
+    options = LoadGeneratorOptions(workers=2, connections_per_worker=4, stop_on_worker_death=False)
+    with (
+        FaultServer(SCRIPTS) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
+    ):
+        silent = psutil.Process(generator.worker_pids[0])
+
+        def stop_at_the_end(progress: Progress) -> None:
+            if progress.ok == 20:  # as the last look says, after the last answer
+                silent.suspend()
+
+        result = generator.run_cell(
+            spread(20, 0.5),
+            [planned("good")] * 20,
+            rule(floor_s=0.5, cap_s=0.5),
+            stop_at_the_end,
+        )
+        assert {r.status for r in result.records} == {"ok"}
+        assert not psutil.pid_exists(silent.pid)
+        assert result.health["workers_died"] == [0]
+        assert not all(c.passed for c in check_processes(result.health, result.clock))
 
 
 @pytest.mark.parametrize("script", ["busy", "cut"])

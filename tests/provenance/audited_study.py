@@ -116,7 +116,7 @@ def _draw(study_file: Path) -> None:
     study = StudyTables(study_file)
     for name in NAMES:
         module = import_module(f"connector_tax.figures.{name}")
-        style.save(module.draw(study), study.root / "figures", name, module.TITLE)
+        style.save(module.draw(study), study.root / "figures", name)
     (study.root / "report.html").write_text(render(study))
 
 

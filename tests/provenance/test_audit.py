@@ -78,7 +78,7 @@ def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
     study = StudyTables(study_file)
     for name in NAMES:
         module = __import__(f"connector_tax.figures.{name}", fromlist=["draw"])
-        style.save(module.draw(study), root / "figures", name, module.TITLE)
+        style.save(module.draw(study), root / "figures", name)
     verdicts = {row.verdict for row in study.taxes}
     assert {"TAX", "INCONCLUSIVE"} <= verdicts
     wrong = [c for c in failures(study_file) if c.kind in ("numbers", "figure")]

@@ -60,7 +60,7 @@ def test_intervals_and_p_of_several_blocks_are_recomputed(tmp_path: Path, blocks
     change_record(noisy, "resources.json", lambda r: r.update(startup_s=90.0))
     assert aggregate.main(["--study", str(study_file)]) == 0
     picture = fig10_resources.draw(StudyTables(study_file))
-    style.save(picture, study_file.parent / "figures", "fig10_resources", "t")
+    style.save(picture, study_file.parent / "figures", "fig10_resources")
     rows = StudyTables(study_file).resources
     assert {"block model", "own spread", "exact"} <= {row.interval_method for row in rows}
     assert {row.status for row in rows} == {"valid", "missing"}

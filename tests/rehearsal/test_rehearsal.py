@@ -26,6 +26,7 @@ from connector_tax.rehearsal.launch import rehearse_launch
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.page import COLUMNS, Section, markdown, show
 from connector_tax.rehearsal.roofline import Roofline, read_accelerator, read_model
+from connector_tax.rehearsal.study import RESAMPLES
 from connector_tax.study.design import resolve
 from tests.study_folder import write_stages
 from tests.workflow.harness import TINY
@@ -155,6 +156,11 @@ def test_a_page_fits_eighty_columns_and_markdown_holds_it_all() -> None:
     page = markdown("x", [section])
     assert long in page
     assert "| r0.5 | 0.5 | 410.2 |" in page
+
+
+def test_a_rehearsed_tax_can_be_significant_in_a_family_of_twenty() -> None:
+    smallest_p = 2 / (RESAMPLES + 1)
+    assert 20 * smallest_p < 0.05
 
 
 @pytest.mark.long

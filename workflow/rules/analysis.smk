@@ -12,9 +12,15 @@ rule aggregate:
         rates=f"{RESULTS}/reference_rates.json",
     output:
         [
-            f"{RESULTS}/{paths.ANALYSIS}/{name}"
-            for name in (*paths.ANALYSIS_FILES, *paths.PARQUET_FILES)
+            report(
+                f"{RESULTS}/{paths.ANALYSIS}/{name}",
+                caption="../report/table.rst",
+                category="Tables",
+                labels={"table": name},
+            )
+            for name in paths.ANALYSIS_FILES
         ],
+        [f"{RESULTS}/{paths.ANALYSIS}/{name}" for name in paths.PARQUET_FILES],
     log:
         f"{RESULTS}/logs/aggregate.log",
     shell:

@@ -1,6 +1,6 @@
 # Every figure; default triggers re-plot them.
 
-from connector_tax.figures.names import NAMES
+from connector_tax.figures.names import FIGURES, NAMES
 
 FIGURE_FILES = expand(
     f"{RESULTS}/figures/{{figure}}.{{kind}}", figure=NAMES, kind=["png", "svg", "csv"]
@@ -18,14 +18,13 @@ rule figure:
             f"{RESULTS}/figures/{{figure}}.png",
             caption="../report/figure.rst",
             category="Figures",
+            labels={"figure": "{figure}"},
         ),
         f"{RESULTS}/figures/{{figure}}.svg",
         f"{RESULTS}/figures/{{figure}}.csv",
     log:
         f"{RESULTS}/logs/{{figure}}.log",
     params:
-        caption=lambda wildcards: Path(
-            workflow.source_path(f"../report/{wildcards.figure}.rst")
-        ).read_text(),
+        caption=lambda wildcards: FIGURES[wildcards.figure].caption,
     shell:
         "python -m connector_tax.figures {wildcards.figure:q} --study {input.study} 2>&1 | tee {log}"

@@ -8,14 +8,28 @@ rule report_html:
         launch_indexes("A"),
         launch_indexes("B"),
         launch_indexes("Bp"),
-        modules("report", "figures", "marks.py", "seals.py", *SHARED),
+        modules(
+            "report",
+            "figures",
+            "analysis",
+            "ranks.py",
+            "seeds.py",
+            "marks.py",
+            "seals.py",
+            *SHARED,
+        ),
         study=f"{RESULTS}/study.json",
         environment=f"{RESULTS}/environment.json",
         preflight=f"{RESULTS}/preflight/preflight_status.json",
         patch=f"{RESULTS}/patch/patch_status.json",
         rates=f"{RESULTS}/reference_rates.json",
     output:
-        f"{RESULTS}/report.html",
+        report(
+            f"{RESULTS}/report.html",
+            caption="../report/page.rst",
+            category="Page",
+            labels={"page": "report"},
+        ),
     log:
         f"{RESULTS}/logs/report.log",
     shell:

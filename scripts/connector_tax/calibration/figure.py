@@ -11,14 +11,7 @@ from matplotlib.axes import Axes
 from connector_tax.calibration.coverage import BLOCKS, KEYS, POWER, TARGET
 from connector_tax.calibration.design import ARRIVALS, STEP_TAX_US
 from connector_tax.calibration.studies import METRICS
-from connector_tax.figures.style import (
-    BAND,
-    MUTED,
-    PAGE_IN,
-    Picture,
-    axes_in,
-    new_figure,
-)
+from connector_tax.figures.style import BAND, MUTED, PAGE_IN, Picture, new_figure, picture
 from connector_tax.figures.tables import StudyTables
 from connector_tax.marks import Mark
 
@@ -35,14 +28,11 @@ COLUMNS = (
 def draw(study: StudyTables, part: Mapping[str, Any]) -> Picture:
     """Coverage above, power below; one column for each arrival process and metric."""
     note = f"virtual time, {part['scale']['studies']} studies for each arrival process"
-    figure = new_figure(study, PAGE_IN, HEIGHT_IN, note)
+    figure = new_figure(study, PAGE_IN, HEIGHT_IN, [note])
     panels = [(arrivals, metric) for arrivals in ARRIVALS for metric in METRICS]
-    width = (PAGE_IN - 0.55) / len(panels)
-    for number, (arrivals, metric) in enumerate(panels):
-        left = 0.45 + number * width
-        upper = axes_in(figure, left, 2.2, width - 0.15, 1.35)
-        lower = axes_in(figure, left, 0.5, width - 0.15, 1.35)
-        upper.set_title(f"{LABELS[metric]}, {ARRIVAL_LABELS[arrivals]} arrivals")
+    grid = figure.subplots(2, len(panels), sharex="col", sharey="row")
+    for (arrivals, metric), upper, lower in zip(panels, *grid, strict=True):
+        upper.set_title(f"{LABELS[metric]}, {ARRIVAL_LABELS[arrivals]}")
         for blocks in BLOCKS:
             rows = [
                 row
@@ -51,8 +41,11 @@ def draw(study: StudyTables, part: Mapping[str, Any]) -> Picture:
             ]
             _coverage(upper, rows, blocks)
             _power(lower, [row for row in rows if row["config"] in STEP_TAX_US], blocks)
-        _finish(upper, lower, first=number == 0)
-    return Picture(figure, COLUMNS, part["levels"])
+        _finish(upper, lower)
+    grid[0, 0].set_ylabel("intervals that cover, %")
+    grid[1, 0].set_ylabel("taxes detected, %")
+    grid[1, 0].legend(loc="lower right")
+    return picture(figure, COLUMNS, part["levels"])
 
 
 def _coverage(axes: Axes, rows: list[Mapping[str, Any]], blocks: int) -> None:
@@ -77,18 +70,10 @@ def _power(axes: Axes, rows: list[Mapping[str, Any]], blocks: int) -> None:
     )  # fmt: skip
 
 
-def _finish(upper: Axes, lower: Axes, *, first: bool) -> None:
+def _finish(upper: Axes, lower: Axes) -> None:
     upper.axhspan(*(100 * bound for bound in TARGET), color=BAND, zorder=0)
     upper.axhline(95, color=MUTED, linewidth=0.5, zorder=0)
     upper.set_ylim(80, 100.5)
     lower.axhline(100 * POWER, color=MUTED, linewidth=0.5, zorder=0)
     lower.set_ylim(-3, 103)
     lower.set_xlabel("true tax, %")
-    lower.set_xlim(upper.get_xlim())
-    if first:
-        upper.set_ylabel("intervals that cover, %")
-        lower.set_ylabel("taxes detected, %")
-        lower.legend(loc="lower right", frameon=False, fontsize=6)
-    else:
-        upper.set_yticklabels([])
-        lower.set_yticklabels([])

@@ -10,8 +10,8 @@ from connector_tax.analysis.taxes import MARKED, POINT_ESTIMATE
 from connector_tax.artifacts.names import REFERENCES
 from connector_tax.compare.rows import AA, COLUMNS, TAX, Row
 from connector_tax.compare.studies import Where
+from connector_tax.figures import rows as row_plots
 from connector_tax.figures import style
-from connector_tax.figures.bars import METRIC_LABELS, row_labels
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StudyTables
 from connector_tax.marks import AA_MARK, Mark
@@ -22,8 +22,7 @@ CAPTION = (
     "the configuration costs more in B. Dotted: the margin fixed in the studies. The last row of "
     "a panel is plain against plain, which should be 1."
 )
-ROW_IN = 0.15
-TEXT_IN = 1.1
+ROW_IN = 0.165
 WORDS = {"INCONCLUSIVE": "inconcl.", POINT_ESTIMATE: "", MARKED: "marked"}
 
 
@@ -40,23 +39,19 @@ def draw(a: StudyTables, b: StudyTables, rows: Sequence[Row]) -> Picture:
     panels = [
         panel
         for where in forest_cells(a, b, rows)
-        for metric in METRIC_LABELS
+        for metric in row_plots.METRICS
         if (panel := [r for r in rows if (r.quantity, r.metric, _at(r)) == (TAX, metric, where)])
     ]
     labels = {item.id: item.label for item in a.configurations} | {AA: "plain again (A/A)"}
     marks = {**style.marks(a), AA: AA_MARK}
     heights = [ROW_IN * len(panel) for panel in panels]
-    left = 0.15 + style.label_margin_in([labels[r.config] for panel in panels for r in panel], 6)
-    width = style.COLUMN_IN - left - TEXT_IN - 0.08
-    height = sum(heights) + 0.5 * len(panels) + 0.25
-    stamp = style.fitted(f"A {_name(a)}; B {_name(b)}", style.COLUMN_IN - 0.3, style.TEXT_PT)
-    figure = style.stamped_figure(stamp, style.watermark_text(a), (style.COLUMN_IN, height))
-    top = height - 0.22
-    for panel, tall in zip(panels, heights, strict=True):
-        axes = style.axes_in(figure, left, top - tall, width, tall)
-        _panel(axes, panel, marks, [labels[row.config] for row in panel], width)
-        top -= tall + 0.5
-    return Picture(figure, COLUMNS, [vars(row) for panel in panels for row in panel])
+    stamp = f"A {_name(a)}; B {_name(b)}"
+    size_in = (style.COLUMN_IN, sum(heights) + 0.5 * len(panels))
+    figure = style.stamped_figure(stamp, style.banner_text(a), size_in)
+    grid = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, panel in zip(grid, panels, strict=True):
+        _panel(axes, panel, marks, [labels[row.config] for row in panel])
+    return style.picture(figure, COLUMNS, [vars(row) for panel in panels for row in panel])
 
 
 def _at(row: Row) -> Where:
@@ -72,7 +67,6 @@ def _panel(
     rows: Sequence[Row],
     marks: Mapping[str, Mark],
     labels: Sequence[str],
-    width_in: float,
 ) -> None:
     ends = [e for r in rows for e in (r.effect, r.effect_lo, r.effect_hi) if e is not None]
     low, high = min([0.97, *ends]), max([1.03, *ends])
@@ -84,33 +78,22 @@ def _panel(
         for end in (1 - rows[0].margin, 1 + rows[0].margin):
             axes.axvline(end, color="#7c6a3c", lw=0.6, linestyle=(0, (1, 1.5)), zorder=0.8)
     for index, row in enumerate(rows):
-        _draw_row(axes, index, row, marks[row.config], width_in)
-    row_labels(axes, labels, 1.2)
+        _draw_row(axes, index, row, marks[row.config])
     rate = "" if rows[0].rate_rps is None else f" at {rows[0].rate_rps:g} req/s"
-    axes.set_title(f"{METRIC_LABELS[rows[0].metric]}{rate}", loc="left")
+    row_plots.prepare(axes, labels, f"{row_plots.METRICS[rows[0].metric]}{rate}")
     axes.set_xlabel("(1 + tax in B) / (1 + tax in A)")
     axes.grid(axis="x")
 
 
-def _draw_row(axes: Axes, index: int, row: Row, mark: Mark, width_in: float) -> None:
+def _draw_row(axes: Axes, index: int, row: Row, mark: Mark) -> None:
     if row.effect is None:
-        said = style.fitted(row.reason, width_in, 5)
-        axes.text(0.5, index, said, ha="center", va="center_baseline", fontsize=5,
-                  transform=axes.get_yaxis_transform())  # fmt: skip
+        row_plots.lost(axes, index, 0.8, row.reason, 1.0)
         return
-    if row.effect_lo is not None and row.effect_hi is not None:
-        axes.plot(
-            [row.effect_lo, row.effect_hi], [index, index], color=mark.color, lw=0.7, zorder=5
-        )
-    axes.plot(row.effect, index, mark.marker, color=mark.color, ms=4, zorder=6, mew=0.7,
-              mfc=mark.color if mark.filled else "white")  # fmt: skip
+    row_plots.interval(axes, index, row.effect_lo, row.effect_hi, mark.color)
+    axes.plot(row.effect, index, zorder=6, **style.marker_style(mark))
     verdict = "A/A" if row.config == AA else WORDS.get(row.verdict, row.verdict)
-    for inches, text, align in ((0.04, effect_text(row), "left"), (TEXT_IN, verdict, "right")):
-        axes.text(
-            1 + inches / width_in, index, text, ha=align, va="center_baseline", fontsize=5,
-            transform=axes.get_yaxis_transform(),
-            fontweight="bold" if text in ("HIGHER", "LOWER") else "normal",
-        )  # fmt: skip
+    row_plots.beside(axes, index, effect_text(row))
+    row_plots.beside(axes, index, verdict, bold=verdict in ("HIGHER", "LOWER"), offset=72)
 
 
 def effect_text(row: Row) -> str:

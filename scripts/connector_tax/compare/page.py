@@ -14,7 +14,7 @@ from connector_tax.compare.forest import CAPTION, TITLE, forest_cells
 from connector_tax.compare.rows import AA, LATENCY, RESOURCE, TAX, Row
 from connector_tax.compare.studies import Differences
 from connector_tax.figures.tables import StudyTables
-from connector_tax.report.page import METRIC_NAMES
+from connector_tax.report.taxes import METRICS as METRIC_NAMES
 
 VERDICTS = ("HIGHER", "LOWER", "SAME", "INCONCLUSIVE")
 

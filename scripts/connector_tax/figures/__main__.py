@@ -24,7 +24,7 @@ def _draw(arguments: argparse.Namespace) -> None:
     study = StudyTables(arguments.study)
     for name in arguments.names:
         module = import_module(f"connector_tax.figures.{name}")
-        style.save(module.draw(study), study.root / paths.FIGURES, name, module.TITLE)
+        style.save(module.draw(study), study.root / paths.FIGURES, name)
 
 
 if __name__ == "__main__":

@@ -1,84 +1,121 @@
-"""Figure 3: effective against offered throughput, with y = x and knees (Phase A)."""
+"""Figure 3: effective against offered throughput, and what saturates where (Phase A)."""
 
-from connector_tax.figures import rates
+from collections.abc import Sequence
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from connector_tax.figures import rates, rows, style
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import StudyTables
+from connector_tax.figures.tables import Configuration, StudyTables
 
-TITLE = "Figure 3: effective vs offered throughput"
-CAPTION = (
-    "Effective against offered throughput in Phase A. The grey line is y = x, the shaded wedge "
-    "the share of the rate that counts as keeping up, a ring each configuration's knee. The "
-    "middle panel is the ratio of the two, where a loss of a few per cent is visible. Marks below"
-    " as in Figure 1."
-)
-RATIO_IN = 0.8
-QUANTITY = rates.Quantity(
-    label="effective throughput\n(requests/s)",
-    unit="requests/s",
-    value=lambda row: row.effective_throughput_rps,
-    low=lambda _: None,
-    high=lambda _: None,
-    log=True,
-    spread=False,
-    height_in=1.3,
-    room_below_in=RATIO_IN + 0.14,
-)
-
-
-def _ideal_and_knees(drawing: rates.RateFigure, kept: float) -> None:
-    axes = drawing.axes
-    ends = axes.get_xlim()
-    axes.plot(ends, ends, color="#7a7a7a", lw=0.6, zorder=1)
-    axes.fill_between(ends, [kept * end for end in ends], ends, color="#d8dde3", lw=0, zorder=0.6)
-    axes.set_xlim(ends)
-    for config, row in drawing.cells.items():
-        saturated = [c for c in row.values() if c.saturated and c.rate_rps and c.status == "valid"]
-        knee = min(saturated, key=lambda c: c.rate_rps or 0, default=None)
-        if knee is not None and knee.effective_throughput_rps is not None:
-            axes.plot(
-                knee.rate_rps or 0, knee.effective_throughput_rps, "o", markersize=6.5, zorder=5,
-                markerfacecolor="none", markeredgecolor=drawing.marks[config].color,
-                markeredgewidth=0.8,
-            )  # fmt: skip
-
-
-def _ratio_panel(drawing: rates.RateFigure, kept: float) -> None:
-    """Effective over offered: where the curves above part from y = x by a few per cent."""
-    strip = rates.ROW_IN * len(drawing.cells)
-    axes = drawing.panel(rates.BOTTOM_IN + strip + rates.GAP_IN, RATIO_IN)
-    for config, row in drawing.cells.items():
-        mark = drawing.marks[config]
-        points = sorted(
-            (cell.rate_rps, cell.throughput_ratio)
-            for cell in row.values()
-            if cell.rate_rps and cell.throughput_ratio is not None and cell.status == "valid"
-        )
-        axes.plot(
-            [rate for rate, _ in points], [ratio for _, ratio in points], color=mark.color,
-            linestyle=mark.line, marker=mark.marker, markeredgewidth=0.6, markersize=2.8,
-            markerfacecolor=mark.color if mark.filled else "white",
-        )  # fmt: skip
-    drawing.panels.append(axes)
-    axes.axhspan(kept, 1, color="#d8dde3", lw=0, zorder=0.6)
-    axes.grid(axis="y")
-    axes.set_ylim(top=1.04)
-    axes.tick_params(labelbottom=False)
-    axes.set_ylabel("ratio to rate")
+ROW_IN = 0.34
+PLOTS_IN = 2.2  # the two plots, one above the other, at least
+WORDS = {"throughput_ratio": "rate", "waiting": "queue", "ttft_ratio": "TTFT"}
+KEPT = "#d8dde3"
 
 
 def draw(study: StudyTables) -> Picture:
-    """Effective throughput with the line y = x, and their ratio; a ring marks each knee."""
-    kept = study.settings["saturation"]["throughput_ratio_min"]
-    drawing = rates.draw(study, QUANTITY)
-    _ideal_and_knees(drawing, kept)
-    _ratio_panel(drawing, kept)
-    drawing.references()
-    drawing.key(
-        (
-            "grey line: y = x",
-            f"shaded: ≥ {kept:g} of rate",
-            "○ knee: first",
-            "\u00a0 saturated rate",
-        )
+    """Throughput with the line y = x and the ratio of the two, beside the criteria that fired."""
+    limits = study.settings["saturation"]
+    kept = limits["throughput_ratio_min"]
+    notes = [
+        f"saturated: rate, effective throughput / rate < {kept:g};"
+        f" queue, median of waiting requests > {limits['waiting_p50_max']:g};"
+        f" TTFT, p90(r) / p90(r/2) > {limits['ttft_p90_ratio_max']:g}; hatched: no number;"
+        f" {rates.sample_text(study)}"
+    ]
+    shown = study.configurations
+    height = max(ROW_IN * len(shown) + 0.85, PLOTS_IN)
+    figure = style.new_figure(study, style.PAGE_IN, height, notes)
+    axes = figure.subplot_mosaic(
+        [["throughput", "criteria"], ["ratio", "criteria"]], width_ratios=[1, 1.5]
     )
-    return drawing.picture()
+    listed = rates.records(study, "effective_throughput_rps", "requests/s")
+    table = pd.DataFrame(listed)
+    upper, lower = axes["throughput"], axes["ratio"]
+    ratios = table["value"].astype(float) / table["rate_rps"]
+    for item in shown:
+        own = table["config"] == item.id
+        mark = style.marks(study)[item.id]
+        x = table[own]["rate_rps"]
+        for axes_, values in ((upper, table["value"].astype(float)), (lower, ratios)):
+            axes_.plot(x, values[own], ls=mark.line, zorder=3, **style.marker_style(mark))
+    _limits(upper, lower, study, kept)
+    with style.layout_held(figure):
+        _criteria(axes["criteria"], study, table, shown)
+    handles = style.configuration_handles(study, [item.id for item in shown])
+    style.legend(figure, [*handles, Patch(color=KEPT, label=f"≥ {kept:g} of the rate")], 5)
+    return style.picture(figure, rates.COLUMNS, listed)
+
+
+def _limits(upper: Axes, lower: Axes, study: StudyTables, kept: float) -> None:
+    for axes in (upper, lower):
+        rates.rate_axis(axes, study, named=axes is upper)
+        axes.grid(axis="y")
+    ends = upper.get_xlim()
+    upper.set_yscale("log", base=2)
+    upper.set_yticks(rates.grid_rates(study), [f"{r:.10g}" for r in rates.grid_rates(study)])
+    upper.minorticks_off()
+    upper.plot(ends, ends, color="#7a7a7a", lw=0.6, zorder=1)
+    upper.fill_between(ends, [kept * end for end in ends], ends, color=KEPT, lw=0, zorder=0.6)
+    upper.set(xlim=ends, ylabel="effective (requests/s)")
+    upper.tick_params(labelbottom=False)
+    lower.axhspan(kept, 1, color=KEPT, lw=0, zorder=0.6)
+    lower.set(ylabel="effective / offered", xlabel="offered rate (requests/s)")
+    lower.set_ylim(top=1.04)
+
+
+def _criteria(
+    axes: Axes, study: StudyTables, table: pd.DataFrame, shown: Sequence[Configuration]
+) -> None:
+    """A row per configuration, a column per rate: the criteria that fired, the darker the more."""
+    keyed = table.set_index(["config", "rate_rps"])
+
+    def matrix(values: pd.Series) -> pd.DataFrame:
+        flat = values.rename("value").reset_index()
+        square = flat.pivot_table("value", "config", "rate_rps", aggfunc="first")
+        return square.reindex(index=[item.id for item in shown], columns=_rates(study))
+
+    fired = keyed["saturation_criteria"].map(lambda text: [WORDS[c] for c in text.split(";") if c])
+    lost = keyed["blocks_lost"].map(lambda count: [f"{count} lost"] if count else [])
+    counts = matrix(fired.map(len).where(keyed["status"] == "valid").astype(float))
+    words = matrix((fired + lost).map("\n".join)).fillna("")
+    axes.patch.set(**style.LOST)
+    sns.heatmap(
+        counts, mask=counts.isna(), annot=words, fmt="", vmin=0, vmax=3, cbar=False, ax=axes,
+        cmap=sns.light_palette("#e0894a", as_cmap=True), linewidths=0.6,
+        annot_kws={"fontsize": style.TEXT_PT, "color": "black", "linespacing": 0.95},
+    )  # fmt: skip
+    labels = [style.fitted(item.label, style.LABEL_IN) for item in shown]
+    axes.set_yticklabels(labels, rotation=0)
+    axes.set_xticklabels([f"{rate:.10g}" for rate in _rates(study)], rotation=0)
+    axes.tick_params(length=0)
+    axes.set(ylabel="", xlabel="offered rate (requests/s)", title="criteria of saturation")
+    for line, item in enumerate(shown):
+        rows.beside(axes, line + 0.5, rates.knee_text(study, item.id))
+        _states(axes, line, table[table["config"] == item.id], _rates(study))
+    rows.beside(axes, -0.25, "knee")
+
+
+def _rates(study: StudyTables) -> list[float]:
+    return rates.grid_rates(study)
+
+
+def _states(axes: Axes, line: int, own: pd.DataFrame, grid: Sequence[float]) -> None:
+    """Why a cell has no number; said once where the whole row has none."""
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    states = {row.rate_rps: (row.status, row.reason) for row in own.itertuples()}
+    alike = set(states.values())
+    if len(states) == len(grid) and len(alike) == 1 and own["status"].iloc[0] != "valid":
+        status, reason = alike.pop()
+        words = str(status) + f": {reason!s}" * bool(reason)
+        text = style.fitted(words, 2.4)
+        axes.text(len(grid) / 2, line + 0.5, text, ha="center", va="center", bbox=box)
+        return
+    for place, rate in enumerate(grid):
+        status, _ = states.get(rate, ("missing", ""))
+        if status != "valid":
+            axes.text(place + 0.5, line + 0.5, str(status), ha="center", va="center", bbox=box)

@@ -1,14 +1,110 @@
-"""The figures of the study, in order; each is a module of this package and a file name."""
+"""The figures of the study, in order: file name, title and caption, in this one place.
 
-NAMES = (
-    "fig1_ttft_vs_rate",
-    "fig2_tpot_vs_rate",
-    "fig3_throughput",
-    "fig4_tax_bars",
-    "fig5_shape_heatmap",
-    "fig6_step_cdf",
-    "fig7_decomposition",
-    "fig8_additivity",
-    "fig9_forest",
-    "fig10_resources",
+A figure is the module of this package that has its name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_ONE_BLOCK = "A study of one block has no intervals: one launch, launches not included."
+_MARKED = (
+    "An open triangle marks a tax from a cell in which a server was saturated or dropped arrivals:"
+    " it gets no verdict."
 )
+
+
+@dataclass(frozen=True)
+class Words:
+    """Title and caption of a figure."""
+
+    title: str
+    caption: str
+
+
+FIGURES: Mapping[str, Words] = {
+    "fig1_ttft_vs_rate": Words(
+        "Figure 1: TTFT p90 vs offered rate",
+        "TTFT p90 against the offered rate in Phase A. Above in milliseconds, below as the tax over"
+        " plain; 95 % intervals over the blocks (of one block: above within one launch, launches"
+        " not included; below none). Points are set slightly apart sideways so that none hides"
+        " another. A cross marks a saturated point. The lower panel spans what is not saturated;"
+        " an arrow at its edge stands for a point beyond it.",
+    ),
+    "fig2_tpot_vs_rate": Words(
+        "Figure 2: TPOT p90 vs offered rate",
+        "TPOT p90 against the offered rate in Phase A; otherwise as Figure 1.",
+    ),
+    "fig3_throughput": Words(
+        "Figure 3: effective vs offered throughput, and what saturates",
+        "Left, effective against offered throughput in Phase A with the line y = x, and their"
+        " ratio, where a loss of a few per cent is visible; shaded, what counts as keeping up."
+        " Right, which criteria of saturation fired, in words: rate (effective over offered"
+        " throughput), queue (median of waiting requests), TTFT (p90 over that at half the rate);"
+        " beside it the lowest saturated rate. Hatched: no number.",
+    ),
+    "fig4_tax_bars": Words(
+        "Figure 4: tax at the reference rates, and what queueing adds",
+        "Tax of each configuration over plain on TTFT p90 and TPOT p90: filled at ref_safe, hatched"
+        " at ref_load, with 95 % intervals. At the right the gap between the two, in percentage"
+        f" points with its interval: what queueing adds. {_ONE_BLOCK} The grey band is the A/A"
+        " comparison at ref_safe, one launch of plain of each block against the others; a tax"
+        f" inside it is not distinguishable from launching plain twice. {_MARKED}",
+    ),
+    "fig5_shape_heatmap": Words(
+        "Figure 5: TTFT p90 tax by input and output length",
+        "Tax on TTFT p90 in per cent by input and output length at ref_safe (Phase B), one map per"
+        " configuration on one diverging scale centred at zero; exploratory taxes. A circle marks"
+        f" a cell whose interval includes zero. {_ONE_BLOCK} {_MARKED} The last map is the A/A"
+        " comparison: what the colours of the others are worth.",
+    ),
+    "fig6_step_cdf": Words(
+        "Figure 6: step duration at ref_safe",
+        "Cumulative distribution, at ref_safe (Phase A), of schedule() and, where the records have"
+        " it, of the whole engine step, over steps that scheduled tokens; empty polling steps are"
+        " left out. Each curve is the mean of its launches' quantiles, plain's of all its launches."
+        " The table gives plain's median and each other configuration's difference from it with its"
+        " 95 % interval (step taxes: medians of launches, compared within blocks). The axes span"
+        " the 1st to the 99th percentile.",
+    ),
+    "fig7_decomposition": Words(
+        "Figure 7: decomposition of the tax at ref_safe",
+        "Each tax at ref_safe (diamond, with its 95 % interval, in figures at the right) and its"
+        " two parts, both drawn from zero. Upper panels: framework cost, the tax of the no-op"
+        " connector, and implementation cost, the rest. Lower panels: the step taxes on schedule()"
+        " and on the whole engine step, the three timed connector callbacks, and what these do not"
+        " account for; of the callbacks only build_connector_meta runs inside schedule(), so there"
+        " the rest is negative where the others cost more. The grey band is the A/A noise floor.",
+    ),
+    "fig8_additivity": Words(
+        "Figure 8: additivity of stacked connectors at ref_safe",
+        "Is the stacked connector's tax the sum of its parts' taxes (H4)? Taxes of both parts, of"
+        " their sum and of the stack at ref_safe, with 95 % intervals; the sum's interval adds the"
+        f" ends of its parts' intervals and so is conservative. {_ONE_BLOCK} {_MARKED} The dotted"
+        " bracket is the tolerance around the stack's tax within which the sum counts as additive.",
+    ),
+    "fig9_forest": Words(
+        "Figure 9: taxes at ref_safe with intervals and verdicts",
+        "Every tax at ref_safe with its 95 % interval and verdict, over the A/A band (grey) and the"
+        f" equivalence margin fixed beforehand (dotted). {_ONE_BLOCK} {_MARKED} Open diamonds are"
+        " the prior: the trace replay on eight coupled, saturated instances that this study sets"
+        " out to check.",
+    ),
+    "fig10_resources": Words(
+        "Figure 10: resources an idle connector takes",
+        "Resources of each configuration minus plain's, from the launches of Phase A, with 95 %"
+        " intervals of the block model: CPU of the ready server without a request, CPU per 1,000"
+        " requests at ref_safe, memory (PSS of all its processes, companions included) before the"
+        " first request, GPU memory, KV blocks, threads, and time from start to ready. A point"
+        " without an interval is a count that was the same in every launch, or a study of one"
+        " block. Grey: the A/A band, plain against plain. Right of each panel the difference; above"
+        " it plain's own value.",
+    ),
+    "fig11_tax_vs_rate": Words(
+        "Figure 11: tax against the offered rate",
+        "Tax on TTFT p90 and TPOT p90 at every rate of Phase A with 95 % intervals, a panel for"
+        f" each configuration on one scale; the last is the A/A comparison. {_ONE_BLOCK} {_MARKED}"
+        " The panels span what is not saturated; an arrow at the edge stands for a point beyond it."
+        " Vertical lines are the reference rates.",
+    ),
+}
+NAMES = tuple(FIGURES)

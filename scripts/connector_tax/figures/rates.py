@@ -1,331 +1,255 @@
-"""The layout figures 1-3 share: a quantity against the offered rate, over a strip of cell states.
+"""What the figures over the offered rate share: the axis, the curves, taxes with their edges."""
 
-The strip has one row per configuration and one column per rate. It is the legend, and it shows what
-the curves cannot: which saturation criteria fired where, each configuration's knee, and every cell
-that has no number, with its reason.
-"""
-
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from connector_tax.artifacts.names import REFERENCES
-from connector_tax.artifacts.tables import POOLED, AggregateRow
-from connector_tax.figures import style
+from connector_tax.artifacts.names import PLAIN, REFERENCES
+from connector_tax.artifacts.tables import POOLED, AggregateRow, TaxRow
+from connector_tax.figures import rows, style
+from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StudyTables
 from connector_tax.marks import Mark
 
-CRITERIA = ("throughput_ratio", "waiting", "ttft_ratio")
 COLUMNS = (
-    "config", "rate_rps", "x_drawn_rps", "value", "lo", "hi", "unit", "n", "status", "reason",
-    "blocks_lost", "saturation_criteria", "knee_rps",
+    "config", "rate_rps", "value", "lo", "hi", "unit", "n", "status", "reason", "blocks_lost",
+    "saturation_criteria", "knee_rps",
 )  # fmt: skip
-ROW_IN = 0.117
-BOTTOM_IN = 0.5
-GAP_IN = 0.14
-KNEE_IN = 0.36
-KEY_IN = 1.4  # least room left of the axes: the key, the axis label and the tick labels
-SPREAD = 0.14  # of the distance between neighbouring rates, all configurations together
+SPREAD = 0.18  # of the distance between neighbouring rates, all configurations together
+PANEL_IN = 1.55
+# Where a point is drawn: value, low and high; the value is NaN where there is none.
+Points = dict[float, tuple[float, float | None, float | None]]
+CROSS: dict[str, Any] = {"marker": "x", "ls": "none", "color": "black", "ms": 4, "mew": 0.7}
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """What is drawn against the rate: its name with unit, value, interval and scale."""
-
-    label: str
-    unit: str
-    value: Callable[[AggregateRow], float | None]
-    low: Callable[[AggregateRow], float | None]
-    high: Callable[[AggregateRow], float | None]
-    log: bool
-    spread: bool = True  # set the configurations' points slightly apart sideways
-    height_in: float = 1.62
-    room_below_in: float = 0.0  # for a further panel between this one and the strip
+def grid_rates(study: StudyTables) -> list[float]:
+    """The offered rates of Phase A in ascending order, requests/s."""
+    return sorted({float(rate) for rate in study.settings["phase_a"]["rates_rps"]})
 
 
-def plain_number(value: float, _position: int | None = None) -> str:
-    """A tick label without powers of ten: 0.5, 20, 1500."""
-    return f"{value:.10g}"
+def rate_axis(axes: Axes, study: StudyTables, named: bool = False) -> None:
+    """A logarithmic rate axis with a tick for each rate, and the reference rates' lines.
+
+    Args:
+        axes: to be prepared.
+        study: whose rates.
+        named: whether the names of the reference rates stand above the lines.
+    """
+    rates = grid_rates(study)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(rates[0] / _step(rates) ** 0.55, rates[-1] * _step(rates) ** 0.55)
+    axes.xaxis.set_major_locator(FixedLocator(rates))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
+    at = {name: study.reference[name] for name in REFERENCES}
+    lines = {at[name]: name for name in reversed(REFERENCES) if at[name] is not None}
+    for rate, name in lines.items():
+        style_of_line = "-" if name == "ref_safe" else (0, (3, 2))
+        axes.axvline(rate, color="#9aa7b5", ls=style_of_line, lw=0.8, zorder=0.5)
+        if not named:
+            continue
+        words = "ref_safe = ref_load" if len(lines) == 1 and at["ref_load"] else name
+        last = rate == max(lines)
+        side = "center" if len(lines) == 1 else "left" if last else "right"
+        axes.annotate(
+            words, (rate, 1), xycoords=axes.get_xaxis_transform(), xytext=(-3 if last else 3, 2),
+            textcoords="offset points", ha=side, color="#4f6073",
+        )  # fmt: skip
 
 
-def knee_text(study: StudyTables, config: str, row: dict[str, AggregateRow]) -> str:
+def _step(rates: Sequence[float]) -> float:
+    """The smallest ratio between neighbouring rates."""
+    return min((b / a for a, b in itertools.pairwise(rates)), default=2.0)
+
+
+def share_of(study: StudyTables, config: str) -> float:
+    """A configuration's place among those drawn side by side at one rate, -0.5 to 0.5."""
+    order = [item.id for item in study.configurations]
+    middle = (len(order) - 1) / 2
+    return (order.index(config) - middle) / max(1.0, 2 * middle)
+
+
+def _aside(study: StudyTables, rate: float, share: float) -> float:
+    """Where a point at `rate` is drawn: slightly aside, so that none hides another."""
+    return rate * float(_step(grid_rates(study)) ** (SPREAD * share))
+
+
+def line(axes: Axes, points: Points, mark: Mark) -> None:
+    """Points with their intervals, joined; the line breaks where a rate between two is lost.
+
+    Args:
+        axes: to be drawn on.
+        points: where each is drawn, and its numbers.
+        mark: of the configuration.
+    """
+    values = [points[x][0] for x in sorted(points)]
+    axes.plot(sorted(points), values, ls=mark.line, zorder=3, **style.marker_style(mark))
+    for x, (_, low, high) in points.items():
+        if low is not None and high is not None:
+            axes.plot([x, x], [low, high], color=mark.color, lw=0.8, zorder=2)
+
+
+def within(rows_: Sequence[TaxRow]) -> tuple[float, float]:
+    """The range of the taxes that carry no mark, with their intervals; of all where each does."""
+    clear = [row for row in rows_ if not row.mark] or list(rows_)
+    values = [0.0, *(value for row in clear for value in rows.numbers(row))]
+    return min(values), max(values)
+
+
+def tax_line(
+    axes: Axes, study: StudyTables, taxes: Sequence[TaxRow], mark: Mark, share: float
+) -> None:
+    """Taxes over the rate: a triangle on marked ones, an arrow for one beyond the axis.
+
+    `share` is the points' place beside others at the same rate (`share_of`).
+    """
+    low, high = axes.get_ylim()
+    known = {row.rate_rps: row for row in taxes if rows.numbers(row) and row.rate_rps is not None}
+    points: Points = {}
+    for rate in grid_rates(study):
+        row = known.get(rate)
+        x = _aside(study, rate, share)
+        if row is None or row.tax is None:
+            points[x] = (math.nan, None, None)
+            continue
+        points[x] = (row.tax, row.tax_lo, row.tax_hi)
+        if not low <= row.tax <= high:
+            edge, marker = (high, "^") if row.tax > high else (low, "v")
+            axes.plot(x, edge, marker, color=mark.color, ms=3.6, zorder=6, clip_on=False)
+        elif row.mark:
+            axes.plot(x, row.tax, zorder=6, **rows.OVERLOAD)
+    line(axes, points, mark)
+
+
+def taxes_of(study: StudyTables, metric: str) -> dict[str, list[TaxRow]]:
+    """Configuration, and the A/A launch of plain, to its taxes in Phase A."""
+    found: dict[str, list[TaxRow]] = {item.id: [] for item in study.launched if item.id != PLAIN}
+    for row in study.taxes:
+        if row.phase == "A" and row.metric == metric and row.config in found:
+            found[row.config].append(row)
+    return found
+
+
+def knee_text(study: StudyTables, config: str) -> str:
     """The configuration's saturation rate as text; '>32' when no rate of the grid saturates it."""
-    if not any(cell.status == "valid" for cell in row.values()):
+    cells = [cell for (name, _), cell in study.pooled("A").items() if name == config]
+    if not any(cell.status == "valid" for cell in cells):
         return "–"
     knee = study.reference["saturation_rate_rps"].get(config)
-    if knee is None:
-        rates = [cell.rate_rps for cell in row.values() if cell.rate_rps is not None]
-        saturated = [c.rate_rps for c in row.values() if c.saturated and c.rate_rps is not None]
-        return plain_number(min(saturated)) if saturated else f">{plain_number(max(rates))}"
-    return plain_number(knee)
+    saturated = [c.rate_rps for c in cells if c.saturated and c.rate_rps is not None]
+    if knee is None and not saturated:
+        return f">{max(cell.rate_rps or 0.0 for cell in cells):.10g}"
+    return f"{min(saturated) if knee is None else knee:.10g}"
 
 
-def n_range(counts: list[int]) -> str:
-    """Sample counts as text: 'n = 200 to 612'."""
-    if not counts:
-        return "n = 0"
-    low, high = min(counts), max(counts)
-    return f"n = {low}" if low == high else f"n = {low} to {high}"
+def records(study: StudyTables, column: str, unit: str) -> list[dict[str, object]]:
+    """A quantity of every cell of Phase A for the CSV, configuration by configuration.
 
-
-class RateFigure:
-    """The figure under construction: curves above, strip below, one x axis."""
-
-    def __init__(self, study: StudyTables, quantity: Quantity) -> None:
-        self.study = study
-        self.quantity = quantity
-        self.marks = style.marks(study)
-        cells = study.pooled("A")
-        self.cells = {
-            item.id: {cell: row for (config, cell), row in cells.items() if config == item.id}
-            for item in study.configurations
+    Args:
+        study: the tables.
+        column: of aggregate.csv, its ends under `_lo` and `_hi` before the unit, where it has any.
+        unit: what the value is in.
+    """
+    lost = Counter(
+        (row.configuration, row.cell)
+        for row in study.aggregate
+        if row.phase == "A" and row.block != POOLED and row.status != "valid"
+    )
+    order = [item.id for item in study.configurations]
+    cells = sorted(
+        study.pooled("A").values(), key=lambda cell: (order.index(cell.config), cell.rate_rps or 0)
+    )
+    stem, _, suffix = column.rpartition("_")
+    return [
+        {
+            "config": cell.config, "rate_rps": cell.rate_rps or 0.0, "value": getattr(cell, column),
+            "lo": getattr(cell, f"{stem}_lo_{suffix}", None),
+            "hi": getattr(cell, f"{stem}_hi_{suffix}", None), "unit": unit, "n": cell.n,
+            "status": cell.status, "reason": cell.reason,
+            "blocks_lost": lost[cell.config, cell.cell],
+            "saturation_criteria": cell.saturation_criteria,
+            "knee_rps": knee_text(study, cell.config),
         }
-        lost = [row for row in study.aggregate if row.phase == "A" and row.block != POOLED]
-        self.lost = Counter((row.configuration, row.cell) for row in lost if row.status != "valid")
-        self.rates = sorted({float(rate) for rate in study.settings["phase_a"]["rates_rps"]})
-        counts = [row.n for row in cells.values() if row.n]
-        launched = study.configurations
-        labels = style.label_margin_in([item.label for item in launched], 6)
-        self.left = max(KEY_IN, 0.45 + labels)
-        strip = ROW_IN * len(launched)
-        below = BOTTOM_IN + strip + GAP_IN + quantity.room_below_in
-        self.figure: Figure = style.new_figure(
-            study, style.COLUMN_IN, below + quantity.height_in + 0.2, f"{n_range(counts)} per point"
-        )
-        self.strip = self.panel(BOTTOM_IN, strip)
-        self.axes = self.panel(below, quantity.height_in)
-        self.panels = [self.strip, self.axes]
-
-    def panel(self, bottom_in: float, height_in: float) -> Axes:
-        """Axes over the common rate axis, placed in inches."""
-        width = style.COLUMN_IN - self.left - KNEE_IN
-        axes = style.axes_in(self.figure, self.left, bottom_in, width, height_in)
-        self._prepare_x(axes)
-        return axes
-
-    def _prepare_x(self, axes: Axes) -> None:
-        step = self._step()
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(self.rates[0] / step**0.55, self.rates[-1] * step**0.55)
-        axes.xaxis.set_major_locator(FixedLocator(self.rates))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(plain_number))
-
-    def _step(self) -> float:
-        """The smallest ratio between neighbouring rates."""
-        pairs = zip(self.rates, self.rates[1:], strict=False)
-        return min((high / low for low, high in pairs), default=2.0)
-
-    def x(self, config: str, rate: float) -> float:
-        """Where a configuration's point at `rate` is drawn: slightly aside, so that none hides."""
-        if not self.quantity.spread:
-            return rate
-        order = [item.id for item in self.study.configurations].index(config)
-        middle = (len(self.study.configurations) - 1) / 2
-        share = (order - middle) / max(1.0, 2 * middle)
-        return rate * float(self._step() ** (SPREAD * share))
-
-    def curves(self) -> None:
-        """Each configuration's line with intervals; × over a saturated point; void points open."""
-        for config, row in self.cells.items():
-            mark = self.marks[config]
-            points = sorted((c for c in row.values() if c.rate_rps), key=lambda c: c.rate_rps or 0)
-            for valid in (True, False):
-                chosen = [c for c in points if (c.status == "valid") == valid]
-                line = mark.line if valid else "none"
-                filled = mark.filled and valid
-                self._points(config, chosen, Mark(mark.color, mark.marker, line, filled))
-
-    def _points(self, config: str, cells: list[AggregateRow], mark: Mark) -> None:
-        """Points, intervals and line; the line breaks where a rate between two points is lost."""
-        values = {cell.rate_rps: self.quantity.value(cell) for cell in cells}
-        known = [rate for rate in self.rates if values.get(rate) is not None]
-        if not known:
-            return
-        span = [rate for rate in self.rates if known[0] <= rate <= known[-1]]
-        self.axes.plot(
-            [self.x(config, rate) for rate in span],
-            [math.nan if (y := values.get(rate)) is None else y for rate in span],
-            color=mark.color, linestyle=mark.line, marker=mark.marker, zorder=3,
-            markerfacecolor=mark.color if mark.filled else "white", markeredgewidth=0.6,
-        )  # fmt: skip
-        for cell in cells:
-            x, y = self.x(config, cell.rate_rps or 0), self.quantity.value(cell)
-            low, high = self.quantity.low(cell), self.quantity.high(cell)
-            if low is not None and high is not None:
-                self.axes.plot([x, x], [low, high], color=mark.color, lw=0.7, zorder=2)
-            if cell.saturated and self.quantity.spread and y is not None:
-                self.axes.plot(x, y, "x", color="black", ms=3.8, mew=0.6, zorder=4)
-
-    def references(self) -> None:
-        """Vertical lines through both panels at the reference rates, named above the plot."""
-        rates = {name: self.study.reference[name] for name in REFERENCES}
-        step = self._step()
-        for name, rate in rates.items():
-            if rate is None or (name == "ref_load" and rate == rates["ref_safe"]):
-                continue
-            line = "-" if name == "ref_safe" else (0, (3, 2))
-            for axes in self.panels:
-                axes.axvline(rate, color="#9aa7b5", linestyle=line, lw=0.8, zorder=0.5)
-            both = name == "ref_safe" and rates["ref_load"] == rate
-            text = "ref_safe = ref_load" if both else name
-            close = not both and rates["ref_load"] and rates["ref_load"] / rate <= step * 1.01
-            align = {"ref_safe": "right" if close else "center"}.get(name, "left")
-            nudge = {"right": step**0.2, "left": step**-0.2}.get(align, 1.0)
-            self.axes.text(
-                rate * nudge, 1.01, text, ha=align, va="bottom", fontsize=style.SMALL_PT,
-                color="#4f6073", transform=self.axes.get_xaxis_transform(),
-            )  # fmt: skip
-
-    def states(self) -> None:
-        """The strip: criteria that fired, blocks lost, cells without a number, knees, legend."""
-        launched = self.study.configurations
-        axes = self.strip
-        axes.set_ylim(len(launched) - 0.5, -0.5)
-        axes.set_yticks([])
-        axes.spines["left"].set_visible(False)
-        for index, item in enumerate(launched):
-            if index % 2 == 0:
-                axes.axhspan(index - 0.5, index + 0.5, color="#f5f6f8", zorder=0)
-            self._legend_entry(index, item.id, item.label)
-            self._state_row(index, item.id)
-            axes.text(
-                1 + 0.5 * KNEE_IN / self._width(), index, self._knee(item.id), ha="center",
-                va="center_baseline", fontsize=6, transform=axes.get_yaxis_transform(),
-            )  # fmt: skip
-        axes.text(
-            1 + 0.5 * KNEE_IN / self._width(), -0.62, "knee\n(req/s)", ha="center", va="bottom",
-            fontsize=5, linespacing=1.0, color=style.MUTED, transform=axes.get_yaxis_transform(),
-        )  # fmt: skip
-        axes.set_xlabel("offered rate (requests/s)")
-
-    def _width(self) -> float:
-        return style.COLUMN_IN - self.left - KNEE_IN
-
-    def _knee(self, config: str) -> str:
-        return knee_text(self.study, config, self.cells[config])
-
-    def _legend_entry(self, index: int, config: str, label: str) -> None:
-        rows = len(self.study.configurations)
-        y = 1 - (index + 0.5) / rows
-        width = self._width()
-        style.line_sample(self.strip, (-0.32 / width, -0.05 / width), y, self.marks[config])
-        self.strip.text(
-            -0.37 / width, y, style.fitted(label, self.left - 0.43, 6), ha="right",
-            va="center_baseline", fontsize=6, transform=self.strip.transAxes,
-        )  # fmt: skip
-
-    def _state_row(self, index: int, config: str) -> None:
-        row = {cell.rate_rps: cell for cell in self.cells[config].values()}
-        reasons = {cell.reason for cell in row.values()}
-        alike = {cell.status for cell in row.values()}
-        if len(row) == len(self.rates) and len(alike) == 1 and "valid" not in alike:
-            self._empty(index, self.rates[0], self.rates[-1])
-            reason = ", ".join(sorted(reasons - {""}))
-            text = f"{alike.pop()}{': ' if reason else ''}{reason}"
-            middle = (self.rates[0] * self.rates[-1]) ** 0.5
-            self._word(index, middle, text, self._width() - 0.1)
-            return
-        for rate in self.rates:
-            cell = row.get(rate)
-            if cell is None or cell.status != "valid":
-                self._empty(index, rate, rate)
-                self._word(index, rate, "missing" if cell is None else cell.status, 1.0)
-            else:
-                if self.lost[config, cell.cell]:
-                    self._empty(index, rate, rate, height=0.3)
-                self._criteria(index, rate, cell)
-
-    def _empty(self, index: int, first: float, last: float, height: float = 0.8) -> None:
-        half = self._step() ** 0.46
-        low = index + 0.4 - height
-        style.hatched(self.strip, first / half, low, last * half - first / half, height)
-
-    def _word(self, index: int, rate: float, text: str, width_in: float) -> None:
-        self.strip.text(
-            rate, index, style.fitted(text, width_in, 5), ha="center", va="center_baseline",
-            fontsize=5, zorder=3, color="#333333",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.9},
-        )  # fmt: skip
-
-    def _criteria(self, index: int, rate: float, cell: AggregateRow) -> None:
-        fired = cell.saturation_criteria.split(";")
-        for slot, criterion in enumerate(CRITERIA):
-            if criterion == "ttft_ratio" and rate / 2 not in self.rates:
-                continue
-            x = rate * self._step() ** (0.24 * (slot - 1))
-            if criterion in fired:
-                self.strip.plot(x, index, "x", color=self.marks[cell.config].color, ms=3.0, mew=0.9)
-            else:
-                self.strip.plot(x, index, ".", color="#bdbdbd", ms=1.2, mew=0)
-
-    def key(self, lines: Sequence[str] = ()) -> None:
-        """What the marks mean, in the free space left of the plot; `lines` come first."""
-        bounds = self.study.settings["saturation"]
-        text = (
-            *lines,
-            "× saturated",
-            "in the rows below,",
-            "by slot of three:",
-            "· left: throughput",
-            f"\u00a0 / rate < {bounds['throughput_ratio_min']:g}",
-            "· middle: median",
-            f"\u00a0 queue > {bounds['waiting_p50_max']:g}",
-            "· right: TTFT p90(r)",
-            f"\u00a0 / p90(r/2) > {bounds['ttft_p90_ratio_max']:g}",
-            "\u00a0 (no r/2: no dot)",
-            "hatched: no number",
-            "(half: in some blocks)",
-        )
-        self.figure.text(
-            0.06 / style.COLUMN_IN, 1 - 0.2 / self.figure.get_figheight(), "\n".join(text),
-            fontsize=5, color="#333333", va="top", linespacing=1.3,
-        )  # fmt: skip
-
-    def picture(self) -> style.Picture:
-        """The finished figure and its numbers, configuration by configuration, rate by rate."""
-        listed: list[dict[str, object]] = []
-        for config, row in self.cells.items():
-            for cell in sorted(row.values(), key=lambda cell: cell.rate_rps or 0):
-                rate = cell.rate_rps or 0.0
-                listed.append(
-                    {
-                        "config": config, "rate_rps": rate, "x_drawn_rps": self.x(config, rate),
-                        "value": self.quantity.value(cell), "lo": self.quantity.low(cell),
-                        "hi": self.quantity.high(cell), "unit": self.quantity.unit, "n": cell.n,
-                        "status": cell.status, "reason": cell.reason,
-                        "blocks_lost": self.lost[config, cell.cell],
-                        "saturation_criteria": cell.saturation_criteria,
-                        "knee_rps": self._knee(config),
-                    }
-                )  # fmt: skip
-        return style.Picture(self.figure, COLUMNS, listed)
+        for cell in cells
+    ]  # fmt: skip
 
 
-def draw(study: StudyTables, quantity: Quantity) -> RateFigure:
-    """Draw `quantity` against the offered rate, with everything but references and key."""
-    drawing = RateFigure(study, quantity)
-    drawing.curves()
-    drawing.states()
-    axes = drawing.axes
-    axes.tick_params(labelbottom=False)
-    axes.set_ylabel(quantity.label)
-    axes.grid(axis="y")
-    if quantity.log:
-        axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        style.log_ticks(axes, low, high)
-    return drawing
+def sample_text(study: StudyTables) -> str:
+    """How many requests stand behind a point."""
+    counts = [cell.n for cell in study.pooled("A").values() if cell.n]
+    return f"{rows.n_range(counts)} requests per point"
 
 
-def curves(study: StudyTables, quantity: Quantity) -> style.Picture:
-    """The whole figure of a quantity that needs nothing beside its curves."""
-    drawing = draw(study, quantity)
-    drawing.references()
-    drawing.key()
-    return drawing.picture()
+def latency_figure(study: StudyTables, metric: str) -> Picture:
+    """A latency against the rate: above in ms, below its tax over plain."""
+    taxes = taxes_of(study, metric)
+    compared = [row for item in study.connectors for row in taxes[item.id]]
+    label = rows.METRICS[metric]
+    note = f"{rows.interval_text(compared)}; {sample_text(study)}"
+    lines = math.ceil(len(study.configurations) / 2)
+    height = 2 * PANEL_IN + 0.55 + 0.13 * (lines + 1)
+    figure = style.new_figure(study, style.COLUMN_IN, height, [note])
+    upper, lower = figure.subplots(2, sharex=True)
+    marks, cells = style.marks(study), study.pooled("A")
+    for item in study.configurations:
+        own = {cell.rate_rps: cell for (name, _), cell in cells.items() if name == item.id}
+        _curve(upper, study, item.id, own, metric, marks[item.id])
+    upper.set_yscale("log")
+    _log_ticks(upper)
+    upper.set_ylabel(f"{label} (ms)")
+    upper.grid(axis="y")
+    rows.tax_scale(lower, within(compared), "y")
+    lower.set_ylabel(rows.tax_label(lower, "y"))
+    for item in study.connectors:
+        tax_line(lower, study, taxes[item.id], marks[item.id], share_of(study, item.id))
+    rate_axis(upper, study, named=True)
+    rate_axis(lower, study)
+    lower.set_xlabel("offered rate (requests/s)")
+    handles = style.configuration_handles(study, [item.id for item in study.configurations])
+    crossed: list[Artist] = [Line2D([], [], label="saturated", **CROSS)]
+    marked = rows.overload_handles(compared, "saturated, dropped: no verdict")
+    style.legend(figure, [*handles, *crossed, *marked], 2)
+    by_key: dict[tuple[object, object], TaxRow] = {(r.config, r.rate_rps): r for r in compared}
+    table = [
+        record | {name: getattr(by_key.get((record["config"], record["rate_rps"])), name, None)
+                  for name in rows.ENDS}
+        for record in records(study, f"{metric}_ms", "ms")
+    ]  # fmt: skip
+    return style.picture(figure, (*COLUMNS, *rows.ENDS), table)
+
+
+def _curve(
+    axes: Axes, study: StudyTables, config: str, cells: Mapping[float | None, AggregateRow],
+    metric: str, mark: Mark,
+) -> None:  # fmt: skip
+    points: Points = {}
+    for rate in grid_rates(study):
+        cell, x = cells.get(rate), _aside(study, rate, share_of(study, config))
+        value = None if cell is None else getattr(cell, f"{metric}_ms")
+        if cell is None or value is None:
+            points[x] = (math.nan, None, None)
+            continue
+        ends = (getattr(cell, f"{metric}_{end}_ms") for end in ("lo", "hi"))
+        points[x] = (value, *ends)
+        if cell.saturated:
+            axes.plot(x, value, zorder=4, **CROSS)
+    line(axes, points, mark)
+
+
+def _log_ticks(axes: Axes) -> None:
+    """Plain numbers on a logarithmic y axis, fewer per decade the more decades there are."""
+    low, high = axes.get_ylim()
+    decades = math.log10(high / low)
+    subdivisions: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    if decades > 0.8:
+        subdivisions = (1.0,) if decades > 3 else (1.0, 2.0, 5.0)
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=subdivisions, numticks=20))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))

@@ -75,11 +75,18 @@ class StudyTables:
         again = Configuration(self.aa, "plain again (A/A)", None, "A/A comparison")
         return [*self.configurations, again]
 
+    def label(self, config: str) -> str:
+        """The label of a configuration, or of the A/A launch of plain; else the name itself."""
+        return next((item.label for item in self.launched if item.id == config), config)
+
     def labelled(self, said: str) -> str:
         """A sentence with labels in place of the configurations' ids."""
-        labels = {item.id: item.label for item in self.launched}
-        ids = "|".join(map(re.escape, labels))
-        return re.sub(rf"\b({ids})\b", lambda found: labels[found[0]], said)
+        ids = "|".join(re.escape(item.id) for item in self.launched)
+        return re.sub(rf"\b({ids})\b", lambda found: self.label(found[0]), said)
+
+    def cells(self, phase: str) -> list[dict[str, Any]]:
+        """The planned cells of a phase."""
+        return typing.cast(list[dict[str, Any]], self.document["cells"].get(phase, []))
 
     @cached_property
     def aggregate(self) -> list[AggregateRow]:

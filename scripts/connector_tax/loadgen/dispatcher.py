@@ -247,8 +247,21 @@ class Dispatcher:
         return await self._ask(begin, Begun)
 
     def end(self) -> list[Health]:
-        """End the run; return what every living worker says about it."""
-        return self._call(self._ask(End(), Health)) if self._living else []
+        """End the run; return what every living worker says about it.
+
+        A worker that says nothing is killed and counts as dead: what was measured stays, void.
+        """
+        return self._call(self._end()) if self._living else []
+
+    async def _end(self) -> list[Health]:
+        expected = {worker: self._expect(Health, worker.index) for worker in self._living}
+        self._broadcast(End())
+        await asyncio.wait(expected.values(), timeout=ANSWER_S)
+        for worker, answer in expected.items():
+            if not answer.done():
+                worker.process.kill()
+        answers = await asyncio.gather(*expected.values())
+        return [health for health in answers if health is not None]
 
     def submit(self, items: Iterable[tuple[Issue, bytes] | Cancel]) -> None:
         """Hand over requests with their bodies, or cancellations, in order."""

@@ -16,12 +16,11 @@ PARTS, STACKED, SUM = ("mooncake_both", "lmcache_only"), "multi_mooncake_lmcache
 NOOP = "noop_connector"
 BARS = ("ttft_p90", "tpot_p90")
 ENDS = ("tax", "tax_lo", "tax_hi")
+GAP = ("gap", "gap_lo", "gap_hi")
 DRAWN_RESOURCES = (
     "idle_cpu", "cpu_s_per_1000", "memory_pss_mib", "gpu_memory_mib", "kv_blocks", "threads",
     "startup_s",
 )  # fmt: skip
-# Where a point is drawn, not what it says.
-LAYOUT = ("x_drawn_rps",)
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,18 @@ class Declared:
 _CURVE = Declared(
     ("config", "rate_rps"), ("value", "lo", "hi", "unit", "n", "status", "reason", "knee_rps")
 )
+_LATENCY = Declared(_CURVE.keys, (*_CURVE.columns, *ENDS))
 _BAR = (
     "rate_rps", *ENDS, "aa_lo", "aa_hi", "n_blocks", "n_config", "n_plain", "family", "verdict",
     "mark", "status", "reason",
 )  # fmt: skip
 FIGURES = {
-    "fig1_ttft_vs_rate": _CURVE,
-    "fig2_tpot_vs_rate": _CURVE,
+    "fig1_ttft_vs_rate": _LATENCY,
+    "fig2_tpot_vs_rate": _LATENCY,
     "fig3_throughput": _CURVE,
-    "fig4_tax_bars": Declared(("config", "metric", "reference"), _BAR),
+    "fig4_tax_bars": Declared(
+        ("config", "metric", "reference"), (*_BAR, *GAP)
+    ),
     "fig5_shape_heatmap": Declared(
         ("config", "cell"),
         ("rate_rps", *ENDS, "interval_includes_0", "aa_lo", "aa_hi", "n_config", "n_plain", "mark",
@@ -61,6 +63,9 @@ FIGURES = {
         ("config", "resource"),
         ("unit", "plain_mean", "difference", "difference_lo", "difference_hi", "tax", "aa_lo",
          "aa_hi", "interval_method", "n_blocks", "status", "reason"),
+    ),
+    "fig11_tax_vs_rate": Declared(
+        ("config", "metric", "rate_rps"), (*ENDS, "verdict", "mark", "status", "reason")
     ),
 }  # fmt: skip
 
@@ -86,16 +91,17 @@ class FigureNumbers:
         """The rows of a figure."""
         ours = [bar for bar in self.at_safe if bar["config"] in self.connectors]
         rows: dict[str, Callable[[], Iterable[Row]]] = {
-            "fig1_ttft_vs_rate": lambda: self._curves("ttft_p90_{}ms", "ms"),
-            "fig2_tpot_vs_rate": lambda: self._curves("tpot_p90_{}ms", "ms"),
+            "fig1_ttft_vs_rate": lambda: self._latencies("ttft_p90"),
+            "fig2_tpot_vs_rate": lambda: self._latencies("tpot_p90"),
             "fig3_throughput": lambda: self._curves("effective_throughput_rps", "requests/s"),
-            "fig4_tax_bars": lambda: [b for b in self.bars if b["config"] in self.connectors],
+            "fig4_tax_bars": self._both_rates,
             "fig5_shape_heatmap": self._shapes,
             "fig6_step_cdf": self._distribution,
             "fig7_decomposition": lambda: [*_parted(ours), *self._steps(ours)],
             "fig8_additivity": lambda: self._sums(ours),
             "fig9_forest": lambda: [bar | self._expectation(bar) for bar in self.at_safe],
             "fig10_resources": self._resources,
+            "fig11_tax_vs_rate": lambda: [self._plotted(row) for row in self._over_rates()],
         }
         return rows[name]()
 
@@ -105,12 +111,46 @@ class FigureNumbers:
             return None if self._resources() else "no resource is known"
         if name in ("fig6_step_cdf", "fig7_decomposition") and not self.study.step_timing:
             return "step timing is not available"
-        if not name.startswith(("fig1", "fig2", "fig3", "fig5")) and self.cell is None:
+        if not name.startswith(("fig1_", "fig2", "fig3", "fig5", "fig11")) and self.cell is None:
             return "ref_safe is not a rate of Phase A"
         missing = {*PARTS, STACKED} - set(self.study.ids)
         if name == "fig8_additivity" and missing:
             return f"not in this study: {', '.join(sorted(missing))}"
         return None
+
+    def _over_rates(self) -> list[Row]:
+        """The taxes of Phase A, of what is compared."""
+        compared = (*self.connectors, *self.study.aa_launch("A"))
+        return [
+            row
+            for row in self.tables["taxes.csv"]
+            if row["phase"] == "A" and row["metric"] in BARS and row["config"] in compared
+        ]
+
+    def _plotted(self, row: Row) -> Row:
+        return row if row["status"] == "valid" else row | dict.fromkeys(ENDS)
+
+    def _latencies(self, metric: str) -> list[Row]:
+        """A latency against the offered rate, with its tax."""
+        taxes = {
+            (row["config"], row["rate_rps"]): {name: row.get(name) for name in ENDS}
+            for row in self._over_rates()
+            if row["metric"] == metric
+        }
+        none = dict.fromkeys(ENDS)
+        return [
+            row | taxes.get((row["config"], row["rate_rps"]), none)
+            for row in self._curves(f"{metric}_{{}}ms", "ms")
+        ]
+
+    def _both_rates(self) -> list[Row]:
+        """The taxes at the reference rates, with the gap between the two."""
+        gaps = {(r["config"], r["metric"]): r for r in self.tables["amplification.csv"]}
+        return [
+            bar | {name: gaps[bar["config"], bar["metric"]].get(name) for name in GAP}
+            for bar in self.bars
+            if bar["config"] in self.connectors
+        ]
 
     def _curves(self, column: str, unit: str) -> list[Row]:
         """A quantity against the offered rate."""
@@ -289,8 +329,7 @@ def _figure(figures: FigureNumbers, name: str, declared: Declared) -> Iterator[s
         if key not in rows:
             yield f"{' '.join(key)}: no such row among the recomputed"
             continue
-        shown = {column: text for column, text in row.items() if column not in LAYOUT}
-        yield from field_differences(shown, rows[key], " ".join(key))
+        yield from field_differences(row, rows[key], " ".join(key))
 
 
 def _key(row: Mapping[str, object], keys: Sequence[str]) -> tuple[str, ...]:

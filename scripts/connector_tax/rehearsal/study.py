@@ -28,8 +28,9 @@ from connector_tax.files import read_json, write_json, write_text
 from connector_tax.rehearsal.machine import Machine
 from connector_tax.study.design import run_order
 
-# The intervals of a rehearsal need no more: their width is known well enough.
-RESAMPLES = 200
+# The smallest p that a bootstrap can give is 2 / (resamples + 1): with few, no tax of a family of
+# configurations would be significant, however large.
+RESAMPLES = 1000
 
 
 class RehearsalError(Exception):

@@ -44,7 +44,7 @@ class LaunchReport:
     reason: str
     link: str | None
     started_utc: str
-    span_utc: tuple[str, str] = ("", "")
+    span_utc: tuple[str, str | None] = ("", None)
     timing: dict[str, float] = field(default_factory=dict)
     placement: list[str] = field(default_factory=list)
     cells: list[CellState] = field(default_factory=list)
@@ -74,7 +74,7 @@ def _launch(study: StudyTables, phase: str, position: int, config: str, block: i
     return LaunchReport(
         phase, config, block, position, index.status, index.reason or "",
         (relative / paths.INDEX).as_posix(), min(started, default=""),
-        (index.started_utc, index.ended_utc or ""), index.timing,
+        (index.started_utc, index.ended_utc), index.timing,
         placement_warnings(index), cells,
     )  # fmt: skip
 
@@ -126,11 +126,15 @@ class Overhead:
 def overhead(launches: list[LaunchReport]) -> Overhead:
     """Sums over every launch that ran; the wall time counts the moments between launches too.
 
-    A gap longer than `PAUSE_S` is an interrupted study, not its overhead.
+    A gap longer than `PAUSE_S` is an interrupted study, not its overhead; nor is what follows a
+    launch whose end nobody saw, because its driver was killed after its last cell.
     """
-    ran = sorted((launch for launch in launches if launch.timing), key=lambda la: la.span_utc)
-    spans = [tuple(map(datetime.fromisoformat, launch.span_utc)) for launch in ran]
-    gaps = [(b[0] - a[1]).total_seconds() for a, b in pairwise(spans)]
+    ran = sorted((launch for launch in launches if launch.timing), key=lambda la: la.span_utc[0])
+    gaps = [
+        (datetime.fromisoformat(after.span_utc[0]) - datetime.fromisoformat(end)).total_seconds()
+        for before, after in pairwise(ran)
+        if (end := before.span_utc[1]) is not None
+    ]
     between_s = sum(gap for gap in gaps if 0 < gap <= PAUSE_S)
     wall_s, *needed = (
         sum(launch.timing[name] for launch in ran)

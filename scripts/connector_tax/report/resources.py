@@ -1,30 +1,16 @@
 """What the report says of resources, and of what else differs between plain and a configuration."""
 
-from dataclasses import dataclass
-
+from connector_tax import text
 from connector_tax.artifacts.names import PLAIN
 from connector_tax.artifacts.tables import EngineRow, ResourceRow
 from connector_tax.figures.fig10_resources import PANELS, decimals, number_text
 from connector_tax.figures.tables import StudyTables
+from connector_tax.report.tables import Cell, Row, Table, lost, table
+from connector_tax.report.taxes import interval, number, percent
 
 
-@dataclass(frozen=True)
-class Overview:
-    """Differences from plain, one line for each configuration, one column for each resource.
-
-    Attributes:
-        headings: the resources that were read, in words.
-        plain: plain's values.
-        lines: configuration to its differences; a dash where there is none.
-    """
-
-    headings: list[str]
-    plain: list[str]
-    lines: dict[str, list[str]]
-
-
-def overview(study: StudyTables) -> Overview:
-    """The resources at a glance; without columns where nothing was recorded."""
+def overview(study: StudyTables) -> Table:
+    """Differences from plain: a row for each configuration, a column for each resource read."""
     valid = {(r.config, r.resource): r for r in study.resources if r.status == "valid"}
     shown = [name for name in PANELS if any(resource == name for _, resource in valid)]
     digits = {
@@ -35,22 +21,53 @@ def overview(study: StudyTables) -> Overview:
     for name in shown:
         values = [r.plain_mean for (_, n), r in valid.items() if n == name]
         value = next((v for v in values if v is not None), None)
-        plain.append("–" if value is None else number_text(value, decimals([value]))[1:])
-    lines = {
-        item.id: [_cell(valid.get((item.id, name)), digits[name]) for name in shown]
-        for item in study.connectors
-    }
-    return Overview([PANELS[name] for name in shown], plain, lines)
+        words = text.DASH if value is None else number_text(value, decimals([value]))
+        plain.append(Cell(words.removeprefix("+"), value))
+    rows = [Row([Cell(f"{study.label(PLAIN)} itself"), *plain])]
+    for item in study.connectors:
+        cells = [_difference(valid.get((item.id, name)), digits[name]) for name in shown]
+        rows.append(Row([Cell(item.label), *cells]))
+    return table("resource-taxes", ("Configuration", *(PANELS[name] for name in shown)), rows)
 
 
-def _cell(row: ResourceRow | None, digits: int) -> str:
+def _difference(row: ResourceRow | None, digits: int) -> Cell:
     if row is None or row.difference is None:
-        return "–"
-    text = number_text(row.difference, digits)
-    if row.difference_lo is None or row.difference_hi is None:
-        return text
-    ends = (number_text(end, digits) for end in (row.difference_lo, row.difference_hi))
-    return f"{text} [{', '.join(ends)}]"
+        return Cell(text.DASH)
+    said = number_text(row.difference, digits)
+    if row.difference_lo is not None and row.difference_hi is not None:
+        ends = (number_text(end, digits) for end in (row.difference_lo, row.difference_hi))
+        said = f"{said} [{', '.join(ends)}]"
+    return Cell(said, row.difference)
+
+
+def everything(study: StudyTables) -> Table:
+    """All numbers of every resource."""
+    columns = (
+        "Configuration", "Resource", "Unit", "plain", "Mean", "Difference", "from", "to", "Tax, %",
+        "95 % interval, %", "p", "A/A difference", "Companions", "Blocks", "By",
+    )  # fmt: skip
+    rows = []
+    for row in study.resources:
+        first = [study.label(row.config), row.resource, row.unit]
+        if row.status != "valid":
+            rows.append(lost(columns, first, f"{row.status}: {row.reason}"))
+            continue
+        numbers = (
+            row.plain_mean, row.config_mean, row.difference, row.difference_lo, row.difference_hi,
+        )  # fmt: skip
+        cells = [
+            *map(Cell, first),
+            *(Cell(text.compact(value), value) for value in numbers),
+            percent(row.tax),
+            interval(row.tax_lo, row.tax_hi),
+            number(row.p_value, 3),
+            Cell(text.compact(row.aa_difference), row.aa_difference),
+            Cell(row.companions),
+            number(row.n_blocks, 0),
+            Cell(row.interval_method),
+        ]
+        rows.append(Row(cells))
+    return table("all-resources", columns, rows)
 
 
 def not_recorded(study: StudyTables) -> str | None:
@@ -74,3 +91,21 @@ def same_everywhere(study: StudyTables) -> list[EngineRow]:
         for row in study.engine
         if row.config == PLAIN and row.value and row.setting not in other | unknown
     ]
+
+
+def settings(study: StudyTables) -> Table:
+    """Every setting of every configuration's running engine."""
+    columns = ("Configuration", "Setting", "Value", "plain", "Differs", "Read from", "Remark")
+    rows = [
+        Row(
+            [
+                Cell(study.label(row.config)),
+                *(Cell(said or text.DASH) for said in (row.setting, row.value, row.plain)),
+                Cell(text.compact(row.differs)),
+                Cell(row.source or text.DASH),
+                Cell(row.reason),
+            ]
+        )
+        for row in study.engine
+    ]
+    return table("settings", columns, rows)

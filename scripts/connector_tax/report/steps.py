@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from connector_tax import text
 from connector_tax.artifacts.names import REFERENCES
-from connector_tax.artifacts.tables import HookRow, StepTaxRow
+from connector_tax.artifacts.tables import StepTaxRow
 from connector_tax.figures.tables import StudyTables
+from connector_tax.report.tables import Cell, Row, Table, table
+from connector_tax.report.taxes import number
 
 SHOWN_US = 1.0  # hooks below this mean per step are in hooks.csv alone
 METRICS = {
@@ -18,20 +20,11 @@ METRICS = {
 
 @dataclass(frozen=True)
 class StepTaxes:
-    """The step taxes at one reference rate: a line of words for each configuration and A/A."""
+    """The step taxes at one reference rate: a row for each configuration and A/A."""
 
     reference: str
     rate_rps: float
-    lines: list[tuple[str, list[str]]]
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """The hooks of one configuration at ref_safe, dearest first, and how many are not shown."""
-
-    config: str
-    rows: list[HookRow]
-    below: int
+    table: Table
 
 
 def step_taxes(study: StudyTables) -> list[StepTaxes]:
@@ -42,56 +35,71 @@ def step_taxes(study: StudyTables) -> list[StepTaxes]:
         rate = study.reference[reference]
         if rate is None or not any(by_metric.values()):
             continue
-        lines = [
-            (item.label, [_words(rows.get(item.id)) for rows in by_metric.values()])
+        rows = [
+            Row([Cell(item.label), *(_tax(found.get(item.id)) for found in by_metric.values())])
             for item in study.connectors
         ]
-        noise = [next(iter(rows.values()), None) for rows in by_metric.values()]
-        lines.append(("plain over plain (A/A)", [_noise_words(row) for row in noise]))
-        tables.append(StepTaxes(reference, rate, lines))
+        noise = [next(iter(found.values()), None) for found in by_metric.values()]
+        rows.append(Row([Cell("plain over plain (A/A)"), *map(_noise, noise)]))
+        columns = ("Configuration", *METRICS.values())
+        tables.append(StepTaxes(reference, rate, table(f"steps-{reference}", columns, rows)))
     return tables
 
 
-def hooks(study: StudyTables) -> list[Hooks]:
+def hooks(study: StudyTables) -> Table | None:
     """Every configuration's hooks at ref_safe that take SHOWN_US of a step or more."""
     cell = study.cell_at("ref_safe")
-    at_safe = [row for row in study.hooks if (row.phase, row.cell) == ("A", cell)]
-    by_configuration = []
+    columns = (
+        "Configuration", "Hook", "Of", "Process", "Median, µs", "Mean, µs", "Share, %", "Ran in",
+        "In empty steps, µs",
+    )  # fmt: skip
+    rows = []
     for item in study.connectors:
-        own = [row for row in at_safe if row.config == item.id]
-        dear = [row for row in own if row.mean_us >= SHOWN_US]
-        if own:
-            dear.sort(key=lambda row: row.mean_us, reverse=True)
-            by_configuration.append(Hooks(item.id, dear, len(own) - len(dear)))
-    return by_configuration
+        own = [r for r in study.hooks if (r.phase, r.cell, r.config) == ("A", cell, item.id)]
+        dear = sorted((r for r in own if r.mean_us >= SHOWN_US), key=lambda r: -r.mean_us)
+        for row in dear:
+            share = None if row.share is None else 100 * row.share
+            rows.append(
+                Row(
+                    [
+                        Cell(item.label),
+                        Cell(row.hook),
+                        Cell(row.child or "itself"),
+                        Cell(row.process),
+                        _microseconds(row.p50_us, row.p50_lo_us, row.p50_hi_us),
+                        _microseconds(row.mean_us, row.mean_lo_us, row.mean_hi_us),
+                        number(share),
+                        Cell(f"{row.n_ran} of {row.n_steps}", row.n_ran / row.n_steps),
+                        number(row.empty_us, 1),
+                    ]
+                )
+            )
+        if below := len(own) - len(dear):
+            words = f"{below} {'other ' * bool(dear)}hook{'s' * (below > 1)} below 1 µs per step"
+            dashes = [Cell(text.DASH)] * (len(columns) - 2)
+            rows.append(Row([Cell(item.label), Cell(words), *dashes], lost=True))
+    return table("hooks", columns, rows) if rows else None
 
 
-def microseconds(value: float | None, low: float | None, high: float | None) -> str:
+def _microseconds(value: float | None, low: float | None, high: float | None) -> Cell:
     """'12.3 [10.1, 14.6]', without brackets where there is no interval."""
     if value is None:
-        return text.DASH
+        return Cell(text.DASH)
     ends = "" if low is None or high is None else f" [{_short(low)}, {_short(high)}]"
-    return _short(value) + ends
+    return Cell(_short(value) + ends, value)
 
 
 def _short(value: float) -> str:
     return text.number(value, 1 if abs(value) < 99.95 else 0)
 
 
-def _words(row: StepTaxRow | None) -> str:
+def _tax(row: StepTaxRow | None) -> Cell:
     if row is None or row.us is None:
-        return row.reason if row is not None else "missing"
-    return _signed(row.us, row.lo_us, row.hi_us)
+        return Cell(row.reason if row is not None else "missing")
+    return Cell(text.size(row.us, row.lo_us, row.hi_us), row.us)
 
 
-def _noise_words(row: StepTaxRow | None) -> str:
-    return text.DASH if row is None else _signed(row.aa_us, row.aa_lo_us, row.aa_hi_us)
-
-
-def _signed(value: float | None, low: float | None, high: float | None) -> str:
-    if value is None:
-        return text.DASH
-    ends = (
-        "" if low is None or high is None else f" [{text.signed(low, 0)}, {text.signed(high, 0)}]"
-    )
-    return text.signed(value, 0) + ends
+def _noise(row: StepTaxRow | None) -> Cell:
+    if row is None or row.aa_us is None:
+        return Cell(text.DASH)
+    return Cell(text.size(row.aa_us, row.aa_lo_us, row.aa_hi_us), row.aa_us)

@@ -1,0 +1,118 @@
+"""Hypotheses, success criteria and the prior, where the study has what they are about."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from connector_tax import text
+from connector_tax.artifacts.names import PLAIN
+from connector_tax.figures.tables import StudyTables
+from connector_tax.report.tables import Cell, Row, Table, lost, table
+from connector_tax.report.taxes import interval, judged, number, percent
+
+NEEDS = {
+    "H1": ("mooncake_both",),
+    "H2": ("mooncake_both", "nixl_both"),
+    "H3": ("mooncake_both", "noop_connector"),
+    "H4": ("mooncake_both", "lmcache_only", "multi_mooncake_lmcache"),
+    "H5": ("mooncake_both",),
+    "H6": ("mooncake_both",),
+}
+AXES = {"H5": "input_tokens", "H6": "output_tokens"}
+QUESTIONS = {
+    "H1": "The tax persists on a single instance under synthetic load",
+    "H2": "The NIXL–Mooncake gap is the connectors' own, not coupling",
+    "H3": "The framework is less than half of the Mooncake tax",
+    "H4": "Stacked connectors' taxes add up",
+    "H5": "The TTFT tax grows with input length",
+    "H6": "The TPOT tax grows with output length",
+}
+REPORTED = {"met": "reported", "not met": "not reported"}
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One success criterion.
+
+    Attributes:
+        words: what it asks for.
+        needs: the hypotheses whose numbers it needs.
+        reported: it asks no more than that a number is there.
+    """
+
+    words: str
+    needs: tuple[str, ...] = ()
+    reported: bool = False
+
+
+CRITERIA = {
+    1: Criterion("The Mooncake tax at ref_safe, beside the prior", ("H1",), reported=True),
+    2: Criterion("The NIXL–Mooncake gap at ref_safe, beside the prior", ("H2",), reported=True),
+    3: Criterion("The share of the no-op connector in the tax", ("H3",), reported=True),
+    4: Criterion("The departure from additivity", ("H4",), reported=True),
+    5: Criterion("Sign and size of the growth with length", ("H5", "H6"), reported=True),
+    6: Criterion("All artifacts are present, every skip has a reason"),
+    7: Criterion("The measurements end in time"),
+}
+
+
+def _asked(study: StudyTables, hypothesis: str) -> bool:
+    known = {item.id for item in study.configurations}
+    lengths = {cell[AXES[hypothesis]] for cell in study.cells("B")} if hypothesis in AXES else None
+    enough = lengths is None or len(lengths) > 1
+    return enough and known.issuperset(NEEDS[hypothesis])
+
+
+def hypotheses(study: StudyTables) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Id, question and finding of each hypothesis that the study can be asked."""
+    return [
+        (item["id"], QUESTIONS[item["id"]], item)
+        for item in study.hypotheses["hypotheses"]
+        if _asked(study, item["id"])
+    ]
+
+
+def not_asked(study: StudyTables) -> list[str]:
+    """The hypotheses that need a configuration or a length that the study does not have."""
+    return [name for name in NEEDS if not _asked(study, name)]
+
+
+def criteria(study: StudyTables) -> list[tuple[str, str, str]]:
+    """Words, verdict and finding of each success criterion that the study can be held to."""
+    return [
+        (criterion.words, REPORTED[verdict] if criterion.reported else verdict, item["sentence"])
+        for item in study.hypotheses["criteria"]
+        for criterion, verdict in [(CRITERIA[item["id"]], item["verdict"])]
+        if all(_asked(study, name) for name in criterion.needs)
+    ]
+
+
+def prior(study: StudyTables) -> Table | None:
+    """TTFT p90 of the earlier trace replay beside this study's; None with nothing to compare."""
+    given = study.settings["hypotheses"]["prior"]
+    taxes = study.taxes_at("ref_safe", "ttft_p90")
+    plain_s = given["plain_ttft_p90_s"]
+    keys = {"nixl_both": "nixl_ttft_p90_s", "mooncake_both": "mooncake_both_ttft_p90_s"}
+    shown = [item for item in study.connectors if item.id in keys]
+    if not shown:
+        return None
+    columns = (
+        "Configuration", "Prior, s", "Prior tax, %", "Measured, ms", "Measured tax, %",
+        "95 % interval, %", "Verdict",
+    )  # fmt: skip
+    plain_ms = next((row.plain_ms for row in taxes.values() if row.plain_ms is not None), None)
+    dash = Cell(text.DASH)
+    cells = [number(plain_s), dash, number(plain_ms), dash, dash, Cell("")]
+    rows = [Row([Cell(study.label(PLAIN)), *cells])]
+    for item in shown:
+        row, prior_s = taxes.get(item.id), given[keys[item.id]]
+        if row is None or row.status != "valid":
+            reason = "not measured at ref_safe" if row is None else f"{row.status}: {row.reason}"
+            first = [item.label, f"{prior_s:.2f}", text.signed(100 * (prior_s / plain_s - 1), 1)]
+            rows.append(lost(columns, first, reason))
+            continue
+        measured = [number(row.config_ms), percent(row.tax), interval(row.tax_lo, row.tax_hi)]
+        prior_tax = percent(prior_s / plain_s - 1)
+        cells = [number(prior_s), prior_tax, *measured, Cell(judged(study, row))]
+        rows.append(Row([Cell(item.label), *cells]))
+    return table("prior-table", columns, rows)

@@ -1,0 +1,186 @@
+"""How each cell went while it ran: small time series of its raw records, drawn as SVG paths.
+
+From the first planned request until the window ends, in BINS equal parts; a part's value is the
+median of what was recorded in it, and a part without a record is a gap.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from connector_tax import text
+from connector_tax.analysis.quiet import read_machine
+from connector_tax.analysis.records import REQUESTS, STEPS, empty_frame, read_records
+from connector_tax.artifacts import paths
+from connector_tax.figures.tables import StudyTables
+from connector_tax.files import ArtifactError, read_jsonl
+from connector_tax.report.launches import CellState, LaunchReport
+
+BINS, HEIGHT = 48, 16  # of a drawing, in its own units
+COLUMNS = (
+    "TTFT, ms", "TPOT, ms", "in flight", "waiting", "KV blocks used, %", "engine step, ms",
+    "yardstick, ns",
+)  # fmt: skip
+WAITING, KV_USE = "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
+
+Floats = NDArray[np.float64]
+# When something was recorded, in ns, and its value.
+Samples = tuple[Floats, Floats]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One time series: an SVG path, zero at the bottom, and the range of its values in words."""
+
+    path: str
+    words: str
+
+
+@dataclass(frozen=True)
+class CellSeries:
+    """The time series of one cell.
+
+    Attributes:
+        cell: its state, with the reason where it has no number.
+        warm: where the warm-up ends, in units of the drawing.
+        failed: an SVG path with a stroke for each part in which a request failed or was dropped.
+        drawings: one for each of COLUMNS; None where nothing was recorded.
+    """
+
+    cell: CellState
+    warm: int
+    failed: str
+    drawings: Sequence[Drawing | None]
+
+
+def series_of(study: StudyTables, launch: LaunchReport) -> list[CellSeries]:
+    """The time series of the launch's cells that left records.
+
+    Raises:
+        ArtifactError: a raw record is missing, changed or malformed.
+    """
+    return [_series(study.root, cell) for cell in launch.cells if cell.record and cell.link]
+
+
+def _series(root: Path, cell: CellState) -> CellSeries:
+    assert cell.record is not None
+    assert cell.link is not None
+    window = cell.record["window"]
+    start, stop = window["t_origin_ns"], window["t_stop_ns"]
+    edges = np.linspace(start, stop, BINS + 1)
+    samples, failed = _samples(root / cell.link, cell.record, edges)
+    warm = round(BINS * (window["t_warmup_end_ns"] - start) / (stop - start))
+    hit = np.flatnonzero(np.histogram(failed, edges)[0])
+    strokes = "".join(f"M{part}.5 {HEIGHT}v-{HEIGHT}" for part in hit)
+    return CellSeries(cell, warm, strokes, [_drawing(*pair, edges) for pair in samples])
+
+
+def _samples(path: Path, record: Mapping[str, Any], edges: Floats) -> tuple[list[Samples], Floats]:
+    """The samples of each of COLUMNS, and when a request was due that failed or was dropped."""
+
+    def read(kind: str, samples: Callable[[Path, str], list[Samples]]) -> list[Samples]:
+        name = paths.cell_log(kind, record["phase"], record["cell"])
+        digest = record["files"].get(name)
+        return [] if digest is None else samples(path.with_name(name), digest)
+
+    none = (np.empty(0), np.empty(0))
+    *latencies, (failed, _) = (
+        read("requests", lambda file, digest: _requests(file, digest, edges)) or [none] * 4
+    )
+    scraped = read("metrics", lambda file, _: _gauges(file)) or [none] * 2
+    (steps,) = read("engine_step", _steps) or [none]
+    (yardstick,) = read("machine", _yardstick) or [none]
+    return [*latencies, *scraped, steps, yardstick], failed
+
+
+def _drawing(t_ns: Floats, values: Floats, edges: Floats) -> Drawing | None:
+    """The median of each part as a staircase, broken where there is none."""
+    order = np.argsort(t_ns)
+    parts = np.split(values[order], np.searchsorted(t_ns[order], edges))[1:-1]
+    medians = {place: float(np.median(part)) for place, part in enumerate(parts) if len(part)}
+    if not medians:
+        return None
+    low, high = min(medians.values()), max(medians.values())
+    scale = HEIGHT / high if high > 0 else 0.0
+    runs: list[tuple[int, int, int]] = []  # of equal parts: first, last, height
+    for place, value in medians.items():
+        y = HEIGHT - round(scale * value)
+        if runs and runs[-1][1:] == (place - 1, y):
+            runs[-1] = (runs[-1][0], place, y)
+        else:
+            runs.append((place, place, y))
+    path = "".join(
+        (f"V{y}" if first - 1 in medians else f"M{first} {y}") + f"h{last + 1 - first}"
+        for first, last, y in runs
+    )
+    words = text.compact(low) if low == high else f"{text.compact(low)} to {text.compact(high)}"
+    return Drawing(path, words)
+
+
+def _requests(path: Path, sha256: str, edges: Floats) -> list[Samples]:
+    """TTFT and TPOT by when a request was due, how many are in flight, and which failed."""
+    table = pl.concat([empty_frame(REQUESTS), *read_records(path, REQUESTS, sha256)])
+    ok = table.filter(pl.col("status") == "ok")
+    due, first, last, sent, done, tokens = (
+        ok[name].to_numpy().astype(float)
+        for name in ("t_intended_ns", "t_first_token_ns", "t_last_token_ns", "t_send_ns",
+                     "t_done_ns", "completion_tokens")
+    )  # fmt: skip
+    several = tokens > 1
+    tpot = (last - first)[several] / (tokens - 1)[several]
+    middles = (edges[1:] + edges[:-1]) / 2
+    flying = np.searchsorted(np.sort(sent), middles) - np.searchsorted(np.sort(done), middles)
+    failed = table.filter(pl.col("status") != "ok")["t_intended_ns"].to_numpy().astype(float)
+    return [
+        (due, (first - due) / 1e6),
+        (due[several], tpot / 1e6),
+        (middles, flying.astype(float)),
+        (failed, np.ones(len(failed))),
+    ]
+
+
+def _gauges(path: Path) -> list[Samples]:
+    """Waiting requests, of all engines, and the share of KV blocks used, of the fullest, in %."""
+    rows = list(_scrapes(path))
+    t_ns, waiting, used = np.array(rows, float).reshape(-1, 3).T
+    known = [~np.isnan(values) for values in (waiting, used)]
+    return [(t_ns[known[0]], waiting[known[0]]), (t_ns[known[1]], 100 * used[known[1]])]
+
+
+def _scrapes(path: Path) -> Iterator[tuple[float, float, float]]:
+    for number, record in enumerate(read_jsonl(path), 1):
+        try:
+            if record["ok"]:
+                values = record["values"]
+                waiting, used = (
+                    [v for name, v in values.items() if name.partition("{")[0] == gauge]
+                    for gauge in (WAITING, KV_USE)
+                )
+                nan = float("nan")
+                yield record["t_ns"], sum(waiting) if waiting else nan, max(used, default=nan)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ArtifactError(f"{path}:{number}: not a metrics record: {error!r}") from None
+
+
+def _steps(path: Path, sha256: str) -> list[Samples]:
+    """Whole engine steps that scheduled tokens, in ms; schedule() where that is all there is."""
+    tokens = pl.col("prefill_tokens") + pl.col("decode_tokens")
+    busy = (pl.col("process") == "scheduler") & (tokens > 0)
+    spent = pl.coalesce("engine_step_us", "step_duration_us") / 1e3
+    frames = [
+        frame.filter(busy).select("t_ns", spent=spent)
+        for frame in (empty_frame(STEPS), *read_records(path, STEPS, sha256))
+    ]
+    table = pl.concat(frames)
+    return [(table["t_ns"].to_numpy().astype(float), table["spent"].to_numpy())]
+
+
+def _yardstick(path: Path, sha256: str) -> list[Samples]:
+    """The time of one load from memory, in ns."""
+    machine = read_machine(path, sha256)
+    return [(machine.t_ns.astype(float), machine.memory_ns / machine.elements)]

@@ -1,0 +1,108 @@
+"""A cell over time: what is drawn of the raw records, and where nothing was recorded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.figures.tables import StudyTables
+from connector_tax.files import ArtifactError, sha256_file, write_json
+from connector_tax.report.launches import CellState, LaunchReport
+from connector_tax.report.series import COLUMNS, CellSeries, series_of
+from tests.figures.figure_study import write_study
+
+SECOND = 10**9
+
+
+def _request(seq: int, *, ttft_ms: float, status: str = "ok") -> dict[str, Any]:
+    """Due at `seq` seconds; ten tokens 2 ms apart."""
+    due = seq * SECOND
+    ok = status == "ok"
+    first = due + int(ttft_ms * 1e6) if ok else None
+    last = first + 18_000_000 if first is not None else None
+    return {
+        "seq": seq, "status": status, "t_intended_ns": due, "t_send_ns": due,
+        "t_first_token_ns": first, "t_last_token_ns": last, "t_done_ns": last,
+        "completion_tokens": 10 if ok else None,
+    }  # fmt: skip
+
+
+def _step(t_s: float, tokens: int, us: float) -> dict[str, Any]:
+    return {
+        "t_ns": int(t_s * SECOND), "step_id": int(10 * t_s), "process": "scheduler",
+        "step_duration_us": 1.0, "build_meta_us": None, "get_finished_us": None,
+        "start_load_kv_us": None, "prefill_tokens": 0, "decode_tokens": tokens,
+        "engine_step_us": us,
+    }  # fmt: skip
+
+
+def _series(root: Path, records: dict[str, list[dict[str, Any]]]) -> CellSeries:
+    """The series of a cell of 48 s, so that a second is a part, with 12 s of warm-up."""
+    study = StudyTables(write_study(root))
+    folder = root / "runs" / "plain" / "block0" / "A" / "r4"
+    folder.mkdir(parents=True)
+    for kind, lines in records.items():
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"{kind}_A_r4.jsonl").write_text(text)
+    window = {"t_origin_ns": 0, "t_warmup_end_ns": 12 * SECOND, "t_stop_ns": 48 * SECOND}
+    files = {path.name: sha256_file(path) for path in folder.iterdir()}
+    record = {"phase": "A", "cell": "r4", "window": window, "files": files}
+    write_json(folder / "cell_A_r4.json", record)
+    link = (folder / "cell_A_r4.json").relative_to(root).as_posix()
+    cell = CellState("r4", "valid", "", record, link)
+    unmeasured = CellState("r8", "missing", "no index.json", None, None)
+    launch = LaunchReport("A", "plain", 0, 1, "done", "", None, "", cells=[cell, unmeasured])
+    (series,) = series_of(study, launch)
+    return series
+
+
+def test_each_quantity_is_drawn_over_time_and_what_was_not_recorded_is_not(tmp_path: Path) -> None:
+    scrape = {"ok": True, "values": {
+        'vllm:num_requests_waiting{engine="0"}': 3.0, 'vllm:num_requests_waiting{engine="1"}': 1.0,
+        'vllm:num_requests_waiting_by_reason{reason="capacity"}': 9.0,
+        'vllm:kv_cache_usage_perc{engine="0"}': 0.25, 'vllm:kv_cache_usage_perc{engine="1"}': 0.5,
+    }}  # fmt: skip
+    series = _series(
+        tmp_path / "s",
+        {
+            "requests": [
+                _request(0, ttft_ms=10), _request(1, ttft_ms=20), _request(2, ttft_ms=20),
+                _request(5, ttft_ms=0, status="timeout"), _request(20, ttft_ms=5),
+            ],
+            "metrics": [{"t_ns": SECOND, **scrape}, {"t_ns": 2 * SECOND, "ok": False}],
+            "engine_step": [_step(3.0, 4, 5000.0), _step(3.5, 4, 7000.0), _step(9.0, 0, 90.0)],
+        },
+    )  # fmt: skip
+    drawn = dict(zip(COLUMNS, series.drawings, strict=True))
+    assert drawn["yardstick, ns"] is None
+    known = {name: drawing for name, drawing in drawn.items() if drawing is not None}
+    # From zero at the bottom, 16, to the largest at the top; nothing between 3 s and 20 s.
+    assert known["TTFT, ms"].path == "M0 8h1V0h2M20 12h1"
+    assert known["TTFT, ms"].words == "5 to 20"
+    assert known["TPOT, ms"].words == "2"
+    assert known["waiting"].words == "4"
+    assert known["KV blocks used, %"].words == "50"
+    assert known["engine step, ms"].path == "M3 0h1"
+    assert known["engine step, ms"].words == "6"
+    assert (series.warm, series.failed) == (12, "M5.5 16v-16")
+
+
+def test_how_many_are_in_flight_is_counted_in_the_middle_of_each_part(tmp_path: Path) -> None:
+    slow = [_request(seq, ttft_ms=2600) for seq in range(4)]
+    series = _series(tmp_path / "s", {"requests": slow})
+    in_flight = series.drawings[COLUMNS.index("in flight")]
+    assert in_flight is not None
+    # Each is there for 2.618 s: 1, 2, 3, 3, 2, 1, then none.
+    assert in_flight.path == "M0 11h1V5h1V0h2V5h1V11h1V16h42"
+    assert in_flight.words == "0 to 3"
+
+
+def test_a_raw_record_that_changed_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    series = _series(root, {"requests": [_request(0, ttft_ms=10)]})
+    file = root / "runs/plain/block0/A/r4/requests_A_r4.jsonl"
+    file.write_text(file.read_text().replace("10000000", "20000000"))
+    launch = LaunchReport("A", "plain", 0, 1, "done", "", None, "", cells=[series.cell])
+    with pytest.raises(ArtifactError, match="sha256"):
+        series_of(StudyTables(root / "study.json"), launch)
