@@ -239,3 +239,9 @@ def pythons_of(engine: Mapping[str, Any]) -> list[str]:
     """The interpreters that configurations are served with (kind vllm), the engine's own first."""
     forms = (form["python"] for form in engine["forms"].values() if "python" in form)
     return list(dict.fromkeys([engine["python"], *forms]))
+
+
+def is_fetched(engine: Mapping[str, Any]) -> bool:
+    """Whether the model is named, to be fetched from a hub, and is no folder of this machine."""
+    named = engine["kind"] == "vllm" and not engine["model"].startswith("./")
+    return named and not Path(engine["model"]).is_absolute()

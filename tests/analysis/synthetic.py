@@ -19,8 +19,10 @@ from connector_tax.analysis import reference
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
 from connector_tax.artifacts.names import METRICS, PHASES, Launch, configuration_of, plain_names
-from connector_tax.files import sha256_file
+from connector_tax.artifacts.rates import cell_rates, shape_limits
+from connector_tax.files import sha256_file, write_json
 from connector_tax.seeds import named_generator
+from connector_tax.study.shape_rates import shape_rates_content, shapes_of
 from tests.study_folder import rate_cell, shape_cell, study_document, write_stages
 
 CONFIGURATIONS = (
@@ -96,6 +98,9 @@ CONFIG: dict[str, Any] = {
 }
 
 CellName = tuple[str, int, str, str]
+
+# What plain serves of each shape, in a study that asks for it.
+SERVED_RPS = {"128x16": 200.0, "512x16": 60.0}
 
 
 @dataclass
@@ -179,6 +184,9 @@ def write_synthetic_study(
     if reference.main(["--study", str(study_file)]):
         raise RuntimeError("the synthetic study has no reference rate; see the message above")
     writer.rates = json.loads((root / paths.REFERENCE_RATES).read_text())
+    if document["config"].get("shape_rates"):
+        served = {name: [1 / SERVED_RPS[name]] for name in shapes_of(document)}
+        write_json(root / paths.SHAPE_RATES, shape_rates_content(document, served))
     for phase in ("B", "Bp"):
         _write_phase(writer, phase)
     return study_file
@@ -191,6 +199,7 @@ def _document(
         key: {**value, **overrides.get(key, {})} if isinstance(value, dict) else value
         for key, value in CONFIG.items()
     }
+    config |= {key: value for key, value in overrides.items() if key not in CONFIG}
     config |= {"seed": seed, "blocks": blocks, "plain_launches": plain_launches}
     config["configurations"] = list(CONFIGURATIONS)
     sweep, grid = config["phase_a"], config["phase_b"]
@@ -232,6 +241,8 @@ def _write_launch(writer: _Writer, config: str, block: int, phase: str) -> None:
     elif phase == "Bp" and writer.rates["ref_load"] == writer.rates["ref_safe"]:
         status, reason = "skipped", "ref_load equals ref_safe"
     planned = writer.document["cells"][phase]
+    limits = {} if phase == "A" else shape_limits(writer.document, writer.root)
+    rates = cell_rates(writer.document, phase, rate, limits)
     if status == "done":
         for name in ("vllm_stdout.log", "vllm_stderr.log", "env.txt"):
             (folder / name).write_text("synthetic\n")
@@ -242,7 +253,8 @@ def _write_launch(writer: _Writer, config: str, block: int, phase: str) -> None:
             0, writer.launch_sigma
         )
         cells = [
-            _write_cell(writer, folder, config, block, phase, c, rate, offset) for c in planned
+            _write_cell(writer, folder, config, block, phase, c, rates[c["cell"]], offset)
+            for c in planned
         ]
     else:
         lost = "skipped" if status == "skipped" else "missing"
@@ -267,13 +279,12 @@ def _write_cell(
     block: int,
     phase: str,
     planned: Mapping[str, Any],
-    launch_rate: float | None,
+    rate: float | None,
     offset: float,
 ) -> CellEntry:
     name = planned["cell"]
     folder = launch_folder / name
     folder.mkdir()
-    rate = launch_rate if planned["rate_rps"] is None else planned["rate_rps"]
     assert rate is not None
     rules = writer.document["config"]["cell"]
     window_s = min(max(rules["floor_s"], rules["min_completed"] / rate), rules["cap_s"])

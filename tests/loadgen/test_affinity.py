@@ -56,6 +56,20 @@ def test_two_sockets_with_smt_keep_siblings_together_and_spill_over(tmp_path: Pa
     assert [core.node for core in plan.topology.cores] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
+def test_the_server_gets_the_node_of_its_gpu_and_the_client_another(tmp_path: Path) -> None:
+    topology = read(two_sockets_smt(4), tmp_path)
+    nodes = {cpu: core.node for core in topology.cores for cpu in core.cpus}
+    for node in (0, 1):
+        plan = plan_affinity(topology, 2, server_cores=4, server_node=node)
+        assert {nodes[cpu] for cpu in plan.server} == {node}
+        assert {nodes[cpu] for cpu in (*plan.loadgen, *plan.workers[0])} == {1 - node}
+        assert not plan.warnings
+    # Five wanted: its node has four.
+    plan = plan_affinity(topology, 1, server_cores=5, server_node=0)
+    assert {nodes[cpu] for cpu in plan.server} == {0, 1}
+    assert "NUMA node 0, where the server's GPU is" in plan.warnings[0]
+
+
 def test_smt_switched_off_is_seen_as_offline_siblings(tmp_path: Path) -> None:
     cores = [(i // 2, (i, i + 4)) for i in range(4)]
     topology = read(machine(cores, offline=range(4, 8)), tmp_path)

@@ -23,6 +23,7 @@ import pytest
 from connector_tax.analysis import aggregate
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.validity import COUNTERS, assess, server_counters, void_reasons
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import launches
@@ -49,6 +50,7 @@ SMALL: dict[str, Any] = {
     "phase_bp": {"configurations": ["plain", "mooncake_both"], "shapes": [[128, 16]]},
     "cell": {"floor_s": 1.5, "min_completed": 40},
     "statistics": {"resamples": 100},
+    "shape_rates": {"max_share": 0.5, "probe_s": 1.0},
 }
 SECTIONS: dict[str, Any] = {
     "engine": {
@@ -130,6 +132,11 @@ def _complete_design(study_file: Path) -> dict[str, Any]:
         measured_design(document["config"], document["configurations"])
     )
     write_json(study_file, document)
+    shape_rates = root / paths.SHAPE_RATES
+    if shape_rates.exists():
+        write_json(
+            shape_rates, read_json(shape_rates) | {"design_sha256": document["design_sha256"]}
+        )
     environment: dict[str, Any] = {"engine_label": document["engine_label"]}
     environment |= dict.fromkeys(("vllm", "vllm_sha", "mooncake", "nixl", "lmcache"), "none")
     environment |= {"gpu": ["no GPU"], "cpu": "synthetic"}

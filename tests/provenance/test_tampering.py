@@ -152,6 +152,12 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
     "a reference rate": (
         json_value("reference_rates.json", "ref_safe", value=80.0),
         "launch", "reference_rates.json says 80"),
+    "what was served of a shape": (
+        json_value("preflight/shape_rates.json", "shapes", "512x16", "completed_s", value=[0.001]),
+        "design", "512x16: most_rps is 30.0, what was served gives 500"),
+    "a shape's rate": (
+        json_value("preflight/shape_rates.json", "shapes", "512x16", "most_rps", value=35.0),
+        "schedule", "rate is 30.0 req/s, it must be 35"),
     "a row gone from a figure": (
         csv_row_gone("figures/fig4_tax_bars.csv"), "figure", "0 rows"),
     "a picture": (other_picture, "report", "fig1_ttft_vs_rate.png in the report is not"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.rates import cell_rates
 from connector_tax.files import ArtifactError, make_durable, read_json, write_json
 from connector_tax.seals import seal_settings
 from connector_tax.study import cell as cells
@@ -134,7 +135,8 @@ def test_a_half_edited_cell_is_damaged_and_measured_again(tmp_path: Path, conten
         row = next(plan.planned_cells(study, study_file.parent))
         assert (row.cell, row.state) == ("r20", "damaged")
     lines: list[str] = []
-    missing = missing_cells(study, Launch("plain", 0, "A"), folder, None, lines.append)
+    rates = cell_rates(study, "A", None, {})
+    missing = missing_cells(study, Launch("plain", 0, "A"), folder, rates, lines.append)
     assert [cell["cell"] for cell in missing] == ["r20", "r40"]
     assert "moved to r20.damaged1" in lines[0]
     assert (folder / "r20.damaged1" / "cell_A_r20.json").exists()
@@ -148,9 +150,9 @@ def test_a_half_edited_cell_is_damaged_and_measured_again(tmp_path: Path, conten
 def test_a_whole_cell_is_kept(tmp_path: Path) -> None:
     study_file = write_study(tmp_path / "results" / "tiny")
     finished_cell(launch_folder(study_file), WHOLE)
-    missing = missing_cells(
-        read_json(study_file), Launch("plain", 0, "A"), launch_folder(study_file), None, print
-    )
+    study = read_json(study_file)
+    rates = cell_rates(study, "A", None, {})
+    missing = missing_cells(study, Launch("plain", 0, "A"), launch_folder(study_file), rates, print)
     assert [cell["cell"] for cell in missing] == ["r40"]
 
 

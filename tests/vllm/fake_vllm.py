@@ -134,6 +134,13 @@ def serve() -> None:
     if FAULT == "dead connector" and names:
         print("\x1b[31mLMCache ERROR:\x1b[0m Failed to initialize the manager: Traceback (most")
         print('  File "x.py", line 1\nRuntimeError: No supported cpu connector found.')
+    if FAULT == "rdma without a device":
+        print("INFO [m.py:1] The Mooncake Transfer Engine is using rdma as its protocol.")
+        print("I1121 21:21:41.651367 3839 t.cpp:274] Topology discovery complete. Found 0 HCAs.")
+    if FAULT == "lmcache without kernels":
+        print("WARNING lmcache.cuda_ops compiled extension not found; CudaDeviceOps stays on")
+    if FAULT == "ucx":
+        print("2026-11-21 21:22:04 NIXL INFO    _api.py:405 Backend UCX was instantiated")
     sys.stdout.flush()
     Handler.names, Handler.model = names, flag("--served-model-name")
     http.server.ThreadingHTTPServer(("127.0.0.1", int(flag("--port"))), Handler).serve_forever()

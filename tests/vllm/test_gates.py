@@ -111,6 +111,12 @@ def test_a_sound_server_passes(study: Study, configuration: str) -> None:
             "RuntimeError: No supported cpu connector found.",
         ),
         (
+            "mooncake_consumer",
+            "rdma without a device",
+            "found no RDMA device and falls back to tcp",
+        ),
+        ("lmcache_only", "lmcache without kernels", "lacks its compiled kernels"),
+        (
             "multi_mooncake_lmcache",
             "child not created",
             "MooncakeConnector, LMCacheConnectorV1 not created",
@@ -129,6 +135,11 @@ def test_each_failure_is_a_skip_with_its_reason(
     found = study.gate(configuration, fault, forms=forms)
     assert found is not None
     assert reason in found
+
+
+def test_the_path_that_is_active_stands_in_the_evidence(study: Study) -> None:
+    assert study.gate("nixl_both", "ucx") is None
+    assert "paths: NIXL backend UCX" in study.notes
 
 
 def test_without_the_probe_the_log_alone_decides_and_the_evidence_says_so(study: Study) -> None:

@@ -50,7 +50,7 @@ def transfer(study: str, configuration: str) -> dict[str, Any]:
 def test_the_design_s_configurations_on_a_gpu() -> None:
     def mooncake(role: str) -> dict[str, Any]:
         # Its own bootstrap server would listen on every interface.
-        extra = {"bootstrap_server_address": "127.0.0.1:9001"}
+        extra = {"bootstrap_server_address": "127.0.0.1:9001", "mooncake_protocol": "tcp"}
         return {
             "kv_connector": "MooncakeConnector",
             "kv_role": role,

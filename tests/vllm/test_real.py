@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,28 @@ def test_it_serves_with_the_probe_seeing_every_step(
     before = overlay.sources_sha256(Path(described["package"]))
     gate(tmp_path, probe, configuration)
     assert overlay.sources_sha256(Path(described["package"])) == before
+
+
+def test_each_of_two_tensor_parallel_ranks_records_every_step(tmp_path: Path, probe: Path) -> None:
+    engine = load_yaml(ROOT / "config/vllm-cpu.yaml")["engine"]
+    parallel = {"--tensor-parallel-size": 2, "--distributed-executor-backend": "mp"}
+    resolved = study(
+        tmp_path,
+        flags=engine["flags"] | parallel,
+        environment=engine["environment"] | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    )
+    folder = tmp_path / "launch"
+    launch = Launch("noop_connector", 0, "A")
+    notes: list[str] = []
+    with preflight.gated_server(resolved, launch, "verify_two", folder, notes.append, probe):
+        steps = preflight.steps_of(resolved, folder)
+    busy = {r["step_id"] for r in steps if r["process"] == "scheduler" and _tokens(r)}
+    ranks = Counter(r["step_id"] for r in steps if r["process"] == "worker")
+    print(f"\n{len(busy)} steps with tokens; records of the ranks: {Counter(ranks.values())}")
+    assert busy
+    assert {ranks[step] for step in busy} == {2}
+    hooks = [r for r in steps if r["process"] == "worker" and r["step_id"] in busy]
+    assert all(r["get_finished_us"] is not None for r in hooks)
 
 
 def test_the_tutorials_own_connector_passes_the_gate(tmp_path: Path, probe: Path) -> None:

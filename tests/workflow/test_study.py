@@ -81,7 +81,10 @@ def secrets() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory, secrets: dict[str, str]) -> Study:
-    folder = prepare(tmp_path_factory.mktemp("end_to_end") / "study")
+    shape_rates = "shape_rates: {max_share: 0.05, probe_s: 1}\n"
+    folder = prepare(
+        tmp_path_factory.mktemp("end_to_end") / "study", lambda text: text + shape_rates
+    )
     results = folder / "results" / "tiny"
     process = start(folder, "all")
     launch = results / "runs" / "mooncake_both" / "block0" / "B"
@@ -100,6 +103,18 @@ def archived(study: Study) -> dict[str, bytes]:
     """Name to content of every member of the study's archive."""
     members = members_of(study.folder / "results" / "archive" / "tiny.tar.zst")
     return {info.name: content for info, content in members}
+
+
+def test_no_configuration_is_offered_more_of_a_shape_than_its_share(study: Study) -> None:
+    shapes = read_json(study.results / "preflight" / "shape_rates.json")["shapes"]
+    ref_safe = read_json(study.results / "reference_rates.json")["ref_safe"]
+    offered = {
+        path.parent.name: read_json(path)["schedule"]["rate_rps"]
+        for path in study.results.glob("runs/*/block*/B/*x*/cell_B_*.json")
+    }
+    most = {name: min(ref_safe, shapes[name]["most_rps"]) for name in offered}
+    assert offered == most
+    assert len(offered) == 2
 
 
 def test_a_dead_server_is_told_and_the_other_configurations_go_on(study: Study) -> None:

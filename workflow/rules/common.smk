@@ -102,7 +102,9 @@ READY = {
     "preflight": ancient(f"{RESULTS}/preflight/preflight_status.json"),
     "patch": ancient(f"{RESULTS}/patch/patch_status.json"),
 }
-RATES = ancient(f"{RESULTS}/reference_rates.json")
+RATES = [ancient(f"{RESULTS}/reference_rates.json")]
+if STUDY["config"].get("shape_rates") is not None:
+    RATES.append(ancient(f"{RESULTS}/preflight/shape_rates.json"))
 
 
 def block_files(phase, pattern):

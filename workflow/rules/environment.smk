@@ -19,6 +19,7 @@ rule study:
 rule environment:
     input:
         ancient(ENGINE_FILES),
+        ancient(MODEL),
         study=ancient(f"{RESULTS}/study.json"),
     output:
         f"{RESULTS}/environment.json",

@@ -12,3 +12,17 @@ rule reference_rates:
         f"{RESULTS}/logs/reference_rates.log",
     shell:
         "python -m connector_tax.analysis.reference --study {input.study} 2>&1 | tee {log}"
+
+
+# How much of each shape plain can serve; asked of a server, once, where the design wants it.
+rule shape_rates:
+    input:
+        **READY,
+        rates=ancient(f"{RESULTS}/reference_rates.json"),
+    output:
+        f"{RESULTS}/preflight/shape_rates.json",
+    log:
+        f"{RESULTS}/logs/shape_rates.log",
+    threads: workflow.cores
+    shell:
+        "python -m connector_tax.study.shape_rates --study {input.study} 2>&1 | tee {log}"

@@ -2,7 +2,7 @@
 
 import os
 
-from connector_tax.config import ROOT
+from connector_tax.config import ROOT, is_fetched
 from connector_tax.vllm.environment import files_of
 
 # In the project's folder, whatever the working directory is: studies share an environment of 3 GB.
@@ -11,6 +11,7 @@ ENGINE_FILES = [
     os.path.normpath(f"{PROJECT}/{name}")
     for name in files_of(STUDY["config"]["engine"])
 ]
+MODEL = [f"{RESULTS}/model.json"] if is_fetched(STUDY["config"]["engine"]) else []
 VLLM_ENVIRONMENT = os.path.normpath(f"{PROJECT}/envs/{{environment}}/.venv")
 TINY_MODEL = os.path.normpath(f"{PROJECT}/build/models/tiny-qwen3")
 
@@ -39,6 +40,19 @@ rule tiny_model:
         folder=lambda wildcards, output: str(Path(output[0]).parent),
     shell:
         "python -m connector_tax.vllm.tiny_model --out {params.folder:q} 2>&1 | tee {log}"
+
+
+# A model that is named is fetched before anything is launched; a start-up does not wait for it.
+rule model:
+    input:
+        ancient(ENGINE_FILES),
+        study=ancient(f"{RESULTS}/study.json"),
+    output:
+        f"{RESULTS}/model.json",
+    log:
+        f"{RESULTS}/logs/model.log",
+    shell:
+        "python -m connector_tax.study.fetch --study {input.study} 2>&1 | tee {log}"
 
 
 # Is this machine fit for the study, and how long will it take? Starts nothing.

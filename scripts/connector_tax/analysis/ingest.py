@@ -12,6 +12,7 @@ from typing import Any
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, cell_state, read_index
 from connector_tax.artifacts.names import PHASE_RULES, CellKey, Launch
+from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.files import ArtifactError, read_json, sha256_file
 
@@ -77,15 +78,22 @@ def load_cells(study: Study, phase: str, rate_rps: float | None = None) -> list[
     planned = sorted(
         launches(study.document, phase), key=lambda e: (order.index(e.config), e.block)
     )
-    return [cell for launch in planned for cell in _launch_cells(study, launch, rate_rps)]
+    limits = {} if phase == "A" else shape_limits(study.document, study.root)
+    rates = cell_rates(study.document, phase, rate_rps, limits)
+    return [cell for launch in planned for cell in _launch_cells(study, launch, rate_rps, rates)]
 
 
-def _launch_cells(study: Study, launch: Launch, rate_rps: float | None) -> list[Cell]:
+def _launch_cells(
+    study: Study, launch: Launch, rate_rps: float | None, rates: Mapping[str, float | None]
+) -> list[Cell]:
     folder = launch.folder(study.root)
     index = read_index(folder)
     if index is not None:
         _check_index(index, folder / paths.INDEX, study, launch, rate_rps)
-    return [_cell(launch, planned, index, folder) for planned in study.cells(launch.phase)]
+    return [
+        _cell(launch, planned, index, folder, rates[planned["cell"]])
+        for planned in study.cells(launch.phase)
+    ]
 
 
 def _check_index(
@@ -114,21 +122,29 @@ def _check_index(
 
 
 def _cell(
-    launch: Launch, planned: Mapping[str, Any], index: LaunchIndex | None, folder: Path
+    launch: Launch,
+    planned: Mapping[str, Any],
+    index: LaunchIndex | None,
+    folder: Path,
+    rate_rps: float | None,
 ) -> Cell:
     key = CellKey(launch.config, launch.block, launch.phase, planned["cell"])
     entry = None if index is None else index.entry(key.cell)
     status, reason = cell_state(index, entry)
     record = None
-    rate = planned["rate_rps"]
-    if rate is None and index is not None:
-        rate = index.rate_rps
+    if planned["rate_rps"] is None and (index is None or index.rate_rps is None):
+        rate_rps = None
     if status in ("valid", "void"):
         assert entry is not None
         path = folder / key.cell / paths.cell_record(key.phase, key.cell)
         record = read_json(path)
         _check_record(record, path, key, entry)
-        rate = record["schedule"]["rate_rps"]
+        if record["schedule"]["rate_rps"] != rate_rps:
+            raise ArtifactError(
+                f"{path}: rate_rps is {record['schedule']['rate_rps']}, the rate of this cell is "
+                f"now {rate_rps}: mixtures are refused. To measure the phase at the new rate, its "
+                f"launches kept aside: --forcerun {PHASE_RULES[launch.phase]}"
+            )
     return Cell(
         key=key,
         configuration=launch.configuration,
@@ -137,7 +153,7 @@ def _cell(
         folder=folder / key.cell,
         files={} if entry is None else entry.files,
         record=record,
-        rate_rps=rate,
+        rate_rps=rate_rps,
         input_tokens=planned["input_tokens"],
         output_tokens=planned["output_tokens"],
     )

@@ -6,6 +6,7 @@ with the status and the reason.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from connector_tax.analysis.block_model import Estimate, dunnett_p, sidak
@@ -13,7 +14,8 @@ from connector_tax.analysis.blocks_needed import blocks_needed
 from connector_tax.analysis.effects import Effect, TaxTable, WeightedTax
 from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.analysis.samples import METRICS
-from connector_tax.artifacts.names import PHASES, PLAIN, configuration_of
+from connector_tax.artifacts.names import PHASES, PLAIN, REFERENCES, configuration_of
+from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study
 
 TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
@@ -54,6 +56,21 @@ class Tables:
         """The Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the grid."""
         names = {cell["rate_rps"]: str(cell["cell"]) for cell in self.study.cells("A")}
         return names.get(self.rates[reference])
+
+    def reference_of(self, phase: str, planned: Mapping[str, Any]) -> tuple[str, float | None]:
+        """Which reference rate a cell stands for, and its rate; ref_safe where both are one."""
+        if phase == "A":
+            rate = planned["rate_rps"]
+            names = [name for name in REFERENCES if self.rates[name] == rate]
+            return (names[0] if names else ""), rate
+        name = "ref_safe" if phase == "B" else "ref_load"
+        rates = cell_rates(self.study.document, phase, self.rates[name], self.limits)
+        return name, rates[planned["cell"]]
+
+    @cached_property
+    def limits(self) -> dict[str, float]:
+        """The most requests/s of each shape."""
+        return shape_limits(self.study.document, self.study.root)
 
 
 def verdict(effect: Effect, p_adjusted: float | None, margin: float, confidence: float) -> str:
@@ -116,7 +133,7 @@ def _tax_row(
     effect: Effect | None,
 ) -> dict[str, Any]:
     config, phase, cell, metric = where
-    reference, rate = reference_of(phase, planned["rate_rps"], tables.rates)
+    reference, rate = tables.reference_of(phase, planned)
     lost = tables.taxes.lost(*where)
     row: dict[str, Any] = {
         "config": config,
@@ -190,17 +207,6 @@ def _family(tables: Tables, phase: str, rate_rps: float | None) -> str:
     """Whether a cell was named before the measuring as one of those that verdicts are made for."""
     named = [tables.rates[name] for name in tables.study.config["statistics"]["confirmatory"]]
     return CONFIRMATORY if phase == "A" and rate_rps in named else EXPLORATORY
-
-
-def reference_of(
-    phase: str, rate_rps: float | None, rates: Mapping[str, Any]
-) -> tuple[str, float | None]:
-    """Which reference rate a cell stands for, and its rate; ref_safe where both are one rate."""
-    if phase == "A":
-        names = [name for name in ("ref_safe", "ref_load") if rates[name] == rate_rps]
-        return (names[0] if names else ""), rate_rps
-    name = "ref_safe" if phase == "B" else "ref_load"
-    return name, rates[name]
 
 
 def _capacity_ratio(config: str, rates: Mapping[str, Any]) -> float | None:

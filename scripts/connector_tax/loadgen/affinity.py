@@ -71,7 +71,11 @@ class AffinityPlan:
 
 
 def plan_affinity(
-    topology: Topology, workers: int, server_cores: int = 1, enable_cpu_affinity: bool = True
+    topology: Topology,
+    workers: int,
+    server_cores: int = 1,
+    enable_cpu_affinity: bool = True,
+    server_node: int | None = None,
 ) -> AffinityPlan:
     """Place the load generator, `workers` worker processes and a server of >= `server_cores` cores,
     0 for a server on another machine.
@@ -79,6 +83,9 @@ def plan_affinity(
     With too few cores the load generator shrinks to one core, then workers share cores, then all of
     the client shares one; the server keeps its cores to itself as long as there are two cores. On
     a single core nothing is pinned. Every such step back is a warning.
+
+    `server_node` is the NUMA node the server belongs on, such as its GPU's: the client is placed
+    elsewhere first, and the server gets that node's cores alone, where there are enough.
 
     Raises:
         ValueError: workers below 1 or server_cores below 0.
@@ -101,6 +108,7 @@ def plan_affinity(
         sets = (everything,) * workers
         server = everything if server_cores else ()
         return AffinityPlan(everything, sets, server, False, tuple(warnings), topology)
+    cores.sort(key=lambda core: core.node == server_node)
     client = max(1, len(cores) - server_cores)
     if client >= LOADGEN_CORES + workers:
         mine = LOADGEN_CORES
@@ -115,10 +123,19 @@ def plan_affinity(
         )
     places = cores[mine : min(mine + workers, client)] or cores[:mine]
     used = min(mine + workers, client)
+    rest = cores[used:]
+    near = [core for core in rest if core.node == server_node]
+    if server_node is not None and len(near) < max(1, server_cores):
+        warnings.append(
+            f"{len(near)} cores of NUMA node {server_node}, where the server's GPU is, are left "
+            f"and {server_cores} wanted: the server uses those of other nodes too"
+        )
+    elif near:
+        rest = near
     return AffinityPlan(
         loadgen=_cpus(cores[:mine]),
         workers=tuple(places[i % len(places)].cpus for i in range(workers)),
-        server=_cpus(cores[used:]) if server_cores else (),
+        server=_cpus(rest) if server_cores else (),
         enabled=True,
         warnings=tuple(warnings),
         topology=topology,

@@ -21,6 +21,8 @@ def check_design(study: RawStudy, ledger: Ledger) -> None:
     ledger.check("design", "hash", _design_hash(study), "study.json hashes to its design_sha256")
     ledger.check("design", "run order", _run_order(study), "follows from the seed")
     ledger.check("design", "cells", _planned_cells(study), "follow from the grid")
+    if study.config.get("shape_rates") is not None:
+        ledger.check("design", "shape rates", _shape_rates(study), "follow from what was served")
     ledger.check("label", "engine", _labels(study), str(study.document["engine_label"]))
     for configuration in study.document["configurations"]:
         ledger.check("gate", configuration["id"], _gate(study, configuration))
@@ -91,6 +93,21 @@ def _planned_cells(study: RawStudy) -> Iterator[str]:
         ]
         if planned != expected[phase]:
             yield f"phase {phase} plans {planned}, the grid gives {expected[phase]}"
+
+
+def _shape_rates(study: RawStudy) -> Iterator[str]:
+    """What was served of each shape, and the share of it that is offered, once more."""
+    content, share = study.shape_rates, study.config["shape_rates"]["max_share"]
+    if content["design_sha256"] != study.document["design_sha256"]:
+        yield "shape_rates.json is of another design"
+    planned = {c["cell"] for phase in ("B", "Bp") for c in study.document["cells"][phase]}
+    if content["shapes"].keys() != planned:
+        yield f"shape_rates.json has {sorted(content['shapes'])}, the design {sorted(planned)}"
+    for name, shape in content["shapes"].items():
+        done = shape["completed_s"]
+        most = float(f"{share * len(done) / max(done):.3g}")
+        if shape["most_rps"] != most:
+            yield f"{name}: most_rps is {shape['most_rps']}, what was served gives {most}"
 
 
 def _labels(study: RawStudy) -> Iterator[str]:

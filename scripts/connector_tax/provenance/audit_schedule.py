@@ -37,9 +37,7 @@ def schedule(study: RawStudy, cell: RawCell) -> Iterator[str]:
         yield f"seed is {plan['seed']!r}, the documented name is {name!r}"
     if plan["kind"] != arrivals["process"]:
         yield f"kind is {plan['kind']!r}, the design says {arrivals['process']!r}"
-    rate = cell.planned["rate_rps"]
-    if rate is None:
-        rate = study.rates["ref_safe" if launch.phase == "B" else "ref_load"]
+    rate = study.offered_rps(launch.phase, cell.planned)
     if plan["rate_rps"] != rate:
         yield f"rate is {plan['rate_rps']} req/s, it must be {rate}"
     rule = study.document["config"]["cell"]

@@ -200,6 +200,25 @@ class RawStudy:
         return rates
 
     @cached_property
+    def shape_rates(self) -> Row:
+        """shape_rates.json as published; its `shapes` are empty in a study that has none."""
+        if self.config.get("shape_rates") is None:
+            return {"shapes": {}}
+        rates: Row = read_json(self.root / paths.SHAPE_RATES)
+        return rates
+
+    def offered_rps(self, phase: str, planned: Mapping[str, Any]) -> float:
+        """The rate of a cell: its own, or the reference rate, or less where its shape allows less.
+
+        By the study's own files; that these are right is claimed elsewhere.
+        """
+        if planned["rate_rps"] is not None:
+            return float(planned["rate_rps"])
+        rate = float(self.rates["ref_safe" if phase == "B" else "ref_load"])
+        shape = self.shape_rates["shapes"].get(planned["cell"])
+        return rate if shape is None else min(rate, float(shape["most_rps"]))
+
+    @cached_property
     def step_timing(self) -> bool:
         """Whether the patch stage says that steps were timed."""
         status = read_json(self.root / paths.PATCH_STATUS)

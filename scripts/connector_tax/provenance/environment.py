@@ -16,7 +16,7 @@ import psutil
 from connector_tax import __version__
 from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT, pythons_of
+from connector_tax.config import ROOT, is_fetched, pythons_of
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.machine import command_output, cpu, engine_versions, git_sha, packages
 from connector_tax.study.server_command import affinity_plan
@@ -114,6 +114,8 @@ def _write_environment(arguments: argparse.Namespace) -> None:
         for python in pythons_of(engine)[1:]:
             listings[f"engine packages of {python}"] = packages(ROOT / python)
     folder = arguments.study.parent
+    if is_fetched(engine):
+        environment["model"] = read_json(folder / paths.MODEL)
     if "quiet" in study["config"]:
         environment["quiet_level"] = study_quiet_level(study)
     write_text(folder / paths.ENV_TEXT, text(environment, listings))

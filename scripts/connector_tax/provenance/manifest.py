@@ -44,6 +44,7 @@ COLUMNS = {
     "device": "measured on",
     "step_timing": "step timing",
     "adapters": "adapters",
+    "paths": "data paths",
     "placement": "amiss with the CPUs",
     "status": "status",
     "reason": "reason",
@@ -61,7 +62,8 @@ One row per server launch and phase. `plain_2` is the second launch of `plain` i
 files of the result directory, sorted by path. `Seal` names the last link of the study's chain
 (seals.jsonl), to which each launch was added when it ended. A row whose engine says "emulated" is
 not a measurement of vLLM.
-Adapters are this project's plugins that change vLLM so that a connector starts on the machine.
+Adapters are this project's plugins that change vLLM so that a connector starts on the machine. Data
+paths are what the log of a configuration's gate says of the way its data would take.
 """
 
 
@@ -109,6 +111,7 @@ def row(
         "device": "; ".join(dict.fromkeys(_devices(index["attempts"]))),
         "step_timing": "available" if step_timing else "not available",
         "adapters": ", ".join(adapters),
+        "paths": _paths(folder, launch.configuration),
         "placement": "; ".join(_placement_warnings(index["attempts"])),
         "status": index["status"].upper() if index["status"] == "skipped" else index["status"],
         "reason": (index["reason"] or "").split("\n")[0],
@@ -123,6 +126,12 @@ def _devices(attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What each attempt ran on, where it says so: `machine-0123456789ab GPU-0a1b`."""
     for node in (attempt["node"] for attempt in attempts if "node" in attempt):
         yield " ".join([node["machine"], *node["devices"]])
+
+
+def _paths(folder: Path, configuration: str) -> str:
+    """The paths a connector's data would take, as its gate saw them."""
+    gate = read_json(folder / paths.PREFLIGHT_STATUS)[configuration]
+    return ", ".join(map(" ".join, gate.get("paths", {}).items()))
 
 
 def _placement_warnings(attempts: Sequence[Mapping[str, Any]]) -> list[str]:

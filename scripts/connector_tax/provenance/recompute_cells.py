@@ -96,8 +96,8 @@ class Cells:
         row: Row = dict(zip(("config", "block", "phase", "cell"), cell.key, strict=True))
         launch = cell.launch
         rate = cell.planned["rate_rps"]
-        if rate is None and launch.index is not None:
-            rate = launch.index.rate_rps
+        if rate is None and launch.index is not None and launch.index.rate_rps is not None:
+            rate = self.study.offered_rps(launch.phase, cell.planned)
         row |= {
             "configuration": launch.configuration,
             "rate_rps": cell.record["schedule"]["rate_rps"] if cell.measured else rate,

@@ -191,7 +191,7 @@ class Recomputed(Cells):
         confirmed = phase == "A" and set(at) & set(self.statistics["confirmatory"])
         row: Row = {
             "config": config, "phase": phase, "cell": cell, "metric": metric,
-            "rate_rps": planned["rate_rps"] if phase == "A" else self.rates[reference],
+            "rate_rps": self.study.offered_rps(phase, planned),
             "reference": reference, "input_tokens": planned["input_tokens"],
             "output_tokens": planned["output_tokens"], "n_blocks": 0, "n_config": 0, "n_plain": 0,
             "family": "confirmatory" if confirmed else "exploratory", "mark": "",

@@ -26,6 +26,8 @@ def seconds_by_part(rehearsal: Rehearsal) -> dict[str, float]:
     starts = [c["id"] for c in study.document["configurations"] if gated or c["gate"]]
     # The proof of the step probe is one start more.
     parts = {"gates": (len(starts) + gated) * (machine.startup_s + GATE_S)}
+    if rehearsal.probes_s is not None:
+        parts["probes of the shapes"] = machine.startup_s + GATE_S + rehearsal.probes_s
     around = 0.0
     for phase in PHASES:
         indexes = list(rehearsal.own_indexes(phase))

@@ -18,6 +18,7 @@ from connector_tax.analysis.validity import assess, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.files import read_json, sha256_file, write_bytes, write_json
 from connector_tax.loadgen import CellResult, Plan, open_loop
@@ -58,6 +59,8 @@ def rehearse_launch(study: Mapping[str, Any], launch: Launch, root: Path, machin
     seconds = 0.0
     if reason is None:
         status, rate = "done", reference_rate(root, launch.phase)
+        limits = {} if launch.phase == "A" else shape_limits(study, root)
+        rates = cell_rates(study, launch.phase, rate, limits)
         engine = VirtualEngine(
             machine.engines[launch.configuration], launch_seed(study, launch), machine.device_us
         )
@@ -66,7 +69,9 @@ def rehearse_launch(study: Mapping[str, Any], launch: Launch, root: Path, machin
             if skipped is not None:
                 entries.append(CellEntry(cell["cell"], "skipped", skipped, {}))
                 continue
-            record = _rehearse_cell(study, launch, cell, rate, engine, machine, folder)
+            offered = rates[cell["cell"]]
+            assert offered is not None
+            record = _rehearse_cell(study, launch, cell, offered, engine, machine, folder)
             seconds += record["rehearsed"]["seconds"]
             entries.append(finished_cell(record, folder / cell["cell"]))
     else:
@@ -88,16 +93,14 @@ def _rehearse_cell(
     study: Mapping[str, Any],
     launch: Launch,
     planned: Mapping[str, Any],
-    launch_rate: float | None,
+    rate_rps: float,
     engine: VirtualEngine,
     machine: Machine,
     launch_folder: Path,
 ) -> dict[str, Any]:
     """Serve one cell and write its folder; the content of its record."""
     config, name = study["config"], planned["cell"]
-    rate = planned["rate_rps"] if planned["rate_rps"] is not None else launch_rate
-    assert rate is not None
-    prepared = prepare(study, launch, planned, rate, attempt=1, measurement=1)
+    prepared = prepare(study, launch, planned, rate_rps, attempt=1, measurement=1)
     rule = cell_rule(config, launch.phase)
     load = open_loop(prepared.offsets_ns, [REQUEST] * len(prepared.offsets_ns), rule)
     precision = precision_rule(config)

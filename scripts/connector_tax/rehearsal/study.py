@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,9 @@ from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.tables import TaxRow, read_table
 from connector_tax.files import read_json, write_json, write_text
 from connector_tax.rehearsal.machine import Machine
+from connector_tax.rehearsal.shapes import rehearse_shapes
 from connector_tax.study.design import run_order
+from connector_tax.study.shape_rates import ShapeRateError, shape_rates_content
 
 # The smallest p that a bootstrap can give is 2 / (resamples + 1): with few, no tax of a family of
 # configurations would be significant, however large.
@@ -47,6 +49,7 @@ class Rehearsal:
         machine: what it was rehearsed on.
         rates: reference_rates.json; None where no rate qualifies.
         no_rate: why none does; None where one does.
+        probes_s: how long the probes of the shapes take; None where there are none.
         indexes: of every launch that ran.
         records: the record of each cell, by launch and cell name.
         rows, taxes, hypotheses: the analysis' tables; empty without reference rates.
@@ -57,6 +60,7 @@ class Rehearsal:
     machine: Machine
     rates: Mapping[str, Any] | None
     no_rate: str | None
+    probes_s: float | None
     indexes: Mapping[Launch, LaunchIndex]
     records: Mapping[tuple[Launch, str], Mapping[str, Any]]
     rows: list[dict[str, Any]]
@@ -78,11 +82,13 @@ def rehearse(study: Mapping[str, Any], machine: Machine, root: Path) -> Rehearsa
     """
     own_blocks = study["blocks"]
     document = _prepared(study, root)
+    config = document["config"]
     _run(document, "A", root)
     loaded = load_study(root / paths.STUDY)
     cells = load_cells(loaded, "A")
     rates: dict[str, Any] | None = None
     no_rate: str | None = None
+    probes_s: float | None = None
     rows: list[dict[str, Any]] = []
     taxes: list[TaxRow] = []
     hypotheses: list[dict[str, Any]] = []
@@ -92,6 +98,9 @@ def rehearse(study: Mapping[str, Any], machine: Machine, root: Path) -> Rehearsa
         no_rate = str(error)
     else:
         write_json(root / paths.REFERENCE_RATES, rates)
+        if config.get("shape_rates") is not None:
+            completed_s, probes_s = rehearse_shapes(document, machine)
+            write_json(root / paths.SHAPE_RATES, _shape_rates(document, completed_s))
         for phase in PHASES[1:]:
             _run(document, phase, root)
         files = aggregate(loaded)
@@ -116,8 +125,33 @@ def rehearse(study: Mapping[str, Any], machine: Machine, root: Path) -> Rehearsa
         if entry.files
     }
     return Rehearsal(
-        loaded, own_blocks, machine, rates, no_rate, indexes, records, rows, taxes, hypotheses
-    )
+        loaded, own_blocks, machine, rates, no_rate, probes_s, indexes, records, rows, taxes,
+        hypotheses,
+    )  # fmt: skip
+
+
+def rehearse_at(study: Mapping[str, Any], root: Path, rates: Mapping[str, Any]) -> None:
+    """Rehearse a study's launches, in the empty folder `root`, at reference rates that are known.
+
+    Args:
+        rates: the content of reference_rates.json.
+
+    Raises:
+        RehearsalError: a process of it failed.
+    """
+    document = _prepared(study, root)
+    write_json(root / paths.REFERENCE_RATES, rates)
+    for phase in PHASES:
+        _run(document, phase, root)
+
+
+def _shape_rates(
+    study: Mapping[str, Any], completed_s: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    try:
+        return shape_rates_content(study, completed_s)
+    except ShapeRateError as error:
+        raise RehearsalError(str(error)) from None
 
 
 def _prepared(study: Mapping[str, Any], root: Path) -> dict[str, Any]:

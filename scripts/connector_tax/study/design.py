@@ -45,6 +45,7 @@ MEASUREMENT_KEYS = (
     "phase_a",
     "phase_b",
     "phase_bp",
+    "shape_rates",
     "cell",
     "precision",
     "load_generator",

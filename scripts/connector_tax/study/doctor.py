@@ -22,11 +22,13 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT, pythons_of
+from connector_tax.config import ROOT, is_fetched, pythons_of
 from connector_tax.files import read_json, sha256_file
 from connector_tax.machine import ABSENT, cpu, engine_versions
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
+from connector_tax.study.gpu_needs import missing_for_triton, without_rdma
 from connector_tax.study.plan import (
     TO_MEASURE,
     expected_cell_s,
@@ -61,6 +63,8 @@ LEAST_DRIVERS = {"12": 525, "13": 580}
 # dummy bootstrap.
 PORTS_OF_A_LAUNCH = 6
 CPUS = Path("/sys/devices/system/cpu")
+# Host memory of a server and the pipeline; with a GPU, its driver's and the weights' way there.
+SERVER_GIB = {"cpu": 4, "cuda": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +81,15 @@ def findings(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
     engine = study["config"]["engine"]
     if engine["kind"] == "vllm":
         yield from _packages(engine)
-        yield _model(engine)
+        yield _model(engine, folder)
         if engine["device"] == "cuda":
             yield from _gpu(engine)
+            yield _triton(engine)
+            yield _rdma(study)
     yield from _cpus(study)
     yield _clock()
     yield governor(CPUS)
-    yield _memory()
+    yield _memory(engine)
     yield _disk(study, folder)
     yield _ports(study)
     yield _device(study)
@@ -120,12 +126,17 @@ def _built(stamp: Path) -> Finding:
     return Finding("environment", "ok", size)
 
 
-def _model(engine: Mapping[str, Any]) -> Finding:
+def _model(engine: Mapping[str, Any], folder: Path) -> Finding:
     name = engine["model"]
-    if name.startswith("./") or Path(name).is_absolute():
+    if not is_fetched(engine):
         there = (ROOT / name / "config.json").exists()
         return Finding("model", "ok" if there else "fail", name if there else f"{name}: not there")
-    return Finding("model", "warn", f"{name}: by name; vLLM must find it in its cache or fetch it")
+    if not (folder / paths.MODEL).exists():
+        text = f"{name}: not fetched yet; the study begins so, or: snakemake {folder}/model.json"
+        return Finding("model", "warn", text)
+    known = read_json(folder / paths.MODEL)
+    size = f"{known['bytes'] / 2**30:.1f} GiB"
+    return Finding("model", "ok", f"{name}: fetched, {size}, commit {known['commit']}")
 
 
 def _gpu(engine: Mapping[str, Any]) -> Iterator[Finding]:
@@ -186,6 +197,20 @@ def _driver(engine: Mapping[str, Any], driver: str) -> Iterator[Finding]:
         yield Finding("GPU driver", "ok" if new else "fail", text)
 
 
+def _triton(engine: Mapping[str, Any]) -> Finding:
+    missing = "; ".join(missing_for_triton(engine))
+    text = f"{missing}: Triton cannot build its launchers" if missing else "compiler and headers"
+    return Finding("Triton", "fail" if missing else "ok", text)
+
+
+def _rdma(study: Mapping[str, Any]) -> Finding:
+    lacking = without_rdma(study)
+    if not lacking:
+        return Finding("RDMA", "ok", "a device, or no configuration that asks for one")
+    text = f"no device; set engine.forms.<id>.extra_config.mooncake_protocol: tcp for {lacking}"
+    return Finding("RDMA", "fail", text.replace("'", ""))
+
+
 def _cpus(study: Mapping[str, Any]) -> Iterator[Finding]:
     yield Finding("CPU", "ok", cpu())
     plan = affinity_plan(study)
@@ -213,10 +238,14 @@ def governor(cpus: Path) -> Finding:
     return Finding("clock governor", verdict, ", ".join(counts))
 
 
-def _memory() -> Finding:
+def _memory(engine: Mapping[str, Any]) -> Finding:
+    """What is available against what server and pipeline take, LMCache's buffer included."""
     memory = psutil.virtual_memory()
-    enough = memory.available >= 4 * 2**30
+    buffer = float(engine.get("environment", {}).get("LMCACHE_MAX_LOCAL_CPU_SIZE", 0))
+    wanted = SERVER_GIB[engine.get("device", "cpu")] + buffer
+    enough = memory.available >= wanted * 2**30
     text = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
+    text += f", {wanted:g} wanted"
     return Finding("memory", "ok" if enough else "fail", text)
 
 

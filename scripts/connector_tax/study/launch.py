@@ -25,6 +25,7 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, PLAIN, Launch
+from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
@@ -116,7 +117,8 @@ class LaunchDriver:
             rate = reference_rate(self._study_folder, self.launch.phase)
             self.folder.mkdir(parents=True, exist_ok=True)
             with hold_devices(devices_of(self.study["config"])):
-                reason = self._run_cells(rate)
+                limits = shape_limits(self.study, self._study_folder)
+                reason = self._run_cells(cell_rates(self.study, self.launch.phase, rate, limits))
             status = "failed" if reason else "done"
         else:
             self.progress.say(f"skipped: {reason}")
@@ -137,11 +139,11 @@ class LaunchDriver:
         finally:
             os._exit(1)
 
-    def _run_cells(self, rate_rps: float | None) -> str | None:
+    def _run_cells(self, rates: Mapping[str, float | None]) -> str | None:
         """Measure every missing cell; None, or why the launch failed."""
         say = self.progress.say
         clear_interrupted(self.folder, say)
-        missing = missing_cells(self.study, self.launch, self.folder, rate_rps, say)
+        missing = missing_cells(self.study, self.launch, self.folder, rates, say)
         if not missing:
             return None
         node, design = describe_node(self.study["config"]), self.study["design_sha256"]
@@ -151,7 +153,7 @@ class LaunchDriver:
             supersedes=superseded(self.launch, self._study_folder),
         )
         try:
-            self._measure_on_a_free_port(missing, rate_rps, attempt)
+            self._measure_on_a_free_port(missing, rates, attempt)
         except (ServerError, LoadGeneratorError) as error:
             attempt["failure"] = str(error)
             say(f"FAILED: {error}")
@@ -161,14 +163,17 @@ class LaunchDriver:
         return None
 
     def _measure_on_a_free_port(
-        self, missing: Sequence[Mapping[str, Any]], rate_rps: float | None, attempt: dict[str, Any]
+        self,
+        missing: Sequence[Mapping[str, Any]],
+        rates: Mapping[str, float | None],
+        attempt: dict[str, Any],
     ) -> None:
         """Measure; where somebody else takes the port before the server does, on another one."""
         for left in reversed(range(PORTS_TRIED)):
             try:
                 with contextlib.ExitStack() as stack:
                     instruments, use = self._start(stack, attempt)
-                    self._measure_all(instruments, missing, rate_rps, attempt["attempt"])
+                    self._measure_all(instruments, missing, rates, attempt["attempt"])
                     use.after_load()
                 return
             except PortTakenError as error:
@@ -223,11 +228,11 @@ class LaunchDriver:
         self,
         instruments: cells.Instruments,
         missing: Sequence[Mapping[str, Any]],
-        rate_rps: float | None,
+        rates: Mapping[str, float | None],
         attempt: int,
     ) -> None:
         for position, cell in enumerate(missing, 1):
-            rate = cell["rate_rps"] if cell["rate_rps"] is not None else rate_rps
+            rate = rates[cell["cell"]]
             assert rate is not None
             reason = skip_reason(self.study, self.launch, self.folder, cell)
             if reason is not None:

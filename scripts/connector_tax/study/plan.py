@@ -18,6 +18,7 @@ from rich.table import Table
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json
@@ -88,7 +89,8 @@ def planned_cells(study: Mapping[str, Any], folder: Path) -> Iterator[PlannedCel
     """Every cell of the study in the order it runs."""
     known = rehearsed(study, folder)
     for phase in PHASES:
-        rate = reference_rate(folder, phase)
+        limits = shape_limits(study, folder) if (folder / paths.SHAPE_RATES).exists() else {}
+        rates = cell_rates(study, phase, reference_rate(folder, phase), limits)
         seconds = known["cells"][phase] if known else {}
         for launch in launches(study, phase):
             path = launch.folder(folder)
@@ -96,9 +98,7 @@ def planned_cells(study: Mapping[str, Any], folder: Path) -> Iterator[PlannedCel
             for cell in cell_order(study, launch):
                 name = cell["cell"]
                 state, reason = _state(path, name, index, launch.phase)
-                expected = seconds.get(
-                    name, expected_cell_s(study["config"], cell["rate_rps"] or rate)
-                )
+                expected = seconds.get(name, expected_cell_s(study["config"], rates[name]))
                 done = state in ("done", "void", "skipped")
                 yield PlannedCell(launch, name, state, reason, 0.0 if done else expected)
 

@@ -49,7 +49,7 @@ from connector_tax.study.server_command import (
 )
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import overlay
-from connector_tax.vllm.evidence import inactive_reason
+from connector_tax.vllm.evidence import active_paths, fallback_reason, inactive_reason
 from connector_tax.vllm.launch import connector_classes, transfer_of
 
 FAILED_COUNTER = "vllm:engine_core_failed_total"
@@ -89,25 +89,32 @@ def run_gate(
     folder: Path,
     note: Callable[[str], None],
     probe: Path | None,
-) -> None:
+) -> dict[str, str]:
     """Launch `configuration` in `folder` and put it through the gate called `name`.
 
     Args:
         probe: the step probe's overlay folder, None where it is not available.
+
+    Returns:
+        the paths its data would take, as `vllm.evidence.active_paths` has them.
 
     Raises:
         GateError: it did not pass; says at which step and with which value.
     """
     with gated_server(study, Launch(configuration, 0, "A"), name, folder, note, probe) as server:
         if study["config"]["engine"]["kind"] == "embedded":
-            return
+            return {}
         steps = steps_of(study, folder) if probe else None
         classes = list(connector_classes(transfer_of(server.argv)))
-        reason = inactive_reason(classes, server.log_text(), steps)
+        log = server.log_text()
+        paths_taken = active_paths(log)
+        note(f"paths: {', '.join(map(' '.join, paths_taken.items())) or 'none named'}")
+        reason = inactive_reason(classes, log, steps) or fallback_reason(paths_taken)
         if reason is not None:
             raise GateError(reason)
         seen = "the step probe is not available" if steps is None else f"{len(steps)} step records"
         note(f"connector: {' > '.join(classes) or 'none'}; {seen}")
+        return paths_taken
 
 
 @contextlib.contextmanager
@@ -271,8 +278,9 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
 
             if probe_note:
                 note(probe_note)
+            taken: dict[str, str] = {}
             try:
-                run_gate(study, entry["id"], gate, folder / entry["id"], note, probe)
+                taken = run_gate(study, entry["id"], gate, folder / entry["id"], note, probe)
                 include, reason = True, f"{gate} passed"
             except GateError as error:
                 include, reason = False, f"{gate}: {error}"
@@ -287,7 +295,9 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
                     f"{study_file.parent / evidence}. When the cause is mended, the same command "
                     "asks again."
                 )
-            status[entry["id"]] = {"include": include, "reason": reason, "evidence": evidence}
+            status[entry["id"]] = {
+                "include": include, "reason": reason, "evidence": evidence, "paths": taken,
+            }  # fmt: skip
     return status
 
 

@@ -46,26 +46,27 @@ def clear_interrupted(folder: Path, say: Say) -> None:
 
 
 def missing_cells(
-    study: Mapping[str, Any], launch: Launch, folder: Path, rate_rps: float | None, say: Say
+    study: Mapping[str, Any],
+    launch: Launch,
+    folder: Path,
+    rates: Mapping[str, float | None],
+    say: Say,
 ) -> list[dict[str, Any]]:
     """The cells of a launch that are to be measured, in run order; unusable ones are moved aside.
 
     Args:
-        rate_rps: the rate of cells that have none of their own.
+        rates: by cell, in requests/s.
     """
     # All are looked at before any is taken to make another needless.
     unfinished = [
         cell
         for cell in cell_order(study, launch)
-        if not _is_finished(folder, launch.phase, cell, rate_rps, say)
+        if not _is_finished(folder, launch.phase, cell["cell"], rates[cell["cell"]], say)
     ]
     return [cell for cell in unfinished if skip_reason(study, launch, folder, cell) is None]
 
 
-def _is_finished(
-    folder: Path, phase: str, cell: Mapping[str, Any], rate_rps: float | None, say: Say
-) -> bool:
-    name = cell["cell"]
+def _is_finished(folder: Path, phase: str, name: str, rate_rps: float | None, say: Say) -> bool:
     try:
         content = cells.read_intact(folder, phase, name)
     except ArtifactError as error:
@@ -74,12 +75,11 @@ def _is_finished(
         return False
     if content is None:
         return False
-    rate = cell["rate_rps"] if cell["rate_rps"] is not None else rate_rps
-    if content["schedule"]["rate_rps"] != rate:
+    if content["schedule"]["rate_rps"] != rate_rps:
         aside = cells.move_aside(folder, name, "otherrate")
         say(
-            f"cell {name} was measured at {content['schedule']['rate_rps']:g} req/s, the "
-            f"reference rate is now {rate:g}; kept as {aside.name}, measuring the cell again"
+            f"cell {name} was measured at {content['schedule']['rate_rps']:g} req/s, its "
+            f"rate is now {rate_rps:g}; kept as {aside.name}, measuring the cell again"
         )
         return False
     say(f"cell {name} is there and intact; kept")

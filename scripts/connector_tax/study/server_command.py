@@ -21,6 +21,7 @@ from connector_tax.loadgen.affinity import (
     read_topology,
 )
 from connector_tax.study.design import launch_seed
+from connector_tax.study.gpu_needs import gpu_node
 from connector_tax.study.server_environment import unset_lines
 from connector_tax.vllm.launch import ROOT_MARK, Companion, LaunchError, vllm_command
 
@@ -68,7 +69,13 @@ def affinity_plan(study: Mapping[str, Any]) -> AffinityPlan:
     """Where the server and the load generator of this study run on this machine."""
     options = study["config"]["load_generator"]
     cores = study["config"]["server"]["cores"]
-    return plan_affinity(read_topology(), options["workers"], cores, options["enable_cpu_affinity"])
+    return plan_affinity(
+        read_topology(),
+        options["workers"],
+        cores,
+        options["enable_cpu_affinity"],
+        gpu_node(study["config"]),
+    )
 
 
 def server_cpus(plan: AffinityPlan) -> tuple[int, ...]:

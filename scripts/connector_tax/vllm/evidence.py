@@ -20,6 +20,13 @@ _NOT_THE_CONNECTOR = re.compile(r"\bTriton\b|\bSwapping\b", re.I)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _EXCEPTION = re.compile(r"[A-Za-z_.]+(?:Error|Exception): ")
 _TRACEBACK_LINES = 60
+# Which way a connector's data would go, in the words of Mooncake, NIXL and LMCache.
+_PATHS = {
+    "Mooncake protocol": re.compile(r"Mooncake Transfer Engine is using (\w+) as its protocol"),
+    "Mooncake RDMA devices": re.compile(r"Topology discovery complete\. Found (\d+) HCAs"),
+    "NIXL backend": re.compile(r"Backend (\w+) was instantiated"),
+    "LMCache kernels": re.compile(r"lmcache\.\w+ compiled extension (not found)"),
+}
 SCHEDULER_HOOKS = ("build_meta_us",)
 WORKER_HOOKS = ("get_finished_us", "start_load_kv_us")
 
@@ -35,6 +42,31 @@ def failed_parts(log: str) -> list[str]:
             line = line.removesuffix("Traceback (most recent call last):").strip()
             lines_of_failure.append(f"{line} {cause}".strip())
     return lines_of_failure
+
+
+def active_paths(log: str) -> dict[str, str]:
+    """What the log says of the path that each part of a connector takes; names of `_PATHS`.
+
+    NIXL names its backend; which transports UCX chooses it tells at a log level of its own only.
+    """
+    said = {name: sorted(set(pattern.findall(log))) for name, pattern in _PATHS.items()}
+    return {name: ", ".join(values) for name, values in said.items() if values}
+
+
+def fallback_reason(paths: Mapping[str, str]) -> str | None:
+    """Why what would be measured is not what was asked for; None where it is.
+
+    Args:
+        paths: `active_paths`.
+    """
+    if paths.get("Mooncake protocol") == "rdma" and paths.get("Mooncake RDMA devices") == "0":
+        return (
+            "Mooncake is to use rdma, found no RDMA device and falls back to tcp; ask for it: "
+            "engine.forms.<id>.extra_config.mooncake_protocol: tcp"
+        )
+    if "LMCache kernels" in paths:
+        return "LMCache lacks its compiled kernels and falls back to torch; install the GPU's build"
+    return None
 
 
 def inactive_reason(

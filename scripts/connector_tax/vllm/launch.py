@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from connector_tax.config import is_fetched
+
 ROOT_MARK = "{root}"
 ENTRY_POINT = "vllm.entrypoints.launchers.api_server.entry"
 CPU_ADAPTER = f"{ROOT_MARK}/scripts/connector_tax/vllm/cpu_adapter"
@@ -92,6 +94,9 @@ def vllm_command(
     argv = [python, "-m", ENTRY_POINT, "--model", _model(engine["model"])]
     argv += ["--served-model-name", engine["served_model_name"], "--host", host]
     argv += ["--port", str(port), *_flags({**engine["flags"], **form.get("flags", {})})]
+    fetched = is_fetched(engine)
+    if fetched and "revision" in engine:
+        argv += ["--revision", engine["revision"], "--tokenizer-revision", engine["revision"]]
     by_id = {entry["id"]: entry for entry in configurations}
     companions: dict[str, Companion] = {}
     members = [configuration, *by_id[configuration]["children"]]
@@ -116,6 +121,7 @@ def vllm_command(
     environment = {
         **_ENVIRONMENT,
         **{name: str(free_port()) for name in _PORT_VARIABLES},
+        **({"HF_HUB_OFFLINE": "1"} if fetched else {}),
         **engine["environment"],
         **form.get("environment", {}),
         **({STEP_LOG_VARIABLE: "engine_step"} if probe else {}),

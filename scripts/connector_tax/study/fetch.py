@@ -1,0 +1,64 @@
+"""Fetch the model that a study names, before anything is launched: no start-up waits for a network.
+
+Servers are then told to look in the cache alone (`HF_HUB_OFFLINE`), so that every launch loads what
+was fetched. The commit stands in model.json and environment.json.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from connector_tax.artifacts import paths
+from connector_tax.commands import run_command, study_parser
+from connector_tax.config import ROOT, is_fetched
+from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.vllm import hub_files
+
+
+class FetchError(Exception):
+    """The model cannot be had; the text says why."""
+
+
+def fetch(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Fetch the model of an `engine` section; the content of model.json.
+
+    Raises:
+        FetchError: the hub does not have it or cannot be reached, or the disk is too small.
+    """
+    model, revision = engine["model"], engine.get("revision", "")
+    load = str(engine["flags"].get("--load-format", "auto"))
+    began = time.monotonic()
+    command = [str(ROOT / engine["python"]), str(Path(hub_files.__file__)), model, revision, load]
+    try:
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        told = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.CalledProcessError, IndexError, ValueError) as error:
+        name = f"{model}@{revision}" if revision else model
+        raise FetchError(f"engine.model: {name} was not fetched: {error}") from None
+    return {"model": model, "revision": revision or None, **told,
+            "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fetch the model of a study and write model.json."""
+    parser = study_parser("study.fetch", main.__doc__)
+    return run_command(parser, argv, _write, (ArtifactError, FetchError), label="fetch: ")
+
+
+def _write(arguments: argparse.Namespace) -> None:
+    engine = read_json(arguments.study)["config"]["engine"]
+    if not is_fetched(engine):
+        raise FetchError(f"engine.model: {engine['model']} is a folder, there is nothing to fetch")
+    content = fetch(engine)
+    write_json(arguments.study.parent / paths.MODEL, content)
+    gib = content["bytes"] / 2**30
+    print(f"{content['model']}, commit {content['commit']}: {gib:.1f} GiB")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What a study on a GPU needs of the machine beside the GPU: its NUMA node, a compiler, RDMA."""
+
+import csv
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from connector_tax.config import ROOT, pythons_of
+from connector_tax.study.device import DeviceError, devices_of
+
+# What Triton builds its launchers with: one of these, and the headers of the interpreter.
+COMPILERS = ("cc", "gcc", "clang")
+HEADER = "import sysconfig; print(sysconfig.get_path('include'))"
+
+
+def gpu_node(config: Mapping[str, Any], root: Path = Path("/")) -> int | None:
+    """The NUMA node that the study's GPUs hang on.
+
+    None where the server runs on no GPU, or its GPUs on several nodes, or nobody knows (a virtual
+    machine often does not say).
+
+    Args:
+        config: a resolved configuration.
+        root: where /sys is found.
+    """
+    if config["engine"].get("device") != "cuda":
+        return None
+    query = ["nvidia-smi", "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"]
+    try:
+        devices = devices_of(config)
+        done = subprocess.run(query, check=True, capture_output=True, text=True)
+    except (DeviceError, OSError, subprocess.CalledProcessError):
+        return None  # whoever holds the devices tells
+    nodes = set()
+    for uuid, bus in csv.reader(done.stdout.splitlines(), skipinitialspace=True):
+        if uuid in devices:
+            # nvidia-smi's domain has eight digits, the kernel's four.
+            file = root / "sys/bus/pci/devices" / bus.lower()[-12:] / "numa_node"
+            nodes.add(int(file.read_text()) if file.exists() else -1)
+    node = nodes.pop() if len(nodes) == 1 else -1
+    return None if node < 0 else node
+
+
+def missing_for_triton(engine: Mapping[str, Any]) -> Iterator[str]:
+    """What Triton lacks to build its launchers at the first start; nothing where it has all."""
+    if not any(shutil.which(name) for name in COMPILERS):
+        yield f"no C compiler ({', '.join(COMPILERS)})"
+    for python in pythons_of(engine):
+        try:
+            done = subprocess.run(
+                [ROOT / python, "-c", HEADER], check=True, capture_output=True, text=True
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            yield f"{python} does not run: {error}"
+            continue
+        if not (Path(done.stdout.strip()) / "Python.h").exists():
+            yield f"no Python.h for {python} (Debian: the interpreter's -dev package)"
+
+
+def without_rdma(study: Mapping[str, Any], root: Path = Path("/")) -> list[str]:
+    """Configurations whose Mooncake is to use RDMA, on a machine that has no device for it."""
+    if any(root.glob("sys/class/infiniband/*")):
+        return []
+    forms = study["config"]["engine"]["forms"]
+    return [
+        entry["id"]
+        for entry in study["configurations"]
+        if entry["connector"] == "MooncakeConnector"
+        and {**entry["extra_config"], **forms.get(entry["id"], {}).get("extra_config", {})}.get(
+            "mooncake_protocol", "rdma"
+        )
+        == "rdma"
+    ]

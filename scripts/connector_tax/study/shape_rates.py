@@ -1,0 +1,180 @@
+"""How much of each shape plain can serve: the rates of Phases B and B' where ref_safe is too much.
+
+Run once, between Phase A and Phase B, on a server of plain of its own: `cell.inflight_cap` requests
+of a shape arrive at once, and those that are completed in `shape_rates.probe_s` are counted (at
+least one is waited for). A queue that empties serves less than one that stays full, so that the
+number errs on the safe side. Whatever the rate comes to, it is the same for all configurations.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PLAIN, Launch
+from connector_tax.artifacts.rates import most_of_shape
+from connector_tax.commands import run_command, study_parser
+from connector_tax.config import ConfigError
+from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.loadgen import CellRule, Load, LoadGenerator, LoadGeneratorError
+from connector_tax.loadgen.sessions import Node, Singles
+from connector_tax.study.cell import load_generator
+from connector_tax.study.device import DeviceError, devices_of, hold_devices
+from connector_tax.study.preflight import GateError, gated_server
+from connector_tax.study.probe import probe_overlay
+from connector_tax.study.prompts import planned_requests
+from connector_tax.study.server import PortTakenError
+from connector_tax.study.server_command import affinity_plan, served_model
+
+NAME = "shape_rates"
+
+
+class ShapeRateError(Exception):
+    """plain did not serve a shape at all; the text names it."""
+
+
+def shapes_of(study: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Cell name to input and output tokens, of Phases B and B'."""
+    cells = [cell for phase in ("B", "Bp") for cell in study["cells"][phase]]
+    return {cell["cell"]: (cell["input_tokens"], cell["output_tokens"]) for cell in cells}
+
+
+def probe_rule(config: Mapping[str, Any]) -> CellRule:
+    """The rule of a shape's probe: it ends with its requests, or its time, or the first success."""
+    cell, probe_s = config["cell"], config["shape_rates"]["probe_s"]
+    return CellRule(
+        warmup_s=0.0,
+        floor_s=probe_s,
+        min_completed=1,
+        cap_s=max(probe_s, cell["request_timeout_s"]),
+        drain_s=0.0,
+        inflight_cap=None,
+        request_timeout_s=cell["request_timeout_s"],
+        cooldown=False,
+    )
+
+
+def shape_rates_content(
+    study: Mapping[str, Any], completed_s: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    """The content of shape_rates.json.
+
+    Args:
+        study: study.json.
+        completed_s: cell name to when its requests were completed, s after all of them arrived.
+
+    Raises:
+        ShapeRateError: a shape has none.
+    """
+    config = study["config"]
+    none = [name for name, moments in completed_s.items() if not moments]
+    if none:
+        longest = probe_rule(config).cap_s
+        raise ShapeRateError(
+            f"plain completed no request of {', '.join(none)} in {longest:g} s: leave the shape "
+            "out of phase_b and phase_bp, or raise cell.request_timeout_s"
+        )
+    share = config[NAME]["max_share"]
+    return {
+        "design_sha256": study["design_sha256"],
+        "label": study["engine_label"],
+        "probed_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "shapes": {
+            name: {
+                "requests": config["cell"]["inflight_cap"],
+                "completed_s": list(moments),
+                "served_rps": len(moments) / max(moments),
+                "most_rps": most_of_shape(share, moments),
+            }
+            for name, moments in completed_s.items()
+        },
+    }
+
+
+def _probe(
+    study: Mapping[str, Any], generator: LoadGenerator, name: str, shape: tuple[int, int]
+) -> list[float]:
+    """When the requests of a shape that all arrive at once are completed, s.
+
+    Raises:
+        ShapeRateError: the server refused one.
+    """
+    count = study["config"]["cell"]["inflight_cap"]
+    model, vocab_size = served_model(study["config"]["engine"])
+    requests = iter(
+        planned_requests(
+            model=model, vocab_size=vocab_size, input_tokens=shape[0], output_tokens=shape[1],
+            count=count, seed=study["seed"], name=f"{NAME}/{name}",
+        )
+    )  # fmt: skip
+    load = Load(
+        Singles(count, Node("0", "", 1)),
+        lambda _session, _node, _history: next(requests),
+        np.zeros(count, np.int64),
+    )
+    result = generator.run(load, probe_rule(study["config"]))
+    errors = [
+        record.error_detail or record.error_kind
+        for record in result.records
+        if record.status == "error"
+    ]
+    if errors:
+        raise ShapeRateError(f"shape {name}: a request failed: {errors[0]}")
+    return sorted(
+        (record.t_last_token_ns - result.t_origin_ns) / 1e9
+        for record in result.records
+        if record.status == "ok" and record.t_last_token_ns is not None
+    )
+
+
+def probe_shapes(study_file: Path) -> dict[str, Any]:
+    """Launch plain and probe every shape; the content of shape_rates.json.
+
+    Raises:
+        GateError: plain did not start, or failed.
+        ShapeRateError: it did not serve a shape.
+    """
+    study = read_json(study_file)
+    folder = study_file.parent / paths.PREFLIGHT / NAME
+    completed_s: dict[str, list[float]] = {}
+    with (
+        hold_devices(devices_of(study["config"])),
+        gated_server(
+            study,
+            Launch(PLAIN, 0, "B"),
+            NAME,
+            folder,
+            print,
+            probe_overlay(study, study_file.parent),
+        ) as server,
+        load_generator(study, server, affinity_plan(study)) as generator,
+    ):
+        for name, shape in shapes_of(study).items():
+            completed_s[name] = _probe(study, generator, name, shape)
+            server.check_alive(f"after the probe of {name}")
+    return shape_rates_content(study, completed_s)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write shape_rates.json: how much of each shape plain can serve."""
+    parser = study_parser("study.shape_rates", main.__doc__)
+    refusals = (ArtifactError, ConfigError, DeviceError, GateError, LoadGeneratorError,
+                PortTakenError, ShapeRateError, OSError)  # fmt: skip
+    return run_command(parser, argv, _write, refusals, label="shape rates: ")
+
+
+def _write(arguments: argparse.Namespace) -> None:
+    content = probe_shapes(arguments.study)
+    write_json(arguments.study.parent / paths.SHAPE_RATES, content)
+    for name, shape in content["shapes"].items():
+        served, most = shape["served_rps"], shape["most_rps"]
+        print(f"{name}: plain serves {served:.3g}/s, offered at most {most:g}/s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""A model that is named is fetched once, before anything starts; the hub is a stand-in."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.config import ROOT, load_yaml
+from connector_tax.files import read_json, write_json
+from connector_tax.study import fetch
+from connector_tax.study.design import resolve
+from connector_tax.vllm.launch import vllm_command
+
+HUB = """
+import os, types
+from pathlib import Path
+constants = types.SimpleNamespace(HF_HUB_OFFLINE=False, HF_HUB_CACHE="{cache}/hub")
+def snapshot_download(model, revision=None, ignore_patterns=(), dry_run=False):
+    if model == "no/such":
+        raise RuntimeError("404")
+    if dry_run:
+        return [types.SimpleNamespace(file_size={size}, will_download=True),
+                types.SimpleNamespace(file_size=1 << 60, will_download=False)]
+    folder = Path("{cache}/hub/snapshots", revision or "c0ffee")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("ab")
+    if "*.safetensors" not in ignore_patterns:
+        (folder / "model.safetensors").write_text("abc")
+    return str(folder)
+"""
+
+
+def study_file(folder: Path, size: int = 1000, **engine: Any) -> Path:
+    (folder / "site").mkdir()
+    (folder / "site/huggingface_hub.py").write_text(HUB.format(cache=folder, size=size))
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder}/site exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    config = load_yaml(ROOT / "config/h20.yaml")
+    config["engine"] |= {"python": str(python), **engine}
+    write_json(folder / "study.json", resolve(config, "h20.yaml"))
+    return folder / "study.json"
+
+
+def test_what_was_fetched_is_told_with_its_commit(tmp_path: Path) -> None:
+    file = study_file(tmp_path)
+    assert fetch.main(["--study", str(file)]) == 0
+    told = read_json(tmp_path / "model.json")
+    assert (told["commit"], told["files"], told["bytes"]) == ("c0ffee", 2, 5)
+    assert told["revision"] is None
+
+
+def test_a_revision_is_asked_for_and_dummy_weights_are_not_fetched(tmp_path: Path) -> None:
+    flags = load_yaml(ROOT / "config/h20.yaml")["engine"]["flags"] | {"--load-format": "dummy"}
+    file = study_file(tmp_path, revision="v1", flags=flags)
+    assert fetch.main(["--study", str(file)]) == 0
+    told = read_json(tmp_path / "model.json")
+    assert (told["commit"], told["revision"], told["files"]) == ("v1", "v1", 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "engine", "message"),
+    [
+        (1 << 60, {}, "1073741824.0 GiB are to be fetched and "),
+        (1, {"model": "no/such"}, "engine.model: no/such was not fetched"),
+        (1, {"model": "./build/models/tiny-qwen3"}, "is a folder, there is nothing to fetch"),
+    ],
+)
+def test_a_model_that_cannot_be_had_ends_the_study_before_it_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], size: int, engine: Any, message: str
+) -> None:
+    assert fetch.main(["--study", str(study_file(tmp_path, size, **engine))]) == 2
+    assert message in capfd.readouterr().err
+    assert not (tmp_path / "model.json").exists()
+
+
+@pytest.mark.parametrize("revision", [None, "v1"])
+def test_a_server_loads_what_was_fetched_and_asks_no_hub(revision: str | None) -> None:
+    config = load_yaml(ROOT / "config/h20.yaml")
+    if revision:
+        config["engine"]["revision"] = revision
+    study = resolve(config, "h20.yaml")
+    command = vllm_command(
+        study["config"]["engine"], study["configurations"], "plain", host="127.0.0.1", port=1,
+        probe=None, free_port=lambda: 2,
+    )  # fmt: skip
+    assert command.environment["HF_HUB_OFFLINE"] == "1"
+    pinned = ["--revision", "v1", "--tokenizer-revision", "v1"]
+    assert ("--revision" in command.argv) == (revision is not None)
+    assert revision is None or " ".join(pinned) in " ".join(command.argv)

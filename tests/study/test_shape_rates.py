@@ -1,0 +1,93 @@
+"""The rate of a shape: probed on plain, equal for all, and refused where it is of another state."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.analysis.ingest import load_cells
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.rates import cell_rates, shape_limits
+from connector_tax.artifacts.study_file import load_study
+from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.rehearsal.launch import rehearse_launch
+from connector_tax.rehearsal.machine import machine_of
+from connector_tax.rehearsal.shapes import rehearse_shapes
+from connector_tax.study import shape_rates
+from connector_tax.study.guard import PARENT_VARIABLE
+from connector_tax.study.shape_rates import ShapeRateError, shape_rates_content
+from tests.study.driving import write_study
+
+REFERENCE = {"ref_safe": 1000.0, "ref_load": 1000.0}
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Path:
+    file = write_study(tmp_path / "results" / "tiny")
+    study = read_json(file)
+    study["config"]["shape_rates"] = {"max_share": 0.5, "probe_s": 0.5}
+    write_json(file, study)
+    write_json(file.parent / paths.REFERENCE_RATES, REFERENCE)
+    return file
+
+
+def probed(study: dict[str, Any], root: Path, completed_s: list[float]) -> None:
+    content = shape_rates_content(study, {"32x8": completed_s})
+    write_json(root / paths.SHAPE_RATES, content)
+
+
+def test_a_shape_is_offered_the_lower_of_reference_and_share(study_file: Path) -> None:
+    study, root = read_json(study_file), study_file.parent
+    with pytest.raises(ArtifactError, match=r"shape_rates\.json"):
+        shape_limits(study, root)
+    # Ten completed in two seconds, half of which is offered.
+    probed(study, root, [0.2 * (n + 1) for n in range(10)])
+    limits = shape_limits(study, root)
+    assert cell_rates(study, "B", 4.0, limits) == {"32x8": 2.5}
+    assert cell_rates(study, "B", 2.0, limits) == {"32x8": 2.0}
+    assert cell_rates(study, "B", None, limits) == {"32x8": None}
+    assert cell_rates(study, "A", None, limits) == {"r20": 20.0, "r40": 40.0}
+    with pytest.raises(ArtifactError, match="of another design"):
+        shape_limits(study | {"design_sha256": "1" * 64}, root)
+    del study["config"]["shape_rates"]
+    assert cell_rates(study, "B", 4.0, shape_limits(study, root)) == {"32x8": 4.0}
+
+
+def test_a_shape_that_is_not_served_at_all_is_an_error(study_file: Path) -> None:
+    with pytest.raises(ShapeRateError, match="completed no request of 32x8 in 10 s"):
+        shape_rates_content(read_json(study_file), {"32x8": []})
+
+
+def test_a_rehearsed_shape_runs_at_its_share_and_at_no_other(study_file: Path) -> None:
+    study, root = read_json(study_file), study_file.parent
+    machine = machine_of(study)
+    completed_s, took_s = rehearse_shapes(study, machine)
+    assert len(completed_s["32x8"]) == study["config"]["cell"]["inflight_cap"]
+    assert took_s == pytest.approx(max(completed_s["32x8"]), rel=0.01)
+    probed(study, root, completed_s["32x8"])
+    rehearse_launch(study, Launch("plain", 0, "B"), root, machine)
+    served = len(completed_s["32x8"]) / max(completed_s["32x8"])
+    cells = load_cells(load_study(study_file), "B", 1000.0)
+    (cell,) = (cell for cell in cells if cell.key.config == "plain")
+    assert cell.rate_rps == pytest.approx(served / 2, rel=0.01)
+    assert cell.status == "valid"
+    # Probed again, the cell is of another state of the study.
+    probed(study, root, [1.0])
+    with pytest.raises(ArtifactError, match=r"the rate of this cell is now 0\.5"):
+        load_cells(load_study(study_file), "B", 1000.0)
+
+
+@pytest.mark.long
+def test_plain_is_probed_on_a_server(
+    study_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
+    assert shape_rates.main(["--study", str(study_file)]) == 0
+    assert "32x8: plain serves" in capsys.readouterr().out
+    content = json.loads((study_file.parent / paths.SHAPE_RATES).read_text())
+    shape = content["shapes"]["32x8"]
+    assert 0 < len(shape["completed_s"]) <= shape["requests"]
+    assert shape["completed_s"] == sorted(shape["completed_s"])
+    assert shape["most_rps"] == pytest.approx(shape["served_rps"] / 2, rel=0.01)
