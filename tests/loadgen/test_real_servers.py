@@ -151,8 +151,11 @@ def check(summary: dict[str, Any], records: list[dict[str, Any]]) -> None:
     for record in records:
         assert (record["prompt_tokens"], record["completion_tokens"]) == (20, 12)
         assert record["t_send_ns"] < record["t_headers_ns"] <= record["t_first_token_ns"]
-        assert record["t_first_token_ns"] < record["t_last_token_ns"] <= record["t_done_ns"]
+        assert record["t_first_token_ns"] <= record["t_last_token_ns"] <= record["t_done_ns"]
         assert sum(events for _, events in record["reads"]) >= 1
+    # On a busy machine a proxy hands on all that has come meanwhile, a whole answer even.
+    apart = [r["t_last_token_ns"] - r["t_first_token_ns"] for r in records]
+    assert sorted(apart)[len(apart) // 2] > 0
 
 
 def test_the_embedded_engine_is_measured_by_its_own_model_name(tmp_path: Path) -> None:
