@@ -9,17 +9,15 @@ names the last one.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.files import ArtifactError, sha256_file, write_bytes
+from connector_tax.files import ArtifactError, locked, sha256_file, write_bytes
 
 FIRST = "0" * 64
 ANALYSIS_KEYS = ("saturation", "reference", "statistics", "hypotheses")
@@ -164,9 +162,5 @@ def _complete_lines(path: Path) -> list[bytes]:
 @contextlib.contextmanager
 def _chain(folder: Path) -> Iterator[list[tuple[str, Link]]]:
     """The links, while nobody else adds one."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / paths.SEALS_LOCK):
         yield read_links(folder)
-    finally:
-        os.close(lock)

@@ -58,7 +58,7 @@ def test_the_file_is_updated_in_place(tmp_path: Path) -> None:
     text = (tmp_path / "MANIFEST.md").read_text()
     assert text.index("## a") < text.index("## b")
     assert len(parse(text)) == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["MANIFEST.md"]
+    assert {path.name for path in tmp_path.iterdir()} == {"MANIFEST.md", ".MANIFEST.md.lock"}
 
 
 def test_a_table_written_before_a_column_existed_keeps_its_own_columns() -> None:

@@ -56,7 +56,8 @@ def _row(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
         # Measured before studies were sealed: a column that came later is in none of its rows.
         columns = dict.fromkeys(column for r in rows for column in r)
     for column in columns:
-        published, recomputed = mine[0].get(column), expected.get(column)
+        # A column that came later, of which an older study has nothing, is in none of its rows.
+        published, recomputed = mine[0].get(column, ""), expected.get(column)
         if published != recomputed:
             told = CHANGED if column == "sha256" else ""
             yield f"{column} is {published!r}, found {recomputed!r}{told}"

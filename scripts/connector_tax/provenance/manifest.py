@@ -5,10 +5,7 @@ re-run replaces its own rows only, and the table can be parsed back (`parse`).
 """
 
 import argparse
-import contextlib
-import fcntl
 import hashlib
-import os
 import re
 import shlex
 import sys
@@ -21,7 +18,14 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
+from connector_tax.files import (
+    ArtifactError,
+    locked,
+    read_json,
+    sha256_file,
+    write_json,
+    write_text,
+)
 from connector_tax.seals import read_links
 
 COLUMNS = {
@@ -37,6 +41,7 @@ COLUMNS = {
     "nixl": "NIXL",
     "lmcache": "LMCache",
     "gpu": "GPU",
+    "device": "measured on",
     "step_timing": "step timing",
     "adapters": "adapters",
     "paths": "data paths",
@@ -103,6 +108,7 @@ def row(
         "engine": study["engine_label"],
         **{key: versions[key] for key in ("vllm", "vllm_sha", "mooncake", "nixl", "lmcache")},
         "gpu": "; ".join(environment["gpu"]),
+        "device": "; ".join(dict.fromkeys(_devices(index["attempts"]))),
         "step_timing": "available" if step_timing else "not available",
         "adapters": ", ".join(adapters),
         "paths": _paths(folder, launch.configuration),
@@ -114,6 +120,12 @@ def row(
         "command": command,
         "sha256": artifacts_sha256(path),
     }
+
+
+def _devices(attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What each attempt ran on, where it says so: `machine-0123456789ab GPU-0a1b`."""
+    for node in (attempt["node"] for attempt in attempts if "node" in attempt):
+        yield " ".join([node["machine"], *node["devices"]])
 
 
 def _paths(folder: Path, configuration: str) -> str:
@@ -188,7 +200,7 @@ def name_archive(manifest: Path, study: str, archive: Path) -> None:
         f"Archive: `results/archive/{archive.name}`, {archive.stat().st_size} bytes, "
         f"sha256 `{sha256_file(archive)}`."
     )
-    with _locked(manifest):
+    with locked(_lock(manifest)):
         text = manifest.read_text(encoding="utf-8")
         body = re.sub(r"^Archive: .*\n\n", "", dict(_sections(text))[study], flags=re.MULTILINE)
         head = f"## {study}\n\n"
@@ -258,19 +270,14 @@ def update(
     manifest: Path, study: str, study_rows: Sequence[Mapping[str, str]], seal: str | None = None
 ) -> None:
     """Replace the study's rows in the file `manifest`; concurrent updates wait for each other."""
-    with _locked(manifest):
+    with locked(_lock(manifest)):
         text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
         write_text(manifest, merge(text, study, section(study, study_rows, seal)))
 
 
-@contextlib.contextmanager
-def _locked(manifest: Path) -> Iterator[None]:
-    lock = os.open(manifest.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
+def _lock(manifest: Path) -> Path:
+    """Beside the manifest, which itself is replaced when it is written."""
+    return manifest.with_name(f".{manifest.name}.lock")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
