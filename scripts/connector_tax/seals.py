@@ -4,8 +4,8 @@ Each line is a link and names the SHA-256 of the line before it. The first link 
 the analysis settings, before anything of that design is measured; then each launch that ends adds
 one with the hash of its index.json, which holds the hash of every other file of the launch. Every
 link also names the files of the study itself (gates, environment) that are new or changed since the
-link before. Whoever changes a measured file must forge every later link and MANIFEST.md, which
-names the last one.
+link before. Whoever changes a measured file must forge every later link and the study's manifest,
+which names the last one; of an archived study that is MANIFEST.md.
 """
 
 import contextlib

@@ -35,7 +35,7 @@ from connector_tax.machine import packages
 from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
 from connector_tax.report.page import render
-from connector_tax.seals import read_links, seal_launch, seal_settings
+from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.study import complete
 from connector_tax.study.design import measured_design, run_order
 from connector_tax.study.prompts import planned_requests
@@ -90,7 +90,7 @@ SKIPPED = {"mooncake_consumer": "verify_kv_consumer: not ready after 30 s"}
 
 
 def write_audited_study(folder: Path, *, drawn: bool = True, **given: Any) -> Path:
-    """Write results/synthetic and MANIFEST.md below `folder`; the path of study.json.
+    """Write results/synthetic below `folder`; the path of study.json.
 
     Args:
         drawn: whether there are figures and a report.
@@ -108,9 +108,9 @@ def write_audited_study(folder: Path, *, drawn: bool = True, **given: Any) -> Pa
         assert aggregate.main(["--study", str(study_file)]) == 0
         if drawn:
             _draw(study_file)
-        options = ["--study", str(study_file), "--manifest", str(folder / "MANIFEST.md")]
+        options = ["--study", str(study_file)]
         assert manifest.main(options) == 0
-        assert complete.main([*options[:2], "--out", str(root / "complete.json")]) == 0
+        assert complete.main([*options, "--out", str(root / "complete.json")]) == 0
     return study_file
 
 
@@ -330,12 +330,10 @@ def seal(root: Path, cell: Path) -> None:
 
 
 def seal_manifest(root: Path) -> None:
-    """Bring manifest.json and MANIFEST.md up to date."""
+    """Bring manifest.json and manifest.md up to date."""
     rows = manifest.rows(root / "study.json")
     write_json(root / "manifest.json", rows)
-    links = read_links(root)
-    seal = links[-1][0] if links else None
-    manifest.update(root.parents[1] / "MANIFEST.md", rows[0]["study"], rows, seal)
+    manifest.write_page(root, rows)
 
 
 def one_in_three(names: Iterable[str]) -> list[Any]:

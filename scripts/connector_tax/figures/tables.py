@@ -5,7 +5,7 @@ import typing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, PLAIN, launched_plains
@@ -24,6 +24,8 @@ from connector_tax.artifacts.tables import (
 )
 from connector_tax.files import ArtifactError, read_json
 
+Row = TypeVar("Row")
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -33,6 +35,24 @@ class Configuration:
     label: str
     connector: str | None
     purpose: str
+
+
+def _table(name: str, row_type: type[Row]) -> "cached_property[list[Row]]":
+    """A table of analysis/ as its rows, read when first asked for."""
+
+    def read(study: "StudyTables") -> list[Row]:
+        return read_table(study.root / paths.ANALYSIS / name, row_type)
+
+    return cached_property(read)
+
+
+def _document(name: str) -> "cached_property[dict[str, Any]]":
+    """A JSON object of the study, read when first asked for."""
+
+    def read(study: "StudyTables") -> dict[str, Any]:
+        return typing.cast(dict[str, Any], read_json(study.root / name))
+
+    return cached_property(read)
 
 
 class StudyTables:
@@ -88,54 +108,18 @@ class StudyTables:
         """The planned cells of a phase."""
         return typing.cast(list[dict[str, Any]], self.document["cells"].get(phase, []))
 
-    @cached_property
-    def aggregate(self) -> list[AggregateRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.AGGREGATE, AggregateRow)
-
-    @cached_property
-    def taxes(self) -> list[TaxRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.TAXES, TaxRow)
-
-    @cached_property
-    def amplification(self) -> list[AmplificationRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.AMPLIFICATION, AmplificationRow)
-
-    @cached_property
-    def step_taxes(self) -> list[StepTaxRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.STEP_TAXES, StepTaxRow)
-
-    @cached_property
-    def hooks(self) -> list[HookRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.HOOKS, HookRow)
-
-    @cached_property
-    def step_cdf(self) -> list[StepPoint]:
-        return read_table(self.root / paths.ANALYSIS / paths.STEP_CDF, StepPoint)
-
-    @cached_property
-    def resources(self) -> list[ResourceRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.RESOURCE_TABLE, ResourceRow)
-
-    @cached_property
-    def engine(self) -> list[EngineRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.ENGINE_TABLE, EngineRow)
-
-    @cached_property
-    def hypotheses(self) -> dict[str, Any]:
-        return typing.cast(dict[str, Any], read_json(self.root / paths.ANALYSIS / paths.HYPOTHESES))
-
-    @cached_property
-    def reference(self) -> dict[str, Any]:
-        return typing.cast(dict[str, Any], read_json(self.root / paths.REFERENCE_RATES))
-
-    @cached_property
-    def patch(self) -> dict[str, Any]:
-        return typing.cast(dict[str, Any], read_json(self.root / paths.PATCH_STATUS))
-
-    @cached_property
-    def preflight(self) -> dict[str, Any]:
-        path = self.root / paths.PREFLIGHT_STATUS
-        return typing.cast(dict[str, Any], read_json(path))
+    aggregate = _table(paths.AGGREGATE, AggregateRow)
+    taxes = _table(paths.TAXES, TaxRow)
+    amplification = _table(paths.AMPLIFICATION, AmplificationRow)
+    step_taxes = _table(paths.STEP_TAXES, StepTaxRow)
+    hooks = _table(paths.HOOKS, HookRow)
+    step_cdf = _table(paths.STEP_CDF, StepPoint)
+    resources = _table(paths.RESOURCE_TABLE, ResourceRow)
+    engine = _table(paths.ENGINE_TABLE, EngineRow)
+    hypotheses = _document(f"{paths.ANALYSIS}/{paths.HYPOTHESES}")
+    reference = _document(paths.REFERENCE_RATES)
+    patch = _document(paths.PATCH_STATUS)
+    preflight = _document(paths.PREFLIGHT_STATUS)
 
     def pooled(self, phase: str) -> dict[tuple[str, str], AggregateRow]:
         """(configuration, cell) -> the row pooled over blocks, for one phase."""
