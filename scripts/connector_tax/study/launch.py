@@ -117,8 +117,10 @@ class LaunchDriver:
             rate = reference_rate(self._study_folder, self.launch.phase)
             self.folder.mkdir(parents=True, exist_ok=True)
             with hold_devices(devices_of(self.study["config"])):
-                limits = shape_limits(self.study, self._study_folder)
-                reason = self._run_cells(cell_rates(self.study, self.launch.phase, rate, limits))
+                phase = self.launch.phase
+                # The shapes are probed after Phase A.
+                limits = {} if phase == "A" else shape_limits(self.study, self._study_folder)
+                reason = self._run_cells(cell_rates(self.study, phase, rate, limits))
             status = "failed" if reason else "done"
         else:
             self.progress.say(f"skipped: {reason}")
