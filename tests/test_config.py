@@ -125,6 +125,8 @@ def test_h20_has_the_designs_numbers() -> None:
         ),
         ("load_generator.connections_per_worker", 8, "must be at least cell.inflight_cap (256)"),
         ("phase_bp.configurations", ["plain", "x"], "phase_bp.configurations[1]: found 'x'"),
+        ("baseline", "nixl", "configurations: found ['plain', 'noop_connector'"),
+        ("phase_bp.configurations", ["nixl_both"], "allowed: a list that contains 'plain'"),
     ],
 )
 def test_broken_configuration_names_key_found_and_allowed(path: str, value: Any, said: str) -> None:
@@ -158,6 +160,8 @@ def test_a_study_defines_configurations_of_its_own() -> None:
         ({"id": "nixl_both"}, "connectors[0].id: found 'nixl_both' a second time"),
         ({"children": ["nobody"]}, "connectors: mine.children: found 'nobody'; allowed: plain"),
         ({"id": "plain_2"}, "connectors[0].id: found 'plain_2'; allowed: text matching"),
+        ({"id": "mine_20"}, "connectors[0].id: found 'mine_20'; allowed: text matching"),
+        ({"companions": {"x": {"command": ["x"]}}}, "connectors[0].companions.x"),
         ({"clas": "x"}, "connectors[0].clas: unknown key"),
         ({"companions": {"x": []}}, "connectors[0].companions.x: found []"),
     ],
@@ -186,6 +190,9 @@ OVERLAYS = {
     "mine.example.yaml": ("config.yaml", "vllm-cpu.yaml"),
     "short-cpu.yaml": ("vllm-cpu.yaml",),
     "executors.yaml": ("vllm-cpu.yaml",),
+    "versions-cpu.yaml": ("vllm-cpu.yaml",),
+    "extras.yaml": ("vllm-cpu.yaml",),
+    "layout.yaml": ("h20.yaml",),
 }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from connector_tax.artifacts.checks import MIN_SAMPLES
+from connector_tax.artifacts.names import baseline_of
 
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
@@ -104,7 +105,6 @@ def _allowed(error: "ValidationError") -> str:
         "minItems": lambda: f"at least {value} items",
         "maxItems": lambda: f"at most {value} items",
         "uniqueItems": lambda: "no item twice",
-        "contains": lambda: f"a list that contains {value.get('const', value)!r}",
         "minLength": lambda: f"at least {value} characters",
         "maxLength": lambda: f"at most {value} characters",
     }
@@ -191,12 +191,18 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
         ConfigError: names the key, what was found and what is allowed.
     """
     validate(dict(config), "config.schema.yaml", source)
+    baseline = baseline_of(config)
     known = [*known, *(entry["id"] for entry in config.get("connectors", []))]
     for key, ids in (
         ("configurations", config["configurations"]),
         ("phase_bp.configurations", config["phase_bp"]["configurations"]),
     ):
         allowed = known if key == "configurations" else config["configurations"]
+        if baseline not in ids:
+            raise ConfigError(
+                f"{source}: {key}: found {ids}; allowed: a list that contains {baseline!r}, which "
+                "taxes are against"
+            )
         for position, identifier in enumerate(ids):
             if identifier not in allowed:
                 raise ConfigError(

@@ -5,6 +5,7 @@ never sees half a file and a crash leaves the previous version in place.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -48,6 +49,20 @@ def make_durable(folder: Path) -> None:
             fsync_directory(ancestor)
 
 
+@contextlib.contextmanager
+def locked(lock: Path) -> Iterator[None]:
+    """Hold a lock file, which is made where there is none.
+
+    It is opened for writing: of a file that is not, and of a folder, NFS gives no exclusive lock.
+    """
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically and durably, creating parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +91,22 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON with a final newline, atomically; NaN is refused."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_new_json(path: Path, value: Any) -> bool:
+    """`write_json` where there is no such file; False where there is one, which stays.
+
+    Of several processes, on any machine, one makes it: a link is refused where a rename replaces.
+    """
+    draft = path.with_name(f".{path.name}.new.{os.getpid()}@{platform.node()}.tmp")
+    write_json(draft, value)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    return True
 
 
 def read_json(path: Path) -> Any:

@@ -1,5 +1,6 @@
 """What a number was measured on: the processor, the kernel, the versions, the load."""
 
+import hashlib
 import json
 import os
 import platform
@@ -28,6 +29,19 @@ _LIST_PACKAGES = (
     "import json; from importlib.metadata import distributions;"
     "print(json.dumps({d.metadata['Name']: d.version for d in distributions()}))"
 )
+
+
+def machine_alias() -> str:
+    """A name of this machine that does not tell the host's; the same after a reboot."""
+    known = Path("/etc/machine-id")
+    identity = known.read_text(encoding="utf-8").strip() if known.exists() else ""
+    digest = hashlib.sha256(f"connector-tax {identity} {platform.node()}".encode()).hexdigest()
+    return f"machine-{digest[:12]}"
+
+
+def boot_id() -> str:
+    """The kernel's random name of its present boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
 
 
 def cpu() -> str:

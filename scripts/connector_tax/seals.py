@@ -4,22 +4,20 @@ Each line is a link and names the SHA-256 of the line before it. The first link 
 the analysis settings, before anything of that design is measured; then each launch that ends adds
 one with the hash of its index.json, which holds the hash of every other file of the launch. Every
 link also names the files of the study itself (gates, environment) that are new or changed since the
-link before. Whoever changes a measured file must forge every later link and MANIFEST.md, which
-names the last one.
+link before. Whoever changes a measured file must forge every later link and the study's manifest,
+which names the last one; of an archived study that is MANIFEST.md.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.files import ArtifactError, sha256_file, write_bytes
+from connector_tax.files import ArtifactError, locked, sha256_file, write_bytes
 
 FIRST = "0" * 64
 ANALYSIS_KEYS = ("saturation", "reference", "statistics", "hypotheses")
@@ -164,9 +162,5 @@ def _complete_lines(path: Path) -> list[bytes]:
 @contextlib.contextmanager
 def _chain(folder: Path) -> Iterator[list[tuple[str, Link]]]:
     """The links, while nobody else adds one."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / paths.SEALS_LOCK):
         yield read_links(folder)
-    finally:
-        os.close(lock)

@@ -18,7 +18,14 @@ import polars as pl
 from connector_tax.analysis import reference
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
-from connector_tax.artifacts.names import METRICS, PHASES, Launch, configuration_of, plain_names
+from connector_tax.artifacts.names import (
+    METRICS,
+    PHASES,
+    Launch,
+    baseline_of,
+    configuration_of,
+    plain_names,
+)
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.files import sha256_file, write_json
 from connector_tax.seeds import named_generator
@@ -217,7 +224,7 @@ def _document(
         Launch(name, block, phase)
         for phase in PHASES
         for block in range(blocks)
-        for name in (*members[phase], *plain_names(plain_launches)[1:])
+        for name in (*members[phase], *plain_names(plain_launches, baseline_of(config))[1:])
     ]
     design = hashlib.sha256(f"synthetic {seed}".encode()).hexdigest()
     labels = {name: name.replace("_", " ") for name in CONFIGURATIONS}
@@ -342,7 +349,7 @@ def true_tax(
     taxes: Mapping[str, float], config: str, tokens: int, base_tokens: int, growth: float
 ) -> float:
     """The tax written into a cell: `growth` per doubling of `tokens` above `base_tokens`."""
-    tax = taxes.get(config, 0.0)
+    tax = taxes.get(configuration_of(config), 0.0)
     return tax + growth * float(np.log2(tokens / base_tokens)) if tax else 0.0
 
 
@@ -359,7 +366,7 @@ def _requests(
     n = int(np.ceil(rate * span_s - 1e-9))
     at_s = np.arange(n) / rate
     inputs, outputs = planned["input_tokens"], planned["output_tokens"]
-    tax = writer.taxes.get(config, 0.0)
+    tax = writer.taxes.get(configuration_of(config), 0.0)
     ttft_factor = 1 + true_tax(writer.taxes, config, inputs, 128, writer.ttft_growth)
     tpot_factor = 1 + true_tax(writer.taxes, config, outputs, 16, writer.tpot_growth)
     behind = max(0.0, rate * (1 + tax) / PLAIN_CAPACITY_RPS - 1)
@@ -445,7 +452,7 @@ def _steps(
         np.int64
     )
     empty = np.arange(n) % 10 == 9
-    tax = writer.taxes.get(config, 0.0)
+    tax = writer.taxes.get(configuration_of(config), 0.0)
     duration = STEP_US * (1 + tax) * np.exp(rng.normal(offset, writer.noise * STEP_SIGMA, n))
     duration[empty] = 20.0
     connector = configuration_of(config) != "plain"

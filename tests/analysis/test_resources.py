@@ -47,7 +47,7 @@ def study_of(values: Mapping[tuple[str, int], float], resource: str) -> list[Lau
 
 
 def row_of(launches: list[LaunchRecords], config: str, resource: str) -> Row:
-    rows = resource_rows(launches, None, 0.95)
+    rows = resource_rows(launches, "plain", None, 0.95)
     return next(r for r in rows if (r["config"], r["resource"]) == (config, resource))
 
 
@@ -173,7 +173,7 @@ def test_settings_that_differ_from_plain_are_named_together() -> None:
     launches = [launch(name, b, layout="NHD") for name in PLAINS for b in (0, 1)]
     launches += [launch("a", b, layout="HND") for b in (0, 1)]
     launches += [launch("b", 0, "skipped for a reason"), launch("b", 1, "skipped for a reason")]
-    rows = engine_rows(launches)
+    rows = engine_rows(launches, "plain")
     of_a = {row["setting"]: row for row in rows if row["config"] == "a"}
     assert (of_a["layout"]["value"], of_a["layout"]["plain"]) == ("HND", "NHD")
     assert of_a["layout"]["differs"] is True
@@ -188,7 +188,7 @@ def test_settings_that_differ_from_plain_are_named_together() -> None:
 
 def test_launches_of_one_configuration_that_do_not_agree_are_told() -> None:
     launches = [launch("plain", 0, layout="NHD"), launch("plain", 1, layout="HND")]
-    row = next(row for row in engine_rows(launches) if row["setting"] == "layout")
+    row = next(row for row in engine_rows(launches, "plain") if row["setting"] == "layout")
     assert (row["value"], row["reason"]) == ("HND | NHD", "differs between launches")
 
 
@@ -201,7 +201,7 @@ def study_file(tmp_path: Path) -> Path:
 def rows_of(study_file: Path) -> tuple[list[Row], list[Row]]:
     study = load_study(study_file)
     launches = read_launch_records(load_cells(study, "A"))
-    return resource_rows(launches, "r40", 0.95), engine_rows(launches)
+    return resource_rows(launches, "plain", "r40", 0.95), engine_rows(launches, "plain")
 
 
 def test_a_study_measured_before_launches_kept_records_says_so(study_file: Path) -> None:

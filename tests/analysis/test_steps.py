@@ -111,13 +111,13 @@ def test_plain_has_a_duration_and_no_callbacks(tmp_path: Path) -> None:
     nothing = dict.fromkeys(("build_meta_us", "get_finished_us"))
     found = steps_of(tmp_path, [scheduler(1, **nothing), worker(1, start_load_kv_us=None)])
     assert step_columns(found)["connector_total_us_p50"] is None
-    assert launch_values(found, is_plain=True) == {
+    assert launch_values(found, bare=True) == {
         "tax_step_p50": 100.0,
         "tax_engine_step_p50": 1000.0,
         "tax_callback_p50": 0.0,
         "unattributed": 100.0,
     }
-    assert launch_values(found, is_plain=False)["tax_callback_p50"] is None
+    assert launch_values(found, bare=False)["tax_callback_p50"] is None
 
 
 def test_an_empty_file_gives_empty_columns(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_an_empty_file_gives_empty_columns(tmp_path: Path) -> None:
 
 def test_what_callbacks_do_not_explain_is_named(tmp_path: Path) -> None:
     ours = steps_of(tmp_path, [scheduler(1, step_duration_us=130.0), worker(1)])
-    values = launch_values(ours, is_plain=False)
+    values = launch_values(ours, bare=False)
     assert (values["tax_callback_p50"], values["unattributed"]) == (17.0, 113.0)
 
 
@@ -135,7 +135,7 @@ def test_records_without_whole_steps_have_no_engine_step_tax(tmp_path: Path) -> 
     old = scheduler(1)
     del old["engine_step_us"]
     found = steps_of(tmp_path, [old, worker(1)])
-    values = launch_values(found, is_plain=False)
+    values = launch_values(found, bare=False)
     assert (values["tax_step_p50"], values["tax_engine_step_p50"]) == (100.0, None)
     points = step_cdf({"schedule": [found.duration_us], "engine": [found.engine_us]})
     assert {(point["schedule"], point["engine"]) for point in points} == {(100.0, None)}

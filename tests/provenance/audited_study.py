@@ -13,6 +13,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.validity import COUNTERS, assess, server_counters, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
+from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import launches
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
@@ -33,7 +35,7 @@ from connector_tax.machine import packages
 from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
 from connector_tax.report.page import render
-from connector_tax.seals import read_links, seal_launch, seal_settings
+from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.study import complete
 from connector_tax.study.design import measured_design, run_order
 from connector_tax.study.prompts import planned_requests
@@ -79,11 +81,16 @@ LOAD_GENERATOR: dict[str, Any] = {
 }
 LAGGING = {**LOAD_GENERATOR, "processes": dict(LOAD_GENERATOR["processes"])}
 LAGGING["processes"]["main"] = {**LAGGING["processes"]["main"], "loop_lag_p99_ms": 9.0}
+LAUNCH = timedelta(seconds=50)
+NODE: dict[str, Any] = {
+    **{"machine": "machine-0123456789ab", "boot": "0b00t", "devices": ["none"], "gpus": []},
+    **{"cpu": "synthetic", "cpus": "0-7", "quota_cpus": None, "job": None},
+}
 SKIPPED = {"mooncake_consumer": "verify_kv_consumer: not ready after 30 s"}
 
 
 def write_audited_study(folder: Path, *, drawn: bool = True, **given: Any) -> Path:
-    """Write results/synthetic and MANIFEST.md below `folder`; the path of study.json.
+    """Write results/synthetic below `folder`; the path of study.json.
 
     Args:
         drawn: whether there are figures and a report.
@@ -94,16 +101,16 @@ def write_audited_study(folder: Path, *, drawn: bool = True, **given: Any) -> Pa
     study_file = write_synthetic_study(root, **arguments)
     document = _complete_design(study_file)
     seal_settings(root, document)
-    for phase in ("A", "B", "Bp"):
-        for launch in launches(document, phase):
-            _complete_launch(document, launch.folder(root) / "index.json")
+    order = [launch for phase in PHASES for launch in launches(document, phase)]
+    for minute, launch in enumerate(order):
+        _complete_launch(document, launch.folder(root) / "index.json", minute)
     with contextlib.redirect_stdout(io.StringIO()):
         assert aggregate.main(["--study", str(study_file)]) == 0
         if drawn:
             _draw(study_file)
-        options = ["--study", str(study_file), "--manifest", str(folder / "MANIFEST.md")]
+        options = ["--study", str(study_file)]
         assert manifest.main(options) == 0
-        assert complete.main([*options[:2], "--out", str(root / "complete.json")]) == 0
+        assert complete.main([*options, "--out", str(root / "complete.json")]) == 0
     return study_file
 
 
@@ -155,12 +162,13 @@ def _decide_gates(root: Path, document: dict[str, Any]) -> None:
     write_json(root / "preflight" / "preflight_status.json", gates)
 
 
-def _complete_launch(document: dict[str, Any], index_file: Path) -> None:
+def _complete_launch(document: dict[str, Any], index_file: Path, minute: int) -> None:
     index: dict[str, Any] = read_json(index_file)
     folder = index_file.parent
     index["depends"] = {"design_sha256": document["design_sha256"]}
-    utc = "2026-05-26T09:00:00.000+00:00"
-    index |= {"started_utc": utc, "ended_utc": utc}
+    began = datetime(2026, 5, 26, 9, tzinfo=UTC) + timedelta(minutes=minute)
+    times = [time.isoformat(timespec="milliseconds") for time in (began, began + LAUNCH)]
+    index |= dict(zip(("started_utc", "ended_utc"), times, strict=True))
     if index["status"] == "done":
         argv = ["python", "-m", "connector_tax.engine", "--configuration", index["configuration"]]
         description = {
@@ -169,7 +177,11 @@ def _complete_launch(document: dict[str, Any], index_file: Path) -> None:
             "environment": {"PYTHONPATH": CPU_ADAPTER},
         }
         write_json(folder / "config.json", description)
-        write_json(folder / "attempts.json", [{"attempt": 1}])
+        attempt = {"attempt": 1, "pid": 1, "node": NODE, "supersedes": None}
+        index["attempts"] = [
+            {**attempt, **{key: index[key] for key in ("started_utc", "ended_utc")}}
+        ]
+        write_json(folder / "attempts.json", index["attempts"])
         (folder / "launch.sh").write_text(f"#!/usr/bin/env bash\nexec {shlex.join(argv)}\n")
         index["timing"] = dict.fromkeys(("startup_s", "cells_s", "release_s", "wall_s"), 1.0)
         for entry in index["cells"]:
@@ -318,12 +330,10 @@ def seal(root: Path, cell: Path) -> None:
 
 
 def seal_manifest(root: Path) -> None:
-    """Bring manifest.json and MANIFEST.md up to date."""
+    """Bring manifest.json and manifest.md up to date."""
     rows = manifest.rows(root / "study.json")
     write_json(root / "manifest.json", rows)
-    links = read_links(root)
-    seal = links[-1][0] if links else None
-    manifest.update(root.parents[1] / "MANIFEST.md", rows[0]["study"], rows, seal)
+    manifest.write_page(root, rows)
 
 
 def one_in_three(names: Iterable[str]) -> list[Any]:

@@ -303,7 +303,7 @@ def other_picture_in_report(root: Path) -> None:
 
 
 def markdown_row(root: Path) -> None:
-    path = root.parents[1] / "MANIFEST.md"
+    path = root / "manifest.md"
     replace(path, path.read_text().replace("| 2/0/0/0 |", "| 9/0/0/0 |", 1))
 
 

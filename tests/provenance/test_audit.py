@@ -15,6 +15,7 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
 from connector_tax.provenance import audit
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Ledger
+from connector_tax.report.answer import answer
 from tests.analysis.synthetic import write_synthetic_study
 from tests.provenance.audited_study import (
     edited_json,
@@ -82,6 +83,47 @@ def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
     verdicts = {row.verdict for row in study.taxes}
     assert {"TAX", "INCONCLUSIVE"} <= verdicts
     wrong = [c for c in failures(study_file) if c.kind in ("numbers", "figure")]
+    assert wrong == []
+
+
+def study_against_noop(folder: Path, blocks: int) -> StudyTables:
+    study_file = write_synthetic_study(
+        folder / "results" / "synthetic",
+        blocks=blocks,
+        steps_per_cell=60,
+        noise=0.2,
+        config={
+            "baseline": "noop_connector",
+            "phase_a": {"rates_rps": [40.0, 80.0]},
+            "phase_b": {"input_tokens": [128], "output_tokens": [16]},
+            "phase_bp": {"configurations": ["plain", "noop_connector"], "shapes": [[128, 16]]},
+            "statistics": {"resamples": 500},
+            "cell": {"floor_s": 1.5, "min_completed": 60},
+        },
+    )
+    assert aggregate.main(["--study", str(study_file)]) == 0
+    return StudyTables(study_file)
+
+
+def test_taxes_are_against_the_baseline_that_a_study_names(tmp_path: Path) -> None:
+    """Here one with a connector, whose callbacks are not zero."""
+    study = study_against_noop(tmp_path, blocks=1)
+    taxes = study.taxes_at("ref_safe", "tpot_p90")
+    assert set(taxes) == {item.id for item in study.connectors} | {"noop_connector_2"}
+    expected = {"plain": 1 / 1.1, "mooncake_both": 1.45 / 1.1, "noop_connector_2": 1}
+    for config, ratio in expected.items():
+        assert taxes[config].tax == pytest.approx(ratio - 1, abs=0.03)
+    callbacks = study.step_taxes_at("ref_safe", "tax_callback_p50")
+    assert callbacks["mooncake_both"].us == pytest.approx(0.6 * 350, rel=0.1)
+    assert study.against("ms over plain's") == "ms over noop connector's"
+    assert answer(study).split(":")[0].endswith("(ref_safe) over noop connector")
+
+
+@pytest.mark.long
+def test_the_audit_finds_the_numbers_against_another_baseline(tmp_path: Path) -> None:
+    study = study_against_noop(tmp_path, blocks=3)
+    assert {row.verdict for row in study.taxes} >= {"TAX", "INCONCLUSIVE"}
+    wrong = [c for c in failures(study.root / "study.json") if c.kind == "numbers"]
     assert wrong == []
 
 

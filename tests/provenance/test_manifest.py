@@ -1,4 +1,4 @@
-"""MANIFEST.md can be read back, keeps other studies, and is in a fixed order."""
+"""A manifest can be read back, keeps other studies, and says once what all launches share."""
 
 from pathlib import Path
 
@@ -10,11 +10,13 @@ from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError
 from connector_tax.provenance.manifest import (
     COLUMNS,
+    LEFT_OUT,
     artifacts_sha256,
     merge,
+    name_archive,
     parse,
     section,
-    update,
+    write_page,
 )
 
 Row = dict[str, str]
@@ -26,10 +28,33 @@ row = st.lists(fields, min_size=len(COLUMNS), max_size=len(COLUMNS)).map(
 )
 
 
+def shown(study: str, rows: list[Row]) -> list[Row]:
+    """What a manifest tells of rows: the launch's folder and command follow or stand elsewhere."""
+    return [
+        {
+            k: study if k == "study" else v
+            for k, v in row.items()
+            if k == "study" or k not in LEFT_OUT
+        }
+        for row in rows
+    ]
+
+
 @settings(max_examples=40)
 @given(st.lists(row, max_size=4))
 def test_rows_survive_being_written_and_parsed(rows: list[Row]) -> None:
-    assert parse(merge("", "s", section("s", rows))) == rows
+    assert parse(merge("", "s", section("s", rows))) == shown("s", rows)
+
+
+def test_what_all_launches_share_is_said_once() -> None:
+    rows = [
+        dict.fromkeys(COLUMNS, "x") | {"study": "s", "phase": "A", "block": block, "gpu": gpu}
+        for block, gpu in (("0", "H20"), ("1", "H200"))
+    ]
+    text = section("s", rows)
+    assert "- engine: x\n- vLLM: x\n" in text
+    assert "| date (UTC) | configuration | block | phase | GPU | cells" in text
+    assert "| x | x | 1 | A | H200 | x | x |\n" in text
 
 
 @settings(max_examples=40)
@@ -37,28 +62,33 @@ def test_rows_survive_being_written_and_parsed(rows: list[Row]) -> None:
 def test_a_re_run_replaces_its_own_rows_only(first: list[Row], second: list[Row]) -> None:
     text = merge("", "b", section("b", first))
     text = merge(text, "a", section("a", second))
-    assert parse(text) == [*second, *first]
-    assert parse(merge(text, "b", section("b", second))) == [*second, *second]
+    assert parse(text) == [*shown("a", second), *shown("b", first)]
+    again = merge(text, "b", section("b", second))
+    assert parse(again) == [*shown("a", second), *shown("b", second)]
     assert merge(text, "a", section("a", second)) == text
 
 
 def test_a_carriage_return_in_a_reason_is_read_back_from_the_file(tmp_path: Path) -> None:
     reason = "died:\rTraceback | <b>\u2028 - \\u{d}"
     rows = [dict.fromkeys(COLUMNS, "x") | {"reason": reason}]
-    update(tmp_path / "MANIFEST.md", "s", rows)
-    text = (tmp_path / "MANIFEST.md").read_text()
-    assert parse(text) == rows
+    write_page(tmp_path, [row | {"study": "s"} for row in rows])
+    text = (tmp_path / "manifest.md").read_text()
+    assert parse(text) == shown("s", rows)
     assert len([line for line in text.splitlines() if line.startswith("| x")]) == 1
 
 
 def test_the_file_is_updated_in_place(tmp_path: Path) -> None:
-    rows = [dict.fromkeys(COLUMNS, "x")]
+    archive = tmp_path / "x.tar.zst"
+    archive.write_bytes(b"x")
+    manifest = tmp_path / "MANIFEST.md"
     for name in ("b", "a", "b"):
-        update(tmp_path / "MANIFEST.md", name, rows)
-    text = (tmp_path / "MANIFEST.md").read_text()
+        name_archive(manifest, name, archive, section(name, [dict.fromkeys(COLUMNS, "x")]))
+    text = manifest.read_text()
     assert text.index("## a") < text.index("## b")
+    assert text.count("Archive: `results/archive/x.tar.zst`, 1 bytes") == 2
     assert len(parse(text)) == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["MANIFEST.md"]
+    files = {path.name for path in tmp_path.iterdir()}
+    assert files == {"MANIFEST.md", ".MANIFEST.md.lock", "x.tar.zst"}
 
 
 def test_a_table_written_before_a_column_existed_keeps_its_own_columns() -> None:
@@ -67,11 +97,12 @@ def test_a_table_written_before_a_column_existed_keeps_its_own_columns() -> None
     lines = ["<!-- study old -->", "## old", "", "| " + " | ".join(older.values()) + " |"]
     lines += ["|" + " --- |" * len(older), "| " + " | ".join(["y"] * len(older)) + " |"]
     text = merge(text, "old", "\n".join([*lines, "<!-- end of study old -->", ""]))
-    assert parse(text) == [dict.fromkeys(COLUMNS, "x"), dict.fromkeys(older, "y")]
+    new = shown("new", [dict.fromkeys(COLUMNS, "x")])
+    assert parse(text) == [*new, {"study": "old", **dict.fromkeys(older, "y")} | {"study": "y"}]
 
 
 def test_a_launch_s_adapter_is_in_its_row_and_a_skipped_launch_has_none(audited: Path) -> None:
-    rows = parse((audited / "MANIFEST.md").read_text())
+    rows = parse((audited / "results" / "synthetic" / "manifest.md").read_text())
     found = {row["status"]: row["adapters"] for row in rows}
     assert found == {"done": "connector_tax_cpu_adapter", "SKIPPED": ""}
 
@@ -85,7 +116,7 @@ def test_the_shipped_manifest_parses() -> None:
 def test_an_unknown_column_is_named() -> None:
     text = merge("", "s", section("s", [dict.fromkeys(COLUMNS, "x")]))
     with pytest.raises(ArtifactError, match="study s: unknown column 'colour'; allowed: date"):
-        parse(text.replace("| LMCache |", "| colour |"))
+        parse(text.replace("- LMCache:", "- colour:"))
 
 
 def test_the_artifact_digest_sees_content_and_names(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def other_margin_sealed(chain: Lines) -> None:
 
 
 def whole_chain_forged(root: Path) -> None:
-    """Steps are halved, and every hash there is but MANIFEST.md's is made to fit."""
+    """Steps are halved, and every hash there is but manifest.md's is made to fit."""
     records("engine_step", faster_steps)(root)
     old = read_links(root)
     names = [link.get("launch") for _, link in old]
@@ -204,7 +204,7 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
     "steps halved in time": (
         records("engine_step", faster_steps), "seal", "index.json changed after it was sealed"),
     "steps halved in time, the chain forged": (
-        whole_chain_forged, "seal", "MANIFEST.md names .* no link of the chain"),
+        whole_chain_forged, "seal", "manifest.md names .* no link of the chain"),
     "one decoded token more": (
         records("engine_step", more_decode), "identities", "decode_tokens of the steps add up"),
     "TTFTs shortened": (
@@ -298,7 +298,7 @@ def test_a_manifest_from_before_a_column_existed_is_no_failure(
     with monkeypatch.context() as patch:
         older = {k: v for k, v in manifest.COLUMNS.items() if k != "placement"}
         patch.setattr(manifest, "COLUMNS", older)
-        manifest.update(root.parents[1] / "MANIFEST.md", rows[0]["study"], rows)
+        manifest.write_page(root, rows)
     assert failures(root) == []
 
 

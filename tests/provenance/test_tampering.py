@@ -9,7 +9,6 @@ from connector_tax.figures.names import NAMES
 from connector_tax.files import read_json
 from connector_tax.provenance import manifest
 from connector_tax.provenance.manifest import COLUMNS
-from connector_tax.seals import read_links
 from tests.provenance.audited_study import (
     edited_json,
     linked_copy,
@@ -283,7 +282,7 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
         "environment", "'gpu_driver: 550.1' is not in env.txt"),
     "a manifest hash": (
         json_value("manifest.json", 0, "sha256", value="0" * 64), "manifest", "changed after"),
-    "a row of MANIFEST.md": (markdown_row, "manifest", "MANIFEST.md and manifest.json differ"),
+    "a row of manifest.md": (markdown_row, "manifest", "manifest.md and manifest.json differ"),
 }  # fmt: skip
 
 
@@ -307,8 +306,7 @@ def test_every_column_of_the_manifest_has_a_source(
     root = folder / "results" / "synthetic"
     with edited_json(root / "manifest.json") as rows:
         rows[1][column] = "H20"
-    rows, seal = read_json(root / "manifest.json"), read_links(root)[-1][0]
-    manifest.update(folder / "MANIFEST.md", "synthetic", rows, seal)
+    manifest.write_page(root, read_json(root / "manifest.json"))
     found = failures(root / "study.json")
     assert {claim.kind for claim in found} == {"manifest"}
     named = {"configuration", "block", "phase"}

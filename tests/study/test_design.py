@@ -50,6 +50,14 @@ def test_every_block_has_each_configuration_once_and_plain_as_often_as_asked(
         assert started.count("plain") == plains
 
 
+def test_the_named_baseline_is_launched_as_often_as_asked() -> None:
+    config = default_config() | {"baseline": "noop_connector", "plain_launches": 3}
+    names = [entry["config"] for entry in run_order(config)["A"]]
+    again = ["noop_connector_2", "noop_connector_3"]
+    assert sorted(names) == sorted([*config["configurations"], *again])
+    assert Launch("noop_connector_3", 0, "A").configuration == "noop_connector"
+
+
 def test_every_launch_has_every_position_as_often_as_any_other() -> None:
     config = default_config() | {"blocks": 50, "plain_launches": 2}
     places: dict[str, list[int]] = {}

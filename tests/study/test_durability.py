@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,16 @@ class Disk:
         return synced != (state.st_mtime_ns, state.st_size)
 
 
+@pytest.fixture
+def cpus() -> Iterator[set[int]]:
+    """Those of this process, which as a driver keeps itself to some of them."""
+    every = os.sched_getaffinity(0)
+    yield every
+    os.sched_setaffinity(0, every)
+
+
 def test_all_that_an_index_vouches_for_is_durable_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: set[int]
 ) -> None:
     monkeypatch.delenv(PARENT_VARIABLE, raising=False)
     study_file = write_study(tmp_path / "results" / "tiny")
@@ -80,6 +89,7 @@ def test_all_that_an_index_vouches_for_is_durable_before_it(
         "measured again"
     )
     assert withdraw_damaged(study, study_file.parent) == []
+    os.sched_setaffinity(0, cpus)
     assert launch.main(arguments(study_file)) == 0
     log = (study_file.parent / "logs" / "plain.block0.A.log").read_text()
     assert "moved to r20.damaged1, measuring the cell again" in log

@@ -17,7 +17,7 @@ from connector_tax.study.guard import (
     LAUNCH_VARIABLE,
     OTHERS_TEMPORARY_S,
     PARENT_VARIABLE,
-    ParentProcess,
+    ProcessName,
     kill_leftovers,
     leftovers,
     remove_temporaries,
@@ -35,7 +35,7 @@ def test_a_driver_notices_the_death_of_a_parent_that_is_not_its_own() -> None:
         "watch_parent(lambda: os._exit(7), print);"
         "print('watching', flush=True); signal.pause()"
     )
-    environment = {**os.environ, PARENT_VARIABLE: str(ParentProcess.of(owner.pid))}
+    environment = {**os.environ, PARENT_VARIABLE: str(ProcessName.of(owner.pid))}
     driver = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
     )
@@ -47,7 +47,7 @@ def test_a_driver_notices_the_death_of_a_parent_that_is_not_its_own() -> None:
     driver.stdout.close()
 
 
-def watched(parent: str) -> subprocess.CompletedProcess[str]:
+def watched(parent: str, *prefix: str) -> subprocess.CompletedProcess[str]:
     """A driver that watches `parent` and then ends by itself with status 0."""
     code = (
         "import os; from connector_tax.study.guard import watch_parent;"
@@ -55,12 +55,21 @@ def watched(parent: str) -> subprocess.CompletedProcess[str]:
     )
     environment = {**os.environ, PARENT_VARIABLE: parent}
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
-    )
+        [*prefix, sys.executable, "-c", code],
+        env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making a pid namespace needs root")
+def test_the_parent_of_another_pid_namespace_is_not_watched() -> None:
+    # As on a node of a scheduler: the same boot, and no process of this number.
+    driver = watched(str(ProcessName.of(os.getpid())), "unshare", "--pid", "--fork", "--mount-proc")
+    assert driver.returncode == 0, driver.stdout + driver.stderr
+    assert "names a process of another machine or container: not watched" in driver.stdout
 
 
 def test_a_pid_that_now_belongs_to_another_process_is_no_parent() -> None:
-    stale = replace(ParentProcess.of(os.getpid()), started=1)
+    stale = replace(ProcessName.of(os.getpid()), started=1)
     driver = watched(str(stale))
     assert driver.returncode == 7
     assert f"names process {os.getpid()}, which is gone; unset it" in driver.stdout
@@ -68,7 +77,7 @@ def test_a_pid_that_now_belongs_to_another_process_is_no_parent() -> None:
 
 def test_a_process_of_another_machine_or_container_is_told_and_not_watched() -> None:
     # A pid that is not here: by the pid alone the driver would end.
-    foreign = replace(ParentProcess.of(os.getpid()), pid=2**22 + 1, where="another-boot/1")
+    foreign = replace(ProcessName.of(os.getpid()), pid=2**22 + 1, where="another-boot/1")
     driver = watched(str(foreign))
     assert driver.returncode == 0
     assert "names a process of another machine or container: not watched" in driver.stdout
@@ -82,7 +91,7 @@ def test_a_parent_that_cannot_be_read_is_refused() -> None:
 
 def test_jobs_keep_a_running_owner_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.environ["PATH"])
-    mine, owner = ParentProcess.of(os.getpid()), ParentProcess.of(os.getppid())
+    mine, owner = ProcessName.of(os.getpid()), ProcessName.of(os.getppid())
     for named, kept in (
         (owner, owner),
         (replace(owner, started=1), mine),

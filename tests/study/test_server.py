@@ -14,6 +14,7 @@ import pytest
 from connector_tax.config import ROOT
 from connector_tax.study.server import LOGS, Server
 from connector_tax.study.server_command import ServerCommand, ServerError, free_port, launch_script
+from connector_tax.vllm.launch import Companion
 
 HOST = "127.0.0.1"
 # Answers /v1/models, and has a child in its process group.
@@ -154,6 +155,29 @@ def test_a_companion_dies_with_the_server_and_so_with_the_driver(tmp_path: Path)
     driver.communicate()
     psutil.wait_procs([companion], timeout=20)
     assert not companion.is_running() or companion.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_companion_that_answers_http_is_ready_when_it_answers_200(tmp_path: Path) -> None:
+    """It listens at once and refuses twice: the server must not have been started by then."""
+    code = (
+        "import http.server as h, sys\n"
+        "class H(h.BaseHTTPRequestHandler):\n"
+        "    asked = []\n"
+        "    def do_GET(self):\n"
+        "        H.asked.append(self.path)\n"
+        "        self.send_response(503 if len(H.asked) < 3 else 200)\n"
+        "        self.end_headers()\n"
+        "        print(*H.asked, flush=True)\n"
+        "h.HTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()\n"
+    )
+    port = free_port(HOST)
+    companion = Companion("side", [sys.executable, "-c", code, str(port)], port, "/a'b?c=%d")
+    script = tmp_path / "launch.sh"
+    script.write_text(
+        launch_script(ServerCommand(["cat", "side.log"], {}, {}, [companion]), "t", ".")
+    )
+    done = subprocess.run(["bash", script], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "/a'b?c=%d /a'b?c=%d /a'b?c=%d"
 
 
 def test_what_a_server_leaves_in_its_temporary_folder_is_gone_with_it(

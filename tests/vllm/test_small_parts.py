@@ -12,7 +12,7 @@ import pytest
 from connector_tax.config import ROOT
 from connector_tax.machine import ABSENT, engine_versions
 from connector_tax.vllm.dummy_bootstrap import make_server
-from connector_tax.vllm.environment import files_of
+from connector_tax.vllm.environment import NAMES, files_of
 from connector_tax.vllm.tiny_model import VOCAB_SIZE, write_model
 
 WORKER = {"engine_id": "e", "dp_rank": 0, "tp_rank": 0, "pp_rank": 0, "addr": "tcp://127.0.0.1:1"}
@@ -63,7 +63,7 @@ def test_the_tiny_model_is_the_same_each_time_and_covers_its_vocabulary(tmp_path
     assert json.loads(files["config.json"])["vocab_size"] == VOCAB_SIZE
 
 
-@pytest.mark.parametrize("name", ["vllm-cpu", "vllm-gpu"])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_pin_has_hashes_and_names_no_host(name: str) -> None:
     text = (ROOT / f"envs/{name}/requirements.lock").read_text(encoding="utf-8")
     assert "://" not in text
@@ -90,7 +90,7 @@ def test_a_study_asks_for_the_files_its_engine_needs() -> None:
     assert files_of({"kind": "embedded"}) == []
 
 
-@pytest.mark.parametrize("name", ["vllm-cpu", "vllm-gpu"])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_pin_of_an_environment_has_its_manifest_column(tmp_path: Path, name: str) -> None:
     folder = ROOT / "envs" / name
     pins = dict(_pins(folder / "requirements.lock"))

@@ -46,7 +46,8 @@ def test_a_forced_launch_is_measured_again_and_the_old_one_kept(folder: Path) ->
         assert hashes(aside / cell) == files
         assert hashes(launch / cell) != files
     assert read_json(launch / "index.json")["status"] == "done"
-    assert len(read_json(launch / "attempts.json")) == 1
+    (attempt,) = read_json(launch / "attempts.json")
+    assert attempt["supersedes"] == "A.superseded1"
 
 
 def test_without_force_nothing_is_measured_again(folder: Path) -> None:

@@ -15,6 +15,9 @@ import pytest
 
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, read_jsonl, sha256_file
+from connector_tax.provenance.audit_blocks import ORDER, check_blocks
+from connector_tax.provenance.audit_study import RawStudy
+from connector_tax.provenance.claims import PASS, Ledger
 from connector_tax.provenance.manifest import parse
 from connector_tax.study.guard import LAUNCH_VARIABLE
 from tests.provenance.forged_archives import members_of
@@ -139,6 +142,8 @@ def test_every_launch_has_its_artifacts(study: Study) -> None:
             if index["status"] == "skipped":
                 assert index["reason"]
                 continue
+            (node,) = {json.dumps(attempt["node"]) for attempt in index["attempts"]}
+            assert json.loads(node)["devices"] == [content["config"]["server"]["device"]]
             for name in ("config.json", "launch.sh", "vllm_stdout.log", "env.txt", "summary.json"):
                 assert (launch / name).is_file(), launch / name
             for cell in index["cells"]:
@@ -152,6 +157,16 @@ def test_every_launch_has_its_artifacts(study: Study) -> None:
                 ]
                 for name, digest in cell["files"].items():
                     assert sha256_file(launch / cell["cell"] / name) == digest
+
+
+def test_the_blocks_are_whole(study: Study) -> None:
+    """Also where a launch was measured by a second run."""
+    ledger = Ledger()
+    check_blocks(RawStudy(study.results / "study.json"), ledger)
+    assert {claim.verdict for claim in ledger.claims} == {PASS}
+    assert sum(claim.kind == ORDER for claim in ledger.claims) == 2 + bool(
+        read_json(study.results / "runs/plain/block0/Bp/index.json")["attempts"]
+    )
 
 
 def test_records_hold_what_was_asked_for(study: Study) -> None:
@@ -208,9 +223,8 @@ def test_figures_tables_report_and_manifest_are_there(study: Study) -> None:
     hypotheses = read_json(study.results / "analysis" / "hypotheses.json")
     assert [h["id"] for h in hypotheses["hypotheses"]] == [f"H{n}" for n in range(1, 7)]
     assert [c["id"] for c in hypotheses["criteria"]] == list(range(1, 8))
-    rows = parse((study.folder / "MANIFEST.md").read_text())
-    assert rows == read_json(study.results / "manifest.json")
-    assert len(rows) == 11
+    rows = parse((study.results / "manifest.md").read_text())
+    assert len(rows) == len(read_json(study.results / "manifest.json")) == 11
     assert {row["engine"] for row in rows} == {"embedded (emulated)"}
     assert "emulated" in (study.results / "report.html").read_text()
 
@@ -220,7 +234,7 @@ def test_no_file_holds_a_secret_of_the_environment(study: Study) -> None:
     searched = files | archived(study)
     searched["output"] = (study.second.stdout + study.second.stderr).encode()
     kinds = ("launch.sh", "env.txt", "environment.json", "vllm_stderr.log", "logs/pack.log",
-             "manifest.json", "MANIFEST.md", "report.html", "fig1_ttft_vs_rate.svg",
+             "manifest.json", "manifest.md", "MANIFEST.md", "report.html", "fig1_ttft_vs_rate.svg",
              "fig1_ttft_vs_rate.csv")  # fmt: skip
     for kind in kinds:
         assert any(name.endswith(kind) for name in searched), kind

@@ -17,6 +17,7 @@ rule pack:
         FIGURE_FILES,
         f"{RESULTS}/report.html",
         f"{RESULTS}/manifest.json",
+        f"{RESULTS}/manifest.md",
         study=f"{RESULTS}/study.json",
     output:
         ARCHIVED,

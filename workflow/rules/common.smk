@@ -5,9 +5,11 @@ from pathlib import Path
 
 import connector_tax
 from snakemake.exceptions import WorkflowError
+from snakemake.settings.types import SharedFSUsage
 
 from connector_tax.config import ConfigError
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import launches
 from connector_tax.files import ArtifactError
 from connector_tax.study.design import resolve
@@ -53,6 +55,13 @@ def checked_design(wildcards):
     An input function would not do: where it fails, Snakemake takes study.json for a file without a rule.
     """
     options = workflow.dag_settings
+    shared = workflow.storage_settings.shared_fs_usage
+    if workflow.is_main_process and SharedFSUsage.INPUT_OUTPUT not in shared:
+        raise WorkflowError(
+            "--executor: found one without a shared file system; allowed: local, or one whose jobs"
+            " write into this folder. A job leaves more than the files that Snakemake knows and would"
+            " copy back: the raw records would be lost."
+        )
     try:
         check_design(STUDY, Path(RESULTS), SOURCE, options.forceall)
         request_remeasuring(STUDY, Path(RESULTS), options.forcerun, options.forceall)
@@ -71,7 +80,7 @@ onsuccess:
 
 
 onstart:
-    remove_temporaries(Path("results"))
+    remove_temporaries(Path(RESULTS))
     if ARCHIVE is None:
         keep_old_design(STUDY, Path(RESULTS))
 
@@ -98,14 +107,10 @@ if STUDY["config"].get("shape_rates") is not None:
     RATES.append(ancient(f"{RESULTS}/preflight/shape_rates.json"))
 
 
-def launch_file(phase):
-    """The index of any launch of a phase: the only output Snakemake knows of it."""
-    return f"{RESULTS}/runs/{{config}}/block{{block}}/{phase}/index.json"
-
-
-def launch_log(phase):
-    """The log of any launch of a phase."""
-    return f"{RESULTS}/logs/{{config}}.block{{block}}.{phase}.log"
+def block_files(phase, pattern):
+    """A file of each launch of any block of a phase: all that Snakemake knows of a block."""
+    names = dict.fromkeys(launch.config for launch in launches(STUDY, phase))
+    return expand(f"{RESULTS}/{pattern}", config=names, phase=phase)
 
 
 def launch_indexes(phase):
@@ -128,12 +133,17 @@ def modules(*names):
 SHARED = ["commands.py", "files.py", "text.py", "artifacts"]
 
 
-def launch_priority(phase):
-    """Earlier in the seeded run order means a higher priority; whole numbers below the default 0."""
-    order = [(launch.config, launch.block) for launch in launches(STUDY, phase)]
-    return lambda wildcards: len(order) - order.index(
-        (wildcards.config, int(wildcards.block))
-    )
+def block_priority(phase):
+    """Phases one after the other, the blocks of each in order; whole numbers above the default 0."""
+    later = len(PHASES) - PHASES.index(phase)
+    return lambda wildcards: STUDY["blocks"] * later - int(wildcards.block)
+
+
+def block_node(wildcards):
+    """Of sbatch, what sends a block to the node where it was begun; asked again when its job is due."""
+    claim = Path(RESULTS, paths.DEVICES, f"block{wildcards.block}.json")
+    node = claim.exists() and json.loads(claim.read_text())["slurm_node"]
+    return f"--nodelist={node}" if node else ""
 
 
 def two_studies(wildcards):

@@ -11,11 +11,11 @@ rule manifest:
         patch=f"{RESULTS}/patch/patch_status.json",
     output:
         f"{RESULTS}/manifest.json",
+        f"{RESULTS}/manifest.md",
     log:
         f"{RESULTS}/logs/manifest.log",
     shell:
-        "python -m connector_tax.provenance.manifest --study {input.study} --manifest MANIFEST.md"
-        " 2>&1 | tee {log}"
+        "python -m connector_tax.provenance.manifest --study {input.study} 2>&1 | tee {log}"
 
 
 # Last, so that everything that can be made of an incomplete study is there when it says so. The indexes

@@ -1,21 +1,24 @@
-# Phase A sweeps the rates; Phases B and B' sweep the shapes at ref_safe and ref_load. One job per server
-# launch, its cells inside (docs/architecture.md, "Why it is this way").
+# Phase A sweeps the rates; Phases B and B' sweep the shapes at ref_safe and ref_load. One job per block: its
+# launches in seeded order, their cells inside (docs/architecture.md, "Why it is this way").
 
 
 rule phase_a:
     input:
         **READY,
     output:
-        launch_file("A"),
+        block_files("A", "runs/{config}/block{{block}}/{phase}/index.json"),
     log:
-        launch_log("A"),
-    priority: launch_priority("A")
+        block_files("A", "logs/{config}.block{{block}}.{phase}.log"),
+    priority: block_priority("A")
     threads: workflow.cores
+    resources:
+        slurm_extra=block_node,
     params:
         phase="A",
+        logs=f"{RESULTS}/logs",
     shell:
-        "python -m connector_tax.study.launch --study {input.study} --config {wildcards.config:q}"
-        " --block {wildcards.block:q} --phase {params.phase:q} --log {log}"
+        "python -m connector_tax.study.block --study {input.study} --block {wildcards.block:q}"
+        " --phase {params.phase:q} --logs {params.logs:q}"
 
 
 use rule phase_a as phase_b with:
@@ -23,27 +26,29 @@ use rule phase_a as phase_b with:
         **READY,
         rates=RATES,
     output:
-        launch_file("B"),
+        block_files("B", "runs/{config}/block{{block}}/{phase}/index.json"),
     log:
-        launch_log("B"),
-    priority: launch_priority("B")
+        block_files("B", "logs/{config}.block{{block}}.{phase}.log"),
+    priority: block_priority("B")
     params:
         phase="B",
+        logs=f"{RESULTS}/logs",
 
 
-# After Phase B, which ancient() says without asking for a re-run.
+# After Phase B of its block, which ancient() says without asking for a re-run.
 use rule phase_a as phase_bp with:
     input:
-        ancient(launch_indexes("B")),
+        ancient(block_files("B", "runs/{config}/block{{block}}/{phase}/index.json")),
         **READY,
         rates=RATES,
     output:
-        launch_file("Bp"),
+        block_files("Bp", "runs/{config}/block{{block}}/{phase}/index.json"),
     log:
-        launch_log("Bp"),
-    priority: launch_priority("Bp")
+        block_files("Bp", "logs/{config}.block{{block}}.{phase}.log"),
+    priority: block_priority("Bp")
     params:
         phase="Bp",
+        logs=f"{RESULTS}/logs",
 
 
 # Phase A alone, where it answers a question of its own.

@@ -22,7 +22,7 @@ rule vllm_environment:
     log:
         f"{VLLM_ENVIRONMENT}.log",
     wildcard_constraints:
-        environment="vllm-cpu|vllm-gpu",
+        environment=r"vllm-cpu|vllm-cpu-0\.31|vllm-gpu",
     threads: workflow.cores
     shell:
         "python -m connector_tax.vllm.environment {wildcards.environment:q} 2>&1 | tee {log}"

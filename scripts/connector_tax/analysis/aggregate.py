@@ -17,7 +17,7 @@ from connector_tax.analysis.criteria import criteria
 from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.engine_settings import engine_rows
 from connector_tax.analysis.hook_tables import hook_rows
-from connector_tax.analysis.hypotheses import HYPOTHESES, MOONCAKE, NIXL, numbers_of
+from connector_tax.analysis.hypotheses import MOONCAKE, NIXL, findings, numbers_of
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.launch_records import read_launch_records
 from connector_tax.analysis.measure import (
@@ -44,7 +44,7 @@ from connector_tax.analysis.step_tables import StepTable
 from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
 from connector_tax.analysis.taxes import Tables, amplification_rows, tax_rows
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, PLAIN, CellKey
+from connector_tax.artifacts.names import PHASES, CellKey
 from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.artifacts.tables import table_text
 from connector_tax.commands import run_command, study_parser
@@ -115,7 +115,7 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
     _check_rates(study, rates, rates_file, sweep_cells, sweeps)
     steps = {key: m.steps for key, m in measured.items() if m.steps is not None}
     confidence = study.config["statistics"]["confidence"]
-    step_table = StepTable(cells, steps, no_steps, confidence)
+    step_table = StepTable(study, cells, steps, no_steps)
     dropped = {key: m.requests.dropped for key, m in measured.items()}
     overloaded = overloads(study, cells, loads, dropped, sweeps)
     taxes = TaxTable(study, cells, sample_cells(study, requests), overloaded)
@@ -144,20 +144,18 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
         paths.STEP_TAXES: step_table.tax_rows(),
         paths.HOOKS: hook_rows(steps, step_table.configuration_of, confidence),
         paths.STEP_CDF: step_table.cdf_rows(at_safe),
-        paths.RESOURCE_TABLE: resource_rows(launches, at_safe, confidence),
-        paths.ENGINE_TABLE: engine_rows(launches),
+        paths.RESOURCE_TABLE: resource_rows(launches, study.baseline, at_safe, confidence),
+        paths.ENGINE_TABLE: engine_rows(launches, study.baseline),
     }
     return {
         **{name: table_text(name, content) for name, content in tables_of.items()},
         paths.AGGREGATE_JSON: {**label, "rows": rows},
         paths.HYPOTHESES: {
             **label,
-            "hypotheses": [hypothesis(tables).as_dict() for hypothesis in HYPOTHESES],
+            "hypotheses": [finding.as_dict() for finding in findings(tables)],
             "criteria": criteria(tables, cells, no_steps is None),
             "prior": _prior(tables),
-            "resolution": resolution_rows(
-                cells, requests, rates, study.config["statistics"]["confidence"]
-            ),
+            "resolution": resolution_rows(cells, requests, rates, study),
         },
     }
 
@@ -184,9 +182,9 @@ def _check_rates(
 
 def _prior(tables: Tables) -> dict[str, Any]:
     """The prior's TTFT p90 beside the measured one at ref_safe (design, "Hypotheses")."""
-    prior = tables.study.config["hypotheses"]["prior"]
+    prior, baseline = tables.study.config["hypotheses"]["prior"], tables.study.baseline
     names = {
-        PLAIN: "plain_ttft_p90_s",
+        baseline: "plain_ttft_p90_s",
         NIXL: "nixl_ttft_p90_s",
         MOONCAKE: "mooncake_both_ttft_p90_s",
     }
@@ -201,7 +199,7 @@ def _prior(tables: Tables) -> dict[str, Any]:
             "measured_tax": None,
         }
         taxes = tables.taxes
-        if cell is not None and config == PLAIN:
+        if cell is not None and config == baseline:
             plain_ms = taxes.plain_ms("A", cell, "ttft_p90")
             row["measured_ttft_p90_s"] = None if plain_ms is None else plain_ms / 1e3
         elif cell is not None and (effect := taxes.tax(config, "A", cell, "ttft_p90")) is not None:

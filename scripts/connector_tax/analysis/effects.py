@@ -1,4 +1,4 @@
-"""Effects: percentiles of a configuration over plain's, and combinations of such taxes, with
+"""Effects: percentiles of a configuration over the baseline's, and combinations of such taxes, with
 intervals.
 
 Source: docs/method.md, "The error model". tax = exp(d) - 1, d the mean over blocks of the log of
@@ -17,7 +17,7 @@ from connector_tax.analysis.bootstrap import Floats, bootstrap_p
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.overload import Overload, joined, mark
 from connector_tax.analysis.samples import LogSample
-from connector_tax.artifacts.names import PLAIN, CellKey, configuration_of
+from connector_tax.artifacts.names import CellKey, configuration_of
 from connector_tax.artifacts.study_file import Study
 
 MIN_BLOCKS_FOR_VERDICT = 3
@@ -145,6 +145,7 @@ class TaxTable:
         self._samples = samples
         self._overloads = overloads
         self._blocks = range(study.document["blocks"])
+        self._baseline = study.baseline
         self._plains = {phase: study.plains(phase) for phase in study.document["run_order"]}
         self._quantities: dict[tuple[str, str, str], _Quantity] = {}
 
@@ -230,7 +231,7 @@ class TaxTable:
     def plain_ms(self, phase: str, cell: str, metric: str) -> float | None:
         """Plain's geometric mean over all blocks in which one of its launches is valid."""
         quantity = self._quantity(phase, cell, metric)
-        term = Term(1.0, PLAIN, tuple(self._plains[phase]))
+        term = Term(1.0, self._baseline, tuple(self._plains[phase]))
         blocks = [base for block in self._blocks if (base := quantity.launches(term, block)[1])]
         if not blocks:
             return None
@@ -245,8 +246,8 @@ class TaxTable:
             if ours not in quantity.samples:
                 status, reason = self._why_lost(config, block, phase, cell, metric)
             elif not base:
-                status, reason = self._why_lost(PLAIN, block, phase, cell, metric)
-                reason = f"{PLAIN}: {reason}"
+                status, reason = self._why_lost(self._baseline, block, phase, cell, metric)
+                reason = f"{self._baseline}: {reason}"
             else:
                 continue
             reasons.append((status, block, reason))

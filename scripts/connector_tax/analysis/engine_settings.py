@@ -1,4 +1,4 @@
-"""What else differs from plain: engine.csv, the settings the running engines resolved.
+"""What else differs from the baseline: engine.csv, the settings the running engines resolved.
 
 A connector can make vLLM choose another KV-cache layout or leave fewer blocks; then a tax is not of
 the connector's code alone. A row for each configuration and setting, from the launches of Phase A.
@@ -9,7 +9,6 @@ from typing import Any
 
 from connector_tax.analysis.launch_records import NOT_RECORDED, LaunchRecords
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PLAIN
 from connector_tax.artifacts.tables import empty_row
 
 VARIES = "differs between launches"
@@ -19,7 +18,7 @@ Row = dict[str, Any]
 Found = tuple[str | None, str | None, str | None]
 
 
-def engine_rows(launches: Sequence[LaunchRecords]) -> list[Row]:
+def engine_rows(launches: Sequence[LaunchRecords], baseline: str) -> list[Row]:
     """One row for each configuration and setting; one without a setting where none was recorded.
 
     Args:
@@ -37,15 +36,17 @@ def engine_rows(launches: Sequence[LaunchRecords]) -> list[Row]:
                 empty_row(paths.ENGINE_TABLE) | {"config": config, "reason": "; ".join(reasons)}
             )
             continue
-        own = [_row(launches, config, setting) for setting in settings]
-        changed = [f"{r['setting']} {r['value']} (plain {r['plain']})" for r in own if r["differs"]]
+        own = [_row(launches, baseline, config, setting) for setting in settings]
+        changed = [
+            f"{r['setting']} {r['value']} ({baseline} {r['plain']})" for r in own if r["differs"]
+        ]
         rows += [row | {"also_differs": "; ".join(changed) or None} for row in own]
     return rows
 
 
-def _row(launches: Sequence[LaunchRecords], config: str, setting: str) -> Row:
+def _row(launches: Sequence[LaunchRecords], baseline: str, config: str, setting: str) -> Row:
     value, source, reason = _found(launches, config, setting)
-    plain, _, _ = _found(launches, PLAIN, setting)
+    plain, _, _ = _found(launches, baseline, setting)
     return {
         "config": config,
         "setting": setting,

@@ -108,7 +108,7 @@ def h1(tables: Tables) -> Finding:
     band = tables.study.config["hypotheses"]["h1_prior_band"]
     engine = tables.study.document["engine_label"]
     numbers = {"tax_ttft_p90": numbers_of(tax), "min_tax": bound}
-    start = f"TTFT p90 of {MOONCAKE} at ref_safe is {shown(tax)} against plain"
+    start = f"TTFT p90 of {MOONCAKE} at ref_safe is {shown(tax)} against {tables.study.baseline}"
     verdict, tail = CANNOT_TELL, f"the interval holds {bound:.0%}, the least the hypothesis asks."
     if tax.lo >= bound:
         verdict, tail = SUPPORTED, f"at least {bound:.0%}: on {engine} a single instance has it."
@@ -375,4 +375,21 @@ def point_sentence(label: str) -> str:
     return f"The point estimate by itself: {label}; no verdict."
 
 
-HYPOTHESES: tuple[Callable[[Tables], Finding], ...] = (h1, h2, h3, h4, h5, h6)
+HYPOTHESES: Mapping[str, tuple[Callable[[Tables], Finding], tuple[str, ...]]] = {
+    "H1": (h1, (MOONCAKE,)),
+    "H2": (h2, (MOONCAKE, NIXL)),
+    "H3": (h3, (NOOP, MOONCAKE)),
+    "H4": (h4, (MULTI, MOONCAKE, LMCACHE)),
+    "H5": (h5, (MOONCAKE,)),
+    "H6": (h6, (MOONCAKE,)),
+}
+
+
+def findings(tables: Tables) -> list[Finding]:
+    """What the study says about each hypothesis; nothing of one about its own baseline."""
+    baseline = tables.study.baseline
+    none = f"Cannot tell: taxes are against {baseline} here, which it is about."
+    return [
+        Finding(name, CANNOT_TELL, none, {}) if baseline in about else judge(tables)
+        for name, (judge, about) in HYPOTHESES.items()
+    ]

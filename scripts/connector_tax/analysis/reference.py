@@ -2,9 +2,9 @@
 
 Source: docs/study.md, "Saturation and the reference rates". `ref_safe` is the highest rate at which
 every included configuration is seen unsaturated and none is saturated at a lower rate; `ref_load`
-is the same for plain alone. Left out of the rule, with the reason: a configuration without a valid
-cell, and one that is saturated at the lowest rate it has. A rate at which an included configuration
-has no valid cell does not qualify. Every launch of plain is a launch of plain.
+is the same for the baseline alone. Left out of the rule, with the reason: a configuration without a
+valid cell, and one that is saturated at the lowest rate it has. A rate at which an included
+configuration has no valid cell does not qualify. Every launch of the baseline counts.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from connector_tax.analysis.saturation import (
     load_of,
 )
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PLAIN, CellKey, Launch, configuration_of
+from connector_tax.artifacts.names import CellKey, Launch, configuration_of
 from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_json
@@ -93,15 +93,16 @@ def reference_rates(
         if (reason := _left_out(config, states[config], cells)) is not None
     }
     included = [config for config in study.configurations if config not in left_out]
+    baseline = study.baseline
     ref_safe = _highest_qualifying(rates, [states[config] for config in included])
-    ref_load = _highest_qualifying(rates, [states[PLAIN]] if PLAIN in included else [])
-    if PLAIN not in included:
+    ref_load = _highest_qualifying(rates, [states[baseline]] if baseline in included else [])
+    if baseline not in included:
         ref_safe = None
     fallback = study.config["reference"]["fallback_rps"]
     fallback_used = ref_safe is None or ref_load is None
     if fallback_used and fallback is None:
-        why = _why_none(rates, states, included, left_out)
-        raise NoReferenceRateError(f"{why}\n{_remedy(study, cells, {PLAIN, *included})}")
+        why = _why_none(rates, states, included, left_out, baseline)
+        raise NoReferenceRateError(f"{why}\n{_remedy(study, cells, {baseline, *included})}")
     return {
         "ref_safe": ref_safe if ref_safe is not None else fallback,
         "ref_load": ref_load if ref_load is not None else fallback,
@@ -160,6 +161,7 @@ def _why_none(
     states: States,
     included: Sequence[str],
     left_out: Mapping[str, str],
+    baseline: str,
 ) -> str:
     lines = [f"{config} left out: {reason}" for config, reason in left_out.items()]
     for rate in rates:
@@ -167,8 +169,8 @@ def _why_none(
         bad += [f"{c} without a valid cell" for c in included if states[c][rate] is None]
         lines.append(f"{rate:g} req/s: {', '.join(bad) or 'unsaturated for all included'}")
     return (
-        "no rate qualifies as reference rate (plain must be unsaturated at it, and so must every"
-        " included configuration):\n  " + "\n  ".join(lines)
+        f"no rate qualifies as reference rate ({baseline} must be unsaturated at it, and so must"
+        " every included configuration):\n  " + "\n  ".join(lines)
     )
 
 

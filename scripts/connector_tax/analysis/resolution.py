@@ -14,7 +14,8 @@ from scipy.stats import norm
 
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
-from connector_tax.artifacts.names import PLAIN, CellKey
+from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.study_file import Study
 
 METHOD = "docs/method.md"
 METHOD_ROWS = (("tpot", "light load", 0.1), ("ttft", "light load", 0.3), ("ttft", "saturated", 0.8))
@@ -38,15 +39,16 @@ def resolution_rows(
     cells: Sequence[Cell],
     requests: Mapping[CellKey, Requests],
     rates: Mapping[str, Any],
-    confidence: float,
+    study: Study,
 ) -> list[dict[str, Any]]:
-    """The table of docs/method.md, then the same with the sigma of plain at every Phase A rate.
+    """The table of docs/method.md, then the same with the baseline's sigma at every Phase A rate.
 
     With several blocks sigma is their mean and n the smallest: one launch's worth of requests.
 
     Returns:
         rows of source (METHOD | this study), metric, where, sigma, n, half_width (fraction).
     """
+    confidence = study.config["statistics"]["confidence"]
     rows = [
         _row(METHOD, metric, where, sigma, METHOD_N, confidence)
         for metric, where, sigma in METHOD_ROWS
@@ -55,7 +57,7 @@ def resolution_rows(
     plain: dict[float, list[Requests]] = {}
     for cell in cells:
         key = cell.key
-        if (key.config, key.phase) == (PLAIN, "A") and key in requests:
+        if (key.config, key.phase) == (study.baseline, "A") and key in requests:
             assert cell.rate_rps is not None
             plain.setdefault(cell.rate_rps, []).append(requests[key])
     for rate, launches in plain.items():

@@ -1,7 +1,7 @@
 """What an idle connector costs besides latency: resources.csv.
 
 CPU time, memory, GPU memory, KV blocks, threads and start-up time of each configuration against
-plain's, from the launches of Phase A, by the block model (docs/method.md, "Resources").
+the baseline's, from the launches of Phase A, by the block model (docs/method.md, "Resources").
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,6 @@ import numpy as np
 from connector_tax.analysis.block_model import Estimate, LaunchId, Layout, Term
 from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.analysis.launch_records import LaunchRecords
-from connector_tax.artifacts.names import PLAIN
 from connector_tax.files import ArtifactError
 
 SERVER = "server"
@@ -136,15 +135,16 @@ class _Effect:
 
 
 def resource_rows(
-    launches: Sequence[LaunchRecords], cell: str | None, confidence: float
+    launches: Sequence[LaunchRecords], baseline: str, cell: str | None, confidence: float
 ) -> list[Row]:
-    """One row for each configuration but plain and each resource, valid or with its reason.
+    """One row for each configuration but the baseline and each resource, valid or with its reason.
 
     Args:
         launches: all planned launches of Phase A, in the study's order.
+        baseline: the configuration that the others are compared with.
         cell: the Phase A cell at ref_safe; None where that rate is not in the grid.
     """
-    plains, configurations = _compared(launches)
+    plains, configurations = _compared(launches, baseline)
     samples = [_sample(resource, launches, cell) for resource in RESOURCES]
     return [
         _row(sample, configuration, plains, confidence)
@@ -154,13 +154,13 @@ def resource_rows(
 
 
 def resource_estimates(
-    launches: Sequence[LaunchRecords], cell: str | None
+    launches: Sequence[LaunchRecords], baseline: str, cell: str | None
 ) -> dict[tuple[str, str], Estimate]:
-    """(configuration, resource) to its contrast with plain, where there is one.
+    """(configuration, resource) to its contrast with the baseline, where there is one.
 
     Arguments as `resource_rows` takes them; on logs or on the values, as the resource's scale says.
     """
-    plains, configurations = _compared(launches)
+    plains, configurations = _compared(launches, baseline)
     samples = [_sample(resource, launches, cell) for resource in RESOURCES]
     known = {
         (configuration, sample.resource.name): sample.layout.estimate(
@@ -172,10 +172,12 @@ def resource_estimates(
     return {key: estimate for key, estimate in known.items() if estimate is not None}
 
 
-def _compared(launches: Sequence[LaunchRecords]) -> tuple[tuple[str, ...], list[str]]:
-    """The launches of plain, and the configurations that are compared with them."""
-    plains = dict.fromkeys(r.launch.name for r in launches if r.configuration == PLAIN)
-    others = dict.fromkeys(r.configuration for r in launches if r.configuration != PLAIN)
+def _compared(
+    launches: Sequence[LaunchRecords], baseline: str
+) -> tuple[tuple[str, ...], list[str]]:
+    """The launches of the baseline, and the configurations that are compared with them."""
+    plains = dict.fromkeys(r.launch.name for r in launches if r.configuration == baseline)
+    others = dict.fromkeys(r.configuration for r in launches if r.configuration != baseline)
     return tuple(plains), list(others)
 
 

@@ -20,7 +20,8 @@ from connector_tax.analysis.steps import (
     step_columns,
 )
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PLAIN, CellKey
+from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import STEP_TAXES, empty_row
 
 CALLBACK_TAX = "tax_callback_p50"
@@ -50,27 +51,29 @@ class StepTable:
     """The steps of every valid cell, and the tables made of them.
 
     Args:
-        planned: every planned cell of the study.
+        study: the study.
+        planned: every planned cell of it.
         cells: the steps of its valid cells; empty where the study has no step timing.
         unavailable: why the study has no step timing; None when it has.
-        confidence: of the intervals.
     """
 
     def __init__(
         self,
+        study: Study,
         planned: Sequence[Cell],
         cells: Mapping[CellKey, Steps],
         unavailable: str | None,
-        confidence: float,
     ) -> None:
+        self.study = study
         self.cells = cells
         self.unavailable = unavailable
-        self.confidence = confidence
+        self.confidence = study.config["statistics"]["confidence"]
         self._planned = planned
         self.configuration_of = {cell.key.config: cell.configuration for cell in planned}
         self._values: dict[tuple[Where, str], dict[LaunchId, float]] = {}
         for key, steps in cells.items():
-            for metric, value in launch_values(steps, self._is_plain(key.config)).items():
+            bare = study.bare_baseline and self._is_plain(key.config)
+            for metric, value in launch_values(steps, bare).items():
                 values = self._values.setdefault(((key.phase, key.cell), metric), {})
                 if value is not None:
                     values[LaunchId(key.config, key.block)] = value
@@ -79,7 +82,7 @@ class StepTable:
     def taxes(self) -> dict[tuple[str, str, str, str], StepTax]:
         """(config, phase, cell, metric) to the step tax, where it has a number.
 
-        A launch of plain is compared with the block's other launches of plain.
+        A launch of the baseline is compared with the block's other launches of it.
         """
         taxes: dict[tuple[str, str, str, str], StepTax] = {}
         for (where, metric), values in self._values.items():
@@ -88,7 +91,7 @@ class StepTable:
                 tax = self._tax(layout, values, config)
                 if tax is not None:
                     taxes[config, *where, metric] = tax
-            if metric == CALLBACK_TAX:
+            if metric == CALLBACK_TAX and self.study.bare_baseline:
                 taxes |= {
                     (config, *where, metric): tax
                     for config, tax in self._callback_taxes(values).items()
@@ -104,12 +107,12 @@ class StepTable:
         return points
 
     def tax_rows(self) -> list[Row]:
-        """step_taxes.csv: a row for each configuration but plain, planned cell and step tax."""
+        """step_taxes.csv: a row for each configuration but the baseline, cell and step tax."""
         keys = {(c.key.config, c.key.phase, c.key.cell): c for c in self._planned}
         return [
             self._tax_row(*where, metric)
             for where, cell in keys.items()
-            if cell.configuration != PLAIN
+            if cell.configuration != self.study.baseline
             for metric in STEP_TAXES
         ]
 
@@ -136,10 +139,10 @@ class StepTable:
         return rows or [empty_row(paths.STEP_CDF)]
 
     def _is_plain(self, config: str) -> bool:
-        return self.configuration_of[config] == PLAIN
+        return self.configuration_of[config] == self.study.baseline
 
     def _base(self, config: str) -> tuple[str, ...]:
-        """The launches of plain that a launch is compared with in its block: not itself."""
+        """The launches of the baseline that a launch is compared with in its block: not itself."""
         return tuple(
             name for name in self.configuration_of if self._is_plain(name) and name != config
         )
@@ -156,7 +159,7 @@ class StepTable:
         return StepTax(estimate.point, lo, hi, estimate.p, len(estimate.blocks), estimate.method)
 
     def _callback_taxes(self, values: Mapping[LaunchId, float]) -> dict[str, StepTax]:
-        """By configuration: the mean over its launches in the blocks that have one of plain."""
+        """By configuration: the mean over its launches in the blocks that have a baseline."""
         blocks = {launch.block for launch in values if self._is_plain(launch.name)}
         own = {
             launch: value
@@ -178,7 +181,7 @@ class StepTable:
         numbers = dict.fromkeys(StepTax._fields) if tax is None else tax._asdict()
         plains = [name for name in self.configuration_of if self._is_plain(name)]
         noise = None
-        if metric != CALLBACK_TAX:
+        if metric != CALLBACK_TAX or not self.study.bare_baseline:
             noise = self.taxes.get((plains[-1], phase, cell, metric))
         row: Row = {"config": config, "phase": phase, "cell": cell, "metric": metric, **numbers}
         for name in ("us", "lo_us", "hi_us"):
@@ -193,9 +196,10 @@ class StepTable:
         valid = {key.config for key in self.cells if (key.phase, key.cell) == (phase, cell)}
         if config not in valid:
             return f"no valid cell of {config}"
-        both = f"no block with {config} and plain"
+        baseline = self.study.baseline
+        both = f"no block with {config} and {baseline}"
         plain = any(self._is_plain(name) for name in valid)
-        return f"{both}: {NO_VALUE[metric] if plain else 'plain is not valid here'}"
+        return f"{both}: {NO_VALUE[metric] if plain else f'{baseline} is not valid here'}"
 
     def _row(self, cell: Cell) -> Row:
         row = empty_row(paths.STEPS) | cell.key._asdict()
@@ -208,7 +212,7 @@ class StepTable:
         return row
 
     def _launch_taxes(self, key: CellKey) -> dict[str, float | None]:
-        """Over the mean of the block's launches of plain; plain's own over its other launches."""
+        """Over the mean of the block's baseline launches; theirs over the other ones."""
         taxes: dict[str, float | None] = {}
         for metric in STEP_TAXES:
             values = self._values[(key.phase, key.cell), metric]
@@ -222,7 +226,10 @@ class StepTable:
         if row["n_steps"] == 0:
             return NO_VALUE["tax_step_p50"]
         if not any(key._replace(config=name) in self.cells for name in self._base(key.config)):
-            other = "no other launch of plain is" if self._is_plain(key.config) else "plain is not"
+            name = self.study.baseline
+            other = (
+                f"no other launch of {name} is" if self._is_plain(key.config) else f"{name} is not"
+            )
             return f"{other} valid here"
         missing = ("tax_callback_p50", "tax_engine_step_p50")
         return "; ".join(NO_VALUE[name] for name in missing if row[name] is None) or None

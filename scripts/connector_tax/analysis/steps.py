@@ -159,16 +159,16 @@ def step_columns(steps: Steps) -> dict[str, Any]:
     return row
 
 
-def launch_values(steps: Steps, is_plain: bool) -> dict[str, float | None]:
+def launch_values(steps: Steps, bare: bool) -> dict[str, float | None]:
     """What the step taxes compare between launches: medians over the steps of one cell, in us.
 
     `unattributed` is schedule() minus the callbacks; only build_meta runs inside schedule(), so it
-    is negative where the other callbacks cost more than schedule() does. Plain's callbacks are 0:
-    it has no connector.
+    is negative where the other callbacks cost more than schedule() does. `bare`: a baseline without
+    a connector, whose callbacks are 0.
     """
     columns = step_columns(steps)
     step, callback = columns["step_duration_us_p50"], columns["connector_total_us_p50"]
-    if is_plain and step is not None:
+    if bare and step is not None:
         callback = 0.0
     return {
         "tax_step_p50": step,

@@ -14,7 +14,7 @@ from connector_tax.analysis.blocks_needed import blocks_needed
 from connector_tax.analysis.effects import Effect, TaxTable, WeightedTax
 from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.analysis.samples import METRICS
-from connector_tax.artifacts.names import PHASES, PLAIN, REFERENCES, configuration_of
+from connector_tax.artifacts.names import PHASES, REFERENCES, configuration_of
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study
 
@@ -92,9 +92,9 @@ def verdict(effect: Effect, p_adjusted: float | None, margin: float, confidence:
 
 
 def tax_rows(tables: Tables) -> list[dict[str, Any]]:
-    """One row for each (configuration but plain, phase, cell, metric), valid or with its reason.
+    """A row for each (configuration but the baseline, phase, cell, metric), valid or with a reason.
 
-    The A/A row is named after the last launch of plain; there is none where plain is launched once.
+    The A/A row is named after the baseline's last launch; there is none where it is launched once.
     """
     study = tables.study
     rows = []
@@ -108,7 +108,7 @@ def tax_rows(tables: Tables) -> list[dict[str, Any]]:
                     _tax_row(tables, planned, w, effect)
                     for w, effect in zip(where, effects, strict=True)
                 ]
-                _judge(rows_here, effects, study.config["statistics"]["confidence"])
+                _judge(rows_here, effects, study)
                 rows += rows_here
     names = (*study.configurations, *(name for phase in PHASES for name in study.plains(phase)[1:]))
     order = {name: i for i, name in enumerate(dict.fromkeys(names))}
@@ -116,14 +116,9 @@ def tax_rows(tables: Tables) -> list[dict[str, Any]]:
 
 
 def _compared(study: Study, phase: str) -> list[str]:
-    """What has taxes: every configuration but plain, and the last launch of several of plain."""
+    """What has taxes: all but the baseline, and the last of the baseline's several launches."""
     baseline = study.plains(phase)[:-1] or study.plains(phase)
     return [name for name in study.configs(phase) if name not in baseline]
-
-
-def _is_noise(name: str) -> bool:
-    """Whether a row's name is that of a launch of plain: the A/A comparison."""
-    return configuration_of(name) == PLAIN
 
 
 def _tax_row(
@@ -161,7 +156,7 @@ def _tax_row(
         "aa_hi": None,
         **dict.fromkeys(WITHOUT_RULE),
         "mark": "",
-        "capacity_ratio": _capacity_ratio(config, tables.rates),
+        "capacity_ratio": _capacity_ratio(config, tables),
         **dict.fromkeys(STEP_NUMBERS.values()),
     }
     if effect is None:
@@ -209,9 +204,10 @@ def _family(tables: Tables, phase: str, rate_rps: float | None) -> str:
     return CONFIRMATORY if phase == "A" and rate_rps in named else EXPLORATORY
 
 
-def _capacity_ratio(config: str, rates: Mapping[str, Any]) -> float | None:
-    """Saturation rate over plain's; None when the sweep did not saturate one of the two."""
-    ours, plain = (rates["saturation_rate_rps"].get(name) for name in (config, PLAIN))
+def _capacity_ratio(config: str, tables: Tables) -> float | None:
+    """Saturation rate over the baseline's; None when the sweep did not saturate one of the two."""
+    rates = tables.rates["saturation_rate_rps"]
+    ours, plain = (rates.get(name) for name in (config, tables.study.baseline))
     return None if ours is None or plain is None else float(ours / plain)
 
 
@@ -226,23 +222,25 @@ def _worst(lost: Sequence[tuple[str, int, str]]) -> tuple[str, str]:
 def _judge(
     rows: Sequence[dict[str, Any]],
     effects: Sequence[Effect | None],
-    confidence: float,
+    study: Study,
 ) -> None:
     """Fill in adjusted p, verdict, blocks needed and A/A of the rows of one cell and metric.
 
-    The configurations are compared with plain together, the A/A row alone.
+    The configurations are compared with the baseline together, the A/A row alone.
     """
+    confidence = study.config["statistics"]["confidence"]
+    noise = [row["config"] for row in rows if configuration_of(row["config"]) == study.baseline]
     known = [(r, e) for r, e in zip(rows, effects, strict=True) if e is not None]
     tested = [(r, e) for r, e in known if e.interval.p is not None and not e.mark]
-    configurations = [e.estimate for r, e in tested if not _is_noise(r["config"])]
+    configurations = [e.estimate for r, e in tested if r["config"] not in noise]
     for row, effect in known:
-        family = [effect.estimate] if _is_noise(row["config"]) else configurations
+        family = [effect.estimate] if row["config"] in noise else configurations
         if not effect.mark:
             row["p_adjusted"] = adjusted_p(effect, family)
         row["verdict"] = verdict(effect, row["p_adjusted"], row["margin"], confidence)
         if row["verdict"] == INCONCLUSIVE:
             row["blocks_needed"] = blocks_needed(effect, family, row["margin"], confidence)
-    aa = next((row for row in rows if _is_noise(row["config"])), None)
+    aa = next((row for row in rows if row["config"] in noise), None)
     if aa is None:
         return
     for row in rows:
@@ -297,7 +295,9 @@ def _amplification_row(tables: Tables, config: str, metric: str) -> dict[str, An
     if gap is None:
         lost = [entry for cell in (safe, load) for entry in taxes.lost(config, "A", cell, metric)]
         if not lost:
-            return row | {"reason": "no launch of plain is valid at both rates in a block"}
+            return row | {
+                "reason": f"no launch of {tables.study.baseline} is valid at both rates in a block"
+            }
         status, reason = _worst(lost)
         return row | {"status": status, "reason": reason}
     at_load, at_safe = taxes.points(terms)

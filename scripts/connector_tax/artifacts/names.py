@@ -1,14 +1,14 @@
 """The words of a study: phases, states, launch and cell names, metrics, reference rates.
 
-A block holds each configuration once, under its id, and plain `plain_launches` times, under the
-names `plain`, `plain_2`, `plain_3` and so on.
+A block holds each configuration once, under its id, and the baseline `plain_launches` times, under
+the names `plain`, `plain_2`, `plain_3` and so on where it is `plain`.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # The rate sweep, the shapes at ref_safe, the shapes at ref_load; in the order they run.
 PHASES = ("A", "B", "Bp")
@@ -17,11 +17,12 @@ PHASE_RULES = {"A": "phase_a", "B": "phase_b", "Bp": "phase_bp"}
 LAUNCH_STATUSES = ("done", "skipped", "failed")
 CELL_STATUSES = ("valid", "void", "skipped", "missing")
 REQUEST_STATUSES = ("ok", "error", "timeout", "cancelled", "dropped")
+# The configuration without a connector, and the baseline where a study names no other.
 PLAIN = "plain"
 METRICS = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90", "e2e_p90")
 REFERENCES = ("ref_safe", "ref_load")
-# `plain_last` in studies measured before `plain_launches` existed.
-_FURTHER_PLAIN = re.compile(rf"{PLAIN}_(\d+|last)")
+# `plain_last` in studies measured before `plain_launches` existed. No configuration's id ends so.
+_FURTHER_LAUNCH = re.compile(r"(.+)_([2-9]|1\d|20|last)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +57,26 @@ class CellKey(NamedTuple):
     cell: str
 
 
-def plain_names(launches: int) -> list[str]:
-    """The names of plain's launches in a block."""
-    return [PLAIN, *(f"{PLAIN}_{number}" for number in range(2, launches + 1))]
+def baseline_of(config: Mapping[str, Any]) -> str:
+    """The configuration that the taxes of a study with this configuration are against."""
+    baseline: str = config.get("baseline", PLAIN)
+    return baseline
+
+
+def plain_names(launches: int, baseline: str = PLAIN) -> list[str]:
+    """The names of the baseline's launches in a block."""
+    return [baseline, *(f"{baseline}_{number}" for number in range(2, launches + 1))]
 
 
 def configuration_of(name: str) -> str:
     """The configuration a launch is started with; no configuration's id is like `plain_2`."""
-    return PLAIN if _FURTHER_PLAIN.fullmatch(name) else name
+    further = _FURTHER_LAUNCH.fullmatch(name)
+    return further[1] if further else name
 
 
-def launched_plains(names: Iterable[str]) -> list[str]:
-    """The launches of plain among launch names, each once, in the order of their numbers."""
-    plains = {name for name in names if configuration_of(name) == PLAIN}
+def launched_plains(names: Iterable[str], baseline: str = PLAIN) -> list[str]:
+    """The baseline's launches among launch names, each once, in the order of their numbers."""
+    plains = {name for name in names if configuration_of(name) == baseline}
     return sorted(plains, key=lambda name: (len(name), name))
 
 

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from connector_tax.artifacts.names import METRICS, PHASES, REFERENCES, Launch, launched_plains
+from connector_tax.artifacts.names import (
+    METRICS,
+    PHASES,
+    REFERENCES,
+    Launch,
+    baseline_of,
+    launched_plains,
+)
 from connector_tax.files import ArtifactError, read_json
 
 
@@ -28,16 +35,28 @@ class Study:
         return int(self.document["seed"])
 
     @property
+    def baseline(self) -> str:
+        """The configuration that taxes are against."""
+        return baseline_of(self.config)
+
+    @property
+    def bare_baseline(self) -> bool:
+        """Whether the baseline has no connector, and so no callbacks: their time is zero."""
+        entries = {entry["id"]: entry for entry in self.document["configurations"]}
+        return entries[self.baseline].get("connector") is None
+
+    @property
     def configurations(self) -> list[str]:
         """Configuration ids in the study's order."""
         return [entry["id"] for entry in self.document["configurations"]]
 
     def plains(self, phase: str) -> list[str]:
-        """The launches of plain in each block of a phase: `plain`, `plain_2` and so on."""
-        return launched_plains(entry["config"] for entry in self.document["run_order"][phase])
+        """The baseline's launches in each block of a phase: `plain`, `plain_2` and so on."""
+        launched = (entry["config"] for entry in self.document["run_order"][phase])
+        return launched_plains(launched, self.baseline)
 
     def configs(self, phase: str) -> list[str]:
-        """The launches of a block of a phase in the study's order, further plains at the end."""
+        """The launches of a block in the study's order, further ones of the baseline at the end."""
         launched = {entry["config"] for entry in self.document["run_order"][phase]}
         further = self.plains(phase)[1:]
         return [c for c in self.configurations if c in launched] + further

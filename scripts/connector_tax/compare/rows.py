@@ -15,7 +15,7 @@ from connector_tax.analysis.block_model import sidak
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.analysis.resources import EXACT, LOG
 from connector_tax.analysis.taxes import INCONCLUSIVE, MARKED, POINT_ESTIMATE
-from connector_tax.artifacts.names import METRICS, PLAIN
+from connector_tax.artifacts.names import METRICS
 from connector_tax.artifacts.tables import POOLED, AggregateRow, ResourceRow, TaxRow
 from connector_tax.compare.contrast import Difference, Known, difference, from_interval, of_estimate
 from connector_tax.compare.studies import (
@@ -97,7 +97,7 @@ def compare_rows(a: StudyTables, b: StudyTables) -> list[Row]:
     confidence = a.settings["statistics"]["confidence"]
     rows = [
         *_taxes(a, b, cells, configs, confidence),
-        *_latencies(a, b, cells, [PLAIN, *configs], confidence),
+        *_latencies(a, b, cells, [a.baseline, *configs], confidence),
         *_resources(a, b, configs, confidence),
     ]
     return judged(rows, confidence)

@@ -14,7 +14,6 @@ from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.launch_records import read_launch_records
 from connector_tax.analysis.resources import resource_estimates
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PLAIN
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import POOLED, AggregateRow
 from connector_tax.figures.tables import StudyTables
@@ -69,6 +68,7 @@ def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
         )
     for what, one, other in (
         ("model", _model(a), _model(b)),
+        ("baseline", a.baseline, b.baseline),
         ("arrival process", a.settings["arrivals"], b.settings["arrivals"]),
         ("confidence", *(s.settings["statistics"]["confidence"] for s in (a, b))),
     ):
@@ -77,7 +77,7 @@ def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
                 f"A and B differ in their {what}: {json.dumps(one)} and {json.dumps(other)}"
             )
     if not common_configurations(a, b):
-        raise NotComparableError(f"A and B have no configuration in common besides {PLAIN}")
+        raise NotComparableError(f"A and B have no configuration in common besides {a.baseline}")
     if not common_cells(a, b):
         raise NotComparableError(
             "A and B have no cell in common, of one rate and shape: "
@@ -86,13 +86,13 @@ def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
 
 
 def common_configurations(a: StudyTables, b: StudyTables) -> list[str]:
-    """The configurations with a connector that both studies have, in A's order."""
+    """The configurations but the baseline that both studies have, in A's order."""
     theirs = {item.id for item in b.connectors}
     return [item.id for item in a.connectors if item.id in theirs]
 
 
 def common_cells(a: StudyTables, b: StudyTables) -> dict[Where, AggregateRow]:
-    """A's pooled row of plain of every cell that has one rate and one shape in both studies."""
+    """A's pooled baseline row of every cell that has one rate and one shape in both studies."""
     ours, theirs = _cells(a), _cells(b)
     return {
         where: row
@@ -123,7 +123,7 @@ def _cells(study: StudyTables) -> dict[Where, AggregateRow]:
     return {
         (row.phase, row.cell): row
         for row in study.aggregate
-        if row.config == PLAIN and row.block == POOLED
+        if row.config == study.baseline and row.block == POOLED
     }
 
 
@@ -186,4 +186,5 @@ def contrasts_of_resources(study: StudyTables) -> dict[tuple[str, str], Estimate
         ArtifactError: a launch's records are missing or not what they were.
     """
     cells = load_cells(load_study(study.root / paths.STUDY), "A")
-    return resource_estimates(read_launch_records(cells), study.cell_at("ref_safe"))
+    launches = read_launch_records(cells)
+    return resource_estimates(launches, study.baseline, study.cell_at("ref_safe"))

@@ -42,7 +42,7 @@ def draw(study: StudyTables) -> Picture:
         return style.absent(study, "fig10_resources", reason)
     lines = math.ceil(len(shown) / ACROSS)
     height = lines * (ROW_IN * len(study.connectors) + 0.55)
-    notes = ["differences from plain; grey: A/A, plain against plain"]
+    notes = [study.against("differences from plain; grey: A/A, plain against plain")]
     figure = style.new_figure(study, style.PAGE_IN, height, notes)
     grid = figure.subplots(lines, min(ACROSS, len(shown)), squeeze=False, sharey=True)
     records: list[dict[str, object]] = []
@@ -97,7 +97,7 @@ def _panel(study: StudyTables, axes: Axes, name: str, found: Mapping[str, Resour
         rows.beside(axes, index, number_text(row.difference, digits))
     plain = next((row.plain_mean for row in drawn if row.plain_mean is not None), 0.0)
     value = number_text(plain, decimals([plain])).removeprefix("+")
-    title = f"{PANELS[name]} (plain {value})"
+    title = f"{PANELS[name]} ({study.against('plain')} {value})"
     rows.prepare(axes, [item.label for item in study.connectors], title)
 
 

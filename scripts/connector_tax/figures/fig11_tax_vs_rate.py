@@ -10,7 +10,6 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
-from connector_tax.artifacts.names import PLAIN
 from connector_tax.figures import rates, rows, style
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StudyTables
@@ -28,7 +27,7 @@ LOOK: Mapping[str, tuple[Any, bool, float]] = {
 def draw(study: StudyTables) -> Picture:
     """A panel for each configuration with both taxes and their intervals, all on one scale."""
     taxes = {metric: rates.taxes_of(study, metric) for metric in rows.METRICS}
-    shown = [item for item in study.launched if item.id != PLAIN]
+    shown = [item for item in study.launched if item.id != study.baseline]
     everyone = [
         row for by_config in taxes.values() for found in by_config.values() for row in found
     ]
@@ -54,7 +53,7 @@ def draw(study: StudyTables) -> Picture:
             ]
         axes.set_title(style.fitted(item.label, 1.3, 1.13 * style.TEXT_PT))
     for axes in grid[:, 0]:
-        axes.set_ylabel(rows.tax_label(axes, "y"))
+        axes.set_ylabel(rows.tax_label(study, axes, "y"))
     for axes in grid[-1]:
         axes.set_xlabel("offered rate (requests/s)")
     handles = [

@@ -79,7 +79,7 @@ def _panel(
                 words = size(*(None if v is None else 100 * v for v in _gap(gap).values()))
                 rows.beside(axes, index, words)
     rows.prepare(axes, [item.label for item in study.connectors], rows.METRICS[metric])
-    axes.set_xlabel(rows.tax_label(axes))
+    axes.set_xlabel(rows.tax_label(study, axes))
     if any(gap.gap is not None for gap in gaps.values()):
         rows.beside(axes, -0.75, "gap, pp")
     return records

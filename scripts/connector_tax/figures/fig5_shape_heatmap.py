@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
-from connector_tax.artifacts.names import PLAIN
 from connector_tax.artifacts.tables import TaxRow
 from connector_tax.figures import rows, style
 from connector_tax.figures.style import Picture
@@ -35,7 +34,7 @@ def draw(study: StudyTables) -> Picture:
     if not found:
         name = "fig5_shape_heatmap"
         return style.absent(study, name, "the study has no Phase B, the sweep over shapes.")
-    shown = [item for item in study.launched if item.id != PLAIN]
+    shown = [item for item in study.launched if item.id != study.baseline]
     table = pd.DataFrame([_record(row) for row in found])
     limit = max(0.01, float(table["tax"].astype(float).abs().max()))
     inputs, lines = table["input_tokens"].nunique(), math.ceil(len(shown) / PER_ROW)
@@ -49,7 +48,7 @@ def draw(study: StudyTables) -> Picture:
         for axes, item in zip(grid.flat, shown, strict=False):
             _map(axes, table[table["config"] == item.id], table, scale)
     for axes, item in zip(grid.flat, shown, strict=False):
-        label = "A/A: plain again" if item.id == study.aa else item.label
+        label = study.against("A/A: plain again") if item.id == study.aa else item.label
         axes.set_title(style.fitted(label, 1.3, style.TEXT_PT * 1.13))
     for axes in grid[:, 0]:
         axes.set_ylabel("input tokens")

@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from connector_tax.artifacts.names import PLAIN
 from connector_tax.figures import rows, style
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StudyTables
@@ -88,17 +87,17 @@ def _panel(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str) -
 
 
 def _table(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str, named: bool) -> None:
-    """Under a plot plain's median and the step taxes, under the first the names and lines too."""
+    """Under a plot the median and the step taxes, under the first the names and lines too."""
     axes.set_axis_off()
     taxes = study.step_taxes_at("ref_safe", TAXES[measure])
     noise = next((row for row in taxes.values() if row.aa_us is not None), None)
-    words = [f"{LABELS[measure]}: plain's median, then over plain, µs"]
+    words = [study.against(f"{LABELS[measure]}: plain's median, then over plain, µs")]
     labels = [""]
     for item in study.configurations:
         labels.append(style.fitted(item.label, 1.5))
         words.append(_number(study, points, measure, item.id))
     aa = (noise.aa_us, noise.aa_lo_us, noise.aa_hi_us) if noise else (None,)
-    labels.append("plain over plain (A/A)")
+    labels.append(study.against("plain over plain (A/A)"))
     words.append(size(*aa))
     axes.set(xlim=(0, 1), ylim=(len(words) - 0.5, -0.5))
     marks = list(style.marks(study).values())
@@ -115,8 +114,8 @@ def _table(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str, n
 
 
 def _number(study: StudyTables, points: pd.DataFrame, measure: str, config: str) -> str:
-    if config == PLAIN:
-        middle = points[(points["config"] == PLAIN) & (points["cdf"] == 0.5)][measure]
+    if config == study.baseline:
+        middle = points[(points["config"] == config) & (points["cdf"] == 0.5)][measure]
         return "no steps" if middle.empty else f"{float(middle.iloc[0]):,.0f}"
     row = study.step_taxes_at("ref_safe", TAXES[measure]).get(config)
     if row is None or row.us is None:

@@ -119,7 +119,7 @@ def _tax_panel(
         # The framework's bar is the same in every row: its number stands at the first.
         _draw_row(axes, index, row, colors, _percent, (item.id == NOOP, True))
     rows.prepare(axes, [c.label for c in study.connectors], f"{rows.METRICS[metric]}, %")
-    axes.set_xlabel(rows.tax_label(axes))
+    axes.set_xlabel(rows.tax_label(study, axes))
     return records
 
 
@@ -159,7 +159,7 @@ def _step_panel(
     for index, row in enumerate(drawn):
         _draw_row(axes, index, row, (CALLBACK_COLOR, "white"), _whole, (True, True))
     rows.prepare(axes, [c.label for c in study.connectors], f"{title}, µs")
-    axes.set_xlabel("median over plain's (µs)")
+    axes.set_xlabel(study.against("median over plain's (µs)"))
     return records
 
 

@@ -51,7 +51,7 @@ def draw(study: StudyTables) -> Picture:
             _bar(study, axes, index, record, found)
         rows.prepare(axes, labels, rows.METRICS[metric])
         records += found
-    grid[-1].set_xlabel(rows.tax_label(grid[-1]))
+    grid[-1].set_xlabel(rows.tax_label(study, grid[-1]))
     style.legend(figure, rows.overload_handles(shown), 1)
     return style.picture(figure, COLUMNS, records)
 

@@ -8,7 +8,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from connector_tax.artifacts.names import PLAIN
 from connector_tax.artifacts.tables import TaxRow
 from connector_tax.figures import rows, style
 from connector_tax.figures.style import Picture
@@ -45,7 +44,7 @@ def draw(study: StudyTables) -> Picture:
     absent = rows.no_reference(study, "fig9_forest")
     if absent:
         return absent
-    shown = [item.id for item in study.launched if item.id != PLAIN]
+    shown = [item.id for item in study.launched if item.id != study.baseline]
     taxes = {metric: study.taxes_at("ref_safe", metric) for metric in rows.METRICS}
     drawn = [row for by_config in taxes.values() for row in by_config.values()]
     notes = [
@@ -75,7 +74,7 @@ def _panel(
     margin = study.settings["statistics"]["margins"][metric]
     prior = priors(study) if metric == "ttft_p90" else {}
     aa = rows.aa_interval(study, "ref_safe", metric)
-    shown = [item for item in study.launched if item.id != PLAIN]
+    shown = [item for item in study.launched if item.id != study.baseline]
     own = [prior[item.id] for item in shown if item.id in prior]
     values = [value for row in taxes.values() for value in rows.numbers(row)]
     rows.tax_scale(axes, [*values, *own, -margin, margin])
@@ -100,5 +99,5 @@ def _panel(
         rows.beside(axes, index, rows.tax_size(row))
         rows.beside(axes, index, verdict, bold=verdict == "TAX", offset=76)
     rows.prepare(axes, [item.label for item in shown], f"{rows.METRICS[metric]} at ref_safe")
-    axes.set_xlabel(rows.tax_label(axes))
+    axes.set_xlabel(rows.tax_label(study, axes))
     return records

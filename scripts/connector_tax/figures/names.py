@@ -6,12 +6,6 @@ A figure is the module of this package that has its name.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_ONE_BLOCK = "A study of one block has no intervals: one launch, launches not included."
-_MARKED = (
-    "An open triangle marks a tax from a cell in which a server was saturated or dropped arrivals:"
-    " it gets no verdict."
-)
-
 
 @dataclass(frozen=True)
 class Words:
@@ -46,15 +40,15 @@ FIGURES: Mapping[str, Words] = {
         "Figure 4: tax at the reference rates, and what queueing adds",
         "Tax of each configuration over plain on TTFT p90 and TPOT p90: filled at ref_safe, hatched"
         " at ref_load, with 95 % intervals. At the right the gap between the two, in percentage"
-        f" points with its interval: what queueing adds. {_ONE_BLOCK} The grey band is the A/A"
+        " points with its interval: what queueing adds. The grey band is the A/A"
         " comparison at ref_safe, one launch of plain of each block against the others; a tax"
-        f" inside it is not distinguishable from launching plain twice. {_MARKED}",
+        " inside it is not distinguishable from launching plain twice.",
     ),
     "fig5_shape_heatmap": Words(
         "Figure 5: TTFT p90 tax by input and output length",
         "Tax on TTFT p90 in per cent by input and output length at ref_safe (Phase B), one map per"
         " configuration on one diverging scale centred at zero; exploratory taxes. A circle marks"
-        f" a cell whose interval includes zero. {_ONE_BLOCK} {_MARKED} The last map is the A/A"
+        " a cell whose interval includes zero. The last map is the A/A"
         " comparison: what the colours of the others are worth.",
     ),
     "fig6_step_cdf": Words(
@@ -79,13 +73,14 @@ FIGURES: Mapping[str, Words] = {
         "Figure 8: additivity of stacked connectors at ref_safe",
         "Is the stacked connector's tax the sum of its parts' taxes (H4)? Taxes of both parts, of"
         " their sum and of the stack at ref_safe, with 95 % intervals; the sum's interval adds the"
-        f" ends of its parts' intervals and so is conservative. {_ONE_BLOCK} {_MARKED} The dotted"
+        " ends of its parts' intervals and so is conservative. The dotted"
         " bracket is the tolerance around the stack's tax within which the sum counts as additive.",
     ),
     "fig9_forest": Words(
         "Figure 9: taxes at ref_safe with intervals and verdicts",
         "Every tax at ref_safe with its 95 % interval and verdict, over the A/A band (grey) and the"
-        f" equivalence margin fixed beforehand (dotted). {_ONE_BLOCK} {_MARKED} Open diamonds are"
+        " equivalence margin fixed beforehand (dotted). An open triangle marks a tax from a cell in"
+        " which a server was saturated or dropped arrivals: it gets no verdict. Open diamonds are"
         " the prior: the trace replay on eight coupled, saturated instances that this study sets"
         " out to check.",
     ),
@@ -102,7 +97,7 @@ FIGURES: Mapping[str, Words] = {
     "fig11_tax_vs_rate": Words(
         "Figure 11: tax against the offered rate",
         "Tax on TTFT p90 and TPOT p90 at every rate of Phase A with 95 % intervals, a panel for"
-        f" each configuration on one scale; the last is the A/A comparison. {_ONE_BLOCK} {_MARKED}"
+        " each configuration on one scale; the last is the A/A comparison."
         " The panels span what is not saturated; an arrow at the edge stands for a point beyond it."
         " Vertical lines are the reference rates.",
     ),

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from connector_tax.artifacts.names import PLAIN, REFERENCES
+from connector_tax.artifacts.names import REFERENCES
 from connector_tax.artifacts.tables import POOLED, AggregateRow, TaxRow
 from connector_tax.figures import rows, style
 from connector_tax.figures.style import Picture
@@ -130,7 +130,9 @@ def tax_line(
 
 def taxes_of(study: StudyTables, metric: str) -> dict[str, list[TaxRow]]:
     """Configuration, and the A/A launch of plain, to its taxes in Phase A."""
-    found: dict[str, list[TaxRow]] = {item.id: [] for item in study.launched if item.id != PLAIN}
+    found: dict[str, list[TaxRow]] = {
+        item.id: [] for item in study.launched if item.id != study.baseline
+    }
     for row in study.taxes:
         if row.phase == "A" and row.metric == metric and row.config in found:
             found[row.config].append(row)
@@ -206,7 +208,7 @@ def latency_figure(study: StudyTables, metric: str) -> Picture:
     upper.set_ylabel(f"{label} (ms)")
     upper.grid(axis="y")
     rows.tax_scale(lower, within(compared), "y")
-    lower.set_ylabel(rows.tax_label(lower, "y"))
+    lower.set_ylabel(rows.tax_label(study, lower, "y"))
     for item in study.connectors:
         tax_line(lower, study, taxes[item.id], marks[item.id], share_of(study, item.id))
     rate_axis(upper, study, named=True)

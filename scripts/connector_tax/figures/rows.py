@@ -67,10 +67,10 @@ def tax_scale(axes: Axes, values: Iterable[float], which: str = "x", room: float
     (axes.axvline if which == "x" else axes.axhline)(0, color="black", lw=0.6, zorder=2)
 
 
-def tax_label(axes: Axes, which: str = "x") -> str:
+def tax_label(study: StudyTables, axes: Axes, which: str = "x") -> str:
     """The words of a scaled tax axis."""
     scale = axes.get_xscale() if which == "x" else axes.get_yscale()
-    return "tax over plain (%)" if scale == "linear" else "tax over plain (%, log ratio)"
+    return study.against(f"tax over plain ({'%' if scale == 'linear' else '%, log ratio'})")
 
 
 def _tick(value: float, _position: int | None = None) -> str:
@@ -106,9 +106,9 @@ def aa_text(study: StudyTables) -> str:
     """A footer's words for the A/A band at ref_safe."""
     row = study.noise_at("ref_safe", "ttft_p90")
     if row is None or not numbers(row):
-        return "no A/A band: plain has no second valid launch"
+        return study.against("no A/A band: plain has no second valid launch")
     how = f"±|plain/plain {MINUS} 1| of two launches" if row.tax_lo is None else "plain over plain"
-    return f"grey band: A/A, {how}"
+    return study.against(f"grey band: A/A, {how}")
 
 
 def family_text(rows: Iterable[TaxRow | None]) -> str:

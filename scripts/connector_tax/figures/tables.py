@@ -5,7 +5,7 @@ import typing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, PLAIN, launched_plains
@@ -24,6 +24,8 @@ from connector_tax.artifacts.tables import (
 )
 from connector_tax.files import ArtifactError, read_json
 
+Row = TypeVar("Row")
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -33,6 +35,24 @@ class Configuration:
     label: str
     connector: str | None
     purpose: str
+
+
+def _table(name: str, row_type: type[Row]) -> "cached_property[list[Row]]":
+    """A table of analysis/ as its rows, read when first asked for."""
+
+    def read(study: "StudyTables") -> list[Row]:
+        return read_table(study.root / paths.ANALYSIS / name, row_type)
+
+    return cached_property(read)
+
+
+def _document(name: str) -> "cached_property[dict[str, Any]]":
+    """A JSON object of the study, read when first asked for."""
+
+    def read(study: "StudyTables") -> dict[str, Any]:
+        return typing.cast(dict[str, Any], read_json(study.root / name))
+
+    return cached_property(read)
 
 
 class StudyTables:
@@ -58,22 +78,32 @@ class StudyTables:
             ]
         except KeyError as error:
             raise ArtifactError(f"{study_file}: missing key {error}") from None
-        plains = launched_plains(name for phase in PHASES for name in study.plains(phase))
-        # The launch of plain that is compared with the others; None where plain is launched once.
+        self.baseline = study.baseline
+        plains = launched_plains(
+            (name for phase in PHASES for name in study.plains(phase)), study.baseline
+        )
+        # Its launch that is compared with the others; None where it is launched once.
         self.aa: str | None = plains[-1] if len(plains) > 1 else None
 
     @property
     def connectors(self) -> list[Configuration]:
-        """Every configuration but plain, in the study's order."""
-        return [configuration for configuration in self.configurations if configuration.id != PLAIN]
+        """Every configuration but the baseline, in the study's order."""
+        return [item for item in self.configurations if item.id != self.baseline]
 
     @property
     def launched(self) -> list[Configuration]:
-        """Every configuration in the study's order, and the A/A launch of plain if there is one."""
+        """Every configuration in the study's order, and the A/A launch if there is one."""
         if self.aa is None:
             return self.configurations
-        again = Configuration(self.aa, "plain again (A/A)", None, "A/A comparison")
+        again = Configuration(self.aa, self.against("plain again (A/A)"), None, "A/A comparison")
         return [*self.configurations, again]
+
+    def against(self, words: str) -> str:
+        """Words about plain, as of the baseline's label where that is another configuration."""
+        if self.baseline == PLAIN:
+            return words
+        labels = {item.id: item.label for item in self.configurations}
+        return re.sub(r"\bplain\b", lambda _: labels[self.baseline], words)
 
     def label(self, config: str) -> str:
         """The label of a configuration, or of the A/A launch of plain; else the name itself."""
@@ -88,54 +118,18 @@ class StudyTables:
         """The planned cells of a phase."""
         return typing.cast(list[dict[str, Any]], self.document["cells"].get(phase, []))
 
-    @cached_property
-    def aggregate(self) -> list[AggregateRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.AGGREGATE, AggregateRow)
-
-    @cached_property
-    def taxes(self) -> list[TaxRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.TAXES, TaxRow)
-
-    @cached_property
-    def amplification(self) -> list[AmplificationRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.AMPLIFICATION, AmplificationRow)
-
-    @cached_property
-    def step_taxes(self) -> list[StepTaxRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.STEP_TAXES, StepTaxRow)
-
-    @cached_property
-    def hooks(self) -> list[HookRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.HOOKS, HookRow)
-
-    @cached_property
-    def step_cdf(self) -> list[StepPoint]:
-        return read_table(self.root / paths.ANALYSIS / paths.STEP_CDF, StepPoint)
-
-    @cached_property
-    def resources(self) -> list[ResourceRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.RESOURCE_TABLE, ResourceRow)
-
-    @cached_property
-    def engine(self) -> list[EngineRow]:
-        return read_table(self.root / paths.ANALYSIS / paths.ENGINE_TABLE, EngineRow)
-
-    @cached_property
-    def hypotheses(self) -> dict[str, Any]:
-        return typing.cast(dict[str, Any], read_json(self.root / paths.ANALYSIS / paths.HYPOTHESES))
-
-    @cached_property
-    def reference(self) -> dict[str, Any]:
-        return typing.cast(dict[str, Any], read_json(self.root / paths.REFERENCE_RATES))
-
-    @cached_property
-    def patch(self) -> dict[str, Any]:
-        return typing.cast(dict[str, Any], read_json(self.root / paths.PATCH_STATUS))
-
-    @cached_property
-    def preflight(self) -> dict[str, Any]:
-        path = self.root / paths.PREFLIGHT_STATUS
-        return typing.cast(dict[str, Any], read_json(path))
+    aggregate = _table(paths.AGGREGATE, AggregateRow)
+    taxes = _table(paths.TAXES, TaxRow)
+    amplification = _table(paths.AMPLIFICATION, AmplificationRow)
+    step_taxes = _table(paths.STEP_TAXES, StepTaxRow)
+    hooks = _table(paths.HOOKS, HookRow)
+    step_cdf = _table(paths.STEP_CDF, StepPoint)
+    resources = _table(paths.RESOURCE_TABLE, ResourceRow)
+    engine = _table(paths.ENGINE_TABLE, EngineRow)
+    hypotheses = _document(f"{paths.ANALYSIS}/{paths.HYPOTHESES}")
+    reference = _document(paths.REFERENCE_RATES)
+    patch = _document(paths.PATCH_STATUS)
+    preflight = _document(paths.PREFLIGHT_STATUS)
 
     def pooled(self, phase: str) -> dict[tuple[str, str], AggregateRow]:
         """(configuration, cell) -> the row pooled over blocks, for one phase."""

@@ -37,7 +37,7 @@ from connector_tax.provenance.audit import audit
 from connector_tax.provenance.audit_remade import published_files, versions
 from connector_tax.provenance.claims import FAIL
 from connector_tax.provenance.crate import crate, readme
-from connector_tax.provenance.manifest import name_archive, parse
+from connector_tax.provenance.manifest import name_archive, section_of
 from connector_tax.provenance.tables import encode
 from connector_tax.provenance.unpack import private_folder, read_head, unpack
 
@@ -50,7 +50,7 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
 
     Args:
         study_file: results/<study>/study.json.
-        manifest: MANIFEST.md, for the audit that comes first; it then names the archive.
+        manifest: MANIFEST.md; it gets the study's rows, and names the archive.
         target: results/archive/<study>.tar.zst.
 
     Raises:
@@ -73,12 +73,15 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
         except ArchiveError as error:
             raise ArtifactError(f"{study_file.parent} is not archived: {error}") from None
         packed.replace(target)
-    _name(manifest, read_json(study_file)["study"], target)
+    _name(manifest, read_json(study_file)["study"], target, study_file.parent / paths.MANIFEST_PAGE)
 
 
-def _name(manifest: Path, study: str, archive: Path) -> None:
-    if any(row["study"] == study for row in parse(manifest.read_text("utf-8"))):
-        name_archive(manifest, study, archive)
+def _name(manifest: Path, study: str, archive: Path, page: Path) -> None:
+    """Name the archive in MANIFEST.md, above the rows that `page` has of the study."""
+    body = section_of(page, study)
+    if body is None:
+        raise ArtifactError(f"{page}: no rows of study {study}")
+    name_archive(manifest, study, archive, body)
 
 
 def convert(archive: Path, target: Path) -> None:
@@ -219,7 +222,8 @@ def _carry_out(arguments: argparse.Namespace) -> None:
         pack(arguments.study, arguments.manifest, arguments.out)
     elif arguments.command == "convert":
         convert(arguments.archive, arguments.out)
-        _name(arguments.manifest, read_head(arguments.out)[0].study, arguments.out)
+        study = read_head(arguments.out)[0].study
+        _name(arguments.manifest, study, arguments.out, arguments.manifest)
     if arguments.command != "unpack":
         size = arguments.out.stat().st_size
         print(f"{arguments.out}: {size} bytes, sha256 {sha256_file(arguments.out)}")

@@ -16,6 +16,7 @@ from rich.table import Table
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_json
 from connector_tax.provenance.archive_limits import HEADER
+from connector_tax.provenance.audit_blocks import check_blocks
 from connector_tax.provenance.audit_records import check_records
 from connector_tax.provenance.audit_remade import KIND, check_redrawn, check_remade
 from connector_tax.provenance.audit_resources import check_resources
@@ -64,6 +65,8 @@ def check_study(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
         check_seals(study, manifest, ledger)
     with ledger.guarded("records", "study"):
         check_records(study, ledger)
+    with ledger.guarded("blocks", "study"):
+        check_blocks(study, ledger)
     with ledger.guarded("numbers", "study"):
         check_published(study, ledger, manifest)
     with ledger.guarded("launch records", "study"):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, PLAIN, plain_names
+from connector_tax.artifacts.names import PHASES, plain_names
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.audit_study import RawCell, RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
@@ -63,14 +63,14 @@ def _run_order(study: RawStudy) -> Iterator[str]:
 def _block_order(study: RawStudy, phase: str, block: int, members: Sequence[str]) -> list[str]:
     """A block's launches as drawn; an older study's plain opens and closes it, or stands once."""
     draw = named_generator(f"{study.config['seed']}/run_order/{phase}/block{block}")
-    others = [member for member in members if member != PLAIN]
+    others = [member for member in members if member != study.baseline]
     if not study.older_form:
-        order = others + plain_names(study.config["plain_launches"])
+        order = others + plain_names(study.config["plain_launches"], study.baseline)
         draw.shuffle(order)
         return order
     if study.as_sealed["config"]["closing_plain"]:
         draw.shuffle(others)
-        return [PLAIN, *others, "plain_last"]
+        return [study.baseline, *others, "plain_last"]
     order = list(members)
     draw.shuffle(order)
     return order

@@ -79,7 +79,7 @@ class FigureNumbers:
         self.study = study
         self.cell = numbers.cell_at("ref_safe")
         self.tables = tables
-        self.connectors = [c for c in study.ids if c != "plain"]
+        self.connectors = [c for c in study.ids if c != study.baseline]
         self.bars = [
             _bar(row)
             for row in tables["taxes.csv"]

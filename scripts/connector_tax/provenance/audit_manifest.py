@@ -1,4 +1,4 @@
-"""Claims about manifest.json, MANIFEST.md and environment.json: every column against its source."""
+"""Claims about the manifest and environment.json: every column against its source."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,19 +11,19 @@ from connector_tax.provenance import manifest
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import Table
-from connector_tax.provenance.manifest import COLUMNS, parse
+from connector_tax.provenance.manifest import COLUMNS, LEFT_OUT, parse, section_of
 from connector_tax.seals import read_links
 
 CHANGED = ": an artifact of the run changed after the manifest was written"
 
 
 def check_manifest(study: RawStudy, ledger: Ledger, markdown: Path) -> None:
-    """Every claim about what was run where."""
+    """Every claim about what was run where; `markdown` is MANIFEST.md."""
     ledger.check("environment", "environment.json", _environment(study), "what env.txt says")
     for launch in study.launches:
         if launch.index is not None:
             ledger.check("manifest", launch.name, _row(study, launch))
-    _check_markdown(study, markdown, ledger)
+    _check_markdown(study, manifest.page_of(study.root, markdown), ledger)
 
 
 def _environment(study: RawStudy) -> Iterator[str]:
@@ -56,7 +56,8 @@ def _row(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
         # Measured before studies were sealed: a column that came later is in none of its rows.
         columns = dict.fromkeys(column for r in rows for column in r)
     for column in columns:
-        published, recomputed = mine[0].get(column), expected.get(column)
+        # A column that came later, of which an older study has nothing, is in none of its rows.
+        published, recomputed = mine[0].get(column, ""), expected.get(column)
         if published != recomputed:
             told = CHANGED if column == "sha256" else ""
             yield f"{column} is {published!r}, found {recomputed!r}{told}"
@@ -64,22 +65,22 @@ def _row(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
 
 def _check_markdown(study: RawStudy, markdown: Path, ledger: Ledger) -> None:
     name = study.document["study"]
-    with ledger.guarded("manifest", "MANIFEST.md"):
-        text = markdown.read_text(encoding="utf-8") if markdown.exists() else ""
-        rows = [row for row in parse(text) if row["study"] == name]
+    with ledger.guarded("manifest", markdown.name):
+        rows = parse(section_of(markdown, name) or "")
         if not rows:
-            reason = f"MANIFEST.md has no rows of study {name}"
-            ledger.not_checkable("manifest", "MANIFEST.md", reason)
+            reason = f"{markdown.name} has no rows of study {name}"
+            ledger.not_checkable("manifest", markdown.name, reason)
             return
         published = read_json(study.root / paths.MANIFEST)
-        ledger.check("manifest", "MANIFEST.md", _same_rows(rows, published), f"{len(rows)} rows")
+        problems = _same_rows(rows, published, markdown.name)
+        ledger.check("manifest", markdown.name, problems, f"{len(rows)} rows")
 
 
-def _same_rows(rows: Table, published: Any) -> Iterator[str]:
+def _same_rows(rows: Table, published: Any, page: str) -> Iterator[str]:
     if len(rows) != len(published):
-        yield f"MANIFEST.md has {len(rows)} rows, manifest.json {len(published)}"
+        yield f"{page} has {len(rows)} rows, manifest.json {len(published)}"
     for left, right in zip(rows, published, strict=False):
         where = f"{left['configuration']} block {left['block']} {left['phase']}"
-        for column in {**left, **right}:
+        for column in {**left, **right}.keys() - set(LEFT_OUT):
             if left.get(column) != right.get(column):
-                yield f"{where}: {column}: MANIFEST.md and manifest.json differ"
+                yield f"{where}: {column}: {page} and manifest.json differ"

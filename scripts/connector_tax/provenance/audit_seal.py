@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from connector_tax.artifacts import paths
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
-from connector_tax.provenance.manifest import parse, seal_of
+from connector_tax.provenance.manifest import page_of, seal_of, section_of
 from connector_tax.seals import (
     FIRST,
     Link,
@@ -28,9 +28,10 @@ def check_seals(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
     newest = {link["launch"]: link for _, link in links if "launch" in link}
     ended = [launch for launch in study.launches if launch.index is not None]
     sealed = [la for la in ended if la.name in newest or _sealed(la) is not None]
-    text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
     name = study.document["study"]
-    head = seal_of(text, name)
+    page = page_of(study.root, manifest)
+    rows = section_of(page, name)
+    head = seal_of(rows or "", name)
     if not (links or sealed or head):
         ledger.not_checkable(KIND, "whole study", UNSEALED)
         return
@@ -44,12 +45,12 @@ def check_seals(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
             ledger.check(KIND, launch.name, _launch(study, launch, newest.get(launch.name)))
         else:
             ledger.not_checkable(KIND, launch.name, UNSEALED)
-    if any(row["study"] == name for row in parse(text)):
-        known = {digest for digest, _ in links}
-        wrong = [] if head in known else [f"MANIFEST.md names {head}, no link of the chain"]
-        ledger.check(KIND, "MANIFEST.md", wrong, "names a link of the chain")
+    if rows is None:
+        ledger.not_checkable(KIND, page.name, f"{page.name} has no rows of study {name}")
     else:
-        ledger.not_checkable(KIND, "MANIFEST.md", f"MANIFEST.md has no rows of study {name}")
+        known = {digest for digest, _ in links}
+        wrong = [] if head in known else [f"{page.name} names {head}, no link of the chain"]
+        ledger.check(KIND, page.name, wrong, "names a link of the chain")
 
 
 def _sealed(launch: RawLaunch) -> int | None:

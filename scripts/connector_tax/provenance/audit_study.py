@@ -8,7 +8,13 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
-from connector_tax.artifacts.names import PHASES, Launch, configuration_of, launched_plains
+from connector_tax.artifacts.names import (
+    PHASES,
+    Launch,
+    baseline_of,
+    configuration_of,
+    launched_plains,
+)
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 from connector_tax.provenance.recompute import Row
@@ -141,7 +147,11 @@ class RawStudy:
         self.document: Row = read_study(study_file)
         try:
             self.config: Row = self.document["config"]
-            self.ids = [entry["id"] for entry in self.document["configurations"]]
+            entries = {entry["id"]: entry for entry in self.document["configurations"]}
+            self.ids = list(entries)
+            self.baseline = baseline_of(self.config)
+            # Without a connector there are no callbacks, and they take no time.
+            self.bare_baseline = entries[self.baseline].get("connector") is None
             self.launches = list(self._launches())
             self.cells = [
                 RawCell(launch, planned)
@@ -167,16 +177,17 @@ class RawStudy:
         return self.root if self.older_form else self.published
 
     def configs(self, phase: str) -> list[str]:
-        """The launch names of a phase, further launches of plain at the end."""
+        """The launch names of a phase, further launches of the baseline at the end."""
         there = {entry["config"] for entry in self.document["run_order"][phase]}
         return [c for c in dict.fromkeys((*self.ids, *self.plains(phase))) if c in there]
 
     def plains(self, phase: str) -> list[str]:
-        """The launch names of plain in a phase, in the order of their numbers."""
-        return launched_plains(e["config"] for e in self.document["run_order"][phase])
+        """The launch names of the baseline in a phase, in the order of their numbers."""
+        launched = (e["config"] for e in self.document["run_order"][phase])
+        return launched_plains(launched, self.baseline)
 
     def aa_launch(self, phase: str) -> list[str]:
-        """The last launch of plain, which is compared with the others; empty if alone."""
+        """The last launch of the baseline, which is compared with the others; empty if alone."""
         return self.plains(phase)[1:][-1:]
 
     def reference_names(self) -> list[str]:

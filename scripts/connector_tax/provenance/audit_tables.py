@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PLAIN
 from connector_tax.artifacts.tables import COLUMNS
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_figures import check_figures
@@ -170,7 +169,7 @@ def _hypotheses(study: RawStudy, numbers: Recomputed) -> Iterator[str]:
 def _prior(prior: Row, study: RawStudy, numbers: Recomputed) -> Iterator[str]:
     given, cell = study.config["hypotheses"]["prior"], numbers.cell_at("ref_safe")
     names = {
-        "plain": "plain_ttft_p90_s",
+        study.baseline: "plain_ttft_p90_s",
         "nixl_both": "nixl_ttft_p90_s",
         "mooncake_both": "mooncake_both_ttft_p90_s",
     }
@@ -184,8 +183,8 @@ def _prior(prior: Row, study: RawStudy, numbers: Recomputed) -> Iterator[str]:
             "measured_tax": None,
         }
         where = (config, "A", cell or "")
-        tax = None if config == PLAIN else numbers.taxes.tax(where, "ttft_p90")
-        if config == PLAIN and cell is not None:
+        tax = None if config == study.baseline else numbers.taxes.tax(where, "ttft_p90")
+        if config == study.baseline and cell is not None:
             plain_ms = numbers.plain_ms("A", cell, "ttft_p90")
             row["measured_ttft_p90_s"] = None if plain_ms is None else plain_ms / 1e3
         elif tax is not None:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from connector_tax.artifacts.names import PLAIN, configuration_of
+from connector_tax.artifacts.names import configuration_of
 from connector_tax.provenance.distributions import Floats, f_above, t_quantile, t_two_sided
 
 Values = Mapping[tuple[str, int], float]  # (launch, block) to a number
@@ -36,7 +36,7 @@ class LaunchLayout:
 
     Args:
         blocks: block of each launch.
-        configs: configuration of each launch; all launches of plain are "plain".
+        configs: configuration of each launch; all launches of the baseline have its id.
         values: shape (launches,).
     """
 
@@ -156,41 +156,44 @@ def layout_of(values: Values) -> LaunchLayout:
     return LaunchLayout([block for _, block in values], configs, np.array(list(values.values())))
 
 
-def squared_weights(weights: Mapping[str, float], plains: Sequence[int]) -> dict[str, float]:
+def squared_weights(
+    weights: Mapping[str, float], plains: Sequence[int], baseline: str
+) -> dict[str, float]:
     """The squared weights of the launches of each configuration, summed.
 
-    Of the contrast that is, as a mean over blocks, the weighted launches minus plain's mean.
+    Of the contrast that is, as a mean over blocks, the weighted launches minus the baseline's mean.
 
     Args:
         weights: launch name to its weight in a block.
-        plains: how many launches of plain each block has.
+        plains: how many launches of the baseline each block has.
     """
     whole, count = sum(weights.values()), len(plains)
-    squares = {PLAIN: sum((whole / count) ** 2 / launches for launches in plains)}
+    squares = {baseline: sum((whole / count) ** 2 / launches for launches in plains)}
     for name, weight in weights.items():
         config = configuration_of(name)
         squares[config] = squares.get(config, 0.0) + weight**2 / count
     return squares
 
 
-def plain_values(values: Values, ours: str) -> dict[int, list[float]]:
-    """Those of the other launches of plain, in each block that has one and the launch `ours`."""
+def plain_values(values: Values, ours: str, baseline: str) -> dict[int, list[float]]:
+    """Those of the other baseline launches, in each block that has one and the launch `ours`."""
     blocks: dict[int, list[float]] = {}
     for (launch, block), value in values.items():
-        if configuration_of(launch) == PLAIN and launch != ours and (ours, block) in values:
+        if configuration_of(launch) == baseline and launch != ours and (ours, block) in values:
             blocks.setdefault(block, []).append(value)
     return blocks
 
 
-def difference(values: Values, ours: str, confidence: float) -> Estimate | None:
-    """A launch's mean over blocks minus plain's; None without a block that has both."""
-    plains = plain_values(values, ours)
+def difference(values: Values, ours: str, confidence: float, baseline: str) -> Estimate | None:
+    """A launch's mean over blocks minus the baseline's; None without a block that has both."""
+    plains = plain_values(values, ours, baseline)
     if not plains:
         return None
     point = float(np.mean([values[ours, block] - np.mean(side) for block, side in plains.items()]))
     layout = layout_of(values)
     if layout.pooled[1] == 0 or len({block for _, block in values}) < 2:
         return Estimate(point, None, None, None, None, len(plains))
-    error = layout.error(squared_weights({ours: 1.0}, [len(side) for side in plains.values()]))
+    counts = [len(side) for side in plains.values()]
+    error = layout.error(squared_weights({ours: 1.0}, counts, baseline))
     half = error.half_width(confidence)
     return Estimate(point, point - half, point + half, error.p(point), error.name, len(plains))

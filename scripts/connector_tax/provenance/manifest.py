@@ -1,14 +1,12 @@
-"""MANIFEST.md: one row per server launch and phase, with every column of the design.
+"""The manifest: what all launches of a study share, and a row for each launch and phase.
 
-Rows are ordered by study, phase and run order; a study's rows stand between two markers, so a
-re-run replaces its own rows only, and the table can be parsed back (`parse`).
+A study's own is results/<study>/manifest.md; MANIFEST.md holds those of the archived studies. Rows
+are in phase and run order. A study stands between two markers, so that another study's archive
+leaves it as it is, and everything can be parsed back (`parse`).
 """
 
 import argparse
-import contextlib
-import fcntl
 import hashlib
-import os
 import re
 import shlex
 import sys
@@ -21,7 +19,14 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import ArtifactError, read_json, sha256_file, write_json, write_text
+from connector_tax.files import (
+    ArtifactError,
+    locked,
+    read_json,
+    sha256_file,
+    write_json,
+    write_text,
+)
 from connector_tax.seals import read_links
 
 COLUMNS = {
@@ -37,6 +42,7 @@ COLUMNS = {
     "nixl": "NIXL",
     "lmcache": "LMCache",
     "gpu": "GPU",
+    "device": "measured on",
     "step_timing": "step timing",
     "adapters": "adapters",
     "paths": "data paths",
@@ -48,17 +54,23 @@ COLUMNS = {
     "command": "launch command",
     "sha256": "sha256 of the run's artifacts",
 }
+# What a row always says of its launch; any other column only if the launches differ in it.
+OF_LAUNCH = ("date", "configuration", "block", "phase", "cells", "sha256")
+# Not in the Markdown: it follows from the study, or stands in the launch's launch.sh.
+LEFT_OUT = ("study", "directory", "command")
 # Control characters, surrogates, line and paragraph separators.
 UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")
 HEAD = """# Manifest
 
-One row per server launch and phase. `plain_2` is the second launch of `plain` in a block, as is
-`plain_last` in older studies. The last column is the SHA-256 of the lines `<sha256>  <path>` of all
-files of the result directory, sorted by path. `Seal` names the last link of the study's chain
-(seals.jsonl), to which each launch was added when it ended. A row whose engine says "emulated" is
-not a measurement of vLLM.
-Adapters are this project's plugins that change vLLM so that a connector starts on the machine. Data
-paths are what the log of a configuration's gate says of the way its data would take.
+Of each study, what all its launches share, then one row per server launch and phase. `plain_2` is
+the second launch of `plain` in a block, as is `plain_last` in older studies. The files of a launch
+lie in `results/<study>/runs/<configuration>/block<block>/<phase>`; the last column is the SHA-256
+of the lines `<sha256>  <path>` of all of them, sorted by path. Its command is in its `launch.sh`,
+and with all else in the study's `manifest.json`. `Seal` names the last link of the study's chain
+(seals.jsonl), to which each launch was added when it ended. An engine that says "emulated" is not a
+measurement of vLLM. Adapters are this project's plugins that change vLLM so that a connector starts
+on the machine. Data paths are what the log of a configuration's gate says of the way its data would
+take.
 """
 
 
@@ -103,6 +115,7 @@ def row(
         "engine": study["engine_label"],
         **{key: versions[key] for key in ("vllm", "vllm_sha", "mooncake", "nixl", "lmcache")},
         "gpu": "; ".join(environment["gpu"]),
+        "device": "; ".join(dict.fromkeys(_devices(index["attempts"]))),
         "step_timing": "available" if step_timing else "not available",
         "adapters": ", ".join(adapters),
         "paths": _paths(folder, launch.configuration),
@@ -114,6 +127,12 @@ def row(
         "command": command,
         "sha256": artifacts_sha256(path),
     }
+
+
+def _devices(attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What each attempt ran on, where it says so: `machine-0123456789ab GPU-0a1b`."""
+    for node in (attempt["node"] for attempt in attempts if "node" in attempt):
+        yield " ".join([node["machine"], *node["devices"]])
 
 
 def _paths(folder: Path, configuration: str) -> str:
@@ -153,14 +172,23 @@ def section(study: str, study_rows: Sequence[Mapping[str, str]], seal: str | Non
         study_rows: its launches.
         seal: SHA-256 of the last link of its chain; None for a study without one.
     """
+    # A column that came after the study is in none of its rows.
+    known = [key for key in COLUMNS if key not in LEFT_OUT and all(key in r for r in study_rows)]
+    shared = [
+        key for key in known if key not in OF_LAUNCH and len({r[key] for r in study_rows}) == 1
+    ]
+    columns = [key for key in known if key not in shared and key not in OF_LAUNCH[4:]]
+    columns += OF_LAUNCH[4:]
     lines = [
         f"<!-- study {study} -->",
         f"## {study}",
         "",
         *([] if seal is None else [f"Seal: sha256 `{seal}`.", ""]),
-        "| " + " | ".join(COLUMNS.values()) + " |",
-        "|" + " --- |" * len(COLUMNS),
-        *("| " + " | ".join(_escape(row[key]) for key in COLUMNS) + " |" for row in study_rows),
+        *(f"- {COLUMNS[key]}: {_escape(study_rows[0][key])}" for key in shared),
+        "",
+        "| " + " | ".join(COLUMNS[key] for key in columns) + " |",
+        "|" + " --- |" * len(columns),
+        *("| " + " | ".join(_escape(row[key]) for key in columns) + " |" for row in study_rows),
         f"<!-- end of study {study} -->",
     ]
     return "\n".join(lines) + "\n"
@@ -182,15 +210,30 @@ def seal_of(text: str, study: str) -> str | None:
     return line[1] if line else None
 
 
-def name_archive(manifest: Path, study: str, archive: Path) -> None:
-    """Name the study's archive in MANIFEST.md, above its rows; a new run of the study drops it."""
+def page_of(root: Path, manifest: Path) -> Path:
+    """The file with the rows of the study in `root`: its own, or MANIFEST.md if it has none."""
+    own = root / paths.MANIFEST_PAGE
+    return own if own.exists() else manifest
+
+
+def section_of(page: Path, study: str) -> str | None:
+    """The study's part of a manifest, markers included; None where it has none."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    return dict(_sections(text)).get(study)
+
+
+def name_archive(manifest: Path, study: str, archive: Path, body: str) -> None:
+    """Put a study's section into MANIFEST.md, its archive named above its rows.
+
+    Concurrent updates wait for each other.
+    """
     line = (
         f"Archive: `results/archive/{archive.name}`, {archive.stat().st_size} bytes, "
         f"sha256 `{sha256_file(archive)}`."
     )
-    with _locked(manifest):
-        text = manifest.read_text(encoding="utf-8")
-        body = re.sub(r"^Archive: .*\n\n", "", dict(_sections(text))[study], flags=re.MULTILINE)
+    with locked(_lock(manifest)):
+        text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
+        body = re.sub(r"^Archive: .*\n\n", "", body, flags=re.MULTILINE)
         head = f"## {study}\n\n"
         write_text(manifest, merge(text, study, body.replace(head, f"{head}{line}\n\n", 1)))
 
@@ -203,7 +246,7 @@ def merge(text: str, study: str, new_section: str) -> str:
 
 
 def parse(text: str) -> list[dict[str, str]]:
-    """Every row of a manifest, keyed like `COLUMNS`; a study's rows have the columns of its table.
+    """Every row of a manifest, keyed like `COLUMNS`, with the columns that the study has.
 
     Raises:
         ArtifactError: a table has a column that `COLUMNS` does not name.
@@ -211,14 +254,18 @@ def parse(text: str) -> list[dict[str, str]]:
     keys = {heading: key for key, heading in COLUMNS.items()}
     rows = []
     for study, body in _sections(text):
-        headings, _, *table = [_cells(line) for line in body.split("\n") if line.startswith("| ")]
-        if unknown := [heading for heading in headings if heading not in keys]:
+        lines = body.split("\n")
+        shared = dict(line[2:].split(": ", 1) for line in lines if line.startswith("- "))
+        headings, _, *table = [_cells(line) for line in lines if line.startswith("| ")]
+        if unknown := [heading for heading in (*shared, *headings) if heading not in keys]:
             allowed = ", ".join(keys)
             raise ArtifactError(
                 f"manifest, study {study}: unknown column {unknown[0]!r}; allowed: {allowed}"
             )
-        columns = [keys[heading] for heading in headings]
-        rows += [dict(zip(columns, map(_unescape, cells), strict=True)) for cells in table]
+        columns = [keys[heading] for heading in (*shared, *headings)]
+        for cells in table:
+            values = map(_unescape, (*shared.values(), *cells))
+            rows.append({"study": study, **dict(zip(columns, values, strict=True))})
     return rows
 
 
@@ -254,39 +301,28 @@ def _unescape(value: str) -> str:
     )
 
 
-def update(
-    manifest: Path, study: str, study_rows: Sequence[Mapping[str, str]], seal: str | None = None
-) -> None:
-    """Replace the study's rows in the file `manifest`; concurrent updates wait for each other."""
-    with _locked(manifest):
-        text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
-        write_text(manifest, merge(text, study, section(study, study_rows, seal)))
-
-
-@contextlib.contextmanager
-def _locked(manifest: Path) -> Iterator[None]:
-    lock = os.open(manifest.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
+def _lock(manifest: Path) -> Path:
+    """Beside the manifest, which itself is replaced when it is written."""
+    return manifest.with_name(f".{manifest.name}.lock")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write a study's manifest rows as JSON and bring MANIFEST.md up to date."""
-    parser = study_parser("provenance.manifest", main.__doc__)
-    parser.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md")
-    return run_command(parser, argv, _write_rows)
+    """Write a study's manifest, as JSON and to be read."""
+    return run_command(study_parser("provenance.manifest", main.__doc__), argv, _write)
 
 
-def _write_rows(arguments: argparse.Namespace) -> None:
+def _write(arguments: argparse.Namespace) -> None:
     study_rows = rows(arguments.study)
-    folder = arguments.study.parent
-    links = read_links(folder)
-    seal = links[-1][0] if links else None
-    update(arguments.manifest, study_rows[0]["study"], study_rows, seal)
-    write_json(folder / paths.MANIFEST, study_rows)
+    write_json(arguments.study.parent / paths.MANIFEST, study_rows)
+    write_page(arguments.study.parent, study_rows)
+
+
+def write_page(root: Path, study_rows: Sequence[Mapping[str, str]]) -> None:
+    """Write the manifest.md of the study in `root`, with the last link of its chain."""
+    study = study_rows[0]["study"]
+    links = read_links(root)
+    body = section(study, study_rows, links[-1][0] if links else None)
+    write_text(root / paths.MANIFEST_PAGE, merge("", study, body))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from connector_tax.artifacts.names import PLAIN
 from connector_tax.files import ArtifactError
 from connector_tax.provenance.audit_machine import quiet_columns, quiet_successes
 from connector_tax.provenance.audit_study import RawCell, RawStudy
@@ -49,7 +48,8 @@ class Cells:
             if row["status"] == "valid"
         }
         samples = self._resampled(valid)
-        self.taxes = Taxes(samples, loads, self.statistics, study.document["blocks"])
+        of_study = (self.statistics, study.document["blocks"], study.baseline)
+        self.taxes = Taxes(samples, loads, *of_study)
         self.taxes_without_rule: Taxes | None = None
         if "quiet" in study.config:
             self.taxes_without_rule = self.taxes
@@ -59,9 +59,7 @@ class Cells:
                     for cell in study.cells
                     if cell.status == "valid"
                 }
-                self.taxes_without_rule = Taxes(
-                    self._resampled(everything), loads, self.statistics, study.document["blocks"]
-                )
+                self.taxes_without_rule = Taxes(self._resampled(everything), loads, *of_study)
 
     def _read(self, cell: RawCell, valid: dict[Key, Measured]) -> None:
         self.cell_rows[cell.key] = self._identity(cell)
@@ -129,7 +127,7 @@ class Cells:
         if self.study.step_timing:
             self.steps[cell.key] = CellSteps(cell.steps(), window)
             row |= self.steps[cell.key].columns()
-        if cell.launch.config == PLAIN and cell.key[2] == "A":
+        if cell.launch.config == self.study.baseline and cell.key[2] == "A":
             self.plain_cells.setdefault(cell.cell, []).append(measured)
         return measured
 
@@ -188,9 +186,9 @@ class Cells:
         }
         left_out = self._left_out(states, rates)
         included = [states[c] for c in study.ids if c not in left_out]
-        with_plain = "plain" not in left_out
+        with_plain = study.baseline not in left_out
         safe = _highest(rates, included) if with_plain else None
-        load = _highest(rates, [states["plain"]]) if with_plain else None
+        load = _highest(rates, [states[study.baseline]]) if with_plain else None
         fallback = study.config["reference"]["fallback_rps"]
         return {
             "ref_safe": fallback if safe is None else safe,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from connector_tax.artifacts.names import PLAIN, configuration_of, launched_plains
+from connector_tax.artifacts.names import configuration_of, launched_plains
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.layout import difference, plain_values
@@ -46,7 +46,7 @@ class Resources:
         self.study = study
         self.confidence: float = study.config["statistics"]["confidence"]
         self.launches = [launch for launch in study.launches if launch.phase == "A"]
-        self.plain = launched_plains(la.config for la in self.launches)[-1]
+        self.plain = launched_plains((la.config for la in self.launches), study.baseline)[-1]
         self.values: dict[str, dict[Place, float]] = {name: {} for name in UNITS}
         self.parts: dict[str, dict[Place, Mapping[str, float]]] = {name: {} for name in UNITS}
         for launch in self.launches:
@@ -64,7 +64,7 @@ class Resources:
     def rows(self) -> list[Row]:
         """The rows of resources.csv."""
         names = dict.fromkeys(launch.config for launch in self.launches)
-        configs = [name for name in names if configuration_of(name) != PLAIN]
+        configs = [name for name in names if configuration_of(name) != self.study.baseline]
         return [self._row(config, resource) for config in configs for resource in UNITS]
 
     def _row(self, config: str, name: str) -> Row:
@@ -83,7 +83,9 @@ class Resources:
         """A launch against the others of plain in its blocks: means, difference, tax, interval."""
         values, raw = self.values[name], name == "idle_cpu"
         y = values if raw else {place: math.log(value) for place, value in values.items()}
-        effect, plains = difference(y, ours, self.confidence), plain_values(y, ours)
+        baseline = self.study.baseline
+        effect = difference(y, ours, self.confidence, baseline)
+        plains = plain_values(y, ours, baseline)
         if effect is None:
             return None
         mine = [y[ours, block] for block in plains]
@@ -150,14 +152,18 @@ def engine_rows(study: RawStudy) -> list[Row]:
             continue
         own: list[Row] = []
         for name in names:
-            value, plain = (_value(r, name) for r in (records, groups.get("plain", [])))
+            value, plain = (_value(r, name) for r in (records, groups.get(study.baseline, [])))
             sources = {r[name]["source"] for r in records} - {None}
             own.append({
                 "config": config, "setting": name, "value": value, "plain": plain,
                 "differs": None if value is None or plain is None else value != plain,
                 "source": ", ".join(sorted(sources)) or None,
             })  # fmt: skip
-        changed = [f"{r['setting']} {r['value']} (plain {r['plain']})" for r in own if r["differs"]]
+        changed = [
+            f"{r['setting']} {r['value']} ({study.baseline} {r['plain']})"
+            for r in own
+            if r["differs"]
+        ]
         rows += [row | {"also_differs": "; ".join(changed) or None} for row in own]
     return rows
 

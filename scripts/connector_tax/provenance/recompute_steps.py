@@ -10,7 +10,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from connector_tax.artifacts.names import PLAIN, configuration_of, launched_plains
+from connector_tax.artifacts.names import configuration_of, launched_plains
 from connector_tax.artifacts.tables import STEP_TAXES
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.cell_steps import CellSteps, Hook
@@ -43,6 +43,7 @@ class StepNumbers:
     def __init__(self, study: RawStudy, cells: Mapping[Key, CellSteps]) -> None:
         self.study, self.cells = study, cells
         self.confidence = float(study.config["statistics"]["confidence"])
+        self.baseline = study.baseline
         self.launches = list(dict.fromkeys(launch.config for launch in study.launches))
 
     @cached_property
@@ -50,7 +51,8 @@ class StepNumbers:
         """((phase, cell), metric) to the value of each launch."""
         values: dict[tuple[Where, str], dict[tuple[str, int], float]] = {}
         for (launch, block, *where), cell in self.cells.items():
-            for metric, value in cell.values(configuration_of(launch) == PLAIN).items():
+            bare = self.study.bare_baseline and configuration_of(launch) == self.baseline
+            for metric, value in cell.values(bare).items():
                 key = ((where[0], where[1]), metric)
                 values.setdefault(key, {})[launch, block] = value
         return values
@@ -59,18 +61,19 @@ class StepNumbers:
     def tax(self, config: str, where: Where, metric: str) -> Estimate | None:
         """A step tax in us over plain's launches; None without a block that has both."""
         values = self.values.get((where, metric), {})
-        if metric == "tax_callback_p50" and plain_values(values, config):
+        at_zero = metric == "tax_callback_p50" and self.study.bare_baseline
+        if at_zero and plain_values(values, config, self.baseline):
             return self._callbacks(config, values)
-        return difference(values, config, self.confidence)
+        return difference(values, config, self.confidence, self.baseline)
 
     def _callbacks(self, config: str, values: Values) -> Estimate:
-        plain = {block for launch, block in values if configuration_of(launch) == PLAIN}
-        if configuration_of(config) == PLAIN:
+        plain = {block for launch, block in values if configuration_of(launch) == self.baseline}
+        if configuration_of(config) == self.baseline:
             return Estimate(0.0, None, None, None, None, len(plain))
         own = {
             (launch, block): value
             for (launch, block), value in values.items()
-            if block in plain and configuration_of(launch) != PLAIN
+            if block in plain and configuration_of(launch) != self.baseline
         }
         return level(own, config, self.confidence)
 
@@ -80,18 +83,18 @@ class StepNumbers:
         taxes: Row = {}
         for metric in STEP_TAXES:
             values = self.values.get(((phase, cell), metric), {})
-            plain = plain_values(values, launch).get(block)
+            plain = plain_values(values, launch, self.baseline).get(block)
             taxes[metric] = values[launch, block] - float(np.mean(plain)) if plain else None
         return taxes
 
     def tax_rows(self) -> list[Row]:
-        """step_taxes.csv: every configuration but plain, planned cell and metric."""
+        """step_taxes.csv: every configuration but the baseline, planned cell and metric."""
         rows: list[Row] = []
         configs = dict.fromkeys((one.config, one.phase) for one in self.study.launches)
         for config, phase in configs:
             for planned in self.study.document["cells"][phase]:
                 where = (phase, str(planned["cell"]))
-                if configuration_of(config) != PLAIN:
+                if configuration_of(config) != self.baseline:
                     rows += [self._tax_row(config, where, metric) for metric in STEP_TAXES]
         return rows
 
@@ -102,8 +105,8 @@ class StepNumbers:
             row |= {"us": tax.point, "lo_us": tax.low, "hi_us": tax.high, "p": tax.p}
             row |= {"n_blocks": tax.launches, "method": tax.method}
         noise = None
-        if metric != "tax_callback_p50":
-            noise = self.tax(launched_plains(self.launches)[-1], where, metric)
+        if metric != "tax_callback_p50" or not self.study.bare_baseline:
+            noise = self.tax(launched_plains(self.launches, self.baseline)[-1], where, metric)
         if noise is not None:
             row |= {"aa_us": noise.point, "aa_lo_us": noise.low, "aa_hi_us": noise.high}
         return row

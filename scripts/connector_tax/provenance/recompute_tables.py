@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from connector_tax.artifacts.names import METRICS, PHASES, PLAIN, REFERENCES
+from connector_tax.artifacts.names import METRICS, PHASES, REFERENCES
 from connector_tax.artifacts.tables import QUANTILES, STEP_COLUMNS, STEP_COUNTS, STEP_TAXES
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.blocks_wanted import blocks_wanted
@@ -142,7 +142,9 @@ class Recomputed(Cells):
         """The rows of one cell and metric, judged together."""
         cell = str(planned["cell"])
         aa = self.study.aa_launch(phase)
-        names = [c for c in self.study.ids if c != PLAIN and c in self.study.configs(phase)]
+        names = [
+            c for c in self.study.ids if c != self.study.baseline and c in self.study.configs(phase)
+        ]
         effects = {n: self.taxes.tax((n, phase, cell), metric) for n in (*names, *aa)}
         rows = {name: self._tax_row((name, phase, cell), metric, planned, effect)
                 for name, effect in effects.items()}  # fmt: skip
@@ -246,7 +248,7 @@ class Recomputed(Cells):
 
     def _capacity_ratio(self, config: str) -> float | None:
         rates = self.rates["saturation_rate_rps"]
-        ours, plain = rates.get(config), rates.get(PLAIN)
+        ours, plain = rates.get(config), rates.get(self.study.baseline)
         return None if ours is None or plain is None else ours / plain
 
     def _step_taxes(self, where: Where) -> Row:
@@ -266,9 +268,10 @@ class Recomputed(Cells):
                 status, reason = self._why(self.cell_rows.get((config, block, phase, cell)), metric)
                 lost.append((status, block, reason))
             elif not self.taxes.plains([config], block, phase, [cell], metric):
-                row = self.cell_rows.get((PLAIN, block, phase, cell))
+                baseline = self.study.baseline
+                row = self.cell_rows.get((baseline, block, phase, cell))
                 status, reason = self._why(row, metric)
-                lost.append((status, block, f"{PLAIN}: {reason}"))
+                lost.append((status, block, f"{baseline}: {reason}"))
         return lost
 
     @staticmethod
@@ -286,7 +289,7 @@ class Recomputed(Cells):
         safe, load = self.cell_at("ref_safe"), self.cell_at("ref_load")
         rows = []
         for config in [*self.study.ids, *self.study.aa_launch("A")]:
-            if config == PLAIN or config not in self.study.configs("A"):
+            if config == self.study.baseline or config not in self.study.configs("A"):
                 continue
             for metric in METRICS:
                 row: Row = {"config": config, "metric": metric, "status": "missing", "n_blocks": 0}

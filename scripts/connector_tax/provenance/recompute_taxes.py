@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from connector_tax.artifacts.names import PLAIN, configuration_of
+from connector_tax.artifacts.names import configuration_of
 from connector_tax.provenance.distributions import Floats, largest_above, t_quantile
 from connector_tax.provenance.layout import Values, layout_of, squared_weights
 from connector_tax.provenance.recompute import Row
@@ -79,6 +79,7 @@ class Taxes:
         loads: (saturated, dropped arrivals) of every valid cell.
         statistics: the `statistics` section of the configuration.
         blocks: number of blocks.
+        baseline: the configuration that taxes are against.
     """
 
     def __init__(
@@ -87,7 +88,9 @@ class Taxes:
         loads: Mapping[Key, tuple[bool, int]],
         statistics: Mapping[str, Any],
         blocks: int,
+        baseline: str,
     ) -> None:
+        self.baseline = baseline
         self.samples = samples
         self.loads = loads
         self.statistics = statistics
@@ -105,8 +108,8 @@ class Taxes:
     def plains(
         self, against: Sequence[str], block: int, phase: str, cells: Sequence[str], metric: str
     ) -> list[str]:
-        """The launches of plain that configurations are compared with in a block."""
-        names = dict.fromkeys(k[0] for k in self.samples if configuration_of(k[0]) == PLAIN)
+        """The launches of the baseline that configurations are compared with in a block."""
+        names = dict.fromkeys(k[0] for k in self.samples if configuration_of(k[0]) == self.baseline)
         return [
             name
             for name in names
@@ -136,9 +139,9 @@ class Taxes:
             ours.append(self.loads[name, block, phase, cell])
             plains = self.plains([name], block, phase, [cell], metric)
             plain += [self.loads[other, block, phase, cell] for other in plains]
-        sides = {name: ours, PLAIN: plain}
-        if configuration_of(name) == PLAIN:
-            sides = {PLAIN: ours + plain}
+        sides = {name: ours, self.baseline: plain}
+        if configuration_of(name) == self.baseline:
+            sides = {self.baseline: ours + plain}
         marks = []
         for side, loads in sides.items():
             if any(saturated for saturated, _ in loads):
@@ -209,7 +212,7 @@ class Taxes:
         plains = [len(self.plains(names, block, phase, cells, metric)) for block in blocks]
         values = self._values(phase, of_cell, metric)
         by_model = _by_model(
-            values, squared_weights(weights, plains), point, len(blocks), confidence
+            values, squared_weights(weights, plains, self.baseline), point, len(blocks), confidence
         )
         return _wider(by_model, replicates, confidence)
 

@@ -25,7 +25,7 @@ from connector_tax.analysis.reference import judge_launches, judgement, read_loa
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.index import read_index
-from connector_tax.artifacts.names import PHASES, PLAIN
+from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
@@ -57,7 +57,7 @@ def figures_of(root: Path) -> dict[tuple[str, str], CellFigures]:
         cell
         for phase in PHASES
         for cell in load_cells(study, phase, rate_of[phase])
-        if cell.configuration == PLAIN and cell.status == "valid"
+        if cell.configuration == study.baseline and cell.status == "valid"
     ]
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:

@@ -8,7 +8,7 @@ from typing import Any
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.analysis.hypotheses import CANNOT_TELL
 from connector_tax.analysis.taxes import CONFIRMATORY, NO_TAX, TAX
-from connector_tax.artifacts.names import PHASES, PLAIN, Launch, configuration_of
+from connector_tax.artifacts.names import PHASES, Launch, configuration_of
 from connector_tax.artifacts.tables import POOLED, TaxRow
 from connector_tax.rehearsal.page import Section
 from connector_tax.rehearsal.study import Rehearsal
@@ -82,18 +82,18 @@ def _machine(rehearsal: Rehearsal) -> Section:
 
 
 def _cells(rehearsal: Rehearsal) -> Iterator[Section]:
-    """A table for each phase: plain's launches, medians over them."""
+    """A table for each phase: the baseline's launches, medians over them."""
     by_cell = _plain_records(rehearsal)
     precision = {
         (row["phase"], row["cell"]): row
         for row in rehearsal.rows
-        if row["configuration"] == PLAIN and row["block"] == POOLED
+        if row["configuration"] == rehearsal.study.baseline and row["block"] == POOLED
     }
     headings = ["cell", "req/s", "min", "load", "in fl.", "TTFT", "TPOT", "+-%", "drop", "state"]
     note = (
-        "plain, medians over launches. min: with a second measurement where void. load: share of "
-        "the time in steps. in fl.: requests in flight. TTFT, TPOT: p50, ms. +-%: half the "
-        "interval of the TTFT p90 of one launch."
+        f"{rehearsal.study.baseline}, medians over launches. min: with a second measurement where "
+        "void. load: share of the time in steps. in fl.: requests in flight. TTFT, TPOT: p50, ms. "
+        "+-%: half the interval of the TTFT p90 of one launch."
     )
     for phase, names in groupby(by_cell, key=lambda name: name[0]):
         rows = [_cell_row(by_cell[name], precision.get(name, {})) for name in names]
@@ -109,7 +109,7 @@ def _plain_records(rehearsal: Rehearsal) -> dict[CellName, list[Mapping[str, Any
                 record
                 for (launch, cell), record in rehearsal.records.items()
                 if (launch.phase, cell) == (phase, planned["cell"])
-                and launch.configuration == PLAIN
+                and launch.configuration == rehearsal.study.baseline
             ]
             if records:
                 by_cell[phase, planned["cell"]] = records
@@ -150,7 +150,7 @@ def _cell_row(records: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> l
 def _taxes(rehearsal: Rehearsal) -> Section:
     """What could be told of the taxes that verdicts are made for."""
     rows = []
-    named = [t for t in rehearsal.taxes if configuration_of(t.config) != PLAIN]
+    named = [t for t in rehearsal.taxes if configuration_of(t.config) != rehearsal.study.baseline]
     confirmatory = [t for t in named if t.family == CONFIRMATORY]
     by_metric = sorted(confirmatory, key=lambda t: (t.cell, t.metric))
     for (cell, metric), group in groupby(by_metric, key=lambda t: (t.cell, t.metric)):
@@ -220,17 +220,20 @@ def advice(rehearsal: Rehearsal) -> Iterator[str]:
 
 
 def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
-    """The rates of Phase A far beyond what plain can serve, and a grid that never saturates."""
+    """Rates of Phase A far beyond what the baseline can serve, and a grid that never saturates."""
     if rehearsal.rates is None:
         return
+    baseline = rehearsal.study.baseline
     sweep = [
         row
         for row in rehearsal.rows
-        if row["phase"] == "A" and row["configuration"] == PLAIN and row["block"] == POOLED
+        if row["phase"] == "A"
+        and row["configuration"] == rehearsal.study.baseline
+        and row["block"] == POOLED
     ]
     saturated = [row for row in sweep if row["saturated"] or row["status"] == "void"]
     if not saturated:
-        yield "phase_a.rates_rps: plain is never saturated; ref_load is only the grid's end."
+        yield f"phase_a.rates_rps: {baseline} is never saturated; ref_load is only the grid's end."
         return
     beyond = saturated[1:]
     if beyond and not rehearsal.study.config["precision"]["enabled"]:
@@ -241,7 +244,7 @@ def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
         )
         names = ", ".join(row["cell"] for row in beyond)
         yield (
-            f"phase_a.rates_rps: plain saturates at {saturated[0]['cell']}; {names} take "
+            f"phase_a.rates_rps: {baseline} saturates at {saturated[0]['cell']}; {names} take "
             f"{minutes / 60:.0f} min and feed no verdict (precision.enabled leaves them out)."
         )
 

@@ -18,6 +18,7 @@ import numpy as np
 from connector_tax.analysis.measure import read_requests
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
+from connector_tax.artifacts.names import baseline_of
 from connector_tax.config import ConfigError
 from connector_tax.engine.admission import AdmissionOptions
 from connector_tax.engine.config import EngineConfig, ModelOptions, load_config
@@ -82,7 +83,7 @@ def _embedded(study: Mapping[str, Any]) -> Machine:
         path = Path(folder) / "engine.json"
         write_json(path, study["config"]["engine"]["definition_content"])
         engines = {c["id"]: load_config(path, c["id"]) for c in study["configurations"]}
-    options = engines["plain"].scheduler
+    options = engines[baseline_of(study["config"])].scheduler
     return Machine(
         engines=engines,
         device_us=None,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from connector_tax import text
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PLAIN
 from connector_tax.artifacts.tables import TaxRow
 from connector_tax.commands import run_command, study_parser
 from connector_tax.figures.tables import StudyTables
@@ -44,7 +45,8 @@ def answer(study: StudyTables) -> str:
     if not proven and study.blocks >= VERDICT_BLOCKS:
         clauses[0] = "no tax is proven"
     said = "; ".join(clause for clause in clauses if clause)
-    return f"Measured on {study.engine_label}, at {rate:g} requests/s (ref_safe): {said}."
+    over = study.against(" over plain") if study.baseline != PLAIN else ""
+    return f"Measured on {study.engine_label}, at {rate:g} requests/s (ref_safe){over}: {said}."
 
 
 def _compared(study: StudyTables, reference: str) -> list[Compared]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from connector_tax import text
-from connector_tax.artifacts.names import PLAIN
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.tables import Cell, Row, Table, lost, table
 from connector_tax.report.taxes import interval, judged, number, percent
@@ -103,7 +102,7 @@ def prior(study: StudyTables) -> Table | None:
     plain_ms = next((row.plain_ms for row in taxes.values() if row.plain_ms is not None), None)
     dash = Cell(text.DASH)
     cells = [number(plain_s), dash, number(plain_ms), dash, dash, Cell("")]
-    rows = [Row([Cell(study.label(PLAIN)), *cells])]
+    rows = [Row([Cell(study.label(study.baseline)), *cells])]
     for item in shown:
         row, prior_s = taxes.get(item.id), given[keys[item.id]]
         if row is None or row.status != "valid":

@@ -76,6 +76,7 @@ def context(study: StudyTables) -> dict[str, Any]:
     step_timing = study.patch["step_timing_available"]
     return {
         "study": study,
+        "plain": study.against("plain"),
         "watermark": "EMULATED" if study.emulated else None,
         "headline": answer(study),
         "changed_settings": changed_settings(study.root, study.document),
@@ -122,7 +123,7 @@ def _figure(study: StudyTables, name: str) -> FigureView:
     picture, numbers = _data(folder / f"{name}.svg"), _data(folder / f"{name}.csv")
     words = FIGURES[name]
     wide = name not in COLUMN_FIGURES
-    return FigureView(name, words.title, words.caption, picture, numbers, wide)
+    return FigureView(name, words.title, study.against(words.caption), picture, numbers, wide)
 
 
 def _data(path: Path) -> str:

@@ -1,7 +1,6 @@
 """What the report says of resources, and of what else differs between plain and a configuration."""
 
 from connector_tax import text
-from connector_tax.artifacts.names import PLAIN
 from connector_tax.artifacts.tables import EngineRow, ResourceRow
 from connector_tax.figures.fig10_resources import PANELS, decimals, number_text
 from connector_tax.figures.tables import StudyTables
@@ -23,7 +22,7 @@ def overview(study: StudyTables) -> Table:
         value = next((v for v in values if v is not None), None)
         words = text.DASH if value is None else number_text(value, decimals([value]))
         plain.append(Cell(words.removeprefix("+"), value))
-    rows = [Row([Cell(f"{study.label(PLAIN)} itself"), *plain])]
+    rows = [Row([Cell(f"{study.label(study.baseline)} itself"), *plain])]
     for item in study.connectors:
         cells = [_difference(valid.get((item.id, name)), digits[name]) for name in shown]
         rows.append(Row([Cell(item.label), *cells]))
@@ -43,8 +42,8 @@ def _difference(row: ResourceRow | None, digits: int) -> Cell:
 def everything(study: StudyTables) -> Table:
     """All numbers of every resource."""
     columns = (
-        "Configuration", "Resource", "Unit", "plain", "Mean", "Difference", "from", "to", "Tax, %",
-        "95 % interval, %", "p", "A/A difference", "Companions", "Blocks", "By",
+        "Configuration", "Resource", "Unit", study.against("plain"), "Mean", "Difference", "from",
+        "to", "Tax, %", "95 % interval, %", "p", "A/A difference", "Companions", "Blocks", "By",
     )  # fmt: skip
     rows = []
     for row in study.resources:
@@ -89,13 +88,14 @@ def same_everywhere(study: StudyTables) -> list[EngineRow]:
     return [
         row
         for row in study.engine
-        if row.config == PLAIN and row.value and row.setting not in other | unknown
+        if row.config == study.baseline and row.value and row.setting not in other | unknown
     ]
 
 
 def settings(study: StudyTables) -> Table:
     """Every setting of every configuration's running engine."""
-    columns = ("Configuration", "Setting", "Value", "plain", "Differs", "Read from", "Remark")
+    plain = study.against("plain")
+    columns = ("Configuration", "Setting", "Value", plain, "Differs", "Read from", "Remark")
     rows = [
         Row(
             [

@@ -40,7 +40,7 @@ def step_taxes(study: StudyTables) -> list[StepTaxes]:
             for item in study.connectors
         ]
         noise = [next(iter(found.values()), None) for found in by_metric.values()]
-        rows.append(Row([Cell("plain over plain (A/A)"), *map(_noise, noise)]))
+        rows.append(Row([Cell(study.against("plain over plain (A/A)")), *map(_noise, noise)]))
         columns = ("Configuration", *METRICS.values())
         tables.append(StepTaxes(reference, rate, table(f"steps-{reference}", columns, rows)))
     return tables

@@ -41,9 +41,10 @@ def at_references(study: StudyTables) -> list[TaxTable]:
 
 
 def _headline_table(study: StudyTables, name: str, rows: Sequence[TaxRow]) -> Table:
+    plain = study.against("plain")
     columns = (
-        "Configuration", "ms", "plain, ms", "Tax, %", "95 % interval, %", "All requests, %",
-        "ms over plain", "p", "A/A, %", "n", "plain's n", "Blocks", "Blocks to decide", "By",
+        "Configuration", "ms", f"{plain}, ms", "Tax, %", "95 % interval, %", "All requests, %",
+        f"ms over {plain}", "p", "A/A, %", "n", f"{plain}'s n", "Blocks", "Blocks to decide", "By",
         "Verdict",
     )  # fmt: skip
     return table(name, columns, [_headline_row(study, columns, row) for row in rows])
@@ -81,7 +82,7 @@ def where_the_cost_sits(study: StudyTables) -> Table | None:
     ]
     columns = (
         "Configuration", "schedule(), µs", "callbacks, µs", "rest of schedule(), µs",
-        "whole engine step, µs", "capacity over plain's",
+        "whole engine step, µs", study.against("capacity over plain's"),
     )  # fmt: skip
     known = [row for row in rows if row.status == "valid"]
     if not any(row.step_tax_us is not None for row in known):
@@ -138,7 +139,7 @@ def others(study: StudyTables) -> Table:
     """Every other tax: each rate, shape and metric."""
     columns = (
         "Configuration", "Phase", "Cell", "req/s", "Metric", "Tax, %", "95 % interval, %",
-        "A/A, %", "Family", "n", "plain's n", "Verdict",
+        "A/A, %", "Family", "n", study.against("plain's n"), "Verdict",
     )  # fmt: skip
     rows = []
     for row in study.taxes:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from connector_tax import text
-from connector_tax.artifacts.names import PLAIN
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import CellState, LaunchReport
@@ -123,7 +122,7 @@ def drift_rows(study: StudyTables) -> list[DriftRow]:
     valid = {
         (row.config, row.block, row.phase, row.cell): row
         for row in study.aggregate
-        if row.block != POOLED and row.status == "valid" and row.configuration == PLAIN
+        if row.block != POOLED and row.status == "valid" and row.configuration == study.baseline
     }
     rows = []
     for (config, block, phase, cell), earlier in valid.items():

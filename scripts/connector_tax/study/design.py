@@ -17,8 +17,8 @@ from connector_tax import __version__
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import (
     PHASES,
-    PLAIN,
     Launch,
+    baseline_of,
     cell_of_rate,
     cell_of_shape,
     plain_names,
@@ -38,6 +38,7 @@ from connector_tax.seeds import named_generator
 MEASUREMENT_KEYS = (
     "seed",
     "blocks",
+    "baseline",
     "plain_launches",
     "engine",
     "server",
@@ -126,9 +127,10 @@ def measured_design(
 def run_order(config: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The launches of each phase in the order they run: seeded randomised complete blocks.
 
-    Each block holds plain `plain_launches` times and each other configuration once, all in random
-    order: no launch has a place of its own, so that a drift within blocks meets all alike.
+    Each block holds the baseline `plain_launches` times and each other configuration once, all in
+    random order: no launch has a place of its own, so that a drift within blocks meets all alike.
     """
+    baseline = baseline_of(config)
     orders: dict[str, list[dict[str, Any]]] = {}
     for phase in PHASES:
         members = (
@@ -136,7 +138,8 @@ def run_order(config: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         )
         orders[phase] = []
         for block in range(config["blocks"]):
-            names = [m for m in members if m != PLAIN] + plain_names(config["plain_launches"])
+            names = [m for m in members if m != baseline]
+            names += plain_names(config["plain_launches"], baseline)
             named_generator(f"{config['seed']}/run_order/{phase}/block{block}").shuffle(names)
             orders[phase] += [{"config": name, "block": block} for name in names]
     return orders

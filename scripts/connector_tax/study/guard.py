@@ -22,6 +22,8 @@ from pathlib import Path
 
 import psutil
 
+from connector_tax.machine import boot_id
+
 PARENT_VARIABLE = "CONNECTOR_TAX_PARENT_PID"
 LAUNCH_VARIABLE = "CONNECTOR_TAX_LAUNCH"
 # Writing one file takes seconds at most.
@@ -31,7 +33,7 @@ _on_death: list[Callable[[], None]] = []
 
 
 @dataclass(frozen=True, slots=True)
-class ParentProcess:
+class ProcessName:
     """A process that its pid alone does not name: of which machine, container and lifetime.
 
     Attributes:
@@ -44,7 +46,7 @@ class ParentProcess:
     started: int
 
     @classmethod
-    def of(cls, pid: int) -> "ParentProcess":
+    def of(cls, pid: int) -> "ProcessName":
         """The running process `pid`; ProcessLookupError where there is none."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -53,7 +55,7 @@ class ParentProcess:
         return cls(pid, _where(), int(stat.rpartition(")")[2].split()[19]))
 
     @classmethod
-    def parse(cls, text: str) -> "ParentProcess":
+    def parse(cls, text: str) -> "ProcessName":
         """The process that `str` wrote.
 
         Raises:
@@ -70,17 +72,20 @@ class ParentProcess:
     def __str__(self) -> str:
         return f"{self.pid}:{self.where}:{self.started}"
 
+    def is_here(self) -> bool:
+        """Whether it is of this boot of this machine, and of this container."""
+        return self.where == _where()
+
     def runs(self) -> bool:
-        """Whether it still runs; for a process of `_where` only."""
+        """Whether it still runs; for a process that `is_here` only."""
         try:
-            return ParentProcess.of(self.pid) == self
+            return ProcessName.of(self.pid) == self
         except ProcessLookupError:
             return False
 
 
 def _where() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    return f"{boot_id()}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def set_job_environment() -> None:
@@ -91,9 +96,9 @@ def set_job_environment() -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ.update({"PATH": path})
     named = os.environ.get(PARENT_VARIABLE)
-    owner = ParentProcess.parse(named) if named else None
-    if owner is None or owner.where != _where() or not owner.runs():
-        os.environ[PARENT_VARIABLE] = str(ParentProcess.of(os.getpid()))
+    owner = ProcessName.parse(named) if named else None
+    if owner is None or not owner.is_here() or not owner.runs():
+        os.environ[PARENT_VARIABLE] = str(ProcessName.of(os.getpid()))
 
 
 def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> None:
@@ -107,13 +112,13 @@ def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> 
 
     Args:
         on_death: must not return.
-        say: is told why nothing is watched, or that the process is gone.
+        say: is told why nothing is watched, or that the process was gone from the start.
     """
     named = os.environ.get(PARENT_VARIABLE)
     if named is None:
         return
-    parent = ParentProcess.parse(named)
-    if parent.where != _where():
+    parent = ProcessName.parse(named)
+    if not parent.is_here():
         say(f"{PARENT_VARIABLE} names a process of another machine or container: not watched")
         return
     _on_death.append(on_death)

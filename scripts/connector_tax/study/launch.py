@@ -4,13 +4,14 @@
 are there and intact are kept, so an interrupted launch resumes at the cell it lost. A launch that
 fails (its server dies, a configuration cannot be started) ends as `status: failed` with the end of
 the server's log, and the study goes on; `connector_tax.study.complete` makes the run end non-zero.
-A failed launch of plain ends the run at once: without it the others are compared with nothing.
+A failed launch of the baseline ends the run at once: without it there is nothing to compare with.
 
 SIGTERM ends the driver after the current cell, SIGINT at once; neither leaves an index.json.
 """
 
 import argparse
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, PLAIN, Launch
+from connector_tax.artifacts.names import PHASES, Launch, baseline_of
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
@@ -40,11 +41,18 @@ from connector_tax.study.gpu_memory import await_free_memory
 from connector_tax.study.guard import watch_parent
 from connector_tax.study.launch_index import SUMMARY_MODULE, LaunchOutcome, conclude
 from connector_tax.study.machine import MachineWatch
+from connector_tax.study.node import claim_device, describe_node
+from connector_tax.study.owner import OwnerError, own_launch
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.precision import skip_reason
 from connector_tax.study.probe import probe_overlay
 from connector_tax.study.progress import LaunchProgress
-from connector_tax.study.remeasure import refuse_other_design, supersede, withdraw_failed
+from connector_tax.study.remeasure import (
+    refuse_other_design,
+    supersede,
+    superseded,
+    withdraw_failed,
+)
 from connector_tax.study.resume import (
     Attempts,
     clear_interrupted,
@@ -72,7 +80,13 @@ class StopRequested(BaseException):
 
 
 class LaunchDriver:
-    """Runs one launch of a study."""
+    """Runs one launch of a study.
+
+    Args:
+        study_file: results/<study>/study.json.
+        launch: which.
+        progress: is told what happens.
+    """
 
     def __init__(self, study_file: Path, launch: Launch, progress: LaunchProgress) -> None:
         self.study: dict[str, Any] = read_json(study_file)
@@ -82,23 +96,31 @@ class LaunchDriver:
         self._study_folder = study_file.parent
         self._server: Server | None = None
         self._stop_requested = False
-        self._attempts = Attempts(self.folder)
+        self._attempts: Attempts
 
     def run(self) -> LaunchOutcome:
         """Run what is missing.
 
         Raises:
             StopRequested: SIGTERM arrived; finished cells stay.
-            DeviceError: another launch holds the device.
+            DeviceError: another launch holds the device, or it is not that of the block.
+            ConfigError: the folder holds cells of another design.
         """
+        aside = supersede(self.launch, self._study_folder)
+        if aside is not None:
+            self.progress.say(f"measured again on request; the old launch is kept in {aside}")
+        refuse_other_design(self.study, self.launch, self._study_folder)
+        self._attempts = Attempts(self.folder)
         started, rate, status = utc(), None, "skipped"
         reason = launch_skip_reason(self._study_folder, self.launch)
         if reason is None:
             rate = reference_rate(self._study_folder, self.launch.phase)
             self.folder.mkdir(parents=True, exist_ok=True)
             with hold_devices(devices_of(self.study["config"])):
-                limits = shape_limits(self.study, self._study_folder)
-                reason = self._run_cells(cell_rates(self.study, self.launch.phase, rate, limits))
+                phase = self.launch.phase
+                # The shapes are probed after Phase A.
+                limits = {} if phase == "A" else shape_limits(self.study, self._study_folder)
+                reason = self._run_cells(cell_rates(self.study, phase, rate, limits))
             status = "failed" if reason else "done"
         else:
             self.progress.say(f"skipped: {reason}")
@@ -109,11 +131,15 @@ class LaunchDriver:
         # Nothing is said here: whoever was interrupted may hold the lock of the progress.
         self._stop_requested = True
 
-    def die(self) -> None:
-        """The parent is gone: take the server along and end at once."""
+    def die(self, why: str) -> None:
+        """Take the server along and end at once."""
         if self._server is not None:
             self._server.kill()
-        os._exit(1)
+        try:
+            # In the log alone: nobody may be reading the other end of the terminal any more.
+            self.progress.note(f"{why}: this launch ends")
+        finally:
+            os._exit(1)
 
     def _run_cells(self, rates: Mapping[str, float | None]) -> str | None:
         """Measure every missing cell; None, or why the launch failed."""
@@ -122,7 +148,12 @@ class LaunchDriver:
         missing = missing_cells(self.study, self.launch, self.folder, rates, say)
         if not missing:
             return None
-        attempt = self._attempts.begin()
+        node, design = describe_node(self.study["config"]), self.study["design_sha256"]
+        claim_device(self._study_folder, self.launch.block, design, node)
+        attempt = self._attempts.begin(
+            node=node,
+            supersedes=superseded(self.launch, self._study_folder),
+        )
         try:
             self._measure_on_a_free_port(missing, rates, attempt)
         except (ServerError, LoadGeneratorError) as error:
@@ -315,7 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--phase", choices=PHASES, required=True)
     parser.add_argument("--log", type=Path, required=True)
     # A full or read-only disk leaves no index.json: the next run measures what is missing.
-    refusals = (ArtifactError, ConfigError, DeviceError, ChildError, OSError)
+    refusals = (ArtifactError, ConfigError, DeviceError, OwnerError, ChildError, OSError)
     return run_command(parser, argv, _drive, refusals)
 
 
@@ -327,22 +358,21 @@ def _drive(arguments: argparse.Namespace) -> int:
             print(f"{arguments.study}: no launch {launch.name} in run_order", file=sys.stderr)
             return 2
         with LaunchProgress(study, arguments.study.parent, launch, arguments.log) as progress:
-            aside = supersede(launch, arguments.study.parent)
-            if aside is not None:
-                progress.say(f"measured again on request; the old launch is kept in {aside}")
-            refuse_other_design(study, launch, arguments.study.parent)
-            seal_settings(arguments.study.parent, study)
             driver = LaunchDriver(arguments.study, launch, progress)
-            watch_parent(driver.die, progress.say)
+            watch_parent(lambda: driver.die("Snakemake has ended"), progress.say)
             signal.signal(signal.SIGTERM, driver.stop_at_next_boundary)
-            outcome = driver.run()
-            conclude(driver.study, launch, driver.folder, outcome)
-            if outcome.status == "failed" and launch.configuration == PLAIN:
+            lost = functools.partial(driver.die, "another driver has taken the launch over")
+            with own_launch(arguments.study.parent, launch, lost):
+                seal_settings(arguments.study.parent, study)
+                outcome = driver.run()
+                conclude(driver.study, launch, driver.folder, outcome)
+            baseline = baseline_of(driver.study["config"])
+            if outcome.status == "failed" and launch.configuration == baseline:
                 withdraw_failed(driver.study, arguments.study.parent)
                 progress.say(
-                    f"{launch.name} failed, and every tax is a comparison with plain: the run ends "
-                    f"here. The server's logs are in {driver.folder}. When the cause is mended, "
-                    "the same command carries on at this launch; what is measured is kept."
+                    f"{launch.name} failed, and every tax is a comparison with {baseline}: the run "
+                    f"ends here. The server's logs are in {driver.folder}. When the cause is "
+                    "mended, the same command carries on at this launch; what is measured is kept."
                 )
                 return 1
     except StopRequested:

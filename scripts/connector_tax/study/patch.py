@@ -2,9 +2,9 @@
 
 The embedded engine writes the step log itself when AGENTIC_STEP_LOG_PATH is set, so there is
 nothing to install. For a real vLLM the step probe's overlay is installed beside the results
-(connector_tax.vllm.overlay), then proved: every hook point is there by name, and a launch of plain
-records steps in both processes. Where that fails, `step_timing_available` is false with the reason,
-and the study goes on without figures 6 and 7, as designed.
+(connector_tax.vllm.overlay), then proved: every hook point is there by name, and a launch of the
+baseline records steps in both processes. Where that fails, `step_timing_available` is false with
+the reason, and the study goes on without figures 6 and 7, as designed.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PLAIN, Launch
+from connector_tax.artifacts.names import Launch, baseline_of
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import ArtifactError, read_json, write_json
@@ -75,8 +75,8 @@ def fitting_vllm(engine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prove(study: Mapping[str, Any], folder: Path) -> dict[str, int]:
-    """Launch plain with the probe and serve one request: steps recorded, by process."""
-    launch = Launch(PLAIN, 0, "A")
+    """Launch the baseline with the probe and serve one request: steps recorded, by process."""
+    launch = Launch(baseline_of(study["config"]), 0, "A")
     lines: list[str] = []
     with (
         hold_devices(devices_of(study["config"])),

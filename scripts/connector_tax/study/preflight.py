@@ -8,8 +8,8 @@ the process, its log, /health and, where the series exists, its value.
 On a real vLLM every configuration has a gate, and its connector must be really active: created
 under its name, seen by the step probe in every hook, no part of it failed (vllm.evidence).
 
-plain is asked first. Every tax is a comparison with it, so where it does not pass there is no
-study: that is an error and no skip, and the next run asks again.
+The baseline is asked first. Every tax is a comparison with it, so where it does not pass there is
+no study: that is an error and no skip, and the next run asks again.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from typing import Any
 import httpx
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PLAIN, Launch
+from connector_tax.artifacts.names import Launch, baseline_of
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
@@ -61,7 +61,7 @@ class GateError(Exception):
 
 
 class NoBaselineError(Exception):
-    """plain did not pass its gate; the text says why, and what then."""
+    """The baseline did not pass its gate; the text says why, and what then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,17 +256,18 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
     """Decide for every configuration; writes verify_<gate>.log beside, returns the status by id.
 
     Raises:
-        NoBaselineError: plain did not pass; no other configuration was launched.
+        NoBaselineError: the baseline did not pass; no other configuration was launched.
     """
     study = read_json(study_file)
     folder = study_file.parent / paths.PREFLIGHT
     embedded = study["config"]["engine"]["kind"] == "embedded"
+    baseline = baseline_of(study["config"])
     status: dict[str, dict[str, Any]] = {}
     with (
         hold_devices(devices_of(study["config"])),
         _probe(study, folder / "overlay") as (probe, probe_note),
     ):
-        for entry in sorted(study["configurations"], key=lambda entry: entry["id"] != PLAIN):
+        for entry in sorted(study["configurations"], key=lambda entry: entry["id"] != baseline):
             gate = entry["gate"] or (None if embedded else f"verify_{entry['id']}")
             if gate is None:
                 status[entry["id"]] = {"include": True, "reason": "no gate", "evidence": None}
@@ -288,9 +289,9 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
             write_text(folder / f"{gate}.log", "\n".join(log) + "\n")
             print(f"pre-flight {entry['id']}: {'include' if include else 'SKIP'} ({reason})")
             evidence = f"{paths.PREFLIGHT}/{gate}.log"
-            if entry["id"] == PLAIN and not include:
+            if entry["id"] == baseline and not include:
                 raise NoBaselineError(
-                    "plain did not pass its gate, and every tax is a comparison with plain: "
+                    f"{baseline} did not pass its gate, and every tax is a comparison with it: "
                     f"nothing is measured. {reason}\nThe whole log: "
                     f"{study_file.parent / evidence}. When the cause is mended, the same command "
                     "asks again."

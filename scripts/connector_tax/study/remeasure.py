@@ -100,6 +100,17 @@ def supersede(launch: Launch, study_folder: Path) -> Path | None:
     return target
 
 
+def superseded(launch: Launch, study_folder: Path) -> str | None:
+    """The folder's name of the run that the present one takes the place of; None: it is the first.
+
+    Of several the last.
+    """
+    folder = launch.folder(study_folder)
+    label = f"{folder.name}.superseded"
+    numbers = [int(path.name.removeprefix(label)) for path in folder.parent.glob(f"{label}*")]
+    return f"{label}{max(numbers)}" if numbers else None
+
+
 def withdraw_damaged(study: Mapping[str, Any], folder: Path) -> list[str]:
     """Have damaged cells measured again: their launch's index.json becomes index.damaged.json.
 

@@ -99,8 +99,8 @@ class Attempts:
         self.entries: list[dict[str, Any]] = read_json(self._path) if self._path.exists() else []
         self._begun = 0.0
 
-    def begin(self) -> dict[str, Any]:
-        """Add an attempt, the files of the one before renamed; its object."""
+    def begin(self, **about: Any) -> dict[str, Any]:
+        """Add an attempt, the files of the one before renamed; its object, with `about`."""
         number = len(self.entries) + 1
         for name in (paths.LAUNCH_SCRIPT, paths.RESOURCES, paths.SETTINGS, *LOGS):
             if (self._folder / name).exists():
@@ -109,6 +109,7 @@ class Attempts:
         self._begun = time.monotonic()
         # `ended_utc` stays as it is when the driver is killed.
         attempt = {"attempt": number, "pid": os.getpid(), "started_utc": utc(), "ended_utc": None}
+        attempt |= about
         self.entries.append(attempt)
         write_json(self._path, self.entries)
         return attempt

@@ -5,6 +5,7 @@ The study cannot tell which engine is behind a server except through what is rec
 """
 
 import os
+import re
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
@@ -23,9 +24,16 @@ from connector_tax.loadgen.affinity import (
 from connector_tax.study.design import launch_seed
 from connector_tax.study.gpu_needs import gpu_node
 from connector_tax.study.server_environment import unset_lines
-from connector_tax.vllm.launch import ROOT_MARK, Companion, LaunchError, vllm_command
+from connector_tax.vllm.launch import (
+    ROOT_MARK,
+    TMP_MARK,
+    Companion,
+    LaunchError,
+    vllm_command,
+)
 
 STEP_LOG_PREFIX = "engine_step"
+_MARKS = {ROOT_MARK: '"$root"', TMP_MARK: '"${TMPDIR:-/tmp}"'}
 # The kernel ends a companion with the server, which launch.sh's shell becomes.
 _DIES = ("setpriv", "--pdeathsig", "KILL")
 STEP_LOG_PROCESSES = ("scheduler", "worker")
@@ -39,7 +47,8 @@ class ServerError(Exception):
 class ServerCommand:
     """What launch.sh runs: arguments, added environment, JSON files that lie beside it, companions.
 
-    `{root}` in an argument or a value is the project's folder, as launch.sh finds it. Companions
+    `{root}` in an argument or a value is the project's folder, as launch.sh finds it, `{tmp}` the
+    temporary folder. Companions
     are started first and belong to the server: it is not ready without them, and dead with them.
     """
 
@@ -161,9 +170,7 @@ def launch_script(command: ServerCommand, title: str, root: str, cpus: tuple[int
             for c in command.companions
         ),
         *(
-            f"until (: </dev/tcp/127.0.0.1/{c.port}) 2>/dev/null; do\n"
-            f"  kill -0 $(<{c.name}.pid); sleep 0.1\n"
-            "done"
+            f"until ({_answers(c)}) 2>/dev/null; do\n  kill -0 $(<{c.name}.pid); sleep 0.1\ndone"
             for c in command.companions
         ),
         f"exec {_joined([*pinned, *command.argv])}",
@@ -171,11 +178,23 @@ def launch_script(command: ServerCommand, title: str, root: str, cpus: tuple[int
     return "\n".join(lines) + "\n"
 
 
+def _answers(companion: Companion) -> str:
+    """Shell commands that succeed when the companion is ready: it listens, or answers 200."""
+    place = f"/dev/tcp/127.0.0.1/{companion.port}"
+    if companion.ready_path is None:
+        return f": <{place}"
+    request = r"'GET %s HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n'"
+    return (
+        f"exec 3<>{place} && printf {request} {shlex.quote(companion.ready_path)} >&3 "
+        '&& read -r -t 5 _ status _ <&3 && [ "$status" = 200 ]'
+    )
+
+
 def _joined(arguments: Sequence[str]) -> str:
     return " ".join(_quoted(argument) for argument in arguments)
 
 
 def _quoted(value: str) -> str:
-    """`value` for the shell, with `{root}` left to the variable of that name."""
-    literal = [shlex.quote(part) if part else "" for part in value.split(ROOT_MARK)]
-    return '"$root"'.join(literal) or "''"
+    """`value` for the shell, with `{root}` and `{tmp}` left to variables."""
+    parts = re.split(f"({re.escape(ROOT_MARK)}|{re.escape(TMP_MARK)})", value)
+    return "".join(_MARKS.get(part) or shlex.quote(part) for part in parts if part) or "''"

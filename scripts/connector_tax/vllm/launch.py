@@ -6,9 +6,10 @@ that works there, a protocol, a companion process), or what a control changes in
 environment). Everything else is the same for every configuration, so that two servers differ by
 the connector alone.
 
-Paths below the project are written `{root}/...`; launch.sh resolves them, so that no path of the
-machine stands in an artifact. A value `{companion.port}` in a connector's extra configuration asks
-for that companion process and stands for its port.
+Paths below the project are written `{root}/...`, those in the server's own temporary folder
+`{tmp}/...`; launch.sh resolves both, so that no path of the machine stands in an artifact. A value
+`{companion.port}` in a connector's extra configuration asks for that companion process and stands
+for its port.
 """
 
 import json
@@ -21,6 +22,7 @@ from typing import Any
 from connector_tax.config import is_fetched
 
 ROOT_MARK = "{root}"
+TMP_MARK = "{tmp}"
 ENTRY_POINT = "vllm.entrypoints.launchers.api_server.entry"
 CPU_ADAPTER = f"{ROOT_MARK}/scripts/connector_tax/vllm/cpu_adapter"
 STEP_LOG_VARIABLE = "AGENTIC_STEP_LOG_PATH"
@@ -52,11 +54,17 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """A process a connector needs beside its vLLM, listening on 127.0.0.1:`port` when ready."""
+    """A process a connector needs beside its vLLM.
+
+    Attributes:
+        port: of 127.0.0.1; it is ready when it listens there ...
+        ready_path: ... and, unless None, answers 200 to a GET of this path.
+    """
 
     name: str
     argv: list[str]
     port: int
+    ready_path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,8 @@ def vllm_command(
     python = _below_root(form.get("python", engine["python"]))
     argv = [python, "-m", ENTRY_POINT, "--model", _model(engine["model"])]
     argv += ["--served-model-name", engine["served_model_name"], "--host", host]
-    argv += ["--port", str(port), *_flags({**engine["flags"], **form.get("flags", {})})]
+    flags = _without_null({**engine["flags"], **form.get("flags", {})})
+    argv += ["--port", str(port), *_flags(flags)]
     fetched = is_fetched(engine)
     if fetched and "revision" in engine:
         argv += ["--revision", engine["revision"], "--tokenizer-revision", engine["revision"]]
@@ -101,9 +110,9 @@ def vllm_command(
     companions: dict[str, Companion] = {}
     members = [configuration, *by_id[configuration]["children"]]
     own_companions = {
-        name: argv
+        name: asked
         for member in members
-        for name, argv in by_id.get(member, {}).get("companions", {}).items()
+        for name, asked in by_id.get(member, {}).get("companions", {}).items()
     }
 
     def port_of(name: str) -> int:
@@ -122,8 +131,7 @@ def vllm_command(
         **_ENVIRONMENT,
         **{name: str(free_port()) for name in _PORT_VARIABLES},
         **({"HF_HUB_OFFLINE": "1"} if fetched else {}),
-        **engine["environment"],
-        **form.get("environment", {}),
+        **_without_null({**engine["environment"], **form.get("environment", {})}),
         **({STEP_LOG_VARIABLE: "engine_step"} if probe else {}),
         "PYTHONPATH": ":".join([*([probe] if probe else []), *path]),
     }
@@ -192,13 +200,15 @@ def _with_ports(value: Any, port_of: Callable[[str], int]) -> Any:
 
 
 def _companion(
-    name: str, own: Mapping[str, Sequence[str]], python: str, free_port: Callable[[], int]
+    name: str, own: Mapping[str, Any], python: str, free_port: Callable[[], int]
 ) -> Companion:
     port = free_port()
     if name in own:
         values = {"{port}": str(port), "{python}": python}
-        argv = [_replaced(argument, values) for argument in own[name]]
-    elif name == "dummy_bootstrap":
+        asked = own[name] if isinstance(own[name], Mapping) else {"command": own[name]}
+        argv = [_replaced(argument, values) for argument in asked["command"]]
+        return Companion(name, argv, port, asked.get("ready"))
+    if name == "dummy_bootstrap":
         argv = [python, "-m", "connector_tax.vllm.dummy_bootstrap", "--port", str(port)]
     elif name == "lmcache_server":
         argv = [str(PurePosixPath(python).parent / "lmcache"), "server"]
@@ -218,6 +228,11 @@ def _replaced(text: str, values: Mapping[str, str]) -> str:
     for mark, value in values.items():
         text = text.replace(mark, value)
     return text
+
+
+def _without_null(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those a form has not taken away by giving null."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _flags(flags: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,80 @@
+"""The driver of one block of a phase: its launches one after the other, in their seeded order.
+
+A block is what a tax is computed within, so it is the job: whoever runs jobs, on however many
+machines, cannot tear it. Each launch has a driver of its own (connector_tax.study.launch); one that
+fails costs only itself. SIGTERM ends the block at the end of a cell, SIGINT at once.
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.study_file import launches
+from connector_tax.commands import run_command, study_parser
+from connector_tax.files import read_json
+from connector_tax.linux import die_with_parent
+
+# Above this, an exit status says which signal ended the process.
+SIGNALLED = 128
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run every launch of a block and a phase; what is measured is kept."""
+    parser = study_parser("study.block", main.__doc__)
+    parser.add_argument("--block", type=int, required=True)
+    parser.add_argument("--phase", choices=PHASES, required=True)
+    parser.add_argument("--logs", type=Path, required=True, help="folder of the launches' logs")
+    return run_command(parser, argv, _drive)
+
+
+def _drive(arguments: argparse.Namespace) -> int:
+    study = read_json(arguments.study)
+    drawn = [la for la in launches(study, arguments.phase) if la.block == arguments.block]
+    if not drawn:
+        print(f"{arguments.study}: run_order has no block {arguments.block}", file=sys.stderr)
+        return 2
+    try:
+        status = next(filter(None, (_run(_command(arguments, la)) for la in drawn)), 0)
+    except KeyboardInterrupt:
+        status = SIGNALLED + signal.SIGINT
+    if status > SIGNALLED:
+        # Snakemake does so with a job that failed, and not with one that was interrupted, of which
+        # it then refuses what is there. Each is written anew from the launch's cells.
+        for launch in drawn:
+            (launch.folder(arguments.study.parent) / paths.INDEX).unlink(missing_ok=True)
+    return status
+
+
+def _command(arguments: argparse.Namespace, launch: Launch) -> list[str]:
+    log = arguments.logs / f"{launch.config}.block{launch.block}.{launch.phase}.log"
+    return [
+        *(sys.executable, "-m", "connector_tax.study.launch", "--study", str(arguments.study)),
+        *("--config", launch.config, "--block", str(launch.block), "--phase", launch.phase),
+        *("--log", str(log)),
+    ]
+
+
+def _run(command: Sequence[str]) -> int:
+    """The exit status of a launch's driver, which decides itself how it answers a signal."""
+    child = subprocess.Popen(command, preexec_fn=die_with_parent)
+    previous = signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGTERM))
+    try:
+        while True:
+            try:
+                status = child.wait()
+                break
+            except KeyboardInterrupt:
+                # A terminal's Ctrl-C has reached the driver too.
+                continue
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return SIGNALLED - status if status < 0 else status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Which machine a launch runs on, and what of it the launch was given.
+
+Asked of the machine itself before each server is started: a study may be resumed elsewhere, and
+what a baseline and a contrast are measured on must be known of each. No host name is recorded.
+"""
+
+import csv
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from connector_tax.artifacts import paths
+from connector_tax.files import read_json, write_json, write_new_json
+from connector_tax.loadgen.affinity import format_cpus, read_topology
+from connector_tax.machine import boot_id, command_output, cpu, machine_alias
+from connector_tax.study.device import DeviceError, devices_of
+
+# Names of `nvidia-smi --help-query-gpu`.
+GPU_FIELDS = (
+    "uuid",
+    "name",
+    "pci.bus_id",
+    "driver_version",
+    "power.limit",
+    "clocks.max.sm",
+    "clocks.max.mem",
+    "ecc.mode.current",
+    "mig.mode.current",
+)
+JOB_VARIABLE = "SLURM_JOB_ID"
+# Stays in the study's folder: archives and reports name machines by their alias.
+NODE_VARIABLE = "SLURMD_NODENAME"
+# What may change without another device: a reboot, the next job of a scheduler.
+PASSING = ("boot", "job")
+
+
+def describe_node(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `node` of an attempt: machine, boot, devices, CPUs, job.
+
+    Args:
+        config: a resolved configuration.
+
+    Raises:
+        DeviceError: the GPUs the engine is to run on are not known.
+    """
+    devices, topology = devices_of(config), read_topology()
+    return {
+        "machine": machine_alias(),
+        "boot": boot_id(),
+        "devices": devices,
+        "gpus": _gpus(devices) if config["engine"].get("device") == "cuda" else [],
+        "cpu": cpu(),
+        "cpus": format_cpus(tuple(c for core in topology.cores for c in core.cpus)),
+        "quota_cpus": topology.quota_cpus,
+        "job": os.environ.get(JOB_VARIABLE),
+    }
+
+
+def claim_device(study_folder: Path, block: int, design: str, node: Mapping[str, Any]) -> None:
+    """Make the device the block's, of all its phases; the first launch's is.
+
+    Args:
+        study_folder: results/<study>.
+        block: its number.
+        design: design_sha256; a claim of another design is void.
+        node: as `describe_node` has it.
+
+    Raises:
+        DeviceError: the block was begun on another; names what differs, and the ways out.
+    """
+    path = study_folder / paths.DEVICES / f"block{block}.json"
+    mine = {key: value for key, value in node.items() if key not in PASSING}
+    claim = {"design_sha256": design, "slurm_node": os.environ.get(NODE_VARIABLE), "node": mine}
+    if write_new_json(path, claim):
+        return
+    held = read_json(path)
+    if held["design_sha256"] != design:
+        write_json(path, claim)
+        return
+    then = held["node"]
+    wrong = [f"{k}: {then[k]!r}, here {v!r}" for k, v in mine.items() if then[k] != v]
+    if wrong:
+        raise DeviceError(
+            f"block {block} was begun on another device ({'; '.join(wrong)}), and a block is "
+            "measured on one. Go on there; or, to measure the whole block on this one, move "
+            f"{path} and {study_folder / paths.RUNS}/*/block{block} away."
+        )
+
+
+def _gpus(uuids: list[str]) -> list[dict[str, str]]:
+    """What nvidia-smi says of these GPUs; a part of a GPU (MIG) is described by its UUID alone."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"]
+    try:
+        lines = command_output(query).splitlines()
+    except (OSError, subprocess.SubprocessError):
+        lines = []
+    rows = [
+        dict(zip(GPU_FIELDS, row, strict=True)) for row in csv.reader(lines, skipinitialspace=True)
+    ]
+    known = {row["uuid"]: row for row in rows}
+    return [known.get(uuid, {"uuid": uuid}) for uuid in uuids]

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Two real slurmd's on one machine, each in its own network, pid, uts and mount namespace with a private /tmp: two
+# nodes, whose only shared temporary folder is the one named. Root only; needs Debian's slurmctld, slurmd, slurm-client,
+# munge and iproute2. usage: cluster.sh up|down FOLDER
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+S=$(realpath -m "${2:?the shared folder}")
+export SLURM_CONF=$S/etc/slurm.conf
+case $1 in
+up)
+  mkdir -p "$S"/state/{ctld,n1,n2} "$S/etc" /run/munge /etc/slurm
+  sed "s#@S@#$S#g; s#^SlurmctldHost=.*#SlurmctldHost=$(hostname)(10.77.0.1)#" "$here/slurm.conf" >"$SLURM_CONF"
+  # A job step loses SLURM_CONF: the configuration is also where Slurm looks for it.
+  ln -sf "$SLURM_CONF" /etc/slurm/slurm.conf
+  ip link add ctbr0 type bridge; ip addr add 10.77.0.1/24 dev ctbr0; ip link set ctbr0 up
+  for i in 1 2; do
+    ip netns add n$i
+    ip link add v$i type veth peer name eth0 netns n$i
+    ip link set v$i master ctbr0; ip link set v$i up
+    ip -n n$i addr add 10.77.0.1$i/24 dev eth0; ip -n n$i link set eth0 up; ip -n n$i link set lo up
+  done
+  chown munge: /run/munge
+  setpriv --reuid munge --regid munge --clear-groups munged --pid-file /run/munge/munged.pid --log-file /var/log/munge/munged.log
+  slurmctld -f "$SLURM_CONF"
+  for i in 1 2; do
+    nsenter --net=/run/netns/n$i unshare --pid --fork --kill-child --mount-proc --uts --mount bash -c "
+      hostname n$i; mkdir -p /run/ctshare; mount --bind '$S' /run/ctshare; mount -t tmpfs -o mode=1777 tmpfs /tmp
+      mkdir -p '$S'; mount --move /run/ctshare '$S'
+      exec slurmd -D -N n$i -f '$SLURM_CONF'" >"$S/state/n$i.out" 2>&1 </dev/null &
+    echo $! >"$S/state/n$i.pid"
+  done
+  disown -a
+  until [ "$(sinfo -h -t idle -o %D)" = 2 ]; do sleep 0.2; done;;
+down)
+  # unshare --fork ignores SIGTERM: its child, the node's first process, is ended instead.
+  for i in 1 2; do kill -9 "$(pgrep -P "$(cat "$S/state/n$i.pid")")" || true; done
+  kill "$(cat "$S/state/slurmctld.pid")" "$(cat /run/munge/munged.pid)" || true
+  for i in 1 2; do ip netns del n$i || true; ip link del v$i 2>/dev/null || true; done
+  ip link del ctbr0 || true
+  rm -f /etc/slurm/slurm.conf;;
+esac

@@ -1,0 +1,143 @@
+"""Blocks on the nodes of a real Slurm: whole, on one node each, whoever is killed."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.config import ROOT
+from connector_tax.files import read_json
+from tests.workflow.harness import environment, prepare, wait_for
+from tests.workflow.small import smaller
+
+pytestmark = [pytest.mark.workflow, pytest.mark.long, pytest.mark.timeout(900)]
+CLUSTER = Path(__file__).with_name("slurm") / "cluster.sh"
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip")
+
+
+class Cluster:
+    """A Slurm of two nodes, and Snakemake on a study in the folder that they share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def study(self, name: str, floor_s: float = 0.6) -> Path:
+        def edit(text: str) -> str:
+            longer = f"floor_s: {floor_s}, cap_s: 9"
+            text = smaller(text).replace("floor_s: 0.6, cap_s: 3", longer)
+            return text.replace("blocks: 1", "blocks: 2")
+
+        return prepare(self.folder / name, edit)
+
+    def command(self, study: Path, *targets: str, options: tuple[str, ...] = ()) -> list[str]:
+        return [
+            str(Path(sys.executable).with_name("snakemake")),
+            *("--snakefile", str(ROOT / "Snakefile"), "--directory", str(study)),
+            *("--workflow-profile", str(ROOT / "workflow" / "profiles" / "slurm")),
+            *("--slurm-init-seconds-before-status-checks", "3"),
+            *("--configfile", str(study / "study.yaml"), *options, "--", *targets),
+        ]
+
+    def environment(self, study: Path) -> dict[str, str]:
+        # The nodes have a temporary folder of their own.
+        own = {k: v for k, v in environment(study).items() if k != "TMPDIR"}
+        return {**own, "SLURM_CONF": str(self.folder / "etc" / "slurm.conf")}
+
+    def run(
+        self, study: Path, *targets: str, options: tuple[str, ...] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(study, *targets, options=options),
+            env=self.environment(study), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+
+    def cancel_all(self, study: Path) -> None:
+        """End every job, and wait until Slurm has none that runs or waits."""
+        left = 'while [ -n "$(squeue --noheader)" ]; do sleep 0.2; done'
+        script = f"scancel --user=root; {left}"
+        subprocess.run(["bash", "-c", script], env=self.environment(study), check=True, timeout=90)
+
+    def drive_here(self, study: Path) -> subprocess.CompletedProcess[str]:
+        """The driver of block 0's Phase A on this machine, which is none of the nodes."""
+        results = study / "results" / "tiny"
+        return subprocess.run(
+            [sys.executable, "-m", "connector_tax.study.block", "--study", results / "study.json",
+             "--block", "0", "--phase", "A", "--logs", results / "logs"],
+            env=self.environment(study), capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if importlib.util.find_spec("snakemake_executor_plugin_slurm") is None:
+        missing.append("snakemake-executor-plugin-slurm")
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"two slurmd's need root and: {', '.join(missing) or 'all is there'}")
+    folder = tmp_path_factory.mktemp("cluster")
+    try:
+        subprocess.run([CLUSTER, "up", folder], check=True, timeout=60)
+        yield Cluster(folder)
+    finally:
+        subprocess.run([CLUSTER, "down", folder], check=False, timeout=60)
+
+
+def nodes(study: Path, block: int, phases: str = "*") -> set[str]:
+    """The machines that the attempts of a block ran on."""
+    files = study.glob(f"results/tiny/runs/*/block{block}/{phases}/attempts.json")
+    attempts: list[dict[str, Any]] = [entry for path in files for entry in read_json(path)]
+    return {attempt["node"]["machine"] for attempt in attempts}
+
+
+def audited(cluster: Cluster, study: Path) -> None:
+    done = cluster.run(study, "audit")
+    assert done.returncode == 0, done.stdout
+    claims = read_json(study / "results" / "tiny" / "audit.json")["claims"]
+    kinds = [claim["kind"] for claim in claims if claim["verdict"] == "PASS"]
+    assert kinds.count("block order") >= 4
+    assert kinds.count("block device") == 2
+
+
+def test_two_nodes_measure_a_block_each(cluster: Cluster) -> None:
+    study = cluster.study("two")
+    done = cluster.run(study, "all")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = nodes(study, 0), nodes(study, 1)
+    assert len(first) == len(second) == 1
+    assert first != second
+    audited(cluster, study)
+
+
+def test_a_lost_head_and_a_cancelled_job_tear_nothing(cluster: Cluster) -> None:
+    study = cluster.study("killed", floor_s=6)
+    with (study / "snakemake.log").open("wb") as log:
+        head = subprocess.Popen(
+            cluster.command(study, "all"), env=cluster.environment(study),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    runs = study / "results" / "tiny" / "runs"
+    wait_for(lambda: any(runs.glob("*/block0/A/*.partial/metrics_*")), head, timeout_s=240)
+    os.killpg(head.pid, signal.SIGKILL)
+    head.wait()
+    begun = nodes(study, 0)
+    # The job goes on without its head.
+    second = cluster.drive_here(study)
+    assert second.returncode == 2, second.stderr
+    assert "is being measured by process" in second.stderr
+    cluster.cancel_all(study)
+    second = cluster.drive_here(study)
+    assert second.returncode == 2, second.stderr
+    assert "block 0 was begun on another device" in second.stderr
+    assert cluster.run(study, options=("--unlock",)).returncode == 0
+    done = cluster.run(study, "all", options=("--rerun-incomplete",))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert nodes(study, 0) == begun
+    audited(cluster, study)
