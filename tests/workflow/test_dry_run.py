@@ -80,7 +80,7 @@ def test_no_job_depends_on_a_benchmark_or_a_test(dry_run: str) -> None:
     assert code == {"scripts"}
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("config.yaml", 1), ("vllm-cpu.yaml", 3)])
+@pytest.mark.parametrize(("name", "blocks"), [("config.yaml", 3), ("h20.yaml", 1)])
 def test_the_shipped_studies_plan_one_job_for_each_block(
     folder: Path, name: str, blocks: int
 ) -> None:
