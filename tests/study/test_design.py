@@ -51,7 +51,11 @@ def test_every_block_has_each_configuration_once_and_plain_as_often_as_asked(
 
 
 def test_the_named_baseline_is_launched_as_often_as_asked() -> None:
-    config = default_config() | {"baseline": "noop_connector", "plain_launches": 3}
+    config = default_config() | {
+        "blocks": 1,
+        "baseline": "noop_connector",
+        "plain_launches": 3,
+    }
     names = [entry["config"] for entry in run_order(config)["A"]]
     again = ["noop_connector_2", "noop_connector_3"]
     assert sorted(names) == sorted([*config["configurations"], *again])
