@@ -38,6 +38,7 @@ def _drive(arguments: argparse.Namespace) -> int:
     if not drawn:
         print(f"{arguments.study}: run_order has no block {arguments.block}", file=sys.stderr)
         return 2
+    # A launch that failed says so in its index and ends with 0; another status ends the block.
     try:
         status = next(filter(None, (_run(_command(arguments, la)) for la in drawn)), 0)
     except KeyboardInterrupt:
