@@ -5,12 +5,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 from matplotlib.patches import Rectangle
 
 from connector_tax.analysis import aggregate
 from connector_tax.artifacts.tables import AggregateRow, empty_row, read_table, table_text
-from connector_tax.figures import style
+from connector_tax.figures import rows, style
 from connector_tax.figures.__main__ import main
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
@@ -384,3 +385,17 @@ def test_every_figure_can_be_drawn_from_what_the_analysis_writes(tmp_path: Path)
         text = (tmp_path / "s" / "figures" / f"{name}.csv").read_text()
         assert text.count("\n") > 4
         assert "absent_because" not in text
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [([0.1, 0.4], "linear"), ([-0.5, 2.4], "function"), ([-1.9, 2.4], "linear")],
+)
+def test_a_scale_holds_all_taxes_and_differences_of_taxes(values: list[float], scale: str) -> None:
+    """A no-op connector of +240 % beside a connector of +50 %: the difference is -190 points."""
+    _, axes = plt.subplots()
+    rows.tax_scale(axes, values)
+    low, high = axes.get_xlim()
+    assert axes.get_xscale() == scale
+    assert low < min(values) <= max(values) < high
+    plt.close()

@@ -39,13 +39,14 @@ def numbers(row: TaxRow | None) -> list[float]:
 def tax_scale(axes: Axes, values: Iterable[float], which: str = "x", room: float = 0.04) -> None:
     """Scale an axis for taxes, ticks in per cent.
 
-    Linear, or, when a tax exceeds +150 %, logarithmic in config/plain (zero stays the base line).
+    Linear, or, when a tax exceeds +150 %, logarithmic in config/plain (zero stays the base line);
+    a difference of two taxes below -100 % is no ratio, and keeps the axis linear.
     `room` is what is left free at either end, as a share of the range.
     """
     listed = [0.0, *values]
     low, high = min(listed), max(listed)
     axis = axes.xaxis if which == "x" else axes.yaxis
-    if high <= LOG_ABOVE:
+    if high <= LOG_ABOVE or low <= -1.0:
         span = max(high - low, 0.05)
         axes.set(**{f"{which}lim": (low - room * span, high + room * span)})
         axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
