@@ -248,7 +248,7 @@ def _write_launch(writer: _Writer, config: str, block: int, phase: str) -> None:
     elif phase == "Bp" and writer.rates["ref_load"] == writer.rates["ref_safe"]:
         status, reason = "skipped", "ref_load equals ref_safe"
     planned = writer.document["cells"][phase]
-    limits = {} if phase == "A" else shape_limits(writer.document, writer.root)
+    limits = shape_limits(writer.document, writer.root, phase)
     rates = cell_rates(writer.document, phase, rate, limits)
     if status == "done":
         for name in ("vllm_stdout.log", "vllm_stderr.log", "env.txt"):

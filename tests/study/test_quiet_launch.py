@@ -104,8 +104,9 @@ def test_the_cell_went_on_for_what_was_left_out(disturbed: Path) -> None:
 
 def test_too_little_quiet_time_voids_the_cell(tmp_path: Path) -> None:
     study_file = write_study(tmp_path)
-    # No sample fits into a chunk three times: nobody saw that it was quiet.
-    rule = {**RULE, "interval_ms": 90, "max_factor": 1.01, "min_quiet_share": 1.0}
+    # A chunk ends at the first sample after 100 ms and so holds two at most, however late the
+    # watcher is woken: nobody saw that it was quiet.
+    rule = {**RULE, "interval_ms": 1000, "max_factor": 1.01, "min_quiet_share": 1.0}
     edit(study_file, {"quiet": rule, "cell": {"cap_s": 1.0}}, {})
     drive(study_file)
     for cell in cells_of(study_file, "plain"):

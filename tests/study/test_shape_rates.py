@@ -45,18 +45,19 @@ def probed(study: dict[str, Any], root: Path, completed_s: list[float]) -> None:
 def test_a_shape_is_offered_the_lower_of_reference_and_share(study_file: Path) -> None:
     study, root = read_json(study_file), study_file.parent
     with pytest.raises(ArtifactError, match=r"shape_rates\.json"):
-        shape_limits(study, root)
+        shape_limits(study, root, "B")
+    assert shape_limits(study, root, "A") == {}  # plain is probed after Phase A
     # Ten completed in two seconds, half of which is offered.
     probed(study, root, [0.2 * (n + 1) for n in range(10)])
-    limits = shape_limits(study, root)
+    limits = shape_limits(study, root, "B")
     assert cell_rates(study, "B", 4.0, limits) == {"32x8": 2.5}
     assert cell_rates(study, "B", 2.0, limits) == {"32x8": 2.0}
     assert cell_rates(study, "B", None, limits) == {"32x8": None}
     assert cell_rates(study, "A", None, limits) == {"r20": 20.0, "r40": 40.0}
     with pytest.raises(ArtifactError, match="of another design"):
-        shape_limits(study | {"design_sha256": "1" * 64}, root)
+        shape_limits(study | {"design_sha256": "1" * 64}, root, "B")
     del study["config"]["shape_rates"]
-    assert cell_rates(study, "B", 4.0, shape_limits(study, root)) == {"32x8": 4.0}
+    assert cell_rates(study, "B", 4.0, shape_limits(study, root, "B")) == {"32x8": 4.0}
 
 
 def test_a_shape_that_is_not_served_at_all_is_an_error(study_file: Path) -> None:

@@ -78,7 +78,7 @@ def load_cells(study: Study, phase: str, rate_rps: float | None = None) -> list[
     planned = sorted(
         launches(study.document, phase), key=lambda e: (order.index(e.config), e.block)
     )
-    limits = {} if phase == "A" else shape_limits(study.document, study.root)
+    limits = shape_limits(study.document, study.root, phase)
     rates = cell_rates(study.document, phase, rate_rps, limits)
     return [cell for launch in planned for cell in _launch_cells(study, launch, rate_rps, rates)]
 

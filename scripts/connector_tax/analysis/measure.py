@@ -192,6 +192,16 @@ def _check_stamps(path: Path, ok: pl.DataFrame) -> None:
         )
 
 
+def gauge_values(record: Mapping[str, Any], gauge: str) -> list[float]:
+    """The values of a gauge in a line of a metrics file, of all its label sets.
+
+    Raises:
+        KeyError, TypeError, AttributeError, ValueError: the line is no metrics record.
+    """
+    values = record["values"].items()
+    return [float(value) for name, value in values if name.partition("{")[0] == gauge]
+
+
 def waiting_p50(path: Path, sha256: str | None, window: Mapping[str, Any]) -> float:
     """Median of vllm:num_requests_waiting over the scrapes inside the measured window.
 
@@ -209,11 +219,7 @@ def waiting_p50(path: Path, sha256: str | None, window: Mapping[str, Any]) -> fl
             inside = window["t_warmup_end_ns"] <= record["t_ns"] < window["t_stop_ns"]
             if not (inside and record["ok"]):
                 continue
-            series = [
-                float(value)
-                for name, value in record["values"].items()
-                if name == WAITING or name.startswith(WAITING + "{")
-            ]
+            series = gauge_values(record, WAITING)
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{path}:{number}: not a metrics record: {error!r}") from None
         if not series:

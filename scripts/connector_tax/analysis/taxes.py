@@ -64,13 +64,13 @@ class Tables:
             names = [name for name in REFERENCES if self.rates[name] == rate]
             return (names[0] if names else ""), rate
         name = "ref_safe" if phase == "B" else "ref_load"
-        rates = cell_rates(self.study.document, phase, self.rates[name], self.limits)
+        rates = cell_rates(self.study.document, phase, self.rates[name], self._limits)
         return name, rates[planned["cell"]]
 
     @cached_property
-    def limits(self) -> dict[str, float]:
-        """The most requests/s of each shape."""
-        return shape_limits(self.study.document, self.study.root)
+    def _limits(self) -> dict[str, float]:
+        """The most requests/s of each shape, of B and B'."""
+        return shape_limits(self.study.document, self.study.root, "B")
 
 
 def verdict(effect: Effect, p_adjusted: float | None, margin: float, confidence: float) -> str:

@@ -12,13 +12,15 @@ from connector_tax.artifacts import paths
 from connector_tax.files import ArtifactError, read_json
 
 
-def shape_limits(study: Mapping[str, Any], root: Path) -> dict[str, float]:
-    """Cell name to the most requests/s of that shape; empty in a study without `shape_rates`.
+def shape_limits(study: Mapping[str, Any], root: Path, phase: str) -> dict[str, float]:
+    """Cell name to the most requests/s of that shape.
+
+    Empty for Phase A, after which the shapes are probed, and in a study without `shape_rates`.
 
     Raises:
         ArtifactError: shape_rates.json is missing, or of another design.
     """
-    if study["config"].get("shape_rates") is None:
+    if phase == "A" or study["config"].get("shape_rates") is None:
         return {}
     path = root / paths.SHAPE_RATES
     content = read_json(path)

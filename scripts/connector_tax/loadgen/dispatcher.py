@@ -244,7 +244,9 @@ class Dispatcher:
         self._run_number = begin.run
         self._probe.reset()
         self._inflight.limit(begin.inflight_cap)
-        return await self._ask(begin, Begun)
+        asked = self._ask(begin, Begun).values()
+        answers = await self._all(list(asked), ANSWER_S, "did not answer Begin")
+        return [begun for begun in answers if begun is not None]
 
     def end(self) -> list[Health]:
         """End the run; return what every living worker says about it.
@@ -254,13 +256,12 @@ class Dispatcher:
         return self._call(self._end()) if self._living else []
 
     async def _end(self) -> list[Health]:
-        expected = {worker: self._expect(Health, worker.index) for worker in self._living}
-        self._broadcast(End())
-        await asyncio.wait(expected.values(), timeout=ANSWER_S)
-        for worker, answer in expected.items():
+        asked = self._ask(End(), Health)
+        await asyncio.wait(asked.values(), timeout=ANSWER_S)
+        for worker, answer in asked.items():
             if not answer.done():
                 worker.process.kill()
-        answers = await asyncio.gather(*expected.values())
+        answers = await asyncio.gather(*asked.values())
         return [health for health in answers if health is not None]
 
     def submit(self, items: Iterable[tuple[Issue, bytes] | Cancel]) -> None:
@@ -327,11 +328,13 @@ class Dispatcher:
             assert worker.sender is not None
             worker.sender.send(frame)
 
-    async def _ask(self, message: ToWorker, answer: type[_T]) -> list[_T]:
-        expected = [self._expect(answer, worker.index) for worker in self._living]
+    def _ask(
+        self, message: ToWorker, answer: type[_T]
+    ) -> "dict[_WorkerHandle, asyncio.Future[_T | None]]":
+        """Send to every living worker; what each will answer, None if it dies before."""
+        expected = {worker: self._expect(answer, worker.index) for worker in self._living}
         self._broadcast(message)
-        answers = await self._all(expected, ANSWER_S, f"did not answer {type(message).__name__}")
-        return [known for known in answers if known is not None]
+        return expected
 
     def _expect(self, kind: type, worker: int) -> "asyncio.Future[Any]":
         future: asyncio.Future[Any] = self._loop.create_future()

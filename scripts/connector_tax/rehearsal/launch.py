@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from connector_tax.analysis.measure import WAITING
 from connector_tax.analysis.validity import assess, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
@@ -31,7 +32,6 @@ from connector_tax.study.plan import reference_rate
 from connector_tax.study.precision import precision_record, precision_rule, skip_reason
 from connector_tax.study.resume import launch_skip_reason
 
-WAITING = "vllm:num_requests_waiting"
 BEGUN = "1970-01-01T00:00:00+00:00"
 # What a load generator that never lags says of itself.
 HEALTHY: dict[str, Any] = {
@@ -59,7 +59,7 @@ def rehearse_launch(study: Mapping[str, Any], launch: Launch, root: Path, machin
     seconds = 0.0
     if reason is None:
         status, rate = "done", reference_rate(root, launch.phase)
-        limits = {} if launch.phase == "A" else shape_limits(study, root)
+        limits = shape_limits(study, root, launch.phase)
         rates = cell_rates(study, launch.phase, rate, limits)
         engine = VirtualEngine(
             machine.engines[launch.configuration], launch_seed(study, launch), machine.device_us

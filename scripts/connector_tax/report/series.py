@@ -14,6 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from connector_tax import text
+from connector_tax.analysis.measure import WAITING, gauge_values
 from connector_tax.analysis.quiet import read_machine
 from connector_tax.analysis.records import REQUESTS, STEPS, empty_frame, read_records
 from connector_tax.artifacts import paths
@@ -26,7 +27,7 @@ COLUMNS = (
     "TTFT, ms", "TPOT, ms", "in flight", "waiting", "KV blocks used, %", "engine step, ms",
     "yardstick, ns",
 )  # fmt: skip
-WAITING, KV_USE = "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
+KV_USE = "vllm:kv_cache_usage_perc"
 
 Floats = NDArray[np.float64]
 # When something was recorded, in ns, and its value.
@@ -156,14 +157,10 @@ def _scrapes(path: Path) -> Iterator[tuple[float, float, float]]:
     for number, record in enumerate(read_jsonl(path), 1):
         try:
             if record["ok"]:
-                values = record["values"]
-                waiting, used = (
-                    [v for name, v in values.items() if name.partition("{")[0] == gauge]
-                    for gauge in (WAITING, KV_USE)
-                )
+                waiting, used = (gauge_values(record, gauge) for gauge in (WAITING, KV_USE))
                 nan = float("nan")
                 yield record["t_ns"], sum(waiting) if waiting else nan, max(used, default=nan)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ArtifactError(f"{path}:{number}: not a metrics record: {error!r}") from None
 
 

@@ -7,6 +7,7 @@ namespace of its own does not see it.
 """
 
 import contextlib
+import csv
 import os
 import pwd
 import re
@@ -14,9 +15,11 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from connector_tax.machine import command_output
 
 _POLL_S = 0.05
 _BACKLOG = 1000
@@ -42,6 +45,17 @@ def devices_of(config: Mapping[str, Any]) -> list[str]:
     name = "CUDA_VISIBLE_DEVICES"
     visible = engine.get("environment", {}).get(name, os.environ.get(name))
     return _visible(_gpus(), visible)
+
+
+def query_gpus(fields: Sequence[str]) -> list[dict[str, str]]:
+    """These fields of every GPU, by the names of `nvidia-smi --help-query-gpu`, with their units.
+
+    Raises:
+        OSError, subprocess.SubprocessError: there is no nvidia-smi, or it failed.
+    """
+    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    lines = command_output(query).splitlines()
+    return [dict(zip(fields, row, strict=True)) for row in csv.reader(lines, skipinitialspace=True)]
 
 
 def _gpus() -> dict[str, str]:

@@ -1,6 +1,5 @@
 """What a study on a GPU needs of the machine beside the GPU: its NUMA node, a compiler, RDMA."""
 
-import csv
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.config import ROOT, pythons_of
-from connector_tax.study.device import DeviceError, devices_of
+from connector_tax.study.device import DeviceError, devices_of, query_gpus
 
 # What Triton builds its launchers with: one of these, and the headers of the interpreter.
 COMPILERS = ("cc", "gcc", "clang")
@@ -27,17 +26,15 @@ def gpu_node(config: Mapping[str, Any], root: Path = Path("/")) -> int | None:
     """
     if config["engine"].get("device") != "cuda":
         return None
-    query = ["nvidia-smi", "--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"]
     try:
-        devices = devices_of(config)
-        done = subprocess.run(query, check=True, capture_output=True, text=True)
-    except (DeviceError, OSError, subprocess.CalledProcessError):
+        devices, gpus = devices_of(config), query_gpus(("uuid", "pci.bus_id"))
+    except (DeviceError, OSError, subprocess.SubprocessError):
         return None  # whoever holds the devices tells
     nodes = set()
-    for uuid, bus in csv.reader(done.stdout.splitlines(), skipinitialspace=True):
-        if uuid in devices:
+    for gpu in gpus:
+        if gpu["uuid"] in devices:
             # nvidia-smi's domain has eight digits, the kernel's four.
-            file = root / "sys/bus/pci/devices" / bus.lower()[-12:] / "numa_node"
+            file = root / "sys/bus/pci/devices" / gpu["pci.bus_id"].lower()[-12:] / "numa_node"
             nodes.add(int(file.read_text()) if file.exists() else -1)
     node = nodes.pop() if len(nodes) == 1 else -1
     return None if node < 0 else node

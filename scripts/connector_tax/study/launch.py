@@ -118,8 +118,7 @@ class LaunchDriver:
             self.folder.mkdir(parents=True, exist_ok=True)
             with hold_devices(devices_of(self.study["config"])):
                 phase = self.launch.phase
-                # The shapes are probed after Phase A.
-                limits = {} if phase == "A" else shape_limits(self.study, self._study_folder)
+                limits = shape_limits(self.study, self._study_folder, phase)
                 reason = self._run_cells(cell_rates(self.study, phase, rate, limits))
             status = "failed" if reason else "done"
         else:

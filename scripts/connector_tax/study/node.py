@@ -4,7 +4,6 @@ Asked of the machine itself before each server is started: a study may be resume
 what a baseline and a contrast are measured on must be known of each. No host name is recorded.
 """
 
-import csv
 import os
 import subprocess
 from collections.abc import Mapping
@@ -14,8 +13,8 @@ from typing import Any
 from connector_tax.artifacts import paths
 from connector_tax.files import read_json, write_json, write_new_json
 from connector_tax.loadgen.affinity import format_cpus, read_topology
-from connector_tax.machine import boot_id, command_output, cpu, machine_alias
-from connector_tax.study.device import DeviceError, devices_of
+from connector_tax.machine import boot_id, cpu, machine_alias
+from connector_tax.study.device import DeviceError, devices_of, query_gpus
 
 # Names of `nvidia-smi --help-query-gpu`.
 GPU_FIELDS = (
@@ -91,13 +90,8 @@ def claim_device(study_folder: Path, block: int, design: str, node: Mapping[str,
 
 def _gpus(uuids: list[str]) -> list[dict[str, str]]:
     """What nvidia-smi says of these GPUs; a part of a GPU (MIG) is described by its UUID alone."""
-    query = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"]
     try:
-        lines = command_output(query).splitlines()
+        known = {gpu["uuid"]: gpu for gpu in query_gpus(GPU_FIELDS)}
     except (OSError, subprocess.SubprocessError):
-        lines = []
-    rows = [
-        dict(zip(GPU_FIELDS, row, strict=True)) for row in csv.reader(lines, skipinitialspace=True)
-    ]
-    known = {row["uuid"]: row for row in rows}
+        known = {}
     return [known.get(uuid, {"uuid": uuid}) for uuid in uuids]

@@ -89,7 +89,7 @@ def planned_cells(study: Mapping[str, Any], folder: Path) -> Iterator[PlannedCel
     """Every cell of the study in the order it runs."""
     known = rehearsed(study, folder)
     for phase in PHASES:
-        limits = shape_limits(study, folder) if (folder / paths.SHAPE_RATES).exists() else {}
+        limits = shape_limits(study, folder, phase) if (folder / paths.SHAPE_RATES).exists() else {}
         rates = cell_rates(study, phase, reference_rate(folder, phase), limits)
         seconds = known["cells"][phase] if known else {}
         for launch in launches(study, phase):
