@@ -94,6 +94,20 @@ def test_a_callback_the_worker_runs_is_not_part_of_the_cost(tmp_path: Path) -> N
     assert result.coefficients["beta0_us"] == pytest.approx(2000, rel=0.02)
 
 
+def test_a_step_without_tokens_says_nothing_of_the_cost(tmp_path: Path) -> None:
+    whole = write_log(tmp_path / "log.jsonl")
+    expected = fit(read_steps([whole]))
+    lines = [json.loads(line) for line in whole.read_text().splitlines()]
+    empty = {"prefill_tokens": 0, "decode_tokens": 0, "kv_tokens": 0}
+    # As in a vLLM, which runs no model in such a step.
+    short = {"step_duration_us": 100.0, "engine_step_us": 200.0}
+    added = [{**line, **empty, **short, "step_id": 10_000 + line["step_id"]} for line in lines]
+    whole.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *added]))
+    result = fit(read_steps([whole]))
+    assert result.coefficients == expected.coefficients
+    assert result.steps == expected.steps
+
+
 def test_of_several_ranks_of_a_worker_the_slowest_counts(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl")
     slower = []

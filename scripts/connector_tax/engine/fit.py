@@ -2,6 +2,8 @@
 
     t = delta + beta0 + beta1 * prefill tokens + beta2 * decoding sequences + beta3 * KV tokens
 
+A step without tokens is left out: vLLM runs no model in it.
+
 Works on any log in the format of docs/artifacts.md (engine_step) whose scheduler records have
 `engine_step_us`, the whole step, as the step probe and the embedded engine write it; so the engine
 can be calibrated to a measured vLLM. The connector's callbacks are known in the log and taken off
@@ -93,13 +95,14 @@ def fit(steps: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Fit:
     Raises:
         ArtifactError: no whole step, or fewer than 10 steps.
     """
-    worker = steps["worker"]
+    worker = {i: r for i, r in steps["worker"].items() if not _is_empty(r)}
     scheduler = {i: r for i, r in steps["scheduler"].items() if r.get("engine_step_us") is not None}
     if steps["scheduler"] and not scheduler:
         raise ArtifactError(
             "no scheduler record has engine_step_us: the fit needs the whole step, and "
             "step_duration_us is schedule() alone"
         )
+    scheduler = {i: r for i, r in scheduler.items() if not _is_empty(r)}
     joined = sorted(scheduler.keys() & worker.keys())
     if joined:
         rows = [{**scheduler[i], **_known(worker[i])} for i in joined]
@@ -115,6 +118,11 @@ def fit(steps: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Fit:
     if len(rows) < _MIN_STEPS:
         raise ArtifactError(f"found {len(rows)} steps; a fit needs at least {_MIN_STEPS}")
     return _least_squares(rows, durations, delta)
+
+
+def _is_empty(record: Mapping[str, Any]) -> bool:
+    """Whether the record says that its step had no tokens."""
+    return record.get("prefill_tokens") == 0 == record.get("decode_tokens")
 
 
 def _known(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -170,6 +170,7 @@ def fitted_machine(
     cost = StepCost(**values, jitter_rel_sd=fitted.relative_sd, launch_offset_rel_sd=launch_sd)
     longest = int(study["config"]["engine"]["flags"]["--max-model-len"])
     kv_tokens = VLLM_SEQUENCES * longest
+    most = max(record["decode_tokens"] for record in steps["scheduler"].values())
     machine = Machine(
         engines=_same_for_all(study, cost, kv_tokens),
         device_us=None,
@@ -177,8 +178,9 @@ def fitted_machine(
         front_ns=0,
         kv_tokens=kv_tokens,
         source=(
-            f"Fitted to {fitted.steps} steps of {launch} of {measured.name} (R2 {fitted.r2:.2f}); "
-            "what a request takes outside the engine is from the same launch's lightest cell. The "
+            f"Fitted to {fitted.steps} steps of {launch} of {measured.name} (R2 {fitted.r2:.2f}), "
+            f"of which none decodes more than {most} requests: what more cost is extrapolated. "
+            "What a request takes outside the engine is from the same launch's lightest cell. The "
             "KV cache is taken to be large enough.",
         ),
     )
