@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from connector_tax.artifacts.names import configuration_of
 from connector_tax.provenance.distributions import Floats, f_above, t_quantile, t_two_sided
@@ -38,18 +39,30 @@ class LaunchLayout:
         blocks: block of each launch.
         configs: configuration of each launch; all launches of the baseline have its id.
         values: shape (launches,).
+        devices: device of each launch; on each a configuration has an effect of its own.
     """
 
-    def __init__(self, blocks: Sequence[int], configs: Sequence[str], values: Floats) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        configs: Sequence[str],
+        values: Floats,
+        devices: Sequence[str] = (),
+    ) -> None:
         self.blocks = np.asarray(blocks)
         self.configs = np.asarray(configs)
         self.values = np.asarray(values, dtype=float)
+        self.devices = np.asarray(devices or [""] * len(self.values))
 
     def residual(self, without: Sequence[str] = ()) -> tuple[float, int]:
         """Residual sum of squares and degrees of freedom, some configurations left out."""
         kept = ~np.isin(self.configs, list(without))
-        if not kept.any():
-            return 0.0, 0
+        devices = dict.fromkeys(self.devices[kept].tolist())
+        parts = [self._residual(kept & (self.devices == device)) for device in devices]
+        return sum((rss for rss, _ in parts), 0.0), sum(df for _, df in parts)
+
+    def _residual(self, kept: NDArray[np.bool_]) -> tuple[float, int]:
+        """The same of the launches of one device."""
         names, config = np.unique(self.configs[kept], return_inverse=True)
         numbers, block = np.unique(self.blocks[kept], return_inverse=True)
         y = self.values[kept]
@@ -150,10 +163,12 @@ class Estimate:
     launches: int
 
 
-def layout_of(values: Values) -> LaunchLayout:
-    """The layout of launches by their names."""
+def layout_of(values: Values, devices: Mapping[int, str] | None = None) -> LaunchLayout:
+    """The layout of launches by their names; `devices`: of each block, where there are several."""
     configs = [configuration_of(launch) for launch, _ in values]
-    return LaunchLayout([block for _, block in values], configs, np.array(list(values.values())))
+    blocks = [block for _, block in values]
+    on = [devices[block] for block in blocks] if devices else ()
+    return LaunchLayout(blocks, configs, np.array(list(values.values())), on)
 
 
 def squared_weights(
