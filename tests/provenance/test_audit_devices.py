@@ -29,6 +29,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_a_study_on_two_devices_passes_the_whole_audit(tmp_path: Path) -> None:
     """Devices differ in NIXL's tax: figures and report of it are made, and made again."""
     study_file = write_audited_study(
@@ -67,7 +68,7 @@ def test_every_number_of_a_study_on_four_devices_is_recomputed(tmp_path: Path) -
         ttft_growth=0.05,
         steps_per_cell=60,
         failed={("lmcache_only", 2, "B"): "the server ended"},
-        void={("nixl_both", 1, "A", "r40"): "late"},
+        void={("nixl_both", 4, "A", "r40"): "late"},
         config=CONFIG,
         nodes=on_machines(*"abcda"),
         offsets={("nixl_both", block): 0.2 * block for block in range(5)},
@@ -82,6 +83,7 @@ def test_every_number_of_a_study_on_four_devices_is_recomputed(tmp_path: Path) -
     assert wrong == []
 
 
+@pytest.mark.long
 def test_devices_of_a_block_measured_again_leave_no_table_of_another_time(tmp_path: Path) -> None:
     study_file = write_synthetic_study(
         tmp_path / "x", blocks=1, steps_per_cell=10, config=CONFIG, nodes=on_machines("a")

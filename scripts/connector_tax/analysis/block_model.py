@@ -10,7 +10,7 @@ chapter 4 (randomised complete blocks); Dunnett, JASA 50 (1955) and Biometrics 2
 (the integral).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -170,7 +170,7 @@ class Layout:
         names = {launch.name for launch in self._values}
         return frozenset(n for n in names if self._configuration_of[n] not in left_out)
 
-    @property
+    @cached_property
     def devices(self) -> list[str]:
         """The devices that its launches ran on; empty where there is one."""
         blocks = sorted({launch.block for launch in self._values}) if self.device_of else []
@@ -179,7 +179,7 @@ class Layout:
     @property
     def names(self) -> list[str]:
         """The launch names that it has."""
-        return sorted({launch.name for launch in self._values})
+        return sorted(self._blocks_by_name)
 
     def is_aa(self, term: Term) -> bool:
         """Whether the contrast is one of launches of one configuration."""
@@ -258,8 +258,15 @@ class Layout:
                 weights[launch] = weights.get(launch, 0.0) + share
         return weights
 
-    def _blocks_of(self, names: Collection[str]) -> set[int]:
-        return {launch.block for launch in self._values if launch.name in names}
+    def _blocks_of(self, names: Iterable[str]) -> set[int]:
+        return {block for name in names for block in self._blocks_by_name.get(name, ())}
+
+    @cached_property
+    def _blocks_by_name(self) -> dict[str, set[int]]:
+        by_name: dict[str, set[int]] = {}
+        for launch in self._values:
+            by_name.setdefault(launch.name, set()).add(launch.block)
+        return by_name
 
     def _spread(self, configuration: str) -> Spread | None:
         """F test of one configuration's residuals about the others' block effects."""
