@@ -78,6 +78,7 @@ def test_every_number_of_a_study_on_four_devices_is_recomputed(tmp_path: Path) -
     methods = " ".join(row.interval_method for row in study.taxes)
     assert "block model over 4 devices (df" in methods
     assert "own spread over 4 devices (df" in methods
+    assert "block model over 4 devices" in {row.method for row in study.step_taxes}
     assert {"TAX", "INCONCLUSIVE"} <= {row.verdict for row in study.taxes}
     wrong = [c for c in failures(study_file) if c.kind == "numbers"]
     assert wrong == []

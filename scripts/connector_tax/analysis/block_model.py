@@ -107,6 +107,11 @@ class Estimate:
     devices: int = 0
 
     @property
+    def source(self) -> str:
+        """Whose spread the error is of: `method`, and how many devices it is made of."""
+        return f"{self.method} over {self.devices} devices" if self.devices else self.method
+
+    @property
     def t(self) -> float | None:
         """The contrast over its standard error; None without an error."""
         if self.error is None:

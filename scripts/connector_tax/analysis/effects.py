@@ -386,11 +386,8 @@ def _interval(point: float, estimate: Estimate, replicates: Floats, confidence: 
 
 
 def _method(estimate: Estimate) -> str:
-    name = estimate.method
-    if estimate.devices:
-        name += f" over {estimate.devices} devices"
     if estimate.spread is None:
         df = f"{estimate.df:.1f}" if estimate.devices else estimate.df
-        return f"{name} (df {df})"
+        return f"{estimate.source} (df {df})"
     spread = f"spread F {estimate.spread.f_ratio:.1f}, p {estimate.spread.p:.3f}"
-    return f"{name} (df {estimate.df:.1f}; {spread})"
+    return f"{estimate.source} (df {estimate.df:.1f}; {spread})"

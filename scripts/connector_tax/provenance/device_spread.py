@@ -6,12 +6,21 @@ Satterthwaite, Biometrics Bulletin 2 (1946) 110.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from connector_tax.artifacts.names import configuration_of
 from connector_tax.provenance.distributions import f_above
-from connector_tax.provenance.layout import OWN_P, Error, Values, layout_of, plain_values
+from connector_tax.provenance.layout import (
+    OWN_P,
+    Error,
+    Estimate,
+    Values,
+    layout_of,
+    plain_values,
+    squared_weights,
+)
 
 FEWEST = 3  # devices that tell how much devices differ
 
@@ -81,3 +90,50 @@ def device_error(
     under = sum(v**2 / d for v, d in parts)
     freedom = variance**2 / under if under > 0 else min(d for _, d in parts)
     return Error(variance, freedom, min(odd, key=lambda test: test.p, default=None))
+
+
+def error_of(
+    values: Values,
+    devices: Mapping[int, str],
+    baseline: str,
+    weights: Mapping[str, float],
+    plains: Mapping[int, int],
+    *,
+    over_devices: bool = True,
+) -> Error | None:
+    """The error of a contrast; None where nothing repeats.
+
+    Args:
+        values: of all launches.
+        devices: of each block; empty where there is one.
+        baseline: the configuration that the others are compared with.
+        weights: launch name to its weight in each block of the contrast.
+        plains: launches of the baseline in each of these blocks.
+        over_devices: whether three or more devices are a draw of devices.
+    """
+    several = len({devices.get(block) for _, block in values})
+    if over_devices and several >= FEWEST and configuration_of(next(iter(weights))) != baseline:
+        on = [devices[block] for block in plains]
+        share = sum((on.count(one) / len(on)) ** 2 for one in set(on))
+        error = device_error(device_contrasts(values, devices, baseline), weights, share)
+        return None if error is None else replace(error, devices=several)
+    layout = layout_of(values, devices)
+    if layout.pooled[1] == 0:
+        return None
+    return layout.error(squared_weights(weights, list(plains.values()), baseline))
+
+
+def difference(
+    values: Values, ours: str, confidence: float, baseline: str, devices: Mapping[int, str]
+) -> Estimate | None:
+    """A launch's mean over blocks minus the baseline's; None without a block that has both."""
+    plains = plain_values(values, ours, baseline)
+    if not plains:
+        return None
+    point = float(np.mean([values[ours, block] - np.mean(side) for block, side in plains.items()]))
+    counts = {block: len(side) for block, side in plains.items()}
+    error = error_of(values, devices, baseline, {ours: 1.0}, counts)
+    if error is None or len({block for _, block in values}) < 2:
+        return Estimate(point, None, None, None, None, len(plains))
+    half = error.half_width(confidence)
+    return Estimate(point, point - half, point + half, error.p(point), error.name, len(plains))

@@ -116,12 +116,13 @@ class LaunchLayout:
             n: self.spreads[n] for n in squares if n in self.spreads and self.spreads[n].p < OWN_P
         }
         if not odd:
-            return Error(s2 * sum(squares.values()), df, None)
+            return Error(s2 * sum(squares.values()), df, None, self.unequal)
         parts = [(squares[name] * spread.variance, spread.df) for name, spread in odd.items()]
         parts.append((s2 * sum(w for name, w in squares.items() if name not in odd), df))
         variance = sum(v for v, _ in parts)
         freedom = variance**2 / sum(v**2 / d for v, d in parts)
-        return Error(variance, freedom, min(odd.values(), key=lambda spread: spread.p))
+        clearest = min(odd.values(), key=lambda spread: spread.p)
+        return Error(variance, freedom, clearest, self.unequal)
 
 
 @dataclass(frozen=True)
@@ -129,16 +130,21 @@ class Error:
     """Variance of a contrast and its degrees of freedom.
 
     `spread` is the clearest sign of an unequal one among its configurations; None: all pooled.
+    `unequal` are those left out of the pooled variance; `devices` is how many the error is made of,
+    0 where it is of launches.
     """
 
     variance: float
     df: float
     spread: SpreadTest | None
+    unequal: tuple[str, ...] = ()
+    devices: int = 0
 
     @property
     def name(self) -> str:
         """As the tables call it."""
-        return "block model" if self.spread is None else "own spread"
+        over = f" over {self.devices} devices" if self.devices else ""
+        return ("block model" if self.spread is None else "own spread") + over
 
     def half_width(self, confidence: float) -> float:
         """Of the contrast's interval."""
@@ -197,18 +203,3 @@ def plain_values(values: Values, ours: str, baseline: str) -> dict[int, list[flo
         if configuration_of(launch) == baseline and launch != ours and (ours, block) in values:
             blocks.setdefault(block, []).append(value)
     return blocks
-
-
-def difference(values: Values, ours: str, confidence: float, baseline: str) -> Estimate | None:
-    """A launch's mean over blocks minus the baseline's; None without a block that has both."""
-    plains = plain_values(values, ours, baseline)
-    if not plains:
-        return None
-    point = float(np.mean([values[ours, block] - np.mean(side) for block, side in plains.items()]))
-    layout = layout_of(values)
-    if layout.pooled[1] == 0 or len({block for _, block in values}) < 2:
-        return Estimate(point, None, None, None, None, len(plains))
-    counts = [len(side) for side in plains.values()]
-    error = layout.error(squared_weights({ours: 1.0}, counts, baseline))
-    half = error.half_width(confidence)
-    return Estimate(point, point - half, point + half, error.p(point), error.name, len(plains))

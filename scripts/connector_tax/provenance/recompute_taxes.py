@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from connector_tax.artifacts.names import configuration_of
-from connector_tax.provenance.device_spread import FEWEST, device_contrasts, device_error, same_p
+from connector_tax.provenance.device_spread import error_of, same_p
 from connector_tax.provenance.distributions import Floats, largest_above, t_quantile
 from connector_tax.provenance.layout import Error, Values, layout_of, squared_weights
 from connector_tax.provenance.recompute import Row
@@ -268,22 +268,17 @@ class Taxes:
                 of_cell[cell] = slope
             else:
                 weights[name] = slope
-        plains = [len(self.plains(names, block, phase, cells, metric)) for block in blocks]
+        plains = {
+            block: len(self.plains(names, block, phase, cells, metric)) for block in blocks
+        }
         values = self._values(phase, of_cell, metric)
-        layout, over = layout_of(values, self.devices), 0
-        error = None
-        if layout.pooled[1] > 0:
-            error = layout.error(squared_weights(weights, plains, self.baseline))
-        several = len({self.devices.get(block) for _, block in values})
-        if device is None and several >= FEWEST and configuration_of(names[0]) != self.baseline:
-            on = [self.devices[block] for block in blocks]
-            share = sum((on.count(one) / len(on)) ** 2 for one in set(on))
-            contrasts = device_contrasts(values, self.devices, self.baseline)
-            error, over = device_error(contrasts, weights, share), several
+        error = error_of(
+            values, self.devices, self.baseline, weights, plains, over_devices=device is None
+        )
         if error is None:
             return TaxEstimate(point, None, None, NOTHING_REPEATS, None, None, len(blocks))
-        by_model = _by_model(error, point, len(blocks), over, confidence)
-        behind = frozenset(n for n, _ in values if configuration_of(n) not in layout.unequal)
+        by_model = _by_model(error, point, len(blocks), confidence)
+        behind = frozenset(n for n, _ in values if configuration_of(n) not in error.unequal)
         return _wider(replace(by_model, behind=behind), replicates, confidence)
 
     def _values(self, phase: str, of_cell: Mapping[str, float], metric: str) -> Values:
@@ -298,12 +293,9 @@ class Taxes:
         }
 
 
-def _by_model(
-    error: Error, point: float, blocks: int, devices: int, confidence: float
-) -> TaxEstimate:
-    """The interval by an error; `devices`: how many it is made of, 0: of launches."""
-    name = f"{error.name} over {devices} devices" if devices else error.name
-    shown = f"{error.df:.1f}" if devices else str(error.df)
+def _by_model(error: Error, point: float, blocks: int, confidence: float) -> TaxEstimate:
+    """The interval by an error."""
+    shown = f"{error.df:.1f}" if error.devices else str(error.df)
     if error.spread is not None:
         shown = f"{error.df:.1f}; spread F {error.spread.f:.1f}, p {error.spread.p:.3f}"
     half, p = error.half_width(confidence), error.p(point)
@@ -311,14 +303,14 @@ def _by_model(
         point,
         point - half,
         point + half,
-        f"{name} (df {shown})",
+        f"{error.name} (df {shown})",
         p,
         error.df,
         blocks,
         own_error=error.spread is not None,
         variance=error.variance,
         p_model=p,
-        devices=devices,
+        devices=error.devices,
     )
 
 
