@@ -268,9 +268,7 @@ class Taxes:
                 of_cell[cell] = slope
             else:
                 weights[name] = slope
-        plains = {
-            block: len(self.plains(names, block, phase, cells, metric)) for block in blocks
-        }
+        plains = {block: len(self.plains(names, block, phase, cells, metric)) for block in blocks}
         values = self._values(phase, of_cell, metric)
         error = error_of(
             values, self.devices, self.baseline, weights, plains, over_devices=device is None
