@@ -68,14 +68,13 @@ def summary(outcomes: Sequence[Row], curves: Curves) -> list[dict[str, Any]]:
     table = pl.DataFrame(
         [
             {key: value for key, value in row.items() if key != "shifts_us"}
-            | {
-                "covered": None
-                if row["lo"] is None
-                else row["lo"] <= truth(row, curves) <= row["hi"]
-            }
+            | {"truth": truth(row, curves)}
             for row in outcomes
         ],
         infer_schema_length=None,
+    ).with_columns(
+        covered=pl.col("truth").is_between("lo", "hi"),
+        model_covered=pl.col("truth").is_between("model_lo", "model_hi"),
     )
     rows = []
     for (effect, design, metric), part in table.group_by(
@@ -94,6 +93,7 @@ def summary(outcomes: Sequence[Row], curves: Curves) -> list[dict[str, Any]]:
                 "studies": len(by_study),
                 "covered": float(by_study.mean()),
                 "standard_error": float(by_study.std(ddof=1) / np.sqrt(len(by_study))),
+                "model_covered": _share(over["model_covered"]),
                 "covered_on_a_device": _share(known["covered"]),
                 "aa_excludes_zero": _share(~noise["covered"]),
                 "same_p_below_0.05": _share(over["same_p"] < 0.05),
@@ -119,7 +119,7 @@ def _percent(key: str) -> Callable[[Row], str]:
 def report(result: Row) -> str:
     """The result as a text."""
     columns = {"effect, us": "effect_us", "design": "design", "metric": "metric"}
-    shares = {"covered": "covered", "standard error": "standard_error",
+    shares = {"covered": "covered", "standard error": "standard_error", "model alone": "model_covered",
               "covered on a device": "covered_on_a_device", "A/A excludes 0": "aa_excludes_zero",
               "p of one tax < 0.05": "same_p_below_0.05", "devices differ": "devices_differ",
               "half-width": "half_width"}  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 from connector_tax.artifacts.names import CellKey
 from connector_tax.calibration.design import STEP_TAX_US, engine_configs, study_document
-from connector_tax.calibration.studies import Samples, simulate, tax_table
+from connector_tax.calibration.studies import Samples, model_interval, simulate, tax_table
 from connector_tax.engine.config import EngineConfig
 from connector_tax.seeds import named_generator
 
@@ -35,7 +35,8 @@ def engines(shifts: Mapping[str, float]) -> dict[str, EngineConfig]:
 def device_study(number: int, seed: int, effect_us: float) -> list[dict[str, Any]]:
     """Study `number`: each tax of each design, over its devices (`device` empty) and on each.
 
-    `shifts_us` are what its devices, or its device, have more of the step tax.
+    `shifts_us` are what its devices, or its device, have more of the step tax; `model_lo` and
+    `model_hi` the interval without the bootstrap, of the taxes over devices.
     """
     document = study_document("poisson", seed + number, len(DEVICE_OF))
     names = sorted(set(DEVICE_OF))
@@ -76,12 +77,13 @@ def _outcomes(
         same_p, _ = table.device_test(*where)
         own = {d: shifts[d].get(row["config"], 0.0) for d in dict.fromkeys(devices)}
         tax = {"tax": row["tax"], "lo": row["tax_lo"], "hi": row["tax_hi"]}
-        judged = {"verdict": row["verdict"], "same_p": same_p}
+        lo, hi = model_interval(table, row["config"], row["metric"])
+        judged = {"verdict": row["verdict"], "same_p": same_p, "model_lo": lo, "model_hi": hi}
         outcomes.append({**of, "device": "", "shifts_us": list(own.values()), **tax, **judged})
         for name, device in zip(dict.fromkeys(table.device_of.values()), own, strict=True):
             on = table.tax_on(name, *where)
             assert on is not None
             tax = {"tax": on.point, "lo": on.interval.lo, "hi": on.interval.hi}
-            judged = {"verdict": "", "same_p": None}
+            judged = {"verdict": "", "same_p": None, "model_lo": None, "model_hi": None}
             outcomes.append({**of, "device": device, "shifts_us": [own[device]], **tax, **judged})
     return outcomes

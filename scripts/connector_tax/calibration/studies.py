@@ -150,7 +150,7 @@ def _outcomes(
     table, rows = tax_table(document, samples)
     outcomes = []
     for row in rows:
-        model = _model_interval(table, row["config"], row["metric"])
+        model = model_interval(table, row["config"], row["metric"])
         names = ("config", "metric", "tax", "verdict", "p_value", "p_adjusted")
         outcomes.append(
             TaxOutcome(
@@ -175,7 +175,7 @@ def _cell(key: CellKey, devices: Sequence[str]) -> Cell:
     return Cell(key, configuration, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE, nodes)
 
 
-def _model_interval(table: TaxTable, config: str, metric: str) -> tuple[float, float]:
+def model_interval(table: TaxTable, config: str, metric: str) -> tuple[float, float]:
     """The block model's 95% interval, which the analysis prints where the bootstrap's is inside."""
     effect = table.tax(config, PHASE, CELL, metric)
     assert effect is not None
