@@ -119,10 +119,10 @@ def _percent(key: str) -> Callable[[Row], str]:
 def report(result: Row) -> str:
     """The result as a text."""
     columns = {"effect, us": "effect_us", "design": "design", "metric": "metric"}
-    shares = {"covered": "covered", "standard error": "standard_error", "model alone": "model_covered",
-              "covered on a device": "covered_on_a_device", "A/A excludes 0": "aa_excludes_zero",
-              "p of one tax < 0.05": "same_p_below_0.05", "devices differ": "devices_differ",
-              "half-width": "half_width"}  # fmt: skip
+    shares = {"covered": "covered", "standard error": "standard_error",
+              "model alone": "model_covered", "covered on a device": "covered_on_a_device",
+              "A/A excludes 0": "aa_excludes_zero", "p of one tax < 0.05": "same_p_below_0.05",
+              "devices differ": "devices_differ", "half-width": "half_width"}  # fmt: skip
     lines = [
         f"{result['studies']} virtual studies for each effect, seed {result['seed']}",
         f"machine: {result['machine']}",
