@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.files import write_json
 from connector_tax.study import plan
 from connector_tax.study.design import resolve
 from connector_tax.study.device import DeviceError, devices_of
 from connector_tax.study.node import claim_device, describe_node
+from connector_tax.study.server_command import command_for, launch_script
 from connector_tax.study.slots import enter_block_slot, enter_slot, slot_of
 from tests.study.driving import write_study
 from tests.workflow.harness import TINY
@@ -105,8 +107,9 @@ def test_what_enters_a_slot_has_its_cpus_and_its_device(tmp_path: Path) -> None:
 def test_a_server_in_a_slot_sees_the_slots_gpus() -> None:
     study = gpu_study("1")
     inside = enter_slot(study, {"id": "x", "cpus": str(CPU), "visible": "1"})
-    assert inside["config"]["engine"]["environment"]["CUDA_VISIBLE_DEVICES"] == "1"
-    assert "CUDA_VISIBLE_DEVICES" not in study["config"]["engine"]["environment"]
+    for which, exported in ((study, False), (inside, True)):
+        script = launch_script(command_for(which, Launch("plain", 0, "A"), 8000), "x", ".")
+        assert ("\nexport CUDA_VISIBLE_DEVICES=1\n" in script) is exported
 
 
 def test_a_slot_of_cpus_that_are_not_there_is_refused(affinity: set[int]) -> None:
