@@ -6,7 +6,6 @@ Then its analysis runs, in a process of its own, and Snakemake plans it from the
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,16 @@ from connector_tax.rehearsal.study import rehearse
 from connector_tax.study.design import resolve
 
 NAMES = ["plain", "noop_connector", "mooncake_both"]
+# A process's own peak: that of getrusage begins with the process which started it.
+PEAK = """
+import runpy, sys
+from connector_tax.loadgen.process import peak_memory_mb
+del sys.argv[0]
+try:
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+finally:
+    print(peak_memory_mb(), file=sys.stderr)
+"""
 
 
 def config_of(blocks: int) -> dict[str, Any]:
@@ -36,18 +45,21 @@ def config_of(blocks: int) -> dict[str, Any]:
     return {**config, **small}
 
 
-def timed(command: Sequence[str]) -> tuple[float, float]:
-    """Seconds and peak resident memory (GiB) of a command.
+def timed(module: str, *arguments: str) -> tuple[float, float]:
+    """Seconds and peak resident memory (GiB) of `python -m module`.
 
     Raises:
         subprocess.CalledProcessError: it failed.
     """
     begun = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, use = os.wait4(process.pid, 0)
-    if status:
-        raise subprocess.CalledProcessError(os.waitstatus_to_exitcode(status), command)
-    return time.monotonic() - begun, use.ru_maxrss / 2**20
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, module, *arguments],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return time.monotonic() - begun, float(done.stderr.split()[-1]) / 1024
 
 
 def row(blocks: int, folder: Path) -> list[str]:
@@ -61,15 +73,14 @@ def row(blocks: int, folder: Path) -> list[str]:
     simulated_s = time.monotonic() - begun
     runs = [path for path in (root / paths.RUNS).rglob("*") if path.is_file()]
     mib = sum(path.stat().st_size for path in runs) / 2**20
-    analysis = [sys.executable, "-m", "connector_tax.analysis.aggregate"]
-    analysis_s, analysis_gib = timed([*analysis, "--study", str(root / paths.STUDY)])
+    statistics = ("connector_tax.analysis.aggregate", "--study", str(root / paths.STUDY))
+    analysis_s, analysis_gib = timed(*statistics)
     # Of a folder without results: every job is planned.
     (folder / "study.yaml").write_text(yaml.safe_dump(config))
     root.rename(folder / "simulated")
-    snakemake = [str(Path(sys.executable).with_name("snakemake")), "--cores", "1", "--dry-run"]
-    snakemake += ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
-    configured = ["--configfile", str(folder / "study.yaml"), "--", "all"]
-    plan_s, plan_gib = timed([*snakemake, *configured])
+    where = ("--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder))
+    configured = ("--configfile", str(folder / "study.yaml"), "--", "all")
+    plan_s, plan_gib = timed("snakemake", "--cores", "1", "--dry-run", *where, *configured)
     numbers = (simulated_s, analysis_s, analysis_gib, plan_s, plan_gib)
     return [str(blocks), str(len(runs)), f"{mib:.0f}", *(f"{number:.3g}" for number in numbers)]
 
