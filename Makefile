@@ -18,7 +18,8 @@ resume: .venv/pipeline.stamp  ## after a kill or a power cut: release the stale 
 # Unix sockets are made below the temporary folder, and their paths hold 107 bytes.
 test: .venv/dev.stamp lint  ## linters, then the default tests, two at a time
 	@folder=$$(mktemp -d) && \
-	  $(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile --basetemp=$$folder && rm -rf $$folder
+	  $(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder && \
+	  rm -rf $$folder
 
 test-long: .venv/dev.stamp  ## the slow suites: kills at 20 moments, coverage, real vLLM where it is installed
 	$(BIN)/python -m pytest -m long

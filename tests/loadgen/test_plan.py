@@ -169,7 +169,7 @@ def test_a_closed_loop_really_runs_by_the_rule(cooldown: bool) -> None:
         arrived = len(server.requests)
     assert arrived == len(result.records)
     measured = [r for r in result.records if r.measured]
-    assert 40 <= sum(r.status == "ok" for r in measured) <= 52
+    assert 40 <= sum(r.status == "ok" for r in measured) <= 100  # of some 250 until the cap
     assert any(r.warmup for r in result.records)
     assert any(r.cooldown for r in result.records) == cooldown
     assert result.cooldown_ended_by == ("answered" if cooldown else "off")

@@ -89,7 +89,7 @@ def test_a_dead_worker_ends_the_run_if_so_configured() -> None:
             rule(floor_s=20.0, cap_s=20.0, drain_s=0.3),
             _KillOnce(generator, 1),
         )
-    assert result.t_stop_ns - result.t_origin_ns < 5e9
+    assert result.t_stop_ns - result.t_origin_ns < 15e9
     assert len(result.records) < 2000
     assert all(r.t_intended_ns < result.t_stop_ns for r in result.records)
     assert "worker_died" in {r.error_kind for r in result.records}
@@ -108,7 +108,7 @@ def test_the_death_of_the_only_worker_ends_the_run_and_the_next_is_refused() -> 
             _KillOnce(generator, 0),
         )
         assert {r.error_kind for r in result.records} == {"worker_died"}
-        assert result.t_drained_ns - result.t_origin_ns < 5e9
+        assert result.t_drained_ns - result.t_origin_ns < 15e9
         with pytest.raises(LoadGeneratorError, match="no worker is left"):
             run_scripts(generator, ["good"])
 
@@ -186,7 +186,7 @@ def test_an_unknown_host_is_a_clear_error() -> None:
 
 def test_a_stalled_main_process_does_not_delay_the_sends() -> None:
     """The workers fire by their own clock; the lead covers hiccups of the main process."""
-    options = LoadGeneratorOptions(workers=1, connections_per_worker=32, lead_ms=300.0)
+    options = LoadGeneratorOptions(workers=1, connections_per_worker=32, lead_ms=500.0)
 
     def stall(_progress: Progress) -> None:
         end = time.perf_counter() + 0.2

@@ -112,7 +112,7 @@ def test_a_neighbour_on_the_servers_cpus_is_foreign_and_the_server_is_not(
         os.kill(burner, 9)
     foreign = read_machine(tmp_path / "foreign.jsonl", None).cpus["server"]
     share = 1 / len(plan.server)
-    assert foreign.busy > 0.8 * share
+    assert foreign.busy > 0.5 * share
     assert foreign.foreign > 0.4 * share
     # The same work done by the server is its own.
     command = [sys.executable, "-c", BURN, cpu]
@@ -122,7 +122,7 @@ def test_a_neighbour_on_the_servers_cpus_is_foreign_and_the_server_is_not(
         watched(tmp_path / "own.jsonl", plan, server.pid, 2.0)
         server.kill()
     own = read_machine(tmp_path / "own.jsonl", None).cpus["server"]
-    assert own.busy > 0.8 * share
+    assert own.busy > 0.5 * share
     assert own.busy - own.foreign > 0.3 * share
 
 

@@ -24,7 +24,7 @@ from tests.provenance.forged_archives import members_of
 from tests.workflow.harness import gone, prepare, run, start, temporary_folder, wait_for
 from tests.workflow.test_dry_run import MEASURING, planned
 
-pytestmark = [pytest.mark.workflow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.workflow, pytest.mark.timeout(1200)]
 
 SECRETS = {
     "HF_TOKEN": "hf_SecretOfTheTest0001",
@@ -88,12 +88,12 @@ def study(tmp_path_factory: pytest.TempPathFactory, secrets: dict[str, str]) -> 
     results = folder / "results" / "tiny"
     process = start(folder, "all")
     launch = results / "runs" / "mooncake_both" / "block0" / "B"
-    wait_for(lambda: any(launch.glob("*.partial/metrics_*.jsonl")), process, timeout_s=250)
+    wait_for(lambda: any(launch.glob("*.partial/metrics_*.jsonl")), process, timeout_s=550)
     server = server_of(launch)
     assert server is not None
     assert server.environ().items() >= secrets.items()
     server.kill()
-    status = process.wait(timeout=250)
+    status = process.wait(timeout=550)
     output = (folder / "snakemake.log").read_text()
     hashes = finished_files(results)
     return Study(folder, results, status, output, hashes, run(folder, "all", "archive"))

@@ -10,7 +10,6 @@ import contextlib
 import csv
 import os
 import pwd
-import re
 import socket
 import struct
 import subprocess
@@ -46,31 +45,25 @@ def devices_of(config: Mapping[str, Any]) -> list[str]:
         return [config["server"]["device"]]
     inherited = os.environ.get(VISIBLE_VARIABLE)
     visible = engine.get("environment", {}).get(VISIBLE_VARIABLE, inherited)
-    return _visible(_gpus(), visible)
+    gpus = {gpu["index"]: gpu["uuid"] for gpu in query_gpus(("index", "uuid"))}
+    return _visible(gpus, visible)
 
 
 def query_gpus(fields: Sequence[str]) -> list[dict[str, str]]:
     """These fields of every GPU, by the names of `nvidia-smi --help-query-gpu`, with their units.
 
     Raises:
-        OSError, subprocess.SubprocessError: there is no nvidia-smi, or it failed.
+        DeviceError: nvidia-smi is not there, failed, or printed something else.
     """
     query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-    lines = command_output(query).splitlines()
-    return [dict(zip(fields, row, strict=True)) for row in csv.reader(lines, skipinitialspace=True)]
-
-
-def _gpus() -> dict[str, str]:
-    """Index to UUID of every GPU of the machine."""
-    command = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
+        printed = command_output(query)
+    except (OSError, subprocess.SubprocessError) as error:
         raise DeviceError(f"engine.device is cuda, and the GPUs are not known: {error}") from None
-    rows = re.findall(r"^(\d+), *([^,\n]+)$", done.stdout, re.MULTILINE)
-    if not rows or len(rows) != len(done.stdout.splitlines()):
-        raise DeviceError(f"nvidia-smi: found {done.stdout!r}; allowed: lines of index and UUID")
-    return dict(rows)
+    rows = list(csv.reader(printed.splitlines(), skipinitialspace=True))
+    if not rows or any(len(row) != len(fields) for row in rows):
+        raise DeviceError(f"nvidia-smi: found {printed!r}; allowed: lines of {', '.join(fields)}")
+    return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
 def _visible(gpus: Mapping[str, str], visible: str | None) -> list[str]:

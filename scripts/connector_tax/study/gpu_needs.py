@@ -28,7 +28,7 @@ def gpu_node(config: Mapping[str, Any], root: Path = Path("/")) -> int | None:
         return None
     try:
         devices, gpus = devices_of(config), query_gpus(("uuid", "pci.bus_id"))
-    except (DeviceError, OSError, subprocess.SubprocessError):
+    except DeviceError:
         return None  # whoever holds the devices tells
     nodes = set()
     for gpu in gpus:

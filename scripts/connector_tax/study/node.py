@@ -5,7 +5,6 @@ what a baseline and a contrast are measured on must be known of each. No host na
 """
 
 import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -92,6 +91,6 @@ def _gpus(uuids: list[str]) -> list[dict[str, str]]:
     """What nvidia-smi says of these GPUs; a part of a GPU (MIG) is described by its UUID alone."""
     try:
         known = {gpu["uuid"]: gpu for gpu in query_gpus(GPU_FIELDS)}
-    except (OSError, subprocess.SubprocessError):
+    except DeviceError:
         known = {}
     return [known.get(uuid, {"uuid": uuid}) for uuid in uuids]
