@@ -94,6 +94,16 @@ def test_a_callback_the_worker_runs_is_not_part_of_the_cost(tmp_path: Path) -> N
     assert result.coefficients["beta0_us"] == pytest.approx(2000, rel=0.02)
 
 
+def test_of_several_ranks_of_a_worker_the_slowest_counts(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl")
+    slower = []
+    for record in map(json.loads, log.read_text().splitlines()):
+        if record["process"] == "worker":
+            slower.append(record | {"step_duration_us": record["step_duration_us"] + 400})
+    log.write_text("".join(json.dumps(r) + "\n" for r in slower) + log.read_text())
+    assert fit(read_steps([log])).coefficients["beta0_us"] == pytest.approx(2400, rel=0.02)
+
+
 def test_a_log_without_whole_steps_is_refused(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", steps=20)
     log.write_text(log.read_text().replace("engine_step_us", "other"))

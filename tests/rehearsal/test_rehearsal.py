@@ -4,6 +4,7 @@ import copy
 import io
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,19 @@ from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.engine.scheduler import StepPlan
 from connector_tax.engine.virtual import VirtualEngine
-from connector_tax.files import read_json, write_json
+from connector_tax.files import read_json, read_jsonl, write_json
 from connector_tax.loadgen import CellRule, Plan, open_loop
+from connector_tax.model_size import read_model
 from connector_tax.rehearsal import __main__ as command
+from connector_tax.rehearsal.accuracy import middle_launch
 from connector_tax.rehearsal.cell import REQUEST, VirtualCell
 from connector_tax.rehearsal.launch import rehearse_launch
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.page import COLUMNS, Section, markdown, show
-from connector_tax.rehearsal.roofline import Roofline, read_accelerator, read_model
+from connector_tax.rehearsal.roofline import Roofline, read_accelerator
 from connector_tax.rehearsal.study import RESAMPLES
 from connector_tax.study.design import resolve
+from tests.analysis.synthetic import write_synthetic_study
 from tests.study_folder import write_stages
 from tests.workflow.harness import TINY
 from tests.workflow.small import smaller
@@ -182,3 +186,21 @@ def test_the_command_rehearses_a_study_and_plan_takes_its_times(
     # A rehearsal of another design says nothing.
     other = copy.deepcopy(study) | {"design_sha256": "0" * 64}
     assert plan.rehearsed(other, study_file.parent) is None
+
+
+def test_the_middle_one_of_plains_launches_is_fitted(tmp_path: Path) -> None:
+    small = {
+        "phase_a": {"rates_rps": [20.0, 40.0]},
+        "phase_b": {"input_tokens": [128], "output_tokens": [8]},
+    }
+    write_synthetic_study(
+        tmp_path, blocks=3, plain_launches=1, launch_sigma=0.3, step_timing=False, config=small
+    )
+    cells = read_json(tmp_path / "study.json")["cells"]["A"]
+    lightest = min(cells, key=lambda cell: cell["rate_rps"])["cell"]
+    ttft = {}
+    for launch in (f"plain/block{block}/A" for block in range(3)):
+        log = tmp_path / "runs" / launch / lightest / f"requests_A_{lightest}.jsonl"
+        ok = [r for r in read_jsonl(log) if r["status"] == "ok"]
+        ttft[launch] = median(r["t_first_token_ns"] - r["t_intended_ns"] for r in ok)
+    assert middle_launch(tmp_path) == sorted(ttft, key=lambda launch: ttft[launch])[1]

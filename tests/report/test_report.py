@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from connector_tax.analysis import aggregate
+from connector_tax.artifacts.tables import empty_row, table_text
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
@@ -368,3 +369,21 @@ def test_without_step_timing_the_report_has_no_step_numbers(tmp_path: Path) -> N
     page = Page(render(study)).text
     assert "No step timing" in page
     assert "Hooks at ref_safe" not in page
+
+
+def test_what_the_spans_of_a_step_mean_stands_beside_the_steps_and_under_their_figures(
+    tmp_path: Path,
+) -> None:
+    root = _study(tmp_path / "s", Design(blocks=1)).root
+    document = read_json(root / "study.json")
+    document["config"]["engine"] = {"kind": "vllm", "device": "cuda"}
+    write_json(root / "study.json", document)
+    row = {"config": "plain", "setting": "async_scheduling", "value": "true"}
+    text = table_text("engine.csv", [empty_row("engine.csv") | row])
+    write_text(root / "analysis" / "engine.csv", text)
+    page = render(StudyTables(root / "study.json"))
+    said = "Scheduling was asynchronous"
+    assert said in page[page.index('<section id="steps">') : page.index("Hooks at ref_safe")]
+    captions = re.findall(r"<figcaption>.*?</figcaption>", page)
+    titles = [re.findall(r"Figure \d+", text)[0] for text in captions if said in text]
+    assert titles == ["Figure 6", "Figure 7"]

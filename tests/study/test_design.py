@@ -148,6 +148,15 @@ def test_analysis_settings_are_not_part_of_the_measured_design(
     refuse_changed_design(tmp_path / "study.json", resolve(config, "config.yaml"), "config.yaml")
 
 
+def test_what_an_environment_is_built_with_is_no_part_of_the_design() -> None:
+    config = load_yaml(ROOT / "config/h20.yaml")
+    one = resolve(config, "h20")
+    config["engine"]["build_python"] = "/opt/python/bin/python3.11"
+    other = resolve(config, "h20")
+    assert other["config"]["engine"]["build_python"] == "/opt/python/bin/python3.11"
+    assert other["design_sha256"] == one["design_sha256"]
+
+
 def test_differences_name_nested_keys_and_list_positions() -> None:
     old = {"a": {"b": [1, 2], "c": 3}, "d": [1]}
     new = {"a": {"b": [1, 5], "c": 3}, "d": [1, 2], "e": None}

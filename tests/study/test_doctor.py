@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from connector_tax.config import ROOT, load_yaml
@@ -47,6 +50,8 @@ def test_the_default_study_needs_neither_vllm_nor_a_gpu(
     assert status == 0
     assert rows["device"] == ("ok", "doctor_tests is free")
     assert {"vLLM", "GPU", "model"}.isdisjoint(rows)
+    # Its emulated LMCache takes no buffer.
+    assert "LMCache" not in rows["memory"][1]
     assert [p.name for p in tmp_path.iterdir()] == ["study.json"]
 
 
@@ -187,3 +192,55 @@ def test_the_gpu_is_that_of_whoever_starts_the_study(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5ca1ab1e")
     _, rows = findings(tmp_path, capsys, "h20")
     assert rows["GPU"] == ("ok", "GPU-5ca1ab1e: --id=GPU-5ca1ab1e, driver 580")
+
+
+# Qwen3-Coder-30B-A3B has 30.5 billion weights of two bytes: 56.9 GiB.
+@pytest.mark.parametrize(
+    ("available_gib", "verdict", "said"),
+    [
+        (120, "ok", "21.1 wanted (server 16.0, LMCache 5.0, bodies 0.1)"),
+        (60, "warn", "no room to keep 56.9 GiB of weights: each launch reads them from disk"),
+        (20, "fail", "20.0 of 256.0 GiB available, 21.1 wanted"),
+    ],
+)
+def test_memory_is_measured_against_weights_lmcache_and_request_bodies(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    available_gib: int,
+    verdict: str,
+    said: str,
+) -> None:
+    memory = SimpleNamespace(available=available_gib * 2**30, total=256 * 2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    _, rows = findings(tmp_path, capsys, "h20")
+    assert rows["memory"][0] == verdict
+    assert said in rows["memory"][1]
+
+
+def test_each_rank_of_lmcache_has_a_buffer_and_a_cpu_holds_the_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = load_yaml(ROOT / "config/h20.yaml")["engine"]
+    two = {"flags": engine["flags"] | {"--tensor-parallel-size": 2}}
+    _, rows = findings(tmp_path, capsys, "h20", engine={**two, "environment": {}, "device": "cpu"})
+    assert "(server 4.0, LMCache 10.0, weights 56.9, bodies 0.1)" in rows["memory"][1]
+
+
+@pytest.mark.parametrize(("free_gib", "verdict"), [(300, "ok"), (50, "warn")])
+def test_the_disk_has_room_for_a_model_that_is_yet_to_be_fetched(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    free_gib: int,
+    verdict: str,
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache" / "hub"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_gib * 2**30))
+    _, rows = findings(tmp_path, capsys, "h20")
+    found, text = rows["disk for the model"]
+    assert found == verdict
+    assert text.startswith(f"{free_gib}.0 GiB free for the hub's cache, 56.9 GiB of weights")
+    write_json(tmp_path / "model.json", {"bytes": 2**30, "commit": "c0ffee"})
+    _, rows = findings(tmp_path, capsys, "h20")
+    assert "disk for the model" not in rows

@@ -8,6 +8,7 @@ import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -141,6 +142,10 @@ def serve() -> None:
         print("WARNING lmcache.cuda_ops compiled extension not found; CudaDeviceOps stays on")
     if FAULT == "ucx":
         print("2026-11-21 21:22:04 NIXL INFO    _api.py:405 Backend UCX was instantiated")
+        if os.environ.get("UCX_LOG_LEVEL") == "info":
+            lanes = "rma_am(tcp/lo)  amo_am(tcp/lo)  am(tcp/lo cma/memory)  ka(tcp/lo)"
+            begin = f"[1795374876.446269] [{socket.gethostname()}:9751 :0]      ucp_worker.c:1997"
+            print(f"{begin} UCX  INFO    an agent self cfg#0 {lanes}")
     sys.stdout.flush()
     Handler.names, Handler.model = names, flag("--served-model-name")
     http.server.ThreadingHTTPServer(("127.0.0.1", int(flag("--port"))), Handler).serve_forever()

@@ -222,7 +222,8 @@ def connector(role):
         return None
     config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector=options["connector"]))
     return KVConnectorFactory.create_connector(config, SimpleNamespace(name=role), None)
-scheduler = Scheduler(connector("SCHEDULER"))
+parallel = SimpleNamespace(data_parallel_index=options["rank"])
+scheduler = Scheduler(connector("SCHEDULER"), SimpleNamespace(parallel_config=parallel))
 worker = WorkerWrapperBase(Worker(connector("WORKER"), options["sampling"]))
 engine = EngineCore(scheduler, worker, options["asynchronous"])
 exec(options["before"])
@@ -253,6 +254,7 @@ def drive(tree: Path, overlay: Path, log_prefix: Path | None, **options: Any) ->
         "before": "",
         "prompt": 250,
         "steps": 6,
+        "rank": 0,
     }
     environment = {
         **os.environ,

@@ -139,7 +139,10 @@ def test_each_failure_is_a_skip_with_its_reason(
 
 def test_the_path_that_is_active_stands_in_the_evidence(study: Study) -> None:
     assert study.gate("nixl_both", "ucx") is None
-    assert "paths: NIXL backend UCX" in study.notes
+    assert "paths: NIXL backend UCX, NIXL transports cma/memory, tcp/lo" in study.notes
+    # UCX names the machine in each of its lines.
+    log = (study.folder / "nixl_both" / "vllm_stdout.log").read_text()
+    assert "[host:9751 :0]      ucp_worker.c:1997 UCX  INFO" in log
 
 
 def test_without_the_probe_the_log_alone_decides_and_the_evidence_says_so(study: Study) -> None:

@@ -95,3 +95,11 @@ def test_an_engine_that_cannot_be_written_about_serves_all_the_same(
     output = stub.drive(site, probe, tmp_path / "missing" / "log", before=CONFIG + START, steps=0)
     assert "settings probe: nothing written" in output
     assert "answers 0" in output
+
+
+def test_of_data_parallel_engine_cores_the_first_writes(
+    tmp_path: Path, site: Path, probe: Path
+) -> None:
+    second = "config.parallel_config.data_parallel_index = 1\n"
+    stub.drive(site, probe, tmp_path / "log", before=CONFIG + second + START, rank=1)
+    assert not list(tmp_path.glob("*.settings"))

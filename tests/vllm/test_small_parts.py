@@ -12,7 +12,7 @@ import pytest
 from connector_tax.config import ROOT
 from connector_tax.machine import ABSENT, engine_versions
 from connector_tax.vllm.dummy_bootstrap import make_server
-from connector_tax.vllm.environment import NAMES, files_of
+from connector_tax.vllm.environment import NAMES, BuildError, build, check_python, files_of
 from connector_tax.vllm.tiny_model import VOCAB_SIZE, write_model
 
 WORKER = {"engine_id": "e", "dp_rank": 0, "tp_rank": 0, "pp_rank": 0, "addr": "tcp://127.0.0.1:1"}
@@ -106,3 +106,32 @@ def test_every_pin_of_an_environment_has_its_manifest_column(tmp_path: Path, nam
 
 def _pins(path: Path) -> list[tuple[str, str]]:
     return re.findall(r"^([a-z0-9-]+)==([^ \n]+)", path.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 3.12", "found Python 3.12; envs/vllm-gpu/requirements.lock is for Python 3.11"),
+        ("echo shim: no such version; exit 127", "does not run"),
+        (None, "not found; envs/vllm-gpu/requirements.lock is for Python 3.11"),
+    ],
+)
+def test_an_environment_is_not_built_with_an_interpreter_its_lock_is_not_for(
+    tmp_path: Path, script: str | None, said: str
+) -> None:
+    python = tmp_path / "python"
+    if script is not None:
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+    with pytest.raises(BuildError) as error:
+        build("vllm-gpu", str(python))
+    assert said in str(error.value)
+    assert "engine.build_python" in str(error.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_lock_says_which_python_it_is_for(tmp_path: Path, name: str) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 3.11\n")
+    python.chmod(0o755)
+    check_python(str(python), name)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from connector_tax.study.server_command import STEP_LOG_PREFIX
+from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import overlay
+from connector_tax.vllm.step_probe import STEPS_OF_A_RANK
 from connector_tax.vllm.step_records import ask_to_write
 from tests.vllm import stub
 
@@ -356,3 +359,20 @@ def test_two_processes_do_not_share_a_file(tree: Path, probe: Path, tmp_path: Pa
     assert "answers 6" in output
     assert output.count("step probe switched off: FileExistsError") == 1
     assert (tmp_path / "log.worker.steps").read_bytes() == first
+
+
+def test_data_parallel_engine_cores_have_a_file_each_and_share_no_step(
+    tree: Path, probe: Path, tmp_path: Path
+) -> None:
+    log = LaunchStepLog(tmp_path, "vllm")
+    log.mark()
+    for rank in (0, 1):
+        stub.drive(tree, probe, tmp_path / STEP_LOG_PREFIX, rank=rank)
+    names = sorted(path.name.split(".")[1] for path in tmp_path.glob("*.steps"))
+    assert names == ["scheduler", "scheduler2", "worker", "worker2"]
+    steps = [json.loads(line) for line in log.take(0, 0).splitlines()]
+    wanted = [first + step for first in (0, STEPS_OF_A_RANK) for step in range(1, 7)]
+    for process in ("scheduler", "worker"):
+        assert [r["step_id"] for r in steps if r["process"] == process] == wanted
+    log.remove()
+    assert not list(tmp_path.glob("*.steps"))

@@ -3,7 +3,7 @@
 import os
 
 from connector_tax.config import ROOT, is_fetched
-from connector_tax.vllm.environment import files_of
+from connector_tax.vllm.environment import PYTHON, PYTHON_VARIABLE, files_of
 
 # In the project's folder, whatever the working directory is: studies share an environment of 3 GB.
 PROJECT = os.path.relpath(ROOT)
@@ -14,6 +14,8 @@ ENGINE_FILES = [
 MODEL = [f"{RESULTS}/model.json"] if is_fetched(STUDY["config"]["engine"]) else []
 VLLM_ENVIRONMENT = os.path.normpath(f"{PROJECT}/envs/{{environment}}/.venv")
 TINY_MODEL = os.path.normpath(f"{PROJECT}/build/models/tiny-qwen3")
+# No parameter of the rule: another name of the interpreter is no reason to build 3 GB anew.
+os.environ[PYTHON_VARIABLE] = STUDY["config"]["engine"].get("build_python", PYTHON)
 
 
 rule vllm_environment:

@@ -63,25 +63,27 @@ def read_steps(paths: Sequence[Path]) -> dict[str, dict[int, Mapping[str, Any]]]
     """The records of one launch by process and step id.
 
     Raises:
-        ArtifactError: a file that does not parse, a record without its fields, a step that stands
-            twice; names file and line.
+        ArtifactError: a file that does not parse, a record without its fields, a scheduler's step
+            that stands twice; names file and line.
     """
     steps: dict[str, dict[int, Mapping[str, Any]]] = {"scheduler": {}, "worker": {}}
     for path in paths:
         for number, record in enumerate(read_jsonl(path), 1):
             try:
                 process = steps[record["process"]]
-                known = record["step_id"] in process
-                process[record["step_id"]] = record
-                float(record["step_duration_us"])
+                known = process.get(record["step_id"])
+                duration = float(record["step_duration_us"])
                 float(record.get("engine_step_us") or 0.0)
             except (KeyError, TypeError, ValueError) as error:
                 raise ArtifactError(f"{path}:{number}: not a step record: {error!r}") from error
-            if known:
+            if known is not None and process is steps["scheduler"]:
                 raise ArtifactError(
-                    f"{path}:{number}: step {record['step_id']} of {record['process']} a second "
-                    "time; give the files of one launch"
+                    f"{path}:{number}: step {record['step_id']} of scheduler a second time; give "
+                    "the files of one launch"
                 )
+            # Of the ranks of a worker the slowest holds the step up.
+            if known is None or duration > known["step_duration_us"]:
+                process[record["step_id"]] = record
     return steps
 
 

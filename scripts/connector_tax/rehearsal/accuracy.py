@@ -1,11 +1,11 @@
 """How right a rehearsal is: a measured study, and the same rehearsed from one of its launches.
 
-    python -m connector_tax.rehearsal.accuracy --archive FILE --launch plain/block0/A
+    python -m connector_tax.rehearsal.accuracy --archive FILE
 
-The launch's step log is fitted, the whole study is rehearsed with it at its own reference rates,
-and plain's cells are set beside the measured ones. Every other configuration costs more than plain
-by what such a study is to find out, and is not compared; nor is ref_safe, which hangs on the costs
-of all.
+The step log of one launch is fitted, the whole study is rehearsed with it at its own reference
+rates, and plain's cells are set beside the measured ones. Every other configuration costs more
+than plain by what such a study is to find out, and is not compared; nor is ref_safe, which hangs on
+the costs of all.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from connector_tax.analysis.reference import judge_launches, judgement, read_loa
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.index import read_index
-from connector_tax.artifacts.names import PHASES
+from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
@@ -96,6 +96,27 @@ def study_seconds(root: Path, study: Mapping[str, Any]) -> float:
     return sum(i.timing[name] for i in indexes if i is not None for name in names)
 
 
+def middle_launch(root: Path) -> str:
+    """Plain's launch of Phase A whose TTFT p50 in the lightest cell is the middle one.
+
+    Raises:
+        ArtifactError: no such launch has a valid cell.
+    """
+    study = load_study(root / paths.STUDY)
+    valid = [c for c in load_cells(study, "A") if c.status == "valid" and c.rate_rps is not None]
+    plain = [cell for cell in valid if cell.configuration == study.baseline]
+    if not plain:
+        raise ArtifactError(f"{root}: no launch of {study.baseline} has a valid cell in Phase A")
+    lightest = min(plain, key=lambda cell: cell.rate_rps or 0.0).key.cell
+    ordered = sorted(
+        (float(np.median(measure_requests(cell).ttft_ms)), cell.key)
+        for cell in plain
+        if cell.key.cell == lightest
+    )
+    key = ordered[(len(ordered) - 1) // 2][1]
+    return Launch(key.config, key.block, "A").name
+
+
 def compare(
     predicted: Mapping[tuple[str, str], CellFigures],
     measured: Mapping[tuple[str, str], CellFigures],
@@ -135,7 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m connector_tax.rehearsal.accuracy", description=main.__doc__
     )
     parser.add_argument("--archive", type=Path, required=True)
-    parser.add_argument("--launch", required=True, help="the launch that is fitted")
+    words = "the launch that is fitted, such as plain/block0/A; not given: plain's middle one"
+    parser.add_argument("--launch", help=words)
     refusals = (ArtifactError, ConfigError, RehearsalError)
     return run_command(parser, argv, _compare, refusals, label="accuracy: ")
 
@@ -145,7 +167,8 @@ def _compare(arguments: argparse.Namespace) -> int:
         measured, virtual = Path(folder) / "measured", Path(folder) / "rehearsed"
         unpack(arguments.archive, measured)
         document = load_study(measured / paths.STUDY).document
-        names = {"archive": str(arguments.archive), "launch": arguments.launch}
+        launch = arguments.launch or middle_launch(measured)
+        names = {"archive": str(arguments.archive), "launch": launch}
         config = document["config"]
         # An older study names fewer bounds than there are checks now.
         known = {"validity": {**BOUNDS, **config["validity"]}, "rehearsal": names}

@@ -27,8 +27,9 @@ from connector_tax.engine.fit import fit, read_steps
 from connector_tax.engine.model import StepCost
 from connector_tax.engine.scheduler import SchedulerOptions, StepPlan
 from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.model_size import read_model
 from connector_tax.provenance.unpack import unpack
-from connector_tax.rehearsal.roofline import Roofline, read_accelerator, read_model
+from connector_tax.rehearsal.roofline import Roofline, read_accelerator
 
 KV_BLOCK = 16
 # vLLM's where its flags do not say: requests that run at once, and tokens of a step.

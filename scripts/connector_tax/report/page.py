@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.tables import POOLED
+from connector_tax.figures import spans
 from connector_tax.figures.names import FIGURES
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json
@@ -98,6 +99,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "settings": resources.settings(study),
         "step_taxes": steps.step_taxes(study) if step_timing else [],
         "hooks": steps.hooks(study) if step_timing else None,
+        "spans": f"{spans.hidden(study)} {spans.placed(study)}".strip(),
         "launches": [
             (launch, validity.checks(launch), series.series_of(study, launch))
             for launch in launches
@@ -122,8 +124,11 @@ def _figure(study: StudyTables, name: str) -> FigureView:
     folder = study.root / paths.FIGURES
     picture, numbers = _data(folder / f"{name}.svg"), _data(folder / f"{name}.csv")
     words = FIGURES[name]
+    caption = study.against(words.caption)
+    if name in spans.STEP_FIGURES and (said := spans.hidden(study)):
+        caption += f" {said}"
     wide = name not in COLUMN_FIGURES
-    return FigureView(name, words.title, study.against(words.caption), picture, numbers, wide)
+    return FigureView(name, words.title, caption, picture, numbers, wide)
 
 
 def _data(path: Path) -> str:

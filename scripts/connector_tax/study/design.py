@@ -111,7 +111,8 @@ def measured_design(
     """The part of the configuration a measurement depends on: what the design hash covers."""
     # A study measured before a section existed has a design without it.
     design = {key: config[key] for key in MEASUREMENT_KEYS if key in config}
-    design["engine"] = {k: v for k, v in design["engine"].items() if k != "definition"}
+    beside = ("definition", "build_python")
+    design["engine"] = {k: v for k, v in design["engine"].items() if k not in beside}
     embedded = config["engine"]["kind"] == "embedded"
     design["configurations"] = [
         {

@@ -37,7 +37,8 @@ from connector_tax.study.plan import (
     remaining_s,
 )
 from connector_tax.study.server_command import affinity_plan, server_cpus
-from connector_tax.vllm.environment import files_of
+from connector_tax.study.size_needs import GIB, bodies_gib, lmcache_gib, model_cache, weights_gib
+from connector_tax.vllm.environment import PYTHON, BuildError, check_python, files_of
 
 Verdict = Literal["ok", "warn", "fail"]
 # Which configurations fall away without a package, for the warning.
@@ -63,8 +64,8 @@ LEAST_DRIVERS = {"12": 525, "13": 580}
 # dummy bootstrap.
 PORTS_OF_A_LAUNCH = 6
 CPUS = Path("/sys/devices/system/cpu")
-# Host memory of a server and the pipeline; with a GPU, its driver's and the weights' way there.
-SERVER_GIB = {"cpu": 4, "cuda": 16}
+# Host memory of a server and the pipeline; with a GPU, its driver's and pinned buffers.
+SERVER_GIB = {"cpu": 4.0, "cuda": 16.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,8 @@ def findings(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
     yield from _cpus(study)
     yield _clock()
     yield governor(CPUS)
-    yield _memory(engine)
-    yield _disk(study, folder)
+    yield _memory(study, folder)
+    yield from _disk(study, folder)
     yield _ports(study)
     yield _device(study)
 
@@ -98,7 +99,7 @@ def findings(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
 def _packages(engine: Mapping[str, Any]) -> Iterator[Finding]:
     for name in files_of(engine):
         if name.endswith("built.json"):
-            yield _built(ROOT / name)
+            yield _built(ROOT / name, engine.get("build_python", PYTHON))
     gone = [python for python in pythons_of(engine) if not (ROOT / python).exists()]
     for python in gone:
         yield Finding("vLLM", "fail", f"{python} is not there; build the environment")
@@ -116,8 +117,12 @@ def _packages(engine: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(label, "warn" if missing else "ok", text)
 
 
-def _built(stamp: Path) -> Finding:
+def _built(stamp: Path, python: str) -> Finding:
     if not stamp.exists():
+        try:
+            check_python(python, stamp.parents[1].name)
+        except BuildError as error:
+            return Finding("environment", "fail", f"not built, and cannot be: {error}")
         return Finding("environment", "fail", f"{stamp.relative_to(ROOT)} is not there; not built")
     built = read_json(stamp)
     if built["lock_sha256"] != sha256_file(stamp.parents[1] / "requirements.lock"):
@@ -238,15 +243,26 @@ def governor(cpus: Path) -> Finding:
     return Finding("clock governor", verdict, ", ".join(counts))
 
 
-def _memory(engine: Mapping[str, Any]) -> Finding:
-    """What is available against what server and pipeline take, LMCache's buffer included."""
-    memory = psutil.virtual_memory()
-    buffer = float(engine.get("environment", {}).get("LMCACHE_MAX_LOCAL_CPU_SIZE", 0))
-    wanted = SERVER_GIB[engine.get("device", "cpu")] + buffer
-    enough = memory.available >= wanted * 2**30
-    text = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available"
-    text += f", {wanted:g} wanted"
-    return Finding("memory", "ok" if enough else "fail", text)
+def _memory(study: Mapping[str, Any], folder: Path) -> Finding:
+    """What is available against what server and pipeline take."""
+    engine = study["config"]["engine"]
+    device = engine.get("device", "cpu")
+    weights = weights_gib(study, folder)
+    size = weights or 0.0
+    parts = {"server": SERVER_GIB[device], "LMCache": lmcache_gib(study)}
+    parts |= {"weights": size if device == "cpu" else 0.0, "bodies": bodies_gib(study)}
+    wanted, memory = sum(parts.values()), psutil.virtual_memory()
+    available = memory.available / GIB
+    text = f"{available:.1f} of {memory.total / GIB:.1f} GiB available, {wanted:.1f} wanted ("
+    text += ", ".join(f"{name} {part:.1f}" for name, part in parts.items() if part >= 0.05) + ")"
+    if weights is None:
+        text += "; the weights' size is not known"
+    if available < wanted:
+        return Finding("memory", "fail", text)
+    if device == "cuda" and available < wanted + size:
+        text += f"; no room to keep {size:.1f} GiB of weights: each launch reads them from disk"
+        return Finding("memory", "warn", text)
+    return Finding("memory", "ok", text)
 
 
 def artifact_bytes(study: Mapping[str, Any], folder: Path) -> float:
@@ -269,10 +285,22 @@ def artifact_bytes(study: Mapping[str, Any], folder: Path) -> float:
     return total
 
 
-def _disk(study: Mapping[str, Any], folder: Path) -> Finding:
+def _disk(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
     needed, free = artifact_bytes(study, folder), shutil.disk_usage(folder).free
-    text = f"{free / 2**30:.1f} GiB free, about {needed / 2**30:.2f} GiB of artifacts expected"
-    return Finding("disk", "ok" if free > DISK_RESERVE * needed else "fail", text)
+    text = f"{free / GIB:.1f} GiB free, about {needed / GIB:.2f} GiB of artifacts expected"
+    yield Finding("disk", "ok" if free > DISK_RESERVE * needed else "fail", text)
+    engine = study["config"]["engine"]
+    if not is_fetched(engine) or (folder / paths.MODEL).exists():
+        return
+    weights, cache = weights_gib(study, folder), model_cache()
+    if weights is None or engine["flags"].get("--load-format") == "dummy":
+        return
+    free, wanted = shutil.disk_usage(cache).free, weights * GIB
+    if cache.stat().st_dev == folder.stat().st_dev:
+        wanted += DISK_RESERVE * needed
+    text = f"{free / GIB:.1f} GiB free for the hub's cache, {weights:.1f} GiB of weights to fetch"
+    text += " unless they are there; HF_HOME names another place"
+    yield Finding("disk for the model", "ok" if free > wanted else "warn", text)
 
 
 def _ports(study: Mapping[str, Any]) -> Finding:

@@ -20,7 +20,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ from connector_tax.vllm.launch import connector_classes, transfer_of
 
 FAILED_COUNTER = "vllm:engine_core_failed_total"
 PROMPT_TOKENS = 32
+# Added to a gate's server and to no launch: UCX then names its transports in the log.
+UCX_TELLS = {"UCX_LOG_LEVEL": "info"}
 
 
 class GateError(Exception):
@@ -169,6 +171,7 @@ def _ready_server(
     for left in reversed(range(PORTS_TRIED)):
         port = free_port(settings["host"])
         command = command_for(study, launch, port, probe)
+        command = replace(command, environment={**UCX_TELLS, **command.environment})
         server = Server(folder, command, title, settings["host"], port, cpus)
         watch_parent(functools.partial(_die, server), note)
         # A server that lost its port before it served has made its log already.

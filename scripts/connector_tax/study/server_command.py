@@ -139,11 +139,13 @@ def below_root(path: Path) -> str:
 
 
 def without_root(text: str) -> str:
-    """`text` with `{root}` for the project's folder, and `~` for the user's home.
+    """`text` with `{root}` for the project's folder, `~` for the user's home, `host` for its name.
 
-    What is recorded is published, and names no folder of the machine.
+    What is recorded is published. Of the machine's name only what UCX puts before each line of its
+    log is known: `[host:pid:thread]`.
     """
     text = text.replace(str(ROOT), ROOT_MARK)
+    text = re.sub(rf"\[{re.escape(socket.gethostname())}(?=:\d+ *:\d+\])", "[host", text)
     # `~` itself: no HOME is set, and the user has no entry in the password file.
     home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises there
     return text if home in ("/", "~") else text.replace(f"{home}/", "~/")

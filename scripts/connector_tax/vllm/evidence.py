@@ -27,6 +27,9 @@ _PATHS = {
     "NIXL backend": re.compile(r"Backend (\w+) was instantiated"),
     "LMCache kernels": re.compile(r"lmcache\.\w+ compiled extension (not found)"),
 }
+# UCX names each lane of an endpoint with its transports: `am(tcp/lo cma/memory)`.
+_OWN_ENDPOINT = re.compile(r"UCX +INFO .* self cfg#\d+ (.+)")
+_TRANSPORT = re.compile(r"[a-z]\w*/[\w.:-]+")
 SCHEDULER_HOOKS = ("build_meta_us",)
 WORKER_HOOKS = ("get_finished_us", "start_load_kv_us")
 
@@ -45,11 +48,13 @@ def failed_parts(log: str) -> list[str]:
 
 
 def active_paths(log: str) -> dict[str, str]:
-    """What the log says of the path that each part of a connector takes; names of `_PATHS`.
+    """What the log says of the path that each part of a connector takes.
 
-    NIXL names its backend; which transports UCX chooses it tells at a log level of its own only.
+    Named as in `_PATHS`; NIXL transports are those UCX took for the agent's endpoint to itself, the
+    only one that an idle agent has (said at UCX's log level info).
     """
     said = {name: sorted(set(pattern.findall(log))) for name, pattern in _PATHS.items()}
+    said["NIXL transports"] = sorted(set(_TRANSPORT.findall(" ".join(_OWN_ENDPOINT.findall(log)))))
     return {name: ", ".join(values) for name, values in said.items() if values}
 
 

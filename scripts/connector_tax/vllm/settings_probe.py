@@ -78,6 +78,11 @@ def _backends(worker: Any) -> list[Any]:
     return [group.backend for groups in worker.model_runner.attn_groups for group in groups]
 
 
+def _speaks_for_all(config: Any) -> bool:
+    """Whether this is the only engine core, or the first of data-parallel ones."""
+    return not getattr(config.parallel_config, "data_parallel_index", 0)
+
+
 def _write(path: str, settings: Mapping[str, Any]) -> None:
     """Write the file whole; a reader never sees a part of it."""
     partial = Path(f"{path}.partial")
@@ -104,10 +109,11 @@ def install(prefix: str) -> None:
     """Wrap what ends the making of an engine core and of a worker in this process."""
 
     def engine(scheduler: Any) -> None:
-        _write(f"{prefix}.engine.settings", read(ENGINE, scheduler.vllm_config))
+        if _speaks_for_all(scheduler.vllm_config):
+            _write(f"{prefix}.engine.settings", read(ENGINE, scheduler.vllm_config))
 
     def worker(wrapper: Any) -> None:
-        if wrapper.global_rank == 0:
+        if wrapper.global_rank == 0 and _speaks_for_all(wrapper.worker.vllm_config):
             _write(f"{prefix}.worker.settings", read(OF_WORKER, wrapper.worker))
 
     _after(getattr(importlib.import_module(SCHEDULER[0]), SCHEDULER[1]), "__init__", engine)

@@ -6,7 +6,8 @@ copy of this file and its metadata in an overlay folder on the server's PYTHONPA
 installation (connector_tax.vllm.overlay), so no installed file changes.
 
 With AGENTIC_STEP_LOG_PATH set it writes `<prefix>.scheduler.steps` and `<prefix>.worker.steps`, of
-further ranks of the worker `<prefix>.worker2.steps` and so on;
+further ranks of the worker `<prefix>.worker2.steps` and so on, of the scheduler of data-parallel
+rank 1 `<prefix>.scheduler2.steps`;
 connector_tax.vllm.step_records turns them into the fields of docs/artifacts.md (engine_step):
 
     scheduler  Scheduler.schedule() entry to exit, with the step's requests and tokens;
@@ -19,7 +20,8 @@ connector_tax.vllm.step_records turns them into the fields of docs/artifacts.md 
 The per-layer hooks (wait_for_layer_load, save_kv_layer) are not timed: on a deep model two clock
 readings in each would cost more than the 5 us a step this probe may cost.
 
-A step id set on SchedulerOutput travels to the worker with it and joins the two records. An error
+A step id set on SchedulerOutput travels to the worker with it and joins the two records; that of
+data-parallel rank r counts from r * STEPS_OF_A_RANK + 1, so that no two steps share one. An error
 of the probe switches it off in that process, is logged once, and never reaches vLLM.
 
 A file begins with a line of JSON, `{"process", "groups"}`: for each connector object its name
@@ -56,6 +58,8 @@ from typing import Any
 
 PREFIX_VARIABLE = "AGENTIC_STEP_LOG_PATH"
 HELD_NUMBERS = 16384
+# More than a launch can have, and exact in a double with thousands of ranks.
+STEPS_OF_A_RANK = 10**9
 
 # (module, class, method) the probe wraps; each must be there, or the probe is not installed.
 HOOK_POINTS = (
@@ -149,6 +153,8 @@ class Log:
     def __init__(self, prefix: str, process: str) -> None:
         self._prefix = f"{prefix}.{process}"
         self._process = process
+        # Of the scheduler: its data-parallel rank; known when its first step is.
+        self.rank = 0
         # (None or the child's name, its hooks, the position of the first)
         self._groups: list[tuple[str | None, list[str], int]] = []
         self._next_hook = FIRST_HOOK
@@ -187,7 +193,7 @@ class Log:
     def _open(self) -> None:
         """Make the file and the socket; a worker that finds another rank's takes the next name."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        own = self._prefix
+        own = f"{self._prefix}{self.rank + 1}" if self.rank else self._prefix
         for further in itertools.count(2):
             try:
                 self._descriptor = os.open(f"{own}.steps", flags, 0o644)
@@ -362,15 +368,19 @@ def install(probe: Probe) -> None:
 def _wrap_scheduler(probe: Probe, scheduler: Any) -> None:
     schedule, update = scheduler.schedule, scheduler.update_from_output
     numbers, add, now = probe.scheduler.numbers, probe.scheduler.numbers.extend, _now
-    next_id = itertools.count(1).__next__
+    step_ids: Iterator[int] | None = None
 
     def timed_schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal step_ids
         start = now()
         output = schedule(self, *args, **kwargs)
         end = now()
         if probe.active:
             try:
-                output.connector_tax_step_id = step_id = next_id()
+                if step_ids is None:
+                    rank = probe.scheduler.rank = _data_parallel_rank(self)
+                    step_ids = itertools.count(rank * STEPS_OF_A_RANK + 1)
+                output.connector_tax_step_id = step_id = next(step_ids)
                 prefill = probe.prefill_tokens(self, output)
                 decode = output.total_num_scheduled_tokens - prefill
                 counts = self.get_request_counts()
@@ -389,6 +399,12 @@ def _wrap_scheduler(probe: Probe, scheduler: Any) -> None:
         return result
 
     scheduler.schedule, scheduler.update_from_output = timed_schedule, timed_update
+
+
+def _data_parallel_rank(scheduler: Any) -> int:
+    """Of a vLLM that does not know it 0: a second scheduler then finds its file taken."""
+    parallel = getattr(scheduler.vllm_config, "parallel_config", None)
+    return int(getattr(parallel, "data_parallel_index", 0))
 
 
 def _step_wrapper(probe: Probe, step: Any) -> Any:

@@ -1,0 +1,90 @@
+"""What the spans of a step mean is said from the settings that the launches recorded."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.artifacts.tables import empty_row, table_text
+from connector_tax.figures import spans
+from connector_tax.figures.tables import StudyTables
+from connector_tax.files import read_json, write_json, write_text
+from tests.figures.figure_study import LABELS, Design, write_study
+
+V1 = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
+V2 = "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    design = Design(blocks=1, rates_rps=(4, 8), inputs=(512,), outputs=(64,))
+    return write_study(tmp_path_factory.mktemp("spans"), design).parent
+
+
+def study_with(
+    root: Path, device: str, settings: Mapping[str, str], *others: dict[str, Any]
+) -> StudyTables:
+    document = read_json(root / "study.json")
+    document["config"]["engine"] = {"kind": "vllm", "device": device}
+    write_json(root / "study.json", document)
+    plain = [{"config": "plain", "setting": n, "value": v} for n, v in settings.items()]
+    rows = [empty_row("engine.csv") | row for row in (*plain, *others)]
+    write_text(root / "analysis" / "engine.csv", table_text("engine.csv", rows))
+    return StudyTables(root / "study.json")
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "said", "unsaid"),
+    [
+        (
+            "cuda",
+            {"async_scheduling": "true", "executor": "uni", "model_runner": V2},
+            ["was asynchronous", "V2 calls the worker's hooks", "lies in the engine step"],
+            ["a ratio, not a part", "none is hidden"],
+        ),
+        (
+            "cuda",
+            {"async_scheduling": "true", "executor": "mp", "model_runner": V1},
+            ["was asynchronous", "V1 calls the worker's hooks", "a ratio, not a part"],
+            ["lies in the engine step"],
+        ),
+        (
+            "cuda",
+            {"async_scheduling": "false", "executor": "mp"},
+            ["was synchronous", "in processes of its own."],
+            ["Model runner", "a ratio, not a part", "asynchronous"],
+        ),
+        (
+            "cuda",
+            {},
+            ["no launch recorded how steps were scheduled"],
+            ["Model runner", "The worker"],
+        ),
+        (
+            "cpu",
+            {"async_scheduling": "false", "executor": "uni", "model_runner": V1},
+            ["none is hidden", "lies in the engine step"],
+            ["the GPU", "Model runner"],
+        ),
+    ],
+)
+def test_what_is_said_follows_what_was_recorded(
+    root: Path, device: str, settings: dict[str, str], said: list[str], unsaid: list[str]
+) -> None:
+    study = study_with(root, device, settings)
+    text = f"{spans.hidden(study)} {spans.placed(study)}"
+    assert [words for words in said if words not in text] == []
+    assert [words for words in unsaid if words in text] == []
+
+
+def test_a_configuration_that_was_served_in_another_way_is_named(root: Path) -> None:
+    other = {"config": "noop_connector", "setting": "executor", "value": "mp", "differs": True}
+    study = study_with(root, "cuda", {"executor": "uni"}, other)
+    assert f"Not so of {LABELS['noop_connector']}, whose settings differ." in spans.placed(study)
+
+
+def test_of_the_embedded_engine_nothing_is_said(root: Path) -> None:
+    study = study_with(root, "cuda", {"async_scheduling": "true"})
+    study.settings["engine"]["kind"] = "embedded"
+    assert (spans.hidden(study), spans.placed(study)) == ("", "")
