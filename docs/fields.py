@@ -22,7 +22,7 @@ import msgspec
 import yaml
 
 from connector_tax.artifacts.index import LaunchIndex
-from connector_tax.artifacts.tables import COLUMNS
+from connector_tax.artifacts.tables import COLUMNS, DEVICE_COLUMNS
 from connector_tax.config import ConfigError
 from connector_tax.engine.steplog import StepRecord
 from connector_tax.loadgen.messages import RequestRecord
@@ -98,7 +98,7 @@ def declared() -> dict[str, set[str]]:
         "index": {field.name for field in msgspec.structs.fields(LaunchIndex)},
         "study": set(resolve(config, "config/config.yaml")),
         **{
-            name: set(COLUMNS[e["table"]])
+            name: {*COLUMNS[e["table"]], *DEVICE_COLUMNS.get(e["table"], ())}
             for name, e in dictionary()["files"].items()
             if e.get("table") in COLUMNS
         },

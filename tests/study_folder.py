@@ -11,6 +11,11 @@ from connector_tax.artifacts.names import PHASES, PLAIN, Launch, cell_of_rate, c
 from connector_tax.files import write_json, write_text
 
 Planned = dict[str, Any]
+# What a launch ran on.
+NODE: dict[str, Any] = {
+    **{"machine": "machine-0123456789ab", "boot": "0b00t", "devices": ["none"], "gpus": []},
+    **{"cpu": "synthetic", "cpus": "0-7", "quota_cpus": None, "job": None},
+}
 
 
 def rate_cell(rate_rps: float, input_tokens: int, output_tokens: int) -> Planned:
@@ -31,6 +36,11 @@ def shape_cell(input_tokens: int, output_tokens: int) -> Planned:
         "input_tokens": input_tokens,
         "output_tokens": output_tokens,
     }
+
+
+def on_machines(*blocks: str) -> list[Planned]:
+    """The node of each block, measured on machines of these names."""
+    return [NODE | {"machine": f"machine-{name}"} for name in blocks]
 
 
 def study_document(

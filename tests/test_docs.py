@@ -22,6 +22,7 @@ from connector_tax.analysis.records import REQUESTS
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT
 from tests.analysis.synthetic import write_synthetic_study
+from tests.study_folder import on_machines
 
 PACKAGE = ROOT / "scripts" / "connector_tax"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -254,7 +255,9 @@ def test_null_rules_agree_with_the_records_the_analysis_accepts(fields: types.Mo
 
 def test_every_column_of_the_tables_is_described(fields: types.ModuleType, tmp_path: Path) -> None:
     small = {"phase_a": {"rates_rps": [20.0, 40.0]}, "statistics": {"resamples": 100}}
-    study_file = write_synthetic_study(tmp_path / "s", steps_per_cell=10, config=small)
+    study_file = write_synthetic_study(
+        tmp_path / "s", blocks=2, nodes=on_machines("a", "b"), steps_per_cell=10, config=small
+    )
     written = aggregate(load_study(study_file))
     described = {e["table"]: e for e in fields.dictionary()["files"].values() if "table" in e}
     assert written.keys() - {"aggregate.json"} == described.keys()

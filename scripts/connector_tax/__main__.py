@@ -38,6 +38,9 @@ COMMANDS = {
     "calibrate-compare": Command(
         "calibration.compare_report", "study", "pairs of studies with known differences"
     ),
+    "calibrate-devices": Command(
+        "calibration.device_report", "study", "studies on two and four devices that differ"
+    ),
     "tiny-model": Command("vllm.tiny_model", "study", "write the tiny model of the CPU study"),
     "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),
 }

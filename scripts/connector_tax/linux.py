@@ -9,6 +9,8 @@ import signal
 import sys
 from collections.abc import Callable, Collection
 
+# A scheduler sends it to all of a job's processes, or the first, some time before the job's limit.
+WARNING = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _CLOCK_MONOTONIC = 1
@@ -50,6 +52,14 @@ def die_with_parent(parent: int | None = None) -> None:
     signal_at_parents_end(signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         sys.exit(f"parent process {parent} is gone")
+
+
+def ignore_warning() -> None:
+    """Let WARNING pass, which is for the driver of a block; what this process starts does so too.
+
+    Except what libuv starts (asyncio's subprocesses under uvloop): it sets all signals back.
+    """
+    signal.signal(WARNING, signal.SIG_IGN)
 
 
 def sharpen_timers() -> None:

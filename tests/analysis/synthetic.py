@@ -127,6 +127,8 @@ class _Writer:
     tpot_growth: float
     steps_per_cell: int
     noise: float
+    nodes: Sequence[Mapping[str, Any]]
+    offsets: Mapping[tuple[str, int], float]
     now_ns: int = 10**15
     rates: dict[str, float] = field(default_factory=dict)
 
@@ -148,6 +150,8 @@ def write_synthetic_study(
     steps_per_cell: int = 300,
     noise: float = 1.0,
     config: Mapping[str, Any] | None = None,
+    nodes: Sequence[Mapping[str, Any]] = (),
+    offsets: Mapping[tuple[str, int], float] | None = None,
 ) -> Path:
     """Write `root/study.json` and everything around it; returns the path of study.json.
 
@@ -167,6 +171,8 @@ def write_synthetic_study(
         steps_per_cell: scheduler steps in each cell; as many worker records.
         noise: factor on the standard deviations of requests and steps.
         config: sections that replace those of CONFIG, merged key by key.
+        nodes: what the launches of each block ran on; empty: not recorded.
+        offsets: (config, block) to what its launches' log offset has besides.
 
     The shape and the rates are CONFIG's. reference_rates.json is the analysis' own.
     """
@@ -185,6 +191,8 @@ def write_synthetic_study(
         tpot_growth=tpot_growth,
         steps_per_cell=steps_per_cell,
         noise=noise,
+        nodes=nodes,
+        offsets=offsets or {},
     )
     study_file = write_stages(root, document, skipped, step_timing=step_timing)
     _write_phase(writer, "A")
@@ -259,6 +267,7 @@ def _write_launch(writer: _Writer, config: str, block: int, phase: str) -> None:
         offset = named_generator(f"{writer.seed}/launch/{config}/{block}/{phase}").normal(
             0, writer.launch_sigma
         )
+        offset += writer.offsets.get((config, block), 0.0)
         cells = [
             _write_cell(writer, folder, config, block, phase, c, rates[c["cell"]], offset)
             for c in planned
@@ -275,6 +284,7 @@ def _write_launch(writer: _Writer, config: str, block: int, phase: str) -> None:
         rate_rps=rate,
         started_utc="2026-01-01T00:00:00+00:00",
         ended_utc="2026-01-01T00:01:00+00:00",
+        attempts=[{"node": writer.nodes[block]}] if writer.nodes and status == "done" else [],
     )
     write_index(folder, index)
 

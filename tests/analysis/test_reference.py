@@ -1,6 +1,7 @@
 """Saturation criteria and the choice of reference rates."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from connector_tax.analysis.saturation import CellLoad, Judgement, combine, judg
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
 from tests.analysis.synthetic import CONFIG, write_synthetic_study
+from tests.study_folder import on_machines
 
 BOUNDS = CONFIG["saturation"]
 RATES = [1.0, 2.0, 4.0, 8.0]
@@ -85,19 +87,29 @@ def study_of(configs: list[str], fallback: float | None = None) -> Study:
 
 def choose(fallback: float | None = None, **marks: str) -> dict[str, Any]:
     """Reference rates from one mark for each rate: `.` keeps up, `#` saturated, `?` not valid."""
+    return rates_of({(config, 0): text for config, text in marks.items()}, fallback=fallback)
+
+
+def rates_of(
+    marks: Mapping[tuple[str, int], str], machines: str = "a", fallback: float | None = None
+) -> dict[str, Any]:
+    """As `choose`, of launches by configuration and block; block k ran on the k-th machine."""
     judgements = {".": judge(load(), None, BOUNDS), "#": judge(load(0.5), None, BOUNDS)}
+    nodes = on_machines(*machines)
     sweeps: dict[tuple[str, int], Sweep] = {}
     cells = []
-    for config, text in marks.items():
+    for (config, block), text in marks.items():
         found: dict[float, Judgement] = {}
         for rate, mark in zip(RATES, text, strict=True):
             if mark != "?":
                 found[rate] = judgements[mark]
             reason = "lagged" if mark == "?" else None
-            key = CellKey(config, 0, "A", f"r{rate:g}")
-            cells.append(Cell(key, config, "", reason, Path(), {}, None, rate, 1, 1))
-        sweeps[config, 0] = found
-    return reference_rates(study_of(list(marks), fallback), cells, sweeps)
+            key = CellKey(config, block, "A", f"r{rate:g}")
+            on = (nodes[block],)
+            cells.append(Cell(key, config, "", reason, Path(), {}, None, rate, 1, 1, on))
+        sweeps[config, block] = found
+    configs = dict.fromkeys(config for config, _ in marks)
+    return reference_rates(study_of(list(configs), fallback), cells, sweeps)
 
 
 def test_ref_safe_needs_every_configuration_and_ref_load_only_plain() -> None:
@@ -131,6 +143,35 @@ def test_every_launch_of_plain_has_its_say() -> None:
     assert rates["saturation_rate_rps"] == {"plain": 2.0, "x": 8.0}
     assert rates["criteria"]["plain"]["2"]["n_launches"] == 3
     assert choose(plain="...#", plain_2=".?.#", x="...#")["ref_safe"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("machines", "last", "ref_safe"),
+    [
+        ("aaa", "..##", 4.0),
+        ("aab", "..##", 2.0),
+        ("aba", "..##", 2.0),
+        ("aab", "..?#", 2.0),
+        ("aaa", "..?#", 4.0),
+        ("aab", "????", 4.0),
+    ],
+)
+def test_a_rate_qualifies_that_does_on_the_worst_device(
+    machines: str, last: str, ref_safe: float
+) -> None:
+    """Of x the launches of blocks 0 and 1 keep up at 4 req/s."""
+    marks = {("plain", block): "...." for block in range(3)}
+    marks |= {("x", 0): "...#", ("x", 1): "...#", ("x", 2): last}
+    rates = rates_of(marks, machines)
+    assert (rates["ref_safe"], rates["ref_load"]) == (ref_safe, 8.0)
+
+
+def test_the_worst_devices_criterion_fires() -> None:
+    marks = {("plain", 0): "....", ("plain", 1): "....", ("plain", 2): "..##"}
+    entry = rates_of(marks, "aab")["criteria"]["plain"]["4"]
+    assert (entry["saturated"], entry["n_saturated"], entry["n_launches"]) == (True, 1, 3)
+    assert entry["throughput_ratio"] == {"value": 1.0, "bound": 0.95, "fired": True}
+    assert rates_of(marks, "aaa")["criteria"]["plain"]["4"]["throughput_ratio"]["fired"] is False
 
 
 def test_no_qualifying_rate_is_an_error_that_names_who_is_in_the_way() -> None:

@@ -43,6 +43,7 @@ from connector_tax.study.server_command import served_model
 from connector_tax.vllm.launch import CPU_ADAPTER
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import write_launch_records
+from tests.study_folder import NODE
 
 SMALL: dict[str, Any] = {
     "phase_a": {"rates_rps": [40.0, 80.0]},
@@ -82,10 +83,6 @@ LOAD_GENERATOR: dict[str, Any] = {
 LAGGING = {**LOAD_GENERATOR, "processes": dict(LOAD_GENERATOR["processes"])}
 LAGGING["processes"]["main"] = {**LAGGING["processes"]["main"], "loop_lag_p99_ms": 9.0}
 LAUNCH = timedelta(seconds=50)
-NODE: dict[str, Any] = {
-    **{"machine": "machine-0123456789ab", "boot": "0b00t", "devices": ["none"], "gpus": []},
-    **{"cpu": "synthetic", "cpus": "0-7", "quota_cpus": None, "job": None},
-}
 SKIPPED = {"mooncake_consumer": "verify_kv_consumer: not ready after 30 s"}
 
 
@@ -177,7 +174,8 @@ def _complete_launch(document: dict[str, Any], index_file: Path, minute: int) ->
             "environment": {"PYTHONPATH": CPU_ADAPTER},
         }
         write_json(folder / "config.json", description)
-        attempt = {"attempt": 1, "pid": 1, "node": NODE, "supersedes": None}
+        (ran,) = index["attempts"] or [{"node": NODE}]
+        attempt = {"attempt": 1, "pid": 1, **ran, "supersedes": None}
         index["attempts"] = [
             {**attempt, **{key: index[key] for key in ("started_utc", "ended_utc")}}
         ]

@@ -1,5 +1,6 @@
 """The audit agrees with an honest study in every number, and names what is malformed."""
 
+import base64
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
 from connector_tax.provenance import audit
+from connector_tax.provenance.audit_remade import published_files
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Ledger
 from connector_tax.report.answer import answer
 from tests.analysis.synthetic import write_synthetic_study
@@ -230,3 +232,29 @@ def test_without_a_study_there_is_a_clear_message(
     arguments = ["--study", str(tmp_path / "study.json"), "--manifest", "MANIFEST.md"]
     assert audit.main(arguments) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+PICTURE = """<svg><clipPath id="p0123456789"/><clipPath id="pabcdef0123"/>
+<path clip-path="url(#p0123456789)" d="M 1 2"/><path clip-path="url(#pabcdef0123)"/></svg>"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("p0123456789", "p9876543210", True),
+        ("url(#p0123456789)", "url(#pabcdef0123)", False),
+        ("M 1 2", "M 1 3", False),
+    ],
+)
+def test_only_the_names_of_clip_paths_may_differ(
+    tmp_path: Path, old: str, new: str, same: bool
+) -> None:
+    digests = []
+    for text in (PICTURE, PICTURE.replace(old, new)):
+        encoded = base64.b64encode(text.encode()).decode()
+        (tmp_path / "figures").mkdir(exist_ok=True)
+        (tmp_path / "figures" / "one.svg").write_text(text)
+        (tmp_path / "report.html").write_text(f'<img src="data:image/svg+xml;base64,{encoded}">')
+        digests.append(published_files(tmp_path))
+    assert digests[0].keys() == {"figures/one.svg", "report.html"}
+    assert [digests[0][name] == digests[1][name] for name in digests[0]] == [same, same]

@@ -12,8 +12,7 @@ from connector_tax.files import write_json
 from connector_tax.provenance.audit_blocks import DEVICE, ORDER, OVERLAP, check_blocks
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim, Ledger
-from tests.provenance.audited_study import NODE
-from tests.study_folder import rate_cell, study_document
+from tests.study_folder import NODE, rate_cell, study_document
 
 DRAWN = ("plain_2", "noop_connector", "plain")
 Attempts = dict[str, list[dict[str, Any]]]

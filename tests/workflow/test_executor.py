@@ -1,7 +1,8 @@
-"""An executor that copies back what Snakemake knows would lose the raw records: it is refused."""
+"""An executor that would lose raw records is refused, and slots of one machine with any."""
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.workflow.harness import command, environment, prepare
@@ -31,11 +32,15 @@ class Executor(RemoteExecutor):
 """
 
 
-def test_an_executor_without_a_shared_file_system_is_refused(tmp_path: Path) -> None:
-    folder = prepare(tmp_path / "study")
+def elsewhere(
+    tmp_path: Path, edit: Callable[[str], str] = str, *, shared: bool
+) -> tuple[Path, str]:
+    """A study's folder, and what Snakemake said when it was to run there with that executor."""
+    folder = prepare(tmp_path / "study", edit)
     plugin = tmp_path / "plugins" / "snakemake_executor_plugin_elsewhere"
     plugin.mkdir(parents=True)
-    (plugin / "__init__.py").write_text(PLUGIN)
+    text = PLUGIN.replace("implies_no_shared_fs=True", f"implies_no_shared_fs={not shared}")
+    (plugin / "__init__.py").write_text(text)
     path = os.pathsep.join([str(plugin.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         command(folder, "all", options=("--executor", "elsewhere", "--jobs", "2")),
@@ -44,7 +49,20 @@ def test_an_executor_without_a_shared_file_system_is_refused(tmp_path: Path) -> 
         capture_output=True,
         text=True,
     )
-    said = done.stdout + done.stderr
     assert done.returncode != 0
+    return folder, done.stdout + done.stderr
+
+
+def test_an_executor_without_a_shared_file_system_is_refused(tmp_path: Path) -> None:
+    folder, said = elsewhere(tmp_path, shared=False)
     assert "--executor: found one without a shared file system; allowed: local" in said, said
+    assert not (folder / "results").exists()
+
+
+def test_slots_are_of_one_machine_and_refused_with_an_executor(tmp_path: Path) -> None:
+    def edit(text: str) -> str:
+        return f"{text}devices: [{{id: a, cpus: '0'}}]\n"
+
+    folder, said = elsewhere(tmp_path, edit, shared=True)
+    assert "devices: found a with --executor; allowed: no such section" in said, said
     assert not (folder / "results").exists()

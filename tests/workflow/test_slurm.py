@@ -141,3 +141,33 @@ def test_a_lost_head_and_a_cancelled_job_tear_nothing(cluster: Cluster) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert nodes(study, 0) == begun
     audited(cluster, study)
+
+
+def test_warned_jobs_end_with_their_cells(cluster: Cluster) -> None:
+    study = cluster.study("warned", floor_s=6)
+    with (study / "snakemake.log").open("wb") as log:
+        head = subprocess.Popen(
+            cluster.command(study, "all"), env=cluster.environment(study),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    runs = study / "results" / "tiny" / "runs"
+    wait_for(
+        lambda: all(list(runs.glob(f"*/block{k}/A/*.partial/metrics_*")) for k in range(2)),
+        head,
+        timeout_s=240,
+    )
+    begun = [path.with_suffix("") for path in runs.glob("*/block*/A/*.partial")]
+    # As Slurm does before a time limit: to every process of the jobs' steps.
+    subprocess.run(
+        ["scancel", "--signal=USR1", "--user=root"], env=cluster.environment(study), check=True
+    )
+    assert head.wait(timeout=120) != 0
+    cells = {path: path.stat().st_mtime_ns for path in runs.glob("*/block*/A/r*/cell_*.json")}
+    assert {path.parent for path in cells} == set(begun)
+    assert not list(runs.glob("*/block*/A/*.partial"))
+    on = [nodes(study, block) for block in range(2)]
+    done = cluster.run(study, "all", options=("--rerun-incomplete",))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path: path.stat().st_mtime_ns for path in cells} == cells
+    assert [nodes(study, block) for block in range(2)] == on
+    audited(cluster, study)

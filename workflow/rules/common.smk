@@ -12,8 +12,13 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import launches
 from connector_tax.files import ArtifactError
+from connector_tax.study.block import end_s
 from connector_tax.study.design import resolve
-from connector_tax.study.guard import set_job_environment, remove_temporaries
+from connector_tax.study.guard import (
+    pass_warnings_on,
+    remove_temporaries,
+    set_job_environment,
+)
 from connector_tax.study.remeasure import (
     check_design,
     keep_old_design,
@@ -21,6 +26,7 @@ from connector_tax.study.remeasure import (
     withdraw_damaged,
     withdraw_failed,
 )
+from connector_tax.study.slots import slot_of
 
 # A configuration named on the command line stands alone; it is not laid over the default.
 if not workflow.overwrite_configfiles and "archive" not in config:
@@ -29,6 +35,7 @@ if not workflow.overwrite_configfiles and "archive" not in config:
 
 
 set_job_environment()
+pass_warnings_on()
 
 SOURCE = ", ".join(map(str, workflow.configfiles)) or "the configuration"
 # `--config archive=FILE` redraws a study that was sent: no configuration counts but the archive's.
@@ -48,6 +55,11 @@ try:
 except (ConfigError, ArtifactError) as error:
     raise WorkflowError(str(error)) from None
 
+# One block at a time on each slot (`devices`), whatever --cores is: a resource that no command line needs to limit.
+SLOTS = [slot["id"] for slot in STUDY["config"].get("devices", [])]
+for slot in SLOTS:
+    workflow.register_resource(f"device_{slot}", 1)
+
 
 def checked_design(wildcards):
     """No value, but a check that study.json always needs; Snakemake knows by now what is forced.
@@ -61,6 +73,11 @@ def checked_design(wildcards):
             "--executor: found one without a shared file system; allowed: local, or one whose jobs"
             " write into this folder. A job leaves more than the files that Snakemake knows and would"
             " copy back: the raw records would be lost."
+        )
+    if workflow.is_main_process and workflow.non_local_exec and SLOTS:
+        raise WorkflowError(
+            f"{SOURCE}: devices: found {', '.join(SLOTS)} with --executor; allowed: no such section."
+            " What the scheduler gives a job is its device."
         )
     try:
         check_design(STUDY, Path(RESULTS), SOURCE, options.forceall)
@@ -139,11 +156,28 @@ def block_priority(phase):
     return lambda wildcards: STUDY["blocks"] * later - int(wildcards.block)
 
 
-def block_node(wildcards):
-    """Of sbatch, what sends a block to the node where it was begun; asked again when its job is due."""
+def slurm_options(wildcards):
+    """Of sbatch: a warning in time to end with a cell, and the node where the block was begun.
+
+    Asked again when the job is due: the block's first job says where that is.
+    """
+    warning = f"--signal=USR1@{end_s(STUDY['config'])}"
     claim = Path(RESULTS, paths.DEVICES, f"block{wildcards.block}.json")
     node = claim.exists() and json.loads(claim.read_text())["slurm_node"]
-    return f"--nodelist={node}" if node else ""
+    return f"{warning} --nodelist={node}" if node else warning
+
+
+def block_slots():
+    """The resources of a block's job: its slot."""
+
+    def share(slot):
+        def of_block(wildcards):
+            mine = slot_of(STUDY, Path(RESULTS), int(wildcards.block))
+            return int(mine["id"] == slot)
+
+        return of_block
+
+    return {f"device_{slot}": share(slot) for slot in SLOTS}
 
 
 def two_studies(wildcards):

@@ -10,9 +10,10 @@ rule phase_a:
     log:
         block_files("A", "logs/{config}.block{{block}}.{phase}.log"),
     priority: block_priority("A")
-    threads: workflow.cores
+    threads: max(1, workflow.cores // max(1, len(SLOTS)))
     resources:
-        slurm_extra=block_node,
+        **block_slots(),
+        slurm_extra=slurm_options,
     params:
         phase="A",
         logs=f"{RESULTS}/logs",

@@ -42,7 +42,7 @@ from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_laun
 from connector_tax.analysis.saturation import CellLoad, load_of
 from connector_tax.analysis.step_tables import StepTable
 from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
-from connector_tax.analysis.taxes import Tables, amplification_rows, tax_rows
+from connector_tax.analysis.taxes import Tables, amplification_rows, device_rows, tax_rows
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, CellKey
 from connector_tax.artifacts.study_file import Study, load_study
@@ -134,11 +134,12 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
         steps,
     )
     launches = read_launch_records(sweep_cells)
+    of_taxes = tax_rows(tables)
     at_safe = tables.cell_at("ref_safe")
     label = {key: study.document[key] for key in ("engine_label", "emulated")}
     tables_of = {
         paths.AGGREGATE: rows,
-        paths.TAXES: tax_rows(tables),
+        paths.TAXES: of_taxes,
         paths.AMPLIFICATION: amplification_rows(tables),
         paths.STEPS: step_table.rows(),
         paths.STEP_TAXES: step_table.tax_rows(),
@@ -147,6 +148,8 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
         paths.RESOURCE_TABLE: resource_rows(launches, study.baseline, at_safe, confidence),
         paths.ENGINE_TABLE: engine_rows(launches, study.baseline),
     }
+    if taxes.device_of:
+        tables_of[paths.DEVICE_TAXES] = device_rows(taxes, of_taxes)
     return {
         **{name: table_text(name, content) for name, content in tables_of.items()},
         paths.AGGREGATE_JSON: {**label, "rows": rows},
@@ -227,6 +230,9 @@ def write_tables(study: Study) -> list[str]:
         ArtifactError: as `aggregate`.
     """
     files = aggregate(study)
+    if paths.DEVICE_TAXES not in files:
+        for path in (study.root / paths.ANALYSIS).glob(f"{Path(paths.DEVICE_TAXES).stem}.*"):
+            path.unlink()
     for name, content in files.items():
         path = study.root / paths.ANALYSIS / name
         if isinstance(content, str):

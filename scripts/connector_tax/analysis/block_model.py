@@ -10,7 +10,7 @@ chapter 4 (randomised complete blocks); Dunnett, JASA 50 (1955) and Biometrics 2
 (the integral).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -94,6 +94,7 @@ class Estimate:
         correlation: with the other contrasts of the same baseline (Dunnett); 0 where the error is
             the configuration's own.
         spread: the test that lets the contrast be judged by its own spread; None if pooled.
+        devices: how many the error is made of; 0: of launches (`device_model.over_devices`).
     """
 
     point: float
@@ -103,6 +104,12 @@ class Estimate:
     blocks: tuple[int, ...]
     correlation: float
     spread: Spread | None = None
+    devices: int = 0
+
+    @property
+    def source(self) -> str:
+        """Whose spread the error is of: `method`, and how many devices it is made of."""
+        return f"{self.method} over {self.devices} devices" if self.devices else self.method
 
     @property
     def t(self) -> float | None:
@@ -132,13 +139,19 @@ class Layout:
         values: the quantity of each valid launch (the log of a percentile, say).
         configuration_of: the configuration each launch name is started with; all launches of one
             configuration in a block are replicates of each other.
+        device_of: the device of each block, where there are several: a configuration then has an
+            effect of its own on each of them. None: one device.
     """
 
     def __init__(
-        self, values: Mapping[LaunchId, float], configuration_of: Mapping[str, str]
+        self,
+        values: Mapping[LaunchId, float],
+        configuration_of: Mapping[str, str],
+        device_of: Mapping[int, str] | None = None,
     ) -> None:
         self._values = values
         self._configuration_of = configuration_of
+        self.device_of = device_of or {}
 
     @cached_property
     def spreads(self) -> dict[str, Spread]:
@@ -162,23 +175,40 @@ class Layout:
         names = {launch.name for launch in self._values}
         return frozenset(n for n in names if self._configuration_of[n] not in left_out)
 
-    def blocks(self, terms: Iterable[Term]) -> tuple[int, ...]:
-        """The blocks in which every term has its launch and a launch of its baseline."""
+    @cached_property
+    def devices(self) -> list[str]:
+        """The devices that its launches ran on; empty where there is one."""
+        blocks = sorted({launch.block for launch in self._values}) if self.device_of else []
+        return list(dict.fromkeys(self.device_of[block] for block in blocks))
+
+    @property
+    def names(self) -> list[str]:
+        """The launch names that it has."""
+        return sorted(self._blocks_by_name)
+
+    def is_aa(self, term: Term) -> bool:
+        """Whether the contrast is one of launches of one configuration."""
+        ours = self._configuration_of[term.ours]
+        return any(self._configuration_of.get(name) == ours for name in term.base)
+
+    def blocks(self, terms: Iterable[Term], device: str | None = None) -> tuple[int, ...]:
+        """The blocks, of one device if it is named, in which every term has both its sides."""
         shared: set[int] | None = None
         for term in terms:
             ours = self._blocks_of([term.ours])
             with_both = ours & self._blocks_of(term.base)
             shared = with_both if shared is None else shared & with_both
-        return tuple(sorted(shared or ()))
+        of_device = (b for b in shared or () if device in (None, self.device_of.get(b)))
+        return tuple(sorted(of_device))
 
-    def estimate(self, terms: Sequence[Term]) -> Estimate | None:
-        """The sum of the terms' contrasts; None where they have no block in common.
+    def estimate(self, terms: Sequence[Term], device: str | None = None) -> Estimate | None:
+        """The sum of the terms' contrasts, on one device if it is named; None without a block.
 
         The error is the pooled one of the block model; the launches of a configuration whose spread
         is larger than that of the others have its variance instead, with Satterthwaite's degrees
         of freedom for the sum.
         """
-        blocks = self.blocks(terms)
+        blocks = self.blocks(terms, device)
         if not blocks:
             return None
         weights = self._launch_weights(terms, blocks)
@@ -233,8 +263,15 @@ class Layout:
                 weights[launch] = weights.get(launch, 0.0) + share
         return weights
 
-    def _blocks_of(self, names: Collection[str]) -> set[int]:
-        return {launch.block for launch in self._values if launch.name in names}
+    def _blocks_of(self, names: Iterable[str]) -> set[int]:
+        return {block for name in names for block in self._blocks_by_name.get(name, ())}
+
+    @cached_property
+    def _blocks_by_name(self) -> dict[str, set[int]]:
+        by_name: dict[str, set[int]] = {}
+        for launch in self._values:
+            by_name.setdefault(launch.name, set()).add(launch.block)
+        return by_name
 
     def _spread(self, configuration: str) -> Spread | None:
         """F test of one configuration's residuals about the others' block effects."""
@@ -259,9 +296,15 @@ class Layout:
         return (squares / df if df else 0.0), df
 
     def _squares(self, launches: Sequence[LaunchId]) -> tuple[float, int]:
-        """Residual sum of squares of the additive layout by least squares, and its df."""
-        if not launches:
-            return 0.0, 0
+        """Residual sum of squares of the layout, and its df: those of each device, summed."""
+        by_device: dict[str, list[LaunchId]] = {}
+        for launch in launches:
+            by_device.setdefault(self.device_of.get(launch.block, ""), []).append(launch)
+        fits = [self._additive(group) for group in by_device.values()]
+        return sum((squares for squares, _ in fits), 0.0), sum(df for _, df in fits)
+
+    def _additive(self, launches: Sequence[LaunchId]) -> tuple[float, int]:
+        """Residual sum of squares of blocks and configurations by least squares, and its df."""
         blocks = sorted({launch.block for launch in launches})
         names = sorted({self._configuration_of[launch.name] for launch in launches})
         design = np.zeros((len(launches), len(blocks) + len(names)))

@@ -1,7 +1,8 @@
 """How many blocks an inconclusive tax would take to be decided.
 
 Source: docs/method.md, "Verdicts". The point estimate stays, the standard error shrinks with the
-root of the number of blocks, the degrees of freedom grow with the launches.
+root of the number of blocks, the degrees of freedom grow with the launches; with three or more
+devices with their number, each with as many blocks as now.
 """
 
 from bisect import bisect_left
@@ -20,12 +21,13 @@ def with_blocks(estimate: Estimate, added_df: int, blocks: int) -> Estimate:
     """The estimate as it would be in a study of so many blocks, each of which adds `added_df`."""
     assert estimate.error is not None
     present = len(estimate.blocks)
+    units = estimate.devices or present
     df = estimate.df + added_df * (blocks - present)
-    grown = estimate.df * (blocks - 1) / (present - 1)
+    grown = estimate.df * (units * blocks / present - 1) / (units - 1)
     return replace(
         estimate,
         error=estimate.error * float(np.sqrt(present / blocks)),
-        df=grown if estimate.method == OWN else df,
+        df=grown if estimate.method == OWN or estimate.devices else df,
     )
 
 

@@ -193,29 +193,40 @@ def _missing_files(
 def wall_clock(tables: Tables, cells: Sequence[Cell]) -> Finding:
     """7: the measurements span less than max_hours of wall clock, first arrival to last drain."""
     limit = tables.study.config["hypotheses"]["max_hours"]
-    starts, ends, busy_h = [], [], 0.0
+    spans: dict[str, list[tuple[float, float]]] = {}
+    busy_h = 0.0
     for cell in cells:
         if cell.record is None:
             continue
         window = cell.record["window"]
         hours = (window["t_drained_ns"] - window["t_origin_ns"]) / NS_PER_HOUR
         start_h = datetime.fromisoformat(window["started_utc"]).timestamp() / 3600
-        starts.append(start_h)
-        ends.append(start_h + hours)
+        device = tables.taxes.device_of.get(cell.key.block, "")
+        spans.setdefault(device, []).append((start_h, start_h + hours))
         busy_h += hours
-    if not starts:
+    if not spans:
         return Finding("7", CANNOT_TELL, "Cannot tell: no cell was measured.", {})
-    span = max(ends) - min(starts)
+    measured = [span for on_device in spans.values() for span in on_device]
+    span = _hours(measured)
     planned = sum(
         len(tables.study.document["run_order"][p]) * len(tables.study.cells(p)) for p in PHASES
     )
     numbers = {"span_hours": span, "cell_hours": busy_h, "max_hours": limit}
-    numbers |= {"cells_measured": len(starts), "cells_planned": planned}
+    numbers |= {"cells_measured": len(measured), "cells_planned": planned}
+    on_devices = ""
+    if len(spans) > 1:
+        numbers["device_hours"] = sum(_hours(on_device) for on_device in spans.values())
+        on_devices = f" and {numbers['device_hours']:.2f} h of {len(spans)} devices together"
     sentence = (
-        f"{len(starts)} of {planned} planned cells span {span:.2f} h of wall clock"
+        f"{len(measured)} of {planned} planned cells span {span:.2f} h of wall clock{on_devices}"
         f" ({busy_h:.2f} h inside cells), limit {limit:g} h."
     )
     return Finding("7", MET if span < limit else NOT_MET, sentence, numbers)
+
+
+def _hours(spans: Sequence[tuple[float, float]]) -> float:
+    """From the first begin to the last end."""
+    return max(end for _, end in spans) - min(begin for begin, _ in spans)
 
 
 def _tax_at_safe(tables: Tables, config: str) -> Effect | None:

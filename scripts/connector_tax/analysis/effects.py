@@ -7,16 +7,18 @@ that of the block model, or of the within-launch bootstrap where that is wider.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from connector_tax.analysis.block_model import Estimate, LaunchId, Layout, Term
 from connector_tax.analysis.bootstrap import Floats, bootstrap_p
+from connector_tax.analysis.device_model import over_devices, same_p
+from connector_tax.analysis.devices import block_devices
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.overload import Overload, joined, mark
-from connector_tax.analysis.samples import LogSample
+from connector_tax.analysis.samples import LogSample, Where
 from connector_tax.artifacts.names import CellKey, configuration_of
 from connector_tax.artifacts.study_file import Study
 
@@ -60,6 +62,8 @@ class Effect:
         estimate: the contrast of logs behind it.
         added_df: degrees of freedom that one more block would bring.
         mark: why it gets no verdict; "" where nothing was saturated or dropped.
+        differ: whether it differs from device to device, significantly and by more than the
+            margin; a combination does where one of its taxes does.
     """
 
     point: float
@@ -67,6 +71,7 @@ class Effect:
     estimate: Estimate
     added_df: int
     mark: str
+    differ: bool = False
 
     @property
     def n_blocks(self) -> int:
@@ -92,11 +97,12 @@ class Effect:
 class _Quantity:
     """One metric of the launches of one phase and cell, and the contrasts formed from it."""
 
-    def __init__(self, samples: Mapping[LaunchId, LogSample]) -> None:
+    def __init__(self, samples: Mapping[LaunchId, LogSample], device_of: Mapping[int, str]) -> None:
         self.samples = samples
         self.layout = Layout(
             {launch: sample.point for launch, sample in samples.items()},
             {launch.name: configuration_of(launch.name) for launch in samples},
+            device_of,
         )
 
     def contrast(self, term: Term, blocks: Sequence[int]) -> float:
@@ -140,8 +146,10 @@ class TaxTable:
         samples: Mapping[CellKey, dict[str, LogSample]],
         overloads: Mapping[CellKey, Overload],
     ) -> None:
-        self._confidence = study.config["statistics"]["confidence"]
+        self._statistics = study.config["statistics"]
+        self._confidence = self._statistics["confidence"]
         self._cells = {cell.key: cell for cell in cells}
+        self.device_of = block_devices(cells)
         self._samples = samples
         self._overloads = overloads
         self._blocks = range(study.document["blocks"])
@@ -154,12 +162,38 @@ class TaxTable:
 
         The tax of a launch of plain is against the block's other launches of plain.
         """
-        quantity = self._quantity(phase, cell, metric)
-        term = self._unit(config, phase)
-        estimate = quantity.layout.estimate([term])
+        quantity, term = self._quantity(phase, cell, metric), self._unit(config, phase)
+        effect = self._tax(quantity, term, (phase, cell), over_devices(quantity.layout, [term]))
+        if effect is None:
+            return None
+        return replace(effect, differ=self.device_test(config, phase, cell, metric)[1])
+
+    def device_test(
+        self, config: str, phase: str, cell: str, metric: str
+    ) -> tuple[float | None, bool]:
+        """p of one tax on all devices; whether they differ, surely and by more than the margin."""
+        if not self.device_of:
+            return None, False
+        layout, term = self._quantity(phase, cell, metric).layout, self._unit(config, phase)
+        on_each = [layout.estimate([term], device) for device in layout.devices]
+        known = [estimate for estimate in on_each if estimate is not None]
+        p = same_p(known)
+        if p is None or p >= 1 - self._confidence:
+            return p, False
+        apart = float(np.ptp(np.expm1([estimate.point for estimate in known])))
+        return p, apart > self._statistics["margins"][metric]
+
+    def tax_on(self, device: str, config: str, phase: str, cell: str, metric: str) -> Effect | None:
+        """The tax on one of several devices, with the error of all launches; None without one."""
+        quantity, term = self._quantity(phase, cell, metric), self._unit(config, phase)
+        return self._tax(quantity, term, (phase, cell), quantity.layout.estimate([term], device))
+
+    def _tax(
+        self, quantity: _Quantity, term: Term, where: Where, estimate: Estimate | None
+    ) -> Effect | None:
         if estimate is None:
             return None
-        blocks = estimate.blocks
+        blocks, (phase, cell) = estimate.blocks, where
         replicates = estimate.point + quantity.deviations(term, blocks)
         interval = _interval(estimate.point, estimate, replicates, self._confidence)
         bounds = [None if b is None else float(np.expm1(b)) for b in (interval.lo, interval.hi)]
@@ -194,15 +228,17 @@ class TaxTable:
             replicates = replicates + weight * np.expm1(d + quantity.deviations(unit, blocks))
             forms.append(weight * float(np.exp(d)))
         layout, linear = _linear_form(parts, forms)
-        estimate = layout.estimate(linear)
+        estimate = over_devices(layout, linear)
         assert estimate is not None
         level = self._confidence if confidence is None else confidence
+        taxes = [self.tax(*term[1:]) for term in terms] if self.device_of else []
         return Effect(
             point,
             _interval(point, estimate, replicates, level),
             estimate,
             len(layout.pooled_launches) - 1,
             self._mark(parts, terms[0].phase, blocks),
+            differ=any(effect.differ for effect in taxes if effect is not None),
         )
 
     def points(self, terms: Sequence[WeightedTax]) -> list[float]:
@@ -278,7 +314,8 @@ class TaxTable:
                     if (key.phase, key.cell) == (phase, cell)
                     and key.block in self._blocks
                     and metric in metrics
-                }
+                },
+                self.device_of,
             )
         return self._quantities[where]
 
@@ -287,7 +324,10 @@ class TaxTable:
         quantities = [self._quantity(term.phase, term.cell, term.metric) for term in terms]
         shared = set.intersection(*(set(quantity.samples) for quantity in quantities))
         if any(len(quantity.samples) > len(shared) for quantity in quantities):
-            quantities = [_Quantity({k: q.samples[k] for k in sorted(shared)}) for q in quantities]
+            quantities = [
+                _Quantity({k: q.samples[k] for k in sorted(shared)}, self.device_of)
+                for q in quantities
+            ]
         return [
             (quantity, self._unit(term.config, term.phase), term.cell)
             for quantity, term in zip(quantities, terms, strict=True)
@@ -328,7 +368,7 @@ def _linear_form(parts: Sequence[_Part], forms: Sequence[float]) -> tuple[Layout
         for launch in launches
     }
     names = {launch.name: configuration_of(launch.name) for launch in launches}
-    return Layout(values, names), [parts[0][1]]
+    return Layout(values, names, parts[0][0].layout.device_of), [parts[0][1]]
 
 
 def _interval(point: float, estimate: Estimate, replicates: Floats, confidence: float) -> Interval:
@@ -347,6 +387,7 @@ def _interval(point: float, estimate: Estimate, replicates: Floats, confidence: 
 
 def _method(estimate: Estimate) -> str:
     if estimate.spread is None:
-        return f"{estimate.method} (df {estimate.df})"
+        df = f"{estimate.df:.1f}" if estimate.devices else estimate.df
+        return f"{estimate.source} (df {df})"
     spread = f"spread F {estimate.spread.f_ratio:.1f}, p {estimate.spread.p:.3f}"
-    return f"{estimate.method} (df {estimate.df:.1f}; {spread})"
+    return f"{estimate.source} (df {estimate.df:.1f}; {spread})"

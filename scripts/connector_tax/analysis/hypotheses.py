@@ -73,7 +73,8 @@ def undecided(effects: Sequence[Effect]) -> str | None:
         return f"Cannot tell, for these latencies are those of survivors: {marks}."
     fewest = min(effect.n_blocks for effect in effects)
     if fewest >= MIN_BLOCKS_FOR_VERDICT:
-        return None
+        differ = any(effect.differ for effect in effects)
+        return "Cannot tell, for the devices differ." if differ else None
     return (
         f"Cannot tell from {fewest} launch{'es' if fewest > 1 else ''} of each configuration:"
         f" a verdict needs {MIN_BLOCKS_FOR_VERDICT}."

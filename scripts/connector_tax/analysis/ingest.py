@@ -29,6 +29,7 @@ class Cell:
         files: name to SHA-256 of its files, as the launch's index has it.
         record: `cell_<phase>_<cell>.json`; None unless valid or void.
         rate_rps: offered rate; None when no rate was chosen.
+        nodes: what the attempts of its launch ran on; none in studies that did not record it.
     """
 
     key: CellKey
@@ -41,6 +42,7 @@ class Cell:
     rate_rps: float | None
     input_tokens: int
     output_tokens: int
+    nodes: tuple[Mapping[str, Any], ...] = ()
 
     def file(self, kind: str) -> Path:
         """The path of the cell's `requests`, `metrics` or `engine_step` file."""
@@ -130,6 +132,7 @@ def _cell(
 ) -> Cell:
     key = CellKey(launch.config, launch.block, launch.phase, planned["cell"])
     entry = None if index is None else index.entry(key.cell)
+    attempts = [] if index is None else index.attempts
     status, reason = cell_state(index, entry)
     record = None
     if planned["rate_rps"] is None and (index is None or index.rate_rps is None):
@@ -156,6 +159,7 @@ def _cell(
         rate_rps=rate_rps,
         input_tokens=planned["input_tokens"],
         output_tokens=planned["output_tokens"],
+        nodes=tuple(a["node"] for a in attempts if "node" in a),
     )
 
 

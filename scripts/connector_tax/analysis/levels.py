@@ -60,7 +60,7 @@ def levels(
     pool = {
         launch: z for launch, z in relative.items() if configuration_of[launch.name] not in left_out
     }
-    variance, df = _pooled(pool, configuration_of, layout)
+    variance, df = pooled_variance(pool, configuration_of, layout)
     pooled = {configuration_of[launch.name] for launch in pool}
     by_name = {}
     for name, own in groups.items():
@@ -83,7 +83,7 @@ def levels(
     return by_name
 
 
-def _pooled(
+def pooled_variance(
     pool: Mapping[LaunchId, float], configuration_of: Mapping[str, str], layout: Layout
 ) -> tuple[float, float]:
     """Variance of a launch about its configuration's mean, and its degrees of freedom.

@@ -1,7 +1,7 @@
 """The tables once more as parquet, with typed columns: for notebooks, DuckDB and pandas."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
@@ -15,15 +15,23 @@ _TYPES: Mapping[type, type[pl.DataType]] = {
     bool: pl.Boolean,
 }
 # Of the columns that no row class names; all others are numbers.
-_TEXTS = ("label", "reason", "p99_reason", "config", "configuration", "phase", "cell", "status")
+_TEXTS = (
+    *("label", "reason", "p99_reason", "config", "configuration", "phase", "cell", "status"),
+    "device",
+)
 _COUNTS = ("n", "dropped", "n_disturbed", *STEP_COUNTS)
 
 
-def schema(table: str) -> dict[str, type[pl.DataType]]:
-    """The types of a table's columns, the same in every study, also where a column is empty."""
+def schema(table: str, further: Sequence[str] = ()) -> dict[str, type[pl.DataType]]:
+    """The types of a table's columns, the same in every study, also where a column is empty.
+
+    Args:
+        table: its name.
+        further: those of DEVICE_COLUMNS that it has.
+    """
     known = column_types(ROW_TYPES[table]) if table in ROW_TYPES else {}
     types: dict[str, type[pl.DataType]] = {}
-    for name in COLUMNS[table]:
+    for name in (*COLUMNS[table], *further):
         scalar = str if name in _TEXTS else int if name in _COUNTS else float
         types[name] = _TYPES[known[name][0] if name in known else scalar]
     if table == paths.STEPS:
@@ -33,6 +41,7 @@ def schema(table: str) -> dict[str, type[pl.DataType]]:
 
 def table_parquet(table: str, text: str) -> bytes:
     """A table's CSV as parquet; an empty field is null."""
-    stream = io.BytesIO()
-    pl.read_csv(io.StringIO(text), schema=schema(table)).write_parquet(stream, compression="zstd")
+    stream, columns = io.BytesIO(), text.partition("\n")[0].split(",")
+    frame = pl.read_csv(io.StringIO(text), schema=schema(table, columns[len(COLUMNS[table]) :]))
+    frame.write_parquet(stream, compression="zstd")
     return stream.getvalue()

@@ -4,7 +4,8 @@ Source: docs/study.md, "Saturation and the reference rates". `ref_safe` is the h
 every included configuration is seen unsaturated and none is saturated at a lower rate; `ref_load`
 is the same for the baseline alone. Left out of the rule, with the reason: a configuration without a
 valid cell, and one that is saturated at the lowest rate it has. A rate at which an included
-configuration has no valid cell does not qualify. Every launch of the baseline counts.
+configuration has no valid cell does not qualify. Every launch of the baseline counts. With several
+devices a rate qualifies that does on each of them.
 """
 
 import argparse
@@ -12,15 +13,16 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from connector_tax.analysis.devices import block_devices
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.saturation import (
     CellLoad,
     Judgement,
-    combine,
     judge,
     judge_sweep,
     load_of,
+    worst,
 )
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import CellKey, Launch, configuration_of
@@ -86,7 +88,7 @@ def reference_rates(
         NoReferenceRateError: no rate qualifies and `reference.fallback_rps` is null.
     """
     rates = [float(cell["rate_rps"]) for cell in study.cells("A")]
-    criteria, states = _criteria(study, rates, sweeps)
+    criteria, states = _criteria(study, rates, sweeps, block_devices(cells))
     left_out = {
         config: reason
         for config in study.configurations
@@ -118,14 +120,24 @@ def reference_rates(
 
 
 def _criteria(
-    study: Study, rates: Sequence[float], sweeps: Mapping[tuple[str, int], Sweep]
+    study: Study,
+    rates: Sequence[float],
+    sweeps: Mapping[tuple[str, int], Sweep],
+    devices: Mapping[int, str],
 ) -> tuple[dict[str, dict[str, Any]], States]:
     criteria: dict[str, dict[str, Any]] = {}
     states: States = {}
     for config in study.configurations:
-        launches = [s for (name, _), s in sweeps.items() if configuration_of(name) == config]
+        by_device: dict[str, list[Sweep]] = {}
+        for (name, block), sweep in sweeps.items():
+            # A device on which nothing of a configuration is valid has no say in its rates.
+            if configuration_of(name) == config and sweep:
+                by_device.setdefault(devices.get(block, ""), []).append(sweep)
         entries = {
-            rate: combine([s[rate] for s in launches if rate in s], study.config["saturation"])
+            rate: worst(
+                [[s[rate] for s in own if rate in s] for own in by_device.values()],
+                study.config["saturation"],
+            )
             for rate in rates
         }
         criteria[config] = {f"{rate:g}": entry for rate, entry in entries.items()}

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from connector_tax.analysis.block_model import Estimate, LaunchId, Layout, Term
+from connector_tax.analysis.device_model import over_devices
+from connector_tax.analysis.devices import block_devices
 from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.analysis.launch_records import LaunchRecords
 from connector_tax.files import ArtifactError
@@ -163,8 +165,8 @@ def resource_estimates(
     plains, configurations = _compared(launches, baseline)
     samples = [_sample(resource, launches, cell) for resource in RESOURCES]
     known = {
-        (configuration, sample.resource.name): sample.layout.estimate(
-            [Term(1.0, configuration, plains)]
+        (configuration, sample.resource.name): over_devices(
+            sample.layout, [Term(1.0, configuration, plains)]
         )
         for configuration in configurations
         for sample in samples
@@ -204,12 +206,13 @@ def _sample(resource: Resource, launches: Sequence[LaunchRecords], cell: str | N
             values[records.launch] = float(value)
     scaled = {k: float(np.log(v)) if resource.scale == LOG else v for k, v in values.items()}
     names = {records.launch.name: records.configuration for records in launches}
-    return _Sample(resource, values, parts, reasons, Layout(scaled, names))
+    devices = block_devices(cell for records in launches for cell in records.cells.values())
+    return _Sample(resource, values, parts, reasons, Layout(scaled, names, devices))
 
 
 def _row(sample: _Sample, config: str, plains: tuple[str, ...], confidence: float) -> Row:
     term = Term(1.0, config, plains)
-    estimate = sample.layout.estimate([term])
+    estimate = over_devices(sample.layout, [term])
     row: Row = {
         "config": config,
         "resource": sample.resource.name,
@@ -232,7 +235,7 @@ def _row(sample: _Sample, config: str, plains: tuple[str, ...], confidence: floa
     row |= {"n_blocks": len(estimate.blocks)}
     row |= {"n_launches": len(sample.layout.launch_weights([term]))}
     again = Term(1.0, plains[-1], plains[:-1])
-    noise = sample.layout.estimate([again])
+    noise = over_devices(sample.layout, [again])
     if noise is not None:
         row |= _effect(sample, again, noise, confidence).columns("aa_")
     return row
@@ -265,7 +268,7 @@ def _effect(sample: _Sample, term: Term, estimate: Estimate, confidence: float) 
     # A count that never changes is compared without the rounding of a logarithm.
     point = estimate.point if sample.resource.scale == LOG and not exact else ours - base
     ends = (None, None) if half is None else (point - half, point + half)
-    method = EXACT if exact else estimate.method if half is not None else None
+    method = EXACT if exact else estimate.source if half is not None else None
     p = None if half is None else estimate.p
     if sample.resource.scale == RAW:
         return _Effect(ours, base, (point, *ends), (None, None, None), method, p)

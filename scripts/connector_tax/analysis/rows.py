@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
+from connector_tax.analysis.devices import block_devices, devices_text
 from connector_tax.analysis.ingest import Cell, merged_reasons
 from connector_tax.analysis.measure import Requests, request_columns
 from connector_tax.analysis.quiet import QuietTime
@@ -54,9 +55,12 @@ def aggregate_rows(
     steps: Mapping[CellKey, Steps],
 ) -> list[Row]:
     """Every planned cell in order, then the pooled rows of every configuration."""
+    devices = block_devices(cells)
     rows = []
     for cell in cells:
         row = _identity(study, cell)
+        if devices:
+            row["device"] = devices[cell.key.block]
         if cell.key in measured:
             requests, waiting, load, quiet = measured[cell.key]
             row |= _measured_columns(study, requests, waiting)
@@ -116,6 +120,8 @@ def _pooled(group: Sequence[Row], confidence: float) -> Row:
     lost = [(row["block"], row["reason"]) for row in group if row["status"] != "valid"]
     row = empty_row(paths.AGGREGATE) | {k: group[0][k] for k in CELL_COLUMNS}
     row |= {"block": POOLED, "reason": merged_reasons(lost) or None}
+    if "device" in group[0]:
+        row["device"] = devices_text([r["device"] for r in valid or group])
     if not valid:
         return row
     row |= {"status": "valid", "rate_rps": valid[0]["rate_rps"]}

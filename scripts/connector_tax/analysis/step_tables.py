@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from connector_tax.analysis.block_model import LaunchId, Layout, Term
+from connector_tax.analysis.device_model import over_devices
+from connector_tax.analysis.devices import block_devices
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.levels import levels
 from connector_tax.analysis.steps import (
@@ -69,6 +71,7 @@ class StepTable:
         self.unavailable = unavailable
         self.confidence = study.config["statistics"]["confidence"]
         self._planned = planned
+        self._device_of = block_devices(planned)
         self.configuration_of = {cell.key.config: cell.configuration for cell in planned}
         self._values: dict[tuple[Where, str], dict[LaunchId, float]] = {}
         for key, steps in cells.items():
@@ -86,7 +89,7 @@ class StepTable:
         """
         taxes: dict[tuple[str, str, str, str], StepTax] = {}
         for (where, metric), values in self._values.items():
-            layout = Layout(values, self.configuration_of)
+            layout = Layout(values, self.configuration_of, self._device_of)
             for config in {launch.name for launch in values}:
                 tax = self._tax(layout, values, config)
                 if tax is not None:
@@ -148,7 +151,7 @@ class StepTable:
         )
 
     def _tax(self, layout: Layout, values: Mapping[LaunchId, float], config: str) -> StepTax | None:
-        estimate = layout.estimate([Term(1.0, config, self._base(config))])
+        estimate = over_devices(layout, [Term(1.0, config, self._base(config))])
         if estimate is None:
             return None
         half = estimate.half_width(self.confidence)
@@ -156,7 +159,7 @@ class StepTable:
         if half is None or len({launch.block for launch in values}) < 2:
             return StepTax(estimate.point, None, None, None, len(estimate.blocks), None)
         lo, hi = estimate.point - half, estimate.point + half
-        return StepTax(estimate.point, lo, hi, estimate.p, len(estimate.blocks), estimate.method)
+        return StepTax(estimate.point, lo, hi, estimate.p, len(estimate.blocks), estimate.source)
 
     def _callback_taxes(self, values: Mapping[LaunchId, float]) -> dict[str, StepTax]:
         """By configuration: the mean over its launches in the blocks that have a baseline."""

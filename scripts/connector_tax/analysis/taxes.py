@@ -11,16 +11,20 @@ from typing import Any
 
 from connector_tax.analysis.block_model import Estimate, dunnett_p, sidak
 from connector_tax.analysis.blocks_needed import blocks_needed
+from connector_tax.analysis.devices import devices_text
 from connector_tax.analysis.effects import Effect, TaxTable, WeightedTax
 from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.analysis.samples import METRICS
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, REFERENCES, configuration_of
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.tables import DEVICE_COLUMNS, empty_row
 
 TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"
 MARKED = "no verdict (marked)"
+DEVICES_DIFFER = "no verdict (devices differ)"
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
 NUMBERS = ("tax", "tax_lo", "tax_hi", "abs_ms", "abs_lo_ms", "abs_hi_ms", "plain_ms", "config_ms")
 # The tax with nothing left out, whatever the rule of quiet time says.
@@ -78,12 +82,15 @@ def verdict(effect: Effect, p_adjusted: float | None, margin: float, confidence:
 
     NO TAX: the interval lies within +-margin, even where it excludes zero. TAX: positive and
     significant after Dunnett's adjustment. A configuration that is significantly faster than plain
-    is INCONCLUSIVE: a negative tax points at a confound, not at a cost.
+    is INCONCLUSIVE: a negative tax points at a confound, not at a cost. Where devices differ no tax
+    is that of all.
     """
     if effect.mark:
         return MARKED
     if not effect.decides or p_adjusted is None:
         return POINT_ESTIMATE
+    if effect.differ:
+        return DEVICES_DIFFER
     if -margin < effect.lo and effect.hi < margin:
         return NO_TAX
     if p_adjusted < 1 - confidence and effect.point > 0 and effect.lo > 0:
@@ -159,9 +166,14 @@ def _tax_row(
         "capacity_ratio": _capacity_ratio(config, tables),
         **dict.fromkeys(STEP_NUMBERS.values()),
     }
+    device_of = tables.taxes.device_of
+    if device_of:
+        row |= dict.fromkeys(DEVICE_COLUMNS[paths.TAXES])
     if effect is None:
         row["status"], row["reason"] = _worst(lost)
         return row
+    if device_of:
+        row["device"] = devices_text([device_of[block] for block in effect.estimate.blocks])
     plain_ms, config_ms = tables.taxes.levels_ms(*where)
     n_config, n_plain = tables.taxes.sample_sizes(*where)
     steps = tables.step_taxes.get((config, phase, cell), {})
@@ -253,6 +265,37 @@ def adjusted_p(effect: Effect, family: Sequence[Estimate]) -> float | None:
         return None
     within = sidak(effect.interval.bootstrap_p, len(family))
     return max(dunnett_p(effect.estimate, family), within)
+
+
+def device_rows(taxes: TaxTable, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """devices.csv: each row of taxes.csv on each of several devices, with its number or reason."""
+    devices = list(dict.fromkeys(taxes.device_of.values()))
+    listed = []
+    for row in rows:
+        where = (row["config"], row["phase"], row["cell"], row["metric"])
+        same_p, _ = taxes.device_test(*where)
+        listed += [_device_row(taxes, where, device) | {"same_p": same_p} for device in devices]
+    return listed
+
+
+def _device_row(taxes: TaxTable, where: tuple[str, str, str, str], device: str) -> dict[str, Any]:
+    names = ("config", "phase", "cell", "metric")
+    row = empty_row(paths.DEVICE_TAXES) | dict(zip(names, where, strict=True))
+    effect = taxes.tax_on(device, *where)
+    lost = [(b, why) for _, b, why in taxes.lost(*where) if taxes.device_of[b] == device]
+    row |= {"device": device, "n_blocks": 0, "mark": "", "reason": merged_reasons(lost) or None}
+    if effect is None:
+        return row
+    return row | {
+        "tax": effect.point,
+        "tax_lo": effect.interval.lo,
+        "tax_hi": effect.interval.hi,
+        "p_value": effect.interval.p,
+        "n_blocks": effect.n_blocks,
+        "interval_method": effect.interval.method,
+        "error_df": effect.interval.df,
+        "mark": effect.mark,
+    }
 
 
 def amplification_rows(tables: Tables) -> list[dict[str, Any]]:

@@ -38,6 +38,8 @@ REHEARSAL_PAGE = "rehearsal.md"
 AGGREGATE = "aggregate.csv"
 AGGREGATE_JSON = "aggregate.json"
 TAXES = "taxes.csv"
+# Of a study on several devices only.
+DEVICE_TAXES = "devices.csv"
 AMPLIFICATION = "amplification.csv"
 STEPS = "steps.csv"
 STEP_TAXES = "step_taxes.csv"

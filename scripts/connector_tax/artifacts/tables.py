@@ -143,6 +143,27 @@ class TaxRow:
 
 
 @dataclass(frozen=True)
+class DeviceTaxRow:
+    """One tax on one of several devices (analysis/devices.csv), with the error of all launches."""
+
+    device: str
+    config: str
+    phase: str
+    cell: str
+    metric: str
+    tax: float | None
+    tax_lo: float | None
+    tax_hi: float | None
+    p_value: float | None
+    same_p: float | None
+    n_blocks: int
+    interval_method: str
+    error_df: float | None
+    mark: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class AmplificationRow:
     """tax(ref_load) - tax(ref_safe) of a configuration and metric (analysis/amplification.csv)."""
 
@@ -273,6 +294,7 @@ class EngineRow:
 ROW_TYPES: Mapping[str, type] = {
     paths.AGGREGATE: AggregateRow,
     paths.TAXES: TaxRow,
+    paths.DEVICE_TAXES: DeviceTaxRow,
     paths.AMPLIFICATION: AmplificationRow,
     paths.STEP_TAXES: StepTaxRow,
     paths.HOOKS: HookRow,
@@ -318,11 +340,22 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     for name, row_type in ROW_TYPES.items()
     if name != paths.AGGREGATE
 }
+# What a table has behind these in a study on several devices.
+DEVICE_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    paths.AGGREGATE: ("device",),
+    paths.TAXES: ("device",),
+}
 
 
 def empty_row(table: str) -> dict[str, Any]:
     """A row of a table without any value."""
     return dict.fromkeys(COLUMNS[table])
+
+
+def columns_of(table: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The columns of a table of these rows; DEVICE_COLUMNS are among them where a row has them."""
+    further = DEVICE_COLUMNS.get(table, ())
+    return COLUMNS[table] + tuple(name for name in further if any(name in row for row in rows))
 
 
 def table_text(table: str, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -331,11 +364,11 @@ def table_text(table: str, rows: Sequence[Mapping[str, Any]]) -> str:
     Raises:
         ValueError: a row has other columns than the table.
     """
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, COLUMNS[table], lineterminator="\n")
+    stream, columns = io.StringIO(), columns_of(table, rows)
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        if missing := set(COLUMNS[table]) - row.keys():
+        if missing := set(columns) - row.keys():
             raise ValueError(f"{table}: a row has no column {min(missing)!r}")
         writer.writerow({k: str(v).lower() if isinstance(v, bool) else v for k, v in row.items()})
     return stream.getvalue()

@@ -1,7 +1,7 @@
 """Seeded studies in virtual time, taken through the real analysis, and what each one concluded."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,8 @@ from connector_tax.study.design import launch_seed
 ORIGIN_NS = 10**15
 NS = 1_000_000_000
 METRICS = ("ttft_p90", "tpot_p90")
+# What a launch records of what it ran on, of devices that are told apart by name.
+VIRTUAL_NODE = {"devices": ["virtual"], "gpus": [], "cpu": "", "cpus": "", "quota_cpus": None}
 
 Samples = Mapping[CellKey, dict[str, LogSample]]
 
@@ -107,11 +109,17 @@ def simulate(document: Mapping[str, Any], engines: Mapping[str, EngineConfig]) -
 
 
 def tax_table(
-    document: Mapping[str, Any], samples: Samples
+    document: Mapping[str, Any], samples: Samples, devices: Sequence[str] = ()
 ) -> tuple[TaxTable, list[dict[str, Any]]]:
-    """The taxes of a simulated study, and the rows of its taxes.csv for METRICS."""
+    """The taxes of a simulated study, and the rows of its taxes.csv for METRICS.
+
+    Args:
+        document: the content of study.json.
+        samples: of every cell.
+        devices: the device of each block, where there are several.
+    """
     study = Study(Path(), document)
-    table = TaxTable(study, [_cell(key) for key in samples], samples, {})
+    table = TaxTable(study, [_cell(key, devices) for key in samples], samples, {})
     rates = {"ref_safe": RATE_RPS, "ref_load": RATE_RPS, "saturation_rate_rps": {}}
     rows = tax_rows(Tables(study, table, rates, {}))
     return table, [row for row in rows if row["metric"] in METRICS]
@@ -142,7 +150,7 @@ def _outcomes(
     table, rows = tax_table(document, samples)
     outcomes = []
     for row in rows:
-        model = _model_interval(table, row["config"], row["metric"])
+        model = model_interval(table, row["config"], row["metric"])
         names = ("config", "metric", "tax", "verdict", "p_value", "p_adjusted")
         outcomes.append(
             TaxOutcome(
@@ -161,12 +169,13 @@ def _outcomes(
     return outcomes
 
 
-def _cell(key: CellKey) -> Cell:
+def _cell(key: CellKey, devices: Sequence[str]) -> Cell:
     configuration = configuration_of(key.config)
-    return Cell(key, configuration, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE)
+    nodes = tuple(VIRTUAL_NODE | {"machine": devices[key.block]} for _ in devices[:1])
+    return Cell(key, configuration, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE, nodes)
 
 
-def _model_interval(table: TaxTable, config: str, metric: str) -> tuple[float, float]:
+def model_interval(table: TaxTable, config: str, metric: str) -> tuple[float, float]:
     """The block model's 95% interval, which the analysis prints where the bootstrap's is inside."""
     effect = table.tax(config, PHASE, CELL, metric)
     assert effect is not None

@@ -14,7 +14,7 @@ import numpy as np
 from connector_tax.analysis.block_model import sidak
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.analysis.resources import EXACT, LOG
-from connector_tax.analysis.taxes import INCONCLUSIVE, MARKED, POINT_ESTIMATE
+from connector_tax.analysis.taxes import DEVICES_DIFFER, INCONCLUSIVE, MARKED, POINT_ESTIMATE
 from connector_tax.artifacts.names import METRICS
 from connector_tax.artifacts.tables import POOLED, AggregateRow, ResourceRow, TaxRow
 from connector_tax.compare.contrast import Difference, Known, difference, from_interval, of_estimate
@@ -219,7 +219,8 @@ def tax_side(row: TaxRow | None, confidence: float) -> Side | str:
     if row.tax_lo is not None and row.tax_hi is not None and row.error_df is not None:
         point, lo, hi = (float(np.log1p(end)) for end in (row.tax, row.tax_lo, row.tax_hi))
         known = from_interval(point, lo, hi, row.error_df, confidence)
-    return Side(row.tax, row.tax_lo, row.tax_hi, known, row.n_blocks or 0, row.mark)
+    mark = row.mark or "devices differ" * (row.verdict == DEVICES_DIFFER)
+    return Side(row.tax, row.tax_lo, row.tax_hi, known, row.n_blocks or 0, mark)
 
 
 # ---- latencies

@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from connector_tax.linux import die_with_parent
+from connector_tax.linux import die_with_parent, ignore_warning
 
 _BURN_PERIOD_S = 0.02
 
@@ -90,5 +90,6 @@ def _burn(share: float) -> None:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
+    ignore_warning()
     print("burning", flush=True)
     _burn(float(sys.argv[1]))

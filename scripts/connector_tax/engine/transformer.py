@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from connector_tax.linux import die_with_parent
+from connector_tax.linux import die_with_parent, ignore_warning
 
 HEADER = struct.Struct("<I")
 _CHUNK = 1 << 16
@@ -187,6 +187,7 @@ def main() -> None:
     """Entry of the worker process: arguments are the socket's descriptor and the parent's pid."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(parent)
+    ignore_warning()
     os.set_inheritable(descriptor, False)
     with socket.socket(fileno=descriptor) as connection:
         try:

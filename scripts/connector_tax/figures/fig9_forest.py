@@ -25,7 +25,7 @@ PRIOR: dict[str, Any] = {
 }
 VERDICTS = {
     "TAX": "TAX", "NO TAX": "NO TAX", "INCONCLUSIVE": "cannot tell",
-    "no verdict (marked)": "marked",
+    "no verdict (marked)": "marked", "no verdict (devices differ)": "devices differ",
 }  # fmt: skip
 
 

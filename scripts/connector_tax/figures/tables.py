@@ -14,6 +14,7 @@ from connector_tax.artifacts.tables import (
     POOLED,
     AggregateRow,
     AmplificationRow,
+    DeviceTaxRow,
     EngineRow,
     HookRow,
     ResourceRow,
@@ -130,6 +131,12 @@ class StudyTables:
     reference = _document(paths.REFERENCE_RATES)
     patch = _document(paths.PATCH_STATUS)
     preflight = _document(paths.PREFLIGHT_STATUS)
+
+    @cached_property
+    def device_taxes(self) -> list[DeviceTaxRow]:
+        """Every tax on each device; empty where the study has one device."""
+        path = self.root / paths.ANALYSIS / paths.DEVICE_TAXES
+        return read_table(path, DeviceTaxRow) if path.exists() else []
 
     def pooled(self, phase: str) -> dict[tuple[str, str], AggregateRow]:
         """(configuration, cell) -> the row pooled over blocks, for one phase."""

@@ -129,6 +129,12 @@ class RawCell:
         return list(read_jsonl(self.path("engine_step")))
 
 
+def _device(node: Row) -> str:
+    """Machine and GPUs; without GPUs the name of the device and the CPUs."""
+    cpus = "" if node["gpus"] else f", CPUs {node['cpus']}"
+    return f"{node['machine']} {' '.join(node['devices'])}{cpus}"
+
+
 class RawStudy:
     """study.json and every planned launch and cell, in the study's order.
 
@@ -228,6 +234,21 @@ class RawStudy:
         rate = float(self.rates["ref_safe" if phase == "B" else "ref_load"])
         shape = self.shape_rates["shapes"].get(planned["cell"])
         return rate if shape is None else min(rate, float(shape["most_rps"]))
+
+    @cached_property
+    def devices(self) -> dict[int, str]:
+        """Block to the name of the device it ran on; empty where all ran on one, or none is known.
+
+        That all launches of a block ran there is claimed elsewhere.
+        """
+        names: dict[int, str] = {}
+        for launch in self.launches:
+            for attempt in () if launch.index is None else launch.index.attempts:
+                if "node" in attempt:
+                    names.setdefault(launch.block, _device(attempt["node"]))
+        unknown = "a device that was not recorded"
+        everywhere = {block: names.get(block, unknown) for block in range(self.document["blocks"])}
+        return everywhere if len(set(names.values())) > 1 else {}
 
     @cached_property
     def step_timing(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.tables import COLUMNS
+from connector_tax.artifacts.tables import columns_of
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_figures import check_figures
 from connector_tax.provenance.audit_manifest import check_manifest
@@ -31,7 +31,13 @@ KEYS = {
     "amplification.csv": ("config", "metric"),
     "resources.csv": ("config", "resource"),
     "engine.csv": ("config", "setting"),
+    paths.DEVICE_TAXES: ("device", "config", "phase", "cell", "metric"),
 }
+
+
+def _tables(study: RawStudy) -> list[str]:
+    """The tables that the study has."""
+    return [name for name in KEYS if study.devices or name != paths.DEVICE_TAXES]
 
 
 def check_published(study: RawStudy, ledger: Ledger, manifest: Path) -> None:
@@ -40,7 +46,7 @@ def check_published(study: RawStudy, ledger: Ledger, manifest: Path) -> None:
         numbers = Recomputed(study)
     except Exception as error:
         text = f"the raw records cannot be read: {message_of(error)}"
-        for name in (*KEYS, "reference_rates.json", "hypotheses.json", "figures"):
+        for name in (*_tables(study), "reference_rates.json", "hypotheses.json", "figures"):
             ledger.fail("numbers", name, text)
     else:
         _check_numbers(study, numbers, ledger)
@@ -48,7 +54,7 @@ def check_published(study: RawStudy, ledger: Ledger, manifest: Path) -> None:
     check_manifest(study, ledger, manifest)
     if study.numbers != study.published:
         reason = "published by the method of before `plain_launches`, which this version left"
-        for name in (*KEYS, "aggregate.json", "hypotheses.json", "figures"):
+        for name in (*_tables(study), "aggregate.json", "hypotheses.json", "figures"):
             ledger.not_checkable("published", name, reason)
 
 
@@ -65,6 +71,8 @@ def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None
         "engine.csv": lambda: engine_rows(study),
     }
     recomputed: dict[str, list[Row]] = {}
+    if study.devices:
+        tables[paths.DEVICE_TAXES] = lambda: numbers.device_rows(recomputed["taxes.csv"])
     for name, recompute in tables.items():
         with ledger.guarded("numbers", name):
             recomputed[name] = recompute()
@@ -91,7 +99,7 @@ def _check_numbers(study: RawStudy, numbers: Recomputed, ledger: Ledger) -> None
 
 def compare(name: str, table: Table, recomputed: Sequence[Row]) -> Iterator[str]:
     """Every declared column, and row by row, found by its keys, every field; nothing else."""
-    declared, keys = COLUMNS[name], KEYS[name]
+    declared, keys = columns_of(name, recomputed), KEYS[name]
     columns = tuple(table[0]) if table else declared
     if columns != declared:
         odd = [c for c in dict.fromkeys((*declared, *columns))
@@ -124,10 +132,11 @@ def _aggregate_json(study: RawStudy, rows: Sequence[Row]) -> Iterator[str]:
         yield f"published {len(content['rows'])} rows, recomputed {len(rows)}"
     keys = KEYS["aggregate.csv"]
     by_key = {tuple(row[key] for key in keys): row for row in rows}
+    declared = columns_of("aggregate.csv", rows)
     for published in content["rows"]:
         where = " ".join(str(published[key]) for key in keys)
         ours = by_key[tuple(published[key] for key in keys)]
-        if odd := sorted(set(published) ^ set(COLUMNS["aggregate.csv"])):
+        if odd := sorted(set(published) ^ set(declared)):
             yield f"{where}: columns missing or added: {', '.join(odd)}"
         for column, value in published.items():
             yield from (f"{where}: {line}" for line in differences(value, ours.get(column), column))

@@ -47,6 +47,8 @@ def blocks_wanted(
 def _freedom(tax: TaxEstimate, blocks: int) -> float:
     """Degrees of freedom of the error with that many blocks."""
     assert tax.df is not None
+    if tax.devices:
+        return tax.df * (tax.devices * blocks / tax.n_blocks - 1) / (tax.devices - 1)
     if tax.own_error:
         return tax.df * (blocks - 1) / (tax.n_blocks - 1)
     return tax.df + (blocks - tax.n_blocks) * (len(tax.behind) - 1)
@@ -59,5 +61,6 @@ def _adjusted(
     if tax.own_error or not family:
         return sidak(p, max(count, 1))
     pooled = sum(not member.effect.own_error for member in family)
-    among = largest_above(t, np.full(pooled, 1 / (1 + plains)), round(df))
+    share = 0.0 if tax.devices else 1 / (1 + plains)
+    among = largest_above(t, np.full(pooled, share), df)
     return 1 - (1 - among) * (1 - p) ** (count - pooled)

@@ -69,7 +69,7 @@ def t_quantile(confidence: float, freedom: float) -> float:
     return (low + high) / 2
 
 
-def f_above(f: float, upper: int, lower: int) -> float:
+def f_above(f: float, upper: int, lower: float) -> float:
     """P(F > f) with `upper` and `lower` degrees of freedom."""
     return (
         0.0 if math.isinf(f) else incomplete_beta(lower / (lower + upper * f), lower / 2, upper / 2)
@@ -103,7 +103,7 @@ def _normal_table() -> tuple[Floats, Floats]:
 
 
 @lru_cache(maxsize=256)
-def _scales(freedom: int) -> list[tuple[float, float]]:
+def _scales(freedom: float) -> list[tuple[float, float]]:
     """Nodes and weights of S = sqrt(chi-squared / freedom): the trapezoid rule on log S."""
     width = 9 / math.sqrt(freedom)
     log_s = np.linspace(-width - 4, min(width, 2.5), 4 * SCALES)
@@ -114,7 +114,7 @@ def _scales(freedom: int) -> list[tuple[float, float]]:
     return list(zip(np.exp(log_s).tolist(), (weight / weight.sum()).tolist(), strict=True))
 
 
-def largest_above(t: float, shares: Floats, freedom: int) -> float:
+def largest_above(t: float, shares: Floats, freedom: float) -> float:
     """P(max |T_i| > |t|) for k contrasts with one baseline, by the trapezoid rule.
 
     T_i = (sqrt(1 - c_i) Z_i + sqrt(c_i) U) / S with independent standard normal Z and U, and S the

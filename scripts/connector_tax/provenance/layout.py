@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from connector_tax.artifacts.names import configuration_of
 from connector_tax.provenance.distributions import Floats, f_above, t_quantile, t_two_sided
@@ -38,18 +39,30 @@ class LaunchLayout:
         blocks: block of each launch.
         configs: configuration of each launch; all launches of the baseline have its id.
         values: shape (launches,).
+        devices: device of each launch; on each a configuration has an effect of its own.
     """
 
-    def __init__(self, blocks: Sequence[int], configs: Sequence[str], values: Floats) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        configs: Sequence[str],
+        values: Floats,
+        devices: Sequence[str] = (),
+    ) -> None:
         self.blocks = np.asarray(blocks)
         self.configs = np.asarray(configs)
         self.values = np.asarray(values, dtype=float)
+        self.devices = np.asarray(devices or [""] * len(self.values))
 
     def residual(self, without: Sequence[str] = ()) -> tuple[float, int]:
         """Residual sum of squares and degrees of freedom, some configurations left out."""
         kept = ~np.isin(self.configs, list(without))
-        if not kept.any():
-            return 0.0, 0
+        devices = dict.fromkeys(self.devices[kept].tolist())
+        parts = [self._residual(kept & (self.devices == device)) for device in devices]
+        return sum((rss for rss, _ in parts), 0.0), sum(df for _, df in parts)
+
+    def _residual(self, kept: NDArray[np.bool_]) -> tuple[float, int]:
+        """The same of the launches of one device."""
         names, config = np.unique(self.configs[kept], return_inverse=True)
         numbers, block = np.unique(self.blocks[kept], return_inverse=True)
         y = self.values[kept]
@@ -103,12 +116,13 @@ class LaunchLayout:
             n: self.spreads[n] for n in squares if n in self.spreads and self.spreads[n].p < OWN_P
         }
         if not odd:
-            return Error(s2 * sum(squares.values()), df, None)
+            return Error(s2 * sum(squares.values()), df, None, self.unequal)
         parts = [(squares[name] * spread.variance, spread.df) for name, spread in odd.items()]
         parts.append((s2 * sum(w for name, w in squares.items() if name not in odd), df))
         variance = sum(v for v, _ in parts)
         freedom = variance**2 / sum(v**2 / d for v, d in parts)
-        return Error(variance, freedom, min(odd.values(), key=lambda spread: spread.p))
+        clearest = min(odd.values(), key=lambda spread: spread.p)
+        return Error(variance, freedom, clearest, self.unequal)
 
 
 @dataclass(frozen=True)
@@ -116,16 +130,21 @@ class Error:
     """Variance of a contrast and its degrees of freedom.
 
     `spread` is the clearest sign of an unequal one among its configurations; None: all pooled.
+    `unequal` are those left out of the pooled variance; `devices` is how many the error is made of,
+    0 where it is of launches.
     """
 
     variance: float
     df: float
     spread: SpreadTest | None
+    unequal: tuple[str, ...] = ()
+    devices: int = 0
 
     @property
     def name(self) -> str:
         """As the tables call it."""
-        return "block model" if self.spread is None else "own spread"
+        over = f" over {self.devices} devices" if self.devices else ""
+        return ("block model" if self.spread is None else "own spread") + over
 
     def half_width(self, confidence: float) -> float:
         """Of the contrast's interval."""
@@ -150,10 +169,12 @@ class Estimate:
     launches: int
 
 
-def layout_of(values: Values) -> LaunchLayout:
-    """The layout of launches by their names."""
+def layout_of(values: Values, devices: Mapping[int, str] | None = None) -> LaunchLayout:
+    """The layout of launches by their names; `devices`: of each block, where there are several."""
     configs = [configuration_of(launch) for launch, _ in values]
-    return LaunchLayout([block for _, block in values], configs, np.array(list(values.values())))
+    blocks = [block for _, block in values]
+    on = [devices[block] for block in blocks] if devices else ()
+    return LaunchLayout(blocks, configs, np.array(list(values.values())), on)
 
 
 def squared_weights(
@@ -182,18 +203,3 @@ def plain_values(values: Values, ours: str, baseline: str) -> dict[int, list[flo
         if configuration_of(launch) == baseline and launch != ours and (ours, block) in values:
             blocks.setdefault(block, []).append(value)
     return blocks
-
-
-def difference(values: Values, ours: str, confidence: float, baseline: str) -> Estimate | None:
-    """A launch's mean over blocks minus the baseline's; None without a block that has both."""
-    plains = plain_values(values, ours, baseline)
-    if not plains:
-        return None
-    point = float(np.mean([values[ours, block] - np.mean(side) for block, side in plains.items()]))
-    layout = layout_of(values)
-    if layout.pooled[1] == 0 or len({block for _, block in values}) < 2:
-        return Estimate(point, None, None, None, None, len(plains))
-    counts = [len(side) for side in plains.values()]
-    error = layout.error(squared_weights({ours: 1.0}, counts, baseline))
-    half = error.half_width(confidence)
-    return Estimate(point, point - half, point + half, error.p(point), error.name, len(plains))

@@ -48,7 +48,7 @@ class Cells:
             if row["status"] == "valid"
         }
         samples = self._resampled(valid)
-        of_study = (self.statistics, study.document["blocks"], study.baseline)
+        of_study = (self.statistics, study.document["blocks"], study.baseline, study.devices)
         self.taxes = Taxes(samples, loads, *of_study)
         self.taxes_without_rule: Taxes | None = None
         if "quiet" in study.config:
@@ -105,6 +105,8 @@ class Cells:
             "reason": cell.reason,
             "label": self.study.document["engine_label"],
         }
+        if self.study.devices:
+            row["device"] = self.study.devices[launch.block]
         if cell.status == "void":
             window = cell.record["window"]
             row["n"] = cell.record["counts"]["measured_ok"]
@@ -204,18 +206,28 @@ class Cells:
         }
 
     def _criteria(self, config: str, cell: str) -> Row:
-        """One rate of one configuration over its launches: median values, majorities."""
+        """One rate of one configuration over its launches: median values, majorities.
+
+        Majorities of each device's launches, and then what the worst device says. A device on which
+        no launch of the configuration could be judged at any rate does not count.
+        """
         bounds = self.study.config["saturation"]
-        keys = [
+        judged = [
             key
             for key, row in self.cell_rows.items()
-            if self.study.reference_name(key[0]) == config
-            and key[2:] == ("A", cell)
-            and row.get("fired")
+            if self.study.reference_name(key[0]) == config and key[2] == "A" and row.get("fired")
         ]
+        keys = [key for key in judged if key[3] == cell]
         rows = [self.cell_rows[key] for key in keys]
+        devices = dict.fromkeys(self.study.devices.get(key[1]) for key in judged)
+        by_device = [
+            [self.cell_rows[key] for key in keys if self.study.devices.get(key[1]) == device]
+            for device in devices
+        ]
         entry: Row = {
-            "saturated": half_or_more([r["saturated"] for r in rows]),
+            "saturated": _worst(
+                [half_or_more([r["saturated"] for r in mine]) for mine in by_device]
+            ),
             "n_launches": len(rows),
             "n_saturated": sum(r["saturated"] for r in rows),
         }
@@ -224,11 +236,14 @@ class Cells:
         for name, bound in columns.items():
             column = "waiting_p50" if name == "waiting" else name
             values = [r[column] for r in rows if r[column] is not None]
-            fired = [r["fired"][name] for r in rows if r["fired"][name] is not None]
+            fired = [
+                half_or_more([r["fired"][name] for r in mine if r["fired"][name] is not None])
+                for mine in by_device
+            ]
             entry[name] = {
                 "value": float(np.median(values)) if values else None,
                 "bound": bounds[bound],
-                "fired": half_or_more(fired),
+                "fired": _worst([state for state in fired if state is not None]),
             }
         quarters = zip(*(self._quarters[key] for key in keys), strict=True)
         entry["backlog_growth"] = [_median(list(q)) for q in quarters]
@@ -253,6 +268,11 @@ class Cells:
 def half_or_more(flags: Sequence[bool]) -> bool | None:
     """Whether at least half are true; None without any."""
     return 2 * sum(flags) >= len(flags) if flags else None
+
+
+def _worst(states: Sequence[bool | None]) -> bool | None:
+    """True where one is; else None where one is not known, or there is none."""
+    return True if True in states else None if None in states or not states else False
 
 
 def _median(values: Sequence[float | None]) -> float | None:

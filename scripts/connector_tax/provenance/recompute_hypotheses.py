@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from connector_tax.provenance.recompute import Row
-from connector_tax.provenance.recompute_taxes import VERDICT_BLOCKS, Taxes, TaxEstimate, Where
+from connector_tax.provenance.recompute_taxes import Taxes, TaxEstimate, Where
 
 NOOP, MOONCAKE, NIXL = "noop_connector", "mooncake_both", "nixl_both"
 LMCACHE, MULTI = "lmcache_only", "multi_mooncake_lmcache"
@@ -47,8 +47,7 @@ def _at(config: str, cell: str) -> Where:
 
 
 def _decided(verdict_text: str, effects: Sequence[TaxEstimate], numbers: Row) -> Finding:
-    few = min(e.n_blocks for e in effects) < VERDICT_BLOCKS
-    unknown = few or any(e.mark for e in effects)
+    unknown = any(effect.undecided for effect in effects)
     return ("cannot tell" if unknown else verdict_text), numbers
 
 
@@ -194,7 +193,7 @@ def labels(
 
 
 def _band_label(effect: TaxEstimate, low: float, high: float, inside: str, outside: str) -> str:
-    if effect.n_blocks < VERDICT_BLOCKS:
+    if effect.undecided:
         return "undecided"
     if low <= effect.low and effect.high <= high:
         return inside
@@ -207,8 +206,7 @@ def _cost_label(taxes: Taxes, limits: Row, cell: str) -> tuple[str, str | None]:
     lower = share_of(taxes, cell, limits["h3_implementation_share"])
     if noop is None or mooncake is None or upper is None or lower is None:
         return "not met", None
-    few = min(e.n_blocks for e in (noop, mooncake, upper, lower)) < VERDICT_BLOCKS
-    if few or mooncake.low <= 0:
+    if any(e.undecided for e in (noop, mooncake, upper, lower)) or mooncake.low <= 0:
         return "met", "undecided"
     if upper.low >= 0:
         return "met", "framework-cost-dominated"

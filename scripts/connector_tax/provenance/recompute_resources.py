@@ -12,7 +12,8 @@ import numpy as np
 from connector_tax.artifacts.names import configuration_of, launched_plains
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
-from connector_tax.provenance.layout import difference, plain_values
+from connector_tax.provenance.device_spread import difference
+from connector_tax.provenance.layout import plain_values
 from connector_tax.provenance.recompute import Row
 
 UNITS = {
@@ -84,7 +85,7 @@ class Resources:
         values, raw = self.values[name], name == "idle_cpu"
         y = values if raw else {place: math.log(value) for place, value in values.items()}
         baseline = self.study.baseline
-        effect = difference(y, ours, self.confidence, baseline)
+        effect = difference(y, ours, self.confidence, baseline, self.study.devices)
         plains = plain_values(y, ours, baseline)
         if effect is None:
             return None

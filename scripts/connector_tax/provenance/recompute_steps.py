@@ -14,13 +14,13 @@ from connector_tax.artifacts.names import configuration_of, launched_plains
 from connector_tax.artifacts.tables import STEP_TAXES
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.cell_steps import CellSteps, Hook
+from connector_tax.provenance.device_spread import difference
 from connector_tax.provenance.distributions import t_quantile
 from connector_tax.provenance.layout import (
     OWN_P,
     UNEQUAL_P,
     Estimate,
     Values,
-    difference,
     layout_of,
     plain_values,
 )
@@ -64,7 +64,7 @@ class StepNumbers:
         at_zero = metric == "tax_callback_p50" and self.study.bare_baseline
         if at_zero and plain_values(values, config, self.baseline):
             return self._callbacks(config, values)
-        return difference(values, config, self.confidence, self.baseline)
+        return difference(values, config, self.confidence, self.baseline, self.study.devices)
 
     def _callbacks(self, config: str, values: Values) -> Estimate:
         plain = {block for launch, block in values if configuration_of(launch) == self.baseline}

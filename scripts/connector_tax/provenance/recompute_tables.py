@@ -66,6 +66,9 @@ class Recomputed(Cells):
         row: Row = {key: group[0][key] for key in keys} | {"block": "all"}
         row["config"] = row["configuration"]
         row["reason"] = merged(lost) or None
+        if self.study.devices:
+            on = dict.fromkeys(r["device"] for r in valid or group)
+            row["device"] = next(iter(on)) if len(on) == 1 else f"{len(on)} devices"
         if not valid:
             return row
         row |= {"status": "valid", "rate_rps": valid[0]["rate_rps"]}
@@ -178,6 +181,26 @@ class Recomputed(Cells):
                 )
         return list(rows.values())
 
+    def device_rows(self, taxes: Sequence[Row]) -> list[Row]:
+        """devices.csv: each row of taxes.csv on each device."""
+        devices = dict.fromkeys(self.study.devices.values())
+        return [self._device_row(row, device) for row in taxes for device in devices]
+
+    def _device_row(self, tax: Row, device: str) -> Row:
+        where, metric = (tax["config"], tax["phase"], tax["cell"]), tax["metric"]
+        lost = [(b, r) for _, b, r in self.lost(where, metric) if self.study.devices[b] == device]
+        row: Row = {name: tax[name] for name in ("config", "phase", "cell", "metric")}
+        row |= {"device": device, "n_blocks": 0, "reason": merged(lost) or None}
+        row["same_p"], _ = self.taxes.device_test(where, metric)
+        effect = self.taxes.tax_on(device, where, metric)
+        if effect is None:
+            return row
+        return row | {
+            "tax": effect.point, "tax_lo": effect.lo, "tax_hi": effect.hi, "p_value": effect.p,
+            "n_blocks": effect.n_blocks, "interval_method": effect.method,
+            "error_df": effect.df, "mark": effect.mark,
+        }  # fmt: skip
+
     def _plain_counts(self, where: Where, metric: str) -> dict[int, int]:
         """Launches of plain a configuration is compared with, by block."""
         name, phase, cell = where
@@ -200,10 +223,16 @@ class Recomputed(Cells):
             "p_value": None, "p_adjusted": None, "blocks_needed": None,
             "capacity_ratio": self._capacity_ratio(config),
         }  # fmt: skip
+        if self.study.devices:
+            row["device"] = None
         lost = self.lost(where, metric)
         if effect is None:
             status, reason = worst(lost)
             return row | {"status": status, "reason": reason}
+        if self.study.devices:
+            blocks = self.taxes.shared_blocks([config], phase, [cell], metric)
+            on = dict.fromkeys(self.study.devices[block] for block in blocks)
+            row["device"] = next(iter(on)) if len(on) == 1 else f"{len(on)} devices"
         plain_ms, config_ms, n_config, n_plain = self.levels(where, metric)
         without = self.taxes_without_rule
         whole = None if without is None else without.tax(where, metric)

@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 
 from connector_tax.artifacts.names import configuration_of
+from connector_tax.provenance.device_spread import error_of, same_p
 from connector_tax.provenance.distributions import Floats, largest_above, t_quantile
-from connector_tax.provenance.layout import Values, layout_of, squared_weights
+from connector_tax.provenance.layout import Error, Values, layout_of, squared_weights
 from connector_tax.provenance.recompute import Row
 
 VERDICT_BLOCKS = 3
 MOST_BLOCKS = 100
 NO_VERDICT = "point estimate, no verdict"
 MARKED = "no verdict (marked)"
+DEVICES_DIFFER = "no verdict (devices differ)"
+NOTHING_REPEATS = "one launch; launches not included"
 
 Sample = tuple[float, Floats, int]
 Where = tuple[str, str, str]  # launch name, phase, cell
@@ -33,7 +36,8 @@ Term = tuple[float, Where]
 class TaxEstimate:
     """A tax or a linear combination of taxes; a tax's numbers are logarithms until `as_tax`.
 
-    `behind` are the launch names of a block that the pooled error is made of.
+    `behind` are the launch names of a block that the pooled error is made of; `devices` how many
+    the error is made of, 0 where it is of launches; they may `differ` in the tax.
     """
 
     point: float
@@ -49,6 +53,8 @@ class TaxEstimate:
     p_bootstrap: float = math.nan
     behind: frozenset[str] = frozenset()
     mark: str = ""
+    devices: int = 0
+    differ: bool = False
 
     @property
     def low(self) -> float:
@@ -59,6 +65,11 @@ class TaxEstimate:
     def high(self) -> float:
         """The upper bound, infinity if unknown."""
         return math.inf if self.hi is None else self.hi
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nothing can be concluded from it."""
+        return self.n_blocks < VERDICT_BLOCKS or bool(self.mark) or self.differ
 
     def as_tax(self) -> "TaxEstimate":
         """The same, back from logarithms."""
@@ -80,6 +91,7 @@ class Taxes:
         statistics: the `statistics` section of the configuration.
         blocks: number of blocks.
         baseline: the configuration that taxes are against.
+        devices: block to device, where there are several.
     """
 
     def __init__(
@@ -89,8 +101,10 @@ class Taxes:
         statistics: Mapping[str, Any],
         blocks: int,
         baseline: str,
+        devices: Mapping[int, str],
     ) -> None:
         self.baseline = baseline
+        self.devices = devices
         self.samples = samples
         self.loads = loads
         self.statistics = statistics
@@ -119,7 +133,37 @@ class Taxes:
     def tax(self, where: Where, metric: str) -> TaxEstimate | None:
         """The tax of a launch name in a cell; None without a block that has it."""
         effect = self._effect([(1.0, where)], metric, self.confidence, as_log=True)
-        return None if effect is None else replace(effect.as_tax(), mark=self.mark(where, metric))
+        if effect is None:
+            return None
+        _, differ = self.device_test(where, metric)
+        return replace(effect.as_tax(), mark=self.mark(where, metric), differ=differ)
+
+    def tax_on(self, device: str, where: Where, metric: str) -> TaxEstimate | None:
+        """The tax on one of several devices; None without a block there."""
+        effect = self._effect([(1.0, where)], metric, self.confidence, as_log=True, device=device)
+        if effect is None:
+            return None
+        return replace(effect.as_tax(), mark=self.mark(where, metric, device))
+
+    def device_test(self, where: Where, metric: str) -> tuple[float | None, bool]:
+        """p of one tax on all devices; whether they differ, surely and by more than the margin."""
+        if not self.devices:
+            return None, False
+        name, phase, cell = where
+        layout = layout_of(self._values(phase, {cell: 1.0}, metric), self.devices)
+        points, errors = [], []
+        for device in dict.fromkeys(self.devices.values()):
+            blocks = self.shared_blocks([name], phase, [cell], metric, device)
+            if blocks:
+                points.append(self.log_ratio(where, metric, blocks, [cell])[0])
+                counts = [len(self.plains([name], b, phase, [cell], metric)) for b in blocks]
+                squares = squared_weights({name: 1.0}, counts, self.baseline)
+                errors.append(layout.error(squares))
+        if len(points) < 2 or layout.pooled[1] == 0:
+            return None, False
+        p = same_p(points, errors)
+        apart = math.expm1(max(points)) - math.expm1(min(points))
+        return p, p < 1 - self.confidence and apart > self.statistics["margins"][metric]
 
     def combination(
         self, terms: Sequence[Term], metric: str, confidence: float | None = None
@@ -129,13 +173,15 @@ class Taxes:
         if effect is None:
             return None
         marks = [part for _, where in terms for part in self.mark(where, metric).split("; ")]
-        return replace(effect, mark="; ".join(filter(None, dict.fromkeys(marks))))
+        taxes = [self.tax(where, metric) for _, where in terms] if self.devices else []
+        differ = any(tax.differ for tax in taxes if tax is not None)
+        return replace(effect, mark="; ".join(filter(None, dict.fromkeys(marks))), differ=differ)
 
-    def mark(self, where: Where, metric: str) -> str:
+    def mark(self, where: Where, metric: str, device: str | None = None) -> str:
         """Saturation and dropped arrivals of the cells that entered a tax."""
         name, phase, cell = where
         ours, plain = [], []
-        for block in self.shared_blocks([name], phase, [cell], metric):
+        for block in self.shared_blocks([name], phase, [cell], metric, device):
             ours.append(self.loads[name, block, phase, cell])
             plains = self.plains([name], block, phase, [cell], metric)
             plain += [self.loads[other, block, phase, cell] for other in plains]
@@ -151,13 +197,22 @@ class Taxes:
         return "; ".join(marks)
 
     def shared_blocks(
-        self, names: Sequence[str], phase: str, cells: Sequence[str], metric: str
+        self,
+        names: Sequence[str],
+        phase: str,
+        cells: Sequence[str],
+        metric: str,
+        device: str | None = None,
     ) -> list[int]:
-        """The blocks in which the launches and a launch of plain have the metric in the cells."""
+        """The blocks in which the launches and a launch of plain have the metric in the cells.
+
+        Of one device, if it is named.
+        """
         return [
             block
             for block in self.all_blocks
-            if all(self.has(name, block, phase, cells, metric) for name in names)
+            if device in (None, self.devices.get(block))
+            and all(self.has(name, block, phase, cells, metric) for name in names)
             and self.plains(names, block, phase, cells, metric)
         ]
 
@@ -178,14 +233,20 @@ class Taxes:
         return float(np.mean(points)), np.asarray(np.mean(resamples, axis=0))
 
     def _effect(
-        self, terms: Sequence[Term], metric: str, confidence: float, *, as_log: bool
+        self,
+        terms: Sequence[Term],
+        metric: str,
+        confidence: float,
+        *,
+        as_log: bool,
+        device: str | None = None,
     ) -> TaxEstimate | None:
         phase = terms[0][1][1]
         names = list(dict.fromkeys(where[0] for _, where in terms))
         cells = list(dict.fromkeys(where[2] for _, where in terms))
         if len(names) > 1 and len(cells) > 1:
             raise ValueError("several configurations over several cells have no common layout")
-        blocks = self.shared_blocks(names, phase, cells, metric)
+        blocks = self.shared_blocks(names, phase, cells, metric, device)
         if not blocks:
             return None
         ratios = [self.log_ratio(where, metric, blocks, cells) for _, where in terms]
@@ -199,9 +260,7 @@ class Taxes:
             )
             slopes = [w * math.exp(d) for (w, _), (d, _) in zip(terms, ratios, strict=True)]
         if len(blocks) == 1:
-            return TaxEstimate(
-                point, None, None, "one launch; launches not included", None, None, 1
-            )
+            return TaxEstimate(point, None, None, NOTHING_REPEATS, None, None, 1)
         of_cell = dict.fromkeys(cells, 1.0)
         weights = dict.fromkeys(names, 1.0)
         for slope, (_, (name, _, cell)) in zip(slopes, terms, strict=True):
@@ -209,12 +268,16 @@ class Taxes:
                 of_cell[cell] = slope
             else:
                 weights[name] = slope
-        plains = [len(self.plains(names, block, phase, cells, metric)) for block in blocks]
+        plains = {block: len(self.plains(names, block, phase, cells, metric)) for block in blocks}
         values = self._values(phase, of_cell, metric)
-        by_model = _by_model(
-            values, squared_weights(weights, plains, self.baseline), point, len(blocks), confidence
+        error = error_of(
+            values, self.devices, self.baseline, weights, plains, over_devices=device is None
         )
-        return _wider(by_model, replicates, confidence)
+        if error is None:
+            return TaxEstimate(point, None, None, NOTHING_REPEATS, None, None, len(blocks))
+        by_model = _by_model(error, point, len(blocks), confidence)
+        behind = frozenset(n for n, _ in values if configuration_of(n) not in error.unequal)
+        return _wider(replace(by_model, behind=behind), replicates, confidence)
 
     def _values(self, phase: str, of_cell: Mapping[str, float], metric: str) -> Values:
         """The weighted sum over cells of the logs of each launch that has all of them."""
@@ -228,13 +291,9 @@ class Taxes:
         }
 
 
-def _by_model(
-    values: Values, squares: Mapping[str, float], point: float, blocks: int, confidence: float
-) -> TaxEstimate:
-    """The interval of the block model's error."""
-    layout = layout_of(values)
-    error = layout.error(squares)
-    shown = str(error.df)
+def _by_model(error: Error, point: float, blocks: int, confidence: float) -> TaxEstimate:
+    """The interval by an error."""
+    shown = f"{error.df:.1f}" if error.devices else str(error.df)
     if error.spread is not None:
         shown = f"{error.df:.1f}; spread F {error.spread.f:.1f}, p {error.spread.p:.3f}"
     half, p = error.half_width(confidence), error.p(point)
@@ -249,7 +308,7 @@ def _by_model(
         own_error=error.spread is not None,
         variance=error.variance,
         p_model=p,
-        behind=frozenset(n for n, _ in values if configuration_of(n) not in layout.unequal),
+        devices=error.devices,
     )
 
 
@@ -280,6 +339,8 @@ class Compared:
     @property
     def baseline_share(self) -> float:
         """The part of the variance of the tax that plain's launches have."""
+        if self.effect.devices:
+            return 0.0
         plain = sum(1 / launches for launches in self.plains.values()) / len(self.plains)
         return plain / (1 + plain)
 
@@ -310,15 +371,15 @@ def sidak(p: float, count: int) -> float:
 
 @lru_cache(maxsize=65536)
 def _dunnett(p: float, shares: tuple[float, ...], df: float) -> float:
-    return (
-        p if p <= 0 or p >= 1 else largest_above(t_quantile(1 - p, df), np.array(shares), round(df))
-    )
+    return p if p <= 0 or p >= 1 else largest_above(t_quantile(1 - p, df), np.array(shares), df)
 
 
 def verdict(tax: TaxEstimate, p_adjusted: float | None, margin: float, confidence: float) -> str:
     """What the study says of a tax that carries no mark."""
     if tax.n_blocks < VERDICT_BLOCKS or p_adjusted is None:
         return NO_VERDICT
+    if tax.differ:
+        return DEVICES_DIFFER
     if -margin < tax.low and tax.high < margin:
         return "NO TAX"
     proven = p_adjusted < 1 - confidence and tax.low > 0

@@ -19,6 +19,7 @@ from connector_tax.report.launches import overhead, read_launches
 METRICS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
 TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"
+DEVICES_DIFFER = "no verdict (devices differ)"
 VERDICT_BLOCKS = 3
 MORE = "over 100"  # the most blocks that the analysis looks ahead
 
@@ -39,6 +40,7 @@ def answer(study: StudyTables) -> str:
         _elsewhere(study, proven),
         _within_margin(compared),
         _undecided(study, compared),
+        _devices_differ(compared),
         _point_estimates(study, compared),
         _without_number(study, compared),
     ]
@@ -103,6 +105,13 @@ def _within_margin(compared: Sequence[Compared]) -> str:
         for label, rows in chosen
     ]
     return f"within the margin {'are' if len(names) > 1 else 'is'} {_joined(names)}" * bool(names)
+
+
+def _devices_differ(compared: Sequence[Compared]) -> str:
+    chosen = _chosen(compared, lambda row: row.verdict == DEVICES_DIFFER)
+    names = [f"{label} ({_joined(METRICS[row.metric] for row in rows)})" for label, rows in chosen]
+    said = f"the devices differ in the cost of {_joined(names)}, and no verdict holds for all"
+    return said * bool(names)
 
 
 def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:

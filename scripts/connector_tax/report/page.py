@@ -30,7 +30,7 @@ RAW_FILES = (
     paths.REFERENCE_RATES,
     paths.PREFLIGHT_STATUS,
     paths.PATCH_STATUS,
-    *(f"{paths.ANALYSIS}/{name}" for name in paths.ANALYSIS_FILES),
+    *(f"{paths.ANALYSIS}/{name}" for name in (*paths.ANALYSIS_FILES, paths.DEVICE_TAXES)),
 )
 
 
@@ -87,6 +87,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "criteria": findings.criteria(study),
         "prior": findings.prior(study),
         "tax_tables": taxes.at_references(study),
+        "by_device": taxes.by_device(study),
         "cost": taxes.where_the_cost_sits(study),
         "amplification": taxes.amplification(study),
         "other_taxes": taxes.others(study),

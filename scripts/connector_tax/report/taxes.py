@@ -75,6 +75,24 @@ def _headline_row(study: StudyTables, columns: Sequence[str], row: TaxRow) -> Ro
     )
 
 
+def by_device(study: StudyTables) -> Table | None:
+    """TTFT and TPOT p90 at ref_safe on each device, A/A too; None on one device."""
+    cell = study.cell_at("ref_safe")
+    shown = [row for row in study.device_taxes if (row.phase, row.cell) == ("A", cell)]
+    if not shown:
+        return None
+    devices = list(dict.fromkeys(row.device for row in shown))
+    columns = ("Configuration", "Metric", *devices, "p of one tax", "Verdict")
+    rows = []
+    for metric in HEADLINE:
+        for config, tax in study.taxes_at("ref_safe", metric).items():
+            own = [row for row in shown if (row.config, row.metric) == (config, metric)]
+            cells = [Cell(text.tax(row.tax, row.tax_lo, row.tax_hi), row.tax) for row in own]
+            first = [Cell(study.label(config)), Cell(METRICS[metric])]
+            rows.append(Row([*first, *cells, number(own[0].same_p, 3), Cell(judged(study, tax))]))
+    return table("by-device", columns, rows)
+
+
 def where_the_cost_sits(study: StudyTables) -> Table | None:
     """The step taxes and capacity of each configuration at ref_safe; None without any."""
     rows = [

@@ -2,25 +2,30 @@
 
 A block is what a tax is computed within, so it is the job: whoever runs jobs, on however many
 machines, cannot tear it. Each launch has a driver of its own (connector_tax.study.launch); one that
-fails costs only itself. SIGTERM ends the block at the end of a cell, SIGINT at once.
+fails costs only itself. SIGTERM and SIGUSR1, by which a scheduler may announce that the time is up,
+end the block at the end of a cell, SIGINT at once.
 """
 
 import argparse
+import math
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import read_json
-from connector_tax.linux import die_with_parent
+from connector_tax.linux import WARNING, die_with_parent, ignore_warning
 
 # Above this, an exit status says which signal ended the process.
 SIGNALLED = 128
+# What a cell takes besides its window: looks at the idle machine, writing the records.
+AROUND_A_CELL_S = 30
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,15 +37,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(parser, argv, _drive)
 
 
+def end_s(config: Mapping[str, Any]) -> int:
+    """Seconds in which a block that is told to end has ended: its longest cell, and the stop.
+
+    Args:
+        config: a resolved configuration.
+    """
+    cell, server = config["cell"], config["server"]
+    cell_s: float = cell["warmup_s"] + cell["cap_s"] + cell["drain_s"] + AROUND_A_CELL_S
+    stop_s: float = server["stop_grace_s"] + server["release_s"]
+    return math.ceil(cell_s + stop_s)
+
+
 def _drive(arguments: argparse.Namespace) -> int:
     study = read_json(arguments.study)
     drawn = [la for la in launches(study, arguments.phase) if la.block == arguments.block]
     if not drawn:
         print(f"{arguments.study}: run_order has no block {arguments.block}", file=sys.stderr)
         return 2
+    ending = _Ending()
+    for number in (signal.SIGTERM, WARNING):
+        signal.signal(number, ending.tell)
     # A launch that failed says so in its index and ends with 0; another status ends the block.
     try:
-        status = next(filter(None, (_run(_command(arguments, la)) for la in drawn)), 0)
+        status = next(filter(None, (ending.run(_command(arguments, la)) for la in drawn)), 0)
     except KeyboardInterrupt:
         status = SIGNALLED + signal.SIGINT
     if status > SIGNALLED:
@@ -60,21 +80,41 @@ def _command(arguments: argparse.Namespace, launch: Launch) -> list[str]:
     ]
 
 
-def _run(command: Sequence[str]) -> int:
-    """The exit status of a launch's driver, which decides itself how it answers a signal."""
-    child = subprocess.Popen(command, preexec_fn=die_with_parent)
-    previous = signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGTERM))
-    try:
+class _Ending:
+    """Runs launches until the block is told to end."""
+
+    def __init__(self) -> None:
+        self._told = False
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def tell(self, *_: object) -> None:
+        """Signal handler: the launch ends with its cell, and no other begins."""
+        self._told = True
+        if self._child is not None:
+            self._child.send_signal(signal.SIGTERM)
+
+    def run(self, command: Sequence[str]) -> int:
+        """The exit status of a launch's driver, which decides itself how it answers a signal."""
+        if self._told:
+            # In the last cell of the launch before, which then was done.
+            return SIGNALLED + signal.SIGTERM
+        self._child = subprocess.Popen(command, preexec_fn=_as_child)
+        if self._told:
+            self.tell()
         while True:
             try:
-                status = child.wait()
+                status = self._child.wait()
                 break
             except KeyboardInterrupt:
                 # A terminal's Ctrl-C has reached the driver too.
                 continue
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-    return SIGNALLED - status if status < 0 else status
+        return SIGNALLED - status if status < 0 else status
+
+
+def _as_child() -> None:
+    """In a launch's driver: a warning that reaches all of a job's processes ends no server."""
+    die_with_parent()
+    ignore_warning()
 
 
 if __name__ == "__main__":

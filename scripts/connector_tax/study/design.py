@@ -34,6 +34,7 @@ from connector_tax.config import (
 )
 from connector_tax.files import read_json, sha256_json, write_json
 from connector_tax.seeds import named_generator
+from connector_tax.study.slots import check_slots
 
 MEASUREMENT_KEYS = (
     "seed",
@@ -72,6 +73,7 @@ def resolve(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """
     configurations = load_configurations(shipped("config/configurations.yaml"))
     check_study(config, source, list(configurations))
+    check_slots(config, source)
     configurations = with_own(configurations, config, source)
     config = json.loads(
         json.dumps({**config, "validity": {**BOUNDS, **config.get("validity", {})}})

@@ -20,6 +20,8 @@ from typing import Any
 
 from connector_tax.machine import command_output
 
+# Which GPUs a server sees.
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _POLL_S = 0.05
 _BACKLOG = 1000
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
@@ -41,8 +43,8 @@ def devices_of(config: Mapping[str, Any]) -> list[str]:
     engine = config["engine"]
     if engine.get("device") != "cuda":
         return [config["server"]["device"]]
-    name = "CUDA_VISIBLE_DEVICES"
-    visible = engine.get("environment", {}).get(name, os.environ.get(name))
+    inherited = os.environ.get(VISIBLE_VARIABLE)
+    visible = engine.get("environment", {}).get(VISIBLE_VARIABLE, inherited)
     gpus = {gpu["index"]: gpu["uuid"] for gpu in query_gpus(("index", "uuid"))}
     return _visible(gpus, visible)
 

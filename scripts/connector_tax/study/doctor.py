@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ from connector_tax.study.plan import (
 )
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.study.size_needs import GIB, bodies_gib, lmcache_gib, model_cache, weights_gib
+from connector_tax.study.slots import enter_slot
 from connector_tax.vllm.environment import PYTHON, BuildError, check_python, files_of
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -94,6 +95,23 @@ def findings(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
     yield from _disk(study, folder)
     yield _ports(study)
     yield _device(study)
+
+
+def of_slots(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
+    """The findings; where the study names slots those of each, under its id."""
+    slots = study["config"].get("devices")
+    if not slots:
+        yield from findings(study, folder)
+        return
+    usable = os.sched_getaffinity(0)
+    for slot in slots:
+        try:
+            of_slot = list(findings(enter_slot(study, slot), folder))
+        except DeviceError as error:
+            of_slot = [Finding("CPU sets", "fail", str(error))]
+        finally:
+            os.sched_setaffinity(0, usable)
+        yield from (replace(finding, check=f"{slot['id']}: {finding.check}") for finding in of_slot)
 
 
 def _packages(engine: Mapping[str, Any]) -> Iterator[Finding]:
@@ -339,7 +357,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _examine(arguments: argparse.Namespace) -> int:
     study = read_json(arguments.study)
-    rows = list(findings(study, arguments.study.parent))
+    rows = list(of_slots(study, arguments.study.parent))
     minutes = remaining_s(study, arguments.study.parent) / 60
     if arguments.json:
         for row in rows:

@@ -12,6 +12,7 @@ import platform
 import re
 import select
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -22,10 +23,12 @@ from pathlib import Path
 
 import psutil
 
+from connector_tax.linux import WARNING
 from connector_tax.machine import boot_id
 
 PARENT_VARIABLE = "CONNECTOR_TAX_PARENT_PID"
 LAUNCH_VARIABLE = "CONNECTOR_TAX_LAUNCH"
+BLOCK_MODULE = "connector_tax.study.block"
 # Writing one file takes seconds at most.
 OTHERS_TEMPORARY_S = 3600
 # What `watch_parent` was given: the last is called.
@@ -99,6 +102,22 @@ def set_job_environment() -> None:
     owner = ProcessName.parse(named) if named else None
     if owner is None or not owner.is_here() or not owner.runs():
         os.environ[PARENT_VARIABLE] = str(ProcessName.of(os.getpid()))
+
+
+def pass_warnings_on() -> None:
+    """Have a WARNING to this process (Snakemake) reach the drivers of blocks that it runs.
+
+    Snakemake itself would end by it, and its jobs with it. Slurm sends it to all processes of a job
+    or to the first alone, which is Snakemake.
+    """
+    signal.signal(WARNING, lambda *_: _warn_blocks())
+
+
+def _warn_blocks() -> None:
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if BLOCK_MODULE in process.cmdline():
+                process.send_signal(WARNING)
 
 
 def watch_parent(on_death: Callable[[], None], say: Callable[[str], object]) -> None:

@@ -70,6 +70,7 @@ from connector_tax.study.server_command import (
     server_cpus,
 )
 from connector_tax.study.server_use import ServerUse
+from connector_tax.study.slots import enter_block_slot
 from connector_tax.study.steplog import LaunchStepLog
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
@@ -89,7 +90,7 @@ class LaunchDriver:
     """
 
     def __init__(self, study_file: Path, launch: Launch, progress: LaunchProgress) -> None:
-        self.study: dict[str, Any] = read_json(study_file)
+        self.study = enter_block_slot(read_json(study_file), study_file.parent, launch.block)
         self.folder = launch.folder(study_file.parent)
         self.launch = launch
         self.progress = progress

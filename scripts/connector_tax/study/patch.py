@@ -23,6 +23,7 @@ from connector_tax.study.preflight import GateError, gated_server, steps_of
 from connector_tax.study.probe import OVERLAY
 from connector_tax.study.server import PortTakenError
 from connector_tax.study.server_command import without_root
+from connector_tax.study.slots import enter_block_slot
 from connector_tax.vllm import overlay
 
 
@@ -126,7 +127,7 @@ def _patch(arguments: argparse.Namespace) -> None:
     folder = root / paths.PATCH
     study = read_json(arguments.study)
     if arguments.action == "apply":
-        status = apply(study, folder)
+        status = apply(enter_block_slot(study, root), folder)
         write_json(root / paths.PATCH_STATUS, status)
         available = status["step_timing_available"]
         print(f"step timing: {'available' if available else 'NOT available'}")

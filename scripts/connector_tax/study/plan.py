@@ -7,6 +7,7 @@ state of each cell and the minutes it is expected to take.
 import argparse
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.study.design import cell_order, successes_wanted
+from connector_tax.study.slots import slot_of
 
 TO_MEASURE = ("missing", "failed", "damaged")
 # Start-up seconds assumed until a rehearsal or a launch of this study has shown others.
@@ -123,10 +125,18 @@ def _state(folder: Path, cell: str, index: LaunchIndex | None, phase: str) -> tu
 
 
 def remaining_s(study: Mapping[str, Any], folder: Path) -> float:
-    """Expected seconds of measuring still to do."""
+    """Expected seconds until all is measured: slots work side by side, Phase A ends before B."""
     rows = [row for row in planned_cells(study, folder) if row.state in TO_MEASURE]
     overhead = launch_overhead_s(study, folder)
-    return sum(row.expected_s for row in rows) + overhead * len({row.launch for row in rows})
+    slots = {block: slot_of(study, folder, block) for block in {row.launch.block for row in rows}}
+    busy: defaultdict[tuple[bool, str], float] = defaultdict(float)
+    steps = [(row.launch, row.expected_s) for row in rows]
+    steps += [(launch, overhead) for launch in {row.launch for row in rows}]
+    for launch, seconds in steps:
+        slot = slots[launch.block]
+        busy[launch.phase == "A", slot["id"] if slot else ""] += seconds
+    stages = {stage for stage, _ in busy}
+    return sum(max(s for (of, _), s in busy.items() if of == stage) for stage in stages)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -47,6 +47,7 @@ from connector_tax.study.server_command import (
     server_cpus,
     without_root,
 )
+from connector_tax.study.slots import enter_block_slot
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import overlay
 from connector_tax.vllm.evidence import active_paths, fallback_reason, inactive_reason
@@ -261,7 +262,7 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
     Raises:
         NoBaselineError: the baseline did not pass; no other configuration was launched.
     """
-    study = read_json(study_file)
+    study = enter_block_slot(read_json(study_file), study_file.parent)
     folder = study_file.parent / paths.PREFLIGHT
     embedded = study["config"]["engine"]["kind"] == "embedded"
     baseline = baseline_of(study["config"])

@@ -50,9 +50,11 @@ class LaunchProgress:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log.open("a", encoding="utf-8")
         self._console = Console(stderr=True)
+        # Blocks on other slots write to the same terminal: two bars would overwrite each other.
+        alone = len(study["config"].get("devices", [])) < 2
         self._live = (
             Live(console=self._console, auto_refresh=False, transient=True)
-            if self._console.is_terminal
+            if self._console.is_terminal and alone
             else None
         )
         self._lock = threading.Lock()

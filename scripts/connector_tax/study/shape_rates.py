@@ -32,6 +32,7 @@ from connector_tax.study.probe import probe_overlay
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server import PortTakenError
 from connector_tax.study.server_command import affinity_plan, served_model
+from connector_tax.study.slots import enter_block_slot
 
 NAME = "shape_rates"
 # Requests of the first burst, and how many times as many the next one has.
@@ -155,7 +156,7 @@ def probe_shapes(study_file: Path) -> dict[str, Any]:
         GateError: the baseline did not start, or failed.
         ShapeRateError: it did not serve a shape.
     """
-    study = read_json(study_file)
+    study = enter_block_slot(read_json(study_file), study_file.parent)
     folder = study_file.parent / paths.PREFLIGHT / NAME
     completed_s: dict[str, list[float]] = {}
     with (

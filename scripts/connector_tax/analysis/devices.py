@@ -1,0 +1,75 @@
+"""On which device each block of a study was measured, as its launches recorded it.
+
+Source: docs/method.md, "Several devices". A study whose launches ran on one device, or did not
+record theirs, has none to tell apart.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from connector_tax.analysis.ingest import Cell
+from connector_tax.files import ArtifactError
+
+NOT_RECORDED = "a device that was not recorded"
+# Of a GPU, what tells it from others of its type.
+OWN = ("uuid", "pci.bus_id")
+
+Node = Mapping[str, Any]
+
+
+def block_devices(cells: Iterable[Cell]) -> dict[int, str]:
+    """Block to the name of its device; empty where all blocks have the same.
+
+    Args:
+        cells: of any phases of the study.
+
+    Raises:
+        ArtifactError: a block has launches on two devices, or the study two types of device.
+    """
+    cells = list(cells)
+    measured = [(cell, node) for cell in cells for node in cell.nodes]
+    names: dict[int, str] = {}
+    for cell, node in measured:
+        name = device_name(node)
+        known = names.setdefault(cell.key.block, name)
+        if known != name:
+            raise ArtifactError(
+                f"{cell.folder.parent}: measured on {name}, the block's other launches on {known}:"
+                " launches of one block are compared, and must be of one device (docs/devices.md)"
+            )
+    if len(set(names.values())) < 2:
+        return {}
+    first, wanted = measured[0]
+    for cell, node in measured:
+        _check_type(first, wanted, cell, node)
+    return {cell.key.block: names.get(cell.key.block, NOT_RECORDED) for cell in cells}
+
+
+def device_name(node: Node) -> str:
+    """The machine's alias and its GPUs' UUIDs; without GPUs `server.device` and the CPUs."""
+    name = " ".join([node["machine"], *node["devices"]])
+    return name if node["gpus"] else f"{name}, CPUs {node['cpus']}"
+
+
+def devices_text(names: Sequence[str]) -> str | None:
+    """What a row of a table was measured on: its device, or how many; None where on none."""
+    several = list(dict.fromkeys(names))
+    if len(several) > 1:
+        return f"{len(several)} devices"
+    return several[0] if several else None
+
+
+def _check_type(first: Cell, wanted: Node, cell: Cell, node: Node) -> None:
+    ours, theirs = _type(node), _type(wanted)
+    for key, value in ours.items():
+        if value != theirs[key]:
+            raise ArtifactError(
+                f"two types of device are never pooled: {key} is {theirs[key]!r} in block"
+                f" {first.key.block} and {value!r} in block {cell.key.block}. Measure a study on"
+                " one type; two studies are compared by `snakemake compare` (docs/compare.md)"
+            )
+
+
+def _type(node: Node) -> dict[str, Any]:
+    gpus = [{k: v for k, v in gpu.items() if k not in OWN} for gpu in node["gpus"]]
+    return {"gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"]}
