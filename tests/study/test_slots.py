@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import launches
 from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.files import write_json
-from connector_tax.study import plan
+from connector_tax.loadgen import Progress
+from connector_tax.study import plan, progress
 from connector_tax.study.design import resolve
 from connector_tax.study.device import DeviceError, devices_of
 from connector_tax.study.node import claim_device, describe_node
@@ -126,11 +128,49 @@ def test_a_study_without_slots_is_left_as_it_is(tmp_path: Path, affinity: set[in
 
 def test_slots_work_side_by_side_and_phase_a_ends_before_phase_b(tmp_path: Path) -> None:
     study_file = write_study(tmp_path)
-    seconds = {}
+    left = {}
     for name, slots in (("one", None), ("two", TWO), ("three", [*TWO, {"id": "c", "cpus": "2"}])):
         study = tiny(slots, blocks=3)
         write_json(study_file, study)
-        seconds[name] = plan.remaining_s(study, tmp_path)
+        left[name] = plan.remaining(study, tmp_path)
+    one_s = left["one"].wall_s
     # Three blocks: two of them one after the other on two slots.
-    assert seconds["two"] == pytest.approx(seconds["one"] * 2 / 3)
-    assert seconds["three"] == pytest.approx(seconds["one"] / 3)
+    assert left["two"].wall_s == pytest.approx(one_s * 2 / 3)
+    assert left["three"].wall_s == pytest.approx(one_s / 3)
+    assert [left[name].devices for name in left] == [1, 2, 3]
+    assert [left[name].device_s for name in left] == pytest.approx([one_s] * 3)
+
+
+def test_blocks_that_nodes_have_begun_are_measured_side_by_side(tmp_path: Path) -> None:
+    study = tiny(None, blocks=4)
+    one = plan.remaining(study, tmp_path)
+    node = describe_node(study["config"])
+    for block, machine in enumerate("abb"):
+        claim_device(tmp_path, block, study["design_sha256"], {**node, "machine": machine})
+    left = plan.remaining(study, tmp_path)
+    # The fourth goes to the node that has one block.
+    assert left == pytest.approx((one.wall_s / 2, one.wall_s, 2))
+    claim_device(tmp_path, 3, "of another design", node)
+    assert plan.remaining(study, tmp_path) == left
+
+
+def test_several_devices_are_told_in_device_hours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
+    study_file = write_study(tmp_path)
+    for slots in (None, TWO):
+        study = tiny(slots, blocks=2)
+        write_json(study_file, study)
+        left = plan.remaining(study, tmp_path)
+        told = f", {left.device_s / 3600:.2f} device hours on 2 devices" if slots else ""
+        assert plan.main(["--study", str(study_file)]) == 0
+        assert f"about {left.wall_s / 60:.1f} min{told} (design" in capsys.readouterr().out
+        launch = launches(study, "A")[0]
+        with progress.LaunchProgress(study, tmp_path, launch, tmp_path / "x.log") as seen:
+            seen.start_cell("r1", 1, 1, 1.0)
+            seen.update(Progress(0.0, 0, 0, 0, 0, 0, 0, 0, 0))
+        assert f"study {progress.duration(left.wall_s)} left{told}\n" in capsys.readouterr().err
+    half = left.after(left.wall_s / 2)
+    assert half == pytest.approx((left.wall_s / 2, left.device_s / 2, 2))
+    assert left.after(2 * left.wall_s)[:2] == (0, 0)

@@ -34,7 +34,7 @@ from connector_tax.study.plan import (
     expected_cell_s,
     planned_cells,
     rehearsed,
-    remaining_s,
+    remaining,
 )
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.study.size_needs import GIB, bodies_gib, lmcache_gib, model_cache, weights_gib
@@ -358,7 +358,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _examine(arguments: argparse.Namespace) -> int:
     study = read_json(arguments.study)
     rows = list(of_slots(study, arguments.study.parent))
-    minutes = remaining_s(study, arguments.study.parent) / 60
+    left = remaining(study, arguments.study.parent)
     if arguments.json:
         for row in rows:
             print(json.dumps({"check": row.check, "verdict": row.verdict, "text": row.text}))
@@ -371,7 +371,8 @@ def _examine(arguments: argparse.Namespace) -> int:
         Console(width=None if sys.stdout.isatty() else 120).print(table)
         known = rehearsed(study, arguments.study.parent) is not None
         how = "as rehearsed" if known else "if the server keeps up; `rehearse` knows better"
-        print(f"expected duration: {int(minutes // 60)} h {int(minutes % 60):02d} min, {how}")
+        hours, minutes = divmod(int(left.wall_s // 60), 60)
+        print(f"expected duration: {hours} h {minutes:02d} min{left.of_devices}, {how}")
     return int(any(row.verdict == "fail" for row in rows))
 
 

@@ -5,13 +5,14 @@ state of each cell and the minutes it is expected to take.
 """
 
 import argparse
+import json
 import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -40,6 +41,31 @@ class PlannedCell:
     state: str
     reason: str
     expected_s: float
+
+
+class Remaining(NamedTuple):
+    """Expected seconds until all is measured.
+
+    Attributes:
+        wall_s: on the clock.
+        device_s: of all devices together.
+        devices: how many there are; of blocks that were not begun, only slots are known.
+    """
+
+    wall_s: float
+    device_s: float
+    devices: int
+
+    @property
+    def of_devices(self) -> str:
+        """What stands behind the time on the clock; "" of one device."""
+        hours = f", {self.device_s / 3600:.2f} device hours on {self.devices} devices"
+        return hours if self.devices > 1 else ""
+
+    def after(self, seconds: float) -> "Remaining":
+        """What is left of it that much later, all devices having worked alike."""
+        left = max(0.0, 1 - seconds / self.wall_s) if self.wall_s else 0.0
+        return self._replace(wall_s=self.wall_s * left, device_s=self.device_s * left)
 
 
 def reference_rate(folder: Path, phase: str) -> float | None:
@@ -124,19 +150,37 @@ def _state(folder: Path, cell: str, index: LaunchIndex | None, phase: str) -> tu
     return "missing", ""
 
 
-def remaining_s(study: Mapping[str, Any], folder: Path) -> float:
-    """Expected seconds until all is measured: slots work side by side, Phase A ends before B."""
+def remaining(study: Mapping[str, Any], folder: Path) -> Remaining:
+    """What is left to measure: devices work side by side, Phase A ends before B.
+
+    A block that no device has yet is counted on the one with the least to do.
+    """
     rows = [row for row in planned_cells(study, folder) if row.state in TO_MEASURE]
     overhead = launch_overhead_s(study, folder)
-    slots = {block: slot_of(study, folder, block) for block in {row.launch.block for row in rows}}
-    busy: defaultdict[tuple[bool, str], float] = defaultdict(float)
     steps = [(row.launch, row.expected_s) for row in rows]
     steps += [(launch, overhead) for launch in {row.launch for row in rows}]
+    # Phase A, and what comes after it: of each block, then of each device.
+    blocks: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for launch, seconds in steps:
-        slot = slots[launch.block]
-        busy[launch.phase == "A", slot["id"] if slot else ""] += seconds
-    stages = {stage for stage, _ in busy}
-    return sum(max(s for (of, _), s in busy.items() if of == stage) for stage in stages)
+        blocks[launch.block][launch.phase != "A"] += seconds
+    devices = {block: _device(study, folder, block) for block in sorted(blocks)}
+    busy = {name: [0.0, 0.0] for name in devices.values() if name} or {"": [0.0, 0.0]}
+    for block in sorted(devices, key=lambda block: devices[block] is None):
+        device = devices[block] or min(busy, key=lambda name: sum(busy[name]))
+        busy[device] = [x + y for x, y in zip(busy[device], blocks[block], strict=True)]
+    stages = list(zip(*busy.values(), strict=True))
+    return Remaining(sum(map(max, stages)), sum(map(sum, stages)), len(busy))
+
+
+def _device(study: Mapping[str, Any], folder: Path, block: int) -> str | None:
+    """What tells the device of a block from others: its slot, or the node that has begun it."""
+    if slot := slot_of(study, folder, block):
+        return str(slot["id"])
+    claim = folder / paths.DEVICES / f"block{block}.json"
+    held = read_json(claim) if claim.exists() else None
+    if held is None or held["design_sha256"] != study["design_sha256"]:
+        return None
+    return json.dumps(held["node"], sort_keys=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -168,11 +212,12 @@ def _show(arguments: argparse.Namespace) -> None:
         )
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
-    left = remaining_s(study, arguments.study.parent)
+    left = remaining(study, arguments.study.parent)
     console.print(
         f"{len(numbers)} launches, {len(rows)} cells, "
         f"{sum(r.state in TO_MEASURE for r in rows)} still to measure, "
-        f"about {left / 60:.1f} min (design {study['design_sha256'][:12]}, seed {study['seed']})"
+        f"about {left.wall_s / 60:.1f} min{left.of_devices} "
+        f"(design {study['design_sha256'][:12]}, seed {study['seed']})"
     )
     if rehearsed(study, arguments.study.parent) is None:
         console.print("Minutes of a server that keeps up with every rate; `rehearse` knows better.")

@@ -18,7 +18,7 @@ from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.loadgen import Progress
 from connector_tax.study.design import successes_wanted
-from connector_tax.study.plan import expected_cell_s, remaining_s
+from connector_tax.study.plan import expected_cell_s, remaining
 
 PLAIN_INTERVAL_S = 5.0
 
@@ -45,7 +45,7 @@ class LaunchProgress:
         number = order.index(launch) + 1
         self._title = f"Phase {launch.phase}  launch {number} of {len(order)}  {launch.config}"
         self._config = study["config"]
-        self._study_left_s = remaining_s(study, folder)
+        self._study_left = remaining(study, folder)
         self._study_left_at = time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log.open("a", encoding="utf-8")
@@ -95,11 +95,11 @@ class LaunchProgress:
         """The load generator's state, about four times a second."""
         wanted = successes_wanted(self._config)
         left = max(0.0, self._expected_s - progress.elapsed_s)
-        study = self._study_left_s - (time.monotonic() - self._study_left_at)
+        study = self._study_left.after(time.monotonic() - self._study_left_at)
         counts = f"{progress.measured_ok}/{wanted} completed"
         if progress.failed or progress.dropped:
             counts += f", {progress.failed} failed, {progress.dropped} dropped"
-        times = f"cell {duration(left)} left, study {duration(study)} left"
+        times = f"cell {duration(left)} left, study {duration(study.wall_s)} left{study.of_devices}"
         if self._live is not None:
             self._live.update(self._bar(progress, counts, times), refresh=True)
         if time.monotonic() - self._last_plain >= PLAIN_INTERVAL_S:
