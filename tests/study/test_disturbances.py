@@ -158,6 +158,10 @@ def test_a_load_generator_that_loses_a_worker_measures_nothing_more(study_file: 
         time.sleep(0.005)
     children = psutil.Process(driver.pid).children(recursive=True)
     (worker,) = (p for p in children if "connector_tax.loadgen.worker" in " ".join(p.cmdline()))
+    # Before the cell begins the worker would be missed, not lost.
+    while not worker.net_connections("tcp"):
+        assert driver.poll() is None, driver.communicate()
+        time.sleep(0.005)
     time.sleep(0.3)
     worker.kill()
     output, _ = driver.communicate(timeout=60)

@@ -120,9 +120,10 @@ def test_the_embedded_engine_finds_its_own_package_whatever_the_caller_has(tmp_p
     root = os.path.relpath(ROOT, tmp_path)
     command = ServerCommand(["python", "-c", show], {"PYTHONPATH": "{root}/scripts"})
     script.write_text(launch_script(command, "title", root))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", str(script)],
-        env={**os.environ, "PYTHONPATH": str(wrong.parent)},
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(wrong.parent)},
         check=True,
         capture_output=True,
         text=True,

@@ -320,13 +320,12 @@ class BatchedService:
         if connection is not None:
             connection.close()
         if self._process is not None and self._process.returncode is None:
-            try:
-                async with asyncio.timeout(_STOP_GRACE_S):
-                    await self._process.wait()
-            except TimeoutError:
+            # In a cancelled task Python 3.11.2's asyncio.timeout() raises CancelledError.
+            ended = asyncio.ensure_future(self._process.wait())
+            if not (await asyncio.wait({ended}, timeout=_STOP_GRACE_S))[0]:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.send_signal(signal.SIGKILL)
-                await self._process.wait()
+                await ended
 
 
 async def _hook(hook: Callable[[list[Any]], Awaitable[Any]], value: list[Any]) -> Any:
