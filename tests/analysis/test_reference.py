@@ -17,6 +17,7 @@ from connector_tax.analysis.reference import (
     reference_rates,
 )
 from connector_tax.analysis.saturation import CellLoad, Judgement, combine, judge, judge_sweep
+from connector_tax.artifacts.checks import CHECKS
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
 from tests.analysis.synthetic import CONFIG, write_synthetic_study
@@ -252,6 +253,21 @@ def test_where_plain_is_void_the_error_names_the_command_that_measures_it_again(
     indexes = [f"{runs}/{name}/block0/A/index.json" for name in ("plain", "plain_2")]
     assert f"--forcerun {' '.join(indexes)}" in message
     assert "Add lower rates" not in message
+
+
+@pytest.mark.parametrize(
+    ("second", "advised"), [(CHECKS["idle_memory_factor"].void, True), ("late", False)]
+)
+def test_where_the_whole_machine_became_slower_the_error_names_the_level(
+    second: str, advised: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = [f"r{rate:g}" for rate in CONFIG["phase_a"]["rates_rps"]]
+    slower = CHECKS["idle_memory_factor"].void
+    void = {("plain", 0, "A", rate): slower for rate in rates}
+    void |= {("plain_2", 0, "A", rate): second for rate in rates}
+    with pytest.raises(RuntimeError):
+        write_synthetic_study(tmp_path / "x", steps_per_cell=10, void=void)
+    assert ("environment.json" in capsys.readouterr().err) is advised
 
 
 def test_several_blocks_and_a_void_cell(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from connector_tax.analysis.saturation import (
     worst,
 )
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.checks import CHECKS
 from connector_tax.artifacts.names import CellKey, Launch, configuration_of
 from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.commands import run_command, study_parser
@@ -188,14 +189,23 @@ def _why_none(
 
 def _remedy(study: Study, cells: Sequence[Cell], involved: Collection[str]) -> str:
     """What to do: measure again what is not valid, or where all is, another grid."""
+    bad = [c for c in cells if c.status in ("void", "missing") and c.configuration in involved]
     again = {
         (Launch(c.key.config, c.key.block, c.key.phase).folder(study.root) / paths.INDEX).as_posix()
-        for c in cells
-        if c.status in ("void", "missing") and c.configuration in involved
+        for c in bad
     }
     if again:
         files = " ".join(sorted(again))
-        return f"Cells are not valid. To measure their launches again: --forcerun {files}"
+        remedy = f"Cells are not valid. To measure their launches again: --forcerun {files}"
+        slower = CHECKS["idle_memory_factor"].void
+        if all(slower in (cell.reason or "") for cell in bad):
+            remedy += (
+                "\nEach of them met a machine slower than the study's quiet level, which was taken"
+                f" when it began ({study.root / paths.ENVIRONMENT}). If the machine is as it mostly"
+                " is, the level is of a rare moment: remove the study's folder, and the next run"
+                " takes it anew."
+            )
+        return remedy
     return "Add lower rates to phase_a.rates_rps, or set reference.fallback_rps."
 
 
