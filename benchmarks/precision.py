@@ -34,8 +34,8 @@ from connector_tax.analysis.overload import overloads
 from connector_tax.analysis.reference import NoReferenceRateError, judge_launches, reference_rates
 from connector_tax.analysis.samples import METRICS as EFFECTS
 from connector_tax.analysis.saturation import CellLoad, load_of
-from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX, Tables, tax_rows
-from connector_tax.artifacts.names import CellKey, Launch, plain_names
+from connector_tax.analysis.taxes import Tables, tax_rows
+from connector_tax.artifacts.names import INCONCLUSIVE, NO_TAX, TAX, CellKey, Launch, plain_names
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.config import EngineConfig, load_config

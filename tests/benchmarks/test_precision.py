@@ -20,7 +20,7 @@ from benchmarks.precision import (
     simulate,
     true_taxes,
 )
-from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX
+from connector_tax.artifacts.names import INCONCLUSIVE, NO_TAX, TAX
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.engine.config import load_config
 from connector_tax.engine.virtual import VirtualEngine

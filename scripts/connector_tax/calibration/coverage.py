@@ -18,6 +18,7 @@ from scipy.stats import t as student
 
 from connector_tax.analysis.block_model import OWN
 from connector_tax.analysis.effects import BOOTSTRAP
+from connector_tax.artifacts.names import NO_TAX, TAX
 from connector_tax.calibration.design import AA, ARRIVALS, NOISY, SPREADS, STEP_TAX_US
 from connector_tax.calibration.truth import Logs, TrueTax, taxes_of
 from connector_tax.study.child import CommandChild
@@ -180,8 +181,8 @@ def _level(part: pl.DataFrame) -> dict[str, Any]:
         "log_bias_se": float(errors.std(ddof=1) / np.sqrt(n)) if n > 1 else None,
         "excludes_zero": _share(part, "excludes_zero"),
         "detected": _share(part, "detected"),
-        "verdict_tax": _mean(part["verdict"] == "TAX"),
-        "verdict_no_tax": _mean(part["verdict"] == "NO TAX"),
+        "verdict_tax": _mean(part["verdict"] == TAX),
+        "verdict_no_tax": _mean(part["verdict"] == NO_TAX),
     }
 
 
@@ -213,7 +214,7 @@ def aa_rows(outcomes: pl.DataFrame) -> list[dict[str, Any]]:
     for where, part in _parts(noise, *KEYS):
         n = part.height
         excluded = int(part["excludes_zero"].sum())
-        tax = int((part["verdict"] == "TAX").sum())
+        tax = int((part["verdict"] == TAX).sum())
         low, high = _binomial(excluded, n)
         rows.append(
             {

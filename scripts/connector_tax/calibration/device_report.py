@@ -13,7 +13,7 @@ import polars as pl
 from numpy.polynomial import Polynomial
 from scipy.stats import norm
 
-from connector_tax.analysis.taxes import DEVICES_DIFFER
+from connector_tax.artifacts.names import DEVICES_DIFFER
 from connector_tax.calibration.coverage import TARGET, Workers, truth_logs
 from connector_tax.calibration.design import AA, STEP_TAX_US, study_document
 from connector_tax.calibration.devices import EFFECTS_US
