@@ -1,4 +1,4 @@
-"""Timers, time slices, an end with the parent, CPU lists; what lasts is tried in another process."""
+"""Timers, time slices, an end with the parent, CPU lists; lasting ones in another process."""
 
 import asyncio
 import os
