@@ -263,6 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     # Plain's second launch is the one tax that is known to be zero.
     config = load_yaml(arguments.config) | {"blocks": arguments.blocks, "plain_launches": 2}
+    config.pop("shape_rates", None)  # shapes are of Phase B, which is not simulated
     if arguments.configurations:
         config["configurations"] = arguments.configurations
         kept = [c for c in config["phase_bp"]["configurations"] if c in arguments.configurations]
