@@ -19,6 +19,23 @@ from tests.workflow.small import smaller
 
 pytestmark = [pytest.mark.workflow, pytest.mark.long, pytest.mark.timeout(900)]
 CLUSTER = Path(__file__).with_name("slurm") / "cluster.sh"
+# A job that holds the GPU it was given until two jobs hold theirs.
+HOLD_GPU = """
+import json, os, sys, time
+from pathlib import Path
+from connector_tax.study.device import hold_devices
+from connector_tax.study.node import describe_node
+node = describe_node({"engine": {"kind": "vllm", "device": "cuda"}})
+folder = Path(sys.argv[1])
+with hold_devices(node["devices"]):
+    (folder / "writing").mkdir(exist_ok=True)
+    written = folder / "writing" / f"{os.getpid()}"
+    written.write_text(json.dumps(node))
+    written.rename(folder / f"{os.getpid()}.json")
+    until = time.monotonic() + 60
+    while len(list(folder.glob("*.json"))) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+"""
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip")
 
 
@@ -114,6 +131,29 @@ def test_two_nodes_measure_a_block_each(cluster: Cluster) -> None:
     assert len(first) == len(second) == 1
     assert first != second
     audited(cluster, study)
+
+
+def test_jobs_on_one_node_hold_the_gpu_that_each_was_given(cluster: Cluster) -> None:
+    folder = cluster.folder / "gpus"
+    folder.mkdir()
+    program = folder / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\ncase $1 in *=index,uuid) printf '0, GPU-a\\n1, GPU-b\\n';; *) exit 9;; esac\n"
+    )
+    program.chmod(0o755)
+    (folder / "hold.py").write_text(HOLD_GPU)
+    inherited = cluster.environment(folder)
+    inherited["PATH"] = f"{folder}{os.pathsep}{inherited['PATH']}"
+    given = ["--partition=shared", "--nodelist=n1", "--gres=gpu:1", "--mem=100"]
+    wrapped = f"{sys.executable} {folder}/hold.py {folder}"
+    job = ["sbatch", "--wait", *given, "--output", folder / "%j.log", "--wrap", wrapped]
+    begun = [subprocess.Popen(job, env=inherited) for _ in range(2)]
+    ended = [one.wait(timeout=120) for one in begun]
+    assert ended == [0, 0], [log.read_text() for log in folder.glob("*.log")]
+    held = [read_json(path) for path in folder.glob("*.json")]
+    assert sorted(node["devices"] for node in held) == [["GPU-a"], ["GPU-b"]]
+    assert len({node["machine"] for node in held}) == 1
+    assert len({node["job"] for node in held}) == 2
 
 
 def test_a_lost_head_and_a_cancelled_job_tear_nothing(cluster: Cluster) -> None:
