@@ -68,13 +68,13 @@ def claim_device(study_folder: Path, block: int, design: str, node: Mapping[str,
     Raises:
         DeviceError: the block was begun on another; names what differs, and the ways out.
     """
-    path = study_folder / paths.DEVICES / f"block{block}.json"
+    path = _claim_file(study_folder, block)
     mine = {key: value for key, value in node.items() if key not in PASSING}
     claim = {"design_sha256": design, "slurm_node": os.environ.get(NODE_VARIABLE), "node": mine}
     if write_new_json(path, claim):
         return
-    held = read_json(path)
-    if held["design_sha256"] != design:
+    held = read_claim(study_folder, block, design)
+    if held is None:
         write_json(path, claim)
         return
     then = held["node"]
@@ -85,6 +85,23 @@ def claim_device(study_folder: Path, block: int, design: str, node: Mapping[str,
             "measured on one. Go on there; or, to measure the whole block on this one, move "
             f"{path} and {study_folder / paths.RUNS}/*/block{block} away."
         )
+
+
+def read_claim(study_folder: Path, block: int, design: str) -> dict[str, Any] | None:
+    """The device that a block of this design was begun on: devices/block<k>.json; None: on none.
+
+    Args:
+        study_folder: results/<study>.
+        block: its number.
+        design: design_sha256.
+    """
+    path = _claim_file(study_folder, block)
+    held: dict[str, Any] | None = read_json(path) if path.exists() else None
+    return held if held is not None and held["design_sha256"] == design else None
+
+
+def _claim_file(study_folder: Path, block: int) -> Path:
+    return study_folder / paths.DEVICES / f"block{block}.json"
 
 
 def _gpus(uuids: list[str]) -> list[dict[str, str]]:
