@@ -23,6 +23,9 @@ SETTINGS_PROBE = "connector_tax_settings_probe"
 _SOURCE = Path(__file__).with_name("step_probe.py")
 _SETTINGS_SOURCE = Path(__file__).with_name("settings_probe.py")
 _VERSION = "1.0"
+_PACKAGE = (
+    "from importlib.util import find_spec; print(find_spec('vllm').submodule_search_locations[0])"
+)
 _FILES = {
     f"{PROBE}.py": _SOURCE.read_text(encoding="utf-8"),
     f"{SETTINGS_PROBE}.py": _SETTINGS_SOURCE.read_text(encoding="utf-8"),
@@ -113,6 +116,19 @@ def describe_vllm(python: Path) -> dict[str, Any]:
         raise OverlayError(f"{python}: vLLM cannot be examined:\n{done.stderr[-2000:]}")
     described: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return described
+
+
+def package_of(python: Path) -> Path:
+    """The folder of the vLLM installed for `python`, which is not imported.
+
+    Raises:
+        OverlayError: the interpreter or vLLM is missing.
+    """
+    try:
+        done = subprocess.run([python, "-c", _PACKAGE], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise OverlayError(f"{python}: no vLLM: {error}") from error
+    return Path(done.stdout.strip())
 
 
 def sources_sha256(package: Path) -> str:
