@@ -23,7 +23,6 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.linux import WARNING, die_with_parent, ignore_warning
 from connector_tax.study.device import DeviceError
-from connector_tax.study.fit import UnfitError, require_fit
 from connector_tax.study.slots import enter_block_slot
 
 # Above this, an exit status says which signal ended the process.
@@ -38,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--block", type=int, required=True)
     parser.add_argument("--phase", choices=PHASES, required=True)
     parser.add_argument("--logs", type=Path, required=True, help="folder of the launches' logs")
-    return run_command(parser, argv, _drive, (ArtifactError, DeviceError, UnfitError))
+    return run_command(parser, argv, _drive, (ArtifactError, DeviceError))
 
 
 def end_s(config: Mapping[str, Any]) -> int:
@@ -54,6 +53,9 @@ def end_s(config: Mapping[str, Any]) -> int:
 
 
 def _drive(arguments: argparse.Namespace) -> int:
+    # Imported here: the workflow imports this module, and is planned without the doctor's.
+    from connector_tax.study.fit import require_fit
+
     study = read_json(arguments.study)
     drawn = [la for la in launches(study, arguments.phase) if la.block == arguments.block]
     if not drawn:

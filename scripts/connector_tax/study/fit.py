@@ -12,6 +12,7 @@ from connector_tax.artifacts import paths
 from connector_tax.config import ROOT
 from connector_tax.files import read_json
 from connector_tax.machine import machine_alias
+from connector_tax.study.device import DeviceError
 from connector_tax.study.doctor import findings
 from connector_tax.vllm.overlay import OverlayError, package_of, sources_sha256
 
@@ -21,7 +22,7 @@ AWAITED = ("GPU memory", "GPU load", "device")
 LEFT_OUT = (*AWAITED, "environment")
 
 
-class UnfitError(Exception):
+class UnfitError(DeviceError):
     """This machine cannot measure the study; the text says why."""
 
 

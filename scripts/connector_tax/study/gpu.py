@@ -85,7 +85,7 @@ class GpuProcesses(GpuReadings):
         self._uuids = uuids
 
     def pids(self) -> set[int]:
-        """Those seen since the last call, by the ids that nvidia-smi has (in containers often none)."""
+        """Those seen since the last call, by nvidia-smi: in many containers it names none."""
         return {int(row[1]) for row in self.take() if row and row[0] in self._uuids}
 
 
