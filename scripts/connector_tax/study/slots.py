@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.config import ConfigError
-from connector_tax.loadgen.affinity import format_cpus, parse_cpus
+from connector_tax.linux import format_cpus, parse_cpus
 from connector_tax.study.device import VISIBLE_VARIABLE, DeviceError
 from connector_tax.study.node import read_claim
 
