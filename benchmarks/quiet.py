@@ -139,7 +139,7 @@ def _launch(
         if plan.enabled:
             stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
             os.sched_setaffinity(0, plan.loadgen)
-        watch = stack.enter_context(MachineWatch(study["config"]["quiet"], plan, gpu=False))
+        watch = stack.enter_context(MachineWatch(study["config"]["quiet"], plan, gpus=()))
         generator = stack.enter_context(load_generator(study, server, plan))
         # Else leaving would wait for a stopped process.
         stack.callback(os.kill, watch.pid, signal.SIGCONT)

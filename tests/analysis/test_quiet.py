@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from connector_tax.analysis.quiet import Machine, read_machine, undisturbed
 from connector_tax.analysis.validity import Watched, assess, void_reasons
 from connector_tax.artifacts.checks import BOUNDS, MACHINE_CHECKS
-from connector_tax.provenance.audit_machine import disturbed_chunks, quiet_seqs, throttled_periods
+from connector_tax.provenance.audit_machine import (
+    disturbed_chunks,
+    foreign_gpu_processes,
+    quiet_seqs,
+    throttled_periods,
+)
 
 RULE: dict[str, Any] = {
     "chunk_percentile": 50, "level_percentile": 10, "max_factor": 1.5, "max_chunk_steal": 0.05,
@@ -80,6 +85,30 @@ def test_the_audit_counts_the_periods_the_group_was_throttled_in(tmp_path: Path)
     for mark, total in zip(marks, (4, 4, 5, 7), strict=True):
         mark["counters"] = {**mark["counters"], "throttled": total}
     assert machine(records, tmp_path).throttled == throttled_periods(records) == 3
+
+
+@pytest.mark.parametrize(
+    ("told", "value"),
+    [([[], None, []], 0), ([[], [7], [7, 8]], 2), ([None] * 3, None), (None, None)],
+    ids=["nobody else", "two others", "nobody told", "no GPU"],
+)
+def test_processes_of_others_on_the_gpus_void_the_cell(
+    tmp_path: Path, told: list[list[int] | None] | None, value: int | None
+) -> None:
+    records = lines([([100] * 3, 0, 0)] * 3)
+    for chunk, pids in zip(records[2:-1], told or (), strict=False):
+        chunk["foreign_gpu_pids"] = pids
+    seen = machine(records, tmp_path)
+    assert seen.foreign_gpu == foreign_gpu_processes(records) == value
+    quiet = {**RULE, "min_quiet_share": 0.5}
+    found = checks(Watched(machine=seen, quiet=quiet, level_ns=50.0))
+    # Where nobody can tell the cell is not judged by it, and on CPUs there is no such check.
+    assert ("foreign_gpu_processes" in found) == (value is not None)
+    reasons = [r for r in void_reasons(found) if "on the study's GPUs" in r]
+    assert reasons == (
+        ["machine disturbed: processes of others were on the study's GPUs:"
+         " foreign_gpu_processes 2, allowed 0"] if value else []
+    )  # fmt: skip
 
 
 def test_a_chunk_nobody_watched_is_disturbed_whatever_the_rule(tmp_path: Path) -> None:

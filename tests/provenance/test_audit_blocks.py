@@ -27,7 +27,7 @@ def measured() -> Attempts:
                 "started_utc": f"2026-05-26T09:0{minute}:00.000+00:00",
                 "ended_utc": f"2026-05-26T09:0{minute}:50.000+00:00",
                 "supersedes": None,
-                "node": {**NODE, "boot": f"b{minute}", "job": str(minute)},
+                "node": {**NODE, "boot": f"b{minute}", "job": str(minute), "exclusive": minute < 2},
             }
         ]
         for minute, name in enumerate(DRAWN)

@@ -15,8 +15,9 @@ import pytest
 from connector_tax.analysis.quiet import read_machine
 from connector_tax.files import ArtifactError, read_jsonl
 from connector_tax.loadgen.affinity import AffinityPlan, plan_affinity, read_topology
+from connector_tax.provenance.audit_machine import foreign_gpu_processes
 from connector_tax.study.child import ChildError
-from connector_tax.study.gpu import FIELDS, GpuReadings
+from connector_tax.study.gpu import FIELDS, PROCESSES, GpuReadings
 from connector_tax.study.machine import MachineWatch
 from connector_tax.study.usage import throttled, throttled_file
 
@@ -56,7 +57,7 @@ def sleeper() -> Iterator[int]:
 
 def watched(path: Path, plan: AffinityPlan, group: int, seconds: float) -> list[dict[str, Any]]:
     """The lines of a file that was open for a while."""
-    with MachineWatch(QUIET, plan, gpu=False) as watch:
+    with MachineWatch(QUIET, plan, gpus=()) as watch:
         watch.open(path, group)
         time.sleep(seconds)
         watch.close()
@@ -87,7 +88,7 @@ def test_the_same_samples_reach_the_driver_while_it_runs(
     tmp_path: Path, plan: AffinityPlan, sleeper: int
 ) -> None:
     path = tmp_path / "machine.jsonl"
-    with MachineWatch(QUIET, plan, gpu=False) as watch:
+    with MachineWatch(QUIET, plan, gpus=()) as watch:
         for _ in range(2):
             watch.open(path, sleeper)
             seen = []
@@ -139,7 +140,7 @@ def test_the_drivers_children_are_its_own(tmp_path: Path, plan: AffinityPlan, sl
 
 
 def test_a_watch_that_ended_is_told(tmp_path: Path, plan: AffinityPlan, sleeper: int) -> None:
-    with MachineWatch(QUIET, plan, gpu=False) as watch:
+    with MachineWatch(QUIET, plan, gpus=()) as watch:
         os.kill(watch.pid, 9)
         with pytest.raises(ChildError, match="machine_watch ended with status -9"):
             watch.open(tmp_path / "machine.jsonl", sleeper)
@@ -150,7 +151,7 @@ def test_a_watch_that_had_ended_is_told_by_its_name_and_not_as_a_broken_pipe(
 ) -> None:
     with (  # noqa: PT012 the error comes from leaving the watch too
         pytest.raises(ChildError, match="machine_watch ended with status -9"),
-        MachineWatch(QUIET, plan, gpu=False) as watch,
+        MachineWatch(QUIET, plan, gpus=()) as watch,
     ):
         os.kill(watch.pid, 9)
         # Until it is a zombie its end of the pipe may be open still.
@@ -206,7 +207,7 @@ def test_gpu_rows_come_as_numbers_line_by_line(
     assert found + readings.take() == rows
     readings.close()
     path = tmp_path / "machine.jsonl"
-    with MachineWatch(QUIET, plan, gpu=True) as watch:
+    with MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch:
         watch.open(path, sleeper)
         time.sleep(1.3)
         watch.close()
@@ -214,12 +215,45 @@ def test_gpu_rows_come_as_numbers_line_by_line(
     assert all("gpu" in line for line in seconds)
 
 
+def test_processes_of_others_on_the_studys_gpus_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: AffinityPlan, sleeper: int
+) -> None:
+    users, stub = tmp_path / "users", tmp_path / "nvidia-smi"
+    looks = f"while sleep 0.03; do cat {users}; done"
+    stub.write_text(f"#!/bin/sh\ncase $1 in {PROCESSES}) {looks};; *) exec sleep 60;; esac\n")
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    own = f"GPU-a, {sleeper}\nGPU-a, {os.getpid()}\n"
+
+    def until(watch: MachineWatch, text: str, told: list[int] | None) -> None:
+        """Have nvidia-smi print it until a chunk says so of foreign processes."""
+        (tmp_path / "next").write_text(text)
+        (tmp_path / "next").rename(users)
+        deadline = time.monotonic() + 20
+        while told not in [c["foreign_gpu_pids"] for c in watch.recent() if c["kind"] == "chunk"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    users.write_text(own)
+    path = tmp_path / "machine.jsonl"
+    with MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch:
+        watch.open(path, sleeper)
+        until(watch, f"{own}GPU-b, 1\n", [])
+        until(watch, f"{own}GPU-a, 1\n", [1])
+        # A container of its own: other ids.
+        until(watch, "GPU-a, 1\n", None)
+        until(watch, own, [])
+        watch.close()
+    assert read_machine(path, None).foreign_gpu == 1
+    assert foreign_gpu_processes(list(read_jsonl(path))) == 1
+
+
 def test_without_nvidia_smi_a_gpu_study_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: AffinityPlan
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
-        MachineWatch(QUIET, plan, gpu=True) as watch,
+        MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch,
         pytest.raises(ChildError, match="ended with status 1"),
     ):
         watch.recent()

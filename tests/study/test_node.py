@@ -20,11 +20,18 @@ case $1 in
 done ;;
 esac
 """
+SCONTROL = """#!/bin/sh
+[ "$*" = "show job --oneliner 17" ] || exit 9
+echo "JobId=17 JobName=x NumNodes=1 OverSubscribe={} Contiguous=0"
+"""
 CPU_STUDY: Mapping[str, Any] = {"engine": {"kind": "embedded"}, "server": {"device": "cpu"}}
 
 
-def test_the_gpus_of_a_launch_are_described(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("oversubscribe", "exclusive"), [("NO", True), ("OK", False), ("YES", False), ("", None)]
+)
+def test_the_gpus_and_the_job_of_a_launch_are_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, oversubscribe: str, exclusive: bool | None
 ) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(SMI)
@@ -32,13 +39,18 @@ def test_the_gpus_of_a_launch_are_described(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(SCONTROL.format(oversubscribe))
+    scontrol.chmod(0o755)
     engine = {"kind": "vllm", "device": "cuda", "environment": {}}
     node = describe_node({"engine": engine, "server": {"device": "gpu"}})
     assert node["devices"] == ["GPU-bbbb"]
     assert [(gpu["uuid"], gpu["name"], gpu["power.limit"]) for gpu in node["gpus"]] == [
         ("GPU-bbbb", "NVIDIA H100", "700.00 W")
     ]
-    assert node["job"] == "17"
+    # The stand-in's bus is none of this machine's.
+    assert node["gpu_numa_nodes"] == [None]
+    assert (node["job"], node["exclusive"]) == ("17", exclusive)
 
 
 def test_no_host_name_is_recorded() -> None:
@@ -46,12 +58,16 @@ def test_no_host_name_is_recorded() -> None:
     assert os.uname().nodename not in str(node)
     assert node["machine"] == describe_node(CPU_STUDY)["machine"]
     assert node["devices"] == ["cpu"]
+    assert node["gpu_numa_nodes"] == []
+    assert node["exclusive"] is None
 
 
 def test_a_block_belongs_to_the_device_of_its_first_launch(tmp_path: Path) -> None:
     here = describe_node(CPU_STUDY)
     claim_device(tmp_path, 0, "a", here)
-    claim_device(tmp_path, 0, "a", {**here, "boot": "the next", "job": "18"})
+    claim_device(tmp_path, 0, "a", {**here, "boot": "the next", "job": "18", "exclusive": True})
+    # Made by a version that recorded more of a node.
+    claim_device(tmp_path, 0, "a", {**here, "recorded_since": 1})
     claim_device(tmp_path, 1, "a", {**here, "machine": "machine-b"})
     with pytest.raises(DeviceError, match=r"block 0 .*machine: 'machine-.*', here 'machine-b'"):
         claim_device(tmp_path, 0, "a", {**here, "machine": "machine-b"})

@@ -1,6 +1,7 @@
 """Blocks on the nodes of a real Slurm: whole, on one node each, whoever is killed."""
 
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
@@ -19,7 +20,25 @@ from tests.workflow.small import smaller
 
 pytestmark = [pytest.mark.workflow, pytest.mark.long, pytest.mark.timeout(900)]
 CLUSTER = Path(__file__).with_name("slurm") / "cluster.sh"
+# A job that holds the GPU it was given until two jobs hold theirs.
+HOLD_GPU = """
+import json, os, sys, time
+from pathlib import Path
+from connector_tax.study.device import hold_devices
+from connector_tax.study.node import describe_node
+node = describe_node({"engine": {"kind": "vllm", "device": "cuda"}})
+folder = Path(sys.argv[1])
+with hold_devices(node["devices"]):
+    (folder / "writing").mkdir(exist_ok=True)
+    written = folder / "writing" / f"{os.getpid()}"
+    written.write_text(json.dumps(node))
+    written.rename(folder / f"{os.getpid()}.json")
+    until = time.monotonic() + 60
+    while len(list(folder.glob("*.json"))) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+"""
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip")
+DEBIAN = "apt install slurmctld slurmd slurm-client munge iproute2"
 
 
 class Cluster:
@@ -36,13 +55,19 @@ class Cluster:
 
         return prepare(self.folder / name, edit)
 
-    def command(self, study: Path, *targets: str, options: tuple[str, ...] = ()) -> list[str]:
+    def command(
+        self,
+        study: Path,
+        *targets: str,
+        options: tuple[str, ...] = (),
+        config: str = "study.yaml",
+    ) -> list[str]:
         return [
             str(Path(sys.executable).with_name("snakemake")),
             *("--snakefile", str(ROOT / "Snakefile"), "--directory", str(study)),
             *("--workflow-profile", str(ROOT / "workflow" / "profiles" / "slurm")),
             *("--slurm-init-seconds-before-status-checks", "3"),
-            *("--configfile", str(study / "study.yaml"), *options, "--", *targets),
+            *("--configfile", str(study / config), *options, "--", *targets),
         ]
 
     def environment(self, study: Path) -> dict[str, str]:
@@ -51,10 +76,14 @@ class Cluster:
         return {**own, "SLURM_CONF": str(self.folder / "etc" / "slurm.conf")}
 
     def run(
-        self, study: Path, *targets: str, options: tuple[str, ...] = ()
+        self,
+        study: Path,
+        *targets: str,
+        options: tuple[str, ...] = (),
+        config: str = "study.yaml",
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(study, *targets, options=options),
+            self.command(study, *targets, options=options, config=config),
             env=self.environment(study), stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=600,
         )  # fmt: skip
@@ -77,11 +106,13 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    missing = [f"{name} ({DEBIAN})" for name in PROGRAMS if shutil.which(name) is None]
     if importlib.util.find_spec("snakemake_executor_plugin_slurm") is None:
-        missing.append("snakemake-executor-plugin-slurm")
-    if missing or os.geteuid() != 0:
-        pytest.skip(f"two slurmd's need root and: {', '.join(missing) or 'all is there'}")
+        missing.append("pip install snakemake-executor-plugin-slurm==2.8.0 (not in envs/dev.lock)")
+    if os.geteuid() != 0:
+        missing.append("root")
+    if missing:
+        pytest.skip(f"two slurmd's need: {', '.join(missing)}")
     folder = tmp_path_factory.mktemp("cluster")
     try:
         subprocess.run([CLUSTER, "up", folder], check=True, timeout=60)
@@ -90,17 +121,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         subprocess.run([CLUSTER, "down", folder], check=False, timeout=60)
 
 
-def nodes(study: Path, block: int, phases: str = "*") -> set[str]:
+def attempts(study: Path, name: str = "tiny", block: int | str = "*") -> list[dict[str, Any]]:
+    """Every start of a server, of all phases."""
+    files = study.glob(f"results/{name}/runs/*/block{block}/*/attempts.json")
+    return [entry for path in files for entry in read_json(path)]
+
+
+def nodes(study: Path, block: int) -> set[str]:
     """The machines that the attempts of a block ran on."""
-    files = study.glob(f"results/tiny/runs/*/block{block}/{phases}/attempts.json")
-    attempts: list[dict[str, Any]] = [entry for path in files for entry in read_json(path)]
-    return {attempt["node"]["machine"] for attempt in attempts}
+    return {attempt["node"]["machine"] for attempt in attempts(study, block=block)}
 
 
-def audited(cluster: Cluster, study: Path) -> None:
-    done = cluster.run(study, "audit")
+def audited(cluster: Cluster, study: Path, name: str = "tiny", config: str = "study.yaml") -> None:
+    done = cluster.run(study, "audit", config=config)
     assert done.returncode == 0, done.stdout
-    claims = read_json(study / "results" / "tiny" / "audit.json")["claims"]
+    claims = read_json(study / "results" / name / "audit.json")["claims"]
     kinds = [claim["kind"] for claim in claims if claim["verdict"] == "PASS"]
     assert kinds.count("block order") >= 4
     assert kinds.count("block device") == 2
@@ -113,7 +148,57 @@ def test_two_nodes_measure_a_block_each(cluster: Cluster) -> None:
     first, second = nodes(study, 0), nodes(study, 1)
     assert len(first) == len(second) == 1
     assert first != second
+    assert all(attempt["node"]["exclusive"] for attempt in attempts(study))
     audited(cluster, study)
+
+
+def test_two_studies_at_once_share_a_folder_and_the_nodes(cluster: Cluster) -> None:
+    study = cluster.study("both")
+    files = {"tiny": "study.yaml", "other": "other.yaml"}
+    text = (study / "study.yaml").read_text()
+    (study / "other.yaml").write_text(text.replace("study: tiny", "study: other"))
+    heads = {}
+    for name, config in files.items():
+        with (study / f"{name}.log").open("wb") as log:
+            heads[name] = subprocess.Popen(
+                cluster.command(study, "all", config=config), env=cluster.environment(study),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+    for name, head in heads.items():
+        assert head.wait(timeout=800) == 0, (study / f"{name}.log").read_text()
+    of_machine: dict[str, list[dict[str, Any]]] = {}
+    for name, config in files.items():
+        audited(cluster, study, name, config)
+        for attempt in attempts(study, name):
+            of_machine.setdefault(attempt["node"]["machine"], []).append(attempt)
+    assert len(of_machine) == 2
+    for beside in of_machine.values():
+        spans = sorted((a["started_utc"], a["ended_utc"]) for a in beside)
+        assert all(begun >= ended for (_, ended), (begun, _) in itertools.pairwise(spans))
+
+
+def test_jobs_on_one_node_hold_the_gpu_that_each_was_given(cluster: Cluster) -> None:
+    folder = cluster.folder / "gpus"
+    folder.mkdir()
+    program = folder / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\ncase $1 in *=index,uuid) printf '0, GPU-a\\n1, GPU-b\\n';; *) exit 9;; esac\n"
+    )
+    program.chmod(0o755)
+    (folder / "hold.py").write_text(HOLD_GPU)
+    inherited = cluster.environment(folder)
+    inherited["PATH"] = f"{folder}{os.pathsep}{inherited['PATH']}"
+    given = ["--partition=shared", "--nodelist=n1", "--gres=gpu:1", "--mem=100"]
+    wrapped = f"{sys.executable} {folder}/hold.py {folder}"
+    job = ["sbatch", "--wait", *given, "--output", f"{folder}/%j.log", "--wrap", wrapped]
+    begun = [subprocess.Popen(job, env=inherited) for _ in range(2)]
+    ended = [one.wait(timeout=120) for one in begun]
+    assert ended == [0, 0], [log.read_text() for log in folder.glob("*.log")]
+    held = [read_json(path) for path in folder.glob("*.json")]
+    assert sorted(node["devices"] for node in held) == [["GPU-a"], ["GPU-b"]]
+    assert len({node["machine"] for node in held}) == 1
+    assert len({node["job"] for node in held}) == 2
+    assert [node["exclusive"] for node in held] == [False, False]
 
 
 def test_a_lost_head_and_a_cancelled_job_tear_nothing(cluster: Cluster) -> None:

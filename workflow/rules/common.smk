@@ -19,6 +19,7 @@ from connector_tax.study.guard import (
     remove_temporaries,
     set_job_environment,
 )
+from connector_tax.study.node import read_claim
 from connector_tax.study.remeasure import (
     check_design,
     keep_old_design,
@@ -162,8 +163,8 @@ def slurm_options(wildcards):
     Asked again when the job is due: the block's first job says where that is.
     """
     warning = f"--signal=USR1@{end_s(STUDY['config'])}"
-    claim = Path(RESULTS, paths.DEVICES, f"block{wildcards.block}.json")
-    node = claim.exists() and json.loads(claim.read_text())["slurm_node"]
+    held = read_claim(Path(RESULTS), int(wildcards.block), STUDY["design_sha256"])
+    node = held and held["slurm_node"]
     return f"{warning} --nodelist={node}" if node else warning
 
 

@@ -155,6 +155,7 @@ class Machine:
         own_share: CPU time of the watching process over the time it sampled.
         faults: its page faults in that time.
         throttled: periods the control group was throttled in; None: not counted.
+        foreign_gpu: processes of others on the study's GPUs; None: no GPUs, or not told.
     """
 
     edges_ns: Ints
@@ -169,6 +170,7 @@ class Machine:
     own_share: float
     faults: int
     throttled: int | None
+    foreign_gpu: int | None
 
     def chunks(self, quiet: Mapping[str, Any]) -> Chunks:
         """The cell's chunks by the rule `quiet`."""
@@ -231,9 +233,15 @@ def read_machine(path: Path, sha256: str | None) -> Machine:
             throttled=None
             if last["throttled"] is None
             else int(last["throttled"] - first["throttled"]),
+            foreign_gpu=_foreign_gpu(lines),
         )
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ArtifactError(f"{path}: not a machine file: {error!r}") from None
+
+
+def _foreign_gpu(lines: Sequence[Mapping[str, Any]]) -> int | None:
+    told = [pids for line in lines if (pids := line.get("foreign_gpu_pids")) is not None]
+    return len({pid for pids in told for pid in pids}) if told else None
 
 
 def _cpu_use(

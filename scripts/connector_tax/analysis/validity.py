@@ -307,23 +307,25 @@ def _machine_checks(
 ) -> dict[str, Check]:
     """The checks of MACHINE_CHECKS."""
     machine, level = watched.machine, watched.level_ns
-    factor = quiet = throttled = None
+    factor = quiet = throttled = foreign_gpu = None
     foreign: dict[str, float | None] = dict.fromkeys(SIDES)
     if machine is not None:
         quiet = sum(r["status"] == "ok" for r in counted)
         if level is not None:
             factor = max(machine.looks.values()) / level
         foreign = {side: machine.cpus[side].foreign for side in SIDES}
-        throttled = machine.throttled
+        throttled, foreign_gpu = machine.throttled, machine.foreign_gpu
     checks = {
         "quiet_requests": _at_least(quiet, math.ceil(watched.quiet["min_quiet_share"] * wanted)),
         "idle_memory_factor": _at_most(factor, bounds["max_idle_memory_factor"]),
         "foreign_cpu_server": _at_most(foreign["server"], bounds["max_foreign_cpu"]),
         "foreign_cpu_loadgen": _at_most(foreign["loadgen"], bounds["max_foreign_cpu"]),
         "throttled_periods": _at_most(throttled, 0),
+        "foreign_gpu_processes": _at_most(foreign_gpu, 0),
     }
-    if machine is not None and throttled is None:
-        del checks["throttled_periods"]
+    for name, value in (("throttled_periods", throttled), ("foreign_gpu_processes", foreign_gpu)):
+        if machine is not None and value is None:
+            del checks[name]
     return checks
 
 

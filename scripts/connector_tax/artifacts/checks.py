@@ -84,6 +84,10 @@ CHECKS: Mapping[str, CheckKind] = {
     "throttled_periods": CheckKind(
         "machine disturbed: the control group's CPU quota was used up", machine=True
     ),
+    # On GPUs, where nvidia-smi tells.
+    "foreign_gpu_processes": CheckKind(
+        "machine disturbed: processes of others were on the study's GPUs", machine=True
+    ),
 }
 MACHINE_CHECKS = tuple(name for name, check in CHECKS.items() if check.machine)
 # What a study is judged by where its `validity` section does not say otherwise.

@@ -18,7 +18,7 @@ from connector_tax.provenance.recompute import Row
 ORDER, OVERLAP, DEVICE = "block order", "overlap", "block device"
 UNKNOWN = "measured before launches recorded the machine they ran on"
 # Of a node, what may change without another device: a reboot, the next job of a scheduler.
-PASSING = ("boot", "job")
+PASSING = ("boot", "job", "exclusive")
 # Of a GPU, what tells it from others of its type.
 OWN = ("uuid", "pci.bus_id")
 

@@ -17,6 +17,8 @@ from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.recompute import Row
 
 LEAST_SAMPLES = 3
+# Checked where the kernel counts it, and where nvidia-smi tells.
+WHERE_TOLD = ("throttled_periods", "foreign_gpu_processes")
 Interval = tuple[int, int]
 
 
@@ -26,12 +28,13 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         return {}
     bounds, quiet = study.config["validity"], study.config["quiet"]
     values: dict[str, Any] = dict.fromkeys(
-        ("quiet_requests", "idle_memory_factor", "server", "loadgen", "throttled_periods")
+        ("quiet_requests", "idle_memory_factor", "server", "loadgen", *WHERE_TOLD)
     )
     if cell.path("machine").exists():
         lines = cell.machine
         values |= _cpu_shares(lines)
         values["throttled_periods"] = throttled_periods(lines)
+        values["foreign_gpu_processes"] = foreign_gpu_processes(lines)
         values["quiet_requests"] = len(quiet_successes(study, cell) or ())
         level = read_json(study.root / paths.ENVIRONMENT).get("quiet_level")
         if level is not None:
@@ -54,11 +57,12 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         ),
         "foreign_cpu_server": at_most(values["server"], bounds["max_foreign_cpu"]),
         "foreign_cpu_loadgen": at_most(values["loadgen"], bounds["max_foreign_cpu"]),
-        "throttled_periods": at_most(values["throttled_periods"], 0),
+        **{name: at_most(values[name], 0) for name in WHERE_TOLD},
     }  # fmt: skip
-    if cell.path("machine").exists() and values["throttled_periods"] is None:
-        del checks["throttled_periods"]  # the kernel did not count it
-    return checks
+    there = cell.path("machine").exists()
+    return {
+        k: v for k, v in checks.items() if not (there and k in WHERE_TOLD and values[k] is None)
+    }
 
 
 def quiet_successes(study: RawStudy, cell: RawCell) -> list[int] | None:
@@ -160,6 +164,12 @@ def throttled_periods(lines: Sequence[Row]) -> int | None:
     """Periods the control group was throttled in; None where the kernel does not count them."""
     counts = [r["counters"]["throttled"] for r in lines if r["kind"] in ("begin", "chunk")]
     return None if counts[-1] is None else int(counts[-1] - counts[0])
+
+
+def foreign_gpu_processes(lines: Sequence[Row]) -> int | None:
+    """Processes of others on the study's GPUs; None without GPUs, or where nobody told."""
+    told = [r["foreign_gpu_pids"] for r in lines if r.get("foreign_gpu_pids") is not None]
+    return len(set(itertools.chain(*told))) if told else None
 
 
 def _cpu_shares(lines: Sequence[Row]) -> dict[str, float]:

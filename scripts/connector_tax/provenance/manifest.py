@@ -130,9 +130,13 @@ def row(
 
 
 def _devices(attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What each attempt ran on, where it says so: `machine-0123456789ab GPU-0a1b`."""
+    """What each attempt ran on, where it says so: `machine-01 GPU-0a, NUMA node 0, exclusive`."""
     for node in (attempt["node"] for attempt in attempts if "node" in attempt):
-        yield " ".join([node["machine"], *node["devices"]])
+        numa = sorted({n for n in node.get("gpu_numa_nodes", ()) if n is not None})
+        told = [f"NUMA node {n}" for n in numa]
+        if node.get("exclusive") is not None:
+            told.append("exclusive" if node["exclusive"] else "not exclusive")
+        yield ", ".join([" ".join([node["machine"], *node["devices"]]), *told])
 
 
 def _paths(folder: Path, configuration: str) -> str:

@@ -2,8 +2,9 @@
 
 A block is what a tax is computed within, so it is the job: whoever runs jobs, on however many
 machines, cannot tear it. Each launch has a driver of its own (connector_tax.study.launch); one that
-fails costs only itself. SIGTERM and SIGUSR1, by which a scheduler may announce that the time is up,
-end the block at the end of a cell, SIGINT at once.
+fails costs only itself. A machine that cannot measure ends the block before the first of them
+(connector_tax.study.fit). SIGTERM and SIGUSR1, by which a scheduler may announce that the time is
+up, end the block at the end of a cell, SIGINT at once.
 """
 
 import argparse
@@ -19,8 +20,10 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import read_json
+from connector_tax.files import ArtifactError, read_json
 from connector_tax.linux import WARNING, die_with_parent, ignore_warning
+from connector_tax.study.device import DeviceError
+from connector_tax.study.slots import enter_block_slot
 
 # Above this, an exit status says which signal ended the process.
 SIGNALLED = 128
@@ -34,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--block", type=int, required=True)
     parser.add_argument("--phase", choices=PHASES, required=True)
     parser.add_argument("--logs", type=Path, required=True, help="folder of the launches' logs")
-    return run_command(parser, argv, _drive)
+    return run_command(parser, argv, _drive, (ArtifactError, DeviceError))
 
 
 def end_s(config: Mapping[str, Any]) -> int:
@@ -50,16 +53,21 @@ def end_s(config: Mapping[str, Any]) -> int:
 
 
 def _drive(arguments: argparse.Namespace) -> int:
+    # Imported here: the workflow imports this module, and is planned without the doctor's.
+    from connector_tax.study.fit import require_fit
+
     study = read_json(arguments.study)
     drawn = [la for la in launches(study, arguments.phase) if la.block == arguments.block]
     if not drawn:
         print(f"{arguments.study}: run_order has no block {arguments.block}", file=sys.stderr)
         return 2
+    root = arguments.study.parent
     ending = _Ending()
     for number in (signal.SIGTERM, WARNING):
         signal.signal(number, ending.tell)
     # A launch that failed says so in its index and ends with 0; another status ends the block.
     try:
+        require_fit(enter_block_slot(study, root, arguments.block), root)
         status = next(filter(None, (ending.run(_command(arguments, la)) for la in drawn)), 0)
     except KeyboardInterrupt:
         status = SIGNALLED + signal.SIGINT
@@ -67,7 +75,7 @@ def _drive(arguments: argparse.Namespace) -> int:
         # Snakemake does so with a job that failed, and not with one that was interrupted, of which
         # it then refuses what is there. Each is written anew from the launch's cells.
         for launch in drawn:
-            (launch.folder(arguments.study.parent) / paths.INDEX).unlink(missing_ok=True)
+            (launch.folder(root) / paths.INDEX).unlink(missing_ok=True)
     return status
 
 

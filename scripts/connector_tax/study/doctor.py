@@ -66,7 +66,7 @@ LEAST_DRIVERS = {"12": 525, "13": 580}
 PORTS_OF_A_LAUNCH = 6
 CPUS = Path("/sys/devices/system/cpu")
 # Host memory of a server and the pipeline; with a GPU, its driver's and pinned buffers.
-SERVER_GIB = {"cpu": 4.0, "cuda": 16.0}
+SERVER_GIB = {"embedded": 0.5, "cpu": 4.0, "cuda": 16.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,8 @@ def _memory(study: Mapping[str, Any], folder: Path) -> Finding:
     device = engine.get("device", "cpu")
     weights = weights_gib(study, folder)
     size = weights or 0.0
-    parts = {"server": SERVER_GIB[device], "LMCache": lmcache_gib(study)}
+    server = SERVER_GIB[device if engine["kind"] == "vllm" else engine["kind"]]
+    parts = {"server": server, "LMCache": lmcache_gib(study)}
     parts |= {"weights": size if device == "cpu" else 0.0, "bodies": bodies_gib(study)}
     wanted, memory = sum(parts.values()), psutil.virtual_memory()
     available = memory.available / GIB

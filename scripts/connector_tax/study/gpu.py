@@ -1,8 +1,9 @@
-"""The GPUs' clocks, temperature, power and throttle reasons, as `nvidia-smi` prints them."""
+"""What `nvidia-smi` prints once a second: the GPUs' clocks, power and such, and who uses them."""
 
 import csv
 import os
 import subprocess
+from collections.abc import Collection
 from typing import Any
 
 from connector_tax.linux import die_with_parent
@@ -16,22 +17,28 @@ FIELDS = (
     "power.draw",
     "clocks_throttle_reasons.active",
 )
+CLOCKS = f"--query-gpu={','.join(FIELDS)}"
+# Names of `nvidia-smi --help-query-compute-apps`.
+PROCESSES = "--query-compute-apps=gpu_uuid,pid"
 PERIOD_MS = 1000
 _READ = 65536
 
 
 class GpuReadings:
-    """A child that prints a row for each GPU once a second.
+    """A child that prints rows once a second.
+
+    Args:
+        query: CLOCKS, a row for each GPU, or PROCESSES, one for each process on each.
 
     Raises:
         OSError: there is no nvidia-smi.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, query: str = CLOCKS) -> None:
         self._child = subprocess.Popen(
             [
                 "nvidia-smi",
-                f"--query-gpu={','.join(FIELDS)}",
+                query,
                 "--format=csv,noheader,nounits",
                 f"--loop-ms={PERIOD_MS}",
             ],
@@ -64,6 +71,22 @@ class GpuReadings:
         self._child.wait()
         assert self._child.stdout is not None
         self._child.stdout.close()
+
+
+class GpuProcesses(GpuReadings):
+    """The processes on some GPUs; of GPUs of other studies nothing is told.
+
+    Args:
+        uuids: the GPUs.
+    """
+
+    def __init__(self, uuids: Collection[str]) -> None:
+        super().__init__(PROCESSES)
+        self._uuids = uuids
+
+    def pids(self) -> set[int]:
+        """Those seen since the last call, by nvidia-smi: in many containers it names none."""
+        return {int(row[1]) for row in self.take() if row and row[0] in self._uuids}
 
 
 def _number(text: str) -> float | str:

@@ -14,6 +14,19 @@ COMPILERS = ("cc", "gcc", "clang")
 HEADER = "import sysconfig; print(sysconfig.get_path('include'))"
 
 
+def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
+    """The NUMA node of a PCI device; None where nobody knows.
+
+    Args:
+        bus_id: as nvidia-smi has it.
+        root: where /sys is found.
+    """
+    # nvidia-smi's domain has eight digits, the kernel's four.
+    file = root / "sys/bus/pci/devices" / bus_id.lower()[-12:] / "numa_node"
+    node = int(file.read_text()) if file.exists() else -1
+    return None if node < 0 else node
+
+
 def gpu_node(config: Mapping[str, Any], root: Path = Path("/")) -> int | None:
     """The NUMA node that the study's GPUs hang on.
 
@@ -30,14 +43,8 @@ def gpu_node(config: Mapping[str, Any], root: Path = Path("/")) -> int | None:
         devices, gpus = devices_of(config), query_gpus(("uuid", "pci.bus_id"))
     except DeviceError:
         return None  # whoever holds the devices tells
-    nodes = set()
-    for gpu in gpus:
-        if gpu["uuid"] in devices:
-            # nvidia-smi's domain has eight digits, the kernel's four.
-            file = root / "sys/bus/pci/devices" / gpu["pci.bus_id"].lower()[-12:] / "numa_node"
-            nodes.add(int(file.read_text()) if file.exists() else -1)
-    node = nodes.pop() if len(nodes) == 1 else -1
-    return None if node < 0 else node
+    nodes = {numa_node(gpu["pci.bus_id"], root) for gpu in gpus if gpu["uuid"] in devices}
+    return nodes.pop() if len(nodes) == 1 else None
 
 
 def missing_for_triton(engine: Mapping[str, Any]) -> Iterator[str]:

@@ -209,7 +209,7 @@ class LaunchDriver:
         own_cpus = plan.loadgen if plan.enabled else ()
         interval_s = config["metrics"]["interval_s"]
         sampler = stack.enter_context(MetricsSampler(server.url, interval_s, own_cpus))
-        watch = self._machine_watch(stack, plan)
+        watch = self._machine_watch(stack, plan, attempt["node"])
         generator = stack.enter_context(cells.load_generator(self.study, server, plan))
         attempt["load_generator"] = generator.describe()
         summaries.result()
@@ -269,14 +269,14 @@ class LaunchDriver:
                     cells.move_aside(self.folder, cell["cell"], "void")
 
     def _machine_watch(
-        self, stack: contextlib.ExitStack, plan: AffinityPlan
+        self, stack: contextlib.ExitStack, plan: AffinityPlan, node: Mapping[str, Any]
     ) -> MachineWatch | None:
         """The process that watches the machine; None in a study without a `quiet` section."""
         config = self.study["config"]
         if "quiet" not in config:
             return None
-        gpu = config["engine"].get("device") == "cuda"
-        return stack.enter_context(MachineWatch(config["quiet"], plan, gpu=gpu))
+        gpus = [gpu["uuid"] for gpu in node["gpus"]]
+        return stack.enter_context(MachineWatch(config["quiet"], plan, gpus))
 
     def _start_server(self, attempt: dict[str, Any], plan: AffinityPlan) -> Server:
         await_free_memory(self.study["config"])

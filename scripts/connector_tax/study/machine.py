@@ -29,10 +29,10 @@ class MachineWatch(CommandChild):
     Args:
         quiet: the `quiet` section of the configuration.
         plan: where load generator and server run.
-        gpu: whether the engine runs on GPUs of this machine.
+        gpus: the UUIDs of the GPUs that the engine runs on; empty: on none.
     """
 
-    def __init__(self, quiet: Mapping[str, Any], plan: AffinityPlan, *, gpu: bool) -> None:
+    def __init__(self, quiet: Mapping[str, Any], plan: AffinityPlan, gpus: Sequence[str]) -> None:
         self.quiet = quiet
         loadgen = {*plan.loadgen, *(cpu for cpus in plan.workers for cpu in cpus)}
         settings = {
@@ -41,7 +41,7 @@ class MachineWatch(CommandChild):
             "server": sorted(plan.server),
             "home": sorted(plan.loadgen) if plan.enabled else [],
             "driver": os.getpid(),
-            "gpu": gpu,
+            "gpus": list(gpus),
         }
         super().__init__(WATCH_MODULE, [json.dumps(settings)])
 

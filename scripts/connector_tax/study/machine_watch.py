@@ -13,7 +13,9 @@ it samples (study.yardstick). `machine_<phase>_<cell>.jsonl` holds, in this orde
 are CPU time of each sample, `memory_ns` of `elements` loads. `counters` are totals: `idle_ms`,
 `steal_ms` and `own_ms` (CPU time of the study's own processes) of both CPU sets, `pressure_us`,
 `throttled` periods, `suspended_ms`, and this process's own CPU time and page faults. With GPUs,
-`gpu` has the rows of study.gpu.
+`gpu` has the rows of study.gpu, and `foreign_gpu_pids` the processes seen on the study's GPUs that
+are not the study's: null where none of the study's was seen there either, since then nvidia-smi
+does not know this process's ids (a container of its own), or did not answer in the chunk.
 
 A sample of 300 loads every 50 ms costs 0.45% of a core of a busy 2-core guest: 0.17 ms each time,
 most of it waking up, and 0.1% for the counters once a second.
@@ -30,7 +32,7 @@ from typing import Any, TextIO
 
 from connector_tax.analysis.quiet import SIDES
 from connector_tax.linux import run_when_idle
-from connector_tax.study.gpu import GpuReadings
+from connector_tax.study.gpu import GpuProcesses, GpuReadings
 from connector_tax.study.usage import (
     cpu_ms,
     own_processes,
@@ -50,7 +52,7 @@ class Watcher:
     Args:
         settings: `interval_ms`, `working_set_mib`, `elements`, `chunk_ms`; `loadgen` and `server`,
             the logical CPUs of both sides; `home`, those this process stays on (empty: not pinned);
-            `driver`, the process whose descendants are the study's; `gpu`, whether GPUs are read.
+            `driver`, the process whose descendants are the study's; `gpus`, UUIDs of the study's.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -60,7 +62,8 @@ class Watcher:
         self._chunk_ns = round(settings["chunk_ms"] * 1e6)
         self._yardstick = Yardstick(settings["working_set_mib"], settings["elements"])
         self._throttled = throttled_file()
-        self._gpu = GpuReadings() if settings["gpu"] else None
+        self._gpu = GpuReadings() if settings["gpus"] else None
+        self._gpu_users = GpuProcesses(settings["gpus"]) if settings["gpus"] else None
         self._file: TextIO | None = None
         self._own: tuple[list[int], list[int]] = ([], [])
         self._server_group = 0
@@ -87,8 +90,8 @@ class Watcher:
                 print(json.dumps(self._answer(json.loads(line))), flush=True)
             elif self._file is not None:
                 self._sample()
-        if self._gpu is not None:
-            self._gpu.close()
+        for readings in filter(None, (self._gpu, self._gpu_users)):
+            readings.close()
 
     def _answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         if command["do"] == "open":
@@ -106,8 +109,8 @@ class Watcher:
         self._look("before")
         self._own = own_processes(self._settings["driver"], server_group)
         self._recent = []
-        if self._gpu is not None:
-            self._gpu.take()
+        for readings in filter(None, (self._gpu, self._gpu_users)):
+            readings.take()
         names = ("interval_ms", "working_set_mib", "elements", "chunk_ms", *SIDES)
         self._write("begin", {name: self._settings[name] for name in names})
         self._due_ns = time.monotonic_ns()
@@ -137,8 +140,18 @@ class Watcher:
     def _write_chunk(self) -> None:
         samples = {"at_us": self._at_us, "memory_ns": self._memory, "compute_ns": self._compute}
         gpu = {} if self._gpu is None else {"gpu": self._gpu.take()}
-        self._write("chunk", {**samples, **gpu})
+        self._write("chunk", {**samples, **gpu, **self._foreign_gpu_pids()})
         self._at_us, self._memory, self._compute = [], [], []
+
+    def _foreign_gpu_pids(self) -> dict[str, Any]:
+        if self._gpu_users is None:
+            return {}
+        pids, own = self._gpu_users.pids(), {pid for side in self._own for pid in side}
+        if pids - own:
+            # The study's own may have come since the cell began.
+            now = own_processes(self._settings["driver"], self._server_group)
+            own = own.union(*now)
+        return {"foreign_gpu_pids": sorted(pids - own) if pids & own else None}
 
     def _write(self, kind: str, content: Mapping[str, Any]) -> None:
         times = set_times(self._sets)

@@ -5,6 +5,8 @@ what a baseline and a contrast are measured on must be known of each. No host na
 """
 
 import os
+import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from connector_tax.artifacts import paths
 from connector_tax.files import read_json, write_json, write_new_json
 from connector_tax.linux import format_cpus
 from connector_tax.loadgen.affinity import read_topology
-from connector_tax.machine import boot_id, cpu, machine_alias
+from connector_tax.machine import boot_id, command_output, cpu, machine_alias
 from connector_tax.study.device import DeviceError, devices_of, query_gpus
+from connector_tax.study.gpu_needs import numa_node
 
 # Names of `nvidia-smi --help-query-gpu`.
 GPU_FIELDS = (
@@ -32,11 +35,11 @@ JOB_VARIABLE = "SLURM_JOB_ID"
 # Stays in the study's folder: archives and reports name machines by their alias.
 NODE_VARIABLE = "SLURMD_NODENAME"
 # What may change without another device: a reboot, the next job of a scheduler.
-PASSING = ("boot", "job")
+PASSING = ("boot", "job", "exclusive")
 
 
 def describe_node(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The `node` of an attempt: machine, boot, devices, CPUs, job.
+    """The `node` of an attempt: machine, boot, devices, CPUs, job, whether the job is alone.
 
     Args:
         config: a resolved configuration.
@@ -45,15 +48,18 @@ def describe_node(config: Mapping[str, Any]) -> dict[str, Any]:
         DeviceError: the GPUs the engine is to run on are not known.
     """
     devices, topology = devices_of(config), read_topology()
+    gpus = _gpus(devices) if config["engine"].get("device") == "cuda" else []
     return {
         "machine": machine_alias(),
         "boot": boot_id(),
         "devices": devices,
-        "gpus": _gpus(devices) if config["engine"].get("device") == "cuda" else [],
+        "gpus": gpus,
+        "gpu_numa_nodes": [numa_node(gpu.get("pci.bus_id", "")) for gpu in gpus],
         "cpu": cpu(),
         "cpus": format_cpus(tuple(c for core in topology.cores for c in core.cpus)),
         "quota_cpus": topology.quota_cpus,
         "job": os.environ.get(JOB_VARIABLE),
+        "exclusive": _exclusive(),
     }
 
 
@@ -69,23 +75,57 @@ def claim_device(study_folder: Path, block: int, design: str, node: Mapping[str,
     Raises:
         DeviceError: the block was begun on another; names what differs, and the ways out.
     """
-    path = study_folder / paths.DEVICES / f"block{block}.json"
+    path = _claim_file(study_folder, block)
     mine = {key: value for key, value in node.items() if key not in PASSING}
     claim = {"design_sha256": design, "slurm_node": os.environ.get(NODE_VARIABLE), "node": mine}
     if write_new_json(path, claim):
         return
-    held = read_json(path)
-    if held["design_sha256"] != design:
+    held = read_claim(study_folder, block, design)
+    if held is None:
         write_json(path, claim)
         return
     then = held["node"]
-    wrong = [f"{k}: {then[k]!r}, here {v!r}" for k, v in mine.items() if then[k] != v]
+    # An older claim says nothing of what is recorded since.
+    wrong = [f"{k}: {then[k]!r}, here {v!r}" for k, v in mine.items() if then.get(k, v) != v]
     if wrong:
         raise DeviceError(
             f"block {block} was begun on another device ({'; '.join(wrong)}), and a block is "
             "measured on one. Go on there; or, to measure the whole block on this one, move "
             f"{path} and {study_folder / paths.RUNS}/*/block{block} away."
         )
+
+
+def read_claim(study_folder: Path, block: int, design: str) -> dict[str, Any] | None:
+    """The device that a block of this design was begun on: devices/block<k>.json; None: on none.
+
+    Args:
+        study_folder: results/<study>.
+        block: its number.
+        design: design_sha256.
+    """
+    path = _claim_file(study_folder, block)
+    held: dict[str, Any] | None = read_json(path) if path.exists() else None
+    return held if held is not None and held["design_sha256"] == design else None
+
+
+def _claim_file(study_folder: Path, block: int) -> Path:
+    return study_folder / paths.DEVICES / f"block{block}.json"
+
+
+def _exclusive() -> bool | None:
+    """Whether no other job may come onto this job's node; None: no job of Slurm, or it is not told.
+
+    Source: `OverSubscribe` of scontrol(1), which is NO with --exclusive and in such a partition.
+    """
+    job = os.environ.get(JOB_VARIABLE)
+    if job is None:
+        return None
+    try:
+        told = command_output(["scontrol", "show", "job", "--oneliner", job])
+    except (OSError, subprocess.SubprocessError):
+        return None
+    shared = re.search(r"\bOverSubscribe=(\w+)", told)
+    return None if shared is None else shared[1] == "NO"
 
 
 def _gpus(uuids: list[str]) -> list[dict[str, str]]:

@@ -25,6 +25,7 @@ from connector_tax.artifacts.study_file import launches
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.study.design import cell_order, successes_wanted
+from connector_tax.study.node import read_claim
 from connector_tax.study.slots import slot_of
 
 TO_MEASURE = ("missing", "failed", "damaged")
@@ -176,11 +177,8 @@ def _device(study: Mapping[str, Any], folder: Path, block: int) -> str | None:
     """What tells the device of a block from others: its slot, or the node that has begun it."""
     if slot := slot_of(study, folder, block):
         return str(slot["id"])
-    claim = folder / paths.DEVICES / f"block{block}.json"
-    held = read_json(claim) if claim.exists() else None
-    if held is None or held["design_sha256"] != study["design_sha256"]:
-        return None
-    return json.dumps(held["node"], sort_keys=True)
+    held = read_claim(folder, block, study["design_sha256"])
+    return None if held is None else json.dumps(held["node"], sort_keys=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

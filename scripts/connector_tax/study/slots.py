@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from connector_tax.artifacts import paths
 from connector_tax.config import ConfigError
-from connector_tax.files import read_json
 from connector_tax.linux import format_cpus, parse_cpus
 from connector_tax.study.device import VISIBLE_VARIABLE, DeviceError
+from connector_tax.study.node import read_claim
 
 Slot = Mapping[str, Any]
 
@@ -69,13 +68,10 @@ def _uses(slot: Slot, where: str) -> Iterator[tuple[str, str]]:
 def slot_of(study: Mapping[str, Any], study_folder: Path, block: int) -> Slot | None:
     """The slot a block is measured on; None where the study names none."""
     slots: list[Slot] = study["config"].get("devices", [])
-    claim = study_folder / paths.DEVICES / f"block{block}.json"
-    if slots and claim.exists():
-        held = read_json(claim)
+    if slots and (held := read_claim(study_folder, block, study["design_sha256"])):
         begun = parse_cpus(held["node"]["cpus"])
         for slot in slots:
-            of_design = held["design_sha256"] == study["design_sha256"]
-            if of_design and parse_cpus(slot["cpus"]) == begun:
+            if parse_cpus(slot["cpus"]) == begun:
                 return slot
     return slots[block % len(slots)] if slots else None
 

@@ -22,6 +22,9 @@ PROBE = "connector_tax_step_probe"
 SETTINGS_PROBE = "connector_tax_settings_probe"
 _ROOM = Path(__file__).parent
 _VERSION = "1.0"
+_PACKAGE = (
+    "from importlib.util import find_spec; print(find_spec('vllm').submodule_search_locations[0])"
+)
 _FILES = {
     **{
         f"{PROBE}/{path.name}": path.read_text(encoding="utf-8")
@@ -118,6 +121,19 @@ def describe_vllm(python: Path) -> dict[str, Any]:
         raise OverlayError(f"{python}: vLLM cannot be examined:\n{done.stderr[-2000:]}")
     described: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return described
+
+
+def package_of(python: Path) -> Path:
+    """The folder of the vLLM installed for `python`, which is not imported.
+
+    Raises:
+        OverlayError: the interpreter or vLLM is missing.
+    """
+    try:
+        done = subprocess.run([python, "-c", _PACKAGE], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise OverlayError(f"{python}: no vLLM: {error}") from error
+    return Path(done.stdout.strip())
 
 
 def sources_sha256(package: Path) -> str:

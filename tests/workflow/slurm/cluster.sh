@@ -8,10 +8,13 @@ S=$(realpath -m "${2:?the shared folder}")
 export SLURM_CONF=$S/etc/slurm.conf
 case $1 in
 up)
-  mkdir -p "$S"/state/{ctld,n1,n2} "$S/etc" /run/munge /etc/slurm
+  mkdir -p "$S"/state/{ctld,n1,n2} "$S"/{etc,dev} /run/munge /etc/slurm
+  # GPUs that Slurm hands out: any device file does.
+  for gpu in 0 1; do mknod "$S/dev/gpu$gpu" c 1 3; done
+  sed "s#@S@#$S#g" "$here/gres.conf" >"$S/etc/gres.conf"
   sed "s#@S@#$S#g; s#^SlurmctldHost=.*#SlurmctldHost=$(hostname)(10.77.0.1)#" "$here/slurm.conf" >"$SLURM_CONF"
   # A job step loses SLURM_CONF: the configuration is also where Slurm looks for it.
-  ln -sf "$SLURM_CONF" /etc/slurm/slurm.conf
+  ln -sf "$SLURM_CONF" "$S/etc/gres.conf" /etc/slurm/
   ip link add ctbr0 type bridge; ip addr add 10.77.0.1/24 dev ctbr0; ip link set ctbr0 up
   for i in 1 2; do
     ip netns add n$i
@@ -37,5 +40,5 @@ down)
   kill "$(cat "$S/state/slurmctld.pid")" "$(cat /run/munge/munged.pid)" || true
   for i in 1 2; do ip netns del n$i || true; ip link del v$i 2>/dev/null || true; done
   ip link del ctbr0 || true
-  rm -f /etc/slurm/slurm.conf;;
+  rm -f /etc/slurm/{slurm,gres}.conf;;
 esac

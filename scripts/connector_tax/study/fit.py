@@ -1,0 +1,66 @@
+"""Whether the machine that a block was given can measure it, asked before its first launch.
+
+A scheduler gives each job a machine that nobody has looked at: a block that its first launch would
+fail on, or that ran on another vLLM than its neighbours, ends at once, and says why.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from connector_tax.artifacts import paths
+from connector_tax.config import ROOT
+from connector_tax.files import read_json
+from connector_tax.machine import machine_alias
+from connector_tax.study.device import DeviceError
+from connector_tax.study.doctor import findings
+from connector_tax.vllm.overlay import OverlayError, package_of, sources_sha256
+
+# What the launch before may still hold: a launch waits for these itself.
+AWAITED = ("GPU memory", "GPU load", "device")
+# An environment that was measured with is not built anew within a study.
+LEFT_OUT = (*AWAITED, "environment")
+
+
+class UnfitError(DeviceError):
+    """This machine cannot measure the study; the text says why."""
+
+
+def require_fit(study: Mapping[str, Any], folder: Path) -> None:
+    """Make the doctor's checks, and compare vLLM's sources with those of the patch stage.
+
+    Args:
+        study: the content of study.json; within its slot where it names slots.
+        folder: results/<study>.
+
+    Raises:
+        UnfitError: names every check that failed.
+    """
+    gates = read_json(folder / paths.PREFLIGHT_STATUS)
+    run = [entry for entry in study["configurations"] if gates[entry["id"]]["include"]]
+    failed = [
+        f"{finding.check}: {finding.text}"
+        for finding in findings({**study, "configurations": run}, folder)
+        if finding.verdict == "fail" and finding.check not in LEFT_OUT
+    ]
+    failed += _other_sources(study["config"]["engine"], folder / paths.PATCH_STATUS)
+    if failed:
+        lines = "\n  ".join(failed)
+        raise UnfitError(f"{machine_alias()} cannot measure {study['study']}:\n  {lines}")
+
+
+def _other_sources(engine: Mapping[str, Any], status: Path) -> Iterator[str]:
+    """What is wrong with vLLM's sources; without step timing their hash is not known."""
+    proved = read_json(status).get("vllm_sources_sha256_before")
+    if proved is None:
+        return
+    try:
+        here = sources_sha256(package_of(ROOT / engine["python"]))
+    except OverlayError as error:
+        yield str(error)
+        return
+    if here != proved:
+        yield (
+            f"vLLM sources: SHA-256 {here[:12]} here, {proved[:12]} where step timing was proved "
+            f"({status}); a study is measured with one vLLM"
+        )

@@ -1,0 +1,72 @@
+"""A block ends on a machine that cannot measure it, with the reason and before any launch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from connector_tax.artifacts import paths
+from connector_tax.config import ROOT, load_yaml
+from connector_tax.files import read_json, write_json
+from connector_tax.study.design import resolve
+from connector_tax.study.fit import UnfitError, _other_sources, require_fit
+from connector_tax.vllm.overlay import sources_sha256
+from tests.study.driving import write_study
+from tests.study_folder import write_stages
+
+
+def test_this_machine_can_measure_the_tiny_study(tmp_path: Path) -> None:
+    require_fit(read_json(write_study(tmp_path)), tmp_path)
+
+
+def test_a_block_on_an_unfit_machine_ends_before_its_first_launch(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path)
+    study = read_json(study_file)
+    # Of no machine: reserved for documentation (RFC 5737).
+    study["config"]["server"]["host"] = "192.0.2.1"
+    write_json(study_file, study)
+    done = subprocess.run(
+        [sys.executable, "-m", "connector_tax.study.block", "--study", study_file, "--block", "0",
+         "--phase", "A", "--logs", tmp_path / "logs"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "cannot measure tiny:\n  ports: 192.0.2.1: " in done.stderr
+    assert not (tmp_path / paths.RUNS).exists()
+
+
+@pytest.mark.skipif(any(Path("/sys/class/infiniband").glob("*")), reason="has an RDMA device")
+@pytest.mark.parametrize("skipped", [False, True])
+def test_what_the_gates_left_out_needs_nothing(tmp_path: Path, skipped: bool) -> None:
+    study = resolve(load_yaml(ROOT / "config/h20.yaml"), "h20.yaml")
+    study["config"]["engine"]["forms"] = {}
+    mooncake = [e["id"] for e in study["configurations"] if e["connector"] == "MooncakeConnector"]
+    write_stages(tmp_path, study, dict.fromkeys(mooncake, "its gate") if skipped else None)
+    with pytest.raises(UnfitError) as refused:
+        require_fit(study, tmp_path)
+    assert ("\n  RDMA: no device" in str(refused.value)) is not skipped
+    assert "\n  environment:" not in str(refused.value)
+
+
+def test_another_vllm_than_step_timing_was_proved_on_is_told(tmp_path: Path) -> None:
+    package = tmp_path / "site" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('to be found, not imported')\n")
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nexport PYTHONPATH={package.parent}\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    engine, status = {"python": str(python)}, tmp_path / "status.json"
+    write_json(status, {"step_timing_available": False})
+    assert list(_other_sources({"python": "not asked"}, status)) == []
+    proved = sources_sha256(package)
+    write_json(status, {"vllm_sources_sha256_before": proved})
+    assert list(_other_sources(engine, status)) == []
+    (package / "loop.py").write_text("\n")
+    (told,) = _other_sources(engine, status)
+    assert f"{proved[:12]} where step timing was proved" in told
+    package.rename(tmp_path / "gone")
+    (told,) = _other_sources(engine, status)
+    assert f"{python}: no vLLM" in told
