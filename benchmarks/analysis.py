@@ -111,14 +111,14 @@ def scale(steps: int, requests: int) -> None:
             study, raw_mb = write_study(
                 Path(folder), steps // part // cells, requests // part // cells
             )
-            found = run_aggregate(study)
+            used = run_aggregate(study)
             if part == 1:
                 pandas_s = pandas_baseline(study) * cells
-                whole = found
+                whole = used
         records = (steps + requests) // part
         print(
-            f"  {steps // part:12,} {requests // part:11,} {raw_mb:10,.0f} {found.wall_s:9.2f}"
-            f" {found.cpu_s:8.2f} {found.peak_mb:9.0f} {1e6 * found.wall_s / records:11.2f}"
+            f"  {steps // part:12,} {requests // part:11,} {raw_mb:10,.0f} {used.wall_s:9.2f}"
+            f" {used.cpu_s:8.2f} {used.peak_mb:9.0f} {1e6 * used.wall_s / records:11.2f}"
         )
     assert whole is not None
     print(f"  pandas.read_json(lines=True), parsing alone: {pandas_s:.1f} s, scaled from one cell")

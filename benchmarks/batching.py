@@ -100,17 +100,17 @@ async def run(rounds: int) -> None:
         contenders[f"mpservice {version('mpservice')}"] = _mpservice
     except PackageNotFoundError:
         print("mpservice is not installed here: no comparison with it")
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in contenders}
+    rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, make in contenders.items():
-            found[name].append(await _measure(make))
+            rows[name].append(await _measure(make))
     print(
         f"\nsquares without a pause, batches of {_BATCH}, timeout {_WAIT_S * 1000:g} ms, median of "
         f"{rounds} rounds in turn\n{'':20}{'a lone call beyond its timeout':>34}"
         f"{f'{_HEAVY_CALLS} calls at once':>24}\n"
         f"{'':20}{'p50 us':>17}{'p99 us':>17}{'calls/s':>24}"
     )
-    table = {name: np.median(values, axis=0) for name, values in found.items()}
+    table = {name: np.median(values, axis=0) for name, values in rows.items()}
     for name, (p50, p99, rate) in table.items():
         print(f"{name:20}{p50:17.0f}{p99:17.0f}{rate:24.0f}")
     if len(table) == 2:

@@ -15,17 +15,15 @@ the true tax, which the cost model knows.
 import argparse
 import sys
 import time
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import run_alone
+from benchmarks.precision_report import FULL, Replication, Truth, Verdicts, report
 from connector_tax.analysis.aggregate import sample_cells
 from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.ingest import Cell
@@ -34,14 +32,13 @@ from connector_tax.analysis.overload import overloads
 from connector_tax.analysis.reference import NoReferenceRateError, judge_launches, reference_rates
 from connector_tax.analysis.samples import METRICS as EFFECTS
 from connector_tax.analysis.saturation import CellLoad, load_of
-from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX, Tables, tax_rows
+from connector_tax.analysis.taxes import Tables, tax_rows
 from connector_tax.artifacts.names import CellKey, Launch, plain_names
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.loadgen import Plan, make_offsets, open_loop
-from connector_tax.machine import cpu
 from connector_tax.rehearsal.cell import REQUEST, VirtualCell
 from connector_tax.study.cell import cell_rule
 from connector_tax.study.design import cell_order, launch_seed, resolve
@@ -49,12 +46,6 @@ from connector_tax.study.plan import launch_overhead_s
 from connector_tax.study.precision import precision_rule, saturation_skips
 
 METRICS = ("ttft_p90", "tpot_p90")
-FULL, PRECISE = range(2)
-PLACES = ("none", "within margin", "near margin", "above margin")
-
-# (configuration, reference rate's name, metric)
-Key = tuple[str, str, str]
-Verdicts = dict[Key, str]
 
 
 def measured(cell: VirtualCell) -> Requests:
@@ -144,7 +135,7 @@ class Outcome:
         overloaded = overloads(self.study, self.cells, self.loads, dropped, sweeps)
         samples = sample_cells(self.study, self.requests)
         taxes = TaxTable(self.study, self.cells, samples, overloaded)
-        found = {
+        verdicts = {
             (row["config"], name, row["metric"]): str(row["verdict"])
             for row in tax_rows(Tables(self.study, taxes, rates, {}))
             for name in ("ref_safe", "ref_load")[
@@ -152,7 +143,7 @@ class Outcome:
             ]
             if row["phase"] == "A" and row["rate_rps"] == rates[name] and row["metric"] in METRICS
         }
-        return rates, found
+        return rates, verdicts
 
 
 def virtual_cell(
@@ -190,32 +181,6 @@ def simulate(config: Mapping[str, Any], source: str, definition: Path, enabled: 
     return outcome
 
 
-@dataclass(frozen=True)
-class Truth:
-    """The tax of the cost model in one cell (0.1 is +10%) and its Monte-Carlo standard error."""
-
-    tax: float
-    standard_error: float
-
-    def place(self, margin: float) -> str:
-        """Where the tax lies against the margin; `near margin`: within two standard errors."""
-        if self.tax == 0:
-            return "none"
-        if abs(abs(self.tax) - margin) <= 2 * self.standard_error:
-            return "near margin"
-        return "within margin" if abs(self.tax) < margin else "above margin"
-
-    def refutes(self, verdict: str, margin: float) -> bool:
-        """Whether a verdict is wrong.
-
-        TAX says that the tax is positive, NO TAX that it is below the margin: both are right about
-        a tax between zero and the margin. INCONCLUSIVE claims nothing.
-        """
-        if verdict == TAX:
-            return self.tax <= 0
-        return verdict == NO_TAX and abs(self.tax) >= margin
-
-
 def true_taxes(
     config: Mapping[str, Any], source: str, definition: Path, rate_rps: float, launches: int
 ) -> dict[tuple[str, str], Truth]:
@@ -245,30 +210,14 @@ def true_taxes(
                 column, percent = EFFECTS[metric]
                 log = float(np.log(np.percentile(getattr(requests, column), percent)))
                 logs.setdefault((name, metric), []).append(log)
-    found = {(plain_names(2)[-1], metric): Truth(0.0, 0.0) for metric in METRICS}
+    taxes = {(plain_names(2)[-1], metric): Truth(0.0, 0.0) for metric in METRICS}
     for (name, metric), own in logs.items():
         if name != "plain":
             ratios = np.array(own) - np.array(logs["plain", metric])
             tax = float(np.expm1(ratios.mean()))
             error = float(np.std(ratios, ddof=1) / np.sqrt(launches))
-            found[name, metric] = Truth(tax, (1 + tax) * error)
-    return found
-
-
-@dataclass(frozen=True)
-class Replication:
-    """One seed: the verdicts of both grids, their rates, and what they took."""
-
-    verdicts: tuple[Verdicts, Verdicts]
-    rates: tuple[dict[str, Any], dict[str, Any]]
-    cell_s: tuple[float, float]
-    around_s: float
-
-    @property
-    def same_rates(self) -> bool:
-        """Whether both grids found the same reference rates and saturation rates."""
-        names = ("ref_safe", "ref_load", "saturation_rate_rps")
-        return all(self.rates[FULL][name] == self.rates[PRECISE][name] for name in names)
+            taxes[name, metric] = Truth(tax, (1 + tax) * error)
+    return taxes
 
 
 def replicate(config: Mapping[str, Any], source: str, definition: Path) -> Replication:
@@ -289,152 +238,6 @@ def replicate(config: Mapping[str, Any], source: str, definition: Path) -> Repli
         (full_s, precise_s),
         around_s * len(document["run_order"]["A"]),
     )
-
-
-def agreement(
-    replications: Sequence[Replication], grid: int, keys: Collection[Key], *, same_seed: bool
-) -> float:
-    """The share of verdicts on which `grid` agrees with the full grid, over pairs of studies.
-
-    Args:
-        replications: the studies; at least 2 unless `same_seed`.
-        grid: FULL or PRECISE.
-        keys: the taxes that count.
-        same_seed: compare each study with the full grid of its own seed; else with those of every
-            other seed, with which it shares neither launch offsets nor jitter nor arrivals.
-    """
-    same = [
-        one.verdicts[grid].get(key) == other.verdicts[FULL].get(key)
-        for i, one in enumerate(replications)
-        for j, other in enumerate(replications)
-        if (i == j) is same_seed
-        for key in keys
-    ]
-    return sum(same) / len(same)
-
-
-def agreement_lost(
-    replications: Sequence[Replication], keys: Collection[Key]
-) -> tuple[float, float]:
-    """How much less the precision-targeted grid agrees with another seed's full grid than a full
-    grid does, and the jackknife standard error over seeds; at least 3 replications."""
-
-    def lost(chosen: Sequence[Replication]) -> float:
-        full, precise = (agreement(chosen, g, keys, same_seed=False) for g in (FULL, PRECISE))
-        return full - precise
-
-    n = len(replications)
-    left_out = [lost([*replications[:i], *replications[i + 1 :]]) for i in range(n)]
-    return lost(replications), float(np.std(left_out) * np.sqrt(n - 1))
-
-
-def report(
-    replications: Sequence[Replication],
-    truths: Mapping[float, Mapping[tuple[str, str], Truth]],
-    margins: Mapping[str, float],
-    confidence: float,
-) -> bool:
-    """Print the tables; whether the precision-targeted grid gives the full one's verdicts in at
-    most half its time.
-
-    It does when the time ratio, start-ups included, is at most 50%, when it agrees with a full grid
-    of another seed no less than a full grid does (but for two standard errors of that difference),
-    and when no more of its verdicts are wrong than the confidence allows.
-    """
-    keys = sorted({key for r in replications for grid in r.verdicts for key in grid})
-    taxes = {key: _truth(key, replications, truths) for key in keys}
-    _print_taxes(replications, taxes, margins)
-    places = {key: truth.place(margins[key[2]]) for key, truth in taxes.items()}
-    groups = {place: [k for k in keys if places[k] == place] for place in PLACES} | {"all": keys}
-    _print_groups(replications, {n: g for n, g in groups.items() if g}, taxes, margins)
-    cells, total = _time_ratios(replications)
-    lost, error = agreement_lost(replications, keys)
-    wrong = _wrong(replications, PRECISE, keys, taxes, margins) / (len(keys) * len(replications))
-    kept = sum(r.same_rates for r in replications)
-    print(f"reference and saturation rates are the full grid's in {kept} of {len(replications)}")
-    print(f"time: {cells:.1%} of the full grid's in cells, {total:.1%} with start-ups (bound 50%)")
-    print(
-        f"agreement lost against a repetition of the full grid: {lost:+.1%} +- {error:.1%}; "
-        f"wrong: {wrong:.1%} (bound {1 - confidence:.0%})"
-    )
-    return total <= 0.5 and lost <= 2 * error and wrong <= 1 - confidence
-
-
-def _truth(
-    key: Key,
-    replications: Sequence[Replication],
-    truths: Mapping[float, Mapping[tuple[str, str], Truth]],
-) -> Truth:
-    config, reference, metric = key
-    # The grids that found another reference rate than most are judged by the rate of most.
-    found = Counter(rates[reference] for r in replications for rates in r.rates)
-    return truths[found.most_common(1)[0][0]][config, metric]
-
-
-def _time_ratios(replications: Sequence[Replication]) -> tuple[float, float]:
-    full, precise = (sum(r.cell_s[grid] for r in replications) for grid in (FULL, PRECISE))
-    around = sum(r.around_s for r in replications)
-    return precise / full, (precise + around) / (full + around)
-
-
-def _wrong(
-    replications: Sequence[Replication],
-    grid: int,
-    keys: Collection[Key],
-    taxes: Mapping[Key, Truth],
-    margins: Mapping[str, float],
-) -> int:
-    return sum(
-        taxes[key].refutes(r.verdicts[grid].get(key, ""), margins[key[2]])
-        for r in replications
-        for key in keys
-    )
-
-
-def _count(replications: Sequence[Replication], grid: int, keys: Collection[Key], said: str) -> int:
-    return sum(r.verdicts[grid].get(key) == said for r in replications for key in keys)
-
-
-def _print_taxes(
-    replications: Sequence[Replication], taxes: Mapping[Key, Truth], margins: Mapping[str, float]
-) -> None:
-    table = Table(title="verdicts over the seeds: TAX / NO TAX / INCONCLUSIVE")
-    for name in ("tax", "true tax (%)", "against margin", "full grid", "precision-targeted"):
-        table.add_column(name)
-    for key, truth in taxes.items():
-        counts = (
-            " / ".join(str(_count(replications, g, [key], v)) for v in (TAX, NO_TAX, INCONCLUSIVE))
-            for g in (FULL, PRECISE)
-        )
-        size = f"{100 * truth.tax:.2f} +- {100 * truth.standard_error:.2f}"
-        table.add_row(" ".join(key), size, truth.place(margins[key[2]]), *counts)
-    Console(width=120).print(table)
-
-
-def _print_groups(
-    replications: Sequence[Replication],
-    groups: Mapping[str, Collection[Key]],
-    taxes: Mapping[Key, Truth],
-    margins: Mapping[str, float],
-) -> None:
-    table = Table(title=f"{cpu()}; {len(replications)} seeds; full grid | precision-targeted")
-    table.add_column("true tax")
-    for name in ("verdicts", "agree, other seed", "agree, same seed", "wrong", "undecided"):
-        table.add_column(name, justify="right")
-    for name, keys in groups.items():
-        agree = [agreement(replications, g, keys, same_seed=False) for g in (FULL, PRECISE)]
-        same = agreement(replications, PRECISE, keys, same_seed=True)
-        wrong = [_wrong(replications, g, keys, taxes, margins) for g in (FULL, PRECISE)]
-        open_ = [_count(replications, g, keys, INCONCLUSIVE) for g in (FULL, PRECISE)]
-        table.add_row(
-            name,
-            str(len(keys) * len(replications)),
-            " | ".join(f"{share:.1%}" for share in agree),
-            f"{same:.1%}",
-            " | ".join(map(str, wrong)),
-            " | ".join(map(str, open_)),
-        )
-    Console(width=120).print(table)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -30,7 +30,8 @@ from connector_tax.files import ArtifactError, read_json
 from connector_tax.machine import cpu
 from connector_tax.study.device import DeviceError
 from connector_tax.study.preflight import GateError
-from connector_tax.vllm import step_probe
+from connector_tax.vllm.step_probe.hook_points import FACTORY, HOOK_POINTS
+from connector_tax.vllm.step_probe.probe import Probe, install
 
 BOUND_US = 5.0
 STEPS = 20_000
@@ -168,7 +169,7 @@ def _engine() -> tuple[Any, Any]:
     classes = {
         c.__name__: c for c in (Scheduler, EngineCore, WorkerWrapperBase, KVConnectorFactory)
     }
-    for module, name, _ in step_probe.HOOK_POINTS:
+    for module, name, _ in HOOK_POINTS:
         stub = sys.modules.setdefault(module, ModuleType(module))
         setattr(stub, name, classes[name])
     return EngineCore, WorkerWrapperBase
@@ -177,7 +178,7 @@ def _engine() -> tuple[Any, Any]:
 def _connect(engine: Any, worker: Any, children: int | None) -> None:
     if children is None:
         return
-    factory: Any = sys.modules[step_probe.HOOK_POINTS[5][0]]
+    factory: Any = sys.modules[FACTORY[0]]
     names = SimpleNamespace(kv_connector="bench")
     config = SimpleNamespace(children=children, kv_transfer_config=names)
     create = factory.KVConnectorFactory.create_connector
@@ -202,7 +203,7 @@ def step_cost(children: int | None, *, probed: bool) -> dict[str, Cost]:
     engine_class, worker_class = _engine()
     with tempfile.TemporaryDirectory() as folder:
         if probed:
-            step_probe.install(step_probe.Probe(f"{folder}/log"))
+            install(Probe(f"{folder}/log"))
         engine, worker = engine_class(), worker_class()
         _connect(engine, worker, children)
 

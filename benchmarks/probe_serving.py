@@ -34,7 +34,7 @@ from connector_tax.study.device import devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server_command import STEP_LOG_PREFIX, served_model
-from connector_tax.vllm.step_probe import socket_address
+from connector_tax.vllm.step_probe.log import socket_address
 from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write
 
 INPUT_TOKENS = 32
@@ -154,9 +154,9 @@ def serving(
                     ) as server,
                     _switches(where) as switches,
                 ):
-                    found = _measure(study, server.url, switches, f"probe/{number}", blocks)
-                print(f"{configuration}, launch {number + 1}: {_summary(found)}")
-                measured += found
+                    of_launch = _measure(study, server.url, switches, f"probe/{number}", blocks)
+                print(f"{configuration}, launch {number + 1}: {_summary(of_launch)}")
+                measured += of_launch
             print(f"{configuration}, all: {_summary(measured)}")
 
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from types import MethodType
 from typing import Any
 
-from connector_tax.vllm import step_probe
+from connector_tax.vllm.step_probe import probe as step_probe
+from connector_tax.vllm.step_probe.hook_points import HOOK_POINTS, class_of
+from connector_tax.vllm.step_probe.log import Log, socket_address
 
 _ABSENT = object()
 
@@ -66,7 +68,7 @@ class Switch:
             return
         self._listening = True
         server = socket.socket(socket.AF_UNIX)
-        with step_probe.socket_address(self._path) as address:
+        with socket_address(self._path) as address:
             server.bind(address)
         server.listen(1)
         threading.Thread(target=self._serve, args=(server,), daemon=True).start()
@@ -88,8 +90,7 @@ def register() -> None:
     wrap_hooks, watch_sampling = step_probe._wrap_hooks, step_probe._watch_sampling
 
     def switched_install(probe: step_probe.Probe) -> None:
-        points = step_probe.HOOK_POINTS
-        with switch.watching(*{step_probe._class_of(*point[:2]) for point in points}):
+        with switch.watching(*{class_of(*point[:2]) for point in HOOK_POINTS}):
             install(probe)
 
     def switched_step(probe: step_probe.Probe, step: Any) -> Any:
@@ -103,9 +104,7 @@ def register() -> None:
 
         return first_step
 
-    def switched_hooks(
-        connector: Any, log: step_probe.Log, names: tuple[str, ...], child: str | None
-    ) -> None:
+    def switched_hooks(connector: Any, log: Log, names: tuple[str, ...], child: str | None) -> None:
         with switch.watching(connector):
             wrap_hooks(connector, log, names, child)
 

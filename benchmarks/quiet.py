@@ -97,8 +97,8 @@ def cost(study: Mapping[str, Any], launches: int, blocks: int) -> None:
         ratios: dict[str, list[float]] = {"ttft": [], "tpot": []}
         for number in range(launches):
             folder = Path(text) / str(number)
-            found, share = _launch(study, number, folder, blocks)
-            for metric, values in found.items():
+            of_launch, share = _launch(study, number, folder, blocks)
+            for metric, values in of_launch.items():
                 ratios[metric] += values
                 print(f"launch {number + 1}: {metric} on over off {_summary(values)}")
             print(f"launch {number + 1}: the watching process used {share:.2%} of its core")
@@ -185,12 +185,12 @@ def _log_ratios(result: CellResult, switch: _Switch) -> dict[str, list[float]]:
     ratios: dict[str, list[float]] = {}
     for metric, logs in medians.items():
         blocks = range(0, len(segments) // 4 * 4, 4)
-        found = [
+        differences = [
             sum(value if on else -value
                 for value, on in zip(logs[b : b + 4], switch.order[b : b + 4], strict=True)) / 2
             for b in blocks
         ]  # fmt: skip
-        ratios[metric] = [value for value in found if not math.isnan(value)]
+        ratios[metric] = [value for value in differences if not math.isnan(value)]
     return ratios
 
 

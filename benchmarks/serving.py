@@ -218,13 +218,13 @@ async def run(rounds: int) -> None:
         f"{'CPU share':>11}{'lateness p50':>14}{'p99':>8}{'p99.9 ms':>10}"
     )
     for load in _LOADS:
-        found: dict[str, list[NDArray[np.float64]]] = {name: [] for name in _CONTENDERS}
+        taken: dict[str, list[NDArray[np.float64]]] = {name: [] for name in _CONTENDERS}
         for _ in range(rounds):
             for name, contender in _CONTENDERS.items():
                 with tempfile.TemporaryDirectory(prefix="engine-bench-") as folder:
-                    found[name].append((await contender(load, Path(folder))).row)
-        medians = {name: np.median(rows, axis=0) for name, rows in found.items()}
-        best = {name: min(rows, key=lambda row: float(row[_P99])) for name, rows in found.items()}
+                    taken[name].append((await contender(load, Path(folder))).row)
+        medians = {name: np.median(rows, axis=0) for name, rows in taken.items()}
+        best = {name: min(rows, key=lambda row: float(row[_P99])) for name, rows in taken.items()}
         print(load.name)
         for which, table in (("median", medians), ("best round", best)):
             for name, values in table.items():

@@ -187,7 +187,7 @@ def comments(path: Path) -> dict[tuple[str, ...], str]:
     """Key path to the comment on the key's line of a YAML file."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
-    found: dict[tuple[str, ...], str] = {}
+    noted: dict[tuple[str, ...], str] = {}
 
     def walk(node: yaml.Node, where: tuple[str, ...]) -> None:
         if isinstance(node, yaml.SequenceNode):
@@ -199,13 +199,13 @@ def comments(path: Path) -> dict[tuple[str, ...], str]:
             here = (*where, str(key.value))
             comment = re.search(r"\s#\s+(.+)$", lines[key.start_mark.line])
             if comment and not isinstance(node.flow_style, str) and not node.flow_style:
-                found.setdefault(here, comment[1].strip())
+                noted.setdefault(here, comment[1].strip())
             walk(value, here)
 
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     assert root is not None
     walk(root, ())
-    return found
+    return noted
 
 
 def meaning_of(key: Key, sources: Sequence[Mapping[tuple[str, ...], str]]) -> str | None:

@@ -1,4 +1,4 @@
-"""Timers, time slices, an end with the parent; what lasts is asked for in other processes."""
+"""Timers, time slices, an end with the parent, CPU lists; lasting ones in another process."""
 
 import asyncio
 import os
@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from connector_tax.linux import TimerFd
+from connector_tax.linux import TimerFd, format_cpus, parse_cpus
 
 ASK = """
 import os, sys
@@ -98,3 +100,8 @@ def test_a_process_whose_parent_is_gone_already_ends() -> None:
     )
     assert orphan.returncode == 1
     assert orphan.stderr == f"parent process {os.getpid()} is gone\n"
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_cpu_lists_survive_the_round_trip(cpus: set[int]) -> None:
+    assert parse_cpus(format_cpus(tuple(cpus))) == cpus

@@ -1,4 +1,4 @@
-"""What Python does not offer of Linux: exact timers, time slices, an end with the parent."""
+"""What Python lacks of Linux: exact timers, time slices, an end with the parent, CPU lists."""
 
 import asyncio
 import contextlib
@@ -170,3 +170,31 @@ class TimerFd:
         with contextlib.suppress(BlockingIOError):  # re-armed between the wake-up and this read
             os.read(self._fd, 8)
         self._callback()
+
+
+def parse_cpus(text: str) -> set[int]:
+    """Parse a CPU list such as "0-3,8,10-11"; empty text is the empty set.
+
+    Raises:
+        ValueError: not a CPU list.
+    """
+    numbers: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        try:
+            numbers.update(range(int(first), int(last or first) + 1))
+        except ValueError:
+            raise ValueError(f"{text!r} is not a CPU list such as 0-3,8") from None
+    return numbers
+
+
+def format_cpus(cpus: tuple[int, ...]) -> str:
+    """Return the kernel's short form of a CPU list."""
+    parts: list[str] = []
+    numbers = sorted(cpus)
+    start = 0
+    for i, cpu in enumerate(numbers):
+        if i + 1 == len(numbers) or numbers[i + 1] != cpu + 1:
+            parts.append(f"{cpu}" if cpu == numbers[start] else f"{numbers[start]}-{cpu}")
+            start = i + 1
+    return ",".join(parts)

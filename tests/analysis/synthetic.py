@@ -7,13 +7,9 @@ saturation. Above its capacity a server falls behind linearly, which fires the s
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import polars as pl
 
 from connector_tax.analysis import reference
 from connector_tax.artifacts import paths
@@ -30,6 +26,13 @@ from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.files import sha256_file, write_json
 from connector_tax.seeds import named_generator
 from connector_tax.study.shape_rates import shape_rates_content, shapes_of
+from tests.analysis.synthetic_records import (
+    CellName,
+    Writer,
+    request_records,
+    write_metrics,
+    write_steps,
+)
 from tests.study_folder import rate_cell, shape_cell, study_document, write_stages
 
 CONFIGURATIONS = (
@@ -51,14 +54,6 @@ TAXES = {
     "lmcache_only": 0.08,
     "multi_mooncake_lmcache": 0.53,
 }
-PLAIN_CAPACITY_RPS = 110.0
-STEP_US, MODEL_US = 1000.0, 4000.0
-OUTSIDE = "nixl_both"
-STACKED = "multi_mooncake_lmcache"
-TAKE_EVENTS_US, WAIT_FOR_SAVE_US = 2.0, 20.0
-CHILDREN = {"Mooncake": 0.25, "LMCache": 0.75}
-TTFT_SIGMA, TPOT_SIGMA, STEP_SIGMA = 0.15, 0.05, 0.05
-
 CONFIG: dict[str, Any] = {
     "study": "synthetic",
     "arrivals": {"process": "fixed", "gamma_shape": None},
@@ -104,33 +99,8 @@ CONFIG: dict[str, Any] = {
     },
 }
 
-CellName = tuple[str, int, str, str]
-
 # What plain serves of each shape, in a study that asks for it.
 SERVED_RPS = {"128x16": 200.0, "512x16": 60.0}
-
-
-@dataclass
-class _Writer:
-    """The state of one study being written; time is virtual and only moves forward."""
-
-    root: Path
-    document: dict[str, Any]
-    taxes: Mapping[str, float]
-    seed: int
-    skipped: Mapping[str, str]
-    failed: Mapping[tuple[str, int, str], str]
-    void: Mapping[CellName, str]
-    step_timing: bool
-    launch_sigma: float
-    ttft_growth: float
-    tpot_growth: float
-    steps_per_cell: int
-    noise: float
-    nodes: Sequence[Mapping[str, Any]]
-    offsets: Mapping[tuple[str, int], float]
-    now_ns: int = 10**15
-    rates: dict[str, float] = field(default_factory=dict)
 
 
 def write_synthetic_study(
@@ -177,7 +147,7 @@ def write_synthetic_study(
     The shape and the rates are CONFIG's. reference_rates.json is the analysis' own.
     """
     document = _document(seed, blocks, plain_launches, config or {})
-    writer = _Writer(
+    writer = Writer(
         root=root,
         document=document,
         taxes=taxes,
@@ -239,12 +209,12 @@ def _document(
     return study_document(config, labels, cells, order, design_sha256=design)
 
 
-def _write_phase(writer: _Writer, phase: str) -> None:
+def _write_phase(writer: Writer, phase: str) -> None:
     for entry in writer.document["run_order"][phase]:
         _write_launch(writer, entry["config"], entry["block"], phase)
 
 
-def _write_launch(writer: _Writer, config: str, block: int, phase: str) -> None:
+def _write_launch(writer: Writer, config: str, block: int, phase: str) -> None:
     folder = Launch(config, block, phase).folder(writer.root)
     folder.mkdir(parents=True)
     rate = {"A": None, "B": writer.rates.get("ref_safe"), "Bp": writer.rates.get("ref_load")}[phase]
@@ -290,7 +260,7 @@ def _write_launch(writer: _Writer, config: str, block: int, phase: str) -> None:
 
 
 def _write_cell(
-    writer: _Writer,
+    writer: Writer,
     launch_folder: Path,
     config: str,
     block: int,
@@ -316,10 +286,10 @@ def _write_cell(
     writer.now_ns = window["t_drained_ns"] + 10**9
     rng = named_generator(f"{writer.seed}/{config}/{block}/{phase}/{name}")
     suffix = f"{phase}_{name}.jsonl"
-    requests, waiting = _requests(writer, config, planned, rate, window, offset, rng)
+    requests, waiting = request_records(writer, config, planned, rate, window, offset, rng)
     requests.write_ndjson(folder / f"requests_{suffix}")
-    _metrics(folder / f"metrics_{suffix}", window, waiting)
-    _steps(writer, folder / f"engine_step_{suffix}", config, window, offset, rng)
+    write_metrics(folder / f"metrics_{suffix}", window, waiting)
+    write_steps(writer, folder / f"engine_step_{suffix}", config, window, offset, rng)
     reason = writer.void.get((config, block, phase, name))
     warm = requests.height - int(requests["warmup"].sum())
     record: dict[str, Any] = {
@@ -353,173 +323,6 @@ def _write_cell(
     record["files"] = {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
     _dump(folder / paths.cell_record(phase, name), record)
     return finished_cell(record, folder)
-
-
-def true_tax(
-    taxes: Mapping[str, float], config: str, tokens: int, base_tokens: int, growth: float
-) -> float:
-    """The tax written into a cell: `growth` per doubling of `tokens` above `base_tokens`."""
-    tax = taxes.get(configuration_of(config), 0.0)
-    return tax + growth * float(np.log2(tokens / base_tokens)) if tax else 0.0
-
-
-def _requests(
-    writer: _Writer,
-    config: str,
-    planned: Mapping[str, Any],
-    rate: float,
-    window: Mapping[str, Any],
-    offset: float,
-    rng: np.random.Generator,
-) -> tuple[pl.DataFrame, float]:
-    span_s = (window["t_stop_ns"] - window["t_origin_ns"]) / 1e9
-    n = int(np.ceil(rate * span_s - 1e-9))
-    at_s = np.arange(n) / rate
-    inputs, outputs = planned["input_tokens"], planned["output_tokens"]
-    tax = writer.taxes.get(configuration_of(config), 0.0)
-    ttft_factor = 1 + true_tax(writer.taxes, config, inputs, 128, writer.ttft_growth)
-    tpot_factor = 1 + true_tax(writer.taxes, config, outputs, 16, writer.tpot_growth)
-    behind = max(0.0, rate * (1 + tax) / PLAIN_CAPACITY_RPS - 1)
-    ttft_s = (
-        0.01
-        * (inputs / 128) ** 0.5
-        * ttft_factor
-        * np.exp(rng.normal(offset, writer.noise * TTFT_SIGMA, n))
-    )
-    tpot_s = 0.002 * tpot_factor * np.exp(rng.normal(offset, writer.noise * TPOT_SIGMA, n))
-    intended = window["t_origin_ns"] + np.round(at_s * 1e9).astype(np.int64)
-    send = intended + rng.integers(50_000, 150_000, n)
-    first = intended + np.round((ttft_s + behind * at_s) * 1e9).astype(np.int64)
-    last = first + np.round(tpot_s * (outputs - 1) * 1e9).astype(np.int64)
-    frame = pl.DataFrame(
-        {
-            "request_id": [f"{config}-{i}" for i in range(n)],
-            "seq": np.arange(n),
-            "status": ["ok"] * n,
-            "error_kind": pl.Series([None] * n, dtype=pl.String),
-            "error_detail": pl.Series([None] * n, dtype=pl.String),
-            "warmup": intended < window["t_warmup_end_ns"],
-            "t_intended_ns": intended,
-            "t_issue_ns": intended + 10_000,
-            "t_worker_ns": intended + 30_000,
-            "t_conn_ns": intended + 40_000,
-            "t_send_ns": send,
-            "t_headers_ns": first - 20_000,
-            "t_first_token_ns": first,
-            "t_last_token_ns": last,
-            "t_done_ns": last + 10_000,
-            "prompt_tokens": [inputs] * n,
-            "completion_tokens": [outputs] * n,
-            "inflight_at_send": [1] * n,
-            "worker": [0] * n,
-            "reads": pl.Series([None] * n, dtype=pl.List(pl.List(pl.Int64))),
-        }
-    )
-    return frame, behind * PLAIN_CAPACITY_RPS
-
-
-def _metrics(path: Path, window: Mapping[str, Any], waiting_per_s: float) -> None:
-    """One scrape each half second; the waiting queue grows by `waiting_per_s` every second."""
-    lines = []
-    stamps = range(window["t_origin_ns"], window["t_drained_ns"], 500_000_000)
-    for stamp in stamps:
-        waiting = waiting_per_s * (stamp - window["t_origin_ns"]) / 1e9
-        values = {
-            'vllm:num_requests_running{engine="0",model_name="synthetic"}': 4.0,
-            'vllm:num_requests_waiting{engine="0",model_name="synthetic"}': float(round(waiting)),
-            'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"}': 99.0,
-        }
-        record: dict[str, Any] = {"t_ns": stamp, "ok": True, "scrape_ms": 1.0, "values": values}
-        if stamp in (stamps[0], stamps[-1]):
-            record["raw"] = "# HELP synthetic\n"
-        lines.append(json.dumps(record))
-    path.write_text("\n".join(lines) + "\n")
-
-
-def _steps(
-    writer: _Writer,
-    path: Path,
-    config: str,
-    window: Mapping[str, Any],
-    offset: float,
-    rng: np.random.Generator,
-) -> None:
-    """Scheduler records then worker records; every tenth step is an empty polling step.
-
-    A step is schedule() and then the model, MODEL_US long; a connector's tax is on schedule(), and
-    another 100 us of it is outside schedule() in the configuration OUTSIDE. A connector's callbacks
-    take 60% of the tax on schedule(): half in build_meta, a third in get_finished, a sixth in
-    start_load_kv. The rest of the tax is in no callback. Of the other hooks take_events takes 2 us
-    in the scheduler and wait_for_save 20 us in the worker; STACKED has all of build_meta in its
-    children, a quarter of it in the first.
-    """
-    if not writer.step_timing:
-        path.write_bytes(b"")
-        return
-    n = writer.steps_per_cell
-    first_id = int(window["t_origin_ns"] // 10**6)
-    stamps = np.linspace(window["t_origin_ns"], window["t_stop_ns"], n, endpoint=False).astype(
-        np.int64
-    )
-    empty = np.arange(n) % 10 == 9
-    tax = writer.taxes.get(configuration_of(config), 0.0)
-    duration = STEP_US * (1 + tax) * np.exp(rng.normal(offset, writer.noise * STEP_SIGMA, n))
-    duration[empty] = 20.0
-    connector = configuration_of(config) != "plain"
-    outside = 100.0 if config == OUTSIDE else 0.0
-    model = (MODEL_US + outside) * np.exp(rng.normal(0, writer.noise * STEP_SIGMA, n))
-    callbacks = 0.6 * tax * STEP_US * np.exp(rng.normal(0, 0.02, n))
-
-    def series(values: Iterable[float] | None) -> pl.Series:
-        return pl.Series([None] * n if values is None else values, dtype=pl.Float64)
-
-    def hooks(**times: np.ndarray[Any, Any]) -> pl.Series:
-        return pl.DataFrame(times).to_struct() if connector else pl.Series([None] * n)
-
-    noise = np.exp(rng.normal(offset, writer.noise * STEP_SIGMA, n))
-    children = {
-        child: pl.DataFrame({"build_connector_meta": share * callbacks / 2}).to_struct()
-        for child, share in CHILDREN.items()
-    }
-    common = {"t_ns": stamps, "step_id": np.arange(first_id, first_id + n)}
-    prefill = np.where(empty, 0, np.where(np.arange(n) % 3 == 0, 256, 0))
-    scheduler = pl.DataFrame(
-        {
-            **common,
-            "process": ["scheduler"] * n,
-            "step_duration_us": duration,
-            "engine_step_us": duration + model,
-            "build_meta_us": series(callbacks / 2 if connector else None),
-            "get_finished_us": series(callbacks / 3 if connector else None),
-            "start_load_kv_us": series(None),
-            "num_running": np.where(empty, 0, 4),
-            "num_waiting": np.zeros(n, dtype=np.int64),
-            "prefill_tokens": prefill,
-            "decode_tokens": np.where(empty, 0, 4),
-            "hooks_us": hooks(take_events=TAKE_EVENTS_US * noise),
-        }
-    )
-    if config == STACKED:
-        scheduler = scheduler.with_columns(children_us=pl.DataFrame(children).to_struct())
-    nothing = pl.Series([None] * n, dtype=pl.Int64)
-    worker = pl.DataFrame(
-        {
-            **common,
-            "process": ["worker"] * n,
-            "step_duration_us": model,
-            "build_meta_us": series(None),
-            "get_finished_us": series(None),
-            "start_load_kv_us": series(callbacks / 6 if connector else None),
-            "num_running": nothing,
-            "num_waiting": nothing,
-            "prefill_tokens": nothing,
-            "decode_tokens": nothing,
-            "hooks_us": hooks(wait_for_save=WAIT_FOR_SAVE_US * noise),
-        }
-    )
-    with path.open("wb") as stream:
-        scheduler.write_ndjson(stream)
-        worker.write_ndjson(stream)
 
 
 def _utc(origin_ns: int) -> str:

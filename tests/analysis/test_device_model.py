@@ -13,8 +13,8 @@ from connector_tax.analysis.device_model import over_devices, same_p
 from connector_tax.analysis.effects import Effect, TaxTable
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.samples import LogSample
-from connector_tax.analysis.taxes import DEVICES_DIFFER, NO_TAX, TAX, adjusted_p, verdict
-from connector_tax.artifacts.names import CellKey, configuration_of
+from connector_tax.analysis.taxes import adjusted_p, verdict
+from connector_tax.artifacts.names import DEVICES_DIFFER, NO_TAX, TAX, CellKey, configuration_of
 from connector_tax.artifacts.study_file import Study
 from tests.study_folder import on_machines
 

@@ -12,16 +12,8 @@ from connector_tax.analysis.effects import Effect, Interval, TaxTable, WeightedT
 from connector_tax.analysis.measure import Requests
 from connector_tax.analysis.overload import Overload, mark
 from connector_tax.analysis.samples import LogSample, sample_launch
-from connector_tax.analysis.taxes import (
-    INCONCLUSIVE,
-    MARKED,
-    NO_TAX,
-    POINT_ESTIMATE,
-    TAX,
-    adjusted_p,
-    verdict,
-)
-from connector_tax.artifacts.names import CellKey
+from connector_tax.analysis.taxes import adjusted_p, verdict
+from connector_tax.artifacts.names import INCONCLUSIVE, MARKED, NO_TAX, POINT_ESTIMATE, TAX, CellKey
 from connector_tax.artifacts.study_file import Study
 
 RESAMPLES = 400

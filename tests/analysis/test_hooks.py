@@ -8,7 +8,7 @@ import pytest
 from connector_tax.analysis import hooks
 from connector_tax.analysis.hooks import Hook, HookTimes
 from connector_tax.files import ArtifactError
-from connector_tax.vllm import step_probe
+from connector_tax.vllm.step_probe import probe
 from tests.analysis.test_steps import START, scheduler, steps_of, worker
 
 OWN = ("scheduler", "")
@@ -108,4 +108,4 @@ def test_records_from_before_hooks_were_kept_have_the_callbacks(tmp_path: Path) 
 
 
 def test_the_names_are_the_step_probes() -> None:
-    assert hooks.FIELDS == step_probe.FIELDS
+    assert hooks.FIELDS == probe.FIELDS

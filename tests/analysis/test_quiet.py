@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from connector_tax.analysis.quiet import Machine, read_machine, undisturbed
 from connector_tax.analysis.validity import Watched, assess, void_reasons
-from connector_tax.artifacts.checks import MACHINE_CHECKS
+from connector_tax.artifacts.checks import BOUNDS, MACHINE_CHECKS
 from connector_tax.provenance.audit_machine import disturbed_chunks, quiet_seqs, throttled_periods
 
 RULE: dict[str, Any] = {
@@ -131,17 +131,12 @@ def test_the_audit_leaves_out_the_same_requests(
 
 def checks(watched: Watched | None) -> dict[str, Any]:
     """The checks of a cell without a single record."""
-    bounds = dict.fromkeys(
-        ("schedule_lag_p99_ms", "schedule_lag_ttft_fraction", "sent_rate_tolerance",
-         "max_error_rate", "loop_lag_p99_ms", "loop_lag_max_ms", "max_cpu_share",
-         "max_idle_memory_factor",
-         "max_foreign_cpu"), 1.0,
-    )  # fmt: skip
     return assess(
         records=[], planned=0, shape=(1, 1), counters={"before": {}, "after": {}}, scrapes=[],
         window={"t_origin_ns": 0, "t_warmup_end_ns": 1, "t_stop_ns": 2},
         cell={"floor_s": 1, "cap_s": 1}, wanted=10, suspended_ms=0,
-        health={"processes": {"main": {}}}, clock="worker", bounds=bounds, watched=watched,
+        health={"processes": {"main": {}}}, clock="worker", bounds=dict.fromkeys(BOUNDS, 1.0),
+        watched=watched,
     )  # fmt: skip
 
 

@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 
 from connector_tax.analysis.aggregate import main as aggregate
-from tests.analysis.synthetic import (
-    CHILDREN,
-    STACKED,
-    TAKE_EVENTS_US,
-    TAXES,
-    WAIT_FOR_SAVE_US,
-    write_synthetic_study,
-)
+from tests.analysis.synthetic import TAXES, write_synthetic_study
+from tests.analysis.synthetic_records import CHILDREN, STACKED, TAKE_EVENTS_US, WAIT_FOR_SAVE_US
 from tests.analysis.tables import one, select, table
 
 SAFE = {"phase": "A", "cell": "r40"}

@@ -8,19 +8,17 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.precision import (
+from benchmarks.precision import Outcome, simulate, true_taxes
+from benchmarks.precision_report import (
     FULL,
     PRECISE,
-    Outcome,
     Replication,
     Truth,
     agreement,
     agreement_lost,
     report,
-    simulate,
-    true_taxes,
 )
-from connector_tax.analysis.taxes import INCONCLUSIVE, NO_TAX, TAX
+from connector_tax.artifacts.names import INCONCLUSIVE, NO_TAX, TAX
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.engine.config import load_config
 from connector_tax.engine.virtual import VirtualEngine

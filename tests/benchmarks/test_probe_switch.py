@@ -64,8 +64,8 @@ def test_out_is_the_engine_as_it_was_and_in_records_again(
         before=f"LOG = {str(log)!r}\n{_DRIVE}",
     )
     seen = json.loads(next(x for x in output.splitlines() if x.startswith("seen"))[5:])
-    assert [files == ["step_probe.py"] for files, _ in seen] == [False, False, True, True, False]
-    assert ["step_probe.py" in files for files, _ in seen] == [False, False, True, True, False]
+    assert [files == ["probe.py"] for files, _ in seen] == [False, False, True, True, False]
+    assert ["probe.py" in files for files, _ in seen] == [False, False, True, True, False]
     out, still_out, back, still_in, out_again = (end for _, end in seen)
     assert 0 < out == still_out == back < still_in < out_again
     assert "switched off" not in output

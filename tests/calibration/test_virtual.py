@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from connector_tax.analysis.taxes import NO_TAX, TAX
+from connector_tax.artifacts.names import NO_TAX, TAX
 from connector_tax.calibration import coverage, design, studies
 from connector_tax.calibration.truth import TrueTax, true_taxes
 from connector_tax.calibration.virtual import serve

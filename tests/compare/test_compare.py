@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import sem, ttest_ind
 
-from connector_tax.analysis.taxes import MARKED, POINT_ESTIMATE
+from connector_tax.artifacts.names import MARKED, POINT_ESTIMATE
 from connector_tax.compare.__main__ import main
 from connector_tax.compare.contrast import Known, difference, from_interval, quantile
 from connector_tax.compare.rows import (

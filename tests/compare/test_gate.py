@@ -10,7 +10,8 @@ from connector_tax.compare.contrast import quantile
 from connector_tax.compare.gate import ABOVE, BELOW, CANNOT_TELL, NO_NUMBER, check, main, overall
 from connector_tax.compare.power import decided_bound, plan_lines
 from connector_tax.figures.tables import StudyTables
-from tests.figures.figure_study import Design, write_study
+from tests.figures.figure_study import write_study
+from tests.figures.figure_tables import Design
 
 VOID = {("lmcache_only", "A", "r4"): "error_rate 0.2 > 0.01"}
 OVERLOADED = {("mooncake_both", "r4"): "mooncake_both saturated"}

@@ -9,16 +9,11 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.patches import Rectangle
 
-from connector_tax.analysis import aggregate
-from connector_tax.artifacts.tables import AggregateRow, empty_row, read_table, table_text
+from connector_tax.artifacts.tables import empty_row, table_text
 from connector_tax.figures import rows, style
-from connector_tax.figures.__main__ import main
-from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import ArtifactError
-from tests.analysis.synthetic import write_synthetic_study
-from tests.figures.figure_study import Design, write_study
-from tests.launch_records import write_launch_records
+from tests.figures.figure_study import write_study
+from tests.figures.figure_tables import Design
 
 VOID = {
     ("lmcache_only", "A", "r4"): "error_rate 0.2 > 0.01",
@@ -338,53 +333,6 @@ def test_resources_that_no_launch_recorded_are_said_to_be_absent(tmp_path: Path)
     path.write_text(table_text(path.name, [empty_row(path.name) | missing]))
     picture = import_module("connector_tax.figures.fig10_resources").draw(StudyTables(study_file))
     assert picture.table.to_dict("records") == [{"absent_because": "not recorded: too old"}]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("ttft_p90_ms", "ttft_ms", "aggregate.csv:1: missing column(s): ttft_p90_ms"),
-        (
-            "\nplain,plain,0,A,r0.5,0.5,",
-            "\nplain,plain,0,A,r0.5,fast,",
-            "rate_rps: 'fast'; allowed",
-        ),
-        ("\nplain,plain,0,A,r0.5,0.5,", "\nplain,plain,0,A,r0.5,nan,", "rate_rps: 'nan'; allowed"),
-    ],
-)
-def test_a_broken_table_is_refused_with_its_place(
-    tmp_path: Path, old: str, new: str, message: str
-) -> None:
-    write_study(tmp_path / "s")
-    path = tmp_path / "s" / "analysis" / "aggregate.csv"
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-    with pytest.raises(ArtifactError) as error:
-        read_table(path, AggregateRow)
-    assert message in str(error.value)
-
-
-def test_the_command_names_the_missing_file_and_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study_file = write_study(tmp_path / "s")
-    (tmp_path / "s" / "analysis" / "taxes.csv").unlink()
-    assert main(["fig9_forest", "--study", str(study_file)]) == 2
-    assert "taxes.csv: no such file" in capsys.readouterr().err
-    assert not (tmp_path / "s" / "figures").exists()
-
-
-def test_every_figure_can_be_drawn_from_what_the_analysis_writes(tmp_path: Path) -> None:
-    study_file = write_synthetic_study(tmp_path / "s", blocks=2, skipped=SKIPPED)
-    for index_file in study_file.parent.glob("runs/*/*/*/index.json"):
-        write_launch_records(index_file)
-    assert aggregate.main(["--study", str(study_file)]) == 0
-    assert main([*NAMES, "--study", str(study_file)]) == 0
-    for name in NAMES:
-        text = (tmp_path / "s" / "figures" / f"{name}.csv").read_text()
-        assert text.count("\n") > 4
-        assert "absent_because" not in text
 
 
 @pytest.mark.parametrize(

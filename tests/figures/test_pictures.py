@@ -19,7 +19,8 @@ from connector_tax.figures.names import NAMES
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StudyTables
 from connector_tax.marks import DESIGN_MARKS, SPARE_MARKS, marks_of
-from tests.figures.figure_study import LABELS, Design, write_study
+from tests.figures.figure_study import write_study
+from tests.figures.figure_tables import LABELS, Design
 
 HOSTILE = "<script>alert('$x_1$')</script> & \"co\""
 COLUMN_WIDE = ("fig1_ttft_vs_rate", "fig2_tpot_vs_rate", "fig8_additivity")

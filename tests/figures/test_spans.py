@@ -10,7 +10,8 @@ from connector_tax.artifacts.tables import empty_row, table_text
 from connector_tax.figures import spans
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json, write_text
-from tests.figures.figure_study import LABELS, Design, write_study
+from tests.figures.figure_study import write_study
+from tests.figures.figure_tables import LABELS, Design
 
 V1 = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 V2 = "vllm.v1.worker.gpu.model_runner.GPUModelRunner"

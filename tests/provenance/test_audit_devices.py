@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from connector_tax.analysis import aggregate
-from connector_tax.analysis.taxes import DEVICES_DIFFER
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import DEVICES_DIFFER
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
 from connector_tax.provenance import audit

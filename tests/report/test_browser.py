@@ -19,7 +19,8 @@ from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.page import render
-from tests.figures.figure_study import Design, write_study
+from tests.figures.figure_study import write_study
+from tests.figures.figure_tables import Design
 
 pytestmark = [
     pytest.mark.long,

@@ -21,7 +21,8 @@ from connector_tax.report.__main__ import main
 from connector_tax.report.launches import LaunchReport, overhead
 from connector_tax.report.page import render
 from tests.analysis.synthetic import write_synthetic_study
-from tests.figures.figure_study import LABELS, STEP_COST_US, Design, write_study
+from tests.figures.figure_study import write_study
+from tests.figures.figure_tables import LABELS, STEP_COST_US, Design
 
 HOSTILE = "<script>alert(1)</script>"
 SKIPPED = {"nixl_both": "NIXL <b>is</b> not installed"}

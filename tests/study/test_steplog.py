@@ -10,7 +10,9 @@ import pytest
 
 from connector_tax.study.server_command import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError
 from connector_tax.study.steplog import LaunchStepLog
-from connector_tax.vllm import step_probe, step_records
+from connector_tax.vllm import step_records
+from connector_tax.vllm.step_probe.log import mark
+from connector_tax.vllm.step_probe.probe import Probe
 
 
 def lines(*stamps: int) -> bytes:
@@ -82,11 +84,11 @@ def test_a_vllm_that_does_not_answer_is_a_server_that_failed(
 
 def test_every_rank_of_a_worker_has_a_file_of_its_own_and_all_are_taken(tmp_path: Path) -> None:
     prefix = tmp_path / STEP_LOG_PREFIX
-    ranks = [step_probe.Log(str(prefix), "worker") for _ in range(3)]
+    ranks = [Probe(str(prefix)).worker for _ in range(3)]
     log = LaunchStepLog(tmp_path, "vllm")
     log.mark()
     for number, rank in enumerate(ranks):
-        rank.numbers.extend([1.0, 1.001 + number, 7.0, 1.0, step_probe.mark(0)])
+        rank.numbers.extend([1.0, 1.001 + number, 7.0, 1.0, mark(0)])
         rank.write()
     taken = [json.loads(line) for line in log.take(0, 0).splitlines()]
     assert [record["step_id"] for record in taken] == [7, 7, 7]
@@ -98,6 +100,6 @@ def test_every_rank_of_a_worker_has_a_file_of_its_own_and_all_are_taken(tmp_path
 
 
 def test_a_second_scheduler_is_refused(tmp_path: Path) -> None:
-    step_probe.Log(str(tmp_path / STEP_LOG_PREFIX), "scheduler").write()
+    Probe(str(tmp_path / STEP_LOG_PREFIX)).scheduler.write()
     with pytest.raises(FileExistsError):
-        step_probe.Log(str(tmp_path / STEP_LOG_PREFIX), "scheduler").write()
+        Probe(str(tmp_path / STEP_LOG_PREFIX)).scheduler.write()

@@ -1,7 +1,7 @@
 """A server that takes vLLM's command line and fails in the way FAKE_VLLM names.
 
 Run by the gates' tests in the place of an environment's Python: it stands for the interpreter, so
-it also answers for step_probe.py (the hook points) and runs companions.
+it also answers for step_probe/hook_points.py and runs companions.
 """
 
 import http.server
@@ -152,7 +152,7 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1].endswith("step_probe.py"):
+    if sys.argv[1].endswith("hook_points.py"):
         hook_points()
     elif sys.argv[2].startswith("connector_tax"):
         companion()

@@ -245,7 +245,7 @@ def test_a_probe_that_changed_since_it_was_applied_is_refused(study: Study) -> N
     patch.main(["apply", "--study", str(file)])
     path = study.folder / "patch" / "patch_status.json"
     status = read_json(path)
-    status["overlay"][f"{overlay.PROBE}.py"] = "another"
+    status["overlay"][f"{overlay.PROBE}/probe.py"] = "another"
     path.write_text(json.dumps(status))
     with pytest.raises(Exception, match="the step probe has changed since it was applied"):
         probe_overlay(read_json(file), study.folder)

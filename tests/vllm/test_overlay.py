@@ -28,17 +28,19 @@ def test_install_and_remove_can_be_repeated(tmp_path: Path) -> None:
 def test_every_installed_file_carries_the_marker(tmp_path: Path) -> None:
     overlay.install(tmp_path / "overlay")
     files = content(tmp_path / "overlay")
-    assert len(files) == 4
+    assert len(files) == 7
     assert all(overlay.MARKER.encode() in data for data in files.values())
 
 
 def test_an_overlay_of_another_version_is_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "overlay"
     fresh = overlay.install(folder)
-    probe = folder / f"{overlay.PROBE}.py"
+    probe = folder / overlay.PROBE / "probe.py"
     probe.write_text(f"# {overlay.MARKER}\nan older one\n")
+    (folder / f"{overlay.PROBE}.py").write_text(f"# {overlay.MARKER}\na file of an older one\n")
     assert not overlay.installed(folder)
     assert overlay.install(folder) == fresh
+    assert set(content(folder)) == set(fresh)
 
 
 def test_a_folder_with_a_file_of_somebody_else_is_neither_written_nor_deleted(

@@ -11,7 +11,7 @@ import pytest
 from connector_tax.study.server_command import STEP_LOG_PREFIX
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import overlay
-from connector_tax.vllm.step_probe import STEPS_OF_A_RANK
+from connector_tax.vllm.step_probe.probe import STEPS_OF_A_RANK
 from connector_tax.vllm.step_records import ask_to_write
 from tests.vllm import stub
 
@@ -165,7 +165,7 @@ def test_a_half_known_vllm_is_refused_and_the_missing_hook_named(
     for path in tree.rglob("*.py"):
         path.write_text(path.read_text().replace(cut, cut.replace("_", "_other_")))
     done = subprocess.run(
-        [sys.executable, Path(overlay.__file__).with_name("step_probe.py")],
+        [sys.executable, Path(overlay.__file__).with_name("step_probe") / "hook_points.py"],
         env={**os.environ, "PYTHONPATH": str(tree)},
         check=True,
         capture_output=True,
@@ -306,7 +306,7 @@ def test_what_was_asked_for_is_in_the_file_whatever_comes_then(
 
 
 def test_many_steps_are_written_in_parts_and_all(tree: Path, probe: Path, tmp_path: Path) -> None:
-    few = "sys.modules[type(scheduler).schedule.__module__].HELD_NUMBERS = 100"
+    few = "sys.modules['connector_tax_step_probe.log'].HELD_NUMBERS = 100"
     stub.drive(tree, probe, tmp_path / "log", connector="One", before=few, steps=200)
     for process in ("scheduler", "worker"):
         steps = [record["step_id"] for record in stub.records(tmp_path / "log", process)]
@@ -319,7 +319,7 @@ def test_a_disk_that_is_full_ends_the_probe_and_keeps_what_it_has(
     full = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
-sys.modules[type(scheduler).schedule.__module__].HELD_NUMBERS = 100
+sys.modules["connector_tax_step_probe.log"].HELD_NUMBERS = 100
 """
     output = stub.drive(tree, probe, tmp_path / "log", connector="One", before=full, steps=200)
     assert "answers 200" in output
@@ -337,7 +337,7 @@ def test_a_disk_that_was_full_for_a_while_leaves_no_number_cut(
 import resource
 unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2045, unlimited[1]))
-sys.modules[type(scheduler).schedule.__module__].HELD_NUMBERS = 100
+sys.modules["connector_tax_step_probe.log"].HELD_NUMBERS = 100
 scheduler.add("b", 250)
 for _ in range(100):
     engine.step_fn()

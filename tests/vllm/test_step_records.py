@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector_tax.vllm.step_probe import mark
+from connector_tax.vllm.step_probe.log import mark
 from connector_tax.vllm.step_records import step_records
 
 AT = 1000.0

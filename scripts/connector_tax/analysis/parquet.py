@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.tables import COLUMNS, ROW_TYPES, STEP_COUNTS, column_types
+from connector_tax.artifacts.table_reader import column_types
+from connector_tax.artifacts.tables import COLUMNS, ROW_TYPES, STEP_COUNTS
 
 _TYPES: Mapping[type, type[pl.DataType]] = {
     str: pl.String,

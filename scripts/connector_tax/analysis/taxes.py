@@ -16,15 +16,21 @@ from connector_tax.analysis.effects import Effect, TaxTable, WeightedTax
 from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.analysis.samples import METRICS
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, REFERENCES, configuration_of
+from connector_tax.artifacts.names import (
+    DEVICES_DIFFER,
+    INCONCLUSIVE,
+    MARKED,
+    NO_TAX,
+    PHASES,
+    POINT_ESTIMATE,
+    REFERENCES,
+    TAX,
+    configuration_of,
+)
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import DEVICE_COLUMNS, empty_row
 
-TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
-POINT_ESTIMATE = "point estimate, no verdict"
-MARKED = "no verdict (marked)"
-DEVICES_DIFFER = "no verdict (devices differ)"
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
 NUMBERS = ("tax", "tax_lo", "tax_hi", "abs_ms", "abs_lo_ms", "abs_hi_ms", "plain_ms", "config_ms")
 # The tax with nothing left out, whatever the rule of quiet time says.

@@ -1,4 +1,4 @@
-"""The words of a study: phases, states, launch and cell names, metrics, reference rates.
+"""The words of a study: phases, states, launch and cell names, metrics, reference rates, verdicts.
 
 A block holds each configuration once, under its id, and the baseline `plain_launches` times, under
 the names `plain`, `plain_2`, `plain_3` and so on where it is `plain`.
@@ -21,6 +21,11 @@ REQUEST_STATUSES = ("ok", "error", "timeout", "cancelled", "dropped")
 PLAIN = "plain"
 METRICS = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90", "e2e_p90")
 REFERENCES = ("ref_safe", "ref_load")
+# What is said of a tax.
+TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
+POINT_ESTIMATE = "point estimate, no verdict"
+MARKED = "no verdict (marked)"
+DEVICES_DIFFER = "no verdict (devices differ)"
 # `plain_last` in studies measured before `plain_launches` existed. No configuration's id ends so.
 _FURTHER_LAUNCH = re.compile(r"(.+)_([2-9]|1\d|20|last)")
 

@@ -1,30 +1,26 @@
 """Calibrate `compare` and `gate`: coverage of ratios, false alarms, power, from virtual pairs."""
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.stats import binomtest
 
-from connector_tax.calibration.coverage import TARGET, TRUTH_SHARE, Workers
+from connector_tax.calibration.coverage import TARGET, Workers, truth_logs
 from connector_tax.calibration.design import study_document
 from connector_tax.calibration.pairs import (
     BLOCKS,
     IN_B,
     OFFSETS,
-    Logs,
     gate_results,
     one_gate,
     truths,
 )
-from connector_tax.calibration.report import table_lines
+from connector_tax.calibration.report import command_parser, publish, table_lines
 from connector_tax.calibration.studies import METRICS
 from connector_tax.compare.gate import ABOVE, BELOW
 from connector_tax.compare.rows import AA, HIGHER, LATENCY, LOWER, SAME, TAX
-from connector_tax.files import write_json, write_text
 from connector_tax.machine import machine
 
 Outcome = Mapping[str, Any]
@@ -33,41 +29,21 @@ Truths = Mapping[tuple[str, str, str], tuple[float, float]]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare and gate pairs of virtual studies whose differences are known."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.calibration.compare_report", description=main.__doc__
-    )
-    parser.add_argument("--out", type=Path, default=Path("results/calibration"))
-    parser.add_argument("--seed", type=int, default=20260)
+    parser = command_parser("calibration.compare_report", main.__doc__)
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--truth-launches", type=int, default=1000)
     arguments = parser.parse_args(argv)
     rules = study_document("poisson", arguments.seed, 1)["config"]["cell"]
     with Workers() as workers:
-        logs = true_logs(workers, arguments.truth_launches, rules, arguments.seed)
+        task = {"cell": rules, "seed": arguments.seed}
+        (logs,) = truth_logs(workers, "pair_truth", arguments.truth_launches, [task])
         tasks = [{"number": number, "seed": arguments.seed} for number in range(arguments.pairs)]
         by_pair = dict(workers.run("pair", tasks))
     outcomes = [row for number in sorted(by_pair) for row in by_pair[number]]
     result = summary(outcomes, truths(logs))
     result |= {"machine": machine(), "seed": arguments.seed, "pairs": arguments.pairs}
-    write_json(arguments.out / "pairs.json", result)
-    text = report(result)
-    write_text(arguments.out / "pairs.txt", text)
-    print(text)
+    publish(arguments.out / "pairs", result, report(result))
     return 0
-
-
-def true_logs(workers: Workers, launches: int, cell: Mapping[str, float], seed: int) -> Logs:
-    """`pairs.pair_logs` of many launches, shared out."""
-    tasks = [
-        {"first": k, "launches": min(TRUTH_SHARE, launches - k), "cell": cell, "seed": seed}
-        for k in range(0, launches, TRUTH_SHARE)
-    ]
-    logs: Logs = {}
-    for _, part in sorted(workers.run("pair_truth", tasks), key=lambda item: item[0]):
-        for name, by_metric in part.items():
-            for metric, values in by_metric.items():
-                logs.setdefault(name, {}).setdefault(metric, []).extend(values)
-    return logs
 
 
 def summary(outcomes: Sequence[Outcome], known: Truths) -> dict[str, Any]:

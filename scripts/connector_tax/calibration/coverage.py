@@ -18,8 +18,9 @@ from scipy.stats import t as student
 
 from connector_tax.analysis.block_model import OWN
 from connector_tax.analysis.effects import BOOTSTRAP
+from connector_tax.artifacts.names import NO_TAX, TAX
 from connector_tax.calibration.design import AA, ARRIVALS, NOISY, SPREADS, STEP_TAX_US
-from connector_tax.calibration.truth import TrueTax, true_tax
+from connector_tax.calibration.truth import Logs, TrueTax, taxes_of
 from connector_tax.study.child import CommandChild
 
 BLOCKS = (3, 5)
@@ -66,6 +67,24 @@ class Workers:
                 yield futures[future], future.result()
 
 
+def truth_logs(
+    workers: Workers, do: str, launches: int, tasks: Sequence[Mapping[str, Any]]
+) -> list[Logs]:
+    """What `do` gives of each task over many launches, which are shared out."""
+    shares = [
+        (of, {**task, "first": k, "launches": min(TRUTH_SHARE, launches - k)})
+        for of, task in enumerate(tasks)
+        for k in range(0, launches, TRUTH_SHARE)
+    ]
+    merged: list[Logs] = [{} for _ in tasks]
+    results = dict(workers.run(do, [share for _, share in shares]))
+    for number, (of, _) in enumerate(shares):
+        for name, by_metric in results[number].items():
+            for metric, values in by_metric.items():
+                merged[of].setdefault(name, {}).setdefault(metric, []).extend(values)
+    return merged
+
+
 def run_studies(
     workers: Workers, studies: int, seed: int, on_study: Callable[[int, int], None]
 ) -> pl.DataFrame:
@@ -85,22 +104,12 @@ def run_studies(
 
 def truths(workers: Workers, launches: int, cell: Mapping[str, float], seed: int) -> Truths:
     """(spread, arrivals) to the true taxes; arguments as `truth.log_ratios` takes them."""
-    common = {"cell": cell, "seed": seed}
     tasks: list[dict[str, Any]] = [
-        {"spread": s, "arrivals": a, "first": k, "launches": min(TRUTH_SHARE, launches - k)}
-        for s in SPREADS
-        for a in ARRIVALS
-        for k in range(0, launches, TRUTH_SHARE)
+        {"spread": s, "arrivals": a, "cell": cell, "seed": seed} for s in SPREADS for a in ARRIVALS
     ]
-    ratios: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
-    for number, result in sorted(workers.run("truth", [task | common for task in tasks])):
-        where = ratios.setdefault((tasks[number]["spread"], tasks[number]["arrivals"]), {})
-        for config, metrics in result.items():
-            for metric, values in metrics.items():
-                where.setdefault((config, metric), []).extend(values)
     return {
-        where: {key: true_tax(values) for key, values in taxes.items()}
-        for where, taxes in ratios.items()
+        (task["spread"], task["arrivals"]): taxes_of(ratios)
+        for task, ratios in zip(tasks, truth_logs(workers, "truth", launches, tasks), strict=True)
     }
 
 
@@ -172,8 +181,8 @@ def _level(part: pl.DataFrame) -> dict[str, Any]:
         "log_bias_se": float(errors.std(ddof=1) / np.sqrt(n)) if n > 1 else None,
         "excludes_zero": _share(part, "excludes_zero"),
         "detected": _share(part, "detected"),
-        "verdict_tax": _mean(part["verdict"] == "TAX"),
-        "verdict_no_tax": _mean(part["verdict"] == "NO TAX"),
+        "verdict_tax": _mean(part["verdict"] == TAX),
+        "verdict_no_tax": _mean(part["verdict"] == NO_TAX),
     }
 
 
@@ -205,7 +214,7 @@ def aa_rows(outcomes: pl.DataFrame) -> list[dict[str, Any]]:
     for where, part in _parts(noise, *KEYS):
         n = part.height
         excluded = int(part["excludes_zero"].sum())
-        tax = int((part["verdict"] == "TAX").sum())
+        tax = int((part["verdict"] == TAX).sum())
         low, high = _binomial(excluded, n)
         rows.append(
             {

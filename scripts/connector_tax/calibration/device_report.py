@@ -4,10 +4,8 @@ With two devices the truth is the mean of the taxes on these two, with four the 
 devices that there could have been.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +13,12 @@ import polars as pl
 from numpy.polynomial import Polynomial
 from scipy.stats import norm
 
-from connector_tax.analysis.taxes import DEVICES_DIFFER
-from connector_tax.calibration.coverage import TARGET, TRUTH_SHARE, Workers
+from connector_tax.artifacts.names import DEVICES_DIFFER
+from connector_tax.calibration.coverage import TARGET, Workers, truth_logs
 from connector_tax.calibration.design import AA, STEP_TAX_US, study_document
 from connector_tax.calibration.devices import EFFECTS_US
-from connector_tax.calibration.report import table_lines
+from connector_tax.calibration.report import command_parser, publish, table_lines
 from connector_tax.calibration.studies import METRICS
-from connector_tax.files import write_json, write_text
 from connector_tax.machine import machine
 
 # Devices there could have been: quantiles of their effects, in standard deviations.
@@ -33,18 +30,8 @@ Row = Mapping[str, Any]
 
 def true_curves(workers: Workers, launches: int, cell: Mapping[str, float], seed: int) -> Curves:
     """The log of one plus the tax over the step tax (us), by metric; cubics through the levels."""
-    tasks = [
-        {"spread": "equal", "arrivals": "poisson", "first": first, "cell": cell, "seed": seed,
-         "launches": min(TRUTH_SHARE, launches - first)}
-        for first in range(0, launches, TRUTH_SHARE)
-    ]  # fmt: skip
-    logs: dict[str, dict[str, list[float]]] = {
-        name: {m: [] for m in METRICS} for name in STEP_TAX_US
-    }
-    for _, part in workers.run("truth", tasks):
-        for name, by_metric in logs.items():
-            for metric, values in by_metric.items():
-                values += part[name][metric]
+    task = {"spread": "equal", "arrivals": "poisson", "cell": cell, "seed": seed}
+    (logs,) = truth_logs(workers, "truth", launches, [task])
     levels = [0.0, *STEP_TAX_US.values()]
     return {
         metric: Polynomial.fit(levels, [0.0, *(np.mean(logs[n][metric]) for n in STEP_TAX_US)], 3)
@@ -139,11 +126,7 @@ def report(result: Row) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run studies on several devices and write how their intervals cover."""
-    parser = argparse.ArgumentParser(
-        prog="python -m connector_tax.calibration.device_report", description=main.__doc__
-    )
-    parser.add_argument("--out", type=Path, default=Path("results/calibration"))
-    parser.add_argument("--seed", type=int, default=20260)
+    parser = command_parser("calibration.device_report", main.__doc__)
     parser.add_argument("--studies", type=int, default=200)
     parser.add_argument("--truth-launches", type=int, default=400)
     arguments = parser.parse_args(argv)
@@ -159,10 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcomes = [row for number in sorted(by_task) for row in by_task[number]]
     result = {"machine": machine(), "seed": arguments.seed, "studies": arguments.studies}
     result["rows"] = summary(outcomes, curves)
-    write_json(arguments.out / "devices.json", result)
-    text = report(result)
-    write_text(arguments.out / "devices.txt", text)
-    print(text)
+    publish(arguments.out / "devices", result, report(result))
     return 0
 
 

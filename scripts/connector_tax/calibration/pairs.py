@@ -19,7 +19,7 @@ from connector_tax.artifacts.tables import TaxRow
 from connector_tax.calibration.design import AA, CELL, PHASE, RATE_RPS, SHAPE, engine_configs
 from connector_tax.calibration.design import study_document as document_of
 from connector_tax.calibration.studies import METRICS, Samples, simulate, tax_table
-from connector_tax.calibration.truth import launch_logs
+from connector_tax.calibration.truth import Logs, launch_logs
 from connector_tax.compare.contrast import Known
 from connector_tax.compare.gate import ABOVE, BELOW, Check, judge
 from connector_tax.compare.rows import AA as AA_PAIR
@@ -49,7 +49,6 @@ COST_FACTOR, SPREAD_FACTOR = 1.25, 1.5
 # The gate's bounds, off the true tax of A.
 OFFSETS = (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04)
 MARGIN, CONFIDENCE = 0.03, 0.95
-Logs = dict[str, dict[str, list[float]]]
 
 
 @cache

@@ -28,6 +28,9 @@ from connector_tax.engine.config import EngineConfig
 from connector_tax.loadgen import make_offsets
 from connector_tax.seeds import named_generator
 
+# By name and metric, a number of each launch.
+Logs = dict[str, dict[str, list[float]]]
+
 
 @dataclass(frozen=True)
 class TrueTax:
@@ -39,7 +42,7 @@ class TrueTax:
 
 def log_ratios(
     spread: str, arrivals: str, first: int, launches: int, cell: Mapping[str, float], seed: int
-) -> dict[str, dict[str, list[float]]]:
+) -> Logs:
     """By configuration and metric, each launch's log percentile minus plain's.
 
     Args:
@@ -51,9 +54,7 @@ def log_ratios(
         seed: names the random streams; another seed is an independent estimate.
     """
     configs = engine_configs(spread)
-    ratios: dict[str, dict[str, list[float]]] = {
-        config: {metric: [] for metric in METRICS} for config in configs
-    }
+    ratios: Logs = {config: {metric: [] for metric in METRICS} for config in configs}
     for launch in range(first, first + launches):
         name = f"{seed}/truth/{arrivals}/launch{launch}"
         offsets = make_offsets("fixed" if arrivals == "fixed" else "poisson", RATE_RPS,
@@ -107,5 +108,9 @@ def true_taxes(
     spread: str, arrivals: str, launches: int, cell: Mapping[str, float], seed: int
 ) -> dict[tuple[str, str], TrueTax]:
     """(configuration, metric) to its true tax; arguments as `log_ratios` takes them."""
-    ratios = log_ratios(spread, arrivals, 0, launches, cell, seed)
+    return taxes_of(log_ratios(spread, arrivals, 0, launches, cell, seed))
+
+
+def taxes_of(ratios: Logs) -> dict[tuple[str, str], TrueTax]:
+    """(configuration, metric) to the true tax, of many launches' log ratios."""
     return {(c, m): true_tax(values) for c, by in ratios.items() for m, values in by.items()}

@@ -6,9 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from connector_tax.analysis.taxes import MARKED, POINT_ESTIMATE
-from connector_tax.artifacts.names import REFERENCES
-from connector_tax.compare.rows import AA, COLUMNS, TAX, Row
+from connector_tax.artifacts.names import INCONCLUSIVE, MARKED, POINT_ESTIMATE, REFERENCES
+from connector_tax.compare.rows import AA, COLUMNS, HIGHER, LOWER, TAX, Row
 from connector_tax.compare.studies import Where
 from connector_tax.figures import rows as row_plots
 from connector_tax.figures import style
@@ -23,7 +22,7 @@ CAPTION = (
     "a panel is plain against plain, which should be 1."
 )
 ROW_IN = 0.165
-WORDS = {"INCONCLUSIVE": "inconcl.", POINT_ESTIMATE: "", MARKED: "marked"}
+WORDS = {INCONCLUSIVE: "inconcl.", POINT_ESTIMATE: "", MARKED: "marked"}
 
 
 def forest_cells(a: StudyTables, b: StudyTables, rows: Sequence[Row]) -> list[Where]:
@@ -93,7 +92,7 @@ def _draw_row(axes: Axes, index: int, row: Row, mark: Mark) -> None:
     axes.plot(row.effect, index, zorder=6, **style.marker_style(mark))
     verdict = "A/A" if row.config == AA else WORDS.get(row.verdict, row.verdict)
     row_plots.beside(axes, index, effect_text(row))
-    row_plots.beside(axes, index, verdict, bold=verdict in ("HIGHER", "LOWER"), offset=72)
+    row_plots.beside(axes, index, verdict, bold=verdict in (HIGHER, LOWER), offset=72)
 
 
 def effect_text(row: Row) -> str:

@@ -10,13 +10,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from connector_tax import text
 from connector_tax.analysis.resources import LOG
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import INCONCLUSIVE
 from connector_tax.compare.forest import CAPTION, TITLE, forest_cells
-from connector_tax.compare.rows import AA, LATENCY, RESOURCE, TAX, Row
+from connector_tax.compare.rows import AA, HIGHER, LATENCY, LOWER, RESOURCE, SAME, TAX, Row
 from connector_tax.compare.studies import Differences
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.taxes import METRICS as METRIC_NAMES
 
-VERDICTS = ("HIGHER", "LOWER", "SAME", "INCONCLUSIVE")
+VERDICTS = (HIGHER, LOWER, SAME, INCONCLUSIVE)
 
 
 @dataclass(frozen=True)

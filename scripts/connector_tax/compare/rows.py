@@ -14,8 +14,13 @@ import numpy as np
 from connector_tax.analysis.block_model import sidak
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.analysis.resources import EXACT, LOG
-from connector_tax.analysis.taxes import DEVICES_DIFFER, INCONCLUSIVE, MARKED, POINT_ESTIMATE
-from connector_tax.artifacts.names import METRICS
+from connector_tax.artifacts.names import (
+    DEVICES_DIFFER,
+    INCONCLUSIVE,
+    MARKED,
+    METRICS,
+    POINT_ESTIMATE,
+)
 from connector_tax.artifacts.tables import POOLED, AggregateRow, ResourceRow, TaxRow
 from connector_tax.compare.contrast import Difference, Known, difference, from_interval, of_estimate
 from connector_tax.compare.studies import (

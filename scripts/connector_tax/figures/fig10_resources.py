@@ -34,10 +34,10 @@ ROW_IN = 0.15
 
 def draw(study: StudyTables) -> Picture:
     """A panel for each resource that was read in some launch, rows of configurations."""
-    found = [row for row in study.resources if row.resource in PANELS]
-    shown = [name for name in PANELS if any(_drawn(r) for r in found if r.resource == name)]
+    resources = [row for row in study.resources if row.resource in PANELS]
+    shown = [name for name in PANELS if any(_drawn(r) for r in resources if r.resource == name)]
     if not shown:
-        reasons = dict.fromkeys(row.reason for row in found if row.reason)
+        reasons = dict.fromkeys(row.reason for row in resources if row.reason)
         reason = next(iter(reasons), "no launch of Phase A was measured")
         return style.absent(study, "fig10_resources", reason)
     lines = math.ceil(len(shown) / ACROSS)
@@ -49,7 +49,7 @@ def draw(study: StudyTables) -> Picture:
     for axes in grid.flat[len(shown) :]:
         axes.set_axis_off()
     for axes, name in zip(grid.flat, shown, strict=False):
-        of_panel = {row.config: row for row in found if row.resource == name}
+        of_panel = {row.config: row for row in resources if row.resource == name}
         _panel(study, axes, name, of_panel)
         records += [_record(of_panel[item.id]) for item in study.connectors if item.id in of_panel]
     return style.picture(figure, COLUMNS, records)
@@ -78,16 +78,16 @@ def _aa(row: ResourceRow) -> tuple[float, float] | None:
     return rows.band(row.aa_difference, row.aa_difference_lo, row.aa_difference_hi)
 
 
-def _panel(study: StudyTables, axes: Axes, name: str, found: Mapping[str, ResourceRow]) -> None:
+def _panel(study: StudyTables, axes: Axes, name: str, of_panel: Mapping[str, ResourceRow]) -> None:
     marks = style.marks(study)
-    drawn = [row for row in found.values() if _drawn(row)]
+    drawn = [row for row in of_panel.values() if _drawn(row)]
     aa = _aa(drawn[0])
     ends = [end for row in drawn for end in (row.difference, row.difference_lo, row.difference_hi)]
     _scale(axes, [end for end in (*ends, *(aa or ())) if end is not None])
     rows.shade(axes, aa)
     digits = decimals([row.difference for row in drawn if row.difference is not None])
     for index, item in enumerate(study.connectors):
-        row = found.get(item.id)
+        row = of_panel.get(item.id)
         if row is None or row.difference is None or not _drawn(row):
             rows.lost(axes, index, 0.8, "not launched" if row is None else row.reason, 1.0)
             continue

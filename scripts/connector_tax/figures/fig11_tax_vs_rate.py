@@ -29,7 +29,7 @@ def draw(study: StudyTables) -> Picture:
     taxes = {metric: rates.taxes_of(study, metric) for metric in rows.METRICS}
     shown = [item for item in study.launched if item.id != study.baseline]
     everyone = [
-        row for by_config in taxes.values() for found in by_config.values() for row in found
+        row for by_config in taxes.values() for of_config in by_config.values() for row in of_config
     ]
     notes = [f"{rows.interval_text(everyone)}; {rates.sample_text(study)}"]
     lines = math.ceil(len(shown) / ACROSS)

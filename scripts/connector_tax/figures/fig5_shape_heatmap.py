@@ -30,16 +30,16 @@ CIRCLE, TRIANGLE = "○", "▽"
 
 def draw(study: StudyTables) -> Picture:
     """Heat maps on one diverging scale centred at 0; a circle marks intervals with 0."""
-    found = [row for row in study.taxes if row.phase == "B" and row.metric == METRIC]
-    if not found:
+    taxes = [row for row in study.taxes if row.phase == "B" and row.metric == METRIC]
+    if not taxes:
         name = "fig5_shape_heatmap"
         return style.absent(study, name, "the study has no Phase B, the sweep over shapes.")
     shown = [item for item in study.launched if item.id != study.baseline]
-    table = pd.DataFrame([_record(row) for row in found])
+    table = pd.DataFrame([_record(row) for row in taxes])
     limit = max(0.01, float(table["tax"].astype(float).abs().max()))
     inputs, lines = table["input_tokens"].nunique(), math.ceil(len(shown) / PER_ROW)
     height = lines * (CELL_IN * inputs + 0.42) + 0.3
-    figure = style.new_figure(study, style.PAGE_IN, height, _notes(study, found))
+    figure = style.new_figure(study, style.PAGE_IN, height, _notes(study, taxes))
     grid = figure.subplots(lines, min(PER_ROW, len(shown)), squeeze=False, sharex=True, sharey=True)
     scale = Normalize(-limit, limit)
     for axes in grid.flat[len(shown) :]:
@@ -58,7 +58,7 @@ def draw(study: StudyTables) -> Picture:
     bar.set_ticks([-limit, 0, limit], labels=[size(-100 * limit), "0", size(100 * limit)])
     bar.set_label("TTFT p90 tax (%)")
     bar.outline.set_visible(False)
-    records = [record for item in shown for record in _of(study, item, found)]
+    records = [record for item in shown for record in _of(study, item, taxes)]
     return style.picture(figure, COLUMNS, records)
 
 
@@ -105,10 +105,10 @@ def _record(row: TaxRow) -> dict[str, object]:
     return record | {"interval_includes_0": within, "words": words}
 
 
-def _of(study: StudyTables, item: Configuration, found: list[TaxRow]) -> list[dict[str, object]]:
+def _of(study: StudyTables, item: Configuration, taxes: list[TaxRow]) -> list[dict[str, object]]:
     """The CSV's rows of a configuration: one for each shape, missing or not."""
-    own = {row.cell: row for row in found if row.config == item.id}
-    shapes = {row.cell: (row.input_tokens, row.output_tokens) for row in found}
+    own = {row.cell: row for row in taxes if row.config == item.id}
+    shapes = {row.cell: (row.input_tokens, row.output_tokens) for row in taxes}
     records = []
     for cell, shape in sorted(shapes.items(), key=lambda entry: entry[1]):
         if cell in own:
@@ -121,15 +121,15 @@ def _of(study: StudyTables, item: Configuration, found: list[TaxRow]) -> list[di
     return records
 
 
-def _notes(study: StudyTables, found: list[TaxRow]) -> list[str]:
-    known = any(row.tax_lo is not None for row in found)
-    circle = f"{CIRCLE} 95 % interval includes 0" if known else rows.interval_text(found)
-    marked = f"; {TRIANGLE} saturated or dropped arrivals: no verdict" * any(r.mark for r in found)
-    noise = [row.tax for row in found if row.config == study.aa and row.tax is not None]
+def _notes(study: StudyTables, taxes: list[TaxRow]) -> list[str]:
+    known = any(row.tax_lo is not None for row in taxes)
+    circle = f"{CIRCLE} 95 % interval includes 0" if known else rows.interval_text(taxes)
+    marked = f"; {TRIANGLE} saturated or dropped arrivals: no verdict" * any(r.mark for r in taxes)
+    noise = [row.tax for row in taxes if row.config == study.aa and row.tax is not None]
     ends = [size(100 * value) for value in (min(noise), max(noise))] if noise else []
     aa = f"A/A: {' to '.join(ends)} %" if ends else "no A/A comparison"
     return [
         f"{circle}{marked}; hatched: no number",
-        f"{rows.family_text(found)} at ref_safe, {study.reference['ref_safe']:g} req/s; {aa};"
-        f" {rows.sample_text(found)}",
+        f"{rows.family_text(taxes)} at ref_safe, {study.reference['ref_safe']:g} req/s; {aa};"
+        f" {rows.sample_text(taxes)}",
     ]

@@ -44,13 +44,13 @@ def draw(study: StudyTables) -> Picture:
     labels = [names[PARTS[0]], names[PARTS[1]], SUM, names[STACKED]]
     panels = {metric: _panel_rows(study, metric, tolerance) for metric in rows.METRICS}
     scale = [value for rows_ in panels.values() for row in rows_ for value in _numbers(row)]
-    for axes, (metric, found) in zip(grid, panels.items(), strict=True):
+    for axes, (metric, bars) in zip(grid, panels.items(), strict=True):
         rows.tax_scale(axes, scale)
         rows.shade(axes, rows.aa_interval(study, "ref_safe", metric))
-        for index, record in enumerate(found):
-            _bar(study, axes, index, record, found)
+        for index, record in enumerate(bars):
+            _bar(study, axes, index, record, bars)
         rows.prepare(axes, labels, rows.METRICS[metric])
-        records += found
+        records += bars
     grid[-1].set_xlabel(rows.tax_label(study, grid[-1]))
     style.legend(figure, rows.overload_handles(shown), 1)
     return style.picture(figure, COLUMNS, records)

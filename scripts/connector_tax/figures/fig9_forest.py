@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from connector_tax.artifacts.names import DEVICES_DIFFER, INCONCLUSIVE, MARKED, NO_TAX, TAX
 from connector_tax.artifacts.tables import TaxRow
 from connector_tax.figures import rows, style
 from connector_tax.figures.style import Picture
@@ -24,8 +25,8 @@ PRIOR: dict[str, Any] = {
     "mew": 0.6,
 }
 VERDICTS = {
-    "TAX": "TAX", "NO TAX": "NO TAX", "INCONCLUSIVE": "cannot tell",
-    "no verdict (marked)": "marked", "no verdict (devices differ)": "devices differ",
+    TAX: "TAX", NO_TAX: "NO TAX", INCONCLUSIVE: "cannot tell",
+    MARKED: "marked", DEVICES_DIFFER: "devices differ",
 }  # fmt: skip
 
 
@@ -97,7 +98,7 @@ def _panel(
             axes.plot(row.tax, index, zorder=7, **rows.OVERLOAD)
         verdict = "" if item.id == study.aa else VERDICTS.get(row.verdict, "")
         rows.beside(axes, index, rows.tax_size(row))
-        rows.beside(axes, index, verdict, bold=verdict == "TAX", offset=76)
+        rows.beside(axes, index, verdict, bold=verdict == TAX, offset=76)
     rows.prepare(axes, [item.label for item in shown], f"{rows.METRICS[metric]} at ref_safe")
     axes.set_xlabel(rows.tax_label(study, axes))
     return records

@@ -130,13 +130,13 @@ def tax_line(
 
 def taxes_of(study: StudyTables, metric: str) -> dict[str, list[TaxRow]]:
     """Configuration, and the A/A launch of plain, to its taxes in Phase A."""
-    found: dict[str, list[TaxRow]] = {
+    by_config: dict[str, list[TaxRow]] = {
         item.id: [] for item in study.launched if item.id != study.baseline
     }
     for row in study.taxes:
-        if row.phase == "A" and row.metric == metric and row.config in found:
-            found[row.config].append(row)
-    return found
+        if row.phase == "A" and row.metric == metric and row.config in by_config:
+            by_config[row.config].append(row)
+    return by_config
 
 
 def knee_text(study: StudyTables, config: str) -> str:

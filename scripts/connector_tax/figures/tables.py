@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, PLAIN, launched_plains
 from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import (
     POOLED,
     AggregateRow,
@@ -21,7 +22,6 @@ from connector_tax.artifacts.tables import (
     StepPoint,
     StepTaxRow,
     TaxRow,
-    read_table,
 )
 from connector_tax.files import ArtifactError, read_json
 
@@ -113,7 +113,7 @@ class StudyTables:
     def labelled(self, said: str) -> str:
         """A sentence with labels in place of the configurations' ids."""
         ids = "|".join(re.escape(item.id) for item in self.launched)
-        return re.sub(rf"\b({ids})\b", lambda found: self.label(found[0]), said)
+        return re.sub(rf"\b({ids})\b", lambda match: self.label(match[0]), said)
 
     def cells(self, phase: str) -> list[dict[str, Any]]:
         """The planned cells of a phase."""

@@ -2,9 +2,8 @@
 
 The session and event-loop threads are the load generator's bottleneck and get the fastest physical
 cores of the primary NUMA node; each worker gets one physical core (all its SMT siblings), first on
-the same node, then on the next; the server gets every core that is left. Source: the pinning
-section of the "performance-critical data flow" document (000_94bf17e94ce0763c.txt); sysfs names as
-in the kernel's admin-guide/cputopology.
+the same node, then on the next; the server gets every core that is left. Names of sysfs: the
+kernel's admin-guide/cputopology.
 """
 
 import math
@@ -13,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from connector_tax.linux import format_cpus, parse_cpus
 
 LOADGEN_CORES = 2
 
@@ -188,34 +189,6 @@ def read_topology(root: Path = Path("/"), inherited: set[int] | None = None) -> 
         best[core.node] = max(core.performance, best.get(core.node, core.performance))
     cores.sort(key=lambda c: (-best[c.node], c.node, -c.performance, c.cpus))
     return Topology(tuple(cores), cgroup.quota_cpus, ranked_by)
-
-
-def parse_cpus(text: str) -> set[int]:
-    """Parse a CPU list such as "0-3,8,10-11"; empty text is the empty set.
-
-    Raises:
-        ValueError: not a CPU list.
-    """
-    numbers: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        try:
-            numbers.update(range(int(first), int(last or first) + 1))
-        except ValueError:
-            raise ValueError(f"{text!r} is not a CPU list such as 0-3,8") from None
-    return numbers
-
-
-def format_cpus(cpus: tuple[int, ...]) -> str:
-    """Return the kernel's short form of a CPU list."""
-    parts: list[str] = []
-    numbers = sorted(cpus)
-    start = 0
-    for i, cpu in enumerate(numbers):
-        if i + 1 == len(numbers) or numbers[i + 1] != cpu + 1:
-            parts.append(f"{cpu}" if cpu == numbers[start] else f"{numbers[start]}-{cpu}")
-            start = i + 1
-    return ",".join(parts)
 
 
 def _required(path: Path) -> str:

@@ -23,6 +23,13 @@ DRAWN_RESOURCES = (
 )  # fmt: skip
 
 
+# Drawn of every study; the others show one of the reference rates.
+WITHOUT_REFERENCE = (
+    "fig1_ttft_vs_rate", "fig2_tpot_vs_rate", "fig3_throughput", "fig5_shape_heatmap",
+    "fig11_tax_vs_rate",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Declared:
     """A figure's table: the columns that name a row, and what it may not lack besides."""
@@ -111,7 +118,7 @@ class FigureNumbers:
             return None if self._resources() else "no resource is known"
         if name in ("fig6_step_cdf", "fig7_decomposition") and not self.study.step_timing:
             return "step timing is not available"
-        if not name.startswith(("fig1_", "fig2", "fig3", "fig5", "fig11")) and self.cell is None:
+        if name not in WITHOUT_REFERENCE and self.cell is None:
             return "ref_safe is not a rate of Phase A"
         missing = {*PARTS, STACKED} - set(self.study.ids)
         if name == "fig8_additivity" and missing:

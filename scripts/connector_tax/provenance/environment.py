@@ -19,6 +19,7 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, is_fetched, pythons_of
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.machine import command_output, cpu, engine_versions, git_sha, packages
+from connector_tax.nvidia_smi import GpuError, query_gpus
 from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.yardstick import quiet_level
 
@@ -34,9 +35,8 @@ def gpus() -> list[str]:
 def gpu_driver() -> str:
     """The GPU driver's version, or `none`."""
     try:
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return command_output(query).splitlines()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
+        return query_gpus(("driver_version",))[0]["driver_version"]
+    except GpuError:
         return "none"
 
 

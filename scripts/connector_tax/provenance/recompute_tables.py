@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from connector_tax.artifacts.names import METRICS, PHASES, REFERENCES
+from connector_tax.artifacts.names import INCONCLUSIVE, MARKED, METRICS, PHASES, REFERENCES
 from connector_tax.artifacts.tables import QUANTILES, STEP_COLUMNS, STEP_COUNTS, STEP_TAXES
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.blocks_wanted import blocks_wanted
@@ -15,7 +15,6 @@ from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_cells import CRITERIA, Cells, half_or_more
 from connector_tax.provenance.recompute_steps import StepNumbers
 from connector_tax.provenance.recompute_taxes import (
-    MARKED,
     Compared,
     TaxEstimate,
     Where,
@@ -174,7 +173,7 @@ class Recomputed(Cells):
                 if row["mark"]
                 else verdict(effect, row["p_adjusted"], margin, self.taxes.confidence)
             )
-            if row["verdict"] == "INCONCLUSIVE":
+            if row["verdict"] == INCONCLUSIVE:
                 family = [] if name in aa else compared
                 row["blocks_needed"] = blocks_wanted(
                     effect, margin, family, len(self.study.plains(phase)), self.taxes.confidence

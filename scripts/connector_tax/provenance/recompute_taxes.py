@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from connector_tax.artifacts.names import configuration_of
+from connector_tax.artifacts.names import (
+    DEVICES_DIFFER,
+    INCONCLUSIVE,
+    NO_TAX,
+    POINT_ESTIMATE,
+    TAX,
+    configuration_of,
+)
 from connector_tax.provenance.device_spread import error_of, same_p
 from connector_tax.provenance.distributions import Floats, largest_above, t_quantile
 from connector_tax.provenance.layout import Error, Values, layout_of, squared_weights
@@ -21,9 +28,6 @@ from connector_tax.provenance.recompute import Row
 
 VERDICT_BLOCKS = 3
 MOST_BLOCKS = 100
-NO_VERDICT = "point estimate, no verdict"
-MARKED = "no verdict (marked)"
-DEVICES_DIFFER = "no verdict (devices differ)"
 NOTHING_REPEATS = "one launch; launches not included"
 
 Sample = tuple[float, Floats, int]
@@ -377,10 +381,10 @@ def _dunnett(p: float, shares: tuple[float, ...], df: float) -> float:
 def verdict(tax: TaxEstimate, p_adjusted: float | None, margin: float, confidence: float) -> str:
     """What the study says of a tax that carries no mark."""
     if tax.n_blocks < VERDICT_BLOCKS or p_adjusted is None:
-        return NO_VERDICT
+        return POINT_ESTIMATE
     if tax.differ:
         return DEVICES_DIFFER
     if -margin < tax.low and tax.high < margin:
-        return "NO TAX"
+        return NO_TAX
     proven = p_adjusted < 1 - confidence and tax.low > 0
-    return "TAX" if proven else "INCONCLUSIVE"
+    return TAX if proven else INCONCLUSIVE

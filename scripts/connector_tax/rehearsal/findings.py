@@ -7,8 +7,8 @@ from typing import Any
 
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.analysis.hypotheses import CANNOT_TELL
-from connector_tax.analysis.taxes import CONFIRMATORY, NO_TAX, TAX
-from connector_tax.artifacts.names import PHASES, Launch, configuration_of
+from connector_tax.analysis.taxes import CONFIRMATORY
+from connector_tax.artifacts.names import NO_TAX, PHASES, TAX, Launch, configuration_of
 from connector_tax.artifacts.tables import POOLED, TaxRow
 from connector_tax.rehearsal.page import Section
 from connector_tax.rehearsal.study import Rehearsal
@@ -50,10 +50,10 @@ def cells_that_cannot_be_valid(rehearsal: Rehearsal) -> dict[CellName, str]:
 
 def sections(rehearsal: Rehearsal) -> list[Section]:
     """Everything a rehearsal has to say, in order."""
-    found = [_duration(rehearsal), _machine(rehearsal), *_cells(rehearsal)]
+    chapters = [_duration(rehearsal), _machine(rehearsal), *_cells(rehearsal)]
     if rehearsal.rates is not None:
-        found += [_taxes(rehearsal), _hypotheses(rehearsal)]
-    return [*found, Section("Advice", list(advice(rehearsal)) or ["Nothing to change."])]
+        chapters += [_taxes(rehearsal), _hypotheses(rehearsal)]
+    return [*chapters, Section("Advice", list(advice(rehearsal)) or ["Nothing to change."])]
 
 
 def _duration(rehearsal: Rehearsal) -> Section:

@@ -23,7 +23,8 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
-from connector_tax.artifacts.tables import TaxRow, read_table
+from connector_tax.artifacts.table_reader import read_table
+from connector_tax.artifacts.tables import TaxRow
 from connector_tax.files import read_json, write_json, write_text
 from connector_tax.rehearsal.machine import Machine
 from connector_tax.rehearsal.shapes import rehearse_shapes

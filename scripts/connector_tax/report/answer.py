@@ -10,16 +10,20 @@ from collections.abc import Callable, Iterable, Sequence
 
 from connector_tax import text
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PLAIN
+from connector_tax.artifacts.names import (
+    DEVICES_DIFFER,
+    INCONCLUSIVE,
+    NO_TAX,
+    PLAIN,
+    POINT_ESTIMATE,
+    TAX,
+)
 from connector_tax.artifacts.tables import TaxRow
 from connector_tax.commands import run_command, study_parser
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import overhead, read_launches
+from connector_tax.report.taxes import HEADLINE, METRICS
 
-METRICS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
-TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
-POINT_ESTIMATE = "point estimate, no verdict"
-DEVICES_DIFFER = "no verdict (devices differ)"
 VERDICT_BLOCKS = 3
 MORE = "over 100"  # the most blocks that the analysis looks ahead
 
@@ -52,7 +56,7 @@ def answer(study: StudyTables) -> str:
 
 
 def _compared(study: StudyTables, reference: str) -> list[Compared]:
-    taxes = [study.taxes_at(reference, metric) for metric in METRICS]
+    taxes = [study.taxes_at(reference, metric) for metric in HEADLINE]
     return [
         (item.label, [rows[item.id] for rows in taxes if item.id in rows])
         for item in study.connectors

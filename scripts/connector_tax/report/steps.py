@@ -36,10 +36,10 @@ def step_taxes(study: StudyTables) -> list[StepTaxes]:
         if rate is None or not any(by_metric.values()):
             continue
         rows = [
-            Row([Cell(item.label), *(_tax(found.get(item.id)) for found in by_metric.values())])
+            Row([Cell(item.label), *(_tax(rows_of.get(item.id)) for rows_of in by_metric.values())])
             for item in study.connectors
         ]
-        noise = [next(iter(found.values()), None) for found in by_metric.values()]
+        noise = [next(iter(rows_of.values()), None) for rows_of in by_metric.values()]
         rows.append(Row([Cell(study.against("plain over plain (A/A)")), *map(_noise, noise)]))
         columns = ("Configuration", *METRICS.values())
         tables.append(StepTaxes(reference, rate, table(f"steps-{reference}", columns, rows)))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from connector_tax import text
-from connector_tax.artifacts.names import REFERENCES
+from connector_tax.artifacts.names import MARKED, POINT_ESTIMATE, REFERENCES
 from connector_tax.artifacts.tables import AmplificationRow, TaxRow
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.tables import Cell, Row, Table, lost, table
@@ -14,7 +14,7 @@ METRICS = {
     "tpot_p50": "TPOT p50", "e2e_p90": "E2E p90",
 }  # fmt: skip
 HEADLINE = ("ttft_p90", "tpot_p90")
-VERDICTS = {"point estimate, no verdict": "no verdict", "no verdict (marked)": "no verdict"}
+VERDICTS = {POINT_ESTIMATE: "no verdict", MARKED: "no verdict"}
 
 
 @dataclass(frozen=True)

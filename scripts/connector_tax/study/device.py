@@ -7,18 +7,16 @@ namespace of its own does not see it.
 """
 
 import contextlib
-import csv
 import os
 import pwd
 import socket
 import struct
-import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from connector_tax.machine import command_output
+from connector_tax import nvidia_smi
 
 # Which GPUs a server sees.
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -50,20 +48,15 @@ def devices_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def query_gpus(fields: Sequence[str]) -> list[dict[str, str]]:
-    """These fields of every GPU, by the names of `nvidia-smi --help-query-gpu`, with their units.
+    """As `nvidia_smi.query_gpus`, for a study that is to run on them.
 
     Raises:
-        DeviceError: nvidia-smi is not there, failed, or printed something else.
+        DeviceError: they are not known.
     """
-    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     try:
-        printed = command_output(query)
-    except (OSError, subprocess.SubprocessError) as error:
+        return nvidia_smi.query_gpus(fields)
+    except nvidia_smi.GpuError as error:
         raise DeviceError(f"engine.device is cuda, and the GPUs are not known: {error}") from None
-    rows = list(csv.reader(printed.splitlines(), skipinitialspace=True))
-    if not rows or any(len(row) != len(fields) for row in rows):
-        raise DeviceError(f"nvidia-smi: found {printed!r}; allowed: lines of {', '.join(fields)}")
-    return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
 def _visible(gpus: Mapping[str, str], visible: str | None) -> list[str]:

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, is_fetched, pythons_of
 from connector_tax.files import read_json, sha256_file
 from connector_tax.machine import ABSENT, cpu, engine_versions
+from connector_tax.nvidia_smi import GpuError, query_gpus
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.gpu_needs import missing_for_triton, without_rdma
 from connector_tax.study.plan import (
@@ -166,23 +166,12 @@ def _gpu(engine: Mapping[str, Any]) -> Iterator[Finding]:
     # An index or a UUID, as nvidia-smi takes them too; of the study, else of whoever starts it.
     inherited = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     chosen = engine["environment"].get("CUDA_VISIBLE_DEVICES", inherited).split(",")[0]
-    query = [f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--id={chosen}", *query],
-            check=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=30,
-        )
-    except subprocess.CalledProcessError as error:
-        yield Finding("GPU", "fail", f"{chosen}: nvidia-smi: {error.stdout.strip()}")
+        gpu = query_gpus(GPU_FIELDS, chosen, units=False)[0]
+    except GpuError as error:
+        yield Finding("GPU", "fail", f"{chosen}: {error}")
         return
-    except (OSError, subprocess.SubprocessError) as error:
-        yield Finding("GPU", "fail", f"nvidia-smi: {error}")
-        return
-    name, driver, total, used, busy, clock, persistence = done.stdout.strip().split(", ")
+    name, driver, total, used, busy, clock, persistence = gpu.values()
     yield Finding("GPU", "ok", f"{chosen}: {name}, driver {driver}")
     yield from _driver(engine, driver)
     if not (total + used + busy).isdecimal():

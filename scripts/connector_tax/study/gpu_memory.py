@@ -1,11 +1,10 @@
 """The memory of the study's GPUs, which must be free before a server is started on them."""
 
-import csv
-import subprocess
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from connector_tax.nvidia_smi import GpuError, query_gpus
 from connector_tax.study.device import devices_of
 from connector_tax.study.server_command import ServerError
 
@@ -43,15 +42,12 @@ def await_free_memory(config: Mapping[str, Any], wait_s: float = FREE_WAIT_S) ->
 
 def _occupied(devices: Collection[str], wanted: float) -> list[str]:
     """A line for each of the GPUs with too little memory free."""
-    query = ["nvidia-smi", "--query-gpu=uuid,memory.used,memory.total"]
     try:
-        done = subprocess.run(
-            [*query, "--format=csv,noheader,nounits"], check=True, capture_output=True, text=True
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise ServerError(f"GPU memory: nvidia-smi: {error}") from error
+        gpus = query_gpus(("uuid", "memory.used", "memory.total"), units=False)
+    except GpuError as error:
+        raise ServerError(f"GPU memory: {error}") from error
     lines = []
-    for uuid, used, total in csv.reader(done.stdout.splitlines(), skipinitialspace=True):
+    for uuid, used, total in (gpu.values() for gpu in gpus):
         known = used.isdecimal() and total.isdecimal()
         if uuid in devices and known and int(total) - int(used) < wanted * int(total):
             lines.append(f"{uuid}: {used} of {total} MiB")

@@ -11,7 +11,8 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.files import read_json, write_json, write_new_json
-from connector_tax.loadgen.affinity import format_cpus, read_topology
+from connector_tax.linux import format_cpus
+from connector_tax.loadgen.affinity import read_topology
 from connector_tax.machine import boot_id, cpu, machine_alias
 from connector_tax.study.device import DeviceError, devices_of, query_gpus
 

@@ -54,7 +54,7 @@ def own_launch(study_folder: Path, launch: Launch, on_loss: Callable[[], None]) 
         "since_utc": utc(),
     }
     while not write_new_json(path, mine):
-        _bury(path)
+        _remove_ended(path)
     over = threading.Event()
     beat = threading.Thread(target=_beat, args=(path, mine, over, on_loss), daemon=True)
     beat.start()
@@ -66,7 +66,7 @@ def own_launch(study_folder: Path, launch: Launch, on_loss: Callable[[], None]) 
         path.unlink(missing_ok=True)
 
 
-def _bury(path: Path) -> None:
+def _remove_ended(path: Path) -> None:
     """Remove the file of an owner that has ended.
 
     Raises:

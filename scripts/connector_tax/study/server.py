@@ -18,8 +18,7 @@ import psutil
 from connector_tax.artifacts import paths
 from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
-from connector_tax.linux import die_with_parent
-from connector_tax.loadgen.affinity import format_cpus
+from connector_tax.linux import die_with_parent, format_cpus
 from connector_tax.study.guard import (
     LAUNCH_VARIABLE,
     kill_leftovers,

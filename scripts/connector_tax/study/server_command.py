@@ -15,9 +15,9 @@ from typing import Any
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT
+from connector_tax.linux import format_cpus
 from connector_tax.loadgen.affinity import (
     AffinityPlan,
-    format_cpus,
     plan_affinity,
     read_topology,
 )

@@ -14,7 +14,7 @@ from typing import Any
 from connector_tax.artifacts import paths
 from connector_tax.config import ConfigError
 from connector_tax.files import read_json
-from connector_tax.loadgen.affinity import format_cpus, parse_cpus
+from connector_tax.linux import format_cpus, parse_cpus
 from connector_tax.study.device import VISIBLE_VARIABLE, DeviceError
 
 Slot = Mapping[str, Any]

@@ -216,7 +216,7 @@ def uncovered_hooks() -> list[str]:
 
 def signature_differences() -> list[str]:
     """Hooks whose parameters differ from the base class's in a way a caller could notice."""
-    found = []
+    differences = []
     for name, own in vars(NoOpConnector).items():
         theirs = vars(KVConnectorBase_V1).get(name) or vars(SupportsHMA).get(name)
         if name.startswith("_") or not inspect.isfunction(theirs) or not inspect.isfunction(own):
@@ -226,5 +226,5 @@ def signature_differences() -> list[str]:
             continue
         wanted = list(inspect.signature(theirs).parameters)
         if list(mine)[: len(wanted)] != wanted:
-            found.append(f"{name}: {list(mine)}, the base class has {wanted}")
-    return found
+            differences.append(f"{name}: {list(mine)}, the base class has {wanted}")
+    return differences

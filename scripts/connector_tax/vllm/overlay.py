@@ -1,6 +1,6 @@
 """Install and remove the step probe: an overlay folder on the server's PYTHONPATH.
 
-The overlay holds copies of step_probe.py and settings_probe.py and the metadata by which vLLM finds
+The overlay holds copies of step_probe/ and settings_probe.py and the metadata by which vLLM finds
 them as plugins; every file carries the CONNECTOR_TAX_PATCH marker. Installing means writing the
 folder, removing means deleting it, and both can be repeated. No file of the environment is touched,
 which the hash over the installed vLLM's sources shows.
@@ -20,12 +20,14 @@ from connector_tax.files import fsync_directory, sha256_file, write_text
 MARKER = "CONNECTOR_TAX_PATCH"
 PROBE = "connector_tax_step_probe"
 SETTINGS_PROBE = "connector_tax_settings_probe"
-_SOURCE = Path(__file__).with_name("step_probe.py")
-_SETTINGS_SOURCE = Path(__file__).with_name("settings_probe.py")
+_ROOM = Path(__file__).parent
 _VERSION = "1.0"
 _FILES = {
-    f"{PROBE}.py": _SOURCE.read_text(encoding="utf-8"),
-    f"{SETTINGS_PROBE}.py": _SETTINGS_SOURCE.read_text(encoding="utf-8"),
+    **{
+        f"{PROBE}/{path.name}": path.read_text(encoding="utf-8")
+        for path in sorted((_ROOM / "step_probe").glob("*.py"))
+    },
+    f"{SETTINGS_PROBE}.py": (_ROOM / "settings_probe.py").read_text(encoding="utf-8"),
     f"{PROBE}-{_VERSION}.dist-info/METADATA": (
         "Metadata-Version: 2.1\nName: connector-tax-step-probe\n"
         f"Version: {_VERSION}\nSummary: {MARKER}\n"
@@ -50,6 +52,9 @@ def install(folder: Path) -> dict[str, str]:
         OverlayError: the folder holds a file that is not the probe's.
     """
     _refuse_strangers(folder)
+    for path in _files_of(folder):
+        if str(path.relative_to(folder)) not in _FILES:
+            path.unlink()
     for name, text in _FILES.items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -74,10 +79,10 @@ def remove(folder: Path) -> list[str]:
     if not folder.exists():
         return []
     _refuse_strangers(folder)
-    found = sorted(str(p.relative_to(folder)) for p in _files_of(folder))
+    names = sorted(str(p.relative_to(folder)) for p in _files_of(folder))
     shutil.rmtree(folder)
     fsync_directory(folder.parent)
-    return found
+    return names
 
 
 def _files_of(folder: Path) -> list[Path]:
@@ -94,14 +99,14 @@ def _refuse_strangers(folder: Path) -> None:
 
 
 def describe_vllm(python: Path) -> dict[str, Any]:
-    """The hook points of the vLLM installed for `python`: step_probe.describe() run there.
+    """The hook points of the vLLM installed for `python`: step_probe/hook_points.py run there.
 
     Raises:
         OverlayError: the interpreter is missing, or vLLM cannot be imported; the end of its output.
     """
     try:
         done = subprocess.run(
-            [python, _SOURCE],
+            [python, _ROOM / "step_probe" / "hook_points.py"],
             capture_output=True,
             text=True,
             timeout=300,

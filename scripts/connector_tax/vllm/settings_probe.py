@@ -90,14 +90,14 @@ def _write(path: str, settings: Mapping[str, Any]) -> None:
     partial.rename(path)
 
 
-def _after(owner: type, name: str, told: Callable[[Any], None]) -> None:
-    """Call `told` with the object after its method; its errors are logged and go no further."""
+def _after(owner: type, name: str, on_return: Callable[[Any], None]) -> None:
+    """Call `on_return` with the object after its method; errors are logged and go no further."""
     method = getattr(owner, name)
 
     def followed(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = method(self, *args, **kwargs)
         try:
-            told(self)
+            on_return(self)
         except Exception:
             _LOG.exception("connector_tax settings probe: nothing written")
         return result

@@ -18,7 +18,8 @@ from typing import Any
 
 import msgspec
 
-from connector_tax.vllm.step_probe import FIELDS, VALUES, socket_address
+from connector_tax.vllm.step_probe.log import VALUES, socket_address
+from connector_tax.vllm.step_probe.probe import FIELDS
 
 _COUNTS = VALUES["scheduler"]["schedule"][1:]
 # Steps in flight are at most the depth of vLLM's batch queue; beyond this the oldest has no update.
@@ -120,7 +121,7 @@ def _timed(numbers: Iterable[float]) -> Iterator[tuple[int, list[float]]]:
     collected: list[float] = []
     for number in numbers:
         if number < 0:
-            # The inverse of step_probe.mark().
+            # The inverse of step_probe.log.mark().
             yield int(-1 - number), collected
             collected = []
         else:

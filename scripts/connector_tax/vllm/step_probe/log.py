@@ -1,0 +1,134 @@
+# CONNECTOR_TAX_PATCH
+"""What one process has timed: held in memory, written to its file when that may be."""
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.util import Finalize  # noqa: TID251 (pickles nothing)
+
+HELD_NUMBERS = 16384
+
+# What is timed in every step, and the values that follow start and end; hooks follow in position.
+VALUES: dict[str, dict[str, tuple[str, ...]]] = {
+    "scheduler": {
+        "schedule": ("step_id", "num_running", "num_waiting", "prefill_tokens", "decode_tokens"),
+        "update": ("step_id",),
+        "engine_step": (),
+    },
+    # complete: 1, or 0 where sample_tokens() follows and ends the step.
+    "worker": {"execute_model": ("step_id", "complete"), "sample_tokens": ()},
+}
+FIRST_HOOK = 3
+
+
+def mark(position: int) -> float:
+    """What stands for a position among times and values, which are never negative."""
+    return float(-1 - position)
+
+
+@contextlib.contextmanager
+def socket_address(path: str) -> Iterator[str]:
+    """An address of the Unix socket at `path`: it has room for 107 bytes, a path may have more."""
+    folder, name = os.path.split(path)
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{name}"
+    finally:
+        os.close(directory)
+
+
+class Log:
+    """What one process records, held in memory until it is to be written.
+
+    Args:
+        prefix: of the paths of its file and its socket.
+        process: scheduler or worker.
+        on_error: told of an error where no caller of the engine is to see it.
+    """
+
+    def __init__(self, prefix: str, process: str, on_error: Callable[[Exception], None]) -> None:
+        self._prefix = f"{prefix}.{process}"
+        self._process = process
+        self._on_error = on_error
+        # Of the scheduler: its data-parallel rank; known when its first step is.
+        self.rank = 0
+        # (None or the child's name, its hooks, the position of the first)
+        self._groups: list[tuple[str | None, list[str], int]] = []
+        self._next_hook = FIRST_HOOK
+        self.numbers: list[float] = []
+        # The first step writes, and so opens the file: vLLM may fork before.
+        self.limit = 0
+        self._descriptor = -1
+        # What a full disk did not take: numbers are never cut.
+        self._unwritten = b""
+        self._writing = threading.Lock()
+
+    def add_hooks(self, child: str | None, names: list[str]) -> int:
+        """The position of the first of these hooks; called before the first step."""
+        first = self._next_hook
+        self._groups.append((child, names, first))
+        self._next_hook += len(names)
+        return first
+
+    def write(self) -> None:
+        """Write what is held; from any thread.
+
+        Raises:
+            OSError: the file cannot be made (it exists, or its folder does not) or written.
+        """
+        with self._writing:
+            if self._descriptor < 0:
+                self._open()
+            numbers = self.numbers
+            count = len(numbers)
+            # Whoever adds meanwhile adds behind these.
+            self._unwritten += struct.pack(f"{count}d", *numbers[:count])
+            del numbers[:count]
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
+
+    def _open(self) -> None:
+        """Make the file and the socket; a worker that finds another rank's takes the next name."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        own = f"{self._prefix}{self.rank + 1}" if self.rank else self._prefix
+        for further in itertools.count(2):
+            try:
+                self._descriptor = os.open(f"{own}.steps", flags, 0o644)
+                break
+            except FileExistsError:
+                if self._process != "worker":
+                    raise
+                own = f"{self._prefix}{further}"
+        self.limit = HELD_NUMBERS
+        header = {"process": self._process, "groups": self._groups}
+        self._unwritten = json.dumps(header).encode() + b"\n"
+        server = socket.socket(socket.AF_UNIX)
+        with socket_address(f"{own}.socket") as address:
+            server.bind(address)
+        server.listen()
+        threading.Thread(target=self._serve, args=(server,), name="step-probe", daemon=True).start()
+        # atexit does not reach a process that multiprocessing has forked.
+        Finalize(None, self._write_at_the_end, exitpriority=0)
+
+    def _serve(self, server: socket.socket) -> None:
+        try:
+            while True:
+                peer, _ = server.accept()
+                # Who asks may be gone before the answer.
+                with peer, contextlib.suppress(ConnectionError):
+                    while order := peer.recv(1):
+                        self.write()
+                        peer.sendall(order)
+        except Exception as error:
+            self._on_error(error)
+
+    def _write_at_the_end(self) -> None:
+        try:
+            self.write()
+        except OSError as error:
+            self._on_error(error)

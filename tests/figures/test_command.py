@@ -1,0 +1,64 @@
+"""The command that draws the figures, on whole and on broken tables."""
+
+from pathlib import Path
+
+import pytest
+
+from connector_tax.analysis import aggregate
+from connector_tax.artifacts.table_reader import read_table
+from connector_tax.artifacts.tables import AggregateRow
+from connector_tax.figures.__main__ import main
+from connector_tax.figures.names import NAMES
+from connector_tax.files import ArtifactError
+from tests.analysis.synthetic import write_synthetic_study
+from tests.figures.figure_study import write_study
+from tests.launch_records import write_launch_records
+
+SKIPPED = {"nixl_both": "NIXL is not installed"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("ttft_p90_ms", "ttft_ms", "aggregate.csv:1: missing column(s): ttft_p90_ms"),
+        (
+            "\nplain,plain,0,A,r0.5,0.5,",
+            "\nplain,plain,0,A,r0.5,fast,",
+            "rate_rps: 'fast'; allowed",
+        ),
+        ("\nplain,plain,0,A,r0.5,0.5,", "\nplain,plain,0,A,r0.5,nan,", "rate_rps: 'nan'; allowed"),
+    ],
+)
+def test_a_broken_table_is_refused_with_its_place(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    write_study(tmp_path / "s")
+    path = tmp_path / "s" / "analysis" / "aggregate.csv"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ArtifactError) as error:
+        read_table(path, AggregateRow)
+    assert message in str(error.value)
+
+
+def test_the_command_names_the_missing_file_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study_file = write_study(tmp_path / "s")
+    (tmp_path / "s" / "analysis" / "taxes.csv").unlink()
+    assert main(["fig9_forest", "--study", str(study_file)]) == 2
+    assert "taxes.csv: no such file" in capsys.readouterr().err
+    assert not (tmp_path / "s" / "figures").exists()
+
+
+def test_every_figure_can_be_drawn_from_what_the_analysis_writes(tmp_path: Path) -> None:
+    study_file = write_synthetic_study(tmp_path / "s", blocks=2, skipped=SKIPPED)
+    for index_file in study_file.parent.glob("runs/*/*/*/index.json"):
+        write_launch_records(index_file)
+    assert aggregate.main(["--study", str(study_file)]) == 0
+    assert main([*NAMES, "--study", str(study_file)]) == 0
+    for name in NAMES:
+        text = (tmp_path / "s" / "figures" / f"{name}.csv").read_text()
+        assert text.count("\n") > 4
+        assert "absent_because" not in text
