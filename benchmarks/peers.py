@@ -60,17 +60,28 @@ class Job:
 
 
 @dataclass(frozen=True)
+class OwnWord:
+    """Share of requests that left within 1 ms of their due time; p99 of the distance of a first
+    token's stamp from the server's write, request by request, in ms; the main process's share of a
+    CPU.
+    """
+
+    on_time: float
+    stamp_p99_ms: float
+    main_share: float
+
+
+@dataclass(frozen=True)
 class Client:
     """How to start a client and where it reports TTFT p50 and p99 in ms.
 
-    `own`: what only this load generator says of itself: the share of requests that left within
-    1 ms of their due time, and its main process's share of a CPU.
+    `own`: what only this load generator says of itself, beside the server's log by request id.
     """
 
     name: str
     command: Callable[[str, Job], list[str]]
     ttft_ms: Callable[[Job], tuple[float, float]]
-    own: Callable[[Job], tuple[float, float]] | None = None
+    own: "Callable[[Job, dict[str, list[int]]], OwnWord] | None" = None
 
 
 def _own_command(_program: str, job: Job) -> list[str]:
@@ -88,11 +99,20 @@ def _own_records(job: Job) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (job.folder / "own.jsonl").read_text().splitlines()]
 
 
-def _own_share(job: Job) -> tuple[float, float]:
-    lags_ns = [(r["t_send_ns"] or math.inf) - r["t_intended_ns"] for r in _own_records(job)]
+def _own_word(job: Job, truth: dict[str, list[int]]) -> OwnWord:
+    records = _own_records(job)
+    lags_ns = [(r["t_send_ns"] or math.inf) - r["t_intended_ns"] for r in records]
+    errors_ns = [
+        abs(r["t_first_token_ns"] - truth[r["request_id"]][1])
+        for r in records
+        if r["status"] == "ok"
+    ]
     summary = json.loads((job.folder / "summary.json").read_text())
-    main_share = summary["load_generator"]["processes"]["main"]["cpu_share"]
-    return float(np.mean(np.array(lags_ns) < ON_TIME_NS)), float(main_share)
+    return OwnWord(
+        float(np.mean(np.array(lags_ns) < ON_TIME_NS)),
+        float(np.percentile(errors_ns, 99)) / 1e6,
+        float(summary["load_generator"]["processes"]["main"]["cpu_share"]),
+    )
 
 
 def _own_ttft(job: Job) -> tuple[float, float]:
@@ -167,7 +187,7 @@ OWN = "this load generator"
 CLIENTS = {
     client.name: client
     for client in (
-        Client(OWN, _own_command, _own_ttft, _own_share),
+        Client(OWN, _own_command, _own_ttft, _own_word),
         Client("aiperf", _aiperf_command, _aiperf_ttft),
         Client("guidellm", _guidellm_command, _guidellm_ttft),
         Client("vllm bench serve", _vllm_command, _vllm_ttft),
@@ -233,8 +253,7 @@ class Row:
     error_p99_ms: float
     cpu_s_per_1000: float
     peak_mb: float
-    on_time: float | None
-    main_share: float | None
+    own: OwnWord | None
 
     def sustains(self, error_ms: float) -> bool:
         """True if the client kept the rate and its clock did not fall behind."""
@@ -289,7 +308,7 @@ def measure(
             sampler.join()
         try:
             p50, p99 = client.ttft_ms(job)
-            on_time, main_share = (None, None) if client.own is None else client.own(job)
+            own = None if client.own is None else client.own(job, server.truth)
         except (OSError, KeyError, ValueError) as error:
             return f"no result (exit status {process.returncode}): {type(error).__name__}"
     # A client may send a request of its own ahead of the load, to see that the server answers.
@@ -309,8 +328,7 @@ def measure(
         p99 - float(np.percentile(true_ttft, 99)),
         busy_s / len(truth) * 1000,
         sampler.peak_mb,
-        on_time,
-        main_share,
+        own,
     )
 
 

@@ -5,7 +5,9 @@
 Each client has the CPUs --client-cpus (all but the last one), and the C event server has the last.
 The rate rises by a quarter at a time until it is not sustained: at least 99% of it sent, and TTFT
 p99 within --error-ms of the server's log, in one of two tries. Each client then runs once more, at
-half its best.
+half its best. The server counts from when it reads a request, a client from when it sends one, so
+that a busy server's delay stands in the error of every client; of this load generator there is also
+what its stamps alone are off by: its first-token stamp against the server's write.
 
 Workers share CPUs where there are more of them than CPUs. What more CPUs would bring is not
 measured: the model at the end takes a worker on a CPU of its own for as good as the one measured,
@@ -83,7 +85,7 @@ def best_of(client: Client, program: str, shape: Shape, options: argparse.Namesp
 
 def cells(shape: Shape, best: Row, half: Row | None) -> list[str]:
     """A row of the table."""
-    on_time = "-" if half is None or half.on_time is None else f"{half.on_time:.4f}"
+    own = None if half is None else half.own
     return [
         best.client,
         shape.name,
@@ -91,7 +93,8 @@ def cells(shape: Shape, best: Row, half: Row | None) -> list[str]:
         f"{best.events_per_s:,.0f}",
         f"{best.error_p99_ms:+.2f}",
         "-" if half is None else f"{half.error_p99_ms:+.3f}",
-        on_time,
+        "-" if own is None else f"{own.stamp_p99_ms:.3f}",
+        "-" if own is None else f"{own.on_time:.4f}",
         f"{best.cpu_s_per_1000:.2f}",
         f"{best.peak_mb:.0f}",
     ]
@@ -99,13 +102,13 @@ def cells(shape: Shape, best: Row, half: Row | None) -> list[str]:
 
 def model(shape: Shape, one: Row) -> str:
     """What more workers would do, each on a CPU of its own."""
-    assert one.main_share is not None
+    assert one.own is not None
     rate_rps = one.events_per_s / shape.tokens
-    most_rps = rate_rps * MAIN_SHARE_MAX / one.main_share
+    most_rps = rate_rps * MAIN_SHARE_MAX / one.own.main_share
     said = ", ".join(f"{n} workers {min(n * rate_rps, most_rps):,.0f}" for n in MODELLED)
     return (
         f"model, not measured, {shape.name}: {said} requests/s (main process "
-        f"{one.main_share:.2f} of a CPU at {rate_rps:,.0f}, full at {most_rps:,.0f})"
+        f"{one.own.main_share:.2f} of a CPU at {rate_rps:,.0f}, full at {most_rps:,.0f})"
     )
 
 
@@ -128,14 +131,19 @@ def main() -> int:
     clients += [(CLIENTS[name], program) for name, program in programs.items()]
     table = Table(
         *("client", "answers", "requests/s", "events/s", "TTFT p99 error ms", "at half"),
-        *("in 1 ms of due, at half", "CPU s / 1000 requests", "peak MB"),
+        *(
+            "stamp p99 error ms, at half",
+            "in 1 ms of due, at half",
+            "CPU s / 1000 requests",
+            "peak MB",
+        ),
     )
     models = []
     for shape in SHAPES:
         for client, program in clients:
             rows = best_of(client, program, shape, options)
             if not rows:
-                table.add_row(client.name, shape.name, "none", *["-"] * 6)
+                table.add_row(client.name, shape.name, "none", *["-"] * 7)
                 continue
             table.add_row(*cells(shape, rows[0], rows[1] if len(rows) > 1 else None))
             if client is clients[0][0]:

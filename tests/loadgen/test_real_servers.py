@@ -61,6 +61,7 @@ http {{
 """
 STUNNEL = """
 foreground = yes
+debug = err
 pid =
 [engine]
 accept = 127.0.0.1:{front}

@@ -39,6 +39,33 @@ def test_an_answer_is_read_while_the_next_send_is_awaited() -> None:
     assert first.t_first_token_ns < second.t_send_ns
 
 
+def test_an_answer_is_read_during_the_spin_that_the_time_between_two_sends_allows() -> None:
+    """A quarter of 0.5 s, from 0.375 s on."""
+    options = LoadGeneratorOptions(
+        connections_per_worker=4, spin_us=400_000, sleep_margin_us=400_000, kernel_stamps=False
+    )
+    with (
+        FaultServer({"good": [Pause(0.4), good_answer()]}) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
+    ):
+        first, second = run_scripts(generator, ["good", "good"]).records
+    assert first.t_first_token_ns is not None
+    assert second.t_send_ns is not None
+    assert first.t_first_token_ns < second.t_send_ns
+
+
+def test_dense_requests_are_spun_for_a_part_of_the_time_between_them() -> None:
+    """Every send lies within the spin of the one before it; the rest is for other work."""
+    options = LoadGeneratorOptions(connections_per_worker=64, spin_us=5000, sleep_margin_us=5000)
+    with (
+        FaultServer({"good": [good_answer()]}) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
+    ):
+        result = run_scripts(generator, ["good"] * 200, floor_s=0.5, cap_s=0.5)
+    assert {r.status for r in result.records} == {"ok"}
+    assert result.health["processes"]["worker0"]["spin_share"] < 0.3
+
+
 def test_dense_requests_leave_turns_to_the_rest_of_the_loop(tmp_path: Path) -> None:
     """300 requests 0.3 ms apart, each within the spin of the one before it."""
     count = 300

@@ -55,6 +55,24 @@ def test_bad_messages_are_counted_and_the_good_ones_get_through() -> None:
     with_sockets(main)
 
 
+def test_several_pairs_in_one_message_arrive_in_order_and_a_bad_one_alone_is_lost() -> None:
+    async def main(push: "zmq.Socket[bytes]", pull: "zmq.Socket[bytes]") -> None:
+        loop = asyncio.get_running_loop()
+        receiver = Receiver(loop, pull, msgspec.msgpack.Decoder(ToWorker), buffer_bytes=1000)
+        sender = Sender(loop, push, backlog=10)
+        issues = [Issue(seq, 2, "r", 3, 4) for seq in range(4)]
+        frames = [part for issue in issues for part in (encode(issue), b"%d" % issue.seq)]
+        frames[2] = b"\xc1 not msgpack"
+        frames[5] = b"y" * 5000
+        sender.send(*frames)
+        assert await gather(receiver, 2) == [(issues[0], b"0"), (issues[3], b"3")]
+        assert (receiver.undecodable, receiver.oversized) == (1, 1)
+        sender.close()
+        receiver.close()
+
+    with_sockets(main)
+
+
 def test_a_slow_peer_gets_everything_in_order_once_it_reads() -> None:
     async def main(push: "zmq.Socket[bytes]", pull: "zmq.Socket[bytes]") -> None:
         loop = asyncio.get_running_loop()

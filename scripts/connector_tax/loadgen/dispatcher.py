@@ -8,8 +8,6 @@ that dies is noticed by its process descriptor, not by silence.
 import asyncio
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,6 +27,7 @@ from connector_tax.loadgen.messages import (
     Cancel,
     Done,
     End,
+    Ended,
     FromWorker,
     Health,
     Issue,
@@ -38,24 +37,13 @@ from connector_tax.loadgen.messages import (
     WorkerSettings,
 )
 from connector_tax.loadgen.transport import Receiver, Sender, private_socket
+from connector_tax.loadgen.worker_process import START_S, WorkerProcess
 
-START_S = 60.0
 ANSWER_S = 10.0
 DEATH_GRACE_S = 0.05
 BACKLOG = 65536
 
 _T = TypeVar("_T")
-
-
-class _WorkerHandle:
-    """The main process's side of one worker."""
-
-    def __init__(self, index: int, process: "subprocess.Popen[bytes]") -> None:
-        self.index = index
-        self.process = process
-        self.pidfd = os.pidfd_open(process.pid)
-        self.sender: Sender | None = None
-        self.alive = True
 
 
 class Dispatcher:
@@ -74,10 +62,10 @@ class Dispatcher:
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="loadgen-loop", daemon=True)
         self._encode = msgspec.msgpack.Encoder().encode
-        self._workers: list[_WorkerHandle] = []
-        self._living: list[_WorkerHandle] = []
+        self._workers: list[WorkerProcess] = []
+        self._living: list[WorkerProcess] = []
         self._next = 0
-        self._outstanding: dict[int, _WorkerHandle] = {}
+        self._outstanding: dict[int, WorkerProcess] = {}
         self._inbox: deque[tuple[Issue, bytes] | Cancel] = deque()
         self._wake_pending = False
         self._run_number = 0
@@ -131,9 +119,9 @@ class Dispatcher:
         for settings in self._settings:
             settings.inflight_fd = descriptor
             settings.parent = os.getpid()
-            self._spawn(settings, descriptor)
+            self._spawn(settings)
         os.close(descriptor)
-        await asyncio.gather(*(self._wait_up(worker) for worker in self._workers))
+        await asyncio.gather(*(worker.wait_up(self._loop) for worker in self._workers))
         # The folder exists only from here until both directions work, so that a main process that
         # is killed at any later time leaves no socket behind.
         self._folder = tempfile.mkdtemp(prefix="connector-tax-loadgen-")
@@ -148,64 +136,27 @@ class Dispatcher:
         decoder = msgspec.msgpack.Decoder(FromWorker)
         self._results = Receiver(self._loop, pull, decoder, self._on_message)
         ups = []
-        for worker, settings in zip(self._workers, self._settings, strict=True):
+        for worker in self._workers:
             push = private_socket(self._context, zmq.PUSH)
             push.bind(f"ipc://{self._folder}/requests-{worker.index}")
             worker.sender = Sender(self._loop, push, BACKLOG)
-            settings.folder = self._folder
             ups.append(self._expect(Up, worker.index))
-            assert worker.process.stdin is not None
-            worker.process.stdin.write(msgspec.json.encode(settings) + b"\n")
-            worker.process.stdin.flush()
+            worker.tell_settings(self._folder)
         await self._all(ups, START_S, "did not connect")
         await self._begin(Begin(0, 0, 0, False, "counts"))  # also proves the way to each worker
         self._remove_folder()
 
-    def _spawn(self, settings: WorkerSettings, descriptor: int) -> None:
-        own = os.sched_getaffinity(0)
-        if self._worker_cpus is not None:
-            # Inherited, so that the worker's memory comes from its own node from the first page on.
-            os.sched_setaffinity(0, self._worker_cpus[settings.worker])
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "connector_tax.loadgen.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=(descriptor,),
-            )
-        finally:
-            os.sched_setaffinity(0, own)
-        worker = _WorkerHandle(settings.worker, process)
+    def _spawn(self, settings: WorkerSettings) -> None:
+        cpus = None if self._worker_cpus is None else self._worker_cpus[settings.worker]
+        worker = WorkerProcess(settings, cpus)
         self._workers.append(worker)
         self._living.append(worker)
         self._loop.add_reader(worker.pidfd, self._on_exit, worker)
 
-    async def _wait_up(self, worker: _WorkerHandle) -> None:
-        """Wait for the worker's first line, written once it can be told its settings."""
-        assert worker.process.stdout is not None
-        descriptor = worker.process.stdout.fileno()
-        readable: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(descriptor, _resolve, readable)
-        try:
-            await asyncio.wait_for(readable, START_S)
-        except TimeoutError:
-            raise LoadGeneratorError(f"worker {worker.index} did not start") from None
-        finally:
-            self._loop.remove_reader(descriptor)
-        if os.read(descriptor, 16) != b"up\n":
-            raise LoadGeneratorError(f"worker {worker.index} ended at its start; see its stderr")
-
     async def _close(self) -> None:
         for worker in self._workers:
             self._loop.remove_reader(worker.pidfd)
-            os.close(worker.pidfd)
-            worker.process.kill()
-            worker.process.wait()
-            for pipe in (worker.process.stdin, worker.process.stdout):
-                if pipe is not None:
-                    pipe.close()
-            if worker.sender is not None:
-                worker.sender.close()
+            worker.close()
         if self._results is not None:
             self._results.close()
         self._remove_folder()
@@ -289,24 +240,38 @@ class Dispatcher:
 
     def _flush(self) -> None:
         self._wake_pending = False
+        requests: list[tuple[Issue, bytes]] = []
         while self._inbox:
             item = self._inbox.popleft()
             if isinstance(item, Cancel):
+                self._send_requests(requests)
+                requests = []
                 self._send_cancel(item)
             else:
-                self._send_request(*item)
+                requests.append(item)
+        self._send_requests(requests)
 
-    def _send_request(self, issue: Issue, body: bytes) -> None:
+    def _send_requests(self, requests: list[tuple[Issue, bytes]]) -> None:
+        """Send to the workers in turn, each its requests as one message."""
         if not self._living:
-            self._fail(issue.seq, -1, "worker_died", "no worker is left")
+            for issue, _ in requests:
+                self._fail(issue.seq, -1, "worker_died", "no worker is left")
             return
-        self._next = (self._next + 1) % len(self._living)
-        worker = self._living[self._next]
-        assert worker.sender is not None
-        self._outstanding[issue.seq] = worker
-        if not worker.sender.send(self._encode(issue), body):
-            del self._outstanding[issue.seq]
-            self._fail(issue.seq, worker.index, "send_buffer_full", None)
+        batches: dict[WorkerProcess, list[tuple[Issue, bytes]]] = {}
+        for request in requests:
+            self._next = (self._next + 1) % len(self._living)
+            batches.setdefault(self._living[self._next], []).append(request)
+        for worker, batch in batches.items():
+            assert worker.sender is not None
+            frames: list[bytes] = []
+            for issue, body in batch:
+                self._outstanding[issue.seq] = worker
+                frames += (self._encode(issue), body)
+            if worker.sender.send(*frames):
+                continue
+            for issue, _ in batch:
+                del self._outstanding[issue.seq]
+                self._fail(issue.seq, worker.index, "send_buffer_full", None)
 
     def _send_cancel(self, cancel: Cancel) -> None:
         if cancel.seqs is None:
@@ -330,7 +295,7 @@ class Dispatcher:
 
     def _ask(
         self, message: ToWorker, answer: type[_T]
-    ) -> "dict[_WorkerHandle, asyncio.Future[_T | None]]":
+    ) -> "dict[WorkerProcess, asyncio.Future[_T | None]]":
         """Send to every living worker; what each will answer, None if it dies before."""
         expected = {worker: self._expect(answer, worker.index) for worker in self._living}
         self._broadcast(message)
@@ -355,28 +320,31 @@ class Dispatcher:
     # ---- from the workers
 
     def _on_message(self, message: Any, _raw: bytes | None) -> None:
+        if type(message) is Ended:
+            for done in message.results:
+                self._take(done)
+            return
         if type(message) is Done:
-            if (
-                message.run == self._run_number
-                and self._outstanding.pop(message.seq, None) is not None
-            ):
-                self._on_done(message)
-            else:
-                self.late_results += 1
+            self._take(message)
             return
         future = self._answers.pop((type(message), message.worker), None)
         if future is not None and not future.done():
             future.set_result(message)
 
-    def _on_exit(self, worker: _WorkerHandle) -> None:
+    def _take(self, done: Done) -> None:
+        if done.run == self._run_number and self._outstanding.pop(done.seq, None) is not None:
+            self._on_done(done)
+        else:
+            self.late_results += 1
+
+    def _on_exit(self, worker: WorkerProcess) -> None:
         self._loop.remove_reader(worker.pidfd)
-        worker.alive = False
         self._living.remove(worker)
         self.died.append(worker.index)
         # Results that it sent before it died are still on their way through ZMQ.
         self._loop.call_later(DEATH_GRACE_S, self._end_of_worker, worker)
 
-    def _end_of_worker(self, worker: _WorkerHandle) -> None:
+    def _end_of_worker(self, worker: WorkerProcess) -> None:
         code = worker.process.wait()
         self._inflight.forget_worker(worker.index)
         orphans = [seq for seq, holder in self._outstanding.items() if holder is worker]
@@ -391,11 +359,6 @@ class Dispatcher:
     def _fail(self, seq: int, worker: int, kind: str, detail: str | None) -> None:
         now_ns = time.monotonic_ns()
         self._on_done(Done(self._run_number, worker, seq, kind, detail, t_done_ns=now_ns))
-
-
-def _resolve(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _ignore(_done: Done) -> None:

@@ -240,7 +240,8 @@ class LoadGenerator:
         while plan.prepare():
             pass
         with CollectorPause():
-            self.begin(rule.inflight_cap or 0, rule.request_timeout_s, load.capture)
+            cap = rule.inflight_cap or 0
+            self.begin(cap, rule.request_timeout_s, load.capture, load.waits_for_results)
             lead_ns = round(self.options.lead_ms * 1e6)
             plan.start(time.monotonic_ns() + lead_ns + START_DELAY_NS)
 
@@ -273,8 +274,9 @@ class LoadGenerator:
         inflight_cap: int,
         request_timeout_s: float,
         capture: Capture,
+        prompt: bool = True,
     ) -> None:
-        """Prepare the workers for a run. An inflight_cap of 0 means none."""
+        """Prepare the workers for a run. An inflight_cap of 0 means none; `prompt`: see Begin."""
         self._run_number += 1
         self._issuer: IssuingThread | None = None
         begin = Begin(
@@ -283,6 +285,7 @@ class LoadGenerator:
             round(request_timeout_s * 1e9),
             self.options.keep_reads,
             capture,
+            prompt,
         )
         self._begun = self._dispatcher.begin(begin, self._on_done, self._on_death)
 

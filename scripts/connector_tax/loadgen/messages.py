@@ -146,13 +146,17 @@ class Issue(msgspec.Struct, array_like=True, tag=1):
 
 
 class Begin(msgspec.Struct, array_like=True, tag=2):
-    """A run starts: fill the connection pool, reset the counters, answer `Begun`."""
+    """A run starts: fill the connection pool, reset the counters, answer `Begun`.
+
+    `prompt`: the plan waits for results; else each may be held for a few milliseconds.
+    """
 
     run: int
     inflight_cap: int
     request_timeout_ns: int
     keep_reads: bool
     capture: Literal["counts", "text", "token_ids"]
+    prompt: bool = True
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=3):
@@ -221,4 +225,12 @@ class Health(msgspec.Struct, array_like=True, tag=4):
     values: dict[str, float]
 
 
-FromWorker = Up | Begun | Done | Health
+class Ended(msgspec.Struct, array_like=True, tag=5):
+    """Requests that ended within a few milliseconds: a message on its own wakes four threads on its
+    way, ZMQ's and the event loops.
+    """
+
+    results: list[Done]
+
+
+FromWorker = Up | Begun | Done | Health | Ended

@@ -60,6 +60,11 @@ class EventSplitter:
         return block
 
     @property
+    def between_events(self) -> bool:
+        """True if the next byte begins an event."""
+        return not (self._pending or self._after_cr)
+
+    @property
     def unfinished(self) -> bool:
         """True while bytes of an event without its blank line are held."""
         return self._pending_bytes > 0
@@ -134,7 +139,7 @@ _decode = msgspec.json.Decoder(Response).decode
 
 # Any of these makes an event more than a plain token; with json's default spacing or a different
 # field order the plain form is simply not recognised and the event is decoded instead.
-_PLAIN_TEXT = re.compile(rb'[^"\\\n]*').fullmatch
+_PLAIN_TEXT = re.compile(rb'[^"\\\r\n]*').fullmatch
 _NOT_PLAIN = (b'"finish_reason":"', b'"usage":{', b'"choices":[]', b'"error"', b"[DONE]")
 _TEXT, _CONTENT = b'"text":"', b'"content":"'
 _REASONING = (b'"reasoning":"', b'"reasoning_content":"')
@@ -190,7 +195,18 @@ class StreamAccumulator:
         Raises:
             RequestFailed: `malformed_event`, `oversized_event`, `error_event` or `data_after_done`.
         """
-        block = self._splitter.feed(chunk)
+        head, splitter = self._plain_head, self._splitter
+        if (
+            head
+            and chunk.startswith(head)
+            and chunk.endswith(self._plain_tail)
+            and _PLAIN_TEXT(chunk, len(head), len(chunk) - len(self._plain_tail))
+            and splitter.between_events
+            and not self.done
+        ):
+            self.token_events += 1
+            return 1
+        block = splitter.feed(chunk)
         if not block:
             return 0
         before = self.token_events
@@ -204,14 +220,6 @@ class StreamAccumulator:
 
     def _count_plain(self, block: bytes) -> int:
         """Return how many events `block` holds if all are surely plain token events, else 0."""
-        head, tail = self._plain_head, self._plain_tail
-        if (
-            head
-            and block.startswith(head)
-            and block.endswith(tail)
-            and _PLAIN_TEXT(block, len(head), len(block) - len(tail))
-        ):
-            return 1
         events = block.count(b"\n\n")
         if block.count(self._plain_field) != events:
             return 0

@@ -1,8 +1,8 @@
 """ZMQ PUSH/PULL over ipc, drained in both directions.
 
 A ZMQ descriptor is edge-triggered: it signals once, and not again until everything has been taken.
-So a wake-up always drains: the receiver until nothing is left (into one preallocated buffer), the
-sender until the socket is full or its backlog empty; the waiting task is woken once for the lot.
+So a wake-up always drains: the receiver until nothing is left, the sender until the socket is full
+or its backlog empty; the waiting task is woken once for the lot.
 """
 
 import asyncio
@@ -14,9 +14,7 @@ import msgspec
 import zmq
 
 MAX_MESSAGE = 16 * 1024 * 1024
-"""Largest frame in bytes that travels between the processes, and the receiver's buffer size."""
-
-_NOBLOCK_MORE = zmq.NOBLOCK | zmq.SNDMORE
+"""Largest frame in bytes that travels between the processes."""
 
 
 def private_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq.Socket[bytes]":
@@ -29,7 +27,7 @@ def private_socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int) -> "zmq
 
 
 class Sender:
-    """Sends messages of one or two frames without blocking; at most `backlog` wait in memory.
+    """Sends messages of one or more frames without blocking; at most `backlog` wait in memory.
 
     `dropped` counts messages refused because the backlog was full: a peer that no longer reads must
     not make this process grow or spin.
@@ -65,11 +63,7 @@ class Sender:
 
     def _try(self, frames: tuple[bytes, ...]) -> bool:
         try:
-            if len(frames) == 1:
-                self._socket.send(frames[0], zmq.NOBLOCK)
-            else:
-                self._socket.send(frames[0], _NOBLOCK_MORE)
-                self._socket.send(frames[1], zmq.NOBLOCK)
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -87,10 +81,10 @@ class Sender:
 
 
 class Receiver:
-    """Receives messages of a header frame, decoded, and an optional raw frame.
+    """Receives a decoded header frame with an optional raw frame, or several such pairs at once.
 
-    Bad messages are counted, never raised: `undecodable` (header not of the expected type) and
-    `oversized` (a frame longer than the buffer). The consumer either awaits `recv`, or gives
+    Bad ones are counted, never raised: `undecodable` (header not of the expected type) and
+    `oversized` (a frame longer than `buffer_bytes`). The consumer either awaits `recv`, or gives
     `on_message`, which is then called inside the drain for each message.
     """
 
@@ -106,7 +100,7 @@ class Receiver:
         self._socket = socket
         self._decode = decoder.decode
         self._on_message = on_message or self._enqueue
-        self._view = memoryview(bytearray(buffer_bytes))
+        self._most_bytes = buffer_bytes
         self._queue: deque[tuple[Any, bytes | None]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self.undecodable = 0
@@ -125,24 +119,22 @@ class Receiver:
 
     def drain(self) -> None:
         """Take everything that has arrived, then wake the consumer once."""
-        socket, view = self._socket, self._view
-        size = len(view)
+        receive = self._socket.recv
         while True:
             try:
-                n = socket.recv_into(view, flags=zmq.NOBLOCK)
+                frame = receive(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            raw: bytes | None = None
-            oversized = n > size
-            header = None if oversized else self._parse(view[:n])
-            while socket.rcvmore:
-                n = socket.recv_into(view, flags=zmq.NOBLOCK)
-                oversized = oversized or n > size
-                raw = None if oversized else bytes(view[:n])
-            if oversized:
-                self.oversized += 1
-            elif header is not None:
-                self._on_message(header, raw)
+            header: zmq.Frame = frame
+            raw: zmq.Frame | None = None
+            while frame.more:
+                frame = receive(zmq.NOBLOCK, copy=False)
+                if raw is None:
+                    raw = frame
+                else:
+                    self._take(header, raw)
+                    header, raw = frame, None
+            self._take(header, raw)
         if self._queue and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -151,12 +143,17 @@ class Receiver:
         self._loop.remove_reader(self._fd)
         self._socket.close()
 
-    def _parse(self, frame: memoryview) -> Any:
+    def _take(self, frame: zmq.Frame, raw: zmq.Frame | None) -> None:
+        most = self._most_bytes
         try:
-            return self._decode(frame)
+            header = None if len(frame) > most else self._decode(frame.buffer)
         except msgspec.DecodeError:  # ValidationError is one
             self.undecodable += 1
-            return None
+            header = None
+        if len(frame) > most or (raw is not None and len(raw) > most):
+            self.oversized += 1
+        elif header is not None:
+            self._on_message(header, None if raw is None else raw.bytes)
 
     def _enqueue(self, header: Any, raw: bytes | None) -> None:
         self._queue.append((header, raw))

@@ -39,6 +39,7 @@ from connector_tax.loadgen.messages import (
     Clock,
     Done,
     End,
+    Ended,
     FromWorker,
     Health,
     Issue,
@@ -66,6 +67,11 @@ _TIME_SLICE_NS = 100_000
 _READ_MARGIN_NS = 80_000
 _READS_PER_LOOK = 4
 _FIRES_PER_TURN = 8
+# At most this part of the time between two sends is spun: where requests are dense, there is other
+# work to do, in the main process too.
+_SPIN_PART = 4
+# How long a result may wait for others, where no plan waits for it.
+_HOLD_S = 0.005
 _monotonic_ns = time.monotonic_ns
 
 
@@ -109,7 +115,9 @@ class Worker:
         self._run = Begin(0, 0, 0, False, "counts")
         self._held: list[tuple[int, int]] = []  # heap of (due_ns, seq)
         self._requests_by_seq: dict[int, HeldRequest] = {}
+        self._ended: list[Done] = []
         self._spun_ns = 0
+        self._fired_due_ns = 0
 
     # ---- messages from the main process
 
@@ -146,6 +154,7 @@ class Worker:
         self._send(Begun(self._index, begin.run, self._pool.idle, problem, clock))
 
     def _end(self) -> None:
+        self._send_ended()
         values = self._probe.values()
         wall_ns = max(_monotonic_ns() - self._probe.start_ns, 1)
         values |= {
@@ -186,27 +195,29 @@ class Worker:
         At most one spin and _FIRES_PER_TURN requests in a turn of the loop: where requests are
         dense, results and messages are served between them.
         """
-        held = self._held
-        spin_ns = self._settings.spin_ns
+        held, settings = self._held, self._settings
         spun = False
         for _ in range(_FIRES_PER_TURN):
             if not held:
                 return
             due_ns, seq = held[0]
+            part_ns = max(due_ns - self._fired_due_ns, 0) // _SPIN_PART
+            spin_ns = min(settings.spin_ns, part_ns)
             ahead_ns = due_ns - _monotonic_ns()
             if ahead_ns > spin_ns:
-                margin_ns = self._settings.sleep_margin_ns
+                margin_ns = min(settings.sleep_margin_ns, part_ns)
                 self._timer.arm(due_ns - (margin_ns if ahead_ns > margin_ns else spin_ns))
                 return
             if ahead_ns > 0 and spun:
                 break
             spun = ahead_ns > 0
             heapq.heappop(held)
+            self._fired_due_ns = due_ns
             request = self._requests_by_seq.get(seq)
             if request is not None:  # else cancelled while it was held
                 self._fire(request, due_ns)
         if held:
-            self._timer.arm(held[0][0] - spin_ns)
+            self._timer.arm(held[0][0] - settings.spin_ns)
 
     def _fire(self, request: HeldRequest, due_ns: int) -> None:
         """Send at `due_ns`; what can be ready by then is made ready, then the rest is spun, reading
@@ -339,7 +350,23 @@ class Worker:
             done.error_kind, done.error_detail = failure.kind, failure.detail
             if done.t_done_ns is None:
                 done.t_done_ns = _monotonic_ns()
-        self._send(done)
+        if self._run.prompt:
+            self._send(done)
+            return
+        self._ended.append(done)
+        if len(self._ended) == 1:
+            self._loop.call_later(_HOLD_S, self._send_ended)
+
+    def _send_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        if not ended:
+            return
+        frame = self._encode(Ended(ended))
+        if len(frame) <= MAX_MESSAGE:
+            self._results.send(frame)
+            return
+        for done in ended:
+            self._send(done)
 
     def _send(self, message: FromWorker) -> None:
         frame = self._encode(message)
