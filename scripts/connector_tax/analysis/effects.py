@@ -19,7 +19,7 @@ from connector_tax.analysis.devices import block_devices
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.overload import Overload, joined, mark
 from connector_tax.analysis.samples import LogSample, Where
-from connector_tax.artifacts.names import CellKey, configuration_of
+from connector_tax.artifacts.names import CellKey, configuration_of, no_number
 from connector_tax.artifacts.study_file import Study
 
 MIN_BLOCKS_FOR_VERDICT = 3
@@ -296,7 +296,7 @@ class TaxTable:
         if state is None:
             return "missing", "the launch is not part of the design"
         if state.status == "valid":
-            return "missing", f"no {metric} in a cell of {state.output_tokens} output tokens"
+            return "missing", no_number(metric, state.output_tokens)
         if state.status == "failed":
             return "missing", f"the launch failed: {state.reason}"
         return state.status, str(state.reason)

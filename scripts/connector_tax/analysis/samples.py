@@ -58,7 +58,8 @@ def sample_launch(
     All metrics share one draw of chunks, and so do the configurations of a block: they were sent
     the same arrivals (`study.cell.prepare`), and what a burst does to both cancels in their ratio.
     Windows of unequal length are drawn apart. Metrics without data (TPOT of one output token) are
-    absent.
+    absent, and those of which a resample is 0, which has no ratio: TPOT, where all tokens of many
+    requests came in one read.
     """
     if requests.n == 0:
         return {}
@@ -73,6 +74,7 @@ def sample_launch(
         wanted = {metric: p for metric, (name, p) in METRICS.items() if name == column}
         drawn = resampled_percentiles(values, labels, counts, list(wanted.values()))
         for (metric, percent), replicates in zip(wanted.items(), drawn, strict=True):
-            point = float(np.log(np.percentile(values, percent)))
-            samples[metric] = LogSample(point, np.log(replicates), len(values))
+            value = float(np.percentile(values, percent))
+            if min(value, replicates.min()) > 0:
+                samples[metric] = LogSample(np.log(value), np.log(replicates), len(values))
     return samples

@@ -93,3 +93,10 @@ def cell_of_rate(rate_rps: float) -> str:
 def cell_of_shape(input_tokens: int, output_tokens: int) -> str:
     """`512x64`: the name of a cell of Phases B and B'."""
     return f"{input_tokens}x{output_tokens}"
+
+
+def no_number(metric: str, output_tokens: int) -> str:
+    """Why a valid cell has none for a metric."""
+    if output_tokens == 1:
+        return f"no {metric} in a cell of 1 output tokens"
+    return f"{metric} is 0 in a part of the cell: all tokens of requests came in one read"

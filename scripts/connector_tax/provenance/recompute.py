@@ -239,8 +239,10 @@ def resampled_logs(
     for name, values in cell.metrics.items():
         for percent in wanted[name] if len(values) else ():
             replicates = _resampled_percentile(values, labels, drawn, percent)
-            point = math.log(float(np.percentile(values, percent)))
-            logs[f"{name}_p{percent}"] = (point, np.log(replicates), len(values))
+            point = float(np.percentile(values, percent))
+            if point <= 0 or (replicates <= 0).any():
+                continue  # nothing can be divided by it
+            logs[f"{name}_p{percent}"] = (math.log(point), np.log(replicates), len(values))
     return logs
 
 

@@ -6,7 +6,14 @@ from functools import cached_property
 
 import numpy as np
 
-from connector_tax.artifacts.names import INCONCLUSIVE, MARKED, METRICS, PHASES, REFERENCES
+from connector_tax.artifacts.names import (
+    INCONCLUSIVE,
+    MARKED,
+    METRICS,
+    PHASES,
+    REFERENCES,
+    no_number,
+)
 from connector_tax.artifacts.tables import QUANTILES, STEP_COLUMNS, STEP_COUNTS, STEP_TAXES
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.blocks_wanted import blocks_wanted
@@ -307,7 +314,7 @@ class Recomputed(Cells):
         if row is None:
             return "missing", "the launch is not part of the design"
         if row["status"] == "valid":
-            return "missing", f"no {metric} in a cell of {row['output_tokens']} output tokens"
+            return "missing", no_number(metric, row["output_tokens"])
         if row["status"] == "failed":
             return "missing", f"the launch failed: {row['reason']}"
         return row["status"], str(row["reason"])
