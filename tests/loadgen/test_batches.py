@@ -42,6 +42,9 @@ def test_results_leave_together_unless_that_is_too_much_for_a_message(
             worker._finish(request, None)
         assert frames == []
         await asyncio.wait_for(all_sent.wait(), 5)
+        # A context of ZMQ waits for ever, whenever it is collected, for a socket that is open.
+        worker._results.close()
+        worker._requests.close()
         os.close(descriptor)
 
     monkeypatch.setattr(worker_module, "MAX_MESSAGE", most)

@@ -95,6 +95,9 @@ def test_dense_requests_leave_turns_to_the_rest_of_the_loop(tmp_path: Path) -> N
                 await asyncio.sleep(0)
                 turn += 1
         assert max(sent_in_turn.values()) <= 8
+        # A context of ZMQ waits for ever, whenever it is collected, for a socket that is open.
+        worker._results.close()
+        worker._requests.close()
         os.close(descriptor)
 
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
