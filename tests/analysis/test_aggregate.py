@@ -11,6 +11,8 @@ import pytest
 from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.reference import main as reference
+from connector_tax.artifacts.table_reader import read_table
+from connector_tax.artifacts.tables import AggregateRow, TaxRow
 from connector_tax.files import ArtifactError, sha256_file
 from tests.analysis.conftest import FAIL_REASON, SKIP_REASON, VOID_REASON
 from tests.analysis.synthetic import TAXES, write_synthetic_study
@@ -72,6 +74,28 @@ def test_records_without_whole_steps_keep_the_rest_with_the_reason(small: Path) 
     rows = select(table(small, "steps.csv"), status="valid")
     assert {row["reason"] for row in rows} == {"no engine_step_us in the records of both sides"}
     assert all(row["tax_step_p50"] and not row["tax_engine_step_p50"] for row in rows)
+
+
+def test_tokens_that_came_in_one_read_have_no_tax_of_tpot(small: Path) -> None:
+    """All of one launch's requests in one cell have a TPOT of 0."""
+    launch = small / "runs/plain_2/block0/A"
+    path = launch / "r40/requests_A_r40.jsonl"
+    before, records = sha256_file(path), [json.loads(line) for line in path.open()]
+    for record in records:
+        record["t_last_token_ns"] = record["t_first_token_ns"]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    index = launch / "index.json"
+    index.write_text(index.read_text().replace(before, sha256_file(path)))
+    assert aggregate(["--study", str(small / "study.json")]) == 0
+    read_table(small / "analysis/aggregate.csv", AggregateRow)
+    read_table(small / "analysis/taxes.csv", TaxRow)
+    where = {"phase": "A", "cell": "r40"}
+    pooled = one(table(small, "aggregate.csv"), config="plain", block="all", **where)
+    assert (pooled["tpot_p50_ms"], pooled["tpot_p50_lo_ms"]) == ("0.0", "")
+    lost = one(table(small, "taxes.csv"), config="plain_2", metric="tpot_p50", **where)
+    assert (lost["status"], lost["tax"]) == ("missing", "")
+    assert "all tokens of many came in one read" in lost["reason"]
+    assert one(table(small, "taxes.csv"), config="plain_2", metric="ttft_p50", **where)["tax"]
 
 
 def test_amplification_is_the_difference_of_the_taxes_with_its_own_interval(crisp: Path) -> None:

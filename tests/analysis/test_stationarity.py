@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from connector_tax.analysis.stationarity import BATCH, mser, stationarity
+from connector_tax.provenance.recompute import stationarity_columns
 
 
 def noise(seed: int, n: int = 200) -> np.ndarray:
@@ -34,3 +35,9 @@ def test_mser_finds_the_end_of_a_step() -> None:
 
 def test_few_requests_cannot_tell() -> None:
     assert stationarity(noise(1, 79), 0.03).warming_up is None
+
+
+def test_nothing_is_said_of_values_that_settle_at_zero() -> None:
+    values = np.where(np.arange(200) < 90, 5.0, 0.0)
+    assert stationarity(values, 0.03) == (None, None, None, None)
+    assert set(stationarity_columns(values, 0.03).values()) == {None}

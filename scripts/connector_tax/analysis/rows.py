@@ -145,10 +145,15 @@ def _pooled(group: Sequence[Row], confidence: float) -> Row:
 
 
 def pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
-    """A percentile pooled over the rows of launches, with its interval, by column."""
+    """A percentile pooled over the rows of launches, with its interval, by column.
+
+    Its geometric mean; of launches one of which has 0 (TPOT, all tokens in one read) that is 0.
+    """
     columns = [f"{name}{bound}_ms" for bound in ("", "_lo", "_hi")]
     if len(valid) == 1:
         return {column: valid[0][column] for column in columns}
+    if 0 in (row[columns[0]] for row in valid):
+        return dict(zip(columns, (0.0, None, None), strict=True))
     by_block: dict[int, list[float]] = {}
     for row in valid:
         if row[columns[0]] is not None:

@@ -37,10 +37,10 @@ class Stationarity(NamedTuple):
 def stationarity(values: NDArray[np.float64], margin: float) -> Stationarity:
     """Judge `values` (one per request, in order of arrival) against a relative `margin`."""
     batches = values[: len(values) // BATCH * BATCH].reshape(-1, BATCH).mean(axis=1)
-    if len(batches) < MIN_BATCHES:
-        return Stationarity(None, None, None, None)
     start, settled = len(values) // 4, len(values) // 2
-    change = float(np.median(values[:start]) / np.median(values[settled:]) - 1)
+    if len(batches) < MIN_BATCHES or (level := np.median(values[settled:])) <= 0:
+        return Stationarity(None, None, None, None)
+    change = float(np.median(values[:start]) / level - 1)
     first, last = batches[: start // BATCH], batches[settled // BATCH :]
     p = float(mannwhitneyu(first, last, method="asymptotic").pvalue)
     discard = mser(batches) / len(batches)

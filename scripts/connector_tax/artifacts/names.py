@@ -99,4 +99,4 @@ def no_number(metric: str, output_tokens: int) -> str:
     """Why a valid cell has none for a metric."""
     if output_tokens == 1:
         return f"no {metric} in a cell of 1 output tokens"
-    return f"{metric} is 0 in a part of the cell: all tokens of requests came in one read"
+    return f"no {metric}: too few requests, or 0 where all tokens of many came in one read"

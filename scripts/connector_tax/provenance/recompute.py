@@ -182,13 +182,13 @@ def stationarity_columns(tpot: Floats, margin: float) -> Row:
     """MSER-5, and the first quarter against the second half, on TPOT in order of arrival."""
     names = ("warming_up", "mser5_discard", "start_change", "start_p")
     m = len(tpot) // 5
-    if m < 16:
+    quarter, half = len(tpot) // 4, len(tpot) // 2
+    if m < 16 or not float(np.median(tpot[half:])) > 0:
         return dict.fromkeys(names)
     batches = np.array([tpot[5 * i : 5 * i + 5].mean() for i in range(m)])
     kept = [batches[d:] for d in range(m // 2 + 1)]
     scores = [float(((k - k.mean()) ** 2).sum()) / len(k) ** 2 for k in kept]
     discard = scores.index(min(scores)) / m
-    quarter, half = len(tpot) // 4, len(tpot) // 2
     change = float(np.median(tpot[:quarter])) / float(np.median(tpot[half:])) - 1
     p = mann_whitney_p(batches[: quarter // 5], batches[half // 5 :])
     warming = p < 0.01 and abs(change) > margin and discard > 0

@@ -101,6 +101,8 @@ class Recomputed(Cells):
         values = [row[columns[0]] for row in valid if row[columns[0]] is not None]
         if len(valid) == 1 or not values:
             return {column: valid[0][column] for column in columns}
+        if not all(values):
+            return dict(zip(columns, (0.0, None, None), strict=True))
         blocks = dict.fromkeys(row["block"] for row in valid if row[columns[0]] is not None)
         logs = np.array(
             [

@@ -16,10 +16,10 @@ from connector_tax.study.device import DeviceError
 from connector_tax.study.doctor import findings
 from connector_tax.vllm.overlay import OverlayError, package_of, sources_sha256
 
-# What the launch before may still hold: a launch waits for these itself.
-AWAITED = ("GPU memory", "GPU load", "device")
-# An environment that was measured with is not built anew within a study.
-LEFT_OUT = (*AWAITED, "environment")
+# What the launch before may still hold (a launch waits for these itself), and its devices.
+AWAITED = ("GPU memory", "GPU load", "device", "GPU")
+# Estimates; and an environment that was measured with is not built anew within a study.
+LEFT_OUT = (*AWAITED, "memory", "disk", "environment")
 
 
 class UnfitError(DeviceError):

@@ -86,7 +86,8 @@ class GpuProcesses(GpuReadings):
 
     def pids(self) -> set[int]:
         """Those seen since the last call, by nvidia-smi: in many containers it names none."""
-        return {int(row[1]) for row in self.take() if row and row[0] in self._uuids}
+        rows = [row for row in self.take() if row and row[0] in self._uuids]
+        return {int(row[1]) for row in rows if isinstance(row[1], float)}
 
 
 def _number(text: str) -> float | str:

@@ -29,6 +29,8 @@ from connector_tax.study.node import read_claim
 from connector_tax.study.slots import slot_of
 
 TO_MEASURE = ("missing", "failed", "damaged")
+# Of the node that a block was begun on, what tells one device from another.
+OWN_DEVICE = ("machine", "devices", "cpus")
 # Start-up seconds assumed until a rehearsal or a launch of this study has shown others.
 ASSUMED_STARTUP_S = {"embedded": 2.0, "vllm": 40.0}
 
@@ -178,7 +180,7 @@ def _device(study: Mapping[str, Any], folder: Path, block: int) -> str | None:
     if slot := slot_of(study, folder, block):
         return str(slot["id"])
     held = read_claim(folder, block, study["design_sha256"])
-    return None if held is None else json.dumps(held["node"], sort_keys=True)
+    return None if held is None else json.dumps([held["node"][key] for key in OWN_DEVICE])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

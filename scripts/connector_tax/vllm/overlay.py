@@ -57,7 +57,7 @@ def install(folder: Path) -> dict[str, str]:
     _refuse_strangers(folder)
     for path in _files_of(folder):
         if str(path.relative_to(folder)) not in _FILES:
-            path.unlink()
+            path.unlink(missing_ok=True)
     for name, text in _FILES.items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -89,7 +89,9 @@ def remove(folder: Path) -> list[str]:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    return [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    """Without those that a process beside this one is about to rename (files.write_bytes)."""
+    files = [p for p in folder.rglob("*") if p.is_file() and p.suffix != ".tmp"]
+    return [p for p in files if "__pycache__" not in p.parts]
 
 
 def _refuse_strangers(folder: Path) -> None:

@@ -2,7 +2,7 @@
 """The step probe: what one engine step and its connector hooks cost inside a running vLLM.
 
 Loaded by vLLM as a `vllm.general_plugins` entry point in the engine-core and worker processes; a
-copy of this file and its metadata in an overlay folder on the server's PYTHONPATH is the whole
+copy of this folder and its metadata in an overlay folder on the server's PYTHONPATH is the whole
 installation (connector_tax.vllm.overlay), so no installed file changes.
 
 With AGENTIC_STEP_LOG_PATH set it writes `<prefix>.scheduler.steps` and `<prefix>.worker.steps`, of
