@@ -89,7 +89,12 @@ def test_the_order_depends_on_the_seed_and_the_block_only() -> None:
 def test_cells_of_the_default_grid() -> None:
     config = default_config()
     assert [cell["cell"] for cell in cells_of(config, "A")] == ["r40", "r80"]
-    assert [cell["cell"] for cell in cells_of(config, "B")] == ["128x32", "512x32"]
+    assert [cell["cell"] for cell in cells_of(config, "B")] == [
+        "128x16",
+        "128x64",
+        "512x16",
+        "512x64",
+    ]
     assert all(cell["rate_rps"] is None for cell in cells_of(config, "Bp"))
 
 
