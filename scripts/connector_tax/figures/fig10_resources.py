@@ -13,7 +13,7 @@ from connector_tax.artifacts.tables import ResourceRow
 from connector_tax.figures import rows, style
 from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StudyTables
-from connector_tax.text import MINUS, signed
+from connector_tax.text import MINUS
 
 PANELS: Mapping[str, str] = {
     "idle_cpu": "CPU while idle, cores",
@@ -63,6 +63,13 @@ def decimals(values: Sequence[float]) -> int:
     return max(0, 2 - math.floor(math.log10(largest)))
 
 
+def number_text(value: float, digits: int) -> str:
+    """A difference with its sign; without one where nothing is left of it."""
+    rounded = round(value, digits)
+    text = f"{rounded:+,.{digits}f}" if rounded else f"{0:.{digits}f}"
+    return text.replace("-", MINUS)
+
+
 def _drawn(row: ResourceRow) -> bool:
     return row.status == "valid" and row.difference is not None
 
@@ -87,9 +94,9 @@ def _panel(study: StudyTables, axes: Axes, name: str, of_panel: Mapping[str, Res
         mark = marks[item.id]
         rows.interval(axes, index, row.difference_lo, row.difference_hi, mark.color)
         axes.plot(row.difference, index, zorder=6, clip_on=False, **style.marker_style(mark))
-        rows.beside(axes, index, signed(row.difference, digits))
+        rows.beside(axes, index, number_text(row.difference, digits))
     plain = next((row.plain_mean for row in drawn if row.plain_mean is not None), 0.0)
-    value = signed(plain, decimals([plain])).removeprefix("+")
+    value = number_text(plain, decimals([plain])).removeprefix("+")
     title = f"{PANELS[name]} ({study.against('plain')} {value})"
     rows.prepare(axes, [item.label for item in study.connectors], title)
 
