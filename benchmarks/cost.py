@@ -15,16 +15,14 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.event_server import EventServer, two_cpus
+from benchmarks.event_server import EventServer, one_cpu_each
 from connector_tax.loadgen import (
-    AffinityPlan,
     CellRule,
     LoadGenerator,
     LoadGeneratorOptions,
     PlannedRequest,
     Target,
     make_offsets,
-    read_topology,
 )
 from connector_tax.machine import machine
 
@@ -39,8 +37,8 @@ def cpu_ns(pid: int) -> int:
 
 def costs(rate_rps: float, tokens: int, seconds: float, spin_us: float) -> tuple[float, float]:
     """Microseconds per request of the worker and of the main process."""
-    client_cpu, server_cpu = two_cpus()
-    plan = AffinityPlan((client_cpu,), ((client_cpu,),), (server_cpu,), True, (), read_topology())
+    plan = one_cpu_each()
+    (server_cpu,) = plan.server
     rule = CellRule(0.0, seconds, 0, seconds, 5.0, None, 30.0, cooldown=False)
     offsets = make_offsets("poisson", rate_rps, seconds, "1/cost")
     body = json.dumps({"prompt": [1] * 16, "max_tokens": tokens}).encode()

@@ -10,6 +10,8 @@ import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from connector_tax.loadgen import AffinityPlan, read_topology
+
 SOURCE = Path(__file__).with_name("event_server.c")
 
 
@@ -23,6 +25,16 @@ def two_cpus() -> tuple[int, int]:
     if len(cpus) < 2:
         raise SystemExit("this benchmark needs two CPUs: one for the server, one for the client")
     return cpus[0], cpus[-1]
+
+
+def one_cpu_each() -> AffinityPlan:
+    """The whole load generator on the client's CPU, the server on its own.
+
+    Raises:
+        SystemExit: only one CPU.
+    """
+    client, server = two_cpus()
+    return AffinityPlan((client,), ((client,),), (server,), True, (), read_topology())
 
 
 def client_cpus(named: str | None = None) -> list[int]:

@@ -24,9 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import run_alone
-from benchmarks.event_server import EventServer, two_cpus
+from benchmarks.event_server import EventServer, one_cpu_each
 from connector_tax.loadgen import (
-    AffinityPlan,
     CellRule,
     LoadGenerator,
     LoadGeneratorOptions,
@@ -34,7 +33,6 @@ from connector_tax.loadgen import (
     Target,
     generator,
     make_offsets,
-    read_topology,
 )
 from connector_tax.loadgen.issuer import IssuingThread
 from connector_tax.machine import machine
@@ -101,8 +99,8 @@ VARIANTS: dict[str, tuple[type[IssuingThread], dict[str, Any]]] = {
 def run_variant(name: str, rate_rps: float, seconds: float) -> list[str]:
     """Run one variant; return its row."""
     thread, changes = VARIANTS[name]
-    client_cpu, server_cpu = two_cpus()
-    plan = AffinityPlan((client_cpu,), ((client_cpu,),), (server_cpu,), True, (), read_topology())
+    plan = one_cpu_each()
+    (server_cpu,) = plan.server
     options = replace(LoadGeneratorOptions(connections_per_worker=64, cpus=plan), **changes)
     rule = CellRule(0.5, seconds, 0, seconds, 5.0, 1000, 10.0)
     offsets = make_offsets("poisson", rate_rps, rule.warmup_s + seconds, "1/pacing")

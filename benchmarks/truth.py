@@ -22,10 +22,9 @@ from benchmarks import run_alone
 from benchmarks.event_server import (
     EngineServer,
     EventServer,
-    two_cpus,
+    one_cpu_each,
 )
 from connector_tax.loadgen import (
-    AffinityPlan,
     CellResult,
     CellRule,
     LoadGenerator,
@@ -34,7 +33,6 @@ from connector_tax.loadgen import (
     RequestRecord,
     Target,
     make_offsets,
-    read_topology,
 )
 from connector_tax.machine import machine
 
@@ -55,8 +53,8 @@ def run_point(
     point: Point, tokens: int, gap_us: float, seconds: float, engine: Path | None
 ) -> tuple[CellResult, dict[str, list[int]]]:
     """Run one cell; return its records and the server's truth by request id."""
-    client_cpu, server_cpu = two_cpus()
-    plan = AffinityPlan((client_cpu,), ((client_cpu,),), (server_cpu,), True, (), read_topology())
+    plan = one_cpu_each()
+    (server_cpu,) = plan.server
     rate = point.events_per_s / tokens
     rule = CellRule(
         warmup_s=0.5,

@@ -5,7 +5,6 @@ state of each cell and the minutes it is expected to take.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections import defaultdict
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from connector_tax.analysis.devices import device_name
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
@@ -29,8 +29,6 @@ from connector_tax.study.node import read_claim
 from connector_tax.study.slots import slot_of
 
 TO_MEASURE = ("missing", "failed", "damaged")
-# Of the node that a block was begun on, what tells one device from another.
-OWN_DEVICE = ("machine", "devices", "cpus")
 # Start-up seconds assumed until a rehearsal or a launch of this study has shown others.
 ASSUMED_STARTUP_S = {"embedded": 2.0, "vllm": 40.0}
 
@@ -180,7 +178,7 @@ def _device(study: Mapping[str, Any], folder: Path, block: int) -> str | None:
     if slot := slot_of(study, folder, block):
         return str(slot["id"])
     held = read_claim(folder, block, study["design_sha256"])
-    return None if held is None else json.dumps([held["node"][key] for key in OWN_DEVICE])
+    return None if held is None else device_name(held["node"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
