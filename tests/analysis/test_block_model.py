@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import multivariate_t
 from scipy.stats import t as student
@@ -68,6 +68,33 @@ def test_the_error_of_a_balanced_layout_is_the_textbooks() -> None:
     assert estimate.df == df
     assert estimate.error == pytest.approx(np.sqrt(2 / 4 * (residual**2).sum() / df))
     assert estimate.half_width(0.95) == pytest.approx(student.ppf(0.975, df) * estimate.error)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6), st.floats(0, 0.7))
+def test_the_error_of_a_torn_layout_is_that_of_least_squares(
+    seed: int, blocks: int, lost: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    values = {k: v for k, v in drawn(seed, blocks).items() if rng.random() >= lost}
+    own = Layout(values, CONFIGURATION)
+    assume(values and not any(test.left_out for test in own.spreads.values()))
+    columns = [f"block {k.block}" for k in values], [CONFIGURATION[k.name] for k in values]
+    indicators = [[c == name for c in side] for side in columns for name in set(side)]
+    design = np.array(indicators, float).reshape(len(indicators), len(values)).T
+    y = np.array(list(values.values()))
+    residual = y - design @ np.linalg.pinv(design) @ y
+    variance, df = own.pooled
+    assert df == len(values) - np.linalg.matrix_rank(design)
+    assert variance == pytest.approx(residual @ residual / df if df else 0, rel=1e-6, abs=1e-20)
+
+
+def test_two_thousand_blocks_are_fitted_launch_by_launch() -> None:
+    # A dense design of them is half a gigabyte, and takes minutes to solve.
+    blocks, names = 2000, ("plain", "plain_2", "a", "b")
+    values = {launch: v for launch, v in drawn(11, blocks).items() if launch.name in names}
+    estimate = tax(values, "a")
+    assert estimate.df == 4 * blocks - blocks - 2
+    assert estimate.error == pytest.approx(0.05 * np.sqrt(1.5 / blocks), rel=0.05)
 
 
 def test_a_missing_launch_leaves_its_block_out_of_the_contrast_and_not_out_of_the_error() -> None:
