@@ -1,8 +1,9 @@
 """`python -m benchmarks.many_blocks`: what a study of many blocks costs outside of its devices.
 
 The default study cut down to three configurations, one shape and as many blocks as asked for is
-simulated (connector_tax.rehearsal), in a folder like that of a measured study without step logs.
-Then its analysis runs, in a process of its own, and Snakemake plans it from the start.
+simulated (connector_tax.rehearsal), in a folder like that of a measured study without step logs,
+each block on a device of its own. Then its analysis runs, in a process of its own, and Snakemake
+plans it from the start.
 """
 
 import argparse
@@ -10,14 +11,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from benchmarks import run_alone
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import read_index, write_index
+from connector_tax.artifacts.names import PHASES
+from connector_tax.artifacts.study_file import launches
 from connector_tax.config import DEFAULTS, ROOT, load_yaml
 from connector_tax.machine import machine
 from connector_tax.rehearsal.machine import machine_of
@@ -43,6 +48,17 @@ def config_of(blocks: int) -> dict[str, Any]:
     small: dict[str, Any] = {"study": "many-blocks", "blocks": blocks, "configurations": NAMES}
     small["phase_b"] = {"input_tokens": [128], "output_tokens": [16]}
     return {**config, **small}
+
+
+def name_devices(study: Mapping[str, Any], root: Path) -> None:
+    """Have the launches say what they ran on, as measured ones do: each block on another device."""
+    for launch in (launch for phase in PHASES for launch in launches(study, phase)):
+        folder = launch.folder(root)
+        index = read_index(folder)
+        assert index is not None
+        device = {"machine": f"m{launch.block}", "devices": ["gpu"], "gpus": []}
+        node = {**device, "cpu": "simulated", "cpus": "0", "quota_cpus": None}
+        write_index(folder, msgspec.structs.replace(index, attempts=[{"node": node}]))
 
 
 def timed(module: str, *arguments: str) -> tuple[float, float]:
@@ -71,6 +87,7 @@ def row(blocks: int, folder: Path) -> list[str]:
     begun = time.monotonic()
     rehearse(study, machine_of(study), root)
     simulated_s = time.monotonic() - begun
+    name_devices(study, root)
     runs = [path for path in (root / paths.RUNS).rglob("*") if path.is_file()]
     mib = sum(path.stat().st_size for path in runs) / 2**20
     statistics = ("connector_tax.analysis.aggregate", "--study", str(root / paths.STUDY))

@@ -164,11 +164,11 @@ class Layout:
     def pooled(self) -> tuple[float, int]:
         """Residual variance of the layout and its degrees of freedom; (0.0, 0) without any."""
         left_out = {name for name, test in self.spreads.items() if test.left_out}
-        return self._residual(
-            launch for launch in self._values if self._configuration_of[launch.name] not in left_out
-        )
+        kept = [la for la in self._values if self._configuration_of[la.name] not in left_out]
+        squares, df = self._squares(kept)
+        return (squares / df if df else 0.0), df
 
-    @property
+    @cached_property
     def pooled_launches(self) -> frozenset[str]:
         """The launch names of a block whose launches are behind the pooled error."""
         left_out = {name for name, test in self.spreads.items() if test.left_out}
@@ -193,13 +193,13 @@ class Layout:
 
     def blocks(self, terms: Iterable[Term], device: str | None = None) -> tuple[int, ...]:
         """The blocks, of one device if it is named, in which every term has both its sides."""
-        shared: set[int] | None = None
+        named = self._blocks_by_name
+        shared = self._blocks_on.get(device, set())
         for term in terms:
-            ours = self._blocks_of([term.ours])
-            with_both = ours & self._blocks_of(term.base)
-            shared = with_both if shared is None else shared & with_both
-        of_device = (b for b in shared or () if device in (None, self.device_of.get(b)))
-        return tuple(sorted(of_device))
+            based = [named[name] for name in term.base if name in named]
+            ours = named.get(term.ours, set())
+            shared = {b for b in shared & ours if any(b in blocks for blocks in based)}
+        return tuple(sorted(shared))
 
     def estimate(self, terms: Sequence[Term], device: str | None = None) -> Estimate | None:
         """The sum of the terms' contrasts, on one device if it is named; None without a block.
@@ -263,8 +263,13 @@ class Layout:
                 weights[launch] = weights.get(launch, 0.0) + share
         return weights
 
-    def _blocks_of(self, names: Iterable[str]) -> set[int]:
-        return {block for name in names for block in self._blocks_by_name.get(name, ())}
+    @cached_property
+    def _blocks_on(self) -> dict[str | None, set[int]]:
+        """The blocks of each device; None: all."""
+        on: dict[str | None, set[int]] = {None: {launch.block for launch in self._values}}
+        for block in on[None]:
+            on.setdefault(self.device_of.get(block), set()).add(block)
+        return on
 
     @cached_property
     def _blocks_by_name(self) -> dict[str, set[int]]:
@@ -275,12 +280,11 @@ class Layout:
 
     def _spread(self, configuration: str) -> Spread | None:
         """F test of one configuration's residuals about the others' block effects."""
-        own = [launch for launch in self._values if self._is(launch, configuration)]
-        others = [launch for launch in self._values if not self._is(launch, configuration)]
+        others = [la for la in self._values if self._configuration_of[la.name] != configuration]
         all_squares, all_df = self._squares(list(self._values))
         rest_squares, rest_df = self._squares(others)
         own_df = all_df - rest_df
-        if own_df < 1 or rest_df < 1 or not own:
+        if own_df < 1 or rest_df < 1:
             return None
         rest = rest_squares / rest_df
         extra = max(0.0, all_squares - rest_squares) / own_df
@@ -288,46 +292,50 @@ class Layout:
         p = float(fisher.sf(ratio, own_df, rest_df))
         return Spread(configuration, extra, own_df, float(ratio), p)
 
-    def _is(self, launch: LaunchId, configuration: str) -> bool:
-        return self._configuration_of[launch.name] == configuration
-
-    def _residual(self, launches: Iterable[LaunchId]) -> tuple[float, int]:
-        squares, df = self._squares(list(launches))
-        return (squares / df if df else 0.0), df
-
     def _squares(self, launches: Sequence[LaunchId]) -> tuple[float, int]:
-        """Residual sum of squares of the layout, and its df: those of each device, summed."""
-        by_device: dict[str, list[LaunchId]] = {}
-        for launch in launches:
-            by_device.setdefault(self.device_of.get(launch.block, ""), []).append(launch)
-        fits = [self._additive(group) for group in by_device.values()]
-        return sum((squares for squares, _ in fits), 0.0), sum(df for _, df in fits)
+        """Residual sum of squares of the layout by least squares, and its df, over all devices.
 
-    def _additive(self, launches: Sequence[LaunchId]) -> tuple[float, int]:
-        """Residual sum of squares of blocks and configurations by least squares, and its df.
-
-        Values and the configurations' indicators are taken about their means in each block, which
-        leaves the residuals as they are (Frisch & Waugh, Econometrica 1 (1933) 387): the work grows
-        with the launches, and not with the cube of the blocks.
+        A fit for each device, all at once: a table each, with rows of zeros below the shorter ones.
         """
-        block = np.unique([launch.block for launch in launches], return_inverse=True)[1]
-        names = [self._configuration_of[launch.name] for launch in launches]
-        of_name = np.unique(names, return_inverse=True)[1]
+        if not launches:
+            return 0.0, 0
+        columns, blocks = self._within_blocks(launches)
+        device = _numbered([self.device_of.get(launch.block, "") for launch in launches])
+        order, counts = np.argsort(device, kind="stable"), np.bincount(device)
+        row = np.arange(len(launches)) - np.repeat(np.cumsum(counts) - counts, counts)
+        tables = np.zeros((len(counts), counts.max(), columns.shape[1]))
+        tables[device[order], row] = columns[order]
+        values, design = tables[:, :, :1], tables[:, :, 1:]
+        basis, sizes, _ = np.linalg.svd(design, full_matrices=False)
+        spanned = sizes > 1e-9 * sizes.max(axis=1, keepdims=True)
+        basis *= spanned[:, None, :]
+        residual = values - basis @ (basis.mT @ values)
+        df = len(launches) - blocks - int(spanned.sum())
+        squares = float((residual**2).sum())
+        largest = max(1.0, *(abs(self._values[launch]) for launch in launches))
+        # Rounding leaves about 1e-16 of each value.
+        return (0.0 if squares <= len(launches) * (1e-13 * largest) ** 2 else squares), df
+
+    def _within_blocks(self, launches: Sequence[LaunchId]) -> tuple[Floats, int]:
+        """Columns of values and of configurations, less their means in each block; and the blocks.
+
+        Residuals are those of a fit with blocks (Frisch & Waugh, Econometrica 1 (1933) 387), whose
+        work would grow with the cube of their number.
+        """
+        block = _numbered([launch.block for launch in launches])
+        name = _numbered([self._configuration_of[launch.name] for launch in launches])
         values = np.array([self._values[launch] for launch in launches])
         # Taken from their mean, so that equal values leave an exact zero.
-        columns = np.column_stack([values - values.mean(), np.eye(of_name.max() + 1)[of_name]])
-        sums = np.zeros((block.max() + 1, columns.shape[1]))
-        np.add.at(sums, block, columns)
-        columns -= (sums / np.bincount(block)[:, None])[block]
-        centred, design = columns[:, 0], columns[:, 1:]
-        solution, _, rank, _ = np.linalg.lstsq(design, centred, rcond=1e-9)
-        residual = centred - design @ solution
-        df = len(launches) - len(sums) - int(rank)
-        squares = float(residual @ residual)
-        # Rounding leaves about 1e-16 of each value.
-        if squares <= len(values) * (1e-13 * max(1.0, float(np.abs(values).max()))) ** 2:
-            squares = 0.0
-        return squares, df
+        columns = np.column_stack([values - values.mean(), np.eye(name.max() + 1)[name]])
+        means = np.zeros((block.max() + 1, columns.shape[1]))
+        np.add.at(means, block, columns)
+        means /= np.bincount(block)[:, None]
+        return columns - means[block], len(means)
+
+
+def _numbered(labels: Sequence[int] | Sequence[str]) -> NDArray[np.intp]:
+    """Each label's number among the different ones."""
+    return np.unique(labels, return_inverse=True)[1]
 
 
 def _correlation(terms: Sequence[Term], weights: Mapping[LaunchId, float]) -> float:

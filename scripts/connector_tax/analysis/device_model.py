@@ -7,6 +7,7 @@ Sources: docs/method.md, "Several devices"; Cochran, Biometrics 10 (1954) 101 (h
 Satterthwaite, Biometrics Bulletin 2 (1946) 110.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -63,7 +64,7 @@ def over_devices(layout: Layout, terms: Sequence[Term]) -> Estimate | None:
         return estimate
     about, by_device, variance, df = _spread(layout, terms[0].base)
     on = [layout.device_of[block] for block in estimate.blocks]
-    share = sum((on.count(device) / len(on)) ** 2 for device in set(on))
+    share = sum((count / len(on)) ** 2 for count in Counter(on).values())
     parts, larger, together = [], [], []
     for name, weight in _weights(terms).items():
         test = by_device.spreads.get(name)

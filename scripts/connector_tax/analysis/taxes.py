@@ -279,20 +279,22 @@ def device_rows(taxes: TaxTable, rows: Sequence[Mapping[str, Any]]) -> list[dict
     listed = []
     for row in rows:
         where = (row["config"], row["phase"], row["cell"], row["metric"])
-        same_p, _ = taxes.device_test(*where)
-        listed += [_device_row(taxes, where, device) | {"same_p": same_p} for device in devices]
+        lost: dict[str, list[tuple[int, str]]] = {device: [] for device in devices}
+        for _, block, why in taxes.lost(*where):
+            lost[taxes.device_of[block]].append((block, why))
+        shared = {name: row[name] for name in ("config", "phase", "cell", "metric")}
+        shared["same_p"], _ = taxes.device_test(*where)
+        for device, reasons in lost.items():
+            own = {"device": device, "reason": merged_reasons(reasons) or None}
+            numbers = _device_numbers(taxes.tax_on(device, *where))
+            listed.append(empty_row(paths.DEVICE_TAXES) | shared | own | numbers)
     return listed
 
 
-def _device_row(taxes: TaxTable, where: tuple[str, str, str, str], device: str) -> dict[str, Any]:
-    names = ("config", "phase", "cell", "metric")
-    row = empty_row(paths.DEVICE_TAXES) | dict(zip(names, where, strict=True))
-    effect = taxes.tax_on(device, *where)
-    lost = [(b, why) for _, b, why in taxes.lost(*where) if taxes.device_of[b] == device]
-    row |= {"device": device, "n_blocks": 0, "mark": "", "reason": merged_reasons(lost) or None}
+def _device_numbers(effect: Effect | None) -> dict[str, Any]:
     if effect is None:
-        return row
-    return row | {
+        return {"n_blocks": 0, "mark": ""}
+    return {
         "tax": effect.point,
         "tax_lo": effect.interval.lo,
         "tax_hi": effect.interval.hi,
