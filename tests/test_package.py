@@ -104,6 +104,15 @@ def test_every_dependency_is_locked() -> None:
         assert project["build-system"]["requires"] == [f"setuptools=={locked['setuptools']}"]
 
 
+def test_slurms_executor_is_locked_on_top_of_the_pipeline() -> None:
+    pipeline, slurm = (
+        set(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "envs" / lock).read_text(), re.M))
+        for lock in ("pipeline.lock", "slurm.lock")
+    )
+    plugin = "snakemake-executor-plugin-slurm"
+    assert {name for name, _ in slurm - pipeline} == {plugin, f"{plugin}-jobstep"}
+
+
 @pytest.mark.long
 def test_a_wheel_is_enough_to_load_a_server_and_resolve_a_study(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]

@@ -40,10 +40,20 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout + done.stderr
 
 
+def jobs_inputs(rule: str, dry_run: str) -> list[set[str]]:
+    """Input files of each planned job of a rule."""
+    lines = re.findall(rf"^rule {rule}:\n(?:.*\n)*?    input: (.*)$", dry_run, re.M)
+    return [set(line.split(", ")) for line in lines]
+
+
 def inputs_of(rule: str, dry_run: str) -> set[str]:
     """Input files of every planned job of a rule."""
-    lines = re.findall(rf"^rule {rule}:\n(?:.*\n)*?    input: (.*)$", dry_run, re.M)
-    return {name for line in lines for name in line.split(", ")}
+    return set().union(*jobs_inputs(rule, dry_run))
+
+
+def blocks_of(names: set[str]) -> set[int]:
+    """The blocks whose files are among these."""
+    return {int(number) for name in names for number in re.findall(r"/block(\d+)/", name)}
 
 
 def test_every_job_is_planned_from_the_start(dry_run: str) -> None:
@@ -87,7 +97,13 @@ def test_the_shipped_studies_plan_one_job_for_each_block(
     (folder / "study.yaml").write_text((ROOT / "config" / name).read_text())
     done = run(folder, "all", options=("--dry-run",))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert planned(done.stdout + done.stderr)["phase_b"] == blocks
+    said = done.stdout + done.stderr
+    assert planned(said)["phase_b"] == blocks
+    # All of Phase A is waited for; after it a block waits for itself alone.
+    assert blocks_of(inputs_of("reference_rates", said)) == set(range(blocks))
+    assert [blocks_of(names) for names in jobs_inputs("phase_b", said)] == [set()] * blocks
+    waits = [blocks_of(names) for names in jobs_inputs("phase_bp", said)]
+    assert sorted(waits, key=min) == [{block} for block in range(blocks)]
 
 
 def test_a_broken_configuration_stops_before_anything_starts(folder: Path) -> None:

@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # Two real slurmd's on one machine, each in its own network, pid, uts and mount namespace with a private /tmp: two
 # nodes, whose only shared temporary folder is the one named. Root only; needs Debian's slurmctld, slurmd, slurm-client,
-# munge and iproute2. usage: cluster.sh up|down FOLDER
+# munge and iproute2. usage: cluster.sh try|up|down FOLDER; `try` leaves nothing, and fails where this machine cannot.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 S=$(realpath -m "${2:?the shared folder}")
 export SLURM_CONF=$S/etc/slurm.conf
 case $1 in
+try)
+  unshare --net --pid --fork --mount-proc --uts --mount bash -ec "
+    ip link add ctbr0 type bridge; mount -t tmpfs tmpfs /tmp; mknod /tmp/gpu c 1 3";;
 up)
   mkdir -p "$S"/state/{ctld,n1,n2} "$S"/{etc,dev} /run/munge /etc/slurm
   # GPUs that Slurm hands out: any device file does.
   for gpu in 0 1; do mknod "$S/dev/gpu$gpu" c 1 3; done
   sed "s#@S@#$S#g" "$here/gres.conf" >"$S/etc/gres.conf"
   sed "s#@S@#$S#g; s#^SlurmctldHost=.*#SlurmctldHost=$(hostname)(10.77.0.1)#" "$here/slurm.conf" >"$SLURM_CONF"
-  # A job step loses SLURM_CONF: the configuration is also where Slurm looks for it.
-  ln -sf "$SLURM_CONF" "$S/etc/gres.conf" /etc/slurm/
   ip link add ctbr0 type bridge; ip addr add 10.77.0.1/24 dev ctbr0; ip link set ctbr0 up
   for i in 1 2; do
     ip netns add n$i
@@ -22,13 +23,16 @@ up)
     ip link set v$i master ctbr0; ip link set v$i up
     ip -n n$i addr add 10.77.0.1$i/24 dev eth0; ip -n n$i link set eth0 up; ip -n n$i link set lo up
   done
-  chown munge: /run/munge
-  setpriv --reuid munge --regid munge --clear-groups munged --pid-file /run/munge/munged.pid --log-file /var/log/munge/munged.log
+  chown munge: /run/munge; rm -f /run/munge/cluster.pid
+  munge -n >/dev/null 2>&1 || setpriv --reuid munge --regid munge --clear-groups \
+    munged --pid-file /run/munge/cluster.pid --log-file /var/log/munge/munged.log
   slurmctld -f "$SLURM_CONF"
   for i in 1 2; do
     nsenter --net=/run/netns/n$i unshare --pid --fork --kill-child --mount-proc --uts --mount bash -c "
       hostname n$i; mkdir -p /run/ctshare; mount --bind '$S' /run/ctshare; mount -t tmpfs -o mode=1777 tmpfs /tmp
       mkdir -p '$S'; mount --move /run/ctshare '$S'
+      # A job step loses SLURM_CONF: on the nodes the configuration is also where Slurm looks for it.
+      mount --bind '$S/etc' /etc/slurm
       exec slurmd -D -N n$i -f '$SLURM_CONF'" >"$S/state/n$i.out" 2>&1 </dev/null &
     echo $! >"$S/state/n$i.pid"
   done
@@ -36,9 +40,10 @@ up)
   until [ "$(sinfo -h -t idle -o %D)" = 2 ]; do sleep 0.2; done;;
 down)
   # unshare --fork ignores SIGTERM: its child, the node's first process, is ended instead.
-  for i in 1 2; do kill -9 "$(pgrep -P "$(cat "$S/state/n$i.pid")")" || true; done
-  kill "$(cat "$S/state/slurmctld.pid")" "$(cat /run/munge/munged.pid)" || true
+  for i in 1 2; do pid=$(cat "$S/state/n$i.pid") && kill -9 $(<"/proc/$pid/task/$pid/children") || true; done
+  kill "$(cat "$S/state/slurmctld.pid")" || true
+  # There is none where munge ran already.
+  [ ! -e /run/munge/cluster.pid ] || kill "$(cat /run/munge/cluster.pid)"
   for i in 1 2; do ip netns del n$i || true; ip link del v$i 2>/dev/null || true; done
-  ip link del ctbr0 || true
-  rm -f /etc/slurm/{slurm,gres}.conf;;
+  ip link del ctbr0 || true;;
 esac
