@@ -125,6 +125,7 @@ def test_h20_has_the_designs_numbers() -> None:
         ),
         ("load_generator.connections_per_worker", 8, "must be at least cell.inflight_cap (256)"),
         ("phase_bp.configurations", ["plain", "x"], "phase_bp.configurations[1]: found 'x'"),
+        ("phase_b.configurations", ["plain", "x"], "phase_b.configurations[1]: found 'x'"),
         ("baseline", "nixl", "configurations: found ['plain', 'noop_connector'"),
         ("phase_bp.configurations", ["nixl_both"], "allowed: a list that contains 'plain'"),
     ],

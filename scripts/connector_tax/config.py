@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from connector_tax.artifacts.checks import MIN_SAMPLES
-from connector_tax.artifacts.names import baseline_of
+from connector_tax.artifacts.names import PHASE_RULES, PHASES, baseline_of, members_of
 
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
@@ -195,7 +195,7 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
     known = [*known, *(entry["id"] for entry in config.get("connectors", []))]
     for key, ids in (
         ("configurations", config["configurations"]),
-        ("phase_bp.configurations", config["phase_bp"]["configurations"]),
+        *((f"{PHASE_RULES[p]}.configurations", members_of(config, p)) for p in PHASES[1:]),
     ):
         allowed = known if key == "configurations" else config["configurations"]
         if baseline not in ids:

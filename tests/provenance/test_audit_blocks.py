@@ -9,7 +9,7 @@ import pytest
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.files import write_json
-from connector_tax.provenance.audit_blocks import DEVICE, ORDER, OVERLAP, check_blocks
+from connector_tax.provenance.audit_blocks import DEVICE, LEVEL, ORDER, OVERLAP, check_blocks
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim, Ledger
 from tests.study_folder import NODE, rate_cell, study_document
@@ -86,6 +86,11 @@ def other_gpu(attempts: Attempts) -> None:
         attempts[name][0]["node"] |= {"gpus": [gpu], "devices": [gpu["uuid"]]}
 
 
+def judged_by_another_level(attempts: Attempts) -> None:
+    for name, memory_ns in zip(DRAWN, (80.0, 80.0, 81.0), strict=True):
+        attempts[name][0]["quiet_level"] = {"memory_ns": memory_ns}
+
+
 def killed_and_resumed_elsewhere(attempts: Attempts) -> None:
     first = attempts["plain"][0]
     later = {**first, "node": {**first["node"], "machine": "machine-b"}}
@@ -100,6 +105,7 @@ TORN: dict[str, tuple[Callable[[Attempts], None], dict[str, str]]] = {
     "another GPU of the machine": (other_gpu, {DEVICE: "devices: "}),
     "another processor": (
         elsewhere("cpu", "another"), {DEVICE: "cpu: ", "device type": "cpu: .* on 'another'"}),
+    "another quiet level": (judged_by_another_level, {LEVEL: "plain/block0/A: .*81.0"}),
     "resumed elsewhere": (killed_and_resumed_elsewhere, {DEVICE: "machine: "}),
 }  # fmt: skip
 

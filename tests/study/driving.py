@@ -31,8 +31,7 @@ def write_study(root: Path, faults: list[dict[str, Any]] | None = None) -> Path:
     if faults:
         definition = study["config"]["engine"]["definition_content"]
         definition["faults"] = {"seed": 1, "rules": faults}
-    quiet_level = {"memory_ns": 100.0, "compute_ns": 4000.0, "looks": 1}
-    return write_stages(root, study, environment={"quiet_level": quiet_level})
+    return write_stages(root, study)
 
 
 def arguments(study_file: Path, config: str = "plain", phase: str = "A") -> list[str]:

@@ -33,14 +33,19 @@ def default_config() -> dict[str, Any]:
     blocks=st.integers(1, 5),
     plains=st.integers(1, 4),
     phase=st.sampled_from(["A", "B", "Bp"]),
+    of_b=st.sampled_from([None, ["plain"], ["plain", "nixl_both"]]),
 )
 @settings(max_examples=50)
 def test_every_block_has_each_configuration_once_and_plain_as_often_as_asked(
-    seed: int, blocks: int, plains: int, phase: str
+    seed: int, blocks: int, plains: int, phase: str, of_b: list[str] | None
 ) -> None:
     config = default_config() | {"seed": seed, "blocks": blocks, "plain_launches": plains}
+    grid = {key: value for key, value in config["phase_b"].items() if key != "configurations"}
+    config["phase_b"] = grid if of_b is None else grid | {"configurations": of_b}
     order = run_order(config)[phase]
-    members = config["phase_bp"]["configurations"] if phase == "Bp" else config["configurations"]
+    everything = config["configurations"]
+    of_bp = config["phase_bp"]["configurations"]
+    members = {"A": everything, "B": of_b or everything, "Bp": of_bp}[phase]
     assert [entry["block"] for entry in order] == sorted(entry["block"] for entry in order)
     further = [f"plain_{number}" for number in range(2, plains + 1)]
     for block in range(blocks):

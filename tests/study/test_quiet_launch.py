@@ -15,6 +15,7 @@ import pytest
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_machine, measure_requests
 from connector_tax.analysis.quiet import undisturbed
+from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance.audit_machine import quiet_successes
@@ -114,13 +115,39 @@ def test_too_little_quiet_time_voids_the_cell(tmp_path: Path) -> None:
         assert "machine disturbed: too few requests in quiet time" in str(cell.reason)
 
 
-def test_a_machine_slower_than_the_studys_level_voids_the_cell(tmp_path: Path) -> None:
+def levels_of(study_file: Path, config: str, block: int = 0) -> list[dict[str, float]]:
+    """The quiet level of each attempt of a launch of Phase A."""
+    folder = Launch(config, block, "A").folder(study_file.parent)
+    return [attempt["quiet_level"] for attempt in read_json(folder / "attempts.json")]
+
+
+def test_a_block_has_the_level_of_its_first_launch_and_no_other(tmp_path: Path) -> None:
     study_file = write_study(tmp_path)
     edit(study_file, {"validity": {"max_idle_memory_factor": 1.5}}, {})
-    write_json(tmp_path / "environment.json", {"quiet_level": {"memory_ns": 0.5}})
+    attempts = [{"attempt": 1, "quiet_level": {"memory_ns": 0.5, "compute_ns": 1.0, "looks": 2}}]
+    # Of Phase B of the block: none of A's.
+    write_json(Launch("noop_connector", 0, "B").folder(tmp_path) / "attempts.json", attempts)
     drive(study_file)
-    reasons = [str(cell.reason) for cell in cells_of(study_file, "plain")]
-    assert all("slower than the study's quiet level, server idle" in text for text in reasons)
+    (own,) = levels_of(study_file, "plain")
+    assert own["memory_ns"] > 0.5
+    drive(study_file, "noop_connector")
+    assert levels_of(study_file, "noop_connector") == [own]
+
+
+def test_a_machine_slower_than_the_blocks_level_voids_the_cell(tmp_path: Path) -> None:
+    study_file = write_study(tmp_path)
+    edit(study_file, {"validity": {"max_idle_memory_factor": 1.5}}, {})
+    level = {"memory_ns": 0.5, "compute_ns": 1.0, "looks": 2}
+    first = Launch("noop_connector", 0, "A").folder(tmp_path) / "attempts.json"
+    write_json(first, [{"attempt": 1, "quiet_level": level}])
+    drive(study_file)
+    assert levels_of(study_file, "plain") == [level]
+    study, raw = raw_cells(study_file)
+    for cell, again in zip(cells_of(study_file, "plain"), raw, strict=True):
+        assert "slower than the quiet level, server idle" in str(cell.reason)
+        check = recomputed_checks(study, again)["idle_memory_factor"]
+        recorded = again.record["health"]["idle_memory_factor"]
+        assert check["value"] == pytest.approx(recorded["value"])
 
 
 @pytest.mark.long
@@ -151,20 +178,22 @@ def test_busy_neighbours_on_the_servers_cores_void_the_cells(tmp_path: Path) -> 
 @pytest.fixture
 def throttled_group() -> Iterator[Path]:
     """A control group that gets 15% of one CPU, in periods of 20 ms."""
-    for base, version in ((Path("/sys/fs/cgroup"), 2), (Path("/sys/fs/cgroup/cpu"), 1)):
-        group = base / f"connector_tax_test_{os.getpid()}"
-        try:
-            group.mkdir()
-            if version == 2:
-                (group / "cpu.max").write_text("3000 20000")
-            else:
-                (group / "cpu.cfs_period_us").write_text("20000")
-                (group / "cpu.cfs_quota_us").write_text("3000")
-            break
-        except OSError:
-            if group.is_dir():
-                group.rmdir()
+    # Where version 1 is mounted, /sys/fs/cgroup is a folder like any other.
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        base, quota = Path("/sys/fs/cgroup"), {"cpu.max": "3000 20000"}
     else:
+        base, quota = (
+            Path("/sys/fs/cgroup/cpu"),
+            {"cpu.cfs_period_us": "20000", "cpu.cfs_quota_us": "3000"},
+        )
+    group = base / f"connector_tax_test_{os.getpid()}"
+    try:
+        group.mkdir()
+        for name, value in quota.items():
+            (group / name).write_text(value)
+    except OSError:
+        if group.is_dir():
+            group.rmdir()
         pytest.skip("making a control group with a CPU quota needs root and the cpu controller")
     yield group
     for _ in range(100):

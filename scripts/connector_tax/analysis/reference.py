@@ -200,10 +200,10 @@ def _remedy(study: Study, cells: Sequence[Cell], involved: Collection[str]) -> s
         slower = CHECKS["idle_memory_factor"].void
         if all(slower in (cell.reason or "") for cell in bad):
             remedy += (
-                "\nEach of them met a machine slower than the study's quiet level, which was taken"
-                f" when it began ({study.root / paths.ENVIRONMENT}). If the machine is as it mostly"
-                " is, the level is of a rare moment: remove the study's folder, and the next run"
-                " takes it anew."
+                "\nEach of them met a machine slower than its block's quiet level, which was taken"
+                " when the block began. If the machine is as it mostly is, the level is of a rare"
+                f" moment: remove the block ({study.root / paths.RUNS}/*/block<k>), and the next"
+                " run takes it anew."
             )
         return remedy
     return "Add lower rates to phase_a.rates_rps, or set reference.fallback_rps."

@@ -294,7 +294,7 @@ class Watched:
     Attributes:
         machine: the cell's machine file; None: there is none.
         quiet: the `quiet` section of the configuration.
-        level_ns: the study's quiet level, ns for each load; None: not known.
+        level_ns: the quiet level of the block and phase, ns for each load; None: not known.
     """
 
     machine: Machine | None

@@ -66,7 +66,7 @@ CHECKS: Mapping[str, CheckKind] = {
     "suspended_ms": CheckKind("the machine was suspended"),
     "quiet_requests": CheckKind("machine disturbed: too few requests in quiet time", machine=True),
     "idle_memory_factor": CheckKind(
-        "machine disturbed: slower than the study's quiet level, server idle",
+        "machine disturbed: slower than the quiet level, server idle",
         {"max_idle_memory_factor": 2.0},
         machine=True,
     ),

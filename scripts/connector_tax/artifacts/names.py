@@ -68,6 +68,17 @@ def baseline_of(config: Mapping[str, Any]) -> str:
     return baseline
 
 
+def members_of(config: Mapping[str, Any], phase: str) -> list[str]:
+    """The configurations that a phase measures.
+
+    Args:
+        config: a resolved configuration.
+        phase: of PHASES.
+    """
+    members: list[str] = config[PHASE_RULES[phase]].get("configurations", config["configurations"])
+    return members
+
+
 def plain_names(launches: int, baseline: str = PLAIN) -> list[str]:
     """The names of the baseline's launches in a block."""
     return [baseline, *(f"{baseline}_{number}" for number in range(2, launches + 1))]

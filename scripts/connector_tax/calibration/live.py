@@ -71,7 +71,8 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
                 generator,
                 sampler,
                 LaunchStepLog(folder, "embedded"),
-                None,
+                watch=None,
+                quiet_level_ns=None,
             ),
             lambda _: None,
         )

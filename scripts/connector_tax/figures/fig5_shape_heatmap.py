@@ -34,7 +34,8 @@ def draw(study: StudyTables) -> Picture:
     if not taxes:
         name = "fig5_shape_heatmap"
         return style.absent(study, name, "the study has no Phase B, the sweep over shapes.")
-    shown = [item for item in study.launched if item.id != study.baseline]
+    measured = {row.config for row in taxes}
+    shown = [i for i in study.launched if i.id in measured and i.id != study.baseline]
     table = pd.DataFrame([_record(row) for row in taxes])
     limit = max(0.01, float(table["tax"].astype(float).abs().max()))
     inputs, lines = table["input_tokens"].nunique(), math.ceil(len(shown) / PER_ROW)

@@ -16,6 +16,7 @@ from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.recompute import Row
 
 ORDER, OVERLAP, DEVICE = "block order", "overlap", "block device"
+LEVEL = "block quiet level"
 UNKNOWN = "measured before launches recorded the machine they ran on"
 # Of a node, what may change without another device: a reboot, the next job of a scheduler.
 PASSING = ("boot", "job", "exclusive")
@@ -46,6 +47,10 @@ def check_blocks(study: RawStudy, ledger: Ledger) -> None:
             late = _again(drawn)
             told = f"as drawn, {', '.join(late)} again on request" if late else "as drawn"
             ledger.check(ORDER, f"block{block}/{phase}", _out_of_order(drawn, late), told)
+        levels = [level for launch in drawn for level in _quiet_levels(launch)]
+        if levels:
+            other = (f"{name}: {level}" for name, level in levels if level != levels[0][1])
+            ledger.check(LEVEL, f"block{block}/{phase}", other, "one level")
     attempts = sorted(
         (_attempt(la, entry) for la in began.values() for entry in _attempts(la)),
         key=lambda attempt: (attempt.started, attempt.ended),
@@ -77,6 +82,13 @@ def _attempt(launch: RawLaunch, entry: Mapping[str, Any]) -> Attempt:
         started if ended is None else datetime.fromisoformat(ended),
         entry.get("node"),
     )
+
+
+def _quiet_levels(launch: RawLaunch) -> Iterator[tuple[str, Row]]:
+    """By attempt; none in a study without a `quiet` section, or measured before they had any."""
+    for attempt in _attempts(launch):
+        if attempt.get("quiet_level") is not None:
+            yield launch.name, attempt["quiet_level"]
 
 
 def _again(drawn: Sequence[RawLaunch]) -> list[str]:

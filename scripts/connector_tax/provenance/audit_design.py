@@ -51,10 +51,11 @@ def _design_hash(study: RawStudy) -> Iterator[str]:
 def _run_order(study: RawStudy) -> Iterator[str]:
     config = study.config
     for phase in PHASES:
-        section = config["phase_bp"] if phase == "Bp" else config
+        section = {"A": {}, "B": config["phase_b"], "Bp": config["phase_bp"]}[phase]
+        members = section.get("configurations", config["configurations"])
         expected = []
         for block in range(config["blocks"]):
-            order = _block_order(study, phase, block, section["configurations"])
+            order = _block_order(study, phase, block, members)
             expected += [{"config": name, "block": block} for name in order]
         if study.document["run_order"][phase] != expected:
             yield f"phase {phase} is not the order seed {config['seed']} gives"

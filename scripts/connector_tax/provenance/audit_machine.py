@@ -36,7 +36,7 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
         values["throttled_periods"] = throttled_periods(lines)
         values["foreign_gpu_processes"] = foreign_gpu_processes(lines)
         values["quiet_requests"] = len(quiet_successes(study, cell) or ())
-        level = read_json(study.root / paths.ENVIRONMENT).get("quiet_level")
+        level = _quiet_level(study, cell)
         if level is not None:
             begin = next(r for r in lines if r["kind"] == "begin")
             medians = [np.median(r["memory_ns"]) for r in lines if r["kind"] == "look"]
@@ -63,6 +63,17 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
     return {
         k: v for k, v in checks.items() if not (there and k in WHERE_TOLD and values[k] is None)
     }
+
+
+def _quiet_level(study: RawStudy, cell: RawCell) -> Row | None:
+    """Of the cell's block and phase; in studies measured before each had one, of the study."""
+    attempts = () if cell.launch.index is None else cell.launch.index.attempts
+    for attempt in attempts:
+        if attempt["attempt"] == cell.record["attempt"] and "quiet_level" in attempt:
+            of_block: Row | None = attempt["quiet_level"]
+            return of_block
+    of_study: Row | None = read_json(study.root / paths.ENVIRONMENT).get("quiet_level")
+    return of_study
 
 
 def quiet_successes(study: RawStudy, cell: RawCell) -> list[int] | None:

@@ -20,8 +20,6 @@ from connector_tax.config import ROOT, is_fetched, pythons_of
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
 from connector_tax.machine import command_output, cpu, engine_versions, git_sha, packages
 from connector_tax.nvidia_smi import GpuError, query_gpus
-from connector_tax.study.server_command import affinity_plan
-from connector_tax.study.yardstick import quiet_level
 
 
 def gpus() -> list[str]:
@@ -70,17 +68,6 @@ def _further_engines(engine: Mapping[str, Any]) -> dict[str, Any]:
     return {"further_engines": further} if further else {}
 
 
-def study_quiet_level(study: Mapping[str, Any]) -> dict[str, float]:
-    """The quiet level of the server's CPUs before anything has been measured (study.yardstick)."""
-    quiet = study["config"]["quiet"]
-    return quiet_level(
-        quiet["working_set_mib"],
-        quiet["elements"],
-        affinity_plan(study).server,
-        quiet["level_looks"],
-    )
-
-
 def text(environment: Mapping[str, Any], listings: Mapping[str, Mapping[str, str]]) -> str:
     """env.txt: the environment, then each listing as `name==version` lines."""
     lines = [f"{key}: {value}" for key, value in environment.items()]
@@ -116,8 +103,6 @@ def _write_environment(arguments: argparse.Namespace) -> None:
     folder = arguments.study.parent
     if is_fetched(engine):
         environment["model"] = read_json(folder / paths.MODEL)
-    if "quiet" in study["config"]:
-        environment["quiet_level"] = study_quiet_level(study)
     write_text(folder / paths.ENV_TEXT, text(environment, listings))
     write_json(folder / paths.ENVIRONMENT, environment)
 

@@ -88,6 +88,7 @@ class Instruments:
 
     Attributes:
         watch: None in a study without a `quiet` section, whose machine is not watched.
+        quiet_level_ns: of the block, for each load; None without a watch.
     """
 
     server: Server
@@ -96,6 +97,7 @@ class Instruments:
     sampler: MetricsSampler
     step_log: LaunchStepLog
     watch: MachineWatch | None
+    quiet_level_ns: float | None
 
 
 def cell_rule(config: Mapping[str, Any], phase: str) -> CellRule:
@@ -237,7 +239,13 @@ def measure(
         health=result.health,
         clock=result.clock,
         bounds=study["config"]["validity"],
-        watched=None if watch is None else _watched(study["config"], machine_file, folder),
+        watched=None
+        if watch is None
+        else Watched(
+            machine=read_machine(machine_file, None),
+            quiet=watch.quiet,
+            level_ns=instruments.quiet_level_ns,
+        ),
     )
     reasons = void_reasons(checks)
     if precision is not None and not result.health["workers_died"]:
@@ -262,17 +270,6 @@ def measure(
     partial.rename(folder / name)
     fsync_directory(folder)
     return content
-
-
-def _watched(config: Mapping[str, Any], machine_file: Path, launch_folder: Path) -> Watched:
-    """What is known of the machine during the cell, and when the study began."""
-    environment = launch_folder.parents[3] / paths.ENVIRONMENT
-    level = read_json(environment).get("quiet_level") if environment.exists() else None
-    return Watched(
-        machine=read_machine(machine_file, None),
-        quiet=config["quiet"],
-        level_ns=None if level is None else level["memory_ns"],
-    )
 
 
 def read_intact(folder: Path, phase: str, name: str) -> dict[str, Any] | None:

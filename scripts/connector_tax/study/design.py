@@ -21,6 +21,7 @@ from connector_tax.artifacts.names import (
     baseline_of,
     cell_of_rate,
     cell_of_shape,
+    members_of,
     plain_names,
 )
 from connector_tax.config import (
@@ -136,9 +137,7 @@ def run_order(config: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     baseline = baseline_of(config)
     orders: dict[str, list[dict[str, Any]]] = {}
     for phase in PHASES:
-        members = (
-            config["phase_bp"]["configurations"] if phase == "Bp" else config["configurations"]
-        )
+        members = members_of(config, phase)
         orders[phase] = []
         for block in range(config["blocks"]):
             names = [m for m in members if m != baseline]

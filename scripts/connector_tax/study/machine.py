@@ -15,8 +15,14 @@ from connector_tax.analysis.quiet import (
     judge_chunks,
     undisturbed,
 )
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import launches
+from connector_tax.files import read_json
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study.child import CommandChild
+from connector_tax.study.server_command import affinity_plan
+from connector_tax.study.yardstick import quiet_level
 
 # Of the `quiet` section, what the watching process needs.
 WATCH_KEYS = ("interval_ms", "working_set_mib", "elements", "chunk_ms")
@@ -62,6 +68,36 @@ class MachineWatch(CommandChild):
     def close(self) -> None:
         """End the cell's file, with another look at the server's CPUs."""
         self.ask("close")
+
+
+def block_quiet_level(
+    study: Mapping[str, Any], study_folder: Path, launch: Launch
+) -> dict[str, float] | None:
+    """The quiet level of a block and a phase: one for all their launches, which are compared.
+
+    Taken before the first of their servers is started, on the device that they have; whoever comes
+    later finds it in that launch's attempts.json.
+
+    Args:
+        study: the content of study.json; within its slot where it names slots.
+        study_folder: results/<study>.
+        launch: one of them.
+
+    Returns:
+        As `yardstick.quiet_level`; None in a study without a `quiet` section.
+    """
+    quiet = study["config"].get("quiet")
+    if quiet is None:
+        return None
+    for other in launches(study, launch.phase):
+        path = other.folder(study_folder) / paths.ATTEMPTS
+        if other.block == launch.block and path.exists():
+            for attempt in read_json(path):
+                level: dict[str, float] | None = attempt.get("quiet_level")
+                if level is not None:
+                    return level
+    cpus = affinity_plan(study).server
+    return quiet_level(quiet["working_set_mib"], quiet["elements"], cpus, quiet["level_looks"])
 
 
 def live_rule(watch: MachineWatch | None) -> "LiveRule | None":
