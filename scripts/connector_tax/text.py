@@ -8,8 +8,10 @@ MINUS = "\u2212"
 
 
 def signed(value: float, decimals: int) -> str:
-    """A number with its sign, a real minus and commas between thousands."""
-    return f"{round(value, decimals) + 0.0:+,.{decimals}f}".replace("-", MINUS)
+    """A number with its sign, a real minus and commas of thousands; a rounded zero has no sign."""
+    rounded = round(value, decimals) + 0.0
+    sign = "+" if rounded else ""
+    return f"{rounded:{sign},.{decimals}f}".replace("-", MINUS)
 
 
 def percent(value: float | None) -> str:
