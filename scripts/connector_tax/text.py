@@ -8,8 +8,10 @@ MINUS = "\u2212"
 
 
 def signed(value: float, decimals: int) -> str:
-    """A number with its sign, a real minus and commas between thousands."""
-    return f"{round(value, decimals) + 0.0:+,.{decimals}f}".replace("-", MINUS)
+    """A number with its sign, a real minus and commas of thousands; a rounded zero has no sign."""
+    rounded = round(value, decimals) + 0.0
+    sign = "+" if rounded else ""
+    return f"{rounded:{sign},.{decimals}f}".replace("-", MINUS)
 
 
 def percent(value: float | None) -> str:
@@ -43,7 +45,7 @@ def tax(value: float | None, low: float | None = None, high: float | None = None
 
 def number(value: float | None, decimals: int = 2) -> str:
     """A plain number with a fixed count of decimals."""
-    return DASH if value is None else f"{value:.{decimals}f}".replace("-", MINUS)
+    return DASH if value is None else f"{value:z.{decimals}f}".replace("-", MINUS)
 
 
 def compact(value: Any) -> str:
@@ -53,7 +55,7 @@ def compact(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}".replace("-", MINUS)
+        return f"{value:z.4g}".replace("-", MINUS)
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {compact(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):

@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 from connector_tax.artifacts.tables import empty_row, table_text
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import StudyTables
+from connector_tax.text import number, size
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import Design
 
@@ -347,3 +348,9 @@ def test_a_scale_holds_all_taxes_and_differences_of_taxes(values: list[float], s
     assert axes.get_xscale() == scale
     assert low < min(values) <= max(values) < high
     plt.close()
+
+
+def test_a_number_that_rounds_to_zero_has_no_sign() -> None:
+    assert size(-0.04, -0.4, 12.0) == "0 [0, +12]"
+    assert number(-0.001) == "0.00"
+    assert size(0.04, -0.4, 1.2) == "0.0 [−0.4, +1.2]"

@@ -6,6 +6,7 @@ Of the studies whose launches differ equally; the CSV beside it holds the others
 from collections.abc import Mapping
 from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 
 from connector_tax.calibration.coverage import BLOCKS, KEYS, POWER, TARGET
@@ -19,10 +20,10 @@ HEIGHT_IN = 3.9
 MARKS = {3: Mark("#D55E00", "o", "-"), 5: Mark("#0072B2", "s", (0, (4, 1.2)))}
 ARRIVAL_LABELS = {"fixed": "fixed", "poisson": "Poisson"}
 LABELS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
-COLUMNS = (
+COLUMNS = [
     "spread", "arrivals", "metric", "blocks", "config", "studies", "truth", "truth_se", "covered",
     "covered_lo", "covered_hi", "detected",
-)  # fmt: skip
+]  # fmt: skip
 
 
 def draw(study: StudyTables, part: Mapping[str, Any]) -> Picture:
@@ -45,7 +46,7 @@ def draw(study: StudyTables, part: Mapping[str, Any]) -> Picture:
     grid[0, 0].set_ylabel("intervals that cover, %")
     grid[1, 0].set_ylabel("taxes detected, %")
     grid[1, 0].legend(loc="lower right")
-    return picture(figure, COLUMNS, part["levels"])
+    return picture(figure, pd.DataFrame(part["levels"], columns=COLUMNS, dtype=object))
 
 
 def _coverage(axes: Axes, rows: list[Mapping[str, Any]], blocks: int) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from connector_tax.calibration import coverage, fault_table, http_studies
 from connector_tax.calibration.design import ARRIVALS, study_document
 from connector_tax.calibration.truth import true_taxes
@@ -61,7 +63,7 @@ def _virtual(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> 
     outcomes = coverage.with_truth(studies, of_cells, long_run)
     levels = coverage.level_rows(outcomes)
     write_text(out / "virtual_outcomes.csv", outcomes.write_csv())
-    write_text(out / "virtual_levels.csv", csv_text(list(levels[0]), levels))
+    write_text(out / "virtual_levels.csv", csv_text(pd.DataFrame(levels, dtype=object)))
     write_json(
         out / "virtual.json",
         {
@@ -81,7 +83,7 @@ def _http(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> Non
     results = http_studies.run(out / "http", scale.http_studies, scale.http_blocks, seed, say)
     truths = true_taxes("equal", "fixed", scale.truth_launches, http_studies.CELL, seed)
     rows = http_studies.compare(results, truths)
-    write_text(out / "http_taxes.csv", csv_text(list(rows[0]), rows))
+    write_text(out / "http_taxes.csv", csv_text(pd.DataFrame(rows, dtype=object)))
     write_json(
         out / "http.json",
         {
@@ -98,5 +100,5 @@ def _http(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> Non
 def _faults(out: Path, scale: Scale, seed: int, say: Callable[[str], None]) -> None:
     shutil.rmtree(out / "faults", ignore_errors=True)
     rows = fault_table.run(out / "faults", scale.faults, seed, say)
-    write_text(out / "faults.csv", csv_text(list(rows[0]), rows))
+    write_text(out / "faults.csv", csv_text(pd.DataFrame(rows, dtype=object)))
     write_json(out / "faults.json", {"machine": machine(), "seed": seed, "faults": rows})

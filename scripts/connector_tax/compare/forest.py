@@ -7,12 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from connector_tax.artifacts.names import INCONCLUSIVE, MARKED, POINT_ESTIMATE, REFERENCES
-from connector_tax.compare.rows import AA, COLUMNS, HIGHER, LOWER, TAX, Row
+from connector_tax.compare.rows import AA, HIGHER, LOWER, TAX, Row
 from connector_tax.compare.studies import Where
 from connector_tax.figures import rows as row_plots
 from connector_tax.figures import style
 from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import StudyTables
+from connector_tax.figures.tables import StudyTables, frame
 from connector_tax.marks import AA_MARK, Mark
 
 TITLE = "Ratio of taxes, B over A"
@@ -45,12 +45,13 @@ def draw(a: StudyTables, b: StudyTables, rows: Sequence[Row]) -> Picture:
     marks = {**style.marks(a), AA: AA_MARK}
     heights = [ROW_IN * len(panel) for panel in panels]
     stamp = f"A {_name(a)}; B {_name(b)}"
-    size_in = (style.COLUMN_IN, sum(heights) + 0.5 * len(panels))
-    figure = style.stamped_figure(stamp, style.banner_text(a), size_in)
+    height = sum(heights) + 0.5 * len(panels)
+    figure = style.new_figure(a, style.COLUMN_IN, height, stamp=stamp)
     grid = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
     for axes, panel in zip(grid, panels, strict=True):
         _panel(axes, panel, marks, [labels[row.config] for row in panel])
-    return style.picture(figure, COLUMNS, [vars(row) for panel in panels for row in panel])
+    drawn = [row for panel in panels for row in panel]
+    return style.picture(figure, frame(drawn, Row))
 
 
 def _at(row: Row) -> Where:
@@ -85,11 +86,9 @@ def _panel(
 
 
 def _draw_row(axes: Axes, index: int, row: Row, mark: Mark) -> None:
-    if row.effect is None:
-        row_plots.lost(axes, index, 0.8, row.reason, 1.0)
+    drawn = vars(row) | {"status": row.reason, "reason": "", "mark": ""}
+    if not row_plots.value(axes, index, drawn, ("effect", "effect_lo", "effect_hi"), mark):
         return
-    row_plots.interval(axes, index, row.effect_lo, row.effect_hi, mark.color)
-    axes.plot(row.effect, index, zorder=6, **style.marker_style(mark))
     verdict = "A/A" if row.config == AA else WORDS.get(row.verdict, row.verdict)
     row_plots.beside(axes, index, effect_text(row))
     row_plots.beside(axes, index, verdict, bold=verdict in (HIGHER, LOWER), offset=72)

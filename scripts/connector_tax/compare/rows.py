@@ -6,7 +6,7 @@ two percentages would have no meaning where one of them may be zero.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,7 +88,6 @@ class Row:
         return self.quantity, self.phase, self.cell, self.metric, alone
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
 Key = tuple[str, str, str, str]  # configuration, phase, cell, metric
 
 

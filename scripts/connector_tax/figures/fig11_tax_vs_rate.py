@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
 
 from connector_tax.figures import rates, rows, style
-from connector_tax.figures.style import Picture
 from connector_tax.figures.tables import StudyTables
 
-COLUMNS = ("config", "metric", "rate_rps", *rows.ENDS, "verdict", "mark", "status", "reason")
+COLUMNS = ["config", "metric", "rate_rps", *rows.ENDS, "verdict", "mark", "status", "reason"]
 ACROSS = 4
 PANEL_IN = 1.35
 # Of a metric: its line, whether its points are filled, and on which side of the rate they stand.
@@ -24,42 +25,33 @@ LOOK: Mapping[str, tuple[Any, bool, float]] = {
 }
 
 
-def draw(study: StudyTables) -> Picture:
+def draw(study: StudyTables) -> style.Picture:
     """A panel for each configuration with both taxes and their intervals, all on one scale."""
-    taxes = {metric: rates.taxes_of(study, metric) for metric in rows.METRICS}
-    shown = [item for item in study.launched if item.id != study.baseline]
-    everyone = [
-        row for by_config in taxes.values() for of_config in by_config.values() for row in of_config
-    ]
-    notes = [f"{rows.interval_text(everyone)}; {rates.sample_text(study)}"]
+    shown = {item.id: item.label for item in study.compared}
+    table = rows.measured(study, "A")
+    table = table[table["metric"].isin(LOOK) & table["config"].isin(shown)]
+    drawn = []
+    notes = [f"{rows.interval_text(table)}; {rates.sample_text(study)}"]
     lines = math.ceil(len(shown) / ACROSS)
     figure = style.new_figure(study, style.PAGE_IN, lines * PANEL_IN + 0.5, notes)
-    grid = figure.subplots(lines, min(ACROSS, len(shown)), squeeze=False, sharex=True, sharey=True)
-    for axes in grid.flat[len(shown) :]:
-        axes.set_axis_off()
-    rows.tax_scale(grid[0, 0], rates.within(everyone), "y")
-    records: list[dict[str, object]] = []
-    for axes, item in zip(grid.flat, shown, strict=False):
-        axes.grid(axis="y")
-        axes.axhline(0, color="black", lw=0.6, zorder=2)
+    grid = style.panels(figure, len(shown), ACROSS, share_x=True)
+    for axes, (config, label) in zip(grid.flat, shown.items(), strict=False):
+        rows.tax_scale(axes, rates.within(table), "y")
         rates.rate_axis(axes, study)
         for metric, (line, filled, side) in LOOK.items():
-            mark = replace(style.marks(study)[item.id], line=line, filled=filled)
-            rates.tax_line(axes, study, taxes[metric][item.id], mark, side)
-            records += [
-                {name: getattr(row, name) for name in COLUMNS}
-                | ({} if rows.numbers(row) else dict.fromkeys(rows.ENDS))
-                for row in taxes[metric][item.id]
-            ]
-        axes.set_title(style.fitted(item.label, 1.3, 1.13 * style.TEXT_PT))
+            own = table[(table["config"] == config) & (table["metric"] == metric)]
+            mark = replace(style.marks(study)[config], line=line, filled=filled)
+            rates.tax_curve(axes, study, own, mark, side)
+            drawn.append(own)
+        axes.set_title(style.fitted(label, 1.3, 1.13 * style.TEXT_PT))
     for axes in grid[:, 0]:
         axes.set_ylabel(rows.tax_label(study, axes, "y"))
     for axes in grid[-1]:
         axes.set_xlabel("offered rate (requests/s)")
-    handles = [
+    handles: list[Artist] = [
         Line2D([], [], ls=line, color="black", marker="o", mfc="black" if filled else "white",
                label=rows.METRICS[metric])
         for metric, (line, filled, _) in LOOK.items()
     ]  # fmt: skip
-    style.legend(figure, [*handles, *rows.overload_handles(everyone)], 3)
-    return style.picture(figure, COLUMNS, records)
+    handles += rows.overload_handles(table)
+    return style.picture(figure, pd.concat(drawn)[COLUMNS], handles, 3)

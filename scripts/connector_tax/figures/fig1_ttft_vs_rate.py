@@ -1,10 +1,7 @@
 """Figure 1: TTFT p90 against the offered rate, and its tax (Phase A)."""
 
-from connector_tax.figures import rates
-from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import StudyTables
+from functools import partial
 
+from connector_tax.figures.rates import latency_figure
 
-def draw(study: StudyTables) -> Picture:
-    """TTFT p90 in ms over its tax, one rate axis."""
-    return rates.latency_figure(study, "ttft_p90")
+draw = partial(latency_figure, metric="ttft_p90")

@@ -3,48 +3,42 @@
 The gap is what queueing adds near saturation.
 """
 
+import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from connector_tax.artifacts.names import REFERENCES
-from connector_tax.artifacts.tables import AmplificationRow, TaxRow
+from connector_tax.artifacts.tables import AmplificationRow
 from connector_tax.figures import rows, style
-from connector_tax.figures.style import Picture
-from connector_tax.figures.tables import StudyTables
-from connector_tax.text import size
+from connector_tax.figures.tables import StudyTables, frame, records
 
 ROW_IN = 0.3
 HATCH = "//////"
-COLUMNS = (*rows.TAX_COLUMNS, "gap", "gap_lo", "gap_hi")
+GAP = ["gap", "gap_lo", "gap_hi"]
 
 
-def draw(study: StudyTables) -> Picture:
+def draw(study: StudyTables) -> style.Picture:
     """Bars of tax(config) with intervals over the A/A band; one panel per metric, on one scale."""
-    absent = rows.no_reference(study, "fig4_tax_bars")
-    if absent:
+    if absent := rows.stand_in(study, "fig4_tax_bars"):
         return absent
     rates = study.reference
     one_rate = rates["ref_load"] in (None, rates["ref_safe"])
     references = ["ref_safe"] if one_rate else list(REFERENCES)
-    shown = [
-        row
-        for metric in rows.METRICS
-        for reference in references
-        for row in study.taxes_at(reference, metric).values()
-        if row.config != study.aa
-    ]
-    notes = [
-        f"{rows.interval_text(shown)}; {rows.family_text(shown)}; {rows.aa_text(study)};"
-        f" {rows.sample_text(shown)}"
-    ]
+    keys = ["config", "metric"]
+    gaps = frame(study.amplification, AmplificationRow)[[*keys, *GAP]]
+    table = rows.taxes(study, [item.id for item in study.connectors], references)
+    table = table.merge(gaps, how="left", on=keys)
+    notes = [f"{rows.tax_text(table)}; {rows.aa_text(study)}"]
     height = ROW_IN * len(study.connectors) + 0.8
     figure = style.new_figure(study, style.PAGE_IN, height, notes)
-    records: list[dict[str, object]] = []
-    scale = [value for row in shown for value in rows.numbers(row)]
-    for axes, metric in zip(figure.subplots(ncols=2, sharey=True), rows.METRICS, strict=True):
-        rows.tax_scale(axes, scale)
-        records += _panel(study, axes, metric, references)
+    grid = figure.subplots(ncols=2, sharey=True)
+    for axes, (metric, panel) in zip(grid, table.groupby("metric", sort=False), strict=True):
+        rows.tax_scale(axes, rows.numbers(table))
+        rows.shade(axes, panel)
+        _bars(study, axes, panel, references)
+        rows.prepare(axes, [item.label for item in study.connectors], rows.METRICS[str(metric)])
+        axes.set_xlabel(rows.tax_label(study, axes))
     names = [f"{name}, {rates[name]:g} req/s" for name in references]
     if one_rate:
         names = [f"ref_safe = ref_load, {rates['ref_safe']:g} req/s"]
@@ -52,52 +46,22 @@ def draw(study: StudyTables) -> Picture:
         Patch(edgecolor="#606060", lw=0.6, label=name, facecolor=fill, hatch=hatch)
         for name, (fill, hatch) in zip(names, (("#606060", None), ("white", HATCH)), strict=False)
     ]
-    aa = rows.band_handle(rows.aa_interval(study, "ref_safe", "ttft_p90"))
-    style.legend(figure, [*handles, aa, *rows.overload_handles(shown)], 4)
-    return style.picture(figure, COLUMNS, records)
+    handles += [rows.band_handle(table), *rows.overload_handles(table)]
+    return style.picture(figure, table, handles, 4)
 
 
-def _panel(
-    study: StudyTables, axes: Axes, metric: str, references: list[str]
-) -> list[dict[str, object]]:
-    marks = style.marks(study)
-    gaps = {row.config: row for row in study.amplification if row.metric == metric}
-    rows.shade(axes, rows.aa_interval(study, "ref_safe", metric))
+def _bars(study: StudyTables, axes: Axes, panel: pd.DataFrame, references: list[str]) -> None:
     height = 0.8 / len(references)
-    records = []
-    for place, reference in enumerate(references):
-        taxes = study.taxes_at(reference, metric)
-        aa = rows.aa_interval(study, reference, metric)
-        for index, item in enumerate(study.connectors):
-            row = taxes.get(item.id)
-            gap = gaps.get(item.id)
-            record = rows.tax_record(row, item.id, metric, reference, aa)
-            records.append(record | _gap(gap))
-            y = index + (place - (len(references) - 1) / 2) * height
-            _bar(axes, y, 0.9 * height, row, marks[item.id].color, reference == "ref_safe")
-            if gap and gap.gap is not None and reference == references[-1]:
-                words = size(*(None if v is None else 100 * v for v in _gap(gap).values()))
-                rows.beside(axes, index, words)
-    rows.prepare(axes, [item.label for item in study.connectors], rows.METRICS[metric])
-    axes.set_xlabel(rows.tax_label(study, axes))
-    if any(gap.gap is not None for gap in gaps.values()):
+    for number, row in enumerate(records(panel)):
+        place, line = divmod(number, len(study.connectors))
+        y = line + (place - (len(references) - 1) / 2) * height
+        if rows.value(axes, y, row, height=0.9 * height):
+            color, filled = style.marks(study)[row["config"]].color, place == 0
+            axes.barh(
+                y, row["tax"], height=0.9 * height, zorder=3, lw=0.6, edgecolor=color,
+                color=color if filled else "white", hatch=None if filled else HATCH,
+            )  # fmt: skip
+        if place == len(references) - 1 and row["gap"] is not None:
+            rows.beside(axes, line, rows.size_text(row, GAP))
+    if panel["gap"].notna().any():
         rows.beside(axes, -0.75, "gap, pp")
-    return records
-
-
-def _gap(row: AmplificationRow | None) -> dict[str, float | None]:
-    names = ("gap", "gap_lo", "gap_hi")
-    return {name: None if row is None else getattr(row, name) for name in names}
-
-
-def _bar(axes: Axes, y: float, height: float, row: TaxRow | None, color: str, filled: bool) -> None:
-    if row is None or row.tax is None or not rows.numbers(row):
-        rows.lost(axes, y, height, rows.state_text(row), 1.3)
-        return
-    axes.barh(
-        y, row.tax, height=height, zorder=3, lw=0.6, edgecolor=color,
-        color=color if filled else "white", hatch=None if filled else HATCH,
-    )  # fmt: skip
-    rows.interval(axes, y, row.tax_lo, row.tax_hi)
-    if row.mark:
-        axes.plot(row.tax, y, zorder=7, **rows.OVERLOAD)

@@ -1,18 +1,23 @@
-"""What the figures with a row for each configuration share: scale, band, intervals, words."""
+"""What the figures with a row for each configuration share: taxes, scale, band, intervals, words.
 
-from collections.abc import Iterable, Sequence
+A row is a mapping of a table's columns to Python's own values; None: there is no number.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from connector_tax.artifacts.tables import TaxRow
 from connector_tax.figures import style
-from connector_tax.figures.tables import StudyTables
+from connector_tax.figures.tables import StudyTables, frame
+from connector_tax.marks import Mark
 from connector_tax.text import MINUS, size
 
 METRICS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
@@ -22,50 +27,105 @@ APART = 0.22  # of the axis: the least distance of two ticks
 OVERLOAD: dict[str, Any] = {
     "marker": "v", "ls": "none", "ms": 3.8, "mfc": "white", "mec": "black", "mew": 0.6,
 }  # fmt: skip
-ENDS = ("tax", "tax_lo", "tax_hi")
-TAX_COLUMNS = (
-    "config", "metric", "reference", "rate_rps", *ENDS, "aa_lo", "aa_hi", "n_blocks", "n_config",
+ENDS = ["tax", "tax_lo", "tax_hi"]
+BAND = ["aa_lo", "aa_hi"]
+TAX_COLUMNS = [
+    "config", "metric", "reference", "rate_rps", *ENDS, *BAND, "n_blocks", "n_config",
     "n_plain", "family", "verdict", "mark", "status", "reason",
-)  # fmt: skip
+]  # fmt: skip
 
 
-def numbers(row: TaxRow | None) -> list[float]:
-    """The drawn numbers of a valid row: tax and, where known, the ends of its interval."""
-    if row is None or row.status != "valid":
-        return []
-    return [value for value in (row.tax, row.tax_lo, row.tax_hi) if value is not None]
+# ---- the rows
 
 
-def tax_scale(axes: Axes, values: Iterable[float], which: str = "x", room: float = 0.04) -> None:
-    """Scale an axis for taxes, ticks in per cent.
+def measured(study: StudyTables, phase: str) -> pd.DataFrame:
+    """The taxes of a phase, one for each cell; a cell that is not valid has none."""
+    table = frame(study.taxes, TaxRow)
+    table = table[table["phase"] == phase].drop_duplicates(["config", "cell", "metric"])
+    table.loc[table["status"] != "valid", ENDS] = None
+    return table
 
-    Linear, or, when a tax exceeds +150 %, logarithmic in config/plain (zero stays the base line);
-    a difference of two taxes below -100 % is no ratio, and keeps the axis linear.
-    `room` is what is left free at either end, as a share of the range.
+
+def taxes(
+    study: StudyTables, configs: Iterable[str], references: Sequence[str] = ("ref_safe",)
+) -> pd.DataFrame:
+    """Taxes of Phase A as plotted: a row for each metric, reference rate and configuration.
+
+    With the A/A band: the tax of plain's last launch against its others.
+    """
+    keys = ["metric", "reference", "config"]
+    wanted = pd.MultiIndex.from_product([METRICS, references, list(configs)], names=keys)
+    table = measured(study, "A")
+    noise = table[table["config"] == study.aa].set_index(keys[:2])[ENDS]
+    bands = {key: band(*ends) for key, *ends in noise.itertuples()}
+    table = wanted.to_frame(index=False).merge(table, how="left", on=keys)
+    at = zip(table["metric"], table["reference"], strict=True)
+    table[BAND] = pd.DataFrame([bands.get(key, (None, None)) for key in at], dtype=object)
+    words = dict.fromkeys(("family", "verdict", "mark", "reason"), "")
+    return table.fillna(words | {"status": "missing"})[TAX_COLUMNS]
+
+
+def numbers(table: pd.DataFrame, columns: Sequence[str] = ENDS) -> list[float]:
+    """The numbers of those columns that are known."""
+    values = table[list(columns)].to_numpy(dtype=float)
+    return [float(value) for value in values[~np.isnan(values)]]
+
+
+def size_text(row: Mapping[Any, Any], columns: Sequence[str] = ENDS, factor: float = 100.0) -> str:
+    """A number with its interval; of a tax in per cent."""
+    return size(*(None if row[name] is None else factor * row[name] for name in columns))
+
+
+def state_text(row: Mapping[Any, Any]) -> str:
+    """Why there is no number: 'void: error rate 0.2 > 0.01'."""
+    return f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
+
+
+# ---- scales and bands
+
+
+def scale(
+    axes: Axes, values: Iterable[float], room: float, which: str = "x", factor: float = 1.0,
+    ticks: int = 5, least: float = 0.0,
+) -> None:  # fmt: skip
+    """A linear axis that holds the values and zero, with a line there and signed ticks.
+
+    `room` is left free at either end, as a share of the range, which is taken as at least `least`;
+    the ticks, at most so many, say `factor` times the value.
     """
     listed = [0.0, *values]
     low, high = min(listed), max(listed)
+    free = room * (max(high - low, least) or 1.0)
     axis = axes.xaxis if which == "x" else axes.yaxis
-    if high <= LOG_ABOVE or low <= -1.0:
-        span = max(high - low, 0.05)
-        axes.set(**{f"{which}lim": (low - room * span, high + room * span)})
-        axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
-    else:
-        scale = {"functions": (lambda x: np.log1p(np.maximum(x, -0.999)), np.expm1)}
-        (axes.set_xscale if which == "x" else axes.set_yscale)("function", **scale)
-        span = np.log1p(high) - np.log1p(low)
-        ends = (np.expm1(np.log1p(low) - room * span), np.expm1(np.log1p(high) + room * span))
-        axes.set(**{f"{which}lim": ends})
-        ticks: list[float] = []
-        for tick in LOG_TICKS:
-            near = [abs(np.log1p(tick) - np.log1p(other)) < APART * span for other in ticks]
-            if ends[0] <= tick <= ends[1] and not any(near):
-                ticks.append(tick)
-        axis.set_major_locator(FixedLocator(ticks))
-        axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(_tick))
-    axes.grid(axis="x" if which == "x" else "y")
+    axes.set(**{f"{which}lim": (low - free, high + free)})
+    axis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(factor * value)))
+    axis.grid(True)
     (axes.axvline if which == "x" else axes.axhline)(0, color="black", lw=0.6, zorder=2)
+
+
+def tax_scale(axes: Axes, values: Iterable[float], which: str = "x", room: float = 0.04) -> None:
+    """Scale an axis for taxes, ticks in per cent; `room` as of `scale`.
+
+    Linear, or, when a tax exceeds +150 %, logarithmic in config/plain (zero stays the base line);
+    a difference of two taxes below -100 % is no ratio, and keeps the axis linear.
+    """
+    listed = [0.0, *values]
+    low, high = min(listed), max(listed)
+    scale(axes, listed, room, which, factor=100, least=0.05)
+    if high <= LOG_ABOVE or low <= -1.0:
+        return
+    functions = (lambda x: np.log1p(np.maximum(x, -0.999)), np.expm1)
+    (axes.set_xscale if which == "x" else axes.set_yscale)("function", functions=functions)
+    span = np.log1p(high) - np.log1p(low)
+    ends = (np.expm1(np.log1p(low) - room * span), np.expm1(np.log1p(high) + room * span))
+    ticks: list[float] = []
+    for tick in LOG_TICKS:
+        near = [abs(np.log1p(tick) - np.log1p(other)) < APART * span for other in ticks]
+        if ends[0] <= tick <= ends[1] and not any(near):
+            ticks.append(tick)
+    labels = [_tick(100 * tick) for tick in ticks]
+    axes.set(**{f"{which}lim": ends, f"{which}ticks": ticks, f"{which}ticklabels": labels})
 
 
 def tax_label(study: StudyTables, axes: Axes, which: str = "x") -> str:
@@ -74,87 +134,77 @@ def tax_label(study: StudyTables, axes: Axes, which: str = "x") -> str:
     return study.against(f"tax over plain ({'%' if scale == 'linear' else '%, log ratio'})")
 
 
-def _tick(value: float, _position: int | None = None) -> str:
-    scaled = round(100 * value, 6)
-    return "0" if scaled == 0 else f"{scaled:+.10g}".replace("-", MINUS)
+def _tick(value: float) -> str:
+    rounded = round(value, 9)
+    return f"{rounded:+,.6g}".replace("-", MINUS) if rounded else "0"
 
 
-def aa_interval(study: StudyTables, reference: str, metric: str) -> tuple[float, float] | None:
-    """The A/A band: the interval of the tax of plain's last launch against its others.
-
-    ±|tax| where it has no interval; None where it has no number.
-    """
-    row = study.noise_at(reference, metric)
-    if row is None or row.status != "valid":
-        return None
-    return band(row.tax, row.tax_lo, row.tax_hi)
+def band(
+    point: float | None, low: float | None, high: float | None
+) -> tuple[float | None, float | None]:
+    """An A/A band: an interval, or where there is none the size of its point both ways."""
+    if point is None or (low is not None and high is not None):
+        return low, high
+    return -abs(point), abs(point)
 
 
-def band(point: float | None, low: float | None, high: float | None) -> tuple[float, float] | None:
-    """An interval, or where there is none the size of its point both ways."""
-    if point is None:
-        return None
-    return (-abs(point), abs(point)) if low is None or high is None else (low, high)
+def shade(axes: Axes, panel: pd.DataFrame) -> None:
+    """Shade the A/A band of a panel's rows across its axis."""
+    for low, high in panel[BAND].dropna().drop_duplicates()[:1].itertuples(index=False):
+        axes.axvspan(low, high, color=style.BAND, lw=0, zorder=0.5)
 
 
-def shade(axes: Axes, ends: tuple[float, float] | None) -> None:
-    """Shade the A/A band across an axis."""
-    if ends is not None and ends[0] < ends[1]:
-        axes.axvspan(*ends, color=style.BAND, lw=0, zorder=0.5)
+# ---- words of the footer and the legend
 
 
 def aa_text(study: StudyTables) -> str:
     """A footer's words for the A/A band at ref_safe."""
-    row = study.noise_at("ref_safe", "ttft_p90")
-    if row is None or not numbers(row):
+    row = study.taxes_at("ref_safe", "ttft_p90").get(study.aa or "")
+    if row is None or row.status != "valid":
         return study.against("no A/A band: plain has no second valid launch")
     how = f"±|plain/plain {MINUS} 1| of two launches" if row.tax_lo is None else "plain over plain"
     return study.against(f"grey band: A/A, {how}")
 
 
-def family_text(rows: Iterable[TaxRow | None]) -> str:
-    """Which family the taxes drawn belong to: `confirmatory`, or which of them are exploratory."""
-    by_family: dict[str, list[str]] = {}
-    for row in rows:
-        if row is not None and row.reference not in by_family.setdefault(row.family, []):
-            by_family[row.family].append(row.reference)
-    if len(by_family) < 2:
-        return "".join(f"{name} taxes" for name in by_family)
-    return "; ".join(f"{', '.join(ids)}: {name}" for name, ids in by_family.items())
-
-
-def interval_text(rows: Iterable[TaxRow | None]) -> str:
-    """What the bars' intervals are, or why there is none."""
-    drawn = [row for row in rows if row is not None and numbers(row)]
-    if any(row.tax_lo is not None for row in drawn):
+def interval_text(table: pd.DataFrame) -> str:
+    """What the intervals of taxes are, or why there is none."""
+    if numbers(table, ["tax_lo"]):
         return "95 % intervals"
     return "no intervals: one launch; launches not included"
 
 
-def sample_text(rows: Iterable[TaxRow | None]) -> str:
-    """How many requests stand behind the taxes drawn."""
-    counts = [row.n_config for row in rows if row is not None and row.n_config and numbers(row)]
-    return f"{n_range(counts)} requests per tax"
+def tax_text(table: pd.DataFrame) -> str:
+    """What the taxes' intervals are, which are exploratory, how many requests stand behind each."""
+    by_family = table[table["family"] != ""].groupby("family", sort=False)["reference"].unique()
+    families = [f"{', '.join(ids)}: {name}" for name, ids in by_family.items()]
+    if len(by_family) == 1:
+        families = [f"{by_family.index[0]} taxes"]
+    counts = n_range(table[table["tax"].notna()]["n_config"])
+    return "; ".join([interval_text(table), *families, f"{counts} requests per tax"])
 
 
-def n_range(counts: Sequence[int]) -> str:
+def n_range(counts: Iterable[int | None]) -> str:
     """Sample counts as text: 'n = 200 to 612'."""
-    low, high = min(counts, default=0), max(counts, default=0)
+    known = [count for count in counts if count]
+    low, high = min(known, default=0), max(known, default=0)
     return f"n = {low:,}" if low == high else f"n = {low:,} to {high:,}"
 
 
 def overload_handles(
-    rows: Iterable[TaxRow | None], label: str = "saturated or dropped arrivals: no verdict"
+    table: pd.DataFrame, label: str = "saturated or dropped arrivals: no verdict"
 ) -> list[Artist]:
-    """The legend's entry for marked taxes, where one of the rows drawn is."""
-    if not any(row is not None and row.mark and numbers(row) for row in rows):
-        return []
-    return [Line2D([], [], label=label, **OVERLOAD)]
+    """The legend's entry for marked taxes, where one of those drawn is."""
+    marked = table["tax"].notna() & (table["mark"] != "")
+    return [Line2D([], [], label=label, **OVERLOAD)] if marked.any() else []
 
 
-def band_handle(known: object) -> Patch:
+def band_handle(table: pd.DataFrame) -> Patch:
     """The legend's entry for the A/A band."""
-    return Patch(facecolor=style.BAND, label="A/A band" if known else "no A/A band")
+    label = "A/A band" if numbers(table, BAND) else "no A/A band"
+    return Patch(facecolor=style.BAND, label=label)
+
+
+# ---- what is drawn
 
 
 def prepare(axes: Axes, labels: Sequence[str], title: str) -> None:
@@ -166,13 +216,29 @@ def prepare(axes: Axes, labels: Sequence[str], title: str) -> None:
     axes.set_title(title)
 
 
-def interval(
-    axes: Axes, y: float, low: float | None, high: float | None, color: str = "black"
-) -> None:
-    """An interval as a thin line with end strokes; nothing where there is none."""
+def value(
+    axes: Axes, y: float, row: Mapping[Any, Any], columns: Sequence[str] = ENDS,
+    mark: Mark | None = None, height: float = 0.8,
+) -> bool:  # fmt: skip
+    """A row's interval, its point where a mark is given, and a triangle where it is overloaded.
+
+    Hatched with the reason where there is no number; returns whether there is one.
+    """
+    number, low, high = (row[name] for name in columns)
+    if number is None:
+        at = axes.get_yaxis_transform()
+        whole = Rectangle((0, y - height / 2), 1, height, transform=at, zorder=1, **style.LOST)
+        axes.add_patch(whole)
+        style.reason_text(axes, 0.5, y, style.fitted(state_text(row), 1.3), transform=at)
+        return False
     if low is not None and high is not None:
-        axes.plot([low, high], [y, y], color=color, lw=0.7, zorder=5)
-        axes.plot([low, high], [y, y], "|", color=color, ms=3, mew=0.7, zorder=5)
+        color = mark.color if mark else "black"
+        axes.plot([low, high], [y, y], "|-", color=color, lw=0.7, ms=3, mew=0.7, zorder=5)
+    if mark:
+        axes.plot(number, y, zorder=6, clip_on=False, **style.marker_style(mark))
+    if row.get("mark"):
+        axes.plot(number, y, zorder=7, **OVERLOAD)
+    return True
 
 
 def beside(axes: Axes, y: float, text: str, bold: bool = False, offset: float = 4) -> None:
@@ -184,57 +250,19 @@ def beside(axes: Axes, y: float, text: str, bold: bool = False, offset: float = 
     )  # fmt: skip
 
 
-def lost(axes: Axes, y: float, height: float, reason: str, width_in: float) -> None:
-    """A hatched row with the reason, in place of a number that is not there."""
-    transform = axes.get_yaxis_transform()
-    axes.add_patch(
-        Rectangle((0, y - height / 2), 1, height, transform=transform, zorder=1, **style.LOST)
-    )
-    axes.text(
-        0.5, y, style.fitted(reason, width_in), ha="center", va="center_baseline",
-        transform=transform, zorder=6, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3},
-    )  # fmt: skip
+def stand_in(study: StudyTables, name: str, steps: bool = False) -> style.Picture | None:
+    """The stand-in for a figure at ref_safe where Phase A has no cell at that rate, else None.
 
-
-def state_text(row: TaxRow | None) -> str:
-    """Why there is no number: 'void: error rate 0.2 > 0.01'."""
-    if row is None:
-        return "missing"
-    return f"{row.status}: {row.reason}" if row.reason else row.status
-
-
-def tax_record(
-    row: TaxRow | None, config: str, metric: str, reference: str,
-    aa: tuple[float, float] | None = None,
-) -> dict[str, object]:  # fmt: skip
-    """A tax row as plotted, for the figure's CSV."""
-    record: dict[str, object] = dict.fromkeys(TAX_COLUMNS) | {"status": "missing"}
-    record |= dict.fromkeys(("family", "verdict", "mark", "reason"), "")
-    if row is not None:
-        record |= {name: getattr(row, name) for name in TAX_COLUMNS}
-    record |= {"config": config, "metric": metric, "reference": reference}
-    record |= dict(zip(("aa_lo", "aa_hi"), aa or (None, None), strict=True))
-    return record if numbers(row) else record | dict.fromkeys(ENDS)
-
-
-def tax_size(row: TaxRow) -> str:
-    """A tax in per cent with its interval."""
-    return size(*(None if v is None else 100 * v for v in (row.tax, row.tax_lo, row.tax_hi)))
-
-
-def no_reference(study: StudyTables, name: str) -> style.Picture | None:
-    """The stand-in for a figure at ref_safe when Phase A has no cell at that rate, else None."""
-    if study.taxes_at("ref_safe", "ttft_p90"):
-        return None
+    Of engine steps also where there are no step records.
+    """
     rate = study.reference["ref_safe"]
-    if rate is None:
-        return style.absent(study, name, "no rate qualifies as ref_safe (reference_rates.json).")
-    return style.absent(study, name, f"ref_safe, {rate:g} req/s, is not a rate of Phase A.")
-
-
-def no_steps(study: StudyTables, name: str) -> style.Picture | None:
-    """The stand-in for a figure of engine steps when there are no step records, else None."""
-    if study.patch["step_timing_available"]:
+    if steps and not study.patch["step_timing_available"]:
+        why = study.patch.get("reason") or "the step probe could not be installed"
+        reason = f"no step timing: {why} (patch/patch_status.json)."
+    elif study.cell_at("ref_safe"):
         return None
-    reason = study.patch.get("reason") or "the step probe could not be installed"
-    return style.absent(study, name, f"no step timing: {reason} (patch/patch_status.json).")
+    elif rate is None:
+        reason = "no rate qualifies as ref_safe (reference_rates.json)."
+    else:
+        reason = f"ref_safe, {rate:g} req/s, is not a rate of Phase A."
+    return style.absent(study, name, reason)

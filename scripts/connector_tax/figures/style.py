@@ -6,26 +6,29 @@ Sizes are inches on paper; nothing is smaller than TEXT_PT at a single column's 
 import io
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from connector_tax.figures.names import FIGURES
-from connector_tax.figures.tables import StudyTables
+from connector_tax.figures.tables import StudyTables, records
 from connector_tax.files import write_bytes, write_text
 from connector_tax.marks import AA_MARK, Mark, marks_of
 
@@ -39,12 +42,9 @@ LEGEND_IN = 0.13  # a line of a legend
 LABEL_IN = 1.2  # the longest label of a row
 MUTED = "#5f5f5f"
 BAND = "#e3e6ea"
-LOST: dict[str, Any] = {
-    "facecolor": "white",
-    "edgecolor": "#b5b5b5",
-    "hatch": "\\\\\\\\\\\\",
-    "linewidth": 0.0,
-}
+# Hatching in place of a number, and the box in which its reason is readable.
+LOST: dict[str, Any] = {"fc": "white", "ec": "#b5b5b5", "hatch": "\\\\\\\\\\\\", "lw": 0.0}
+REASON: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
 
 sns.set_theme(
     context="paper",
@@ -59,7 +59,6 @@ sns.set_theme(
         "axes.edgecolor": "black",
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "axes.axisbelow": True,
         "grid.color": "#e9e9e9",
         "grid.linewidth": 0.4,
         "hatch.linewidth": 0.5,
@@ -74,9 +73,8 @@ sns.set_theme(
         ("font.size", "axes.labelsize", "axes.titlesize", "xtick.labelsize", "ytick.labelsize",
          "legend.fontsize"), TEXT_PT,
     )
-    | {f"{axis}tick.{which}.{what}": size for axis in "xy" for which, what, size in (
-        ("major", "width", 0.6), ("minor", "width", 0.4), ("major", "size", 2.5),
-        ("minor", "size", 1.5), ("major", "pad", 2))},
+    | {f"{axis}tick.major.{what}": value for axis in "xy" for what, value in (
+        ("width", 0.6), ("size", 2.5), ("pad", 2))},
 )  # fmt: skip
 
 
@@ -101,66 +99,62 @@ class Picture:
 
 
 def picture(
-    figure: Figure, columns: Sequence[str], rows: Sequence[Mapping[str, object]]
+    figure: Figure, table: pd.DataFrame, handles: Sequence[Artist] = (), columns: int = 1
 ) -> Picture:
-    """The figure, laid out once for all its files, with its rows as a table of the columns."""
-    if (engine := figure.get_layout_engine()) is not None:
-        engine.execute(figure)
-        figure.set_layout_engine("none")
-    return Picture(figure, _table(columns, rows))
+    """The figure with its table: a legend above the footer, the rest laid out once above it.
+
+    `handles` are the legend's entries, in that many columns.
+    """
+    foot = figure.subplotpars.bottom
+    if handles:
+        figure.legend(
+            handles=handles, loc="lower left", bbox_to_anchor=(0, foot), ncols=columns,
+            handlelength=1.8, columnspacing=1.2, borderaxespad=0, borderpad=0.3, labelspacing=0.35,
+        )  # fmt: skip
+        lines = math.ceil(len(handles) / columns)
+        foot += (LEGEND_IN * lines + 0.06) / figure.get_figheight()
+    ConstrainedLayoutEngine(
+        rect=(0, foot, 1, 1 - foot), w_pad=0.04, h_pad=0.04, wspace=0.03, hspace=0.03
+    ).execute(figure)
+    return Picture(figure, pd.DataFrame(records(table), columns=table.columns, dtype=object))
 
 
-def _table(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
-    return pd.DataFrame(list(rows), columns=list(columns), dtype=object)
-
-
-def csv_text(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows as CSV; None is an empty field, floats keep every digit."""
-    return _table(columns, rows).to_csv(index=False, lineterminator="\n")
-
-
-def banner_text(study: StudyTables) -> str | None:
-    """What stands under a figure that does not show a GPU's numbers; None for a real GPU."""
-    if study.emulated:
-        return "EMULATED: set costs, not vLLM"
-    return None if study.engine_label == "real vLLM, GPU" else study.engine_label
+def csv_text(table: pd.DataFrame) -> str:
+    """A table as CSV; None is an empty field, floats keep every digit."""
+    return table.to_csv(index=False, lineterminator="\n")
 
 
 def new_figure(
-    study: StudyTables, width_in: float, height_in: float, notes: Sequence[str] = ()
+    study: StudyTables,
+    width_in: float,
+    height_in: float,
+    notes: Sequence[str] = (),
+    stamp: str = "",
 ) -> Figure:
-    """An empty figure of that height over a footer: notes, the study's stamp, off the GPU a banner.
+    """An empty figure of that height over a footer: notes, a stamp, off the GPU a banner.
 
-    What is drawn is laid out above the footer (`legend` too).
+    The stamp is the study's own, where none is given.
     """
-    blocks = (
-        "1 block, point estimates" if study.blocks == 1 else f"{study.blocks} blocks per config."
-    )
-    stamp = f"{study.name} · {study.engine_label} · {blocks}"
-    return stamped_figure(stamp, banner_text(study), (width_in, height_in), notes)
-
-
-def stamped_figure(
-    stamp: str, banner: str | None, size_in: tuple[float, float], notes: Sequence[str] = ()
-) -> Figure:
-    """An empty figure over a footer: notes, a stamp, and a banner where there is one."""
-    width_in, height_in = size_in
+    blocks = f"{study.blocks} blocks per config."
+    if study.blocks == 1:
+        blocks = "1 block, point estimates"
+    stamp = stamp or f"{study.name} · {study.engine_label} · {blocks}"
+    banner = "" if study.engine_label == "real vLLM, GPU" else study.engine_label
+    banner = "EMULATED: set costs, not vLLM" if study.emulated else banner
     room_in = width_in - 0.14
     lines = [line for note in (*notes, stamp) if note for line in _broken(note, room_in)]
-    foot_in = LINE_IN * len(lines) + BANNER_IN * (banner is not None) + 0.06
+    banner_in = BANNER_IN if banner else 0.0
+    foot_in = LINE_IN * len(lines) + banner_in + 0.06
     total_in = height_in + foot_in
-    figure = Figure(figsize=(width_in, total_in), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(width_in, total_in), dpi=DPI)
     FigureCanvasAgg(figure)
-    engine = figure.get_layout_engine()
-    assert isinstance(engine, ConstrainedLayoutEngine)
-    foot = foot_in / total_in
-    engine.set(rect=(0, foot, 1, 1 - foot), w_pad=0.04, h_pad=0.04, wspace=0.03, hspace=0.03)
+    figure.subplots_adjust(bottom=foot_in / total_in)
     for number, line in enumerate(reversed(lines)):
-        y_in = 0.05 + LINE_IN * number + BANNER_IN * (banner is not None)
+        y_in = 0.05 + LINE_IN * number + banner_in
         color = "black" if number else MUTED
         figure.text(0.07 / width_in, y_in / total_in, line, color=color, va="baseline")
     if banner:
-        share = BANNER_IN / total_in
+        share = banner_in / total_in
         figure.add_artist(Rectangle((0, 0), 1, share, color="#8a5a00", lw=0))
         figure.text(
             0.07 / width_in, share / 2, fitted(banner, room_in, 7.5 * 1.13), color="white",
@@ -169,40 +163,57 @@ def stamped_figure(
     return figure
 
 
-@contextmanager
-def layout_held(figure: Figure) -> Iterator[None]:
-    """Leave the layout for later: seaborn draws the whole figure to measure a heat map's labels."""
-    engine = figure.get_layout_engine()
-    figure.set_layout_engine("none")
-    try:
-        yield
-    finally:
-        figure.set_layout_engine(engine)
-
-
-def legend(figure: Figure, handles: Sequence[Artist], columns: int) -> None:
-    """What the marks mean, between the axes and the footer."""
-    engine = figure.get_layout_engine()
-    assert isinstance(engine, ConstrainedLayoutEngine)
-    total_in = figure.get_figheight()
-    foot = engine.get()["rect"][1]
-    above = foot + (LEGEND_IN * math.ceil(len(handles) / columns) + 0.06) / total_in
-    engine.set(rect=(0, above, 1, 1 - above))
-    figure.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(0, foot), ncols=columns,
-        handlelength=1.8, columnspacing=1.2, borderaxespad=0, borderpad=0.3, labelspacing=0.35,
-    )  # fmt: skip
-
-
-def configuration_handles(study: StudyTables, ids: Sequence[str]) -> list[Artist]:
-    """Legend entries of configurations: line, marker and label."""
+def configuration_handles(study: StudyTables) -> list[Artist]:
+    """Legend entries of the configurations: line, marker and label."""
     by_id = marks(study)
     return [
-        Line2D([], [], ls=by_id[item.id].line, label=fitted(item.label, LABEL_IN, TEXT_PT),
+        Line2D([], [], ls=by_id[item.id].line, label=fitted(item.label, LABEL_IN),
                **marker_style(by_id[item.id]))
-        for item in study.launched
-        if item.id in ids
+        for item in study.configurations
     ]  # fmt: skip
+
+
+def panels(figure: Figure, count: int, across: int, share_x: bool) -> np.ndarray:
+    """A grid of `count` panels on one y axis, `across` in a line; those beyond are empty."""
+    lines = math.ceil(count / across)
+    grid = figure.subplots(lines, min(across, count), squeeze=False, sharex=share_x, sharey=True)
+    for axes in grid.flat[count:]:
+        axes.set_axis_off()
+    return grid
+
+
+def heat_map(axes: Axes, values: pd.DataFrame, words: pd.DataFrame, **look: Any) -> None:
+    """Colours of the values under their words; a cell without a value is hatched.
+
+    `look` holds further keywords of `seaborn.heatmap`.
+    """
+    numbers = values.astype(float)
+    axes.patch.set(**LOST)
+    sns.heatmap(
+        numbers, mask=numbers.isna(), annot=words, fmt="", cbar=False, linewidths=0.6, ax=axes,
+        xticklabels=True, yticklabels=True, annot_kws={"fontsize": TEXT_PT, "linespacing": 0.95},
+        **look,
+    )  # fmt: skip
+    axes.set(xlabel="", ylabel="")
+    axes.tick_params(length=0, labelrotation=0)
+    for line, place in np.argwhere(numbers.isna().to_numpy()):
+        reason_text(axes, place + 0.5, line + 0.5, str(words.iloc[line, place]))
+
+
+def reason_text(axes: Axes, x: float, y: float, text: str, **place: Any) -> None:
+    """Why there is no number, on the hatching; `place` holds keywords of `Axes.text`."""
+    axes.text(x, y, text, ha="center", va="center_baseline", zorder=6, bbox=REASON, **place)
+
+
+def log_ticks(axis: Axis, low: float, high: float) -> None:
+    """Plain numbers on a logarithmic axis, fewer per decade the more decades there are."""
+    decades = math.log10(high / low)
+    each: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    if decades > 0.8:
+        each = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0)
+    axis.set_major_locator(LogLocator(base=10, subs=each, numticks=30))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 @cache
@@ -226,8 +237,6 @@ def fitted(text: str, width_in: float, points: float = TEXT_PT) -> str:
 
 def _broken(text: str, width_in: float) -> list[str]:
     """`text` in lines of at most `width_in`."""
-    if text_width_in(text, TEXT_PT) <= width_in:
-        return [text]
     characters = int(len(text) * width_in / text_width_in(text, TEXT_PT))
     return [fitted(line, width_in) for line in textwrap.wrap(text, characters - 2)]
 
@@ -239,12 +248,8 @@ def absent(study: StudyTables, name: str, reason: str) -> Picture:
     axes.set_axis_off()
     axes.add_patch(Rectangle((0, 0), 1, 1, **LOST))
     words = "\n".join(textwrap.wrap(reason, 56, break_long_words=True))
-    axes.text(
-        0.5, 0.5, f"{FIGURES[name].title}\nis absent from this study:\n{words}", ha="center",
-        va="center", linespacing=1.35,
-        bbox={"facecolor": "white", "edgecolor": "#b5b5b5", "pad": 5},
-    )  # fmt: skip
-    return picture(figure, ["absent_because"], [{"absent_because": reason}])
+    reason_text(axes, 0.5, 0.5, f"{FIGURES[name].title}\nis absent from this study:\n{words}")
+    return picture(figure, pd.DataFrame({"absent_because": [reason]}))
 
 
 def save(picture: Picture, folder: Path, name: str, title: str = "") -> None:
@@ -261,4 +266,4 @@ def save(picture: Picture, folder: Path, name: str, title: str = "") -> None:
         with mpl.rc_context({"svg.hashsalt": name}):
             picture.figure.savefig(stream, format=suffix, dpi=DPI, metadata=metadata)
         write_bytes(folder / f"{name}.{suffix}", stream.getvalue())
-    write_text(folder / f"{name}.csv", picture.table.to_csv(index=False, lineterminator="\n"))
+    write_text(folder / f"{name}.csv", csv_text(picture.table))

@@ -2,27 +2,19 @@
 
 import re
 import typing
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from connector_tax.artifacts import paths
+import pandas as pd
+
+from connector_tax.artifacts import paths, tables
 from connector_tax.artifacts.names import PHASES, PLAIN, launched_plains
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import (
-    POOLED,
-    AggregateRow,
-    AmplificationRow,
-    DeviceTaxRow,
-    EngineRow,
-    HookRow,
-    ResourceRow,
-    StepPoint,
-    StepTaxRow,
-    TaxRow,
-)
+from connector_tax.artifacts.tables import POOLED, AggregateRow, DeviceTaxRow, StepTaxRow, TaxRow
 from connector_tax.files import ArtifactError, read_json
 
 Row = TypeVar("Row")
@@ -36,6 +28,18 @@ class Configuration:
     label: str
     connector: str | None
     purpose: str
+
+
+def frame(rows: Sequence[object], row_type: type) -> pd.DataFrame:
+    """Rows of a table as a frame with the columns of their class; None where there is no value."""
+    columns = [field.name for field in fields(row_type)]
+    return pd.DataFrame([vars(row) for row in rows], columns=columns, dtype=object)
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as mappings to Python's own values; None where there is none."""
+    plain = table.astype(object).where(table.notna(), None)
+    return typing.cast(list[dict[str, Any]], plain.to_dict("records"))
 
 
 def _table(name: str, row_type: type[Row]) -> "cached_property[list[Row]]":
@@ -92,6 +96,11 @@ class StudyTables:
         return [item for item in self.configurations if item.id != self.baseline]
 
     @property
+    def compared(self) -> list[Configuration]:
+        """What is compared with the baseline: the connectors, and the A/A launch."""
+        return [item for item in self.launched if item.id != self.baseline]
+
+    @property
     def launched(self) -> list[Configuration]:
         """Every configuration in the study's order, and the A/A launch if there is one."""
         if self.aa is None:
@@ -121,12 +130,12 @@ class StudyTables:
 
     aggregate = _table(paths.AGGREGATE, AggregateRow)
     taxes = _table(paths.TAXES, TaxRow)
-    amplification = _table(paths.AMPLIFICATION, AmplificationRow)
+    amplification = _table(paths.AMPLIFICATION, tables.AmplificationRow)
     step_taxes = _table(paths.STEP_TAXES, StepTaxRow)
-    hooks = _table(paths.HOOKS, HookRow)
-    step_cdf = _table(paths.STEP_CDF, StepPoint)
-    resources = _table(paths.RESOURCE_TABLE, ResourceRow)
-    engine = _table(paths.ENGINE_TABLE, EngineRow)
+    hooks = _table(paths.HOOKS, tables.HookRow)
+    step_cdf = _table(paths.STEP_CDF, tables.StepPoint)
+    resources = _table(paths.RESOURCE_TABLE, tables.ResourceRow)
+    engine = _table(paths.ENGINE_TABLE, tables.EngineRow)
     hypotheses = _document(f"{paths.ANALYSIS}/{paths.HYPOTHESES}")
     reference = _document(paths.REFERENCE_RATES)
     patch = _document(paths.PATCH_STATUS)
@@ -145,10 +154,6 @@ class StudyTables:
             for row in self.aggregate
             if row.phase == phase and row.block == POOLED
         }
-
-    def noise_at(self, reference: str, metric: str) -> TaxRow | None:
-        """The A/A row of Phase A at a reference rate; None where plain is launched once."""
-        return None if self.aa is None else self.taxes_at(reference, metric).get(self.aa)
 
     def taxes_at(self, reference: str, metric: str) -> dict[str, TaxRow]:
         """Configuration -> its Phase A tax row at a reference rate; empty without such a cell."""

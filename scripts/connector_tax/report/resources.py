@@ -2,7 +2,7 @@
 
 from connector_tax import text
 from connector_tax.artifacts.tables import EngineRow, ResourceRow
-from connector_tax.figures.fig10_resources import PANELS, decimals, number_text
+from connector_tax.figures.fig10_resources import PANELS, decimals
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.tables import Cell, Row, Table, lost, table
 from connector_tax.report.taxes import interval, number, percent
@@ -20,7 +20,7 @@ def overview(study: StudyTables) -> Table:
     for name in shown:
         values = [r.plain_mean for (_, n), r in valid.items() if n == name]
         value = next((v for v in values if v is not None), None)
-        words = text.DASH if value is None else number_text(value, decimals([value]))
+        words = text.DASH if value is None else text.signed(value, decimals([value]))
         plain.append(Cell(words.removeprefix("+"), value))
     rows = [Row([Cell(f"{study.label(study.baseline)} itself"), *plain])]
     for item in study.connectors:
@@ -32,9 +32,9 @@ def overview(study: StudyTables) -> Table:
 def _difference(row: ResourceRow | None, digits: int) -> Cell:
     if row is None or row.difference is None:
         return Cell(text.DASH)
-    said = number_text(row.difference, digits)
+    said = text.signed(row.difference, digits)
     if row.difference_lo is not None and row.difference_hi is not None:
-        ends = (number_text(end, digits) for end in (row.difference_lo, row.difference_hi))
+        ends = (text.signed(end, digits) for end in (row.difference_lo, row.difference_hi))
         said = f"{said} [{', '.join(ends)}]"
     return Cell(said, row.difference)
 
