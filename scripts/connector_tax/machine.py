@@ -25,6 +25,8 @@ ENGINE_PACKAGES = {
     "lmcache": ("lmcache",),
 }
 ABSENT = "not installed"
+# Flags of /proc/cpuinfo: x86, and SVE of Arm.
+VECTORS = ("sse4", "avx", "fma", "asimd", "sve")
 _LIST_PACKAGES = (
     "import json; from importlib.metadata import distributions;"
     "print(json.dumps({d.metadata['Name']: d.version for d in distributions()}))"
@@ -46,10 +48,27 @@ def boot_id() -> str:
 
 def cpu() -> str:
     """The processor's name, and how many of its CPUs this process may use."""
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
-    name = names[0] if names else platform.machine()
+    name = _cpuinfo("model name") or platform.machine()
     return f"{name}, {len(os.sched_getaffinity(0))} CPUs usable of {os.cpu_count()}"
+
+
+def arithmetic() -> str:
+    """The processor and its vector instructions, by which numerical libraries choose their code.
+
+    The last bits of what is computed depend on that choice (OpenBLAS' DYNAMIC_ARCH).
+    """
+    features = _cpuinfo("flags") or _cpuinfo("Features")
+    vectors = [flag for flag in features.split() if flag.startswith(VECTORS)]
+    return " ".join([_cpuinfo("model name") or platform.machine(), *sorted(vectors)])
+
+
+def _cpuinfo(key: str) -> str:
+    """The first value of a key of /proc/cpuinfo; empty where there is none."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
 
 
 def machine(*packages: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from connector_tax.config import ROOT
-from connector_tax.files import read_json
+from connector_tax.files import read_json, write_json
 from connector_tax.provenance.archive import pack
-from connector_tax.provenance.audit_remade import published_files
+from connector_tax.provenance.audit_remade import check_redrawn, published_files
+from connector_tax.provenance.audit_study import RawStudy
+from connector_tax.provenance.claims import NOT_CHECKABLE, PASS, Ledger
 from tests.provenance.audited_study import write_audited_study
 from tests.workflow.harness import environment
 
@@ -155,6 +158,22 @@ def test_an_altered_redrawn_file_fails_the_audit(replotted: Replotted) -> None:
         picture.write_bytes(intact)
     assert done.returncode != 0
     assert "figures/fig1_ttft_vs_rate.png: it is not bit for bit what was published" in output
+
+
+def test_another_processor_may_have_made_what_differs(replotted: Replotted, tmp_path: Path) -> None:
+    root = tmp_path / "synthetic"
+    shutil.copytree(replotted[0].folder / "results/replot/synthetic", root)
+    picture, header = root / "figures/fig1_ttft_vs_rate.png", root / "archive.json"
+    picture.write_bytes(picture.read_bytes() + b"\0")
+    told = read_json(header)
+    told["versions"]["processor"] = "another"
+    write_json(header, told)
+    ledger = Ledger()
+    check_redrawn(RawStudy(root / "study.json"), tmp_path / "MANIFEST.md", ledger)
+    (claim,) = [c for c in ledger.claims if c.subject == "figures/fig1_ttft_vs_rate.png"]
+    assert claim.verdict == NOT_CHECKABLE
+    assert "made with processor another (here " in claim.message
+    assert {c.verdict for c in ledger.claims if c.kind == "made again"} == {PASS, NOT_CHECKABLE}
 
 
 @pytest.mark.parametrize("damage", ["cut off", "no archive"])

@@ -20,6 +20,7 @@ from pathlib import Path
 from connector_tax import __version__
 from connector_tax.artifacts import paths
 from connector_tax.files import read_json, sha256_file
+from connector_tax.machine import arithmetic
 from connector_tax.provenance.archive_limits import HEADER, ORIGIN
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import Ledger
@@ -41,8 +42,12 @@ IN_REPORT = re.compile(rb"(?<=data:image/svg\+xml;base64,)[A-Za-z0-9+/=]+")
 
 
 def versions() -> dict[str, str]:
-    """The versions that what is made depends on."""
-    own = {"python": platform.python_version(), "connector-tax": __version__}
+    """What the bytes of what is made depend on besides the records: versions, and the processor."""
+    own = {
+        "python": platform.python_version(),
+        "connector-tax": __version__,
+        "processor": arithmetic(),
+    }
     installed = {(d.metadata["Name"] or "").lower(): d.version for d in metadata.distributions()}
     return own | {name: installed.get(name, "absent") for name in PACKAGES}
 
@@ -110,7 +115,7 @@ def check_redrawn(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
 def _compare(
     study: RawStudy, published: Mapping[str, str], made: Path, other: list[str], ledger: Ledger
 ) -> None:
-    """A difference is a FAIL, but NOT CHECKABLE where other versions may have made it."""
+    """A difference is a FAIL; NOT CHECKABLE where other versions or another processor made it."""
     for name, digest in published.items():
         problems = list(_differs(study, name, digest, made / name))
         if problems and other and (made / name).is_file():
