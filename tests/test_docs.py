@@ -31,7 +31,7 @@ PAPERS = [*DOCS, *READMES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 ARCHIVES = sorted((ROOT / "results" / "archive").glob("*.tar.zst"))
 # Papers nobody outside can read, and places on somebody's machine.
 PRIVATE = re.compile(
-    r"\b(?:METHOD|CONTRACTS|FACTS|ARCHITECTURE|STYLE)\.md|\b[Ss]ource:? 00\d|\b[Ii]ssue \d"
+    r"\b(?:METHOD|CONTRACTS|FACTS|ARCHITECTURE|STYLE)\.md|\b[Ss]ource:? 00\d|\b[Ii]ssue [\d\"]"
     r"|\bdocument 00\d|/work/|\b[0-9a-f]{16}\.txt"
 )
 TEXTS = {".cff", ".in", ".j2", ".md", ".py", ".rst", ".smk", ".toml", ".yaml", ".yml"}
@@ -154,7 +154,8 @@ def test_nothing_refers_to_what_a_reader_does_not_have() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["see METHOD.md", "Source: 004", "issue 3, point 6", "document 002", "/work/x"]
+    "text",
+    ["see METHOD.md", "Source: 004", "issue 3, point 6", 'issue "x"', "document 002", "/work/x"],
 )
 def test_a_reference_to_a_private_paper_is_noticed(text: str) -> None:
     assert PRIVATE.search(text)

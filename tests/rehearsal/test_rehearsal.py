@@ -188,6 +188,19 @@ def test_the_command_rehearses_a_study_and_plan_takes_its_times(
     assert plan.rehearsed(other, study_file.parent) is None
 
 
+@pytest.mark.long
+def test_a_study_with_cells_that_cannot_be_valid_ends_non_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = yaml.safe_load(smaller(TINY.read_text()))
+    config["cell"]["request_timeout_s"] = 0.001
+    study_file = write_stages(tmp_path / "x", resolve(config, "tiny.yaml"))
+    assert command.main(["--study", str(study_file)]) == 1
+    said = capsys.readouterr().out
+    assert "phase_a.rates_rps: r20 cannot be valid" in said
+    assert "phase_b: 32x8 cannot be valid" in said
+
+
 def test_the_middle_one_of_plains_launches_is_fitted(tmp_path: Path) -> None:
     small = {
         "phase_a": {"rates_rps": [20.0, 40.0]},

@@ -15,14 +15,14 @@ from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.rehearsal.launch import rehearse_launch
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.shapes import rehearse_shapes
-from connector_tax.study import shape_rates
+from connector_tax.study import launch, shape_rates
 from connector_tax.study.guard import PARENT_VARIABLE
 from connector_tax.study.shape_rates import (
     ShapeRateError,
     fastest_burst,
     shape_rates_content,
 )
-from tests.study.driving import write_study
+from tests.study.driving import arguments, write_study
 
 REFERENCE = {"ref_safe": 1000.0, "ref_load": 1000.0}
 
@@ -116,3 +116,20 @@ def test_plain_is_probed_on_a_server(
     assert len(shape["completed_s"]) in (4, 16, 64)
     assert shape["completed_s"] == sorted(shape["completed_s"])
     assert shape["most_rps"] == pytest.approx(shape["served_rps"] / 2, rel=0.01)
+
+
+@pytest.mark.long
+def test_an_overloaded_cell_is_kept_void_and_not_measured_again(
+    study_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(PARENT_VARIABLE, raising=False)
+    study = read_json(study_file)
+    del study["config"]["shape_rates"]
+    study["config"]["cell"] |= {"end_overloaded": True, "inflight_cap": 1}
+    write_json(study_file, study)
+    assert launch.main(arguments(study_file, phase="B")) == 0
+    assert "overloaded: it would be so again" in capsys.readouterr().err
+    folder = study_file.parent / "runs" / "plain" / "block0" / "B"
+    assert read_json(folder / "32x8" / "cell_B_32x8.json")["cooldown"]["ended_by"] == "overloaded"
+    assert [entry["status"] for entry in read_json(folder / "index.json")["cells"]] == ["void"]
+    assert not list(folder.glob("32x8.*"))

@@ -67,8 +67,7 @@ _TIME_SLICE_NS = 100_000
 _READ_MARGIN_NS = 80_000
 _READS_PER_LOOK = 4
 _FIRES_PER_TURN = 8
-# At most this part of the time between two sends is spun: where requests are dense, there is other
-# work to do, in the main process too.
+# At most this part of the time between two sends is spun: dense requests bring other work.
 _SPIN_PART = 4
 # How long a result may wait for others, where no plan waits for it.
 _HOLD_S = 0.005
@@ -220,9 +219,7 @@ class Worker:
             self._timer.arm(held[0][0] - settings.spin_ns)
 
     def _fire(self, request: HeldRequest, due_ns: int) -> None:
-        """Send at `due_ns`; what can be ready by then is made ready, then the rest is spun, reading
-        what answers come meanwhile.
-        """
+        """Send at `due_ns`: make ready, then spin the rest, reading what answers come meanwhile."""
         run = self._run
         left_s = (due_ns + run.request_timeout_ns - _monotonic_ns()) / 1e9
         request.timeout = self._loop.call_later(

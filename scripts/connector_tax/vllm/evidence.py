@@ -1,8 +1,8 @@
 """Is a connector really active, or does the server only answer? What a gate looks at.
 
-Source: issue "real vLLM", pre-flight: LMCacheConnectorV1 on a CPU starts, answers 200 and is dead
-inside. The evidence is in the server's log (the class vLLM created, lines that say a part of it
-failed) and in the step log (hooks that were called).
+LMCacheConnectorV1 on a CPU starts, answers 200 and is dead inside (docs/vllm.md). The evidence is
+in the server's log (the class vLLM created, lines that say a part of it failed) and in the step log
+(hooks that were called).
 """
 
 import re
