@@ -194,6 +194,22 @@ def test_the_gpu_is_that_of_whoever_starts_the_study(
     assert rows["GPU"] == ("ok", "GPU-5ca1ab1e: --id=GPU-5ca1ab1e, driver 580")
 
 
+def test_every_gpu_of_the_ranks_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    busy = 'case "$1" in --id=1) busy=90;; *) busy=0;; esac'
+    nvidia_smi(tmp_path, f'{busy}; echo "$1, 580, 97871, 1, $busy, 1980, Enabled"', monkeypatch)
+    two = {"flags": {"--tensor-parallel-size": 2}}
+    _, rows = findings(tmp_path, capsys, "h20", engine=two)
+    assert rows["GPU load"] == ("fail", "90% busy; a study needs it idle")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    _, rows = findings(tmp_path, capsys, "h20", engine=two | {"environment": {}})
+    assert rows["GPU load"][0] == "ok"
+    assert rows["GPU"] == ("ok", "3: --id=3, driver 580")
+    assert rows["GPUs"] == ("fail", "CUDA_VISIBLE_DEVICES: found 3; allowed: 2, one for each rank")
+
+
 # Qwen3-Coder-30B-A3B has 30.5 billion weights of two bytes: 56.9 GiB.
 @pytest.mark.parametrize(
     ("available_gib", "verdict", "said"),

@@ -7,6 +7,7 @@ fail or worthless is `fail`, one that weakens it or leaves configurations out is
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -85,7 +86,7 @@ def findings(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
         yield from _packages(engine)
         yield _model(engine, folder)
         if engine["device"] == "cuda":
-            yield from _gpu(engine)
+            yield from _gpus(engine)
             yield _triton(engine)
             yield _rdma(study)
     yield from _cpus(study)
@@ -162,10 +163,22 @@ def _model(engine: Mapping[str, Any], folder: Path) -> Finding:
     return Finding("model", "ok", f"{name}: fetched, {size}, commit {known['commit']}")
 
 
-def _gpu(engine: Mapping[str, Any]) -> Iterator[Finding]:
+def _gpus(engine: Mapping[str, Any]) -> Iterator[Finding]:
+    """Each GPU that a server's ranks will run on."""
+    flags, variable = engine["flags"], "CUDA_VISIBLE_DEVICES"
+    sizes = (flags.get(f"--{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data"))
+    ranks = math.prod(map(int, sizes))
     # An index or a UUID, as nvidia-smi takes them too; of the study, else of whoever starts it.
-    inherited = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-    chosen = engine["environment"].get("CUDA_VISIBLE_DEVICES", inherited).split(",")[0]
+    inherited = os.environ.get(variable, ",".join(map(str, range(ranks))))
+    chosen = engine["environment"].get(variable, inherited).split(",")[:ranks]
+    if len(chosen) < ranks:
+        text = f"{variable}: found {','.join(chosen)}; allowed: {ranks}, one for each rank"
+        yield Finding("GPUs", "fail", text)
+    for gpu in chosen:
+        yield from _gpu(engine, gpu)
+
+
+def _gpu(engine: Mapping[str, Any], chosen: str) -> Iterator[Finding]:
     try:
         gpu = query_gpus(GPU_FIELDS, chosen, units=False)[0]
     except GpuError as error:
