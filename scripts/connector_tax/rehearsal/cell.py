@@ -107,15 +107,15 @@ class VirtualCell:
             seq, (due_ns, _) = next(iter(self._live.items()))
             if due_ns + timeout_ns > now_ns:
                 break
-            self._give_up(engine, seq, "request_timeout")
+            self._abort(engine, seq, "request_timeout")
         if self._wake_ns is not None:
             return
         assert self.plan.stop_ns is not None
         if now_ns >= self.plan.stop_ns + round(self.plan.drain_s * 1e9):
             for seq in list(self._live):
-                self._give_up(engine, seq, "drain_timeout")
+                self._abort(engine, seq, "drain_timeout")
 
-    def _give_up(self, engine: VirtualEngine, seq: int, kind: str) -> None:
+    def _abort(self, engine: VirtualEngine, seq: int, kind: str) -> None:
         due_ns, sequence = self._live.pop(seq)
         engine.scheduler.abort(sequence)
         first_ns = self._first_ns.get(seq)

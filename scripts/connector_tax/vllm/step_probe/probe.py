@@ -57,8 +57,8 @@ class Probe:
 
     def __init__(self, prefix: str) -> None:
         self.active = True
-        self.scheduler = Log(prefix, "scheduler", _give_up)
-        self.worker = Log(prefix, "worker", _give_up)
+        self.scheduler = Log(prefix, "scheduler", _switch_off)
+        self.worker = Log(prefix, "worker", _switch_off)
         self._prefilling: dict[str, int] = {}
 
     def prefill_tokens(self, scheduler: Any, output: Any) -> int:
@@ -100,7 +100,7 @@ class Probe:
 _probe: Probe | None = None
 
 
-def _give_up(error: Exception) -> None:
+def _switch_off(error: Exception) -> None:
     """Switch the probe off in this process and say so once."""
     if _probe is not None and _probe.active:
         _probe.active = False
@@ -182,7 +182,7 @@ def install(probe: Probe) -> None:
         try:
             watch_connector(probe, connector, config, role)
         except Exception as error:
-            _give_up(error)
+            _switch_off(error)
         return connector
 
     factory.create_connector = classmethod(create_connector)
@@ -209,7 +209,7 @@ def _wrap_scheduler(probe: Probe, scheduler: Any) -> None:
                 counts = self.get_request_counts()
                 add((start, end, step_id, *counts, prefill, decode, _SCHEDULE))
             except Exception as error:
-                _give_up(error)
+                _switch_off(error)
         else:
             numbers.clear()
         return output
@@ -247,7 +247,7 @@ def _step_wrapper(probe: Probe, step: Any) -> Any:
                 if len(numbers) > log.limit:
                     log.write()
             except Exception as error:
-                _give_up(error)
+                _switch_off(error)
         return result
 
     return timed_step
@@ -267,7 +267,7 @@ def _execute_wrapper(probe: Probe, execute: Any) -> Any:
                 _watch_sampling(probe, self.worker)
                 watched = self
             except Exception as error:
-                _give_up(error)
+                _switch_off(error)
         start = now()
         result = execute(self, output, *args, **kwargs)
         if probe.active:
@@ -277,7 +277,7 @@ def _execute_wrapper(probe: Probe, execute: Any) -> Any:
                 if len(numbers) > log.limit:
                     log.write()
             except Exception as error:
-                _give_up(error)
+                _switch_off(error)
         return result
 
     return timed_execute
@@ -317,5 +317,5 @@ def register() -> None:
         install(_probe)
         _LOG.info("connector_tax step probe installed (pid %d)", os.getpid())
     except Exception as error:
-        _give_up(error)
+        _switch_off(error)
         _LOG.exception("connector_tax step probe not installed")
