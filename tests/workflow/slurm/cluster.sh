@@ -4,6 +4,7 @@
 # munge and iproute2. usage: cluster.sh try|up|down FOLDER; `try` leaves nothing, and fails where this machine cannot.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
+checkout=$(realpath "$here/../../..")
 S=$(realpath -m "${2:?the shared folder}")
 export SLURM_CONF=$S/etc/slurm.conf
 case $1 in
@@ -29,8 +30,10 @@ up)
   slurmctld -f "$SLURM_CONF"
   for i in 1 2; do
     nsenter --net=/run/netns/n$i unshare --pid --fork --kill-child --mount-proc --uts --mount bash -c "
-      hostname n$i; mkdir -p /run/ctshare; mount --bind '$S' /run/ctshare; mount -t tmpfs -o mode=1777 tmpfs /tmp
-      mkdir -p '$S'; mount --move /run/ctshare '$S'
+      hostname n$i; mkdir -p /run/ctshare /run/ctcode
+      mount --bind '$checkout' /run/ctcode; mount --bind '$S' /run/ctshare; mount -t tmpfs -o mode=1777 tmpfs /tmp
+      # The checkout may lie below /tmp, too.
+      mkdir -p '$checkout' '$S'; mount --move /run/ctcode '$checkout'; mount --move /run/ctshare '$S'
       # A job step loses SLURM_CONF: on the nodes the configuration is also where Slurm looks for it.
       mount --bind '$S/etc' /etc/slurm
       exec slurmd -D -N n$i -f '$SLURM_CONF'" >"$S/state/n$i.out" 2>&1 </dev/null &
