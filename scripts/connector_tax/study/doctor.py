@@ -28,7 +28,7 @@ from connector_tax.config import ROOT, is_fetched, pythons_of
 from connector_tax.files import read_json, sha256_file
 from connector_tax.machine import ABSENT, cpu, engine_versions
 from connector_tax.nvidia_smi import GpuError, query_gpus
-from connector_tax.study.device import DeviceError, devices_of, hold_devices
+from connector_tax.study.device import VISIBLE_VARIABLE, DeviceError, devices_of, hold_devices
 from connector_tax.study.gpu_needs import missing_for_triton, without_rdma
 from connector_tax.study.plan import (
     TO_MEASURE,
@@ -165,14 +165,14 @@ def _model(engine: Mapping[str, Any], folder: Path) -> Finding:
 
 def _gpus(engine: Mapping[str, Any]) -> Iterator[Finding]:
     """Each GPU that a server's ranks will run on."""
-    flags, variable = engine["flags"], "CUDA_VISIBLE_DEVICES"
+    flags = engine["flags"]
     sizes = (flags.get(f"--{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data"))
     ranks = math.prod(map(int, sizes))
     # An index or a UUID, as nvidia-smi takes them too; of the study, else of whoever starts it.
-    inherited = os.environ.get(variable, ",".join(map(str, range(ranks))))
-    chosen = engine["environment"].get(variable, inherited).split(",")[:ranks]
+    inherited = os.environ.get(VISIBLE_VARIABLE, ",".join(map(str, range(ranks))))
+    chosen = engine["environment"].get(VISIBLE_VARIABLE, inherited).split(",")[:ranks]
     if len(chosen) < ranks:
-        text = f"{variable}: found {','.join(chosen)}; allowed: {ranks}, one for each rank"
+        text = f"{VISIBLE_VARIABLE}: found {','.join(chosen)}; allowed: {ranks}, one for each rank"
         yield Finding("GPUs", "fail", text)
     for gpu in chosen:
         yield from _gpu(engine, gpu)
