@@ -95,9 +95,9 @@ def test_cells_of_the_default_grid() -> None:
     config = default_config()
     assert [cell["cell"] for cell in cells_of(config, "A")] == ["r40", "r80"]
     assert [cell["cell"] for cell in cells_of(config, "B")] == [
-        "128x16",
+        "128x8",
         "128x64",
-        "512x16",
+        "512x8",
         "512x64",
     ]
     assert all(cell["rate_rps"] is None for cell in cells_of(config, "Bp"))
@@ -132,6 +132,9 @@ def test_a_changed_design_is_refused_with_the_keys_that_differ(
     config = default_config()
     write_json(tmp_path / "study.json", resolve(config, "config.yaml"))
     config[section][key] = value
+    # Only the design stands there, as after a rehearsal: it can still change.
+    refuse_changed_design(tmp_path / "study.json", resolve(config, "config.yaml"), "config.yaml")
+    (tmp_path / "preflight").mkdir()
     with pytest.raises(ConfigError) as error:
         refuse_changed_design(
             tmp_path / "study.json", resolve(config, "config.yaml"), "config.yaml"
@@ -146,6 +149,7 @@ def test_analysis_settings_are_not_part_of_the_measured_design(
 ) -> None:
     config = default_config()
     write_json(tmp_path / "study.json", resolve(config, "config.yaml"))
+    (tmp_path / "runs").mkdir()
     key = next(k for k, v in config[section].items() if isinstance(v, int | float) or v is None)
     config[section][key] = 0.5 if section != "saturation" else 0.9
     if (section, key) == ("statistics", "confidence"):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax import __version__
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import (
     PHASES,
@@ -209,13 +210,21 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {json.dumps(old)} -> {json.dumps(new)}"
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether more than the design of the study is there: what it runs on, a gate or a launch."""
+    begun = (paths.ENVIRONMENT, paths.PATCH, paths.PREFLIGHT, paths.RUNS)
+    return any((folder / name).exists() for name in begun)
+
+
 def refuse_changed_design(existing: Path, resolved: Mapping[str, Any], source: str) -> None:
-    """Stop when the study folder already belongs to another design.
+    """Stop when a study of another design has begun in the folder.
+
+    Before that the design can change: a rehearsal's advice is followed by editing the file.
 
     Raises:
         ConfigError: names the keys that differ and the ways out.
     """
-    if not existing.exists():
+    if not existing.exists() or not has_begun(existing.parent):
         return
     old = read_json(existing)
     if old["design_sha256"] == resolved["design_sha256"]:

@@ -23,7 +23,7 @@ from connector_tax.files import (
     sha256_file,
     write_bytes,
 )
-from connector_tax.study.design import refuse_changed_design
+from connector_tax.study.design import has_begun, refuse_changed_design
 
 REMEASURE_VARIABLE = "CONNECTOR_TAX_REMEASURE"
 # Snakemake 9 forgets that a job is forced when a job above it is forced too and their link is
@@ -82,9 +82,9 @@ def check_design(study: Mapping[str, Any], folder: Path, source: str, everything
 
 
 def keep_old_design(study: Mapping[str, Any], folder: Path) -> None:
-    """Copy study.json to `study.superseded<k>.json` if the design is about to change."""
+    """Copy study.json to `study.superseded<k>.json` if the design of a begun study is about to change."""
     path = folder / paths.STUDY
-    if not path.exists() or read_json(path)["design_sha256"] == study["design_sha256"]:
+    if not path.exists() or not has_begun(folder) or read_json(path)["design_sha256"] == study["design_sha256"]:
         return
     write_bytes(paths.set_aside(path, "superseded"), path.read_bytes())
 
