@@ -145,6 +145,7 @@ def test_a_study_defines_configurations_of_its_own() -> None:
     stacked = {"id": "both", "connector": "MultiConnector", "children": ["mine", "nixl_both"]}
     config["connectors"] = [OWN, stacked]
     config["configurations"] = ["plain", "nixl_both", "mine", "both"]
+    config["phase_b"]["configurations"] = ["plain", "mine"]
     config["phase_bp"]["configurations"] = ["plain", "mine"]
     study = resolve(config, "my.yaml")
     mine = study["configurations"][2]

@@ -199,7 +199,7 @@ def measure(
     started_utc = datetime.now(UTC).isoformat(timespec="milliseconds")
     if watch is not None:
         watch.open(machine_file, instruments.server.pid)
-    before = sampler.open(metrics_file)
+    before = sampler.open(metrics_file, f"{prepared.arrivals_seed}/scrapes")
     step_log.mark()
     precision = precision_rule(study["config"])
     suspended_before = suspended_ms()

@@ -82,9 +82,11 @@ def check_design(study: Mapping[str, Any], folder: Path, source: str, everything
 
 
 def keep_old_design(study: Mapping[str, Any], folder: Path) -> None:
-    """Copy study.json to `study.superseded<k>.json` if the design of a begun study is about to change."""
+    """Copy study.json to `study.superseded<k>.json` if a begun study's design is about to change."""
     path = folder / paths.STUDY
-    if not path.exists() or not has_begun(folder) or read_json(path)["design_sha256"] == study["design_sha256"]:
+    if not path.exists() or not has_begun(folder):
+        return
+    if read_json(path)["design_sha256"] == study["design_sha256"]:
         return
     write_bytes(paths.set_aside(path, "superseded"), path.read_bytes())
 

@@ -16,16 +16,19 @@ class MetricsSampler(CommandChild):
 
     Args:
         url: the server's root.
-        interval_s: from one scrape to the next.
+        interval_s: from one scrape to the next, on average.
         cpus: the logical CPUs the sampler stays on; empty: wherever its parent may run.
     """
 
     def __init__(self, url: str, interval_s: float, cpus: Collection[int]) -> None:
         super().__init__(SCRAPER_MODULE, [url, str(interval_s), *map(str, cpus)])
 
-    def open(self, path: Path) -> dict[str, Any]:
-        """Start a cell's file with a first scrape; that scrape's record."""
-        return self.ask("open", path=str(path))
+    def open(self, path: Path, seed: str) -> dict[str, Any]:
+        """Start a cell's file with a first scrape; that scrape's record.
+
+        The times from one scrape to the next are drawn from `seed`.
+        """
+        return self.ask("open", path=str(path), seed=seed)
 
     def peek(self) -> dict[str, Any]:
         """One more scrape, now; its record."""

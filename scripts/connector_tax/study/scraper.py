@@ -1,5 +1,9 @@
-"""The sampler's process: scrapes /metrics on absolute deadlines while a cell is open (1 Hz in the
-design) and appends one record per scrape to the cell's metrics file (docs/artifacts.md).
+"""The sampler's process: scrapes /metrics while a cell is open (1 Hz in the design) and appends one
+record per scrape to the cell's metrics file (docs/artifacts.md).
+
+A scrape takes the server's CPU. In step with the arrivals it would meet the same share of requests
+at the same point of their life in one launch and none in the next, so the time from one scrape to
+the next is drawn (docs/decisions/quiet-time.md, "The study's own scrapes").
 
 It takes commands as JSON lines on standard input and answers each with one JSON line. Histogram
 buckets and `*_created` series are left out of `values`; the first and last scrape of a cell keep
@@ -17,11 +21,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from connector_tax.linux import run_when_idle
+from connector_tax.seeds import named_generator
 
 TIMEOUT_S = 5.0
+# The shortest and longest time between two scrapes, as multiples of the interval.
+GAPS = (0.5, 1.5)
 
 
 def parse_metrics(text: str) -> dict[str, float]:
@@ -89,18 +97,19 @@ class _Scraper:
             raise ValueError(f"/metrics answered {answer.status} {answer.reason}")
         return body.decode()
 
-    def open(self, path: str) -> dict[str, Any]:
+    def open(self, path: str, seed: str) -> dict[str, Any]:
         self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         first = self.scrape(raw=True)
         self._closing.clear()
-        self._thread = threading.Thread(target=self._run, args=(first["t_ns"],), daemon=True)
+        gaps = named_generator(seed)
+        self._thread = threading.Thread(target=self._run, args=(first["t_ns"], gaps), daemon=True)
         self._thread.start()
         return first
 
-    def _run(self, origin_ns: int) -> None:
+    def _run(self, origin_ns: int, gaps: np.random.Generator) -> None:
         due = origin_ns
         while True:
-            due += self._interval_ns
+            due += int(self._interval_ns * gaps.uniform(*GAPS))
             if self._closing.wait(max(0.0, (due - time.monotonic_ns()) / 1e9)):
                 return
             try:
@@ -127,7 +136,7 @@ def _serve(url: str, interval_s: float) -> None:
     for line in sys.stdin:
         command = json.loads(line)
         if command["do"] == "open":
-            answer = scraper.open(command["path"])
+            answer = scraper.open(command["path"], command["seed"])
         elif command["do"] == "peek":
             answer = scraper.scrape(raw=False)
         else:
@@ -137,7 +146,7 @@ def _serve(url: str, interval_s: float) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve commands: scrape the server at argv[0] every argv[1] seconds, on CPUs argv[2:]."""
+    """Serve commands: scrape argv[0] every argv[1] seconds on average, on CPUs argv[2:]."""
     url, interval_s, *cpus = argv if argv is not None else sys.argv[1:]
     # On a small machine it shares a core with the load generator, which never waits for it so.
     run_when_idle([int(cpu) for cpu in cpus])
