@@ -82,7 +82,7 @@ def check_design(study: Mapping[str, Any], folder: Path, source: str, everything
 
 
 def keep_old_design(study: Mapping[str, Any], folder: Path) -> None:
-    """Copy study.json to `study.superseded<k>.json` if a begun study's design is about to change."""
+    """Copy study.json to `study.superseded<k>.json` if a begun study's design will change."""
     path = folder / paths.STUDY
     if not path.exists() or not has_begun(folder):
         return

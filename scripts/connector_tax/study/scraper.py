@@ -15,12 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -52,7 +50,14 @@ class _Scraper:
     """Serves the command loop and the periodic scrapes; one file is open at a time."""
 
     def __init__(self, url: str, interval_s: float) -> None:
-        self._address = urlsplit(url)
+        # A connection for each scrape: none can have gone stale. The server is to compress nothing.
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"Accept-Encoding": "identity"},
+            trust_env=False,
+            timeout=TIMEOUT_S,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
         self._interval_ns = int(interval_s * 1e9)
         self._lock = threading.Lock()
         self._file: Any = None
@@ -69,7 +74,7 @@ class _Scraper:
             record["ok"] = True
             if raw:
                 record["raw"] = text
-        except (OSError, HTTPException, ValueError) as error:
+        except (httpx.HTTPError, ValueError) as error:
             record["error"] = f"{type(error).__name__}: {error}"
         record["scrape_ms"] = round((time.monotonic_ns() - started) / 1e6, 3)
         with self._lock:
@@ -79,23 +84,16 @@ class _Scraper:
         return record
 
     def _get(self) -> str:
-        """The text of /metrics, on a connection of its own: none can have gone stale.
+        """The text of /metrics.
 
         Raises:
-            OSError, HTTPException: there was no answer, or not one in HTTP.
+            httpx.HTTPError: there was no answer, or not one in HTTP.
             ValueError: the answer was not 200, or not UTF-8.
         """
-        assert self._address.hostname is not None
-        connection = HTTPConnection(self._address.hostname, self._address.port, timeout=TIMEOUT_S)
-        try:
-            connection.request("GET", "/metrics")
-            answer = connection.getresponse()
-            body = answer.read()
-        finally:
-            connection.close()
-        if answer.status != HTTPStatus.OK:
-            raise ValueError(f"/metrics answered {answer.status} {answer.reason}")
-        return body.decode()
+        answer = self._http.get("/metrics")
+        if answer.status_code != httpx.codes.OK:
+            raise ValueError(f"/metrics answered {answer.status_code} {answer.reason_phrase}")
+        return answer.content.decode()
 
     def open(self, path: str, seed: str) -> dict[str, Any]:
         self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by `close`

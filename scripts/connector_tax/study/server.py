@@ -8,11 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from connector_tax.artifacts import paths
@@ -36,6 +35,8 @@ from connector_tax.vllm.launch import DEAD_ENGINE
 LOGS = (paths.STDOUT_LOG, paths.STDERR_LOG)
 # A port is chosen free; somebody may take it before the server listens on it.
 PORTS_TRIED = 5
+ANSWER_S = 5.0
+NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
 _IN_USE = re.compile("address already in use", re.IGNORECASE)
 
 
@@ -74,6 +75,9 @@ class Server:
         self._foreign_port = False
         self._started = 0.0
         self._log_read = dict.fromkeys(LOGS, 0)
+        self._http = httpx.Client(
+            base_url=self.url, trust_env=False, timeout=ANSWER_S, limits=NO_KEEPALIVE
+        )
 
     @property
     def url(self) -> str:
@@ -151,16 +155,11 @@ class Server:
 
     def get(self, path: str) -> str | None:
         """The body of a GET of `path`; None where it is not answered 200."""
-        connection = HTTPConnection(self.host, self.port, timeout=5.0)
         try:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            body = answer.read().decode(errors="replace")
-        except (OSError, HTTPException):
+            answer = self._http.get(path)
+        except httpx.HTTPError:
             return None
-        finally:
-            connection.close()
-        return body if answer.status == HTTPStatus.OK else None
+        return answer.text if answer.status_code == httpx.codes.OK else None
 
     def check_alive(self, when: str) -> None:
         """Raise `ServerError` if the server, a companion or the engine behind it has ended.
