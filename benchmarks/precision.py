@@ -35,6 +35,7 @@ from connector_tax.analysis.saturation import CellLoad, load_of
 from connector_tax.analysis.taxes import Tables, tax_rows
 from connector_tax.artifacts.names import CellKey, Launch, plain_names
 from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.virtual import VirtualEngine
@@ -99,6 +100,7 @@ class Outcome:
         ratios: dict[float, float | None] = {}
         for planned in cell_order(document, launch):
             rate = planned["rate_rps"]
+            assert rate is not None
             key = CellKey(launch.config, launch.block, "A", planned["cell"])
             skipped = config["precision"]["enabled"] and any(
                 saturation_skips(config["precision"], lower, ratio, rate)
@@ -146,9 +148,7 @@ class Outcome:
         return rates, verdicts
 
 
-def virtual_cell(
-    study: Mapping[str, Any], launch: Launch, planned: Mapping[str, Any]
-) -> VirtualCell:
+def virtual_cell(study: StudyDocument, launch: Launch, planned: Mapping[str, Any]) -> VirtualCell:
     """A cell with the schedule and the rule it has in the study."""
     config = study["config"]
     rule = cell_rule(config, "A")

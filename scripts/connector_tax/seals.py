@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.stage_records import AnalysisSettings
+from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
 from connector_tax.files import ArtifactError, locked, sha256_file, write_bytes
 
 FIRST = "0" * 64
@@ -26,12 +28,17 @@ STUDY_FILES = (paths.ENVIRONMENT, paths.ENV_TEXT, paths.PATCH_STATUS, paths.COMP
 Link = dict[str, Any]
 
 
-def analysis_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def analysis_settings(config: StudyConfig) -> AnalysisSettings:
     """The sections of a configuration that decide what the measurements are said to mean."""
-    return {key: config[key] for key in ANALYSIS_KEYS}
+    return {
+        "saturation": config["saturation"],
+        "reference": config["reference"],
+        "statistics": config["statistics"],
+        "hypotheses": config["hypotheses"],
+    }
 
 
-def changed_settings(folder: Path, study: Mapping[str, Any]) -> list[str]:
+def changed_settings(folder: Path, study: StudyDocument) -> list[str]:
     """`statistics.margins.ttft_p90: 0.03 -> 0.1` for each analysis setting that is not as sealed.
 
     None for a study without a chain, and for one whose chain holds no settings of its design.
@@ -93,7 +100,7 @@ def settled_files(links: list[tuple[str, Link]]) -> dict[str, str]:
     return {name: digest for name, digest in files.items() if digest is not None}
 
 
-def seal_settings(folder: Path, study: Mapping[str, Any]) -> None:
+def seal_settings(folder: Path, study: StudyDocument) -> None:
     """Seal the analysis settings, unless this design's are sealed."""
     design = study["design_sha256"]
     with _chain(folder) as links:

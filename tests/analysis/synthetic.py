@@ -177,10 +177,8 @@ def write_synthetic_study(
     return study_file
 
 
-def _document(
-    seed: int, blocks: int, plain_launches: int, overrides: Mapping[str, Any]
-) -> dict[str, Any]:
-    config = {
+def _document(seed: int, blocks: int, plain_launches: int, overrides: Mapping[str, Any]) -> Any:
+    config: Any = {
         key: {**value, **overrides.get(key, {})} if isinstance(value, dict) else value
         for key, value in CONFIG.items()
     }
@@ -276,7 +274,7 @@ def _write_cell(
     rules = writer.document["config"]["cell"]
     window_s = min(max(rules["floor_s"], rules["min_completed"] / rate), rules["cap_s"])
     origin = writer.now_ns
-    window = {
+    window: dict[str, Any] = {
         "t_origin_ns": origin,
         "t_warmup_end_ns": origin + round(rules["warmup_s"] * 1e9),
         "t_stop_ns": origin + round((rules["warmup_s"] + window_s) * 1e9),

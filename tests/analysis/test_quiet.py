@@ -19,7 +19,7 @@ from connector_tax.provenance.audit_machine import (
     throttled_periods,
 )
 
-RULE: dict[str, Any] = {
+RULE: Any = {
     "chunk_percentile": 50, "level_percentile": 10, "max_factor": 1.5, "max_chunk_steal": 0.05,
 }  # fmt: skip
 MS = 1_000_000
@@ -141,7 +141,12 @@ def test_the_audit_leaves_out_the_same_requests(
         for count in counts
     ]
     records = lines(chunks_made, length_ms)
-    rule = {**RULE, "chunk_percentile": percentile, "max_factor": factor, "max_chunk_steal": steal}
+    rule: Any = {
+        **RULE,
+        "chunk_percentile": percentile,
+        "max_factor": factor,
+        "max_chunk_steal": steal,
+    }
     chunks = machine(records, tmp_path_factory.mktemp("machine")).chunks(rule)
     # Edges are where the two could part: whole milliseconds, and the edges themselves.
     end_ms = int(chunks.edges_ns[-1]) // MS

@@ -75,15 +75,13 @@ def test_at_least_half_of_the_valid_launches_decide(
 
 def study_of(configs: list[str], fallback: float | None = None) -> Study:
     """A study document with one block of the given configurations at RATES."""
-    return Study(
-        Path("x"),
-        {
-            "config": {"saturation": BOUNDS, "reference": {"fallback_rps": fallback}},
-            "configurations": [{"id": c} for c in configs if not c.startswith("plain_")],
-            "run_order": {"A": [{"config": c, "block": 0} for c in configs]},
-            "cells": {"A": [{"cell": f"r{r:g}", "rate_rps": r} for r in RATES]},
-        },
-    )
+    document: Any = {
+        "config": {"saturation": BOUNDS, "reference": {"fallback_rps": fallback}},
+        "configurations": [{"id": c} for c in configs if not c.startswith("plain_")],
+        "run_order": {"A": [{"config": c, "block": 0} for c in configs]},
+        "cells": {"A": [{"cell": f"r{r:g}", "rate_rps": r} for r in RATES]},
+    }
+    return Study(Path("x"), document)
 
 
 def choose(fallback: float | None = None, **marks: str) -> dict[str, Any]:

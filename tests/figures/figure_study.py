@@ -6,6 +6,7 @@ from typing import Any
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, launch_index, write_index
 from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.study_records import DesignLabel
 from connector_tax.artifacts.tables import empty_row, table_text
 from connector_tax.files import write_json, write_text
 from tests.figures.figure_tables import (
@@ -111,7 +112,7 @@ def _write_launch(
         }  # fmt: skip
         write_json(folder / cell / f"cell_{phase}_{cell}.json", values)
     skipped = all(cell.status == "skipped" for cell in cells)
-    document = {"engine_label": design.engine_label, "design_sha256": "0" * 64}
+    document: DesignLabel = {"engine_label": design.engine_label, "design_sha256": "0" * 64}
     index = launch_index(
         document, Launch(config, block, phase), cells,
         status="skipped" if skipped else "done",

@@ -60,12 +60,18 @@ SECTIONS: dict[str, Any] = {
         "definition": "config/embedded.yaml",
         "definition_content": {"model": {"served_name": "synthetic", "vocab_size": 32000}},
     },
-    "server": {"host": "127.0.0.1", "device": "none"},
-    "load_generator": {"workers": 1, "connections_per_worker": 256},
+    "server": {
+        "host": "127.0.0.1", "ready_timeout_s": 20, "stop_grace_s": 10, "release_s": 0,
+        "device": "none", "cores": 1,
+    },
+    "load_generator": {
+        "workers": 1, "connections_per_worker": 256, "enable_cpu_affinity": True,
+        "keep_reads": True,
+    },
     "metrics": {"interval_s": 0.5},
     "resources": {"idle_s": 2.0},
     "validity": dict(BOUNDS),
-}
+}  # fmt: skip
 QUIET = {
     **{"loop_lag_p99_ms": 1.0, "loop_lag_max_ms": 2.0, "cpu_share": 0.1},
     **{"undecodable": 0, "oversized": 0, "dropped_messages": 0},
@@ -119,9 +125,9 @@ def _draw(study_file: Path) -> None:
     (study.root / "report.html").write_text(render(study))
 
 
-def _complete_design(study_file: Path) -> dict[str, Any]:
+def _complete_design(study_file: Path) -> Any:
     root = study_file.parent
-    document: dict[str, Any] = read_json(study_file)
+    document = read_json(study_file)
     document["config"] |= SECTIONS
     _decide_gates(root, document)
     document["run_order"] = run_order(document["config"])

@@ -1,7 +1,6 @@
 """What a launch ran on is recorded, and a block keeps to its device."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ SCONTROL = """#!/bin/sh
 [ "$*" = "show job --oneliner 17" ] || exit 9
 echo "JobId=17 JobName=x NumNodes=1 OverSubscribe={} Contiguous=0"
 """
-CPU_STUDY: Mapping[str, Any] = {"engine": {"kind": "embedded"}, "server": {"device": "cpu"}}
+CPU_STUDY: Any = {"engine": {"kind": "embedded"}, "server": {"device": "cpu"}}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,8 @@ def test_the_gpus_and_the_job_of_a_launch_are_described(
     scontrol.write_text(SCONTROL.format(oversubscribe))
     scontrol.chmod(0o755)
     engine = {"kind": "vllm", "device": "cuda", "environment": {}}
-    node = describe_node({"engine": engine, "server": {"device": "gpu"}})
+    config: Any = {"engine": engine, "server": {"device": "gpu"}}
+    node = describe_node(config)
     assert node["devices"] == ["GPU-bbbb"]
     assert [(gpu["uuid"], gpu["name"], gpu["power.limit"]) for gpu in node["gpus"]] == [
         ("GPU-bbbb", "NVIDIA H100", "700.00 W")

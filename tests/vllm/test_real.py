@@ -20,6 +20,7 @@ import yaml
 from snakemake.utils import update_config
 
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import write_json
 from connector_tax.study import preflight
@@ -50,9 +51,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     overlay.remove(folder)
 
 
-def study(
-    folder: Path, overlays: Sequence[Mapping[str, Any]] = (), **engine: Any
-) -> dict[str, Any]:
+def study(folder: Path, overlays: Sequence[Mapping[str, Any]] = (), **engine: Any) -> StudyDocument:
     """The CPU study, its model beside it."""
     write_model(folder / "model")
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")

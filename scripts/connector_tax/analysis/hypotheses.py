@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT, Effect, WeightedTax
 from connector_tax.analysis.overload import joined
@@ -270,6 +270,9 @@ def _additivity(multi: float, parts: float, tolerance: float) -> str:
     return "super-additive" if multi > parts else "sub-additive"
 
 
+Axis = Literal["input_tokens", "output_tokens"]
+
+
 def h5(tables: Tables) -> Finding:
     """The TTFT p90 tax of mooncake_both grows with the input length."""
     return _growth("H5", tables, "ttft_p90", "input_tokens", "output_tokens")
@@ -280,7 +283,7 @@ def h6(tables: Tables) -> Finding:
     return _growth("H6", tables, "tpot_p90", "output_tokens", "input_tokens")
 
 
-def _growth(identifier: str, tables: Tables, metric: str, axis: str, across: str) -> Finding:
+def _growth(identifier: str, tables: Tables, metric: str, axis: Axis, across: Axis) -> Finding:
     """Whether a tax grows along one axis of Phase B, averaged over the other.
 
     Supported: every step from one length to the next is positive (all intervals above zero need no

@@ -14,6 +14,7 @@ from connector_tax.artifacts.index import CellEntry, LaunchIndex, cell_state, re
 from connector_tax.artifacts.names import PHASE_RULES, CellKey, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_records import CellPlan
 from connector_tax.files import ArtifactError, read_json, sha256_file
 
 
@@ -125,7 +126,7 @@ def _check_index(
 
 def _cell(
     launch: Launch,
-    planned: Mapping[str, Any],
+    planned: CellPlan,
     index: LaunchIndex | None,
     folder: Path,
     rate_rps: float | None,

@@ -88,7 +88,7 @@ def reference_rates(
     Raises:
         NoReferenceRateError: no rate qualifies and `reference.fallback_rps` is null.
     """
-    rates = [float(cell["rate_rps"]) for cell in study.cells("A")]
+    rates = [rate for cell in study.cells("A") if (rate := cell["rate_rps"]) is not None]
     criteria, states = _criteria(study, rates, sweeps, block_devices(cells))
     left_out = {
         config: reason

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from connector_tax.analysis.measure import Requests
+from connector_tax.artifacts.study_records import SaturationSection
 
 CRITERIA = ("throughput_ratio", "waiting", "ttft_ratio")
 
@@ -57,7 +58,7 @@ def load_of(requests: Requests, waiting: float) -> CellLoad | None:
     )
 
 
-def judge(load: CellLoad, half_rate: CellLoad | None, bounds: Mapping[str, float]) -> Judgement:
+def judge(load: CellLoad, half_rate: CellLoad | None, bounds: SaturationSection) -> Judgement:
     """Apply the three criteria.
 
     Args:
@@ -78,13 +79,13 @@ def judge(load: CellLoad, half_rate: CellLoad | None, bounds: Mapping[str, float
 
 
 def judge_sweep(
-    loads: Mapping[float, CellLoad], bounds: Mapping[str, float]
+    loads: Mapping[float, CellLoad], bounds: SaturationSection
 ) -> dict[float, Judgement]:
     """Judge every valid rate (1/s) of one launch's sweep."""
     return {rate: judge(load, loads.get(rate / 2), bounds) for rate, load in loads.items()}
 
 
-def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dict[str, Any]:
+def combine(judgements: Sequence[Judgement], bounds: SaturationSection) -> dict[str, Any]:
     """One rate of one configuration over its valid launches: medians of the values, majorities.
 
     Returns:
@@ -118,7 +119,7 @@ def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dic
     return entry
 
 
-def worst(devices: Sequence[Sequence[Judgement]], bounds: Mapping[str, float]) -> dict[str, Any]:
+def worst(devices: Sequence[Sequence[Judgement]], bounds: SaturationSection) -> dict[str, Any]:
     """`combine` over several devices, each with its own launches: the worst of them decides.
 
     Returns:

@@ -29,6 +29,7 @@ from connector_tax.artifacts.names import (
 )
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.study_records import CellPlan
 from connector_tax.artifacts.tables import DEVICE_COLUMNS, empty_row
 
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
@@ -67,7 +68,7 @@ class Tables:
         names = {cell["rate_rps"]: str(cell["cell"]) for cell in self.study.cells("A")}
         return names.get(self.rates[reference])
 
-    def reference_of(self, phase: str, planned: Mapping[str, Any]) -> tuple[str, float | None]:
+    def reference_of(self, phase: str, planned: CellPlan) -> tuple[str, float | None]:
         """Which reference rate a cell stands for, and its rate; ref_safe where both are one."""
         if phase == "A":
             rate = planned["rate_rps"]
@@ -136,7 +137,7 @@ def _compared(study: Study, phase: str) -> list[str]:
 
 def _tax_row(
     tables: Tables,
-    planned: Mapping[str, Any],
+    planned: CellPlan,
     where: tuple[str, str, str, str],
     effect: Effect | None,
 ) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import msgspec
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import CELL_STATUSES, LAUNCH_STATUSES, PHASES, Launch
+from connector_tax.artifacts.study_records import DesignLabel
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 
 
@@ -84,7 +85,7 @@ def cell_state(index: LaunchIndex | None, entry: CellEntry | None) -> tuple[str,
 
 
 def launch_index(
-    study: Mapping[str, Any], launch: Launch, cells: Sequence[CellEntry], **rest: Any
+    study: DesignLabel, launch: Launch, cells: Sequence[CellEntry], **rest: Any
 ) -> LaunchIndex:
     """The index of a launch of a study; `rest` is what depends on how it went.
 

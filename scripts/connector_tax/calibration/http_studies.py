@@ -15,8 +15,9 @@ from connector_tax.analysis.taxes import Tables, tax_rows
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import launched_plains
 from connector_tax.artifacts.study_file import Study, launches, load_study
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.calibration import harness
-from connector_tax.calibration.design import PHASE, RATE_RPS, study_document
+from connector_tax.calibration.design import PHASE, RATE_RPS, OwnCell, study_document
 from connector_tax.calibration.live import measure_launch
 from connector_tax.calibration.studies import METRICS
 from connector_tax.calibration.truth import TrueTax
@@ -24,7 +25,7 @@ from connector_tax.files import write_json
 
 TAXED = "step_tax_240us"
 # Short cells: a launch's start-up takes most of its time either way.
-CELL = {"warmup_s": 0.3, "floor_s": 2.0, "cap_s": 2.0, "min_completed": 1}
+CELL: OwnCell = {"warmup_s": 0.3, "floor_s": 2.0, "cap_s": 2.0, "min_completed": 1}
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def run(
     return rows
 
 
-def _study(document: dict[str, Any], number: int, folder: Path) -> HttpStudy:
+def _study(document: StudyDocument, number: int, folder: Path) -> HttpStudy:
     errors, again = {}, []
     for launch in launches(document, PHASE):
         live = measure_launch(document, launch, folder)

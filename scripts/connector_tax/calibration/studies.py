@@ -17,12 +17,14 @@ from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_laun
 from connector_tax.analysis.taxes import Tables, tax_rows
 from connector_tax.artifacts.names import CellKey, Launch, configuration_of
 from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.calibration.design import (
     CELL,
     PHASE,
     RATE_RPS,
     SHAPE,
     STEP_TAX_US,
+    Arrivals,
     engine_configs,
     study_document,
 )
@@ -72,7 +74,7 @@ def _engines(spread: str) -> dict[str, EngineConfig]:
 
 
 def virtual_study(
-    spread: str, arrivals: str, number: int, seed: int, blocks: tuple[int, ...]
+    spread: str, arrivals: Arrivals, number: int, seed: int, blocks: tuple[int, ...]
 ) -> list[dict[str, Any]]:
     """Run study `number` and analyse it with each count of blocks; its outcomes as dicts.
 
@@ -83,11 +85,11 @@ def virtual_study(
     return [
         asdict(outcome)
         for count in blocks
-        for outcome in _outcomes(spread, arrivals, number, {**document, "blocks": count}, samples)
+        for outcome in _outcomes(spread, arrivals, number, document | {"blocks": count}, samples)
     ]
 
 
-def simulate(document: Mapping[str, Any], engines: Mapping[str, EngineConfig]) -> Samples:
+def simulate(document: StudyDocument, engines: Mapping[str, EngineConfig]) -> Samples:
     """Run the launches of Phase A of a study in virtual time; the samples of every cell.
 
     Args:
@@ -109,7 +111,7 @@ def simulate(document: Mapping[str, Any], engines: Mapping[str, EngineConfig]) -
 
 
 def tax_table(
-    document: Mapping[str, Any], samples: Samples, devices: Sequence[str] = ()
+    document: StudyDocument, samples: Samples, devices: Sequence[str] = ()
 ) -> tuple[TaxTable, list[dict[str, Any]]]:
     """The taxes of a simulated study, and the rows of its taxes.csv for METRICS.
 
@@ -125,9 +127,7 @@ def tax_table(
     return table, [row for row in rows if row["metric"] in METRICS]
 
 
-def _serve(
-    document: Mapping[str, Any], launch: Launch, engine: EngineConfig, path: Path
-) -> Requests:
+def _serve(document: StudyDocument, launch: Launch, engine: EngineConfig, path: Path) -> Requests:
     rules = document["config"]["cell"]
     warmup_end = ORIGIN_NS + round(rules["warmup_s"] * NS)
     stop = warmup_end + round(rules["floor_s"] * NS)
@@ -145,7 +145,7 @@ def _serve(
 
 
 def _outcomes(
-    spread: str, arrivals: str, number: int, document: Mapping[str, Any], samples: Samples
+    spread: str, arrivals: str, number: int, document: StudyDocument, samples: Samples
 ) -> list[TaxOutcome]:
     table, rows = tax_table(document, samples)
     outcomes = []

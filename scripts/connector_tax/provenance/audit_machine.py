@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_records import QuietSection
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.recompute import Row
@@ -138,7 +139,7 @@ def samples(lines: Sequence[Row]) -> Iterator[Interval]:
             base = line["t_ns"]
 
 
-def disturbed_chunks(lines: Sequence[Row], quiet: Row) -> list[tuple[int, int, bool]]:
+def disturbed_chunks(lines: Sequence[Row], quiet: QuietSection) -> list[tuple[int, int, bool]]:
     """Each chunk's beginning, its end, and whether it is disturbed."""
     marks = [r for r in lines if r["kind"] in ("begin", "chunk")]
     values = [

@@ -15,6 +15,8 @@ import psutil
 
 from connector_tax import __version__
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_file import read_study
+from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, is_fetched, pythons_of
 from connector_tax.files import ArtifactError, read_json, write_json, write_text
@@ -38,7 +40,7 @@ def gpu_driver() -> str:
         return "none"
 
 
-def capture(study: Mapping[str, Any]) -> dict[str, Any]:
+def capture(study: StudyDocument) -> dict[str, Any]:
     """Everything environment.json holds."""
     engine = study["config"]["engine"]
     return {
@@ -58,7 +60,7 @@ def capture(study: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _further_engines(engine: Mapping[str, Any]) -> dict[str, Any]:
+def _further_engines(engine: EngineSection) -> dict[str, Any]:
     """The versions behind each interpreter that only some configurations are served with."""
     if engine["kind"] == "embedded":
         return {}
@@ -92,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_environment(arguments: argparse.Namespace) -> None:
-    study = read_json(arguments.study)
+    study = read_study(arguments.study)
     environment = capture(study)
     listings = {"pipeline packages": packages(None)}
     engine = study["config"]["engine"]

@@ -17,7 +17,8 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
-from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_file import launches, read_study
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import (
     ArtifactError,
@@ -76,7 +77,7 @@ take.
 
 def rows(study_file: Path) -> list[dict[str, str]]:
     """The manifest rows of one study, in phase and run order; values are plain text."""
-    study = read_json(study_file)
+    study = read_study(study_file)
     folder = study_file.parent
     environment = read_json(folder / paths.ENVIRONMENT)
     timing = read_json(folder / paths.PATCH_STATUS)["step_timing_available"]
@@ -88,7 +89,7 @@ def rows(study_file: Path) -> list[dict[str, str]]:
 
 
 def row(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     folder: Path,
     launch: Launch,
     environment: Mapping[str, Any],

@@ -27,6 +27,7 @@ from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, read_json
@@ -89,7 +90,7 @@ def _saturated(study: Study, cells: Sequence[Cell]) -> dict[Any, bool]:
     }
 
 
-def study_seconds(root: Path, study: Mapping[str, Any]) -> float:
+def study_seconds(root: Path, study: StudyDocument) -> float:
     """Start-ups, cells and releases of every launch of a study."""
     indexes = [read_index(e.folder(root)) for phase in PHASES for e in launches(study, phase)]
     names = ("startup_s", "cells_s", "release_s")
@@ -168,11 +169,11 @@ def _compare(arguments: argparse.Namespace) -> int:
         unpack(arguments.archive, measured)
         document = load_study(measured / paths.STUDY).document
         launch = arguments.launch or middle_launch(measured)
-        names = {"archive": str(arguments.archive), "launch": launch}
-        config = document["config"]
+        config = document["config"].copy()
         # An older study names fewer bounds than there are checks now.
-        known = {"validity": {**BOUNDS, **config["validity"]}, "rehearsal": names}
-        study = {**document, "config": {**config, **known}}
+        config["validity"] = {**BOUNDS, **config["validity"]}
+        config["rehearsal"] = {"archive": str(arguments.archive), "launch": launch}
+        study: StudyDocument = {**document, "config": config}
         machine = machine_of(study)
         virtual.mkdir()
         rehearse_at(study, virtual, read_json(measured / paths.REFERENCE_RATES))

@@ -7,7 +7,7 @@ that the analysis reads it as it reads any study.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
+from connector_tax.artifacts.study_file import read_study
+from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.engine.virtual import VirtualEngine
-from connector_tax.files import read_json, sha256_file, write_bytes, write_json
+from connector_tax.files import sha256_file, write_bytes, write_json
 from connector_tax.loadgen import CellResult, Plan, open_loop
 from connector_tax.rehearsal.cell import REQUEST, VirtualCell
 from connector_tax.rehearsal.machine import Machine, machine_of
@@ -49,7 +51,7 @@ HEALTHY: dict[str, Any] = {
 }
 
 
-def rehearse_launch(study: Mapping[str, Any], launch: Launch, root: Path, machine: Machine) -> None:
+def rehearse_launch(study: StudyDocument, launch: Launch, root: Path, machine: Machine) -> None:
     """Write what the launch would leave, below the study's folder `root`."""
     folder = launch.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,9 +92,9 @@ def rehearse_launch(study: Mapping[str, Any], launch: Launch, root: Path, machin
 
 
 def _rehearse_cell(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
-    planned: Mapping[str, Any],
+    planned: CellPlan,
     rate_rps: float,
     engine: VirtualEngine,
     machine: Machine,
@@ -153,7 +155,7 @@ def _metrics(cell: VirtualCell) -> bytes:
 
 
 def _judged(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
     prepared: PreparedCell,
     cell: VirtualCell,
@@ -192,7 +194,7 @@ def _judged(
 def main(argv: Sequence[str]) -> int:
     """One process of a rehearsal: the study's folder, then the launches it is to do, as JSON."""
     root = Path(argv[0])
-    study = read_json(root / paths.STUDY)
+    study = read_study(root / paths.STUDY)
     machine = machine_of(study)
     for config, block, phase in json.loads(argv[1]):
         rehearse_launch(study, Launch(config, block, phase), root, machine)

@@ -19,6 +19,7 @@ from connector_tax.analysis.measure import read_requests
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import baseline_of
+from connector_tax.artifacts.study_records import RehearsalSection, StudyDocument
 from connector_tax.config import ConfigError
 from connector_tax.engine.admission import AdmissionOptions
 from connector_tax.engine.config import EngineConfig, ModelOptions, load_config
@@ -60,7 +61,7 @@ class Machine:
     source: tuple[str, ...]
 
 
-def machine_of(study: Mapping[str, Any]) -> Machine:
+def machine_of(study: StudyDocument) -> Machine:
     """The machine that a resolved design names.
 
     Raises:
@@ -79,7 +80,7 @@ def machine_of(study: Mapping[str, Any]) -> Machine:
     return _fitted(study, names)
 
 
-def _embedded(study: Mapping[str, Any]) -> Machine:
+def _embedded(study: StudyDocument) -> Machine:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "engine.json"
         write_json(path, study["config"]["engine"]["definition_content"])
@@ -95,7 +96,7 @@ def _embedded(study: Mapping[str, Any]) -> Machine:
     )
 
 
-def _on_accelerator(study: Mapping[str, Any], names: Mapping[str, Any]) -> Machine:
+def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
     flags = study["config"]["engine"]["flags"]
     accelerator, reached = read_accelerator(names["accelerator"])
     model = read_model(Path(names["model_config"]))
@@ -132,7 +133,7 @@ def _on_accelerator(study: Mapping[str, Any], names: Mapping[str, Any]) -> Machi
     )
 
 
-def _fitted(study: Mapping[str, Any], names: Mapping[str, Any]) -> Machine:
+def _fitted(study: StudyDocument, names: RehearsalSection) -> Machine:
     """As `archive_machine`, of the archive and launch that the configuration names."""
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
         root = Path(folder) / "study"
@@ -143,9 +144,7 @@ def _fitted(study: Mapping[str, Any], names: Mapping[str, Any]) -> Machine:
             raise ConfigError(f"rehearsal: {error}") from None
 
 
-def fitted_machine(
-    study: Mapping[str, Any], measured: Path, launch: str, launch_sd: float
-) -> Machine:
+def fitted_machine(study: StudyDocument, measured: Path, launch: str, launch_sd: float) -> Machine:
     """The machine that one measured launch shows.
 
     Args:
@@ -217,9 +216,7 @@ def _cost(host_us: float, step_sd: float, launch_sd: float) -> StepCost:
     return StepCost(host_us, 0.0, 0.0, 0.0, 0.0, step_sd, launch_sd)
 
 
-def _same_for_all(
-    study: Mapping[str, Any], cost: StepCost, kv_tokens: int
-) -> dict[str, EngineConfig]:
+def _same_for_all(study: StudyDocument, cost: StepCost, kv_tokens: int) -> dict[str, EngineConfig]:
     engine = study["config"]["engine"]
     flags = engine["flags"]
     model = ModelOptions(

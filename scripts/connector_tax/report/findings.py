@@ -91,8 +91,11 @@ def prior(study: StudyTables) -> Table | None:
     given = study.settings["hypotheses"]["prior"]
     taxes = study.taxes_at("ref_safe", "ttft_p90")
     plain_s = given["plain_ttft_p90_s"]
-    keys = {"nixl_both": "nixl_ttft_p90_s", "mooncake_both": "mooncake_both_ttft_p90_s"}
-    shown = [item for item in study.connectors if item.id in keys]
+    known = {
+        "nixl_both": given["nixl_ttft_p90_s"],
+        "mooncake_both": given["mooncake_both_ttft_p90_s"],
+    }
+    shown = [item for item in study.connectors if item.id in known]
     if not shown:
         return None
     columns = (
@@ -104,7 +107,7 @@ def prior(study: StudyTables) -> Table | None:
     cells = [number(plain_s), dash, number(plain_ms), dash, dash, Cell("")]
     rows = [Row([Cell(study.label(study.baseline)), *cells])]
     for item in shown:
-        row, prior_s = taxes.get(item.id), given[keys[item.id]]
+        row, prior_s = taxes.get(item.id), known[item.id]
         if row is None or row.status != "valid":
             reason = "not measured at ref_safe" if row is None else f"{row.status}: {row.reason}"
             first = [item.label, f"{prior_s:.2f}", text.signed(100 * (prior_s / plain_s - 1), 1)]

@@ -27,6 +27,7 @@ from connector_tax.analysis.validity import (
 )
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
 from connector_tax.files import (
     ArtifactError,
     fsync_directory,
@@ -74,7 +75,7 @@ _RECORD_KEYS = {
 class PreparedCell:
     """A cell ready to be measured: arrival offsets (ns from its origin) and how bodies are made."""
 
-    cell: Mapping[str, Any]
+    cell: CellPlan
     rate_rps: float
     attempt: int
     arrivals_seed: str
@@ -100,7 +101,7 @@ class Instruments:
     quiet_level_ns: float | None
 
 
-def cell_rule(config: Mapping[str, Any], phase: str) -> CellRule:
+def cell_rule(config: StudyConfig, phase: str) -> CellRule:
     """The load generator's rule for a cell of a phase, from the `cell` section.
 
     Phase A is to show where saturation begins: none of its cells ends for it.
@@ -118,7 +119,7 @@ def cell_rule(config: Mapping[str, Any], phase: str) -> CellRule:
     )
 
 
-def load_generator(study: Mapping[str, Any], server: Server, plan: AffinityPlan) -> LoadGenerator:
+def load_generator(study: StudyDocument, server: Server, plan: AffinityPlan) -> LoadGenerator:
     """The load generator of the study's `load_generator` section, aimed at `server`."""
     options = study["config"]["load_generator"]
     return LoadGenerator(
@@ -133,9 +134,9 @@ def load_generator(study: Mapping[str, Any], server: Server, plan: AffinityPlan)
 
 
 def prepare(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
-    cell: Mapping[str, Any],
+    cell: CellPlan,
     rate_rps: float,
     *,
     attempt: int,
@@ -173,7 +174,7 @@ def prepare(
 
 
 def measure(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
     prepared: PreparedCell,
     instruments: Instruments,
@@ -318,7 +319,7 @@ def _final_scrape(
 
 
 def cell_record(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
     prepared: PreparedCell,
     result: CellResult,

@@ -9,14 +9,16 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_file import read_study
+from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, is_fetched
-from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.files import ArtifactError, write_json
 from connector_tax.vllm import hub_files
 
 
@@ -24,7 +26,7 @@ class FetchError(Exception):
     """The model cannot be had; the text says why."""
 
 
-def fetch(engine: Mapping[str, Any]) -> dict[str, Any]:
+def fetch(engine: EngineSection) -> dict[str, Any]:
     """Fetch the model of an `engine` section; the content of model.json.
 
     Raises:
@@ -51,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(arguments: argparse.Namespace) -> None:
-    engine = read_json(arguments.study)["config"]["engine"]
+    engine = read_study(arguments.study)["config"]["engine"]
     if not is_fetched(engine):
         raise FetchError(f"engine.model: {engine['model']} is a folder, there is nothing to fetch")
     content = fetch(engine)

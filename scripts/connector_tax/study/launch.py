@@ -26,10 +26,11 @@ from typing import Any
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch, baseline_of
 from connector_tax.artifacts.rates import cell_rates, shape_limits
-from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_file import launches, read_study
+from connector_tax.artifacts.study_records import CellPlan
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
-from connector_tax.files import ArtifactError, read_json, write_json, write_text
+from connector_tax.files import ArtifactError, write_json, write_text
 from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.seals import seal_settings
@@ -90,7 +91,7 @@ class LaunchDriver:
     """
 
     def __init__(self, study_file: Path, launch: Launch, progress: LaunchProgress) -> None:
-        self.study = enter_block_slot(read_json(study_file), study_file.parent, launch.block)
+        self.study = enter_block_slot(read_study(study_file), study_file.parent, launch.block)
         self.folder = launch.folder(study_file.parent)
         self.launch = launch
         self.progress = progress
@@ -167,7 +168,7 @@ class LaunchDriver:
 
     def _measure_on_a_free_port(
         self,
-        missing: Sequence[Mapping[str, Any]],
+        missing: Sequence[CellPlan],
         rates: Mapping[str, float | None],
         attempt: dict[str, Any],
     ) -> None:
@@ -235,7 +236,7 @@ class LaunchDriver:
     def _measure_all(
         self,
         instruments: cells.Instruments,
-        missing: Sequence[Mapping[str, Any]],
+        missing: Sequence[CellPlan],
         rates: Mapping[str, float | None],
         attempt: int,
     ) -> None:
@@ -359,7 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _drive(arguments: argparse.Namespace) -> int:
     launch = Launch(arguments.config, arguments.block, arguments.phase)
     try:
-        study = read_json(arguments.study)
+        study = read_study(arguments.study)
         if launch not in launches(study, launch.phase):
             print(f"{arguments.study}: no launch {launch.name} in run_order", file=sys.stderr)
             return 2

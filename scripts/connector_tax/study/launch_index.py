@@ -16,6 +16,7 @@ from connector_tax.artifacts.index import (
     launch_index,
 )
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.files import make_durable, read_json, write_json
 from connector_tax.seals import seal_launch
 from connector_tax.study import cell as cells
@@ -44,9 +45,7 @@ class LaunchOutcome:
     attempts: Sequence[Mapping[str, Any]]
 
 
-def conclude(
-    study: Mapping[str, Any], launch: Launch, folder: Path, outcome: LaunchOutcome
-) -> None:
+def conclude(study: StudyDocument, launch: Launch, folder: Path, outcome: LaunchOutcome) -> None:
     """Write summary.json, the percentiles of each finished cell, then index.json and its seal.
 
     What index.json vouches for is on the disk first: the cells, their records, the logs.
@@ -65,7 +64,7 @@ def conclude(
 
 
 def _index(
-    study: Mapping[str, Any], launch: Launch, folder: Path, outcome: LaunchOutcome
+    study: StudyDocument, launch: Launch, folder: Path, outcome: LaunchOutcome
 ) -> LaunchIndex:
     attempts = outcome.attempts
     started, ended = outcome.started_utc, outcome.started_utc
@@ -86,10 +85,10 @@ def _index(
 
 
 def _entry(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
     folder: Path,
-    cell: Mapping[str, Any],
+    cell: CellPlan,
     outcome: LaunchOutcome,
 ) -> CellEntry:
     name = cell["cell"]
@@ -104,7 +103,7 @@ def _entry(
 
 
 def _timing(
-    study: Mapping[str, Any], folder: Path, attempts: Sequence[Mapping[str, Any]]
+    study: StudyDocument, folder: Path, attempts: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
     # Also the first measurement of a void cell, which stands aside as <cell>.void<k>.
     windows = [

@@ -18,6 +18,7 @@ from connector_tax.analysis.quiet import (
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import read_json
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study.child import CommandChild
@@ -71,7 +72,7 @@ class MachineWatch(CommandChild):
 
 
 def block_quiet_level(
-    study: Mapping[str, Any], study_folder: Path, launch: Launch
+    study: StudyDocument, study_folder: Path, launch: Launch
 ) -> dict[str, float] | None:
     """The quiet level of a block and a phase: one for all their launches, which are compared.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_records import StudyConfig
 from connector_tax.files import read_json, write_json, write_new_json
 from connector_tax.linux import format_cpus
 from connector_tax.loadgen.affinity import read_topology
@@ -38,7 +39,7 @@ NODE_VARIABLE = "SLURMD_NODENAME"
 PASSING = ("boot", "job", "exclusive")
 
 
-def describe_node(config: Mapping[str, Any]) -> dict[str, Any]:
+def describe_node(config: StudyConfig) -> dict[str, Any]:
     """The `node` of an attempt: machine, boot, devices, CPUs, job, whether the job is alone.
 
     Args:

@@ -15,6 +15,8 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch, baseline_of
+from connector_tax.artifacts.study_file import read_study
+from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import ArtifactError, read_json, write_json
@@ -27,7 +29,7 @@ from connector_tax.study.slots import enter_block_slot
 from connector_tax.vllm import overlay
 
 
-def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def apply(study: StudyDocument, folder: Path) -> dict[str, Any]:
     """Switch step timing on for the study whose patch folder is `folder`: patch_status.json.
 
     Raises:
@@ -61,7 +63,7 @@ def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return status
 
 
-def fitting_vllm(engine: Mapping[str, Any]) -> dict[str, Any]:
+def fitting_vllm(engine: EngineSection) -> dict[str, Any]:
     """What `overlay.describe_vllm` says of the engine's vLLM; the probe fits all of the study's.
 
     Raises:
@@ -75,7 +77,7 @@ def fitting_vllm(engine: Mapping[str, Any]) -> dict[str, Any]:
     return all_described[0]
 
 
-def _prove(study: Mapping[str, Any], folder: Path) -> dict[str, int]:
+def _prove(study: StudyDocument, folder: Path) -> dict[str, int]:
     """Launch the baseline with the probe and serve one request: steps recorded, by process."""
     launch = Launch(baseline_of(study["config"]), 0, "A")
     lines: list[str] = []
@@ -92,7 +94,7 @@ def _prove(study: Mapping[str, Any], folder: Path) -> dict[str, int]:
     return counts
 
 
-def revert(study: Mapping[str, Any], status: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def revert(study: StudyDocument, status: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Remove the overlay: revert_status.json says what was removed, and whether anything is left.
 
     Raises:
@@ -125,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _patch(arguments: argparse.Namespace) -> None:
     root = arguments.study.parent
     folder = root / paths.PATCH
-    study = read_json(arguments.study)
+    study = read_study(arguments.study)
     if arguments.action == "apply":
         status = apply(enter_block_slot(study, root), folder)
         write_json(root / paths.PATCH_STATUS, status)

@@ -1,17 +1,16 @@
 """The step probe a launch of a study runs with, as its patch stage left it."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.vllm import overlay
 
 OVERLAY = "overlay"
 
 
-def probe_overlay(study: Mapping[str, Any], study_folder: Path) -> Path | None:
+def probe_overlay(study: StudyDocument, study_folder: Path) -> Path | None:
     """The overlay a launch of this study runs with; None without step timing or for no vLLM.
 
     A reverted overlay is installed again when the study measures again.

@@ -10,6 +10,7 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.study import cell as cells
 from connector_tax.study.design import cell_order
@@ -46,12 +47,12 @@ def clear_interrupted(folder: Path, say: Say) -> None:
 
 
 def missing_cells(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
     folder: Path,
     rates: Mapping[str, float | None],
     say: Say,
-) -> list[dict[str, Any]]:
+) -> list[CellPlan]:
     """The cells of a launch that are to be measured, in run order; unusable ones are moved aside.
 
     Args:

@@ -6,6 +6,7 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import write_json
 from connector_tax.study.engine_settings import engine_record, remove_settings
 from connector_tax.study.processes import ServerProcesses
@@ -21,7 +22,7 @@ class ServerUse:
     """
 
     def __init__(
-        self, study: Mapping[str, Any], launch: Launch, server: Server, attempt: Mapping[str, Any]
+        self, study: StudyDocument, launch: Launch, server: Server, attempt: Mapping[str, Any]
     ) -> None:
         self.processes = ServerProcesses(server.pid, server.companion_pids())
         self._server = server

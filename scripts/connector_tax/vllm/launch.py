@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import is_fetched
 
 ROOT_MARK = "{root}"
@@ -77,7 +78,7 @@ class VllmCommand:
 
 
 def vllm_command(
-    engine: Mapping[str, Any],
+    engine: EngineSection,
     configurations: Sequence[Mapping[str, Any]],
     configuration: str,
     *,
