@@ -221,7 +221,7 @@ def spreads(
     bounds = [*((f, None) for f in factors), *((None, s) for s in steals)]
     bounds += list(itertools.product(factors, steals))
     for factor, steal in bounds:
-        chosen = {**rule, "max_factor": factor, "max_chunk_steal": steal}
+        chosen: Any = {**rule, "max_factor": factor, "max_chunk_steal": steal}
         kept = [undisturbed(c.machine.chunks(chosen), c.start_ns, c.end_ns) for c in cells]
         parts = [] if factor is None else [f"memory > {factor:g} x"]
         parts += [] if steal is None else [f"steal > {steal:.0%}"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
+from connector_tax.artifacts.launch_files import NodeRecord
 from connector_tax.artifacts.names import PHASES, PLAIN, Launch, cell_of_rate, cell_of_shape
 from connector_tax.artifacts.study_records import StudyConfig
 from connector_tax.config import DEFAULTS, load_yaml
@@ -18,7 +19,7 @@ DEFAULT: Mapping[str, Any] = load_yaml(DEFAULTS / "config.yaml")
 # Sections that a study of any age has.
 SECTIONS = StudyConfig.__required_keys__ - {"validity"}
 # What a launch ran on.
-NODE: dict[str, Any] = {
+NODE: Any = {
     **{"machine": "machine-0123456789ab", "boot": "0b00t", "devices": ["none"], "gpus": []},
     **{"cpu": "synthetic", "cpus": "0-7", "quota_cpus": None, "job": None},
 }
@@ -44,7 +45,7 @@ def shape_cell(input_tokens: int, output_tokens: int) -> Planned:
     }
 
 
-def on_machines(*blocks: str) -> list[Planned]:
+def on_machines(*blocks: str) -> list[NodeRecord]:
     """The node of each block, measured on machines of these names."""
     return [NODE | {"machine": f"machine-{name}"} for name in blocks]
 

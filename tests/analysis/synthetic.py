@@ -290,7 +290,7 @@ def _write_cell(
     write_steps(writer, folder / f"engine_step_{suffix}", config, window, offset, rng)
     reason = writer.void.get((config, block, phase, name))
     warm = requests.height - int(requests["warmup"].sum())
-    record: dict[str, Any] = {
+    record: Any = {
         "phase": phase,
         "cell": name,
         "config": config,

@@ -24,6 +24,7 @@ from connector_tax.analysis import aggregate
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.validity import COUNTERS, assess, server_counters, void_reasons
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import ServerCounters
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import launches
@@ -234,9 +235,9 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     for moment, scrape in (("before", metrics[0]), ("after", metrics[-1])):
         scrape["raw"] = page(scrape["values"], requests if moment == "after" else [])
     fit_tokens(steps, totals)
-    counters = {
-        moment: server_counters(scrape["values"])
-        for moment, scrape in (("before", metrics[0]), ("after", metrics[-1]))
+    counters: ServerCounters = {
+        "before": server_counters(metrics[0]["values"]),
+        "after": server_counters(metrics[-1]["values"]),
     }
     name = f"{document['seed']}/arrivals/block{index['block']}/{index['phase']}/{folder.name}"
     record["schedule"] |= {"seed": name, "gamma_shape": None}

@@ -67,7 +67,8 @@ def test_a_block_belongs_to_the_device_of_its_first_launch(tmp_path: Path) -> No
     claim_device(tmp_path, 0, "a", here)
     claim_device(tmp_path, 0, "a", {**here, "boot": "the next", "job": "18", "exclusive": True})
     # Made by a version that recorded more of a node.
-    claim_device(tmp_path, 0, "a", {**here, "recorded_since": 1})
+    newer: Any = {**here, "recorded_since": 1}
+    claim_device(tmp_path, 0, "a", newer)
     claim_device(tmp_path, 1, "a", {**here, "machine": "machine-b"})
     with pytest.raises(DeviceError, match=r"block 0 .*machine: 'machine-.*', here 'machine-b'"):
         claim_device(tmp_path, 0, "a", {**here, "machine": "machine-b"})
@@ -80,7 +81,7 @@ def test_a_block_belongs_to_the_device_of_its_first_launch(tmp_path: Path) -> No
 def test_a_driver_on_another_device_measures_nothing(tmp_path: Path) -> None:
     study_file = write_study(tmp_path)
     study = read_json(study_file)
-    elsewhere = {**describe_node(study["config"]), "machine": "machine-b"}
+    elsewhere = describe_node(study["config"]) | {"machine": "machine-b"}
     claim_device(tmp_path, 0, study["design_sha256"], elsewhere)
     done = drive(study_file)
     assert done.returncode == 2

@@ -85,7 +85,7 @@ def test_blocks_take_the_slots_in_turn_and_stay_where_they_were_begun(tmp_path: 
         return [slot["id"] for slot in chosen if slot is not None]
 
     assert slots() == ["a", "b", "a", "b"]
-    node = {**describe_node(study["config"]), "cpus": "1"}
+    node = describe_node(study["config"]) | {"cpus": "1"}
     claim_device(tmp_path, 2, study["design_sha256"], node)
     assert slots() == ["a", "b", "b", "b"]
     claim_device(tmp_path, 0, "another design", node)

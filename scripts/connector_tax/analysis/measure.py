@@ -9,7 +9,6 @@ backlog to the window, so that requests which are only served during the drain d
 up with.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from connector_tax.analysis.quiet import (
 )
 from connector_tax.analysis.records import REQUESTS, empty_frame, read_records
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow, ScrapeLine
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 
 WAITING = "vllm:num_requests_waiting"
@@ -122,7 +122,7 @@ class Requests:
 def read_requests(
     path: Path,
     sha256: str | None,
-    window: Mapping[str, Any],
+    window: MeasuredWindow,
     chunks: Chunks | None = None,
 ) -> Requests:
     """Read a cell's requests file.
@@ -192,7 +192,7 @@ def _check_stamps(path: Path, ok: pl.DataFrame) -> None:
         )
 
 
-def gauge_values(record: Mapping[str, Any], gauge: str) -> list[float]:
+def gauge_values(record: ScrapeLine, gauge: str) -> list[float]:
     """The values of a gauge in a line of a metrics file, of all its label sets.
 
     Raises:
@@ -202,7 +202,7 @@ def gauge_values(record: Mapping[str, Any], gauge: str) -> list[float]:
     return [float(value) for name, value in values if name.partition("{")[0] == gauge]
 
 
-def waiting_p50(path: Path, sha256: str | None, window: Mapping[str, Any]) -> float:
+def waiting_p50(path: Path, sha256: str | None, window: MeasuredWindow) -> float:
     """Median of vllm:num_requests_waiting over the scrapes inside the measured window.
 
     Raises:
@@ -290,7 +290,7 @@ def summarise_cell(
     records = sorted(cell_dir.glob("cell_*.json"))
     if len(records) != 1:
         raise ArtifactError(f"{cell_dir}: found {len(records)} files cell_*.json, wanted 1")
-    record = read_json(records[0])
+    record: CellRecord = read_json(records[0])
     requests_file, _, _, machine_file = (
         cell_dir / paths.cell_log(kind, record["phase"], record["cell"]) for kind in paths.CELL_LOGS
     )

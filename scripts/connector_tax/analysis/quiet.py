@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from connector_tax.artifacts.cell_records import MachineLine, MeasuredWindow
 from connector_tax.artifacts.checks import MIN_SAMPLES
+from connector_tax.artifacts.study_records import QuietRule
 from connector_tax.files import ArtifactError, read_jsonl, sha256_file
 
 SIDES = ("loadgen", "server")
-# What the rule is, of the `quiet` section; a cell's record holds it.
-RULE_KEYS = ("chunk_percentile", "level_percentile", "max_factor", "max_chunk_steal")
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -52,12 +52,22 @@ class Chunks(NamedTuple):
     disturbed: Bools
 
 
+def rule_of(quiet: QuietRule) -> QuietRule:
+    """The rule by itself, of a `quiet` section; a cell's record holds it."""
+    return {
+        "chunk_percentile": quiet["chunk_percentile"],
+        "level_percentile": quiet["level_percentile"],
+        "max_factor": quiet["max_factor"],
+        "max_chunk_steal": quiet["max_chunk_steal"],
+    }
+
+
 def chunk_value(memory_ns: Sequence[int] | Ints, percentile: float) -> float:
     """A chunk's value: that percentile of its samples; NaN of fewer than MIN_SAMPLES."""
     return float(np.percentile(memory_ns, percentile)) if len(memory_ns) >= MIN_SAMPLES else np.nan
 
 
-def chunk_steal(before: Mapping[str, Any], line: Mapping[str, Any], cpus: Sequence[int]) -> float:
+def chunk_steal(before: MachineLine, line: MachineLine, cpus: Sequence[int]) -> float:
     """A chunk's steal, from its line and the one before it.
 
     Args:
@@ -70,9 +80,7 @@ def chunk_steal(before: Mapping[str, Any], line: Mapping[str, Any], cpus: Sequen
     return float((grown / np.array(cpus)).max() / wall_ms)
 
 
-def judge_chunks(
-    edges_ns: Ints, values_ns: Floats, steal: Floats, quiet: Mapping[str, Any]
-) -> Chunks:
+def judge_chunks(edges_ns: Ints, values_ns: Floats, steal: Floats, quiet: QuietRule) -> Chunks:
     """Judge the chunks of a cell, or of what there is of it so far.
 
     Args:
@@ -83,9 +91,8 @@ def judge_chunks(
     """
     known = values_ns[~np.isnan(values_ns)]
     level = float(np.percentile(known, quiet["level_percentile"])) if len(known) else np.nan
-    factor, most = (
-        np.inf if quiet[name] is None else quiet[name] for name in ("max_factor", "max_chunk_steal")
-    )
+    factor = np.inf if quiet["max_factor"] is None else quiet["max_factor"]
+    most = np.inf if quiet["max_chunk_steal"] is None else quiet["max_chunk_steal"]
     # A comparison with NaN is false: a chunk without a value is disturbed.
     quiet_chunks = (values_ns <= factor * level) & (steal <= most)
     return Chunks(edges_ns, values_ns, steal, level, ~quiet_chunks)
@@ -118,9 +125,7 @@ class QuietTime(NamedTuple):
     memory_ns_p50: float | None
 
 
-def quiet_time(
-    machine: "Machine", quiet: Mapping[str, Any], window: Mapping[str, Any]
-) -> QuietTime:
+def quiet_time(machine: "Machine", quiet: QuietRule, window: MeasuredWindow) -> QuietTime:
     """The quiet time of a cell's window (`window` and `quiet.rule` of its record)."""
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     chunks = machine.chunks(quiet)
@@ -172,7 +177,7 @@ class Machine:
     throttled: int | None
     foreign_gpu: int | None
 
-    def chunks(self, quiet: Mapping[str, Any]) -> Chunks:
+    def chunks(self, quiet: QuietRule) -> Chunks:
         """The cell's chunks by the rule `quiet`."""
         parts = np.split(self.memory_ns, self.first[1:-1])
         values = [chunk_value(part, quiet["chunk_percentile"]) for part in parts]
@@ -239,7 +244,7 @@ def read_machine(path: Path, sha256: str | None) -> Machine:
         raise ArtifactError(f"{path}: not a machine file: {error!r}") from None
 
 
-def _foreign_gpu(lines: Sequence[Mapping[str, Any]]) -> int | None:
+def _foreign_gpu(lines: Sequence[MachineLine]) -> int | None:
     told = [pids for line in lines if (pids := line.get("foreign_gpu_pids")) is not None]
     return len({pid for pids in told for pid in pids}) if told else None
 

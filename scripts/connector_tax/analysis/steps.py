@@ -81,7 +81,8 @@ def read_steps(cell: Cell) -> Steps:
             f"{cell.folder.parent / 'index.json'}: no hash of {path.name}, though"
             " patch_status.json says that step timing is available"
         )
-    start, stop = (cell.record["window"][key] for key in ("t_warmup_end_ns", "t_stop_ns"))
+    window = cell.record["window"]
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     schedulers, workers, calls = [], [], []
     for frame in read_records(path, STEPS, digest):
         is_scheduler = pl.col("process") == "scheduler"

@@ -4,14 +4,12 @@ Times are CLOCK_MONOTONIC in ns. A key that is NotRequired lacks where it does n
 studies measured before it existed.
 """
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, TypeGuard
 
 from connector_tax.artifacts.study_records import QuietRule
 
 
-class RequestLine(TypedDict):
-    """One line of requests_*.jsonl; written from loadgen/messages.py:RequestRecord."""
-
+class _Request(TypedDict):
     request_id: str
     seq: int
     status: str
@@ -23,23 +21,48 @@ class RequestLine(TypedDict):
     t_issue_ns: int | None
     t_worker_ns: int | None
     t_conn_ns: int | None
-    t_send_ns: int | None
     t_headers_ns: int | None
-    t_first_token_ns: int | None
-    t_last_token_ns: int | None
     t_done_ns: int | None
-    prompt_tokens: int | None
-    completion_tokens: int | None
     inflight_at_send: int | None
     worker: int | None
     reads: list[tuple[int, int]] | None
 
 
-class ScrapeLine(TypedDict):
-    """One line of metrics_*.jsonl."""
+class RequestLine(_Request):
+    """One line of requests_*.jsonl; written from loadgen/messages.py:RequestRecord."""
+
+    t_send_ns: int | None
+    t_first_token_ns: int | None
+    t_last_token_ns: int | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+class AnsweredRequest(_Request):
+    """A line with status ok: what the others may lack is there."""
+
+    t_send_ns: int
+    t_first_token_ns: int
+    t_last_token_ns: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def is_answered(request: RequestLine) -> TypeGuard[AnsweredRequest]:
+    """Whether a request succeeded."""
+    return request["status"] == "ok"
+
+
+class ScrapeMoment(TypedDict):
+    """When a scrape was, and whether the page was read and parsed."""
 
     t_ns: int
     ok: bool
+
+
+class ScrapeLine(ScrapeMoment):
+    """One line of metrics_*.jsonl."""
+
     scrape_ms: float | None
     values: dict[str, float]
     raw: NotRequired[str]
@@ -85,12 +108,17 @@ class MachineLine(TypedDict):
     counters: NotRequired[MachineCounters]
 
 
-class WindowRecord(TypedDict):
+class MeasuredWindow(TypedDict):
+    """From when to when a cell was measured."""
+
+    t_warmup_end_ns: int
+    t_stop_ns: int
+
+
+class WindowRecord(MeasuredWindow):
     """`window`: when the cell's parts began and ended."""
 
     t_origin_ns: int
-    t_warmup_end_ns: int
-    t_stop_ns: int
     t_cooldown_end_ns: NotRequired[int]
     t_drained_ns: int
     started_utc: str
@@ -224,6 +252,10 @@ class MeasuredCellRecord(TypedDict):
     suspended_ms: NotRequired[int]
     precision: NotRequired[PrecisionRecord]
     quiet: NotRequired[CellQuiet]
+    server_counters: NotRequired[ServerCounters]
+    server_cpu: NotRequired[CellCpu]
+    load_generator: NotRequired[GeneratorHealth]
+    rehearsed: NotRequired[RehearsedRecord]
 
 
 class CellRecord(MeasuredCellRecord):
@@ -232,8 +264,4 @@ class CellRecord(MeasuredCellRecord):
     health: dict[str, CheckRecord]
     valid: bool
     void_reasons: list[str]
-    server_counters: NotRequired[ServerCounters]
-    server_cpu: NotRequired[CellCpu]
-    load_generator: NotRequired[GeneratorHealth]
-    rehearsed: NotRequired[RehearsedRecord]
     files: dict[str, str]

@@ -4,6 +4,7 @@ What each means: docs/artifacts.md. A key that is NotRequired lacks where it doe
 studies measured before it existed.
 """
 
+from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
 from connector_tax.artifacts.cell_records import QuantityRecord
@@ -84,11 +85,11 @@ class TargetRecord(TypedDict):
 class AffinityRecord(TypedDict):
     """Which CPUs load generator, workers and server had, and the topology they were chosen from."""
 
-    loadgen: list[int]
-    workers: list[list[int]]
-    server: list[int]
+    loadgen: Sequence[int]
+    workers: Sequence[Sequence[int]]
+    server: Sequence[int]
     enabled: bool
-    warnings: list[str]
+    warnings: Sequence[str]
     topology: dict[str, Any]
 
 

@@ -6,11 +6,11 @@ import contextlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import CellRecord, RequestLine
 from connector_tax.artifacts.index import finished_cell, launch_index, write_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_records import StudyDocument
@@ -33,8 +33,8 @@ READY_S = 30.0
 class LiveCell:
     """A measured cell, its requests, and what the server knows of each (by request id)."""
 
-    record: dict[str, Any]
-    requests: list[dict[str, Any]]
+    record: CellRecord
+    requests: list[RequestLine]
     truth: dict[str, RequestTruth]
 
 

@@ -15,6 +15,7 @@ from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests, read_requests
 from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.taxes import Tables, tax_rows
+from connector_tax.artifacts.launch_files import ClaimedNode
 from connector_tax.artifacts.names import CellKey, Launch, configuration_of
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.study_records import StudyDocument
@@ -37,7 +38,14 @@ ORIGIN_NS = 10**15
 NS = 1_000_000_000
 METRICS = ("ttft_p90", "tpot_p90")
 # What a launch records of what it ran on, of devices that are told apart by name.
-VIRTUAL_NODE = {"devices": ["virtual"], "gpus": [], "cpu": "", "cpus": "", "quota_cpus": None}
+VIRTUAL_NODE: ClaimedNode = {
+    "machine": "",
+    "devices": ["virtual"],
+    "gpus": [],
+    "cpu": "",
+    "cpus": "",
+    "quota_cpus": None,
+}
 
 Samples = Mapping[CellKey, dict[str, LogSample]]
 
@@ -171,8 +179,10 @@ def _outcomes(
 
 def _cell(key: CellKey, devices: Sequence[str]) -> Cell:
     configuration = configuration_of(key.config)
-    nodes = tuple(VIRTUAL_NODE | {"machine": devices[key.block]} for _ in devices[:1])
-    return Cell(key, configuration, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE, nodes)
+    nodes: list[ClaimedNode] = [
+        {**VIRTUAL_NODE, "machine": devices[key.block]} for _ in devices[:1]
+    ]
+    return Cell(key, configuration, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE, tuple(nodes))
 
 
 def model_interval(table: TaxTable, config: str, metric: str) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
+from connector_tax.artifacts.launch_files import ClaimedNode
 from connector_tax.artifacts.names import (
     PHASES,
     Launch,
@@ -129,7 +130,7 @@ class RawCell:
         return list(read_jsonl(self.path("engine_step")))
 
 
-def _device(node: Row) -> str:
+def _device(node: ClaimedNode) -> str:
     """Machine and GPUs; without GPUs the name of the device and the CPUs."""
     cpus = "" if node["gpus"] else f", CPUs {node['cpus']}"
     return f"{node['machine']} {' '.join(node['devices'])}{cpus}"

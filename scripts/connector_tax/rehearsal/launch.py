@@ -17,6 +17,12 @@ import numpy as np
 from connector_tax.analysis.measure import WAITING
 from connector_tax.analysis.validity import assess, void_reasons
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import (
+    CellRecord,
+    GeneratorHealth,
+    RequestLine,
+    is_answered,
+)
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
@@ -36,7 +42,7 @@ from connector_tax.study.resume import launch_skip_reason
 
 BEGUN = "1970-01-01T00:00:00+00:00"
 # What a load generator that never lags says of itself.
-HEALTHY: dict[str, Any] = {
+HEALTHY: GeneratorHealth = {
     "processes": {
         name: {
             **dict.fromkeys(("loop_lag_p99_ms", "loop_lag_max_ms", "cpu_share"), 0.0),
@@ -99,7 +105,7 @@ def _rehearse_cell(
     engine: VirtualEngine,
     machine: Machine,
     launch_folder: Path,
-) -> dict[str, Any]:
+) -> CellRecord:
     """Serve one cell and write its folder; the content of its record."""
     config, name = study["config"], planned["cell"]
     prepared = prepare(study, launch, planned, rate_rps, attempt=1, measurement=1)
@@ -160,12 +166,12 @@ def _judged(
     prepared: PreparedCell,
     cell: VirtualCell,
     result: CellResult,
-) -> dict[str, Any]:
+) -> CellRecord:
     """The cell's record, judged as a measured one is; the machine is taken to be undisturbed."""
     config = study["config"]
-    records: list[dict[str, Any]] = msgspec.to_builtins(result.records)
+    records: list[RequestLine] = msgspec.to_builtins(result.records)
     record = cell_record(study, launch, prepared, result, records, BEGUN)
-    ok = [r for r in records if r["status"] == "ok"]
+    ok = [r for r in records if is_answered(r)]
     counters: dict[str, float | None] = {
         "success": len(ok),
         "prompt_tokens": sum(r["prompt_tokens"] for r in ok),
@@ -188,7 +194,13 @@ def _judged(
         bounds=config["validity"],
     )
     reasons = void_reasons(checks)
-    return record | {"health": checks, "valid": not reasons, "void_reasons": reasons}
+    return {
+        **record,
+        "health": checks,
+        "valid": not reasons,
+        "void_reasons": reasons,
+        "files": {},
+    }
 
 
 def main(argv: Sequence[str]) -> int:

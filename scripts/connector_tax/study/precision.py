@@ -4,9 +4,14 @@ The rule is the same for every configuration; what differs is how long each need
 """
 
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import (
+    CellRecord,
+    HalfWidthsRecord,
+    MeasuredWindow,
+    PrecisionRecord,
+)
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_records import (
     CellPlan,
@@ -16,6 +21,7 @@ from connector_tax.artifacts.study_records import (
 )
 from connector_tax.files import read_json
 from connector_tax.loadgen import CellResult, PrecisionRule
+from connector_tax.loadgen.precision import HalfWidths
 from connector_tax.ranks import order_statistic_ranks
 
 # Every reported percentile has a 95% interval.
@@ -34,7 +40,7 @@ def precision_rule(config: StudyConfig) -> PrecisionRule | None:
 
 def precision_record(
     rule: PrecisionRule, result: CellResult, requests_file: Path, config: StudyConfig
-) -> dict[str, Any]:
+) -> PrecisionRecord:
     """The `precision` part of a cell's record.
 
     Returns:
@@ -45,7 +51,10 @@ def precision_record(
     """
     from connector_tax.analysis.measure import read_requests
 
-    window = {"t_warmup_end_ns": result.t_warmup_end_ns, "t_stop_ns": result.t_stop_ns}
+    window: MeasuredWindow = {
+        "t_warmup_end_ns": result.t_warmup_end_ns,
+        "t_stop_ns": result.t_stop_ns,
+    }
     requests = read_requests(requests_file, None, window)
     stopped_by = "target" if result.precise is not None else "interrupted"
     if result.precise is None and result.t_stop_ns - result.t_warmup_end_ns >= round(
@@ -55,10 +64,14 @@ def precision_record(
     achieved = rule.half_widths(sorted(requests.ttft_ms), sorted(requests.tpot_ms))
     return {
         "stopped_by": stopped_by,
-        "at_stop": None if result.precise is None else result.precise._asdict(),
-        "achieved": achieved._asdict(),
+        "at_stop": None if result.precise is None else _half_widths(result.precise),
+        "achieved": _half_widths(achieved),
         "throughput_ratio": requests.throughput_ratio,
     }
+
+
+def _half_widths(seen: HalfWidths) -> HalfWidthsRecord:
+    return {"n": seen.n, "ttft_p90": seen.ttft_p90, "tpot_p90": seen.tpot_p90}
 
 
 def skip_reason(study: StudyDocument, launch: Launch, folder: Path, cell: CellPlan) -> str | None:
@@ -78,7 +91,7 @@ def skip_reason(study: StudyDocument, launch: Launch, folder: Path, cell: CellPl
         if lower_rps is None or lower_rps >= rate_rps:
             break
         path = folder / lower["cell"] / paths.cell_record("A", lower["cell"])
-        record = read_json(path) if path.exists() else None
+        record: CellRecord | None = read_json(path) if path.exists() else None
         # A rate without arrivals in its window says nothing.
         ratio = record["precision"]["throughput_ratio"] if record and record["valid"] else None
         if saturation_skips(precision, lower_rps, ratio, rate_rps):

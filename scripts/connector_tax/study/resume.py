@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.launch_files import AttemptRecord, NodeRecord, QuietLevel
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.record_reader import read_records
 from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.study import cell as cells
@@ -97,11 +98,13 @@ class Attempts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / paths.ATTEMPTS
-        self.entries: list[dict[str, Any]] = read_json(self._path) if self._path.exists() else []
+        self.entries = read_records(self._path, AttemptRecord) if self._path.exists() else []
         self._begun = 0.0
 
-    def begin(self, **about: Any) -> dict[str, Any]:
-        """Add an attempt, the files of the one before renamed; its object, with `about`."""
+    def begin(
+        self, node: NodeRecord, quiet_level: QuietLevel | None, supersedes: str | None
+    ) -> AttemptRecord:
+        """Add an attempt, the files of the one before renamed; its object."""
         number = len(self.entries) + 1
         for name in (paths.LAUNCH_SCRIPT, paths.RESOURCES, paths.SETTINGS, *LOGS):
             if (self._folder / name).exists():
@@ -109,8 +112,15 @@ class Attempts:
                 (self._folder / name).rename(self._folder / f"{stem}.attempt{number - 1}.{suffix}")
         self._begun = time.monotonic()
         # `ended_utc` stays as it is when the driver is killed.
-        attempt = {"attempt": number, "pid": os.getpid(), "started_utc": utc(), "ended_utc": None}
-        attempt |= about
+        attempt: AttemptRecord = {
+            "attempt": number,
+            "pid": os.getpid(),
+            "started_utc": utc(),
+            "ended_utc": None,
+            "node": node,
+            "quiet_level": quiet_level,
+            "supersedes": supersedes,
+        }
         self.entries.append(attempt)
         write_json(self._path, self.entries)
         return attempt

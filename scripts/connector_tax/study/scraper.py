@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from connector_tax.artifacts.cell_records import ScrapeLine
 from connector_tax.linux import run_when_idle
 
 TIMEOUT_S = 5.0
@@ -52,9 +53,9 @@ class _Scraper:
         self._thread: threading.Thread | None = None
         self._failure: OSError | None = None
 
-    def scrape(self, *, raw: bool) -> dict[str, Any]:
+    def scrape(self, *, raw: bool) -> ScrapeLine:
         started = time.monotonic_ns()
-        record: dict[str, Any] = {"t_ns": started, "ok": False, "scrape_ms": None, "values": {}}
+        record: ScrapeLine = {"t_ns": started, "ok": False, "scrape_ms": None, "values": {}}
         try:
             text = self._get()
             record["values"] = parse_metrics(text)
@@ -89,7 +90,7 @@ class _Scraper:
             raise ValueError(f"/metrics answered {answer.status} {answer.reason}")
         return body.decode()
 
-    def open(self, path: str) -> dict[str, Any]:
+    def open(self, path: str) -> ScrapeLine:
         self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         first = self.scrape(raw=True)
         self._closing.clear()
@@ -109,7 +110,7 @@ class _Scraper:
                 self._failure = error
                 return
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> ScrapeLine:
         assert self._thread is not None
         self._closing.set()
         self._thread.join()
