@@ -156,7 +156,8 @@ def test_a_launch_that_ended_early_has_no_memory_under_load() -> None:
     launches = [launch(name, b) for name in (*PLAINS, "a") for b in (0, 1)]
     for records in launches:
         assert isinstance(records.resources, dict)
-        records.resources.update(after_load=None, after_load_reason="ended before its last cell")
+        records.resources["after_load"] = None
+        records.resources["after_load_reason"] = "ended before its last cell"
     row = row_of(launches, "a", "memory_pss_loaded_mib")
     assert (row["status"], row["reason"]) == ("missing", "ended before its last cell")
 

@@ -52,15 +52,17 @@ def _settings(design: Design) -> dict[str, Any]:
 
 def _hypotheses() -> dict[str, Any]:
     return {
+        "engine_label": "embedded (emulated)", "emulated": True, "prior": {},
         "hypotheses": [
             {"id": f"H{number}", "verdict": verdict, "sentence": f"Sentence of H{number}.",
-             "numbers": {"tax": 0.31, "tax_lo": 0.27, "tax_hi": 0.35}}
+             "numbers": {"tax": 0.31, "tax_lo": 0.27, "tax_hi": 0.35}, "point_label": None}
             for number, verdict in enumerate(
                 ("supported", "refuted", "cannot tell", "supported", "supported", "refuted"), 1)
         ],
         "criteria": [
             {"id": number, "verdict": "met" if number != 6 else "not met",
-             "sentence": f"Sentence of criterion {number}.", "numbers": {}}
+             "sentence": f"Sentence of criterion {number}.", "numbers": {},
+             "point_label": None}
             for number in range(1, 8)
         ],
         "resolution": [

@@ -141,7 +141,7 @@ def _complete_design(study_file: Path) -> Any:
         write_json(
             shape_rates, read_json(shape_rates) | {"design_sha256": document["design_sha256"]}
         )
-    environment: dict[str, Any] = {"engine_label": document["engine_label"]}
+    environment: Any = {"engine_label": document["engine_label"]}
     environment |= dict.fromkeys(("vllm", "vllm_sha", "mooncake", "nixl", "lmcache"), "none")
     environment |= {"gpu": ["no GPU"], "cpu": "synthetic"}
     write_json(root / "environment.json", environment)

@@ -32,13 +32,14 @@ from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.taxes import Tables
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.stage_records import FindingRecord, GateRecord
 from connector_tax.files import ArtifactError, read_json
 
 MET, NOT_MET, CANNOT_TELL = "met", "not met", "cannot tell"
 NS_PER_HOUR = 3.6e12
 
 
-def criteria(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> list[dict[str, Any]]:
+def criteria(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> list[FindingRecord]:
     """All seven, in order, as hypotheses.json has them; `id` is a number."""
     findings = [
         prior_of_h1(tables),
@@ -148,7 +149,7 @@ def artifacts(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> Findi
     study = tables.study
     path = study.root / paths.PREFLIGHT_STATUS
     try:
-        preflight = read_json(path)
+        preflight: dict[str, GateRecord] = read_json(path)
     except ArtifactError as error:
         return Finding("6", NOT_MET, str(error), {})
     missing = []
@@ -159,8 +160,8 @@ def artifacts(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> Findi
         name = f"{paths.RUNS}/{Launch(config, block, phase).name}"
         missing += _missing_files(study.root.joinpath(name), name, members, step_timing)
         if members[0].status == "skipped" and phase != "Bp":
-            entry = preflight.get(members[0].configuration, {})
-            if not entry.get("reason"):
+            entry = preflight.get(members[0].configuration)
+            if entry is None or not entry.get("reason"):
                 missing.append(f"{name}: skipped without a reason in preflight_status.json")
     numbers = {"launches": len(launches), "missing": missing}
     if missing:

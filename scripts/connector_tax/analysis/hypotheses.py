@@ -11,11 +11,12 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT, Effect, WeightedTax
 from connector_tax.analysis.overload import joined
 from connector_tax.analysis.taxes import Tables
+from connector_tax.artifacts.stage_records import FindingRecord
 from connector_tax.text import signed
 
 SUPPORTED, REFUTED, CANNOT_TELL = "supported", "refuted", "cannot tell"
@@ -37,9 +38,9 @@ class Finding:
     numbers: Mapping[str, Any]
     point_label: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> FindingRecord:
         """The finding as hypotheses.json has it."""
-        return asdict(self)
+        return cast(FindingRecord, asdict(self))
 
 
 def numbers_of(effect: Effect) -> dict[str, Any]:

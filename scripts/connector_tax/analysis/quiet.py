@@ -17,17 +17,22 @@ idle server tell (`validity.max_idle_memory_factor`).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.artifacts.cell_records import MachineLine, MeasuredWindow
+from connector_tax.artifacts.cell_records import MachineCounters, MachineLine, MeasuredWindow
 from connector_tax.artifacts.checks import MIN_SAMPLES
 from connector_tax.artifacts.study_records import QuietRule
 from connector_tax.files import ArtifactError, read_jsonl, sha256_file
 
-SIDES = ("loadgen", "server")
+SIDES: tuple[Literal["loadgen", "server"], ...] = ("loadgen", "server")
+_CPU_COUNTERS: tuple[Literal["idle_ms", "steal_ms", "own_ms"], ...] = (
+    "idle_ms",
+    "steal_ms",
+    "own_ms",
+)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -250,16 +255,15 @@ def _foreign_gpu(lines: Sequence[MachineLine]) -> int | None:
 
 
 def _cpu_use(
-    begin: Mapping[str, Any], first: Mapping[str, Any], last: Mapping[str, Any], wall_ms: float
+    begin: MachineLine, first: MachineCounters, last: MachineCounters, wall_ms: float
 ) -> dict[str, CpuUse]:
     idle, steal, own = (
-        [b - a for a, b in zip(first[name], last[name], strict=True)]
-        for name in ("idle_ms", "steal_ms", "own_ms")
+        [b - a for a, b in zip(first[name], last[name], strict=True)] for name in _CPU_COUNTERS
     )
     if begin["loadgen"] == begin["server"]:
         # Nothing is pinned: both sides use one set.
         own = [sum(own)] * len(own)
-    use = {}
+    use: dict[str, CpuUse] = {}
     for side, name in enumerate(SIDES):
         whole = wall_ms * len(begin[name])
         busy = whole - idle[side] - steal[side]

@@ -15,6 +15,7 @@ from scipy.stats import norm
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
 from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
 
 METHOD = "docs/method.md"
@@ -38,7 +39,7 @@ def half_width(sigma: float, n: int, percent: float = 90, confidence: float = 0.
 def resolution_rows(
     cells: Sequence[Cell],
     requests: Mapping[CellKey, Requests],
-    rates: Mapping[str, Any],
+    rates: RatesRecord,
     study: Study,
 ) -> list[dict[str, Any]]:
     """The table of docs/method.md, then the same with the baseline's sigma at every Phase A rate.

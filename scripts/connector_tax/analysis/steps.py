@@ -20,8 +20,10 @@ from connector_tax.analysis.hooks import CALLBACKS, Hook, HookTimes, hook_calls,
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.records import STEPS, empty_frame, read_records
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import PatchStatus
 from connector_tax.artifacts.study_file import Study
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.files import ArtifactError
 
 DURATIONS = ("step_duration_us", "engine_step_us")
 CDF_POINTS = 400
@@ -59,7 +61,7 @@ def step_timing_reason(study: Study) -> str | None:
         ArtifactError: patch/patch_status.json is missing or does not say.
     """
     path = study.root / paths.PATCH_STATUS
-    status = read_json(path)
+    status = read_record(path, PatchStatus)
     if not isinstance(status, dict) or not isinstance(status.get("step_timing_available"), bool):
         raise ArtifactError(f"{path}: step_timing_available must be true or false")
     if status["step_timing_available"]:

@@ -28,8 +28,9 @@ from connector_tax.artifacts.names import (
     configuration_of,
 )
 from connector_tax.artifacts.rates import cell_rates, shape_limits
+from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.study_records import CellPlan
+from connector_tax.artifacts.study_records import CellPlan, Reference
 from connector_tax.artifacts.tables import DEVICE_COLUMNS, empty_row
 
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
@@ -59,11 +60,11 @@ class Tables:
 
     study: Study
     taxes: TaxTable
-    rates: Mapping[str, Any]
+    rates: RatesRecord
     step_taxes: Mapping[tuple[str, str, str], Mapping[str, float]]
     whole: TaxTable | None = None
 
-    def cell_at(self, reference: str) -> str | None:
+    def cell_at(self, reference: Reference) -> str | None:
         """The Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the grid."""
         names = {cell["rate_rps"]: str(cell["cell"]) for cell in self.study.cells("A")}
         return names.get(self.rates[reference])
@@ -74,7 +75,7 @@ class Tables:
             rate = planned["rate_rps"]
             names = [name for name in REFERENCES if self.rates[name] == rate]
             return (names[0] if names else ""), rate
-        name = "ref_safe" if phase == "B" else "ref_load"
+        name: Reference = "ref_safe" if phase == "B" else "ref_load"
         rates = cell_rates(self.study.document, phase, self.rates[name], self._limits)
         return name, rates[planned["cell"]]
 

@@ -69,6 +69,27 @@ class ScrapeLine(ScrapeMoment):
     error: NotRequired[str]
 
 
+class StepLine(TypedDict):
+    """One line of engine_step_*.jsonl; what a step has depends on engine, process and connector."""
+
+    t_ns: int
+    step_id: int
+    process: Literal["scheduler", "worker"]
+    step_duration_us: float
+    engine_step_us: float | None
+    build_meta_us: float | None
+    get_finished_us: float | None
+    start_load_kv_us: float | None
+    num_running: int | None
+    num_waiting: int | None
+    prefill_tokens: int | None
+    decode_tokens: int | None
+    kv_tokens: NotRequired[int | None]
+    update_us: NotRequired[float | None]
+    hooks_us: NotRequired[dict[str, float]]
+    children_us: NotRequired[dict[str, dict[str, float]]]
+
+
 class MachineCounters(TypedDict):
     """Totals when a line of machine_*.jsonl was written; of both sides where there are two."""
 

@@ -15,8 +15,8 @@ class QuietLevel(TypedDict):
     """`quiet_level`: ns of a load and of a sample's arithmetic on the idle server's CPUs."""
 
     memory_ns: float
-    compute_ns: float
-    looks: int
+    compute_ns: NotRequired[float]
+    looks: NotRequired[int]
 
 
 class ClaimedNode(TypedDict):
@@ -71,7 +71,7 @@ class NamedThreadUse(ThreadUse):
     name: str
 
 
-class TargetRecord(TypedDict):
+class TargetRecord(TypedDict, total=False):
     """Where the load generator sent; values of headers are left out."""
 
     host: str
@@ -82,7 +82,7 @@ class TargetRecord(TypedDict):
     header_names: list[str]
 
 
-class AffinityRecord(TypedDict):
+class AffinityRecord(TypedDict, total=False):
     """Which CPUs load generator, workers and server had, and the topology they were chosen from."""
 
     loadgen: Sequence[int]
@@ -93,8 +93,8 @@ class AffinityRecord(TypedDict):
     topology: dict[str, Any]
 
 
-class GeneratorRecord(TypedDict):
-    """`load_generator` of an attempt: its target and options."""
+class GeneratorRecord(TypedDict, total=False):
+    """`load_generator` of an attempt: its target and options; an older version noted fewer."""
 
     target: TargetRecord
     workers: int
@@ -108,24 +108,24 @@ class GeneratorRecord(TypedDict):
     affinity: AffinityRecord | None
 
 
-class AttemptRecord(TypedDict):
-    """One entry of attempts.json; the later keys lack in one that ended before they were known."""
+class AttemptRecord(TypedDict, total=False):
+    """One entry of attempts.json; keys lack in one that ended before they were known."""
 
     attempt: int
     pid: int
     started_utc: str
     ended_utc: str | None
-    node: NotRequired[NodeRecord]
-    quiet_level: NotRequired[QuietLevel | None]
-    supersedes: NotRequired[str | None]
-    ports_taken: NotRequired[list[int]]
-    port: NotRequired[int]
-    load_generator: NotRequired[GeneratorRecord]
-    startup_s: NotRequired[float]
-    server_threads: NotRequired[list[NamedThreadUse]]
-    stopped: NotRequired[str]
-    failure: NotRequired[str]
-    wall_s: NotRequired[float]
+    node: NodeRecord
+    quiet_level: QuietLevel | None
+    supersedes: str | None
+    ports_taken: list[int]
+    port: int
+    load_generator: GeneratorRecord
+    startup_s: float
+    server_threads: list[NamedThreadUse]
+    stopped: str
+    failure: str
+    wall_s: float
 
 
 class LaunchConfig(TypedDict):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from connector_tax.artifacts.study_records import StudyConfig
+from connector_tax.artifacts.study_records import Reference, StudyConfig
 
 # The rate sweep, the shapes at ref_safe, the shapes at ref_load; in the order they run.
 PHASES = ("A", "B", "Bp")
@@ -22,7 +22,7 @@ REQUEST_STATUSES = ("ok", "error", "timeout", "cancelled", "dropped")
 # The configuration without a connector, and the baseline where a study names no other.
 PLAIN = "plain"
 METRICS = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90", "e2e_p90")
-REFERENCES = ("ref_safe", "ref_load")
+REFERENCES: tuple[Reference, ...] = ("ref_safe", "ref_load")
 # What is said of a tax.
 TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"

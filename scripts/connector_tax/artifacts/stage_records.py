@@ -72,7 +72,7 @@ class RevertStatus(TypedDict):
     """revert_status.json; after `removed` of a real vLLM only."""
 
     reverted: bool
-    removed: bool
+    removed: list[str]
     vllm_sources_sha256_before: NotRequired[str]
     vllm_sources_sha256_after: NotRequired[str]
     leftovers: NotRequired[list[str]]
@@ -180,16 +180,21 @@ class AnalysisSettings(TypedDict):
     hypotheses: HypothesesSection
 
 
-class SealLink(TypedDict):
+class SealContent(TypedDict, total=False):
+    """What a link seals: the settings of a design, or the index of a launch."""
+
+    design_sha256: str
+    settings: AnalysisSettings
+    launch: str
+    index_sha256: str
+
+
+class SealLink(SealContent):
     """One line of seals.jsonl."""
 
     number: int
     previous: str
     utc: str
-    design_sha256: NotRequired[str]
-    settings: NotRequired[AnalysisSettings]
-    launch: NotRequired[str]
-    index_sha256: NotRequired[str]
     files: dict[str, str | None]
 
 

@@ -6,6 +6,7 @@ NotRequired is optional, or lacks in studies measured before it existed.
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+Reference = Literal["ref_safe", "ref_load"]
 # Keys and values are somebody else's: vLLM's flags, a connector's own configuration.
 Foreign = dict[str, Any]
 
@@ -229,7 +230,7 @@ class StatisticsSection(TypedDict):
     confidence: float
     resamples: int
     margins: dict[str, float]
-    confirmatory: list[str]
+    confirmatory: list[Reference]
     chunk_s: float
     p99_min_samples: int
 

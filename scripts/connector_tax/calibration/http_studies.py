@@ -17,9 +17,9 @@ from connector_tax.artifacts.names import launched_plains
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.calibration import harness
-from connector_tax.calibration.design import PHASE, RATE_RPS, OwnCell, study_document
+from connector_tax.calibration.design import PHASE, OwnCell, study_document
 from connector_tax.calibration.live import measure_launch
-from connector_tax.calibration.studies import METRICS
+from connector_tax.calibration.studies import KNOWN_RATES, METRICS
 from connector_tax.calibration.truth import TrueTax
 from connector_tax.files import write_json
 
@@ -84,8 +84,7 @@ def _tax_rows(study: Study, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         if cell.status == "valid"
     }
     samples = sample_cells(study, requests)
-    rates = {"ref_safe": RATE_RPS, "ref_load": RATE_RPS, "saturation_rate_rps": {}}
-    rows = tax_rows(Tables(study, TaxTable(study, cells, samples, {}), rates, {}))
+    rows = tax_rows(Tables(study, TaxTable(study, cells, samples, {}), KNOWN_RATES, {}))
     return [row for row in rows if row["metric"] in METRICS]
 
 

@@ -17,6 +17,7 @@ from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_laun
 from connector_tax.analysis.taxes import Tables, tax_rows
 from connector_tax.artifacts.launch_files import ClaimedNode
 from connector_tax.artifacts.names import CellKey, Launch, configuration_of
+from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.calibration.design import (
@@ -38,6 +39,16 @@ ORIGIN_NS = 10**15
 NS = 1_000_000_000
 METRICS = ("ttft_p90", "tpot_p90")
 # What a launch records of what it ran on, of devices that are told apart by name.
+# What reference_rates.json of a study of one rate holds.
+KNOWN_RATES: RatesRecord = {
+    "ref_safe": RATE_RPS,
+    "ref_load": RATE_RPS,
+    "rates_rps": [RATE_RPS],
+    "saturation_rate_rps": {},
+    "criteria": {},
+    "left_out": {},
+    "fallback_used": False,
+}
 VIRTUAL_NODE: ClaimedNode = {
     "machine": "",
     "devices": ["virtual"],
@@ -130,8 +141,7 @@ def tax_table(
     """
     study = Study(Path(), document)
     table = TaxTable(study, [_cell(key, devices) for key in samples], samples, {})
-    rates = {"ref_safe": RATE_RPS, "ref_load": RATE_RPS, "saturation_rate_rps": {}}
-    rows = tax_rows(Tables(study, table, rates, {}))
+    rows = tax_rows(Tables(study, table, KNOWN_RATES, {}))
     return table, [row for row in rows if row["metric"] in METRICS]
 
 

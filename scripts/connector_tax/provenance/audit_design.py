@@ -4,12 +4,11 @@ Nothing here is shared with connector_tax.analysis.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, plain_names
-from connector_tax.artifacts.study_records import LaunchPlan
+from connector_tax.artifacts.study_records import ConfigurationEntry, LaunchPlan
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.audit_study import RawCell, RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
@@ -159,7 +158,7 @@ def _launch(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
         yield f"index.json lists cells {listed}, the design plans {planned}"
 
 
-def _gate(study: RawStudy, configuration: Mapping[str, Any]) -> Iterator[str]:
+def _gate(study: RawStudy, configuration: ConfigurationEntry) -> Iterator[str]:
     """What pre-flight decided stands in the log of the gate."""
     gates = read_json(study.root / paths.PREFLIGHT_STATUS)
     said = gates[configuration["id"]]

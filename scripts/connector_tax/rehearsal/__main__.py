@@ -9,6 +9,7 @@ from pathlib import Path
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES
+from connector_tax.artifacts.stage_records import RehearsalRecord
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
@@ -23,7 +24,7 @@ from connector_tax.rehearsal.page import markdown, show
 from connector_tax.rehearsal.study import Rehearsal, RehearsalError, rehearse
 
 
-def durations(rehearsal: Rehearsal) -> dict[str, object]:
+def durations(rehearsal: Rehearsal) -> RehearsalRecord:
     """What `plan` and `doctor` take from a rehearsal.
 
     Returns:

@@ -20,9 +20,10 @@ from connector_tax.analysis.reference import (
     reference_rates,
 )
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
-from connector_tax.artifacts.stage_records import ShapeRatesRecord
+from connector_tax.artifacts.stage_records import FindingRecord, RatesRecord, ShapeRatesRecord
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.table_reader import read_table
@@ -61,14 +62,14 @@ class Rehearsal:
     study: Study
     own_blocks: int
     machine: Machine
-    rates: Mapping[str, Any] | None
+    rates: RatesRecord | None
     no_rate: str | None
     probes_s: float | None
     indexes: Mapping[Launch, LaunchIndex]
-    records: Mapping[tuple[Launch, str], Mapping[str, Any]]
+    records: Mapping[tuple[Launch, str], CellRecord]
     rows: list[dict[str, Any]]
     taxes: list[TaxRow]
-    hypotheses: list[dict[str, Any]]
+    hypotheses: list[FindingRecord]
 
     def own_indexes(self, phase: str) -> Iterator[LaunchIndex]:
         """The launches of a phase that the study itself has."""
@@ -89,12 +90,12 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
     _run(document, "A", root)
     loaded = load_study(root / paths.STUDY)
     cells = load_cells(loaded, "A")
-    rates: dict[str, Any] | None = None
+    rates: RatesRecord | None = None
     no_rate: str | None = None
     probes_s: float | None = None
     rows: list[dict[str, Any]] = []
     taxes: list[TaxRow] = []
-    hypotheses: list[dict[str, Any]] = []
+    hypotheses: list[FindingRecord] = []
     try:
         rates = reference_rates(loaded, cells, judge_launches(loaded, cells, read_loads(cells)))
     except NoReferenceRateError as error:
@@ -133,7 +134,7 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
     )  # fmt: skip
 
 
-def rehearse_at(study: StudyDocument, root: Path, rates: Mapping[str, Any]) -> None:
+def rehearse_at(study: StudyDocument, root: Path, rates: RatesRecord) -> None:
     """Rehearse a study's launches, in the empty folder `root`, at reference rates that are known.
 
     Args:

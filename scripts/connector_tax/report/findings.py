@@ -1,10 +1,10 @@
 """Hypotheses, success criteria and the prior, where the study has what they are about."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from connector_tax import text
+from connector_tax.artifacts.stage_records import FindingRecord
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.tables import Cell, Row, Table, lost, table
 from connector_tax.report.taxes import interval, judged, number, percent
@@ -17,7 +17,10 @@ NEEDS = {
     "H5": ("mooncake_both",),
     "H6": ("mooncake_both",),
 }
-AXES = {"H5": "input_tokens", "H6": "output_tokens"}
+AXES: dict[str, Literal["input_tokens", "output_tokens"]] = {
+    "H5": "input_tokens",
+    "H6": "output_tokens",
+}
 QUESTIONS = {
     "H1": "The tax persists on a single instance under synthetic load",
     "H2": "The NIXL–Mooncake gap is the connectors' own, not coupling",
@@ -62,12 +65,12 @@ def _asked(study: StudyTables, hypothesis: str) -> bool:
     return enough and known.issuperset(NEEDS[hypothesis])
 
 
-def hypotheses(study: StudyTables) -> list[tuple[str, str, Mapping[str, Any]]]:
+def hypotheses(study: StudyTables) -> list[tuple[str, str, FindingRecord]]:
     """Id, question and finding of each hypothesis that the study can be asked."""
     return [
-        (item["id"], QUESTIONS[item["id"]], item)
+        (name, QUESTIONS[name], item)
         for item in study.hypotheses["hypotheses"]
-        if _asked(study, item["id"])
+        if _asked(study, name := str(item["id"]))
     ]
 
 
@@ -81,7 +84,7 @@ def criteria(study: StudyTables) -> list[tuple[str, str, str]]:
     return [
         (criterion.words, REPORTED[verdict] if criterion.reported else verdict, item["sentence"])
         for item in study.hypotheses["criteria"]
-        for criterion, verdict in [(CRITERIA[item["id"]], item["verdict"])]
+        for criterion, verdict in [(CRITERIA[int(item["id"])], item["verdict"])]
         if all(_asked(study, name) for name in criterion.needs)
     ]
 

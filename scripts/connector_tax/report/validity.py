@@ -3,17 +3,23 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from connector_tax import text
+from connector_tax.artifacts.cell_records import CheckRecord, CountsRecord
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import CellState, LaunchReport
 from connector_tax.report.tables import Cell, Row, Table, table
 from connector_tax.report.taxes import number, percent
 
-CRITERIA = {
+CRITERIA: dict[Literal["throughput_ratio", "waiting", "ttft_ratio"], str] = {
     "throughput_ratio": "throughput / rate", "waiting": "queue", "ttft_ratio": "TTFT ratio",
 }  # fmt: skip
+
+COUNTS: tuple[Literal["planned", "sent", "ok", "dropped", "measured_ok"], ...] = (
+    "planned", "sent", "ok", "dropped", "measured_ok",
+)  # fmt: skip
 
 
 def lost_cells(study: StudyTables, launches: Sequence[LaunchReport]) -> Table | None:
@@ -43,14 +49,13 @@ def checks(launch: LaunchReport) -> Table | None:
     if not measured:
         return None
     names = list(dict.fromkeys(name for cell in measured for name in _health(cell)))
-    counts = ("planned", "sent", "ok", "dropped", "measured_ok")
-    columns = ("Cell", "State", *counts, "failed", *names)
+    columns = ("Cell", "State", *COUNTS, "failed", *names)
     rows = [
         Row(
             [
                 Cell(cell.name),
                 Cell(cell.status),
-                *(number(_counts(cell)[name], 0) for name in counts),
+                *(number(_counts(cell)[name], 0) for name in COUNTS),
                 Cell(text.compact(_counts(cell)["failed"]) or "none"),
                 *(_check(cell, name) for name in names),
             ]
@@ -61,12 +66,13 @@ def checks(launch: LaunchReport) -> Table | None:
     return table(name, columns, rows)
 
 
-def _health(cell: CellState) -> dict[str, dict[str, object]]:
+def _health(cell: CellState) -> dict[str, CheckRecord]:
     return cell.record["health"] if cell.record else {}
 
 
-def _counts(cell: CellState) -> dict[str, float]:
-    return cell.record["counts"] if cell.record else {}
+def _counts(cell: CellState) -> CountsRecord:
+    assert cell.record is not None
+    return cell.record["counts"]
 
 
 def _check(cell: CellState, name: str) -> Cell:

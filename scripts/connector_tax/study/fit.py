@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import GateRecord, PatchStatus
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.config import ROOT
 from connector_tax.files import read_json
@@ -36,7 +38,7 @@ def require_fit(study: StudyDocument, folder: Path) -> None:
     Raises:
         UnfitError: names every check that failed.
     """
-    gates = read_json(folder / paths.PREFLIGHT_STATUS)
+    gates: dict[str, GateRecord] = read_json(folder / paths.PREFLIGHT_STATUS)
     run = [entry for entry in study["configurations"] if gates[entry["id"]]["include"]]
     failed = [
         f"{finding.check}: {finding.text}"
@@ -51,7 +53,7 @@ def require_fit(study: StudyDocument, folder: Path) -> None:
 
 def _other_sources(engine: EngineSection, status: Path) -> Iterator[str]:
     """What is wrong with vLLM's sources; without step timing their hash is not known."""
-    proved = read_json(status).get("vllm_sources_sha256_before")
+    proved = read_record(status, PatchStatus).get("vllm_sources_sha256_before")
     if proved is None:
         return
     try:

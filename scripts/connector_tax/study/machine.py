@@ -22,11 +22,10 @@ from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import QuietSection, StudyDocument
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study.child import CommandChild
+from connector_tax.study.machine_watch import WatchSettings
 from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.yardstick import quiet_level
 
-# Of the `quiet` section, what the watching process needs.
-WATCH_KEYS = ("interval_ms", "working_set_mib", "elements", "chunk_ms")
 WATCH_MODULE = "connector_tax.study.machine_watch"
 
 
@@ -42,8 +41,11 @@ class MachineWatch(CommandChild):
     def __init__(self, quiet: QuietSection, plan: AffinityPlan, gpus: Sequence[str]) -> None:
         self.quiet = quiet
         loadgen = {*plan.loadgen, *(cpu for cpus in plan.workers for cpu in cpus)}
-        settings = {
-            **{k: v for k, v in quiet.items() if k in WATCH_KEYS},
+        settings: WatchSettings = {
+            "interval_ms": quiet["interval_ms"],
+            "working_set_mib": quiet["working_set_mib"],
+            "elements": quiet["elements"],
+            "chunk_ms": quiet["chunk_ms"],
             "loadgen": sorted(loadgen),
             "server": sorted(plan.server),
             "home": sorted(plan.loadgen) if plan.enabled else [],

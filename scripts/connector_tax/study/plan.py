@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +21,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
+from connector_tax.artifacts.stage_records import RehearsalRecord
 from connector_tax.artifacts.study_file import launches, read_study
 from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
 from connector_tax.commands import run_command, study_parser
@@ -79,10 +80,10 @@ def reference_rate(folder: Path, phase: str) -> float | None:
     return rate
 
 
-def rehearsed(study: StudyDocument, folder: Path) -> dict[str, Any] | None:
+def rehearsed(study: StudyDocument, folder: Path) -> RehearsalRecord | None:
     """What a rehearsal of this design expects; None where there was none."""
     path = folder / paths.REHEARSAL
-    content: dict[str, Any] | None = read_json(path) if path.exists() else None
+    content: RehearsalRecord | None = read_json(path) if path.exists() else None
     return content if content and content["design_sha256"] == study["design_sha256"] else None
 
 

@@ -23,12 +23,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import StepLine
 from connector_tax.artifacts.names import Launch, baseline_of
+from connector_tax.artifacts.stage_records import GateRecord
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
@@ -194,7 +195,7 @@ def _ready_server(
     raise AssertionError("the last port was not refused")
 
 
-def steps_of(study: StudyDocument, folder: Path) -> list[dict[str, Any]]:
+def steps_of(study: StudyDocument, folder: Path) -> list[StepLine]:
     """The step records an idle server in `folder` has written, of both processes."""
     lines = LaunchStepLog(folder, study["config"]["engine"]["kind"]).take(0, time.monotonic_ns())
     return [json.loads(line) for line in lines.splitlines()]
@@ -258,7 +259,7 @@ def _check_engine(server: Server, note: Callable[[str], None]) -> None:
     note("process alive, /health 200, no failed engine core")
 
 
-def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
+def preflight(study_file: Path) -> dict[str, GateRecord]:
     """Decide for every configuration; writes verify_<gate>.log beside, returns the status by id.
 
     Raises:
@@ -268,7 +269,7 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
     folder = study_file.parent / paths.PREFLIGHT
     embedded = study["config"]["engine"]["kind"] == "embedded"
     baseline = baseline_of(study["config"])
-    status: dict[str, dict[str, Any]] = {}
+    status: dict[str, GateRecord] = {}
     with (
         hold_devices(devices_of(study["config"])),
         _probe(study, folder / "overlay") as (probe, probe_note),

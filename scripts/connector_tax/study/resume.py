@@ -11,6 +11,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.launch_files import AttemptRecord, NodeRecord, QuietLevel
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.record_reader import read_records
+from connector_tax.artifacts.stage_records import GateRecord, RatesRecord
 from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.study import cell as cells
@@ -24,12 +25,13 @@ Say = Callable[[str], None]
 
 def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
     """Why the launch is not run at all; None where it is."""
-    gate = read_json(study_folder / paths.PREFLIGHT_STATUS)[launch.configuration]
+    gates: dict[str, GateRecord] = read_json(study_folder / paths.PREFLIGHT_STATUS)
+    gate = gates[launch.configuration]
     if not gate["include"]:
         return f"pre-flight: {gate['reason']}"
     if launch.phase == "A":
         return None
-    rates = read_json(study_folder / paths.REFERENCE_RATES)
+    rates: RatesRecord = read_json(study_folder / paths.REFERENCE_RATES)
     if launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:
         return f"ref_load equals ref_safe ({rates['ref_safe']:g} req/s)"
     return None
