@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector_tax.analysis.quiet import Machine, read_machine, undisturbed
+from connector_tax.analysis.quiet import WatchedMachine, read_machine, undisturbed
 from connector_tax.analysis.validity import Watched, assess, void_reasons
 from connector_tax.artifacts.cell_records import CheckRecord
 from connector_tax.artifacts.checks import BOUNDS, MACHINE_CHECKS
@@ -46,7 +46,7 @@ def lines(chunks: list[tuple[list[int], int, int]], length_ms: int = 100) -> lis
     return [looks[0], *written, looks[1]]
 
 
-def machine(records: list[Row], folder: Path) -> Machine:
+def machine(records: list[Row], folder: Path) -> WatchedMachine:
     path = folder / "machine.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return read_machine(path, None)

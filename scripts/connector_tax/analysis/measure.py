@@ -22,7 +22,7 @@ from connector_tax.analysis.percentiles import P99_REFUSED, quantiles
 from connector_tax.analysis.quiet import (
     Bools,
     Chunks,
-    Machine,
+    WatchedMachine,
     read_machine,
     undisturbed,
 )
@@ -251,7 +251,7 @@ def measure_requests(cell: Cell, *, rule: bool = True) -> Requests:
     )
 
 
-def measure_machine(cell: Cell) -> Machine | None:
+def measure_machine(cell: Cell) -> WatchedMachine | None:
     """What was seen of the machine in a valid cell; None where it was not watched."""
     assert cell.record is not None
     if "quiet" not in cell.record:

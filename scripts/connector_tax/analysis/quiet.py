@@ -130,7 +130,7 @@ class QuietTime(NamedTuple):
     memory_ns_p50: float | None
 
 
-def quiet_time(machine: "Machine", quiet: QuietRule, window: MeasuredWindow) -> QuietTime:
+def quiet_time(machine: "WatchedMachine", quiet: QuietRule, window: MeasuredWindow) -> QuietTime:
     """The quiet time of a cell's window (`window` and `quiet.rule` of its record)."""
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     chunks = machine.chunks(quiet)
@@ -150,7 +150,7 @@ class CpuUse:
 
 
 @dataclass(frozen=True)
-class Machine:
+class WatchedMachine:
     """A cell's machine file.
 
     Attributes:
@@ -189,7 +189,7 @@ class Machine:
         return judge_chunks(self.edges_ns, np.array(values), self.steal, quiet)
 
 
-def read_machine(path: Path, sha256: str | None) -> Machine:
+def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
     """Read `machine_<phase>_<cell>.jsonl` (its lines: study.machine_watch).
 
     Args:
@@ -225,7 +225,7 @@ def read_machine(path: Path, sha256: str | None) -> Machine:
         end = lines[-1]
         first, last = begin["counters"], end["counters"]
         wall_ms = (end["t_ns"] - begin["t_ns"]) / 1e6
-        return Machine(
+        return WatchedMachine(
             edges_ns=edges,
             steal=np.array(steal),
             first=np.cumsum([0, *counts]),

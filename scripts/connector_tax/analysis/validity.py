@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from connector_tax.analysis.quiet import SIDES, Machine, undisturbed
+from connector_tax.analysis.quiet import SIDES, WatchedMachine, undisturbed
 from connector_tax.artifacts.cell_records import (
     AnsweredRequest,
     CheckRecord,
@@ -307,7 +307,7 @@ class Watched:
         level_ns: the quiet level of the block and phase, ns for each load; None: not known.
     """
 
-    machine: Machine | None
+    machine: WatchedMachine | None
     quiet: QuietSection
     level_ns: float | None
 

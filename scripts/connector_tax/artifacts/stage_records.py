@@ -198,7 +198,7 @@ class SealLink(SealContent):
     files: dict[str, str | None]
 
 
-class FindingRecord(TypedDict):
+class ConclusionRecord(TypedDict):
     """One hypothesis or criterion in hypotheses.json."""
 
     id: str | int
@@ -213,7 +213,7 @@ class HypothesesRecord(TypedDict):
 
     engine_label: str
     emulated: bool
-    hypotheses: list[FindingRecord]
-    criteria: list[FindingRecord]
+    hypotheses: list[ConclusionRecord]
+    criteria: list[ConclusionRecord]
     prior: dict[str, Any]
     resolution: list[dict[str, Any]]

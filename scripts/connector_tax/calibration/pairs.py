@@ -30,12 +30,12 @@ from connector_tax.calibration.design import study_document as document_of
 from connector_tax.calibration.studies import METRICS, Samples, simulate, tax_table
 from connector_tax.calibration.truth import Logs, launch_logs
 from connector_tax.compare.contrast import Known
-from connector_tax.compare.gate import ABOVE, BELOW, Check, judge
+from connector_tax.compare.gate import ABOVE, BELOW, BoundCheck, judge
 from connector_tax.compare.rows import AA as AA_PAIR
 from connector_tax.compare.rows import (
     LATENCY,
     TAX,
-    Row,
+    ComparedRow,
     Side,
     compared,
     judged,
@@ -90,7 +90,7 @@ def virtual_pair(number: int, seed: int) -> list[dict[str, Any]]:
     rows = []
     for quantity, sides in ((TAX, taxes), (LATENCY, latencies)):
         for config, metric in sides["A"]:
-            blank = Row(quantity, config, PHASE, CELL, RATE_RPS, *SHAPE, metric, "", "log",
+            blank = ComparedRow(quantity, config, PHASE, CELL, RATE_RPS, *SHAPE, metric, "", "log",
                         margin=MARGIN)  # fmt: skip
             a, b = (sides[name][config, metric] for name in ("A", "B"))
             rows.append(compared(blank, a, b, CONFIDENCE))
@@ -194,4 +194,4 @@ def one_gate(gate: Mapping[str, float], bound: float, comparisons: int = 1) -> s
     known = Known(gate["point"], gate["error"], gate["df"])
     side = Side(float(np.expm1(known.point)), None, None, known, BLOCKS["A"])
     together = 1 - (1 - CONFIDENCE) / comparisons
-    return judge(Check("", "", bound, "", ""), side, together).result
+    return judge(BoundCheck("", "", bound, "", ""), side, together).result

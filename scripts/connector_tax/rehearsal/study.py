@@ -23,7 +23,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
-from connector_tax.artifacts.stage_records import FindingRecord, RatesRecord, ShapeRatesRecord
+from connector_tax.artifacts.stage_records import ConclusionRecord, RatesRecord, ShapeRatesRecord
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.table_reader import read_table
@@ -69,7 +69,7 @@ class Rehearsal:
     records: Mapping[tuple[Launch, str], CellRecord]
     rows: list[dict[str, Any]]
     taxes: list[TaxRow]
-    hypotheses: list[FindingRecord]
+    hypotheses: list[ConclusionRecord]
 
     def own_indexes(self, phase: str) -> Iterator[LaunchIndex]:
         """The launches of a phase that the study itself has."""
@@ -95,7 +95,7 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
     probes_s: float | None = None
     rows: list[dict[str, Any]] = []
     taxes: list[TaxRow] = []
-    hypotheses: list[FindingRecord] = []
+    hypotheses: list[ConclusionRecord] = []
     try:
         rates = reference_rates(loaded, cells, judge_launches(loaded, cells, read_loads(cells)))
     except NoReferenceRateError as error:

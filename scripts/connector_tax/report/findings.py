@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from connector_tax import text
-from connector_tax.artifacts.stage_records import FindingRecord
+from connector_tax.artifacts.stage_records import ConclusionRecord
 from connector_tax.figures.tables import StudyTables
-from connector_tax.report.tables import Cell, Row, Table, lost, table
+from connector_tax.report.tables import Table, TableCell, TableRow, lost, table
 from connector_tax.report.taxes import interval, judged, number, percent
 
 NEEDS = {
@@ -65,7 +65,7 @@ def _asked(study: StudyTables, hypothesis: str) -> bool:
     return enough and known.issuperset(NEEDS[hypothesis])
 
 
-def hypotheses(study: StudyTables) -> list[tuple[str, str, FindingRecord]]:
+def hypotheses(study: StudyTables) -> list[tuple[str, str, ConclusionRecord]]:
     """Id, question and finding of each hypothesis that the study can be asked."""
     return [
         (name, QUESTIONS[name], item)
@@ -106,9 +106,9 @@ def prior(study: StudyTables) -> Table | None:
         "95 % interval, %", "Verdict",
     )  # fmt: skip
     plain_ms = next((row.plain_ms for row in taxes.values() if row.plain_ms is not None), None)
-    dash = Cell(text.DASH)
-    cells = [number(plain_s), dash, number(plain_ms), dash, dash, Cell("")]
-    rows = [Row([Cell(study.label(study.baseline)), *cells])]
+    dash = TableCell(text.DASH)
+    cells = [number(plain_s), dash, number(plain_ms), dash, dash, TableCell("")]
+    rows = [TableRow([TableCell(study.label(study.baseline)), *cells])]
     for item in shown:
         row, prior_s = taxes.get(item.id), known[item.id]
         if row is None or row.status != "valid":
@@ -118,6 +118,6 @@ def prior(study: StudyTables) -> Table | None:
             continue
         measured = [number(row.config_ms), percent(row.tax), interval(row.tax_lo, row.tax_hi)]
         prior_tax = percent(prior_s / plain_s - 1)
-        cells = [number(prior_s), prior_tax, *measured, Cell(judged(study, row))]
-        rows.append(Row([Cell(item.label), *cells]))
+        cells = [number(prior_s), prior_tax, *measured, TableCell(judged(study, row))]
+        rows.append(TableRow([TableCell(item.label), *cells]))
     return table("prior-table", columns, rows)
