@@ -18,8 +18,9 @@ from connector_tax.analysis.launch_records import (
     LaunchRecords,
     read_launch_records,
 )
-from connector_tax.analysis.resources import RESOURCES, Row, resource_rows
+from connector_tax.analysis.resources import RESOURCES, resource_rows
 from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import resources_record, settings_record, write_launch_records

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT, Effect, WeightedTax
 from connector_tax.analysis.overload import joined
 from connector_tax.analysis.taxes import Tables
-from connector_tax.artifacts.stage_records import ConclusionRecord
+from connector_tax.artifacts.stage_records import ConclusionRecord, EffectNumbers
 from connector_tax.text import signed
 
 SUPPORTED, REFUTED, CANNOT_TELL = "supported", "refuted", "cannot tell"
@@ -43,7 +43,7 @@ class Conclusion:
         return cast(ConclusionRecord, asdict(self))
 
 
-def numbers_of(effect: Effect) -> dict[str, Any]:
+def numbers_of(effect: Effect) -> EffectNumbers:
     """An effect's point, interval, method and blocks for hypotheses.json; fractions."""
     return {
         "point": effect.point,

@@ -11,7 +11,6 @@ up with.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -29,6 +28,7 @@ from connector_tax.analysis.quiet import (
 from connector_tax.analysis.records import REQUESTS, empty_frame, read_records
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow, ScrapeLine
+from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 
 WAITING = "vllm:num_requests_waiting"
@@ -275,9 +275,7 @@ def _listed_sha256(cell: Cell, kind: str) -> str:
     return digest
 
 
-def summarise_cell(
-    cell_dir: Path, *, confidence: float = 0.95, p99_min_samples: int = 1000
-) -> dict[str, Any]:
+def summarise_cell(cell_dir: Path, *, confidence: float = 0.95, p99_min_samples: int = 1000) -> Row:
     """The percentiles of one cell's folder, for the launch's `summary.json`.
 
     Returns:
@@ -302,9 +300,9 @@ def summarise_cell(
     return request_columns(requests, confidence, p99_min_samples)
 
 
-def request_columns(requests: Requests, confidence: float, p99_min_samples: int) -> dict[str, Any]:
+def request_columns(requests: Requests, confidence: float, p99_min_samples: int) -> Row:
     """The aggregate table's columns that come from the requests alone; ms and 1/s."""
-    row: dict[str, Any] = {"n": requests.n, "window_s": requests.window_s}
+    row: Row = {"n": requests.n, "window_s": requests.window_s}
     refused = requests.n < p99_min_samples
     for metric in ("ttft", "tpot", "e2e"):
         values = getattr(requests, f"{metric}_ms")

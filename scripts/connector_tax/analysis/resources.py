@@ -16,13 +16,12 @@ from connector_tax.analysis.devices import block_devices
 from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.analysis.launch_records import LaunchRecords
 from connector_tax.artifacts.cell_records import QuantityRecord
+from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError
 
 SERVER = "server"
 LOG, RAW = "log", "raw"
 EXACT = "exact"
-
-Row = dict[str, Any]
 
 
 class Resource(NamedTuple):

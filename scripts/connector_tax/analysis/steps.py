@@ -10,7 +10,6 @@ connector whose cost lies in the worker, or between the processes, shows there a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -23,6 +22,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import PatchStatus
 from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError
 
 DURATIONS = ("step_duration_us", "engine_step_us")
@@ -142,7 +142,7 @@ def _join(scheduler: pl.DataFrame, worker: pl.DataFrame, calls: pl.DataFrame) ->
     )
 
 
-def step_columns(steps: Steps) -> dict[str, Any]:
+def step_columns(steps: Steps) -> Row:
     """The tables' step columns of one cell: p50 and p90 in us, counts; None for an empty sample."""
     samples = {
         "step_duration_us": steps.duration_us,
@@ -150,7 +150,7 @@ def step_columns(steps: Steps) -> dict[str, Any]:
         **steps.callbacks_us,
         "connector_total_us": steps.total_us,
     }
-    row: dict[str, Any] = {}
+    row: Row = {}
     for name, values in samples.items():
         for percent in (50, 90):
             row[f"{name}_p{percent}"] = (
@@ -181,7 +181,7 @@ def launch_values(steps: Steps, bare: bool) -> dict[str, float | None]:
     }
 
 
-def step_cdf(samples: Mapping[str, Sequence[Floats]]) -> list[dict[str, Any]]:
+def step_cdf(samples: Mapping[str, Sequence[Floats]]) -> list[Row]:
     """CDF_POINTS shares of the steps, and the mean over launches of what each launch has there.
 
     The curve's value at one half is thus the mean of the launches' medians, which is what step

@@ -7,7 +7,6 @@ with the status and the reason.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from connector_tax.analysis.block_model import Estimate, dunnett_p, sidak
 from connector_tax.analysis.blocks_needed import blocks_needed
@@ -31,7 +30,7 @@ from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.study_records import CellPlan, Reference
-from connector_tax.artifacts.tables import DEVICE_COLUMNS, empty_row
+from connector_tax.artifacts.tables import DEVICE_COLUMNS, Row, empty_row
 
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
 NUMBERS = ("tax", "tax_lo", "tax_hi", "abs_ms", "abs_lo_ms", "abs_hi_ms", "plain_ms", "config_ms")
@@ -106,7 +105,7 @@ def verdict(effect: Effect, p_adjusted: float | None, margin: float, confidence:
     return INCONCLUSIVE
 
 
-def tax_rows(tables: Tables) -> list[dict[str, Any]]:
+def tax_rows(tables: Tables) -> list[Row]:
     """A row for each (configuration but the baseline, phase, cell, metric), valid or with a reason.
 
     The A/A row is named after the baseline's last launch; there is none where it is launched once.
@@ -141,11 +140,11 @@ def _tax_row(
     planned: CellPlan,
     where: tuple[str, str, str, str],
     effect: Effect | None,
-) -> dict[str, Any]:
+) -> Row:
     config, phase, cell, metric = where
     reference, rate = tables.reference_of(phase, planned)
     lost = tables.taxes.lost(*where)
-    row: dict[str, Any] = {
+    row: Row = {
         "config": config,
         "phase": phase,
         "cell": cell,
@@ -240,7 +239,7 @@ def _worst(lost: Sequence[tuple[str, int, str]]) -> tuple[str, str]:
 
 
 def _judge(
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[Row],
     effects: Sequence[Effect | None],
     study: Study,
 ) -> None:
@@ -275,7 +274,7 @@ def adjusted_p(effect: Effect, family: Sequence[Estimate]) -> float | None:
     return max(dunnett_p(effect.estimate, family), within)
 
 
-def device_rows(taxes: TaxTable, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def device_rows(taxes: TaxTable, rows: Sequence[Row]) -> list[Row]:
     """devices.csv: each row of taxes.csv on each of several devices, with its number or reason."""
     devices = list(dict.fromkeys(taxes.device_of.values()))
     listed = []
@@ -293,7 +292,7 @@ def device_rows(taxes: TaxTable, rows: Sequence[Mapping[str, Any]]) -> list[dict
     return listed
 
 
-def _device_numbers(effect: Effect | None) -> dict[str, Any]:
+def _device_numbers(effect: Effect | None) -> Row:
     if effect is None:
         return {"n_blocks": 0, "mark": ""}
     return {
@@ -308,7 +307,7 @@ def _device_numbers(effect: Effect | None) -> dict[str, Any]:
     }
 
 
-def amplification_rows(tables: Tables) -> list[dict[str, Any]]:
+def amplification_rows(tables: Tables) -> list[Row]:
     """tax(ref_load) - tax(ref_safe) of each configuration and metric, from Phase A, as fractions.
 
     Source: design, "Reference rate selection": the non-linear queueing amplification.
@@ -320,8 +319,8 @@ def amplification_rows(tables: Tables) -> list[dict[str, Any]]:
     ]
 
 
-def _amplification_row(tables: Tables, config: str, metric: str) -> dict[str, Any]:
-    row: dict[str, Any] = {
+def _amplification_row(tables: Tables, config: str, metric: str) -> Row:
+    row: Row = {
         "config": config,
         "metric": metric,
         "ref_safe_rps": tables.rates["ref_safe"],

@@ -198,6 +198,17 @@ class SealLink(SealContent):
     files: dict[str, str | None]
 
 
+class EffectNumbers(TypedDict):
+    """An effect among the `numbers` of hypotheses.json; fractions."""
+
+    point: float
+    lo: float | None
+    hi: float | None
+    method: str
+    n_blocks: int
+    mark: str
+
+
 class ConclusionRecord(TypedDict):
     """One hypothesis or criterion in hypotheses.json."""
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,6 +19,7 @@ from connector_tax.artifacts.names import CellKey, Launch, configuration_of
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.artifacts.tables import Row
 from connector_tax.calibration.design import (
     CELL,
     PHASE,
@@ -94,7 +94,7 @@ def _engines(spread: str) -> dict[str, EngineConfig]:
 
 def virtual_study(
     spread: str, arrivals: Arrivals, number: int, seed: int, blocks: tuple[int, ...]
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Run study `number` and analyse it with each count of blocks; its outcomes as dicts.
 
     A study of fewer blocks is the first blocks of the largest one.
@@ -131,7 +131,7 @@ def simulate(document: StudyDocument, engines: Mapping[str, EngineConfig]) -> Sa
 
 def tax_table(
     document: StudyDocument, samples: Samples, devices: Sequence[str] = ()
-) -> tuple[TaxTable, list[dict[str, Any]]]:
+) -> tuple[TaxTable, list[Row]]:
     """The taxes of a simulated study, and the rows of its taxes.csv for METRICS.
 
     Args:

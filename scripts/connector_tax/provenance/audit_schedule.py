@@ -4,11 +4,11 @@ Nothing here is shared with connector_tax.analysis or with the load generator.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
+from connector_tax.artifacts.cell_records import WindowRecord
 from connector_tax.artifacts.study_records import PrecisionSection
 from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.claims import Ledger
@@ -183,6 +183,6 @@ def _precision(cell: RawCell, settings: PrecisionSection, floor: int, early: boo
             yield f"stopped by the target with {seen}, wanted {floor} successes within {target}"
 
 
-def _arrivals_end_ns(window: Mapping[str, Any]) -> int:
+def _arrivals_end_ns(window: WindowRecord) -> int:
     """Cells recorded before there was a cool-down sent nothing after their window."""
     return int(window.get("t_cooldown_end_ns", window["t_stop_ns"]))

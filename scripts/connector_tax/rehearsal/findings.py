@@ -1,16 +1,16 @@
 """What a rehearsal says about its study: time, cells, what can be decided, and what to change."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.analysis.hypotheses import CANNOT_TELL
 from connector_tax.analysis.taxes import CONFIRMATORY
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.names import NO_TAX, PHASES, TAX, Launch, configuration_of
-from connector_tax.artifacts.tables import POOLED, TaxRow
+from connector_tax.artifacts.tables import POOLED, Row, TaxRow
 from connector_tax.rehearsal.page import Section
 from connector_tax.rehearsal.study import Rehearsal
 
@@ -117,7 +117,7 @@ def _plain_records(rehearsal: Rehearsal) -> dict[CellName, list[CellRecord]]:
     return by_cell
 
 
-def _cell_row(records: Sequence[CellRecord], row: Mapping[str, Any]) -> list[str]:
+def _cell_row(records: Sequence[CellRecord], row: Row) -> list[str]:
     def middle(name: Literal["seconds", "load", "inflight_p50"]) -> float:
         return float(median(record["rehearsed"][name] for record in records))
 

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from connector_tax.config import ConfigError
 from connector_tax.engine.admission import AdmissionOptions
 from connector_tax.engine.config import EngineConfig, ModelOptions, load_config
 from connector_tax.engine.faults import FaultPlan
-from connector_tax.engine.fit import fit, read_steps
+from connector_tax.engine.fit import Step, fit, read_steps
 from connector_tax.engine.model import StepCost
 from connector_tax.engine.scheduler import SchedulerOptions, StepPlan
 from connector_tax.files import ArtifactError, read_json, write_json
@@ -201,7 +200,7 @@ def _front_ns(machine: Machine, folder: Path, index: LaunchIndex) -> int:
     return max(0, round(float(np.median(requests.ttft_ms)) * 1e6 - step_us * 1e3))
 
 
-def _between_us(records: Mapping[int, Mapping[str, Any]]) -> float:
+def _between_us(records: Mapping[int, Step]) -> float:
     """The median time from one whole step of the scheduler to the next, both in us."""
     rows = [records[number] for number in sorted(records)]
     gaps = [

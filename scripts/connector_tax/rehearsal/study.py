@@ -27,7 +27,7 @@ from connector_tax.artifacts.stage_records import ConclusionRecord, RatesRecord,
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import TaxRow
+from connector_tax.artifacts.tables import Row, TaxRow
 from connector_tax.files import read_json, write_json, write_text
 from connector_tax.rehearsal.machine import Machine
 from connector_tax.rehearsal.shapes import rehearse_shapes
@@ -67,7 +67,7 @@ class Rehearsal:
     probes_s: float | None
     indexes: Mapping[Launch, LaunchIndex]
     records: Mapping[tuple[Launch, str], CellRecord]
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     taxes: list[TaxRow]
     hypotheses: list[ConclusionRecord]
 
@@ -93,7 +93,7 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
     rates: RatesRecord | None = None
     no_rate: str | None = None
     probes_s: float | None = None
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     taxes: list[TaxRow] = []
     hypotheses: list[ConclusionRecord] = []
     try:
