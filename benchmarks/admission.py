@@ -24,7 +24,7 @@ from benchmarks import run_alone
 from benchmarks.admission_replay import SOURCE_PASSES, replay
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.admission import AdmissionOptions
-from connector_tax.engine.launch import LaunchError, running
+from connector_tax.engine.launch import EngineStartError, running
 from connector_tax.engine.scheduler import SchedulerOptions
 from connector_tax.files import write_json, write_text
 
@@ -277,7 +277,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         measured = asyncio.run(_study(load_yaml(arguments.config), arguments.output))
-    except (ConfigError, LaunchError, StudyError) as error:
+    except (ConfigError, EngineStartError, StudyError) as error:
         print(f"admission study: {error}", file=sys.stderr)
         return 1
     in_replay = {policy: replayed(policy) for policy in _POLICIES}

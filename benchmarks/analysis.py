@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -73,7 +74,7 @@ def bootstrap(blocks: int, n: int) -> None:
     order = [
         {"config": config, "block": block} for block in range(blocks) for config in CONFIGS[:8]
     ]
-    document = {
+    document: Any = {
         "blocks": blocks,
         "seed": 1,
         "config": {"statistics": STATISTICS},

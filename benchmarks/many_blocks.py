@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index, write_index
 from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import DEFAULTS, ROOT, load_yaml
 from connector_tax.machine import machine
 from connector_tax.rehearsal.machine import machine_of
@@ -50,7 +51,7 @@ def config_of(blocks: int) -> dict[str, Any]:
     return {**config, **small}
 
 
-def name_devices(study: Mapping[str, Any], root: Path) -> None:
+def name_devices(study: StudyDocument, root: Path) -> None:
     """Have the launches say what they ran on, as measured ones do: each block on another device."""
     for launch in (launch for phase in PHASES for launch in launches(study, phase)):
         folder = launch.folder(root)

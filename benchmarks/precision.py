@@ -33,8 +33,10 @@ from connector_tax.analysis.reference import NoReferenceRateError, judge_launche
 from connector_tax.analysis.samples import METRICS as EFFECTS
 from connector_tax.analysis.saturation import CellLoad, load_of
 from connector_tax.analysis.taxes import Tables, tax_rows
-from connector_tax.artifacts.names import CellKey, Launch, plain_names
+from connector_tax.artifacts.names import REFERENCES, CellKey, Launch, plain_names
+from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.virtual import VirtualEngine
@@ -99,6 +101,7 @@ class Outcome:
         ratios: dict[float, float | None] = {}
         for planned in cell_order(document, launch):
             rate = planned["rate_rps"]
+            assert rate is not None
             key = CellKey(launch.config, launch.block, "A", planned["cell"])
             skipped = config["precision"]["enabled"] and any(
                 saturation_skips(config["precision"], lower, ratio, rate)
@@ -123,7 +126,7 @@ class Outcome:
                 )
             )  # fmt: skip
 
-    def verdicts(self) -> tuple[dict[str, Any], Verdicts]:
+    def verdicts(self) -> tuple[RatesRecord, Verdicts]:
         """reference_rates.json, and the verdict of each tax at a reference rate.
 
         Raises:
@@ -135,20 +138,16 @@ class Outcome:
         overloaded = overloads(self.study, self.cells, self.loads, dropped, sweeps)
         samples = sample_cells(self.study, self.requests)
         taxes = TaxTable(self.study, self.cells, samples, overloaded)
-        verdicts = {
+        verdicts: Verdicts = {
             (row["config"], name, row["metric"]): str(row["verdict"])
             for row in tax_rows(Tables(self.study, taxes, rates, {}))
-            for name in ("ref_safe", "ref_load")[
-                : 1 if rates["ref_safe"] == rates["ref_load"] else 2
-            ]
+            for name in REFERENCES[: 1 if rates["ref_safe"] == rates["ref_load"] else 2]
             if row["phase"] == "A" and row["rate_rps"] == rates[name] and row["metric"] in METRICS
         }
         return rates, verdicts
 
 
-def virtual_cell(
-    study: Mapping[str, Any], launch: Launch, planned: Mapping[str, Any]
-) -> VirtualCell:
+def virtual_cell(study: StudyDocument, launch: Launch, planned: Mapping[str, Any]) -> VirtualCell:
     """A cell with the schedule and the rule it has in the study."""
     config = study["config"]
     rule = cell_rule(config, "A")

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from connector_tax.artifacts.names import INCONCLUSIVE, NO_TAX, TAX
+from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.machine import cpu
 
 FULL, PRECISE = range(2)
@@ -51,15 +51,18 @@ class Replication:
     """One seed: the verdicts of both grids, their rates, and what they took."""
 
     verdicts: tuple[Verdicts, Verdicts]
-    rates: tuple[dict[str, Any], dict[str, Any]]
+    rates: tuple[RatesRecord, RatesRecord]
     cell_s: tuple[float, float]
     around_s: float
 
     @property
     def same_rates(self) -> bool:
         """Whether both grids found the same reference rates and saturation rates."""
-        names = ("ref_safe", "ref_load", "saturation_rate_rps")
-        return all(self.rates[FULL][name] == self.rates[PRECISE][name] for name in names)
+        full, precise = (
+            (r["ref_safe"], r["ref_load"], r["saturation_rate_rps"])
+            for r in (self.rates[FULL], self.rates[PRECISE])
+        )
+        return full == precise
 
 
 def agreement(
@@ -138,7 +141,11 @@ def _truth(
 ) -> Truth:
     config, reference, metric = key
     # The grids that found another reference rate than most are judged by the rate of most.
-    used = Counter(rates[reference] for r in replications for rates in r.rates)
+    used = Counter(
+        rates["ref_safe"] if reference == "ref_safe" else rates["ref_load"]
+        for r in replications
+        for rates in r.rates
+    )
     return truths[used.most_common(1)[0][0]][config, metric]
 
 

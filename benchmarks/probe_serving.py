@@ -17,7 +17,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import ArtifactError
 from connector_tax.loadgen import PlannedRequest, RandomPrompts
 from connector_tax.machine import cpu
@@ -111,7 +112,7 @@ def _switches(folder: Path) -> Iterator[_Switches]:
 
 
 def serving(
-    study: Mapping[str, Any], configurations: Sequence[str], launches: int, blocks: int
+    study: StudyDocument, configurations: Sequence[str], launches: int, blocks: int
 ) -> None:
     """Print the ratio of the time per token with the probe to that without, by configuration.
 
@@ -190,7 +191,7 @@ def _centre(values: ArrayLike, axis: int = -1) -> Any:
 
 
 def _measure(
-    study: Mapping[str, Any], url: str, switches: _Switches, name: str, blocks: int
+    study: StudyDocument, url: str, switches: _Switches, name: str, blocks: int
 ) -> list[Block]:
     settling = _requests(study, f"{name}/settling", SETTLING_TOKENS, 4 * blocks)
     requests = _requests(study, name, OUTPUT_TOKENS, 4 * blocks)
@@ -210,7 +211,7 @@ def _measure(
     return measured
 
 
-def _requests(study: Mapping[str, Any], name: str, tokens: int, count: int) -> RandomPrompts:
+def _requests(study: StudyDocument, name: str, tokens: int, count: int) -> RandomPrompts:
     model, vocabulary = served_model(study["config"]["engine"])
     return planned_requests(
         model=model,

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from scipy import stats
 from benchmarks.quiet_effect import NAMES, explained, spreads, watched_cells
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.loadgen import CellResult, Progress, make_offsets
@@ -79,7 +80,7 @@ def explain(
     console.print(table)
 
 
-def cost(study: Mapping[str, Any], launches: int, blocks: int) -> None:
+def cost(study: StudyDocument, launches: int, blocks: int) -> None:
     """Print what sampling changes in the latencies of plain.
 
     Args:
@@ -127,7 +128,7 @@ class _Switch:
 
 
 def _launch(
-    study: Mapping[str, Any], number: int, folder: Path, blocks: int
+    study: StudyDocument, number: int, folder: Path, blocks: int
 ) -> tuple[dict[str, list[float]], float]:
     """Log ratios of on to off by metric, one for each block; the watching process's CPU share."""
     plan = affinity_plan(study)

@@ -20,7 +20,7 @@ from scipy import stats
 
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_machine, measure_requests
-from connector_tax.analysis.quiet import Machine, undisturbed
+from connector_tax.analysis.quiet import WatchedMachine, undisturbed
 from connector_tax.analysis.records import REQUESTS, read_records
 from connector_tax.artifacts.study_file import Study
 from connector_tax.files import ArtifactError
@@ -51,7 +51,7 @@ class Watched:
     """
 
     cell: Cell
-    machine: Machine
+    machine: WatchedMachine
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     ttft: Floats
@@ -78,7 +78,7 @@ def watched_cells(study: Study) -> list[Watched]:
     return cells
 
 
-def _watched(cell: Cell, machine: Machine) -> Watched:
+def _watched(cell: Cell, machine: WatchedMachine) -> Watched:
     assert cell.record is not None
     requests = measure_requests(cell, rule=False)
     start = cell.record["window"]["t_warmup_end_ns"] + np.round(requests.since_warmup_s * 1e9)
@@ -221,7 +221,7 @@ def spreads(
     bounds = [*((f, None) for f in factors), *((None, s) for s in steals)]
     bounds += list(itertools.product(factors, steals))
     for factor, steal in bounds:
-        chosen = {**rule, "max_factor": factor, "max_chunk_steal": steal}
+        chosen: Any = {**rule, "max_factor": factor, "max_chunk_steal": steal}
         kept = [undisturbed(c.machine.chunks(chosen), c.start_ns, c.end_ns) for c in cells]
         parts = [] if factor is None else [f"memory > {factor:g} x"]
         parts += [] if steal is None else [f"steal > {steal:.0%}"]

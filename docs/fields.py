@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from connector_tax.artifacts import cell_records, launch_files, stage_records, study_records
 from connector_tax.artifacts.index import LaunchIndex
 from connector_tax.artifacts.tables import COLUMNS, DEVICE_COLUMNS
 from connector_tax.config import ConfigError
@@ -28,7 +29,6 @@ from connector_tax.engine.steplog import StepRecord
 from connector_tax.loadgen.messages import RequestRecord
 from connector_tax.provenance import manifest
 from connector_tax.provenance.claims import Claim
-from connector_tax.study.design import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 DICTIONARY = ROOT / "docs" / "fields.yaml"
@@ -86,17 +86,40 @@ def fields_of(entry: Mapping[str, Any]) -> dict[str, Field]:
     }
 
 
+# Entry of the dictionary to the record that declares its fields.
+RECORDS: Mapping[str, Any] = {
+    "metrics": cell_records.ScrapeLine,
+    "machine": cell_records.MachineLine,
+    "cell": cell_records.CellRecord,
+    "seals": stage_records.SealLink,
+    "device": launch_files.DeviceClaim,
+    "launch_config": launch_files.LaunchConfig,
+    "resources": launch_files.ResourcesRecord,
+    "settings": launch_files.SettingsRecord,
+    "study": study_records.StudyDocument,
+    "environment": stage_records.EnvironmentRecord,
+    "model": stage_records.ModelRecord,
+    "preflight": stage_records.GateRecord,
+    "patch": stage_records.PatchStatus,
+    "reference": stage_records.RatesRecord,
+    "shape_rates": stage_records.ShapeRatesRecord,
+    "rehearsal": stage_records.RehearsalRecord,
+    "hypotheses": stage_records.HypothesesRecord,
+}
+# Fields of a cell that was never measured.
+REHEARSED = {"rehearsed"}
+
+
 def declared() -> dict[str, set[str]]:
     """Entry of the dictionary to the fields the code declares, where it declares them."""
-    config = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
     return {
+        **{name: set(record.__annotations__) - REHEARSED for name, record in RECORDS.items()},
         "requests": {field.name for field in msgspec.structs.fields(RequestRecord)},
         "engine_step": {
             *(field.name for field in msgspec.structs.fields(StepRecord)),
             *PROBE_FIELDS,
         },
         "index": {field.name for field in msgspec.structs.fields(LaunchIndex)},
-        "study": set(resolve(config, "config/config.yaml")),
         **{
             name: {*COLUMNS[e["table"]], *DEVICE_COLUMNS.get(e["table"], ())}
             for name, e in dictionary()["files"].items()

@@ -32,7 +32,7 @@ def quantity(value: Any) -> dict[str, Any]:
     return {"value": value, "parts": parts[0] if parts else whole, "reason": reason}
 
 
-def resources_record(**given: Any) -> dict[str, Any]:
+def resources_record(**given: Any) -> Any:
     """resources.json; a quantity that is not given is 1."""
     names = ("memory_pss_mib", "gpu_memory_mib", "threads", "processes")
     taken = {name: quantity(given.pop(name, 1.0)) for name in names}
@@ -50,9 +50,7 @@ def resources_record(**given: Any) -> dict[str, Any]:
     }
 
 
-def settings_record(
-    layout: str = "NHD", backend: str | None = None, blocks: int = 8192
-) -> dict[str, dict[str, Any]]:
+def settings_record(layout: str = "NHD", backend: str | None = None, blocks: int = 8192) -> Any:
     """The settings of settings.json: three known, one that may be missing."""
 
     def setting(value: Any) -> dict[str, Any]:

@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.checks import BOUNDS
+from connector_tax.artifacts.launch_files import NodeRecord
 from connector_tax.artifacts.names import PHASES, PLAIN, Launch, cell_of_rate, cell_of_shape
+from connector_tax.artifacts.study_records import StudyConfig
+from connector_tax.config import DEFAULTS, load_yaml
 from connector_tax.files import write_json, write_text
 
 Planned = dict[str, Any]
+DEFAULT: Mapping[str, Any] = load_yaml(DEFAULTS / "config.yaml")
+# Sections that a study of any age has.
+SECTIONS = StudyConfig.__required_keys__ - {"validity"}
 # What a launch ran on.
-NODE: dict[str, Any] = {
+NODE: Any = {
     **{"machine": "machine-0123456789ab", "boot": "0b00t", "devices": ["none"], "gpus": []},
     **{"cpu": "synthetic", "cpus": "0-7", "quota_cpus": None, "job": None},
 }
@@ -38,7 +45,7 @@ def shape_cell(input_tokens: int, output_tokens: int) -> Planned:
     }
 
 
-def on_machines(*blocks: str) -> list[Planned]:
+def on_machines(*blocks: str) -> list[NodeRecord]:
     """The node of each block, measured on machines of these names."""
     return [NODE | {"machine": f"machine-{name}"} for name in blocks]
 
@@ -49,16 +56,18 @@ def study_document(
     cells: Mapping[str, Sequence[Planned]],
     order: Sequence[Launch],
     **rest: Any,
-) -> dict[str, Any]:
+) -> Any:
     """The content of study.json.
 
     Args:
-        config: the configuration, with `seed` and `blocks`.
+        config: the configuration, with `seed` and `blocks`; what a study of any age has and this
+            lacks is that of config/config.yaml.
         labels: configuration id to label, in the study's order.
         cells: phase to its planned cells; a phase that is left out has none.
         order: every launch, in run order.
         rest: replaces what is the same in all of these studies.
     """
+    whole = {key: DEFAULT[key] for key in SECTIONS} | {"validity": dict(BOUNDS), **config}
     document = {
         "study": "synthetic",
         "design_sha256": "0" * 64,
@@ -68,13 +77,16 @@ def study_document(
         "created_utc": "2026-05-26T09:00:00+00:00",
         "seed": config["seed"],
         "blocks": config["blocks"],
-        "config": config,
+        "config": whole,
         "configurations": [
             {
                 "id": name,
                 "label": label,
                 "connector": None if name == PLAIN else "Connector",
+                "module_path": None,
                 "role": None if name == PLAIN else "kv_both",
+                "extra_config": {},
+                "children": [],
                 "purpose": f"Purpose of {name}.",
                 "gate": None,
             }

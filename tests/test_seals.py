@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def study(margin: float, design: str = "d") -> dict[str, Any]:
+def study(margin: float, design: str = "d") -> Any:
     sections: dict[str, Any] = {key: {} for key in ("saturation", "reference", "hypotheses")}
     return {"design_sha256": design, "config": {**sections, "statistics": {"margin": margin}}}
 

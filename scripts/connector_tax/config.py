@@ -7,12 +7,13 @@ when it is raised.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
 from connector_tax.artifacts.checks import MIN_SAMPLES
 from connector_tax.artifacts.names import PHASE_RULES, PHASES, baseline_of, members_of
+from connector_tax.artifacts.study_records import ConfigurationEntry, EngineSection, StudyConfig
 
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
@@ -123,7 +124,7 @@ def _join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-def load_configurations(path: Path) -> dict[str, dict[str, Any]]:
+def load_configurations(path: Path) -> dict[str, ConfigurationEntry]:
     """The connector configurations of `path` by id, in file order.
 
     Raises:
@@ -135,14 +136,14 @@ def load_configurations(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def with_own(
-    known: Mapping[str, dict[str, Any]], config: Mapping[str, Any], source: str
-) -> dict[str, dict[str, Any]]:
+    known: Mapping[str, ConfigurationEntry], config: StudyConfig, source: str
+) -> dict[str, ConfigurationEntry]:
     """The shipped configurations and those a study defines under `connectors`, by id.
 
     Raises:
         ConfigError: an id that stands twice, or a child that is not defined.
     """
-    own = [
+    own: list[ConfigurationEntry] = [
         {
             "label": entry["id"].replace("_", " "),
             "module_path": None,
@@ -159,8 +160,8 @@ def with_own(
 
 
 def _by_id(
-    entries: Sequence[dict[str, Any]], known: Mapping[str, dict[str, Any]], source: str
-) -> dict[str, dict[str, Any]]:
+    entries: Sequence[ConfigurationEntry], known: Mapping[str, ConfigurationEntry], source: str
+) -> dict[str, ConfigurationEntry]:
     """`known` and the entries by id, checked to be unique and to name children that are there."""
     by_id = dict(known)
     for position, entry in enumerate(entries):
@@ -178,19 +179,23 @@ def _by_id(
     return by_id
 
 
-def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) -> None:
+def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> StudyConfig:
     """Check one study's configuration: its schema, then what a schema cannot say.
 
     Args:
-        config: the merged configuration, as Snakemake or a test hands it over.
+        given: the merged configuration, as Snakemake or a test hands it over.
         source: the file name(s) to show in an error.
         known: the configuration ids config/configurations.yaml defines; those under the study's own
             `connectors` may be named too.
 
+    Returns:
+        the same configuration.
+
     Raises:
         ConfigError: names the key, what was found and what is allowed.
     """
-    validate(dict(config), "config.schema.yaml", source)
+    validate(dict(given), "config.schema.yaml", source)
+    config = cast(StudyConfig, given)
     baseline = baseline_of(config)
     known = [*known, *(entry["id"] for entry in config.get("connectors", []))]
     for key, ids in (
@@ -239,15 +244,16 @@ def check_study(config: Mapping[str, Any], source: str, known: Sequence[str]) ->
             f"({connections}) must be at least cell.inflight_cap ({cell['inflight_cap']}), else "
             "requests queue inside the client"
         )
+    return config
 
 
-def pythons_of(engine: Mapping[str, Any]) -> list[str]:
+def pythons_of(engine: EngineSection) -> list[str]:
     """The interpreters that configurations are served with (kind vllm), the engine's own first."""
     forms = (form["python"] for form in engine["forms"].values() if "python" in form)
     return list(dict.fromkeys([engine["python"], *forms]))
 
 
-def is_fetched(engine: Mapping[str, Any]) -> bool:
+def is_fetched(engine: EngineSection) -> bool:
     """Whether the model is named, to be fetched from a hub, and is no folder of this machine."""
     named = engine["kind"] == "vllm" and not engine["model"].startswith("./")
     return named and not Path(engine["model"]).is_absolute()

@@ -5,12 +5,12 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from connector_tax import __version__
+from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import IS_CHECKOUT, ROOT
 
 # Manifest column -> distributions that provide it, first found wins.
@@ -96,7 +96,7 @@ def packages(python: Path | None) -> dict[str, str]:
     return versions
 
 
-def engine_versions(engine: Mapping[str, Any]) -> dict[str, str]:
+def engine_versions(engine: EngineSection) -> dict[str, str]:
     """Versions of vLLM and the connectors for the manifest, with vLLM's git SHA if it tells."""
     if engine["kind"] == "embedded":
         versions = dict.fromkeys(ENGINE_PACKAGES, ABSENT)

@@ -17,21 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.stage_records import AnalysisSettings, SealContent, SealLink
+from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
 from connector_tax.files import ArtifactError, locked, sha256_file, write_bytes
 
 FIRST = "0" * 64
 ANALYSIS_KEYS = ("saturation", "reference", "statistics", "hypotheses")
 STUDY_FILES = (paths.ENVIRONMENT, paths.ENV_TEXT, paths.PATCH_STATUS, paths.COMPLETE)
 
-Link = dict[str, Any]
 
-
-def analysis_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def analysis_settings(config: StudyConfig) -> AnalysisSettings:
     """The sections of a configuration that decide what the measurements are said to mean."""
-    return {key: config[key] for key in ANALYSIS_KEYS}
+    return {
+        "saturation": config["saturation"],
+        "reference": config["reference"],
+        "statistics": config["statistics"],
+        "hypotheses": config["hypotheses"],
+    }
 
 
-def changed_settings(folder: Path, study: Mapping[str, Any]) -> list[str]:
+def changed_settings(folder: Path, study: StudyDocument) -> list[str]:
     """`statistics.margins.ttft_p90: 0.03 -> 0.1` for each analysis setting that is not as sealed.
 
     None for a study without a chain, and for one whose chain holds no settings of its design.
@@ -57,7 +62,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, json.dumps(value)
 
 
-def read_links(folder: Path) -> list[tuple[str, Link]]:
+def read_links(folder: Path) -> list[tuple[str, SealLink]]:
     """SHA-256 and content of every link of a study's chain; none where there is no chain.
 
     Raises:
@@ -67,7 +72,7 @@ def read_links(folder: Path) -> list[tuple[str, Link]]:
     links = []
     for number, line in enumerate(_complete_lines(path), 1):
         try:
-            link = json.loads(line)
+            link: SealLink = json.loads(line)
         except ValueError as error:
             raise ArtifactError(f"{path}:{number}: not valid JSON: {error}") from None
         if not isinstance(link, dict):
@@ -85,7 +90,7 @@ def study_files(folder: Path) -> dict[str, str]:
     }
 
 
-def settled_files(links: list[tuple[str, Link]]) -> dict[str, str]:
+def settled_files(links: list[tuple[str, SealLink]]) -> dict[str, str]:
     """The study's own files as the links leave them: the last one that names a file counts."""
     files: dict[str, str | None] = {}
     for _, link in links:
@@ -93,7 +98,7 @@ def settled_files(links: list[tuple[str, Link]]) -> dict[str, str]:
     return {name: digest for name, digest in files.items() if digest is not None}
 
 
-def seal_settings(folder: Path, study: Mapping[str, Any]) -> None:
+def seal_settings(folder: Path, study: StudyDocument) -> None:
     """Seal the analysis settings, unless this design's are sealed."""
     design = study["design_sha256"]
     with _chain(folder) as links:
@@ -136,10 +141,10 @@ def seal_end(folder: Path) -> None:
             _append(folder, links, {})
 
 
-def _append(folder: Path, links: list[tuple[str, Link]], what: Link) -> None:
+def _append(folder: Path, links: list[tuple[str, SealLink]], what: SealContent) -> None:
     """Add a link; the chain is written anew, so that no reader sees half a line."""
     before, now = settled_files(links), study_files(folder)
-    link = {
+    link: SealLink = {
         "number": len(links),
         "previous": links[-1][0] if links else FIRST,
         "utc": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -160,7 +165,7 @@ def _complete_lines(path: Path) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def _chain(folder: Path) -> Iterator[list[tuple[str, Link]]]:
+def _chain(folder: Path) -> Iterator[list[tuple[str, SealLink]]]:
     """The links, while nobody else adds one."""
     with locked(folder / paths.SEALS_LOCK):
         yield read_links(folder)

@@ -177,10 +177,8 @@ def write_synthetic_study(
     return study_file
 
 
-def _document(
-    seed: int, blocks: int, plain_launches: int, overrides: Mapping[str, Any]
-) -> dict[str, Any]:
-    config = {
+def _document(seed: int, blocks: int, plain_launches: int, overrides: Mapping[str, Any]) -> Any:
+    config: Any = {
         key: {**value, **overrides.get(key, {})} if isinstance(value, dict) else value
         for key, value in CONFIG.items()
     }
@@ -276,7 +274,7 @@ def _write_cell(
     rules = writer.document["config"]["cell"]
     window_s = min(max(rules["floor_s"], rules["min_completed"] / rate), rules["cap_s"])
     origin = writer.now_ns
-    window = {
+    window: dict[str, Any] = {
         "t_origin_ns": origin,
         "t_warmup_end_ns": origin + round(rules["warmup_s"] * 1e9),
         "t_stop_ns": origin + round((rules["warmup_s"] + window_s) * 1e9),
@@ -292,7 +290,7 @@ def _write_cell(
     write_steps(writer, folder / f"engine_step_{suffix}", config, window, offset, rng)
     reason = writer.void.get((config, block, phase, name))
     warm = requests.height - int(requests["warmup"].sum())
-    record: dict[str, Any] = {
+    record: Any = {
         "phase": phase,
         "cell": name,
         "config": config,

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from connector_tax.artifacts.names import configuration_of
+from connector_tax.artifacts.study_records import StudyDocument
 
 PLAIN_CAPACITY_RPS = 110.0
 STEP_US, MODEL_US = 1000.0, 4000.0
@@ -27,7 +28,7 @@ class Writer:
     """The state of one study being written; time is virtual and only moves forward."""
 
     root: Path
-    document: dict[str, Any]
+    document: StudyDocument
     taxes: Mapping[str, float]
     seed: int
     skipped: Mapping[str, str]

@@ -1,6 +1,7 @@
 """Several devices: the error of launches within them, the test of one tax, taxes over devices."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,7 +145,7 @@ def table(points: dict[str, list[float]], machines: str) -> TaxTable:
              (nodes[k.block],))
         for k in samples
     ]  # fmt: skip
-    document = {
+    document: Any = {
         "blocks": len(machines),
         "config": {"statistics": {"confidence": 0.95, "margins": {"ttft_p90": 0.03}}},
         "configurations": [],

@@ -15,7 +15,7 @@ from tests.study_folder import NODE, on_machines
 GPU = {"uuid": "GPU-a", "name": "H100", "pci.bus_id": "1", "driver_version": "580"}
 
 
-def cells_on(*nodes: Sequence[Mapping[str, Any]]) -> list[Cell]:
+def cells_on(*nodes: Sequence[Any]) -> list[Cell]:
     """A cell of each block, whose launch had attempts on the given nodes."""
     return [
         Cell(CellKey("x", block, "A", "r1"), "x", "valid", None, Path("x"), {}, None, 1.0, 1, 1,

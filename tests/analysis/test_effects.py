@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def table_of(
 ) -> TaxTable:
     """A tax table straight from samples."""
     order = [{"config": key.config, "block": key.block} for key in samples]
-    document = {
+    document: Any = {
         "blocks": blocks,
         "config": {"statistics": {"confidence": 0.95}},
         "configurations": [],

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connector_tax.analysis.quiet import Machine, read_machine, undisturbed
+from connector_tax.analysis.quiet import WatchedMachine, read_machine, undisturbed
 from connector_tax.analysis.validity import Watched, assess, void_reasons
+from connector_tax.artifacts.cell_records import CheckRecord
 from connector_tax.artifacts.checks import BOUNDS, MACHINE_CHECKS
 from connector_tax.provenance.audit_machine import (
     disturbed_chunks,
@@ -19,7 +20,7 @@ from connector_tax.provenance.audit_machine import (
     throttled_periods,
 )
 
-RULE: dict[str, Any] = {
+RULE: Any = {
     "chunk_percentile": 50, "level_percentile": 10, "max_factor": 1.5, "max_chunk_steal": 0.05,
 }  # fmt: skip
 MS = 1_000_000
@@ -45,7 +46,7 @@ def lines(chunks: list[tuple[list[int], int, int]], length_ms: int = 100) -> lis
     return [looks[0], *written, looks[1]]
 
 
-def machine(records: list[Row], folder: Path) -> Machine:
+def machine(records: list[Row], folder: Path) -> WatchedMachine:
     path = folder / "machine.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return read_machine(path, None)
@@ -76,7 +77,7 @@ def test_a_chunk_is_disturbed_by_the_steal_of_either_side(tmp_path: Path) -> Non
     seen = machine(lines([([100] * 3, *steal) for steal in taken]), tmp_path)
     wanted = [False, False, True, False, True, False]
     assert seen.chunks(RULE).disturbed.tolist() == wanted
-    assert not seen.chunks({**RULE, "max_chunk_steal": None}).disturbed.any()
+    assert not seen.chunks(RULE | {"max_chunk_steal": None}).disturbed.any()
 
 
 def test_the_audit_counts_the_periods_the_group_was_throttled_in(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_processes_of_others_on_the_gpus_void_the_cell(
         chunk["foreign_gpu_pids"] = pids
     seen = machine(records, tmp_path)
     assert seen.foreign_gpu == foreign_gpu_processes(records) == value
-    quiet = {**RULE, "min_quiet_share": 0.5}
+    quiet = RULE | {"min_quiet_share": 0.5}
     found = checks(Watched(machine=seen, quiet=quiet, level_ns=50.0))
     # Where nobody can tell the cell is not judged by it, and on CPUs there is no such check.
     assert ("foreign_gpu_processes" in found) == (value is not None)
@@ -114,7 +115,7 @@ def test_processes_of_others_on_the_gpus_void_the_cell(
 def test_a_chunk_nobody_watched_is_disturbed_whatever_the_rule(tmp_path: Path) -> None:
     seen = machine(lines([([100] * count, 0, 0) for count in (3, 2, 3, 0)]), tmp_path)
     for factor in (1.5, None):
-        rule = {**RULE, "max_factor": factor, "max_chunk_steal": None}
+        rule = RULE | {"max_factor": factor, "max_chunk_steal": None}
         assert seen.chunks(rule).disturbed.tolist() == [False, True, False, True]
 
 
@@ -141,7 +142,12 @@ def test_the_audit_leaves_out_the_same_requests(
         for count in counts
     ]
     records = lines(chunks_made, length_ms)
-    rule = {**RULE, "chunk_percentile": percentile, "max_factor": factor, "max_chunk_steal": steal}
+    rule: Any = {
+        **RULE,
+        "chunk_percentile": percentile,
+        "max_factor": factor,
+        "max_chunk_steal": steal,
+    }
     chunks = machine(records, tmp_path_factory.mktemp("machine")).chunks(rule)
     # Edges are where the two could part: whole milliseconds, and the edges themselves.
     end_ms = int(chunks.edges_ns[-1]) // MS
@@ -158,12 +164,12 @@ def test_the_audit_leaves_out_the_same_requests(
     assert quiet_seqs(again, requests) == kept
 
 
-def checks(watched: Watched | None) -> dict[str, Any]:
+def checks(watched: Watched | None) -> dict[str, CheckRecord]:
     """The checks of a cell without a single record."""
+    cell: Any = {"floor_s": 1, "cap_s": 1}
     return assess(
         records=[], planned=0, shape=(1, 1), counters={"before": {}, "after": {}}, scrapes=[],
-        window={"t_origin_ns": 0, "t_warmup_end_ns": 1, "t_stop_ns": 2},
-        cell={"floor_s": 1, "cap_s": 1}, wanted=10, suspended_ms=0,
+        window={"t_warmup_end_ns": 1, "t_stop_ns": 2}, cell=cell, wanted=10, suspended_ms=0,
         health={"processes": {"main": {}}}, clock="worker", bounds=dict.fromkeys(BOUNDS, 1.0),
         watched=watched,
     )  # fmt: skip
@@ -172,7 +178,7 @@ def checks(watched: Watched | None) -> dict[str, Any]:
 @pytest.mark.parametrize("name", MACHINE_CHECKS)
 def test_a_machine_that_was_to_be_watched_and_was_not_voids_the_cell(name: str) -> None:
     assert name not in checks(None)
-    quiet = {**RULE, "min_quiet_share": 0.5}
+    quiet = RULE | {"min_quiet_share": 0.5}
     found = checks(Watched(machine=None, quiet=quiet, level_ns=50.0))
     assert found[name]["value"] is None
     assert any(f"{name} missing" in reason for reason in void_reasons(found))

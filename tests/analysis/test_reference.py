@@ -19,6 +19,7 @@ from connector_tax.analysis.reference import (
 from connector_tax.analysis.saturation import CellLoad, Judgement, combine, judge, judge_sweep
 from connector_tax.artifacts.checks import CHECKS
 from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
 from tests.analysis.synthetic import CONFIG, write_synthetic_study
 from tests.study_folder import on_machines
@@ -75,25 +76,23 @@ def test_at_least_half_of_the_valid_launches_decide(
 
 def study_of(configs: list[str], fallback: float | None = None) -> Study:
     """A study document with one block of the given configurations at RATES."""
-    return Study(
-        Path("x"),
-        {
-            "config": {"saturation": BOUNDS, "reference": {"fallback_rps": fallback}},
-            "configurations": [{"id": c} for c in configs if not c.startswith("plain_")],
-            "run_order": {"A": [{"config": c, "block": 0} for c in configs]},
-            "cells": {"A": [{"cell": f"r{r:g}", "rate_rps": r} for r in RATES]},
-        },
-    )
+    document: Any = {
+        "config": {"saturation": BOUNDS, "reference": {"fallback_rps": fallback}},
+        "configurations": [{"id": c} for c in configs if not c.startswith("plain_")],
+        "run_order": {"A": [{"config": c, "block": 0} for c in configs]},
+        "cells": {"A": [{"cell": f"r{r:g}", "rate_rps": r} for r in RATES]},
+    }
+    return Study(Path("x"), document)
 
 
-def choose(fallback: float | None = None, **marks: str) -> dict[str, Any]:
+def choose(fallback: float | None = None, **marks: str) -> RatesRecord:
     """Reference rates from one mark for each rate: `.` keeps up, `#` saturated, `?` not valid."""
     return rates_of({(config, 0): text for config, text in marks.items()}, fallback=fallback)
 
 
 def rates_of(
     marks: Mapping[tuple[str, int], str], machines: str = "a", fallback: float | None = None
-) -> dict[str, Any]:
+) -> RatesRecord:
     """As `choose`, of launches by configuration and block; block k ran on the k-th machine."""
     judgements = {".": judge(load(), None, BOUNDS), "#": judge(load(0.5), None, BOUNDS)}
     nodes = on_machines(*machines)

@@ -18,8 +18,9 @@ from connector_tax.analysis.launch_records import (
     LaunchRecords,
     read_launch_records,
 )
-from connector_tax.analysis.resources import RESOURCES, Row, resource_rows
+from connector_tax.analysis.resources import RESOURCES, resource_rows
 from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import resources_record, settings_record, write_launch_records
@@ -156,7 +157,8 @@ def test_a_launch_that_ended_early_has_no_memory_under_load() -> None:
     launches = [launch(name, b) for name in (*PLAINS, "a") for b in (0, 1)]
     for records in launches:
         assert isinstance(records.resources, dict)
-        records.resources.update(after_load=None, after_load_reason="ended before its last cell")
+        records.resources["after_load"] = None
+        records.resources["after_load_reason"] = "ended before its last cell"
     row = row_of(launches, "a", "memory_pss_loaded_mib")
     assert (row["status"], row["reason"]) == ("missing", "ended before its last cell")
 

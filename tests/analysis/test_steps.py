@@ -58,10 +58,10 @@ def steps_of(folder: Path, records: list[dict[str, Any]]) -> Steps:
     data = "".join(json.dumps(record) + "\n" for record in records).encode()
     path = folder / "engine_step_A_r1.jsonl"
     path.write_bytes(data)
-    window = {"t_warmup_end_ns": START, "t_stop_ns": STOP}
+    record: Any = {"window": {"t_warmup_end_ns": START, "t_stop_ns": STOP}}
     files = {path.name: hashlib.sha256(data).hexdigest()}
     key = CellKey("x", 0, "A", "r1")
-    return read_steps(Cell(key, "x", "valid", None, folder, files, {"window": window}, 1.0, 1, 1))
+    return read_steps(Cell(key, "x", "valid", None, folder, files, record, 1.0, 1, 1))
 
 
 def test_empty_polling_steps_are_counted_apart(tmp_path: Path) -> None:

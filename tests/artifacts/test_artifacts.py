@@ -10,11 +10,12 @@ from msgspec import to_builtins
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, launch_index, read_index, write_index
 from connector_tax.artifacts.names import Launch, configuration_of, launched_plains, plain_names
+from connector_tax.artifacts.study_records import DesignLabel
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import COLUMNS, AmplificationRow, empty_row, table_text
 from connector_tax.files import ArtifactError, read_json, write_json
 
-STUDY = {"engine_label": "embedded (emulated)", "design_sha256": "0" * 64}
+STUDY: DesignLabel = {"engine_label": "embedded (emulated)", "design_sha256": "0" * 64}
 LAUNCH = Launch("plain_2", 1, "A")
 
 

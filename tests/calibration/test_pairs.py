@@ -7,11 +7,12 @@ import pytest
 
 from connector_tax.artifacts.names import PLAIN
 from connector_tax.calibration import compare_report, pairs
+from connector_tax.calibration.design import CellTimes
 from connector_tax.compare.gate import ABOVE, BELOW
 from connector_tax.compare.rows import AA, LATENCY, TAX
 from connector_tax.files import read_json
 
-CELL = {"warmup_s": 0.5, "floor_s": 3.0}
+CELL: CellTimes = {"warmup_s": 0.5, "floor_s": 3.0}
 
 
 def test_the_true_ratios_are_those_of_the_step_costs() -> None:

@@ -10,6 +10,7 @@ from connector_tax.analysis.aggregate import main as aggregate
 from tests.analysis.synthetic import TAXES, write_synthetic_study
 from tests.analysis.tables import edit
 from tests.launch_records import write_launch_records
+from tests.study_folder import DEFAULT
 
 GRID: Mapping[str, Any] = {
     "phase_a": {"rates_rps": [20.0]},
@@ -24,8 +25,8 @@ ENGINE: Mapping[str, Any] = {
 }
 MORE = {
     "engine": ENGINE,
-    "server": {"release_s": 1.0},
-    "precision": {"enabled": False, "min_completed_floor": None},
+    "server": {**DEFAULT["server"], "release_s": 1.0},
+    "precision": {**DEFAULT["precision"], "enabled": False},
 }
 IN_B = {**TAXES, "nixl_both": 0.20, "lmcache_only": 0.20}
 

@@ -20,7 +20,7 @@ from connector_tax.compare.rows import (
     LOWER,
     SAME,
     TAX,
-    Row,
+    ComparedRow,
     Side,
     compare_rows,
     compared,
@@ -31,7 +31,7 @@ from connector_tax.figures.tables import StudyTables
 from tests.analysis.tables import edit
 from tests.compare.conftest import small_study
 
-BLANK = Row(TAX, "x", "A", "r1", 1.0, 8, 8, "ttft_p90", "fraction", "log", margin=0.03)
+BLANK = ComparedRow(TAX, "x", "A", "r1", 1.0, 8, 8, "ttft_p90", "fraction", "log", margin=0.03)
 
 
 @given(

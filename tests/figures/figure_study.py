@@ -6,6 +6,7 @@ from typing import Any
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, launch_index, write_index
 from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.study_records import DesignLabel
 from connector_tax.artifacts.tables import empty_row, table_text
 from connector_tax.files import write_json, write_text
 from tests.figures.figure_tables import (
@@ -51,15 +52,17 @@ def _settings(design: Design) -> dict[str, Any]:
 
 def _hypotheses() -> dict[str, Any]:
     return {
+        "engine_label": "embedded (emulated)", "emulated": True, "prior": {},
         "hypotheses": [
             {"id": f"H{number}", "verdict": verdict, "sentence": f"Sentence of H{number}.",
-             "numbers": {"tax": 0.31, "tax_lo": 0.27, "tax_hi": 0.35}}
+             "numbers": {"tax": 0.31, "tax_lo": 0.27, "tax_hi": 0.35}, "point_label": None}
             for number, verdict in enumerate(
                 ("supported", "refuted", "cannot tell", "supported", "supported", "refuted"), 1)
         ],
         "criteria": [
             {"id": number, "verdict": "met" if number != 6 else "not met",
-             "sentence": f"Sentence of criterion {number}.", "numbers": {}}
+             "sentence": f"Sentence of criterion {number}.", "numbers": {},
+             "point_label": None}
             for number in range(1, 8)
         ],
         "resolution": [
@@ -111,7 +114,7 @@ def _write_launch(
         }  # fmt: skip
         write_json(folder / cell / f"cell_{phase}_{cell}.json", values)
     skipped = all(cell.status == "skipped" for cell in cells)
-    document = {"engine_label": design.engine_label, "design_sha256": "0" * 64}
+    document: DesignLabel = {"engine_label": design.engine_label, "design_sha256": "0" * 64}
     index = launch_index(
         document, Launch(config, block, phase), cells,
         status="skipped" if skipped else "done",

@@ -327,6 +327,8 @@ def reference_rates(design: Design) -> dict[str, Any]:
             fired = _criteria(config, rate, design.rates_rps)
             criteria[config][f"{rate:g}"] = {
                 "saturated": bool(fired),
+                "n_launches": 1,
+                "n_saturated": int(bool(fired)),
                 **{
                     name: {"value": 1.0, "bound": bound, "fired": name in fired}
                     for name, bound in bounds.items()

@@ -27,7 +27,7 @@ def study_with(
     root: Path, device: str, settings: Mapping[str, str], *others: dict[str, Any]
 ) -> StudyTables:
     document = read_json(root / "study.json")
-    document["config"]["engine"] = {"kind": "vllm", "device": device}
+    document["config"]["engine"] = {"kind": "vllm", "label": "vLLM", "device": device}
     write_json(root / "study.json", document)
     plain = [{"config": "plain", "setting": n, "value": v} for n, v in settings.items()]
     rows = [empty_row("engine.csv") | row for row in (*plain, *others)]

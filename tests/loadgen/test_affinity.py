@@ -254,6 +254,7 @@ def test_workers_pin_every_thread_and_the_calling_thread_stays_free() -> None:
         result = run_scripts(generator, ["good"] * 5)
         assert {r.status for r in result.records} == {"ok"}
         described = generator.describe()["affinity"]
+        assert described is not None
         assert described["workers"] == ((first,),)
 
 

@@ -24,7 +24,7 @@ GOOD = {"loop_lag_p99_ms": 0.1, "loop_lag_max_ms": 1.0, "cpu_share": 0.2, "reads
         "unstamped_reads": 1, "undecodable": 0, "oversized": 0, "dropped_messages": 0,
         "late_results": 0}  # fmt: skip
 UNTOLD = {key: value for key, value in GOOD.items() if key != "oversized"}
-WHOLE: dict[str, Any] = {
+WHOLE: Any = {
     "processes": {"main": GOOD, "worker0": GOOD},
     "workers": 1,
     "workers_died": [],
@@ -108,7 +108,7 @@ def test_no_data_fails_every_check_that_needs_them() -> None:
     assert not check_session_rate([], [0, 1]).passed
     assert not any(check.passed for check in check_concurrency([], 3, Ramp(3, 0, 0), MS))
     assert not any(check.passed for check in check_intra_session([]))
-    processes = check_processes({**WHOLE, "processes": {"main": {}}}, "worker")
+    processes = check_processes(WHOLE | {"processes": {"main": {}}}, "worker")
     assert not named(processes, "main_loop_lag_p99_ms").passed
 
 
@@ -186,10 +186,10 @@ def test_a_session_that_waits_when_the_run_ends_has_no_place_to_give() -> None:
 @pytest.mark.parametrize("counter", ["undecodable", "oversized", "dropped_messages"])
 def test_a_lost_message_or_a_dead_worker_fails(counter: str) -> None:
     assert all(check.passed for check in check_processes(WHOLE, "kernel"))
-    bad = {**WHOLE, "processes": {"main": GOOD, "worker0": {**GOOD, counter: 1}}}
+    bad: Any = {**WHOLE, "processes": {"main": GOOD, "worker0": {**GOOD, counter: 1}}}
     assert not named(check_processes(bad, "kernel"), "worker0_messages_lost").passed
     assert not named(
-        check_processes({**WHOLE, "workers_died": [0]}, "kernel"), "workers_died"
+        check_processes(WHOLE | {"workers_died": [0]}, "kernel"), "workers_died"
     ).passed
 
 
@@ -210,32 +210,31 @@ def test_a_lost_message_or_a_dead_worker_fails(counter: str) -> None:
 def test_what_a_cell_and_the_command_find_wrong(changes: dict[str, Any], check: str) -> None:
     assert judged(WHOLE) == []
     assert judged({**WHOLE, **changes}) == [check]
-    failed = [c.name for c in check_processes({**WHOLE, **changes}, "kernel") if not c.passed]
+    failed = [c.name for c in check_processes(WHOLE | changes, "kernel") if not c.passed]
     assert len(failed) == 1
     assert judged({k: v for k, v in WHOLE.items() if k != "workers"}) == [
         "silent_workers", "unopened_connections",
     ]  # fmt: skip
 
 
-def judged(
-    health: dict[str, Any], cell: dict[str, float] | None = None, wanted: int = 10, **changes: Any
-) -> list[str]:
+def judged(health: Any, cell: Any = None, wanted: int = 10, **changes: Any) -> list[str]:
     """The failed checks of a cell of ten successes in a window of 100 ms."""
-    totals = {"success": 10, "prompt_tokens": 10, "generation_tokens": 30,
+    totals: dict[str, float | None] = {"success": 10, "prompt_tokens": 10, "generation_tokens": 30,
               "prefix_cache_hits": 0, "external_prefix_cache_hits": 0}  # fmt: skip
     facts: dict[str, Any] = {
         "window": {"t_warmup_end_ns": 0, "t_stop_ns": 100 * MS},
         "suspended_ms": 0,
         **changes,
     }
+    cell = cell or {"floor_s": 0.1, "cap_s": 1.0}
     checks = assess(
         records=[to_builtins(record(k)) for k in range(10)],
         planned=10,
         shape=(1, 3),
-        cell=cell or {"floor_s": 0.1, "cap_s": 1.0},
+        cell=cell,
         wanted=wanted,
         counters={"before": dict.fromkeys(totals, 0), "after": totals},
-        scrapes=[{"t_ns": 10 * MS, "ok": True, "values": {}}],
+        scrapes=[{"t_ns": 10 * MS, "ok": True}],
         health=health,
         clock="kernel",
         bounds=BOUNDS,

@@ -24,6 +24,7 @@ from connector_tax.analysis import aggregate
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.validity import COUNTERS, assess, server_counters, void_reasons
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import ServerCounters
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import launches
@@ -60,12 +61,18 @@ SECTIONS: dict[str, Any] = {
         "definition": "config/embedded.yaml",
         "definition_content": {"model": {"served_name": "synthetic", "vocab_size": 32000}},
     },
-    "server": {"host": "127.0.0.1", "device": "none"},
-    "load_generator": {"workers": 1, "connections_per_worker": 256},
+    "server": {
+        "host": "127.0.0.1", "ready_timeout_s": 20, "stop_grace_s": 10, "release_s": 0,
+        "device": "none", "cores": 1,
+    },
+    "load_generator": {
+        "workers": 1, "connections_per_worker": 256, "enable_cpu_affinity": True,
+        "keep_reads": True,
+    },
     "metrics": {"interval_s": 0.5},
     "resources": {"idle_s": 2.0},
     "validity": dict(BOUNDS),
-}
+}  # fmt: skip
 QUIET = {
     **{"loop_lag_p99_ms": 1.0, "loop_lag_max_ms": 2.0, "cpu_share": 0.1},
     **{"undecodable": 0, "oversized": 0, "dropped_messages": 0},
@@ -119,9 +126,9 @@ def _draw(study_file: Path) -> None:
     (study.root / "report.html").write_text(render(study))
 
 
-def _complete_design(study_file: Path) -> dict[str, Any]:
+def _complete_design(study_file: Path) -> Any:
     root = study_file.parent
-    document: dict[str, Any] = read_json(study_file)
+    document = read_json(study_file)
     document["config"] |= SECTIONS
     _decide_gates(root, document)
     document["run_order"] = run_order(document["config"])
@@ -134,7 +141,7 @@ def _complete_design(study_file: Path) -> dict[str, Any]:
         write_json(
             shape_rates, read_json(shape_rates) | {"design_sha256": document["design_sha256"]}
         )
-    environment: dict[str, Any] = {"engine_label": document["engine_label"]}
+    environment: Any = {"engine_label": document["engine_label"]}
     environment |= dict.fromkeys(("vllm", "vllm_sha", "mooncake", "nixl", "lmcache"), "none")
     environment |= {"gpu": ["no GPU"], "cpu": "synthetic"}
     write_json(root / "environment.json", environment)
@@ -228,9 +235,9 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     for moment, scrape in (("before", metrics[0]), ("after", metrics[-1])):
         scrape["raw"] = page(scrape["values"], requests if moment == "after" else [])
     fit_tokens(steps, totals)
-    counters = {
-        moment: server_counters(scrape["values"])
-        for moment, scrape in (("before", metrics[0]), ("after", metrics[-1]))
+    counters: ServerCounters = {
+        "before": server_counters(metrics[0]["values"]),
+        "after": server_counters(metrics[-1]["values"]),
     }
     name = f"{document['seed']}/arrivals/block{index['block']}/{index['phase']}/{folder.name}"
     record["schedule"] |= {"seed": name, "gamma_shape": None}

@@ -16,6 +16,7 @@ from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.measure import measure_requests
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.engine.scheduler import StepPlan
 from connector_tax.engine.virtual import VirtualEngine
@@ -104,7 +105,7 @@ def test_a_machine_that_cannot_be_had_is_told_by_its_key(
     assert message in str(error.value)
 
 
-def tiny() -> dict[str, Any]:
+def tiny() -> StudyDocument:
     return resolve(yaml.safe_load(smaller(TINY.read_text())), "tiny.yaml")
 
 

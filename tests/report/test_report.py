@@ -377,7 +377,7 @@ def test_what_the_spans_of_a_step_mean_stands_beside_the_steps_and_under_their_f
 ) -> None:
     root = _study(tmp_path / "s", Design(blocks=1)).root
     document = read_json(root / "study.json")
-    document["config"]["engine"] = {"kind": "vllm", "device": "cuda"}
+    document["config"]["engine"] = {"kind": "vllm", "label": "vLLM", "device": "cuda"}
     write_json(root / "study.json", document)
     row = {"config": "plain", "setting": "async_scheduling", "value": "true"}
     text = table_text("engine.csv", [empty_row("engine.csv") | row])

@@ -47,7 +47,7 @@ def _series(root: Path, records: dict[str, list[dict[str, Any]]]) -> CellSeries:
         (folder / f"{kind}_A_r4.jsonl").write_text(text)
     window = {"t_origin_ns": 0, "t_warmup_end_ns": 12 * SECOND, "t_stop_ns": 48 * SECOND}
     files = {path.name: sha256_file(path) for path in folder.iterdir()}
-    record = {"phase": "A", "cell": "r4", "window": window, "files": files}
+    record: Any = {"phase": "A", "cell": "r4", "window": window, "files": files}
     write_json(folder / "cell_A_r4.json", record)
     link = (folder / "cell_A_r4.json").relative_to(root).as_posix()
     cell = CellState("r4", "valid", "", record, link)

@@ -23,9 +23,8 @@ from connector_tax.study.design import (
 )
 
 
-def default_config() -> dict[str, Any]:
-    config: dict[str, Any] = load_yaml(ROOT / "config" / "config.yaml")
-    return config
+def default_config() -> Any:
+    return load_yaml(ROOT / "config" / "config.yaml")
 
 
 @given(

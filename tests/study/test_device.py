@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,11 +124,12 @@ def test_gpus_are_held_by_their_uuids(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     own: Mapping[str, str] = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     engine = {"kind": "vllm", "device": "cuda", "environment": own}
-    assert devices_of({"engine": engine, "server": {"device": "gpu0"}}) == uuids
+    config: Any = {"engine": engine, "server": {"device": "gpu0"}}
+    assert devices_of(config) == uuids
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     engine["environment"] = {}
     with pytest.raises(DeviceError, match=r"found '7'; allowed: some of .*GPU-aaaa"):
-        devices_of({"engine": engine, "server": {"device": "gpu0"}})
+        devices_of(config)
 
 
 def test_a_gpu_study_without_nvidia_smi_is_refused(
@@ -137,14 +139,15 @@ def test_a_gpu_study_without_nvidia_smi_is_refused(
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho No devices were found")
     program.chmod(0o755)
-    with pytest.raises(DeviceError, match=r"found 'No devices.*'; allowed: lines of index"):
-        devices_of({"engine": {"device": "cuda"}, "server": {"device": "gpu0"}})
-    program.unlink()
     engine = {"kind": "vllm", "device": "cuda", "environment": {}}
+    config: Any = {"engine": engine, "server": {"device": "gpu0"}}
+    with pytest.raises(DeviceError, match=r"found 'No devices.*'; allowed: lines of index"):
+        devices_of(config)
+    program.unlink()
     with pytest.raises(DeviceError, match=r"the GPUs are not known.*nvidia-smi"):
-        devices_of({"engine": engine, "server": {"device": "gpu0"}})
+        devices_of(config)
 
 
 def test_a_cpu_study_holds_the_device_it_names() -> None:
-    engine = {"kind": "embedded"}
-    assert devices_of({"engine": engine, "server": {"device": "cpu"}}) == ["cpu"]
+    config: Any = {"engine": {"kind": "embedded"}, "server": {"device": "cpu"}}
+    assert devices_of(config) == ["cpu"]

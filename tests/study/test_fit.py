@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,9 +59,11 @@ def test_another_vllm_than_step_timing_was_proved_on_is_told(tmp_path: Path) -> 
         f'#!/bin/sh\nexport PYTHONPATH={package.parent}\nexec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
-    engine, status = {"python": str(python)}, tmp_path / "status.json"
+    engine: Any = {"python": str(python)}
+    not_asked: Any = {"python": "not asked"}
+    status = tmp_path / "status.json"
     write_json(status, {"step_timing_available": False})
-    assert list(_other_sources({"python": "not asked"}, status)) == []
+    assert list(_other_sources(not_asked, status)) == []
     proved = sources_sha256(package)
     write_json(status, {"vllm_sources_sha256_before": proved})
     assert list(_other_sources(engine, status)) == []

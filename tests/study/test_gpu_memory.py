@@ -15,7 +15,7 @@ from connector_tax.study.guard import PARENT_VARIABLE
 from connector_tax.study.server_command import ServerError
 from tests.study.driving import arguments, failed_index_of, launch_folder, write_study
 
-CONFIG: dict[str, Any] = {
+CONFIG: Any = {
     "engine": {
         "device": "cuda",
         "flags": {"--gpu-memory-utilization": 0.9},
@@ -66,7 +66,8 @@ def test_a_gpu_that_does_not_tell_is_taken_as_it_is(readings: Path) -> None:
 
 
 def test_without_a_gpu_nothing_is_asked(readings: Path) -> None:
-    gpu_memory.await_free_memory({"engine": {"kind": "vllm", "device": "cpu"}})
+    config: Any = {"engine": {"kind": "vllm", "device": "cpu"}}
+    gpu_memory.await_free_memory(config)
     assert not readings.exists()
 
 

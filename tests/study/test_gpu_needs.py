@@ -12,7 +12,7 @@ from connector_tax.study.design import resolve
 from connector_tax.study.gpu_needs import gpu_node, missing_for_triton, without_rdma
 
 
-def config(visible: str) -> dict[str, Any]:
+def config(visible: str) -> Any:
     engine = {"device": "cuda", "environment": {"CUDA_VISIBLE_DEVICES": visible}}
     return {"engine": engine, "server": {"device": "gpu"}}
 
@@ -47,7 +47,8 @@ def test_the_node_of_the_gpus_that_are_used(machine: Path, visible: str, node: i
 
 
 def test_a_study_without_a_gpu_has_no_node(machine: Path) -> None:
-    assert gpu_node({"engine": {"kind": "embedded"}}, machine) is None
+    embedded: Any = {"engine": {"kind": "embedded"}}
+    assert gpu_node(embedded, machine) is None
 
 
 def test_triton_needs_a_compiler_and_the_interpreters_headers(
@@ -56,19 +57,20 @@ def test_triton_needs_a_compiler_and_the_interpreters_headers(
     bare = tmp_path / "python"
     bare.write_text(f"#!/bin/sh\necho {tmp_path}\n")
     bare.chmod(0o755)
-    engine = {"python": str(bare), "forms": {"nixl_both": {"python": str(tmp_path / "none")}}}
+    one: Any = {"python": str(bare), "forms": {}}
+    two: Any = {"python": str(bare), "forms": {"nixl_both": {"python": str(tmp_path / "none")}}}
     monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
-    missing = list(missing_for_triton({"python": str(bare), "forms": {}}))
+    missing = list(missing_for_triton(one))
     assert missing[0].startswith("no C compiler")
     assert missing[1].startswith("no Python.h")
     monkeypatch.undo()
     (tmp_path / "cc").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    headers, none = missing_for_triton(engine)
+    headers, none = missing_for_triton(two)
     assert headers.startswith(f"no Python.h for {bare}")
     assert "does not run" in none
     (tmp_path / "Python.h").touch()
-    assert not list(missing_for_triton({"python": str(bare), "forms": {}}))
+    assert not list(missing_for_triton(one))
 
 
 def test_rdma_is_missed_by_those_who_ask_for_it(tmp_path: Path) -> None:

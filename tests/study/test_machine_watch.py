@@ -21,7 +21,7 @@ from connector_tax.study.gpu import FIELDS, PROCESSES, GpuReadings
 from connector_tax.study.machine import MachineWatch
 from connector_tax.study.usage import throttled, throttled_file
 
-QUIET: dict[str, Any] = {
+QUIET: Any = {
     "interval_ms": 20, "working_set_mib": 1, "elements": 100, "chunk_ms": 100,
     "chunk_percentile": 50, "level_percentile": 10, "max_factor": 1.3, "max_chunk_steal": 0.05,
 }  # fmt: skip

@@ -1,7 +1,6 @@
 """What a launch ran on is recorded, and a block keeps to its device."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ SCONTROL = """#!/bin/sh
 [ "$*" = "show job --oneliner 17" ] || exit 9
 echo "JobId=17 JobName=x NumNodes=1 OverSubscribe={} Contiguous=0"
 """
-CPU_STUDY: Mapping[str, Any] = {"engine": {"kind": "embedded"}, "server": {"device": "cpu"}}
+CPU_STUDY: Any = {"engine": {"kind": "embedded"}, "server": {"device": "cpu"}}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,8 @@ def test_the_gpus_and_the_job_of_a_launch_are_described(
     scontrol.write_text(SCONTROL.format(oversubscribe))
     scontrol.chmod(0o755)
     engine = {"kind": "vllm", "device": "cuda", "environment": {}}
-    node = describe_node({"engine": engine, "server": {"device": "gpu"}})
+    config: Any = {"engine": engine, "server": {"device": "gpu"}}
+    node = describe_node(config)
     assert node["devices"] == ["GPU-bbbb"]
     assert [(gpu["uuid"], gpu["name"], gpu["power.limit"]) for gpu in node["gpus"]] == [
         ("GPU-bbbb", "NVIDIA H100", "700.00 W")
@@ -67,7 +67,8 @@ def test_a_block_belongs_to_the_device_of_its_first_launch(tmp_path: Path) -> No
     claim_device(tmp_path, 0, "a", here)
     claim_device(tmp_path, 0, "a", {**here, "boot": "the next", "job": "18", "exclusive": True})
     # Made by a version that recorded more of a node.
-    claim_device(tmp_path, 0, "a", {**here, "recorded_since": 1})
+    newer: Any = {**here, "recorded_since": 1}
+    claim_device(tmp_path, 0, "a", newer)
     claim_device(tmp_path, 1, "a", {**here, "machine": "machine-b"})
     with pytest.raises(DeviceError, match=r"block 0 .*machine: 'machine-.*', here 'machine-b'"):
         claim_device(tmp_path, 0, "a", {**here, "machine": "machine-b"})
@@ -80,7 +81,7 @@ def test_a_block_belongs_to_the_device_of_its_first_launch(tmp_path: Path) -> No
 def test_a_driver_on_another_device_measures_nothing(tmp_path: Path) -> None:
     study_file = write_study(tmp_path)
     study = read_json(study_file)
-    elsewhere = {**describe_node(study["config"]), "machine": "machine-b"}
+    elsewhere = describe_node(study["config"]) | {"machine": "machine-b"}
     claim_device(tmp_path, 0, study["design_sha256"], elsewhere)
     done = drive(study_file)
     assert done.returncode == 2

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from connector_tax.analysis.ingest import load_cells
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.study_records import PrecisionSection, StudyDocument
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.provenance import audit
@@ -26,7 +27,7 @@ from tests.study.driving import drive, index_of, launch_folder, write_study
 from tests.workflow.harness import prepare, run
 from tests.workflow.small import smaller
 
-ON = {
+ON: PrecisionSection = {
     "enabled": True,
     "target_relative_half_width": 0.5,
     "min_completed_floor": 36,
@@ -43,7 +44,7 @@ def slow_engine() -> dict[str, Any]:
     return definition
 
 
-def default_study(**precision: Any) -> dict[str, Any]:
+def default_study(**precision: Any) -> StudyDocument:
     config = load_yaml(ROOT / "config" / "config.yaml")
     config["precision"] |= precision
     return resolve(config, "config.yaml")

@@ -5,10 +5,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from connector_tax.artifacts.cell_records import ServerCounters
 from connector_tax.study import resources
 from connector_tax.study.processes import Process, Reading, ServerProcesses, cpu_between
 from connector_tax.study.resources import cell_cpu, idle_cpu, snapshot
@@ -136,14 +136,14 @@ def test_a_companion_and_what_it_starts_stand_apart_from_the_server(worker: Work
 
 def test_memory_is_the_share_of_each_process_and_counts_shared_pages_once(worker: Worker) -> None:
     processes = ServerProcesses(worker.process.pid, {})
-    before = snapshot(processes, "cpu")["memory_pss_mib"]["value"]
+    before = snapshot(processes, "cpu")["memory_pss_mib"]["value"] or 0.0
     # 64 MiB of the parent's that two forked children have in common.
     worker.do("data = bytearray(os.urandom(1 << 16) * 1024)")
     fork = "pids = [os.fork() or (sys.stdin.close(), time.sleep(100)) for _ in range(2)]"
     worker.do(fork)
     taken = snapshot(processes, "cpu")
     assert taken["processes"]["value"] == 3
-    assert 64 <= taken["memory_pss_mib"]["value"] - before < 80
+    assert 64 <= (taken["memory_pss_mib"]["value"] or 0.0) - before < 80
 
 
 def test_memory_that_cannot_be_read_is_null_and_never_another_kind_of_memory() -> None:
@@ -152,7 +152,7 @@ def test_memory_that_cannot_be_read_is_null_and_never_another_kind_of_memory() -
     process = Process(gone.pid, "true", "server", 1, False, 0, 0)
     found = resources._memory([process])
     assert found["value"] is None
-    assert f"/proc/{gone.pid}/smaps_rollup" in found["reason"]
+    assert f"/proc/{gone.pid}/smaps_rollup" in str(found["reason"])
 
 
 def test_idle_cpu_is_per_second_and_a_server_that_ends_meanwhile_is_told(worker: Worker) -> None:
@@ -163,7 +163,7 @@ def test_idle_cpu_is_per_second_and_a_server_that_ends_meanwhile_is_told(worker:
     worker.do(spin)
     busy = idle_cpu(processes, 0.3, lambda _: None)
     # The machine may be busy with other tests: a share of a core, well above nothing.
-    assert 0.1 < busy["value"] < 1.1
+    assert 0.1 < (busy["value"] or 0.0) < 1.1
     assert busy["to_ns"] - busy["from_ns"] >= 0.3e9
 
     def dead(when: str) -> None:
@@ -201,7 +201,7 @@ def test_gpu_memory_is_that_of_the_servers_processes(
     processes = ServerProcesses(worker.process.pid, {})
     found = snapshot(processes, "cuda")["gpu_memory_mib"]
     assert found["value"] == value
-    assert found["reason"] is None if reason is None else reason in found["reason"]
+    assert found["reason"] is None if reason is None else reason in str(found["reason"])
     assert snapshot(processes, "cpu")["gpu_memory_mib"]["value"] is None
 
 
@@ -223,7 +223,7 @@ def test_cpu_time_of_a_cell_is_over_the_requests_the_server_answered(
     before = processes.read()
     worker.do("burn(0.2)")
     use = cpu_between(before, processes.read())
-    both = {"before": {"success": counters[0]}, "after": {"success": counters[1]}}
-    found: dict[str, Any] = cell_cpu(use, both)["cpu_s_per_1000"]
+    both: ServerCounters = {"before": {"success": counters[0]}, "after": {"success": counters[1]}}
+    found = cell_cpu(use, both)["cpu_s_per_1000"]
     assert found["value"] == (None if value is None else pytest.approx(value, rel=0.1))
-    assert found["reason"] is None if reason is None else reason in found["reason"]
+    assert found["reason"] is None if reason is None else reason in str(found["reason"])

@@ -274,6 +274,6 @@ def tpot_by_rule(cell: Cell, factor: float | None) -> Any:
     assert machine is not None
     start = cell.record["window"]["t_warmup_end_ns"] + np.round(whole.since_warmup_s * 1e9)
     ends = start + np.round(whole.e2e_ms * 1e6)
-    rule = {**cell.record["quiet"]["rule"], "max_factor": factor, "max_chunk_steal": None}
+    rule = cell.record["quiet"]["rule"] | {"max_factor": factor, "max_chunk_steal": None}
     kept = undisturbed(machine.chunks(rule), start.astype(np.int64), ends.astype(np.int64))
     return whole.tpot_ms[kept]

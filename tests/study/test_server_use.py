@@ -155,7 +155,7 @@ def test_the_probe_tells_first_then_the_metrics_then_the_log(standing: Server) -
     }
     # The metric says None: nobody knows.
     assert found["kv_blocks"]["value"] is None
-    assert "neither /metrics nor the log tells" in found["kv_blocks"]["reason"]
+    assert "neither /metrics nor the log tells" in str(found["kv_blocks"]["reason"])
 
 
 def test_a_page_that_is_no_exposition_tells_nothing(standing: Server) -> None:

@@ -11,6 +11,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.rehearsal.launch import rehearse_launch
 from connector_tax.rehearsal.machine import machine_of
@@ -37,7 +38,7 @@ def study_file(tmp_path: Path) -> Path:
     return file
 
 
-def probed(study: dict[str, Any], root: Path, completed_s: list[float]) -> None:
+def probed(study: StudyDocument, root: Path, completed_s: list[float]) -> None:
     content = shape_rates_content(study, {"32x8": completed_s})
     write_json(root / paths.SHAPE_RATES, content)
 
@@ -66,7 +67,7 @@ def test_a_shape_that_is_not_served_at_all_is_an_error(study_file: Path) -> None
 
 
 def test_bursts_grow_until_one_takes_its_time_and_the_fastest_counts() -> None:
-    config = {"cell": {"inflight_cap": 100}, "shape_rates": {"probe_s": 40}}
+    config: Any = {"cell": {"inflight_cap": 100}, "shape_rates": {"probe_s": 40}}
     sent: list[int] = []
 
     def served_in(seconds: dict[int, float]) -> list[float]:

@@ -9,6 +9,7 @@ import pytest
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.files import write_json
 from connector_tax.loadgen import Progress
@@ -25,7 +26,7 @@ CPU = min(os.sched_getaffinity(0))
 TWO = [{"id": "a", "cpus": "0"}, {"id": "b", "cpus": "1"}]
 
 
-def tiny(slots: Sequence[dict[str, Any]] | None, **changes: Any) -> dict[str, Any]:
+def tiny(slots: Sequence[dict[str, Any]] | None, **changes: Any) -> StudyDocument:
     config: dict[str, Any] = load_yaml(TINY) | changes
     return resolve(config if slots is None else {**config, "devices": slots}, "tiny.yaml")
 
@@ -58,7 +59,7 @@ def test_slots_that_cannot_be_are_refused(second: dict[str, Any], said: str) -> 
         tiny([{"id": "a", "cpus": "0-3"}, second])
 
 
-def gpu_study(*visible: str | None, own: dict[str, str] | None = None) -> dict[str, Any]:
+def gpu_study(*visible: str | None, own: dict[str, str] | None = None) -> StudyDocument:
     config: dict[str, Any] = load_yaml(ROOT / "config/h20.yaml")
     config["engine"]["environment"] |= own or {}
     named = [{} if v is None else {"visible": v} for v in visible]
@@ -84,7 +85,7 @@ def test_blocks_take_the_slots_in_turn_and_stay_where_they_were_begun(tmp_path: 
         return [slot["id"] for slot in chosen if slot is not None]
 
     assert slots() == ["a", "b", "a", "b"]
-    node = {**describe_node(study["config"]), "cpus": "1"}
+    node = describe_node(study["config"]) | {"cpus": "1"}
     claim_device(tmp_path, 2, study["design_sha256"], node)
     assert slots() == ["a", "b", "b", "b"]
     claim_device(tmp_path, 0, "another design", node)

@@ -273,6 +273,6 @@ def drive(tree: Path, overlay: Path, log_prefix: Path | None, **options: Any) ->
     return done.stdout + done.stderr
 
 
-def records(prefix: Path, process: str) -> list[dict[str, Any]]:
+def records(prefix: Path, process: str) -> list[Any]:
     """The records a process of the stub has written."""
     return list(step_records(Path(f"{prefix}.{process}.steps").read_bytes()))

@@ -161,7 +161,7 @@ def test_preflight_gates_every_configuration_and_leaves_no_overlay(study: Study)
     assert included == {"plain": True, "mooncake_both": False, "lmcache_only": False}
     for name in ("mooncake_both", "lmcache_only"):
         entry = status[name]
-        log = (study.folder / entry["evidence"]).read_text()
+        log = (study.folder / str(entry["evidence"])).read_text()
         assert "launching " in log
         assert "SKIP: " in log
         assert "No supported cpu connector found" in log

@@ -31,8 +31,9 @@ IDS = [entry["id"] for entry in STUDIES["h20"]["configurations"]]
 
 def command(study: str, configuration: str, probe: str | None = None, **engine: Any) -> VllmCommand:
     ports = itertools.count(9001)
+    changed: Any = STUDIES[study]["config"]["engine"] | engine
     return vllm_command(
-        {**STUDIES[study]["config"]["engine"], **engine},
+        changed,
         STUDIES[study]["configurations"],
         configuration,
         host="127.0.0.1",

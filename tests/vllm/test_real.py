@@ -19,7 +19,10 @@ import pytest
 import yaml
 from snakemake.utils import update_config
 
+from connector_tax.artifacts.cell_records import StepLine
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.stage_records import VllmDescription
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import write_json
 from connector_tax.study import preflight
@@ -38,7 +41,7 @@ NOOP = "connector_tax.vllm.noop_connector"
 
 
 @pytest.fixture(scope="module")
-def described() -> dict[str, Any]:
+def described() -> VllmDescription:
     return overlay.describe_vllm(PYTHON)
 
 
@@ -50,9 +53,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     overlay.remove(folder)
 
 
-def study(
-    folder: Path, overlays: Sequence[Mapping[str, Any]] = (), **engine: Any
-) -> dict[str, Any]:
+def study(folder: Path, overlays: Sequence[Mapping[str, Any]] = (), **engine: Any) -> StudyDocument:
     """The CPU study, its model beside it."""
     write_model(folder / "model")
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
@@ -72,7 +73,7 @@ def gate(folder: Path, probe: Path, configuration: str, **engine: Any) -> None:
     preflight.run_gate(resolved, configuration, name, folder / "launch", notes.append, probe)
 
 
-def test_every_hook_point_of_the_probe_is_there(described: dict[str, Any]) -> None:
+def test_every_hook_point_of_the_probe_is_there(described: VllmDescription) -> None:
     print(f"\nvLLM {described['vllm']}: hook points missing: {described['missing'] or 'none'}")
     assert described["missing"] == []
     assert len(described["targets"]) == 6
@@ -81,7 +82,7 @@ def test_every_hook_point_of_the_probe_is_there(described: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("check", ["uncovered_hooks", "signature_differences"])
 def test_the_noop_connector_overrides_every_hook_of_the_base_class(
-    described: dict[str, Any], check: str
+    described: VllmDescription, check: str
 ) -> None:
     code = f"import json; from {NOOP} import {check}; print(json.dumps({check}()))"
     done = subprocess.run(
@@ -99,7 +100,7 @@ def test_the_noop_connector_overrides_every_hook_of_the_base_class(
 
 @pytest.mark.parametrize("configuration", ["plain", "noop_connector"])
 def test_it_serves_with_the_probe_seeing_every_step(
-    tmp_path: Path, probe: Path, described: dict[str, Any], configuration: str
+    tmp_path: Path, probe: Path, described: VllmDescription, configuration: str
 ) -> None:
     before = overlay.sources_sha256(Path(described["package"]))
     gate(tmp_path, probe, configuration)
@@ -166,9 +167,8 @@ def test_the_probe_agrees_with_vllms_own_iteration_details(tmp_path: Path, probe
 ITERATION = re.compile(r"(\d+) context tokens.*?(\d+) generation tokens")
 
 
-def _tokens(record: dict[str, Any]) -> int:
-    tokens: int = record["prefill_tokens"] + record["decode_tokens"]
-    return tokens
+def _tokens(record: StepLine) -> int:
+    return (record["prefill_tokens"] or 0) + (record["decode_tokens"] or 0)
 
 
 def test_every_process_of_a_server_is_known_by_its_launch(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -76,7 +77,7 @@ def test_every_pin_has_hashes_and_names_no_host(name: str) -> None:
 
 
 def test_a_study_asks_for_the_files_its_engine_needs() -> None:
-    engine = {
+    engine: Any = {
         "kind": "vllm",
         "python": "envs/vllm-cpu/.venv/bin/python",
         "model": "./build/models/tiny-qwen3",
@@ -86,8 +87,8 @@ def test_a_study_asks_for_the_files_its_engine_needs() -> None:
         "envs/vllm-cpu/.venv/built.json",
         "build/models/tiny-qwen3/config.json",
     ]
-    assert files_of({**engine, "python": "/opt/python", "model": "Qwen/Qwen3"}) == []
-    assert files_of({"kind": "embedded"}) == []
+    assert files_of(engine | {"python": "/opt/python", "model": "Qwen/Qwen3"}) == []
+    assert files_of({"kind": "embedded", "label": ""}) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,7 +98,7 @@ def test_every_pin_of_an_environment_has_its_manifest_column(tmp_path: Path, nam
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{json.dumps(pins)}'\n")
     python.chmod(0o755)
-    versions = engine_versions({"kind": "vllm", "python": python})
+    versions = engine_versions({"kind": "vllm", "label": "", "python": str(python)})
     assert ABSENT not in versions.values()
     # env.txt lists every package; what the study compares has a column. torch comes with vLLM.
     asked = {version for pin, version in _pins(folder / "requirements.in") if pin != "torch"}

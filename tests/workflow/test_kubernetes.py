@@ -24,7 +24,7 @@ ENV = {entry["name"]: entry["value"] for entry in CONTAINER["env"]}
 
 
 def test_the_jobs_fields_are_those_of_its_study() -> None:
-    config: dict[str, Any] = {}
+    config: Any = {}
     for name in ENV["CONFIG"].split():
         config |= load_yaml(ROOT / name)
     assert ENV["STUDY"] == config["study"] == JOB["metadata"]["name"]

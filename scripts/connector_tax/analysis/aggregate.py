@@ -45,10 +45,12 @@ from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
 from connector_tax.analysis.taxes import Tables, amplification_rows, device_rows, tax_rows
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, CellKey
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.artifacts.tables import table_text
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import ArtifactError, read_json, write_bytes, write_json, write_text
+from connector_tax.files import ArtifactError, write_bytes, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
         ArtifactError: an artifact is missing, changed, malformed, or of another study.
     """
     rates_file = study.root / paths.REFERENCE_RATES
-    rates: dict[str, Any] = read_json(rates_file)
+    rates = read_record(rates_file, RatesRecord)
     rate_of = {"A": None, "B": rates["ref_safe"], "Bp": rates["ref_load"]}
     cells = [cell for phase in PHASES for cell in load_cells(study, phase, rate_of[phase])]
     no_steps = step_timing_reason(study)
@@ -165,7 +167,7 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
 
 def _check_rates(
     study: Study,
-    rates: Mapping[str, Any],
+    rates: RatesRecord,
     path: Path,
     cells: Sequence[Cell],
     sweeps: Mapping[tuple[str, int], Sweep],
@@ -186,18 +188,18 @@ def _check_rates(
 def _prior(tables: Tables) -> dict[str, Any]:
     """The prior's TTFT p90 beside the measured one at ref_safe (design, "Hypotheses")."""
     prior, baseline = tables.study.config["hypotheses"]["prior"], tables.study.baseline
-    names = {
-        baseline: "plain_ttft_p90_s",
-        NIXL: "nixl_ttft_p90_s",
-        MOONCAKE: "mooncake_both_ttft_p90_s",
+    known = {
+        baseline: prior["plain_ttft_p90_s"],
+        NIXL: prior["nixl_ttft_p90_s"],
+        MOONCAKE: prior["mooncake_both_ttft_p90_s"],
     }
     cell = tables.cell_at("ref_safe")
     rows = []
-    for config, key in names.items():
+    for config, prior_s in known.items():
         row: dict[str, Any] = {
             "config": config,
-            "prior_ttft_p90_s": prior[key],
-            "prior_tax": prior[key] / prior["plain_ttft_p90_s"] - 1,
+            "prior_ttft_p90_s": prior_s,
+            "prior_tax": prior_s / prior["plain_ttft_p90_s"] - 1,
             "measured_ttft_p90_s": None,
             "measured_tax": None,
         }

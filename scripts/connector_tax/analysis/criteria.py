@@ -15,7 +15,7 @@ from connector_tax.analysis.hypotheses import (
     MOONCAKE,
     NIXL,
     NOOP,
-    Finding,
+    Conclusion,
     at_safe,
     dominance,
     framework_share,
@@ -32,13 +32,14 @@ from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.taxes import Tables
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.stage_records import ConclusionRecord, GateRecord
 from connector_tax.files import ArtifactError, read_json
 
 MET, NOT_MET, CANNOT_TELL = "met", "not met", "cannot tell"
 NS_PER_HOUR = 3.6e12
 
 
-def criteria(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> list[dict[str, Any]]:
+def criteria(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> list[ConclusionRecord]:
     """All seven, in order, as hypotheses.json has them; `id` is a number."""
     findings = [
         prior_of_h1(tables),
@@ -52,7 +53,7 @@ def criteria(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> list[d
     return [{**finding.as_dict(), "id": int(finding.id)} for finding in findings]
 
 
-def prior_of_h1(tables: Tables) -> Finding:
+def prior_of_h1(tables: Tables) -> Conclusion:
     """1: tax_TTFT_p90 of mooncake_both at ref_safe is reported; the prior accepted or revised."""
     low, high = tables.study.config["hypotheses"]["h1_prior_band"]
     tax = _tax_at_safe(tables, MOONCAKE)
@@ -69,7 +70,7 @@ def prior_of_h1(tables: Tables) -> Finding:
     return _labelled("1", start, tail, label, numbers, [tax], f"prior {point}")
 
 
-def gap_of_h2(tables: Tables) -> Finding:
+def gap_of_h2(tables: Tables) -> Conclusion:
     """2: the NIXL-Mooncake gap at ref_safe is reported; agreement with the prior is documented."""
     limits = tables.study.config["hypotheses"]
     low, high = (bound / 100 for bound in limits["h2_gap_band_pp"])
@@ -88,7 +89,7 @@ def gap_of_h2(tables: Tables) -> Finding:
     return _labelled("2", start, tail, label, numbers, [gap], f"{point} with the prior")
 
 
-def label_of_h3(tables: Tables) -> Finding:
+def label_of_h3(tables: Tables) -> Conclusion:
     """3: tax(noop_connector) at ref_safe is reported and the substrate tax is labelled."""
     limits, cell = tables.study.config["hypotheses"], at_safe(tables)
     noop, mooncake = _tax_at_safe(tables, NOOP), _tax_at_safe(tables, MOONCAKE)
@@ -123,34 +124,34 @@ def label_of_h3(tables: Tables) -> Finding:
     return _labelled("3", start, tail, label, numbers, [noop, mooncake, upper, lower], point)
 
 
-def additivity(tables: Tables) -> Finding:
+def additivity(tables: Tables) -> Conclusion:
     """4: the departure from additivity is computed and compared with the tolerance."""
     finding = h4(tables)
     if not finding.numbers:
-        return Finding("4", NOT_MET, f"Not reported. {finding.sentence}", {})
+        return Conclusion("4", NOT_MET, f"Not reported. {finding.sentence}", {})
     labels = {"supported": "linear", "refuted": "not linear"}
     numbers = {**finding.numbers, "label": labels.get(finding.verdict, "undecided")}
-    return Finding("4", MET, finding.sentence, numbers, finding.point_label)
+    return Conclusion("4", MET, finding.sentence, numbers, finding.point_label)
 
 
-def directions(tables: Tables) -> Finding:
+def directions(tables: Tables) -> Conclusion:
     """5: sign and magnitude of the growth of both taxes with length are reported."""
     findings = [h5(tables), h6(tables)]
     sentence = " ".join(finding.sentence for finding in findings)
     if not all(finding.numbers for finding in findings):
-        return Finding("5", NOT_MET, f"Not reported. {sentence}", {})
+        return Conclusion("5", NOT_MET, f"Not reported. {sentence}", {})
     labels = "; ".join(str(finding.point_label) for finding in findings)
-    return Finding("5", MET, sentence, {f.id: f.numbers for f in findings}, labels)
+    return Conclusion("5", MET, sentence, {f.id: f.numbers for f in findings}, labels)
 
 
-def artifacts(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> Finding:
+def artifacts(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> Conclusion:
     """6: a launch that ran has every file; a skipped configuration has a reason in pre-flight."""
     study = tables.study
     path = study.root / paths.PREFLIGHT_STATUS
     try:
-        preflight = read_json(path)
+        preflight: dict[str, GateRecord] = read_json(path)
     except ArtifactError as error:
-        return Finding("6", NOT_MET, str(error), {})
+        return Conclusion("6", NOT_MET, str(error), {})
     missing = []
     launches: dict[tuple[str, int, str], list[Cell]] = {}
     for cell in cells:
@@ -159,15 +160,15 @@ def artifacts(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> Findi
         name = f"{paths.RUNS}/{Launch(config, block, phase).name}"
         missing += _missing_files(study.root.joinpath(name), name, members, step_timing)
         if members[0].status == "skipped" and phase != "Bp":
-            entry = preflight.get(members[0].configuration, {})
-            if not entry.get("reason"):
+            entry = preflight.get(members[0].configuration)
+            if entry is None or not entry.get("reason"):
                 missing.append(f"{name}: skipped without a reason in preflight_status.json")
     numbers = {"launches": len(launches), "missing": missing}
     if missing:
         sentence = f"{len(missing)} artifacts or reasons are missing, first: {missing[0]}."
-        return Finding("6", NOT_MET, sentence, numbers)
+        return Conclusion("6", NOT_MET, sentence, numbers)
     sentence = f"All artifacts of {len(launches)} launches are present; every skip has its reason."
-    return Finding("6", MET, sentence, numbers)
+    return Conclusion("6", MET, sentence, numbers)
 
 
 def _missing_files(
@@ -190,7 +191,7 @@ def _missing_files(
     return missing
 
 
-def wall_clock(tables: Tables, cells: Sequence[Cell]) -> Finding:
+def wall_clock(tables: Tables, cells: Sequence[Cell]) -> Conclusion:
     """7: the measurements span less than max_hours of wall clock, first arrival to last drain."""
     limit = tables.study.config["hypotheses"]["max_hours"]
     spans: dict[str, list[tuple[float, float]]] = {}
@@ -205,7 +206,7 @@ def wall_clock(tables: Tables, cells: Sequence[Cell]) -> Finding:
         spans.setdefault(device, []).append((start_h, start_h + hours))
         busy_h += hours
     if not spans:
-        return Finding("7", CANNOT_TELL, "Cannot tell: no cell was measured.", {})
+        return Conclusion("7", CANNOT_TELL, "Cannot tell: no cell was measured.", {})
     measured = [span for on_device in spans.values() for span in on_device]
     span = _hours(measured)
     planned = sum(
@@ -221,7 +222,7 @@ def wall_clock(tables: Tables, cells: Sequence[Cell]) -> Finding:
         f"{len(measured)} of {planned} planned cells span {span:.2f} h of wall clock{on_devices}"
         f" ({busy_h:.2f} h inside cells), limit {limit:g} h."
     )
-    return Finding("7", MET if span < limit else NOT_MET, sentence, numbers)
+    return Conclusion("7", MET if span < limit else NOT_MET, sentence, numbers)
 
 
 def _hours(spans: Sequence[tuple[float, float]]) -> float:
@@ -234,8 +235,8 @@ def _tax_at_safe(tables: Tables, config: str) -> Effect | None:
     return None if cell is None else tables.taxes.tax(config, "A", cell, "ttft_p90")
 
 
-def _unreported(identifier: str, what: str) -> Finding:
-    return Finding(identifier, NOT_MET, f"Not reported: there is no number for {what}.", {})
+def _unreported(identifier: str, what: str) -> Conclusion:
+    return Conclusion(identifier, NOT_MET, f"Not reported: there is no number for {what}.", {})
 
 
 def _labelled(
@@ -246,10 +247,10 @@ def _labelled(
     numbers: Mapping[str, Any],
     effects: Sequence[Effect],
     point: str,
-) -> Finding:
+) -> Conclusion:
     why = undecided(effects)
     if why is not None:
         sentence = f"{start}. {why} {point_sentence(point)}"
-        return Finding(identifier, MET, sentence, {**numbers, "label": "undecided"}, point)
+        return Conclusion(identifier, MET, sentence, {**numbers, "label": "undecided"}, point)
     sentence = f"{start}. {tail[0].upper()}{tail[1:]}."
-    return Finding(identifier, MET, sentence, {**numbers, "label": label}, point)
+    return Conclusion(identifier, MET, sentence, {**numbers, "label": label}, point)

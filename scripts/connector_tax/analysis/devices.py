@@ -4,17 +4,16 @@ Source: docs/method.md, "Several devices". A study whose launches ran on one dev
 record theirs, has none to tell apart.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from connector_tax.analysis.ingest import Cell
+from connector_tax.artifacts.launch_files import ClaimedNode
 from connector_tax.files import ArtifactError
 
 NOT_RECORDED = "a device that was not recorded"
 # Of a GPU, what tells it from others of its type.
 OWN = ("uuid", "pci.bus_id")
-
-Node = Mapping[str, Any]
 
 
 def block_devices(cells: Iterable[Cell]) -> dict[int, str]:
@@ -45,7 +44,7 @@ def block_devices(cells: Iterable[Cell]) -> dict[int, str]:
     return {cell.key.block: names.get(cell.key.block, NOT_RECORDED) for cell in cells}
 
 
-def device_name(node: Node) -> str:
+def device_name(node: ClaimedNode) -> str:
     """The machine's alias and its GPUs' UUIDs; without GPUs `server.device` and the CPUs."""
     name = " ".join([node["machine"], *node["devices"]])
     return name if node["gpus"] else f"{name}, CPUs {node['cpus']}"
@@ -59,7 +58,7 @@ def devices_text(names: Sequence[str]) -> str | None:
     return several[0] if several else None
 
 
-def _check_type(first: Cell, wanted: Node, cell: Cell, node: Node) -> None:
+def _check_type(first: Cell, wanted: ClaimedNode, cell: Cell, node: ClaimedNode) -> None:
     ours, theirs = _type(node), _type(wanted)
     for key, value in ours.items():
         if value != theirs[key]:
@@ -70,6 +69,6 @@ def _check_type(first: Cell, wanted: Node, cell: Cell, node: Node) -> None:
             )
 
 
-def _type(node: Node) -> dict[str, Any]:
+def _type(node: ClaimedNode) -> dict[str, Any]:
     gpus = [{k: v for k, v in gpu.items() if k not in OWN} for gpu in node["gpus"]]
     return {"gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"]}

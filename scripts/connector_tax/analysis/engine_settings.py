@@ -9,11 +9,10 @@ from typing import Any
 
 from connector_tax.analysis.launch_records import NOT_RECORDED, LaunchRecords
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.tables import empty_row
+from connector_tax.artifacts.tables import Row, empty_row
 
 VARIES = "differs between launches"
 
-Row = dict[str, Any]
 # Text of the value, where it was read, why it is not known.
 Found = tuple[str | None, str | None, str | None]
 

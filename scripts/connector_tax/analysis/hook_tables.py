@@ -5,7 +5,6 @@ Source: docs/method.md, "Steps". One row for each configuration, cell and hook; 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from connector_tax.analysis.levels import Level, levels
 from connector_tax.analysis.steps import Steps
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import CellKey
-from connector_tax.artifacts.tables import empty_row
+from connector_tax.artifacts.tables import Row, empty_row
 
 # Columns of a number: itself, the ends of its interval, how that was made.
 NUMBERS = {
@@ -24,7 +23,6 @@ NUMBERS = {
     "share": ("share", "share_lo", "share_hi", "share_method"),
 }
 
-Row = dict[str, Any]
 Where = tuple[str, str]  # phase, cell
 
 

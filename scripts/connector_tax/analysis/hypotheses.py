@@ -11,11 +11,12 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT, Effect, WeightedTax
 from connector_tax.analysis.overload import joined
 from connector_tax.analysis.taxes import Tables
+from connector_tax.artifacts.stage_records import ConclusionRecord, EffectNumbers
 from connector_tax.text import signed
 
 SUPPORTED, REFUTED, CANNOT_TELL = "supported", "refuted", "cannot tell"
@@ -24,7 +25,7 @@ LMCACHE, MULTI = "lmcache_only", "multi_mooncake_lmcache"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Conclusion:
     """What the study says about one hypothesis.
 
     Attributes:
@@ -37,12 +38,12 @@ class Finding:
     numbers: Mapping[str, Any]
     point_label: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> ConclusionRecord:
         """The finding as hypotheses.json has it."""
-        return asdict(self)
+        return cast(ConclusionRecord, asdict(self))
 
 
-def numbers_of(effect: Effect) -> dict[str, Any]:
+def numbers_of(effect: Effect) -> EffectNumbers:
     """An effect's point, interval, method and blocks for hypotheses.json; fractions."""
     return {
         "point": effect.point,
@@ -81,7 +82,7 @@ def undecided(effects: Sequence[Effect]) -> str | None:
     )
 
 
-def no_number(identifier: str, tables: Tables, *terms: tuple[str, str, str, str]) -> Finding:
+def no_number(identifier: str, tables: Tables, *terms: tuple[str, str, str, str]) -> Conclusion:
     """The finding when a tax is missing: names the status and the reason of each that is."""
     why = [
         f"{config}: {status} (block {block}: {reason})"
@@ -90,7 +91,7 @@ def no_number(identifier: str, tables: Tables, *terms: tuple[str, str, str, str]
         for status, block, reason in tables.taxes.lost(config, phase, cell, metric)[:1]
     ]
     because = "; ".join(why) or "the taxes it compares have no block in common"
-    return Finding(identifier, CANNOT_TELL, f"Cannot tell: no number for {because}.", {})
+    return Conclusion(identifier, CANNOT_TELL, f"Cannot tell: no number for {because}.", {})
 
 
 def at_safe(tables: Tables) -> str | None:
@@ -98,7 +99,7 @@ def at_safe(tables: Tables) -> str | None:
     return tables.cell_at("ref_safe")
 
 
-def h1(tables: Tables) -> Finding:
+def h1(tables: Tables) -> Conclusion:
     """The tax persists at a single instance: TTFT p90 of mooncake_both at least h1_min_tax."""
     cell, bound = at_safe(tables), tables.study.config["hypotheses"]["h1_min_tax"]
     if cell is None:
@@ -122,7 +123,7 @@ def h1(tables: Tables) -> Finding:
     return _decided("H1", verdict, start, tail, numbers, [tax], label)
 
 
-def h2(tables: Tables) -> Finding:
+def h2(tables: Tables) -> Conclusion:
     """The gap between Mooncake and NIXL is preserved: inside h2_gap_band_pp."""
     cell, limits = at_safe(tables), tables.study.config["hypotheses"]
     if cell is None:
@@ -163,7 +164,7 @@ def gap_pp(tables: Tables, cell: str) -> Effect | None:
     return tables.taxes.combination(at_rate(cell, (1, MOONCAKE), (-1, NIXL)))
 
 
-def h3(tables: Tables) -> Finding:
+def h3(tables: Tables) -> Conclusion:
     """The framework is less than h3_framework_share of the Mooncake tax.
 
     noop < share x mooncake is read off the interval of noop - share x mooncake: a ratio of two
@@ -213,7 +214,7 @@ def framework_share(tables: Tables, cell: str, share: float) -> Effect | None:
     return tables.taxes.combination(at_rate(cell, (1, NOOP), (-share, MOONCAKE)))
 
 
-def h4(tables: Tables) -> Finding:
+def h4(tables: Tables) -> Conclusion:
     """The stacked connector's tax is the sum of its parts', within h4_tolerance of itself.
 
     |multi - sum| <= tolerance x multi is two linear statements, each with its own interval:
@@ -270,17 +271,20 @@ def _additivity(multi: float, parts: float, tolerance: float) -> str:
     return "super-additive" if multi > parts else "sub-additive"
 
 
-def h5(tables: Tables) -> Finding:
+Axis = Literal["input_tokens", "output_tokens"]
+
+
+def h5(tables: Tables) -> Conclusion:
     """The TTFT p90 tax of mooncake_both grows with the input length."""
     return _growth("H5", tables, "ttft_p90", "input_tokens", "output_tokens")
 
 
-def h6(tables: Tables) -> Finding:
+def h6(tables: Tables) -> Conclusion:
     """The TPOT p90 tax of mooncake_both grows with the output length."""
     return _growth("H6", tables, "tpot_p90", "output_tokens", "input_tokens")
 
 
-def _growth(identifier: str, tables: Tables, metric: str, axis: str, across: str) -> Finding:
+def _growth(identifier: str, tables: Tables, metric: str, axis: Axis, across: Axis) -> Conclusion:
     """Whether a tax grows along one axis of Phase B, averaged over the other.
 
     Supported: every step from one length to the next is positive (all intervals above zero need no
@@ -292,7 +296,7 @@ def _growth(identifier: str, tables: Tables, metric: str, axis: str, across: str
     statistics = tables.study.config["statistics"]
     if len(lengths) < 2:
         sentence = f"Cannot tell: Phase B has a single length of {axis.replace('_', ' ')}."
-        return Finding(identifier, CANNOT_TELL, sentence, {})
+        return Conclusion(identifier, CANNOT_TELL, sentence, {})
 
     def change(a: int, b: int, confidence: float | None = None) -> Effect | None:
         terms = [
@@ -342,9 +346,9 @@ def _shape(axis: str, length: int, other: int) -> str:
     return f"{length}x{other}" if axis == "input_tokens" else f"{other}x{length}"
 
 
-def _off_grid(identifier: str) -> Finding:
+def _off_grid(identifier: str) -> Conclusion:
     sentence = "Cannot tell: ref_safe is not a rate of Phase A."
-    return Finding(identifier, CANNOT_TELL, sentence, {})
+    return Conclusion(identifier, CANNOT_TELL, sentence, {})
 
 
 def _place(value: float, band: Sequence[float], name: str) -> str:
@@ -361,14 +365,14 @@ def _decided(
     numbers: Mapping[str, Any],
     effects: Sequence[Effect],
     label: str,
-) -> Finding:
+) -> Conclusion:
     """The finding, unless nothing can be decided: then the numbers stand without a verdict."""
     why = undecided(effects)
     if why is not None:
         sentence = f"{start}. {why} {point_sentence(label)}"
-        return Finding(identifier, CANNOT_TELL, sentence, numbers, label)
+        return Conclusion(identifier, CANNOT_TELL, sentence, numbers, label)
     sentence = f"{start}. {tail[0].upper()}{tail[1:]}"
-    return Finding(identifier, verdict, sentence, numbers, label)
+    return Conclusion(identifier, verdict, sentence, numbers, label)
 
 
 def point_sentence(label: str) -> str:
@@ -376,7 +380,7 @@ def point_sentence(label: str) -> str:
     return f"The point estimate by itself: {label}; no verdict."
 
 
-HYPOTHESES: Mapping[str, tuple[Callable[[Tables], Finding], tuple[str, ...]]] = {
+HYPOTHESES: Mapping[str, tuple[Callable[[Tables], Conclusion], tuple[str, ...]]] = {
     "H1": (h1, (MOONCAKE,)),
     "H2": (h2, (MOONCAKE, NIXL)),
     "H3": (h3, (NOOP, MOONCAKE)),
@@ -386,11 +390,11 @@ HYPOTHESES: Mapping[str, tuple[Callable[[Tables], Finding], tuple[str, ...]]] = 
 }
 
 
-def findings(tables: Tables) -> list[Finding]:
+def findings(tables: Tables) -> list[Conclusion]:
     """What the study says about each hypothesis; nothing of one about its own baseline."""
     baseline = tables.study.baseline
     none = f"Cannot tell: taxes are against {baseline} here, which it is about."
     return [
-        Finding(name, CANNOT_TELL, none, {}) if baseline in about else judge(tables)
+        Conclusion(name, CANNOT_TELL, none, {}) if baseline in about else judge(tables)
         for name, (judge, about) in HYPOTHESES.items()
     ]

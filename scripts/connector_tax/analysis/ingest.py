@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, cell_state, read_index
+from connector_tax.artifacts.launch_files import ClaimedNode
 from connector_tax.artifacts.names import PHASE_RULES, CellKey, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_records import CellPlan
 from connector_tax.files import ArtifactError, read_json, sha256_file
 
 
@@ -38,11 +41,11 @@ class Cell:
     reason: str | None
     folder: Path
     files: Mapping[str, str]
-    record: Mapping[str, Any] | None
+    record: CellRecord | None
     rate_rps: float | None
     input_tokens: int
     output_tokens: int
-    nodes: tuple[Mapping[str, Any], ...] = ()
+    nodes: tuple[ClaimedNode, ...] = ()
 
     def file(self, kind: str) -> Path:
         """The path of the cell's `requests`, `metrics` or `engine_step` file."""
@@ -125,7 +128,7 @@ def _check_index(
 
 def _cell(
     launch: Launch,
-    planned: Mapping[str, Any],
+    planned: CellPlan,
     index: LaunchIndex | None,
     folder: Path,
     rate_rps: float | None,
@@ -134,7 +137,7 @@ def _cell(
     entry = None if index is None else index.entry(key.cell)
     attempts = [] if index is None else index.attempts
     status, reason = cell_state(index, entry)
-    record = None
+    record: CellRecord | None = None
     if planned["rate_rps"] is None and (index is None or index.rate_rps is None):
         rate_rps = None
     if status in ("valid", "void"):

@@ -12,6 +12,7 @@ from connector_tax.analysis.block_model import LaunchId
 from connector_tax.analysis.ingest import Cell
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.launch_files import ResourcesRecord, SettingRecord
 from connector_tax.files import ArtifactError, read_json, sha256_file
 
 NOT_RECORDED = "not recorded: measured before launches kept it"
@@ -28,8 +29,8 @@ class LaunchRecords:
     launch: LaunchId
     configuration: str
     cells: Mapping[str, Cell]
-    resources: Mapping[str, Any] | None
-    settings: Mapping[str, Mapping[str, Any]] | None
+    resources: ResourcesRecord | None
+    settings: Mapping[str, SettingRecord] | None
     reason: str | None
 
 

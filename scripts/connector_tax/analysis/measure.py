@@ -9,10 +9,8 @@ backlog to the window, so that requests which are only served during the drain d
 up with.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -23,12 +21,14 @@ from connector_tax.analysis.percentiles import P99_REFUSED, quantiles
 from connector_tax.analysis.quiet import (
     Bools,
     Chunks,
-    Machine,
+    WatchedMachine,
     read_machine,
     undisturbed,
 )
 from connector_tax.analysis.records import REQUESTS, empty_frame, read_records
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow, ScrapeLine
+from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 
 WAITING = "vllm:num_requests_waiting"
@@ -122,7 +122,7 @@ class Requests:
 def read_requests(
     path: Path,
     sha256: str | None,
-    window: Mapping[str, Any],
+    window: MeasuredWindow,
     chunks: Chunks | None = None,
 ) -> Requests:
     """Read a cell's requests file.
@@ -192,7 +192,7 @@ def _check_stamps(path: Path, ok: pl.DataFrame) -> None:
         )
 
 
-def gauge_values(record: Mapping[str, Any], gauge: str) -> list[float]:
+def gauge_values(record: ScrapeLine, gauge: str) -> list[float]:
     """The values of a gauge in a line of a metrics file, of all its label sets.
 
     Raises:
@@ -202,7 +202,7 @@ def gauge_values(record: Mapping[str, Any], gauge: str) -> list[float]:
     return [float(value) for name, value in values if name.partition("{")[0] == gauge]
 
 
-def waiting_p50(path: Path, sha256: str | None, window: Mapping[str, Any]) -> float:
+def waiting_p50(path: Path, sha256: str | None, window: MeasuredWindow) -> float:
     """Median of vllm:num_requests_waiting over the scrapes inside the measured window.
 
     Raises:
@@ -251,7 +251,7 @@ def measure_requests(cell: Cell, *, rule: bool = True) -> Requests:
     )
 
 
-def measure_machine(cell: Cell) -> Machine | None:
+def measure_machine(cell: Cell) -> WatchedMachine | None:
     """What was seen of the machine in a valid cell; None where it was not watched."""
     assert cell.record is not None
     if "quiet" not in cell.record:
@@ -275,9 +275,7 @@ def _listed_sha256(cell: Cell, kind: str) -> str:
     return digest
 
 
-def summarise_cell(
-    cell_dir: Path, *, confidence: float = 0.95, p99_min_samples: int = 1000
-) -> dict[str, Any]:
+def summarise_cell(cell_dir: Path, *, confidence: float = 0.95, p99_min_samples: int = 1000) -> Row:
     """The percentiles of one cell's folder, for the launch's `summary.json`.
 
     Returns:
@@ -290,7 +288,7 @@ def summarise_cell(
     records = sorted(cell_dir.glob("cell_*.json"))
     if len(records) != 1:
         raise ArtifactError(f"{cell_dir}: found {len(records)} files cell_*.json, wanted 1")
-    record = read_json(records[0])
+    record: CellRecord = read_json(records[0])
     requests_file, _, _, machine_file = (
         cell_dir / paths.cell_log(kind, record["phase"], record["cell"]) for kind in paths.CELL_LOGS
     )
@@ -302,9 +300,9 @@ def summarise_cell(
     return request_columns(requests, confidence, p99_min_samples)
 
 
-def request_columns(requests: Requests, confidence: float, p99_min_samples: int) -> dict[str, Any]:
+def request_columns(requests: Requests, confidence: float, p99_min_samples: int) -> Row:
     """The aggregate table's columns that come from the requests alone; ms and 1/s."""
-    row: dict[str, Any] = {"n": requests.n, "window_s": requests.window_s}
+    row: Row = {"n": requests.n, "window_s": requests.window_s}
     refused = requests.n < p99_min_samples
     for metric in ("ttft", "tpot", "e2e"):
         values = getattr(requests, f"{metric}_ms")

@@ -17,17 +17,22 @@ idle server tell (`validity.max_idle_memory_factor`).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from connector_tax.artifacts.cell_records import MachineCounters, MachineLine, MeasuredWindow
 from connector_tax.artifacts.checks import MIN_SAMPLES
+from connector_tax.artifacts.study_records import QuietRule
 from connector_tax.files import ArtifactError, read_jsonl, sha256_file
 
-SIDES = ("loadgen", "server")
-# What the rule is, of the `quiet` section; a cell's record holds it.
-RULE_KEYS = ("chunk_percentile", "level_percentile", "max_factor", "max_chunk_steal")
+SIDES: tuple[Literal["loadgen", "server"], ...] = ("loadgen", "server")
+_CPU_COUNTERS: tuple[Literal["idle_ms", "steal_ms", "own_ms"], ...] = (
+    "idle_ms",
+    "steal_ms",
+    "own_ms",
+)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -52,12 +57,22 @@ class Chunks(NamedTuple):
     disturbed: Bools
 
 
+def rule_of(quiet: QuietRule) -> QuietRule:
+    """The rule by itself, of a `quiet` section; a cell's record holds it."""
+    return {
+        "chunk_percentile": quiet["chunk_percentile"],
+        "level_percentile": quiet["level_percentile"],
+        "max_factor": quiet["max_factor"],
+        "max_chunk_steal": quiet["max_chunk_steal"],
+    }
+
+
 def chunk_value(memory_ns: Sequence[int] | Ints, percentile: float) -> float:
     """A chunk's value: that percentile of its samples; NaN of fewer than MIN_SAMPLES."""
     return float(np.percentile(memory_ns, percentile)) if len(memory_ns) >= MIN_SAMPLES else np.nan
 
 
-def chunk_steal(before: Mapping[str, Any], line: Mapping[str, Any], cpus: Sequence[int]) -> float:
+def chunk_steal(before: MachineLine, line: MachineLine, cpus: Sequence[int]) -> float:
     """A chunk's steal, from its line and the one before it.
 
     Args:
@@ -70,9 +85,7 @@ def chunk_steal(before: Mapping[str, Any], line: Mapping[str, Any], cpus: Sequen
     return float((grown / np.array(cpus)).max() / wall_ms)
 
 
-def judge_chunks(
-    edges_ns: Ints, values_ns: Floats, steal: Floats, quiet: Mapping[str, Any]
-) -> Chunks:
+def judge_chunks(edges_ns: Ints, values_ns: Floats, steal: Floats, quiet: QuietRule) -> Chunks:
     """Judge the chunks of a cell, or of what there is of it so far.
 
     Args:
@@ -83,9 +96,8 @@ def judge_chunks(
     """
     known = values_ns[~np.isnan(values_ns)]
     level = float(np.percentile(known, quiet["level_percentile"])) if len(known) else np.nan
-    factor, most = (
-        np.inf if quiet[name] is None else quiet[name] for name in ("max_factor", "max_chunk_steal")
-    )
+    factor = np.inf if quiet["max_factor"] is None else quiet["max_factor"]
+    most = np.inf if quiet["max_chunk_steal"] is None else quiet["max_chunk_steal"]
     # A comparison with NaN is false: a chunk without a value is disturbed.
     quiet_chunks = (values_ns <= factor * level) & (steal <= most)
     return Chunks(edges_ns, values_ns, steal, level, ~quiet_chunks)
@@ -118,9 +130,7 @@ class QuietTime(NamedTuple):
     memory_ns_p50: float | None
 
 
-def quiet_time(
-    machine: "Machine", quiet: Mapping[str, Any], window: Mapping[str, Any]
-) -> QuietTime:
+def quiet_time(machine: "WatchedMachine", quiet: QuietRule, window: MeasuredWindow) -> QuietTime:
     """The quiet time of a cell's window (`window` and `quiet.rule` of its record)."""
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     chunks = machine.chunks(quiet)
@@ -140,7 +150,7 @@ class CpuUse:
 
 
 @dataclass(frozen=True)
-class Machine:
+class WatchedMachine:
     """A cell's machine file.
 
     Attributes:
@@ -172,14 +182,14 @@ class Machine:
     throttled: int | None
     foreign_gpu: int | None
 
-    def chunks(self, quiet: Mapping[str, Any]) -> Chunks:
+    def chunks(self, quiet: QuietRule) -> Chunks:
         """The cell's chunks by the rule `quiet`."""
         parts = np.split(self.memory_ns, self.first[1:-1])
         values = [chunk_value(part, quiet["chunk_percentile"]) for part in parts]
         return judge_chunks(self.edges_ns, np.array(values), self.steal, quiet)
 
 
-def read_machine(path: Path, sha256: str | None) -> Machine:
+def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
     """Read `machine_<phase>_<cell>.jsonl` (its lines: study.machine_watch).
 
     Args:
@@ -215,7 +225,7 @@ def read_machine(path: Path, sha256: str | None) -> Machine:
         end = lines[-1]
         first, last = begin["counters"], end["counters"]
         wall_ms = (end["t_ns"] - begin["t_ns"]) / 1e6
-        return Machine(
+        return WatchedMachine(
             edges_ns=edges,
             steal=np.array(steal),
             first=np.cumsum([0, *counts]),
@@ -239,22 +249,21 @@ def read_machine(path: Path, sha256: str | None) -> Machine:
         raise ArtifactError(f"{path}: not a machine file: {error!r}") from None
 
 
-def _foreign_gpu(lines: Sequence[Mapping[str, Any]]) -> int | None:
+def _foreign_gpu(lines: Sequence[MachineLine]) -> int | None:
     told = [pids for line in lines if (pids := line.get("foreign_gpu_pids")) is not None]
     return len({pid for pids in told for pid in pids}) if told else None
 
 
 def _cpu_use(
-    begin: Mapping[str, Any], first: Mapping[str, Any], last: Mapping[str, Any], wall_ms: float
+    begin: MachineLine, first: MachineCounters, last: MachineCounters, wall_ms: float
 ) -> dict[str, CpuUse]:
     idle, steal, own = (
-        [b - a for a, b in zip(first[name], last[name], strict=True)]
-        for name in ("idle_ms", "steal_ms", "own_ms")
+        [b - a for a, b in zip(first[name], last[name], strict=True)] for name in _CPU_COUNTERS
     )
     if begin["loadgen"] == begin["server"]:
         # Nothing is pinned: both sides use one set.
         own = [sum(own)] * len(own)
-    use = {}
+    use: dict[str, CpuUse] = {}
     for side, name in enumerate(SIDES):
         whole = wall_ms * len(begin[name])
         busy = whole - idle[side] - steal[side]

@@ -11,7 +11,6 @@ devices a rate qualifies that does on each of them.
 import argparse
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from connector_tax.analysis.devices import block_devices
 from connector_tax.analysis.ingest import Cell, load_cells
@@ -27,6 +26,7 @@ from connector_tax.analysis.saturation import (
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import CHECKS
 from connector_tax.artifacts.names import CellKey, Launch, configuration_of
+from connector_tax.artifacts.stage_records import RateCriteria, RatesRecord
 from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_json
@@ -77,7 +77,7 @@ def judgement(
 
 def reference_rates(
     study: Study, cells: Sequence[Cell], sweeps: Mapping[tuple[str, int], Sweep]
-) -> dict[str, Any]:
+) -> RatesRecord:
     """The content of reference_rates.json.
 
     Args:
@@ -88,7 +88,7 @@ def reference_rates(
     Raises:
         NoReferenceRateError: no rate qualifies and `reference.fallback_rps` is null.
     """
-    rates = [float(cell["rate_rps"]) for cell in study.cells("A")]
+    rates = [rate for cell in study.cells("A") if (rate := cell["rate_rps"]) is not None]
     criteria, states = _criteria(study, rates, sweeps, block_devices(cells))
     left_out = {
         config: reason
@@ -102,13 +102,13 @@ def reference_rates(
     if baseline not in included:
         ref_safe = None
     fallback = study.config["reference"]["fallback_rps"]
-    fallback_used = ref_safe is None or ref_load is None
-    if fallback_used and fallback is None:
+    safe, load = (fallback if rate is None else rate for rate in (ref_safe, ref_load))
+    if safe is None or load is None:
         why = _why_none(rates, states, included, left_out, baseline)
         raise NoReferenceRateError(f"{why}\n{_remedy(study, cells, {baseline, *included})}")
     return {
-        "ref_safe": ref_safe if ref_safe is not None else fallback,
-        "ref_load": ref_load if ref_load is not None else fallback,
+        "ref_safe": safe,
+        "ref_load": load,
         "rates_rps": rates,
         "saturation_rate_rps": {
             config: next((rate for rate in rates if known[rate] is True), None)
@@ -116,7 +116,7 @@ def reference_rates(
         },
         "criteria": criteria,
         "left_out": left_out,
-        "fallback_used": fallback_used,
+        "fallback_used": ref_safe is None or ref_load is None,
     }
 
 
@@ -125,8 +125,8 @@ def _criteria(
     rates: Sequence[float],
     sweeps: Mapping[tuple[str, int], Sweep],
     devices: Mapping[int, str],
-) -> tuple[dict[str, dict[str, Any]], States]:
-    criteria: dict[str, dict[str, Any]] = {}
+) -> tuple[dict[str, dict[str, RateCriteria]], States]:
+    criteria: dict[str, dict[str, RateCriteria]] = {}
     states: States = {}
     for config in study.configurations:
         by_device: dict[str, list[Sweep]] = {}

@@ -7,7 +7,6 @@ Requests are autocorrelated and launches differ, so this is a lower bound.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from scipy.stats import norm
@@ -15,7 +14,9 @@ from scipy.stats import norm
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
 from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.tables import Row
 
 METHOD = "docs/method.md"
 METHOD_ROWS = (("tpot", "light load", 0.1), ("ttft", "light load", 0.3), ("ttft", "saturated", 0.8))
@@ -38,9 +39,9 @@ def half_width(sigma: float, n: int, percent: float = 90, confidence: float = 0.
 def resolution_rows(
     cells: Sequence[Cell],
     requests: Mapping[CellKey, Requests],
-    rates: Mapping[str, Any],
+    rates: RatesRecord,
     study: Study,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """The table of docs/method.md, then the same with the baseline's sigma at every Phase A rate.
 
     With several blocks sigma is their mean and n the smallest: one launch's worth of requests.
@@ -73,9 +74,7 @@ def resolution_rows(
     return rows
 
 
-def _row(
-    source: str, metric: str, where: str, sigma: float, n: int, confidence: float
-) -> dict[str, Any]:
+def _row(source: str, metric: str, where: str, sigma: float, n: int, confidence: float) -> Row:
     return {
         "source": source,
         "metric": metric,

@@ -6,7 +6,7 @@ the baseline's, from the launches of Phase A, by the block model (docs/method.md
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -15,14 +15,13 @@ from connector_tax.analysis.device_model import over_devices
 from connector_tax.analysis.devices import block_devices
 from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.analysis.launch_records import LaunchRecords
+from connector_tax.artifacts.cell_records import QuantityRecord
+from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError
 
 SERVER = "server"
 LOG, RAW = "log", "raw"
 EXACT = "exact"
-
-Row = dict[str, Any]
-Quantity = Mapping[str, Any]
 
 
 class Resource(NamedTuple):
@@ -31,29 +30,29 @@ class Resource(NamedTuple):
     name: str
     unit: str
     scale: str
-    read: Callable[[LaunchRecords, str | None], Quantity]
+    read: Callable[[LaunchRecords, str | None], QuantityRecord]
 
 
-def _of(*keys: str) -> Callable[[LaunchRecords, str | None], Quantity]:
+def _of(*keys: str) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
     """The quantity under these keys of resources.json."""
 
-    def read(launch: LaunchRecords, _: str | None) -> Quantity:
+    def read(launch: LaunchRecords, _: str | None) -> QuantityRecord:
         value: Any = launch.resources
         for key in keys:
             if value is None:
                 assert launch.resources is not None
                 return {"value": None, "parts": {}, "reason": launch.resources["after_load_reason"]}
             value = value[key]
-        return value if isinstance(value, Mapping) else _plain_number(value)
+        return cast(QuantityRecord, value) if isinstance(value, dict) else _plain_number(value)
 
     return read
 
 
-def _plain_number(value: float) -> Quantity:
+def _plain_number(value: float) -> QuantityRecord:
     return {"value": value, "parts": {}, "reason": None}
 
 
-def _cell_cpu(launch: LaunchRecords, cell: str | None) -> Quantity:
+def _cell_cpu(launch: LaunchRecords, cell: str | None) -> QuantityRecord:
     """CPU seconds per 1,000 requests in the Phase A cell at ref_safe."""
     if cell is None:
         return {"value": None, "parts": {}, "reason": "ref_safe is not a rate of Phase A"}
@@ -64,12 +63,11 @@ def _cell_cpu(launch: LaunchRecords, cell: str | None) -> Quantity:
             "parts": {},
             "reason": f"{cell}: {measured.status}: {measured.reason}",
         }
-    quantity: Quantity = measured.record["server_cpu"]["cpu_s_per_1000"]
-    return quantity
+    return measured.record["server_cpu"]["cpu_s_per_1000"]
 
 
-def _setting(name: str) -> Callable[[LaunchRecords, str | None], Quantity]:
-    def read(launch: LaunchRecords, _: str | None) -> Quantity:
+def _setting(name: str) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
+    def read(launch: LaunchRecords, _: str | None) -> QuantityRecord:
         if launch.settings is None:
             return {"value": None, "parts": {}, "reason": "no settings.json"}
         setting = launch.settings[name]

@@ -7,7 +7,6 @@ with Student's t on the logs of the block values as interval. A single valid lau
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from scipy.stats import t as student
@@ -29,6 +28,7 @@ from connector_tax.artifacts.tables import (
     QUANTILES,
     STEP_COLUMNS,
     STEP_COUNTS,
+    Row,
     empty_row,
 )
 
@@ -44,7 +44,6 @@ AVERAGED = (
     *STEP_COLUMNS,
 )
 SUMMED = ("n", "window_s", "dropped", "n_disturbed", *STEP_COUNTS)
-Row = dict[str, Any]
 
 
 def aggregate_rows(

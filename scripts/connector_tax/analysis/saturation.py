@@ -8,13 +8,16 @@ devices when it is on one of them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from connector_tax.analysis.measure import Requests
+from connector_tax.artifacts.stage_records import CriterionRecord, RateCriteria
+from connector_tax.artifacts.study_records import SaturationSection
 
-CRITERIA = ("throughput_ratio", "waiting", "ttft_ratio")
+Criterion = Literal["throughput_ratio", "waiting", "ttft_ratio"]
+CRITERIA: tuple[Criterion, ...] = ("throughput_ratio", "waiting", "ttft_ratio")
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def load_of(requests: Requests, waiting: float) -> CellLoad | None:
     )
 
 
-def judge(load: CellLoad, half_rate: CellLoad | None, bounds: Mapping[str, float]) -> Judgement:
+def judge(load: CellLoad, half_rate: CellLoad | None, bounds: SaturationSection) -> Judgement:
     """Apply the three criteria.
 
     Args:
@@ -78,47 +81,41 @@ def judge(load: CellLoad, half_rate: CellLoad | None, bounds: Mapping[str, float
 
 
 def judge_sweep(
-    loads: Mapping[float, CellLoad], bounds: Mapping[str, float]
+    loads: Mapping[float, CellLoad], bounds: SaturationSection
 ) -> dict[float, Judgement]:
     """Judge every valid rate (1/s) of one launch's sweep."""
     return {rate: judge(load, loads.get(rate / 2), bounds) for rate, load in loads.items()}
 
 
-def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> dict[str, Any]:
+def combine(judgements: Sequence[Judgement], bounds: SaturationSection) -> RateCriteria:
     """One rate of one configuration over its valid launches: medians of the values, majorities.
 
     Returns:
         `saturated` with the three criteria and the backlog, as reference_rates.json has it;
         `saturated` is None when no launch is valid.
     """
-    bound = {
-        "throughput_ratio": bounds["throughput_ratio_min"],
-        "waiting": bounds["waiting_p50_max"],
-        "ttft_ratio": bounds["ttft_p90_ratio_max"],
-    }
-    values = {
-        "throughput_ratio": [j.load.throughput_ratio for j in judgements],
-        "waiting": [j.load.waiting_p50 for j in judgements],
-        "ttft_ratio": [j.ttft_ratio for j in judgements if j.ttft_ratio is not None],
-    }
-    entry: dict[str, Any] = {
+
+    def criterion(name: str, values: Sequence[float | None], bound: float) -> CriterionRecord:
+        fired = [f for j in judgements if (f := j.fired[name]) is not None]
+        return {"value": _median_or_none(values), "bound": bound, "fired": _at_least_half(fired)}
+
+    ratios = [j.load.throughput_ratio for j in judgements]
+    waiting = [j.load.waiting_p50 for j in judgements]
+    quarters = [j.load.backlog_by_quarter_s for j in judgements]
+    return {
         "saturated": _at_least_half([j.saturated for j in judgements]),
         "n_launches": len(judgements),
         "n_saturated": sum(j.saturated for j in judgements),
+        "throughput_ratio": criterion("throughput_ratio", ratios, bounds["throughput_ratio_min"]),
+        "waiting": criterion("waiting", waiting, bounds["waiting_p50_max"]),
+        "ttft_ratio": criterion(
+            "ttft_ratio", [j.ttft_ratio for j in judgements], bounds["ttft_p90_ratio_max"]
+        ),
+        "backlog_growth": [_median_or_none(column) for column in zip(*quarters, strict=True)],
     }
-    for name in CRITERIA:
-        fired = [f for j in judgements if (f := j.fired[name]) is not None]
-        entry[name] = {
-            "value": float(np.median(values[name])) if values[name] else None,
-            "bound": bound[name],
-            "fired": _at_least_half(fired),
-        }
-    quarters = [j.load.backlog_by_quarter_s for j in judgements]
-    entry["backlog_growth"] = [_median_or_none(column) for column in zip(*quarters, strict=True)]
-    return entry
 
 
-def worst(devices: Sequence[Sequence[Judgement]], bounds: Mapping[str, float]) -> dict[str, Any]:
+def worst(devices: Sequence[Sequence[Judgement]], bounds: SaturationSection) -> RateCriteria:
     """`combine` over several devices, each with its own launches: the worst of them decides.
 
     Returns:

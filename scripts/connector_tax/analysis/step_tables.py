@@ -6,7 +6,7 @@ the callbacks, which plain does not have, are a mean over the configuration's ow
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from connector_tax.analysis.steps import (
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.tables import STEP_TAXES, empty_row
+from connector_tax.artifacts.tables import STEP_TAXES, Row, empty_row
 
 CALLBACK_TAX = "tax_callback_p50"
 NO_VALUE = {
@@ -34,7 +34,6 @@ NO_VALUE = {
     "unattributed": "no step has all three callbacks",
 }
 
-Row = dict[str, Any]
 Where = tuple[str, str]  # phase, cell
 
 
@@ -225,7 +224,7 @@ class StepTable:
             taxes[metric] = None if ours is None or not base else ours - float(np.mean(base))
         return taxes
 
-    def _row_reason(self, key: CellKey, row: Mapping[str, Any]) -> str | None:
+    def _row_reason(self, key: CellKey, row: Row) -> str | None:
         if row["n_steps"] == 0:
             return NO_VALUE["tax_step_p50"]
         if not any(key._replace(config=name) in self.cells for name in self._base(key.config)):

@@ -10,7 +10,6 @@ connector whose cost lies in the worker, or between the processes, shows there a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -20,8 +19,11 @@ from connector_tax.analysis.hooks import CALLBACKS, Hook, HookTimes, hook_calls,
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.records import STEPS, empty_frame, read_records
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import PatchStatus
 from connector_tax.artifacts.study_file import Study
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.artifacts.tables import Row
+from connector_tax.files import ArtifactError
 
 DURATIONS = ("step_duration_us", "engine_step_us")
 CDF_POINTS = 400
@@ -59,7 +61,7 @@ def step_timing_reason(study: Study) -> str | None:
         ArtifactError: patch/patch_status.json is missing or does not say.
     """
     path = study.root / paths.PATCH_STATUS
-    status = read_json(path)
+    status = read_record(path, PatchStatus)
     if not isinstance(status, dict) or not isinstance(status.get("step_timing_available"), bool):
         raise ArtifactError(f"{path}: step_timing_available must be true or false")
     if status["step_timing_available"]:
@@ -81,7 +83,8 @@ def read_steps(cell: Cell) -> Steps:
             f"{cell.folder.parent / 'index.json'}: no hash of {path.name}, though"
             " patch_status.json says that step timing is available"
         )
-    start, stop = (cell.record["window"][key] for key in ("t_warmup_end_ns", "t_stop_ns"))
+    window = cell.record["window"]
+    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     schedulers, workers, calls = [], [], []
     for frame in read_records(path, STEPS, digest):
         is_scheduler = pl.col("process") == "scheduler"
@@ -139,7 +142,7 @@ def _join(scheduler: pl.DataFrame, worker: pl.DataFrame, calls: pl.DataFrame) ->
     )
 
 
-def step_columns(steps: Steps) -> dict[str, Any]:
+def step_columns(steps: Steps) -> Row:
     """The tables' step columns of one cell: p50 and p90 in us, counts; None for an empty sample."""
     samples = {
         "step_duration_us": steps.duration_us,
@@ -147,7 +150,7 @@ def step_columns(steps: Steps) -> dict[str, Any]:
         **steps.callbacks_us,
         "connector_total_us": steps.total_us,
     }
-    row: dict[str, Any] = {}
+    row: Row = {}
     for name, values in samples.items():
         for percent in (50, 90):
             row[f"{name}_p{percent}"] = (
@@ -178,7 +181,7 @@ def launch_values(steps: Steps, bare: bool) -> dict[str, float | None]:
     }
 
 
-def step_cdf(samples: Mapping[str, Sequence[Floats]]) -> list[dict[str, Any]]:
+def step_cdf(samples: Mapping[str, Sequence[Floats]]) -> list[Row]:
     """CDF_POINTS shares of the steps, and the mean over launches of what each launch has there.
 
     The curve's value at one half is thus the mean of the launches' medians, which is what step

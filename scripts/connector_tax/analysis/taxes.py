@@ -7,7 +7,6 @@ with the status and the reason.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from connector_tax.analysis.block_model import Estimate, dunnett_p, sidak
 from connector_tax.analysis.blocks_needed import blocks_needed
@@ -28,8 +27,10 @@ from connector_tax.artifacts.names import (
     configuration_of,
 )
 from connector_tax.artifacts.rates import cell_rates, shape_limits
+from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.tables import DEVICE_COLUMNS, empty_row
+from connector_tax.artifacts.study_records import CellPlan, Reference
+from connector_tax.artifacts.tables import DEVICE_COLUMNS, Row, empty_row
 
 CONFIRMATORY, EXPLORATORY = "confirmatory", "exploratory"
 NUMBERS = ("tax", "tax_lo", "tax_hi", "abs_ms", "abs_lo_ms", "abs_hi_ms", "plain_ms", "config_ms")
@@ -58,22 +59,22 @@ class Tables:
 
     study: Study
     taxes: TaxTable
-    rates: Mapping[str, Any]
+    rates: RatesRecord
     step_taxes: Mapping[tuple[str, str, str], Mapping[str, float]]
     whole: TaxTable | None = None
 
-    def cell_at(self, reference: str) -> str | None:
+    def cell_at(self, reference: Reference) -> str | None:
         """The Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the grid."""
         names = {cell["rate_rps"]: str(cell["cell"]) for cell in self.study.cells("A")}
         return names.get(self.rates[reference])
 
-    def reference_of(self, phase: str, planned: Mapping[str, Any]) -> tuple[str, float | None]:
+    def reference_of(self, phase: str, planned: CellPlan) -> tuple[str, float | None]:
         """Which reference rate a cell stands for, and its rate; ref_safe where both are one."""
         if phase == "A":
             rate = planned["rate_rps"]
             names = [name for name in REFERENCES if self.rates[name] == rate]
             return (names[0] if names else ""), rate
-        name = "ref_safe" if phase == "B" else "ref_load"
+        name: Reference = "ref_safe" if phase == "B" else "ref_load"
         rates = cell_rates(self.study.document, phase, self.rates[name], self._limits)
         return name, rates[planned["cell"]]
 
@@ -104,7 +105,7 @@ def verdict(effect: Effect, p_adjusted: float | None, margin: float, confidence:
     return INCONCLUSIVE
 
 
-def tax_rows(tables: Tables) -> list[dict[str, Any]]:
+def tax_rows(tables: Tables) -> list[Row]:
     """A row for each (configuration but the baseline, phase, cell, metric), valid or with a reason.
 
     The A/A row is named after the baseline's last launch; there is none where it is launched once.
@@ -136,14 +137,14 @@ def _compared(study: Study, phase: str) -> list[str]:
 
 def _tax_row(
     tables: Tables,
-    planned: Mapping[str, Any],
+    planned: CellPlan,
     where: tuple[str, str, str, str],
     effect: Effect | None,
-) -> dict[str, Any]:
+) -> Row:
     config, phase, cell, metric = where
     reference, rate = tables.reference_of(phase, planned)
     lost = tables.taxes.lost(*where)
-    row: dict[str, Any] = {
+    row: Row = {
         "config": config,
         "phase": phase,
         "cell": cell,
@@ -238,7 +239,7 @@ def _worst(lost: Sequence[tuple[str, int, str]]) -> tuple[str, str]:
 
 
 def _judge(
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[Row],
     effects: Sequence[Effect | None],
     study: Study,
 ) -> None:
@@ -273,7 +274,7 @@ def adjusted_p(effect: Effect, family: Sequence[Estimate]) -> float | None:
     return max(dunnett_p(effect.estimate, family), within)
 
 
-def device_rows(taxes: TaxTable, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def device_rows(taxes: TaxTable, rows: Sequence[Row]) -> list[Row]:
     """devices.csv: each row of taxes.csv on each of several devices, with its number or reason."""
     devices = list(dict.fromkeys(taxes.device_of.values()))
     listed = []
@@ -291,7 +292,7 @@ def device_rows(taxes: TaxTable, rows: Sequence[Mapping[str, Any]]) -> list[dict
     return listed
 
 
-def _device_numbers(effect: Effect | None) -> dict[str, Any]:
+def _device_numbers(effect: Effect | None) -> Row:
     if effect is None:
         return {"n_blocks": 0, "mark": ""}
     return {
@@ -306,7 +307,7 @@ def _device_numbers(effect: Effect | None) -> dict[str, Any]:
     }
 
 
-def amplification_rows(tables: Tables) -> list[dict[str, Any]]:
+def amplification_rows(tables: Tables) -> list[Row]:
     """tax(ref_load) - tax(ref_safe) of each configuration and metric, from Phase A, as fractions.
 
     Source: design, "Reference rate selection": the non-linear queueing amplification.
@@ -318,8 +319,8 @@ def amplification_rows(tables: Tables) -> list[dict[str, Any]]:
     ]
 
 
-def _amplification_row(tables: Tables, config: str, metric: str) -> dict[str, Any]:
-    row: dict[str, Any] = {
+def _amplification_row(tables: Tables, config: str, metric: str) -> Row:
+    row: Row = {
         "config": config,
         "metric": metric,
         "ref_safe_rps": tables.rates["ref_safe"],

@@ -7,11 +7,21 @@ missing data fails: a check whose value is None never passes.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from connector_tax.analysis.quiet import SIDES, Machine, undisturbed
+from connector_tax.analysis.quiet import SIDES, WatchedMachine, undisturbed
+from connector_tax.artifacts.cell_records import (
+    AnsweredRequest,
+    CheckRecord,
+    GeneratorHealth,
+    MeasuredWindow,
+    RequestLine,
+    ScrapeMoment,
+    ServerCounters,
+    is_answered,
+)
 from connector_tax.artifacts.checks import (
     CHECKS,
     MACHINE_CHECKS,
@@ -19,9 +29,7 @@ from connector_tax.artifacts.checks import (
     UNSTAMPED_SHARE_MAX,
 )
 from connector_tax.artifacts.names import REQUEST_STATUSES
-
-Check = dict[str, Any]
-Record = TypeVar("Record", bound=Mapping[str, Any])
+from connector_tax.artifacts.study_records import CellSection, QuietSection
 
 # What every process of the load generator counts; the session's also counts late results.
 LOST_MESSAGES = ("undecodable", "oversized", "dropped_messages")
@@ -49,7 +57,7 @@ def server_counters(values: Mapping[str, float]) -> dict[str, float | None]:
     return totals
 
 
-def in_window(records: Sequence[Record], window: Mapping[str, Any]) -> list[Record]:
+def in_window(records: Sequence[RequestLine], window: MeasuredWindow) -> list[RequestLine]:
     """The measured requests: those due after the warm-up and before the end of the window."""
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     return [r for r in records if start <= r["t_intended_ns"] < stop]
@@ -57,20 +65,20 @@ def in_window(records: Sequence[Record], window: Mapping[str, Any]) -> list[Reco
 
 def assess(
     *,
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[RequestLine],
     planned: int,
     shape: tuple[int, int],
-    window: Mapping[str, Any],
-    cell: Mapping[str, Any],
+    window: MeasuredWindow,
+    cell: CellSection,
     wanted: int,
     suspended_ms: int,
-    counters: Mapping[str, Mapping[str, float | None]],
-    scrapes: Sequence[Mapping[str, Any]],
-    health: Mapping[str, Any],
+    counters: ServerCounters,
+    scrapes: Sequence[ScrapeMoment],
+    health: GeneratorHealth,
     clock: str,
     bounds: Mapping[str, float],
     watched: "Watched | None" = None,
-) -> dict[str, Check]:
+) -> dict[str, CheckRecord]:
     """Every check of `CHECKS` for one cell: `{check: {"value", "bound", "pass"}}`.
 
     Args:
@@ -91,7 +99,7 @@ def assess(
     """
     measured = in_window(records, window)
     counted = measured if watched is None else _counted(measured, watched)
-    ok = [r for r in records if r["status"] == "ok"]
+    ok = [r for r in records if is_answered(r)]
     failed = [r for r in records if r["status"] in ("error", "timeout", "cancelled")]
     checks = {
         **_schedule_checks(measured, counted, bounds),
@@ -110,11 +118,11 @@ def assess(
     return checks | _machine_checks(counted, watched, wanted, bounds)
 
 
-def _counted(measured: Sequence[Record], watched: "Watched") -> list[Record]:
+def _counted(measured: Sequence[RequestLine], watched: "Watched") -> list[RequestLine]:
     """The measured requests without the successes that met a disturbance."""
     if watched.machine is None:
         return [r for r in measured if r["status"] != "ok"]
-    ok = [r for r in measured if r["status"] == "ok"]
+    ok = [r for r in measured if is_answered(r)]
     lives = [(r["t_intended_ns"], r["t_last_token_ns"]) for r in ok]
     starts, ends = np.array(lives, np.int64).reshape(-1, 2).T
     quiet = undisturbed(watched.machine.chunks(watched.quiet), starts, ends)
@@ -122,7 +130,7 @@ def _counted(measured: Sequence[Record], watched: "Watched") -> list[Record]:
     return [r for r in measured if r["seq"] not in left_out]
 
 
-def void_reasons(checks: Mapping[str, Check]) -> list[str]:
+def void_reasons(checks: Mapping[str, CheckRecord]) -> list[str]:
     """One sentence for each failed check, with its value and bound; empty for a valid cell."""
     return [
         f"{CHECKS[name].void}: {name} {_shown(check['value'])}, allowed {_shown(check['bound'])}"
@@ -139,15 +147,15 @@ def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _at_most(value: float | None, bound: float) -> Check:
+def _at_most(value: float | None, bound: float) -> CheckRecord:
     return {"value": value, "bound": bound, "pass": value is not None and value <= bound}
 
 
-def _at_least(value: float | None, bound: float) -> Check:
+def _at_least(value: float | None, bound: float) -> CheckRecord:
     return {"value": value, "bound": bound, "pass": value is not None and value >= bound}
 
 
-def _within(value: float | None, low: float, high: float) -> Check:
+def _within(value: float | None, low: float, high: float) -> CheckRecord:
     return {
         "value": value,
         "bound": [low, high],
@@ -155,63 +163,62 @@ def _within(value: float | None, low: float, high: float) -> Check:
     }
 
 
-def _unfinished(records: Sequence[Mapping[str, Any]]) -> int:
+def _unfinished(records: Sequence[RequestLine]) -> int:
     return sum(record["status"] not in REQUEST_STATUSES for record in records)
 
 
 def _error_rate(
-    ok: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]], window: Mapping[str, Any]
+    ok: Sequence[AnsweredRequest], failed: Sequence[RequestLine], window: MeasuredWindow
 ) -> float | None:
     """The share of failures up to the end of the window; the cool-down may be cut by the drain."""
-    good, bad = (
-        sum(r["t_intended_ns"] < window["t_stop_ns"] for r in records) for records in (ok, failed)
-    )
+    good = sum(r["t_intended_ns"] < window["t_stop_ns"] for r in ok)
+    bad = sum(r["t_intended_ns"] < window["t_stop_ns"] for r in failed)
     return bad / (good + bad) if good + bad else None
 
 
 def _schedule_checks(
-    measured: Sequence[Mapping[str, Any]],
-    counted: Sequence[Mapping[str, Any]],
+    measured: Sequence[RequestLine],
+    counted: Sequence[RequestLine],
     bounds: Mapping[str, float],
-) -> dict[str, Check]:
+) -> dict[str, CheckRecord]:
     """How what was sent departs from the schedule; the lag is that of the requests that count."""
-    late = [
-        (r["t_send_ns"] - r["t_intended_ns"]) / 1e6 for r in counted if r["t_send_ns"] is not None
-    ]
-    sent = [r for r in measured if r["t_send_ns"] is not None]
-    lags = np.array([r["t_send_ns"] - r["t_intended_ns"] for r in sent]) / 1e6
-    ttft = [
-        (r["t_first_token_ns"] - r["t_intended_ns"]) / 1e6 for r in counted if r["status"] == "ok"
-    ]
+    late = [_lag_ns(r, sent) / 1e6 for r in counted if (sent := r["t_send_ns"]) is not None]
+    lags = [_lag_ns(r, sent) / 1e6 for r in measured if (sent := r["t_send_ns"]) is not None]
+    ttft = [_lag_ns(r, r["t_first_token_ns"]) / 1e6 for r in counted if is_answered(r)]
     bound = bounds["schedule_lag_p99_ms"]
     if ttft:
         bound = max(bound, bounds["schedule_lag_ttft_fraction"] * float(np.median(ttft)))
-    issued = [r for r in measured if r["t_issue_ns"] is not None]
+    # A dropped request never reaches the socket; the issuing thread's stamp stands in for it.
+    sent_ns = [
+        issued if r["t_send_ns"] is None else r["t_send_ns"]
+        for r in measured
+        if (issued := r["t_issue_ns"]) is not None
+    ]
     ratio = None
-    if len(issued) >= 2 and len(issued) == len(measured):
-        # A dropped request never reaches the socket; the issuing thread's stamp stands in for it.
-        last, first = (
-            r["t_send_ns"] if r["t_send_ns"] is not None else r["t_issue_ns"]
-            for r in (issued[-1], issued[0])
-        )
-        planned_ns = issued[-1]["t_intended_ns"] - issued[0]["t_intended_ns"]
-        ratio = planned_ns / (last - first) if last > first else None
+    if len(sent_ns) >= 2 and len(sent_ns) == len(measured):
+        took_ns = sent_ns[-1] - sent_ns[0]
+        planned_ns = measured[-1]["t_intended_ns"] - measured[0]["t_intended_ns"]
+        ratio = planned_ns / took_ns if took_ns > 0 else None
     tolerance = bounds["sent_rate_tolerance"]
     return {
         "schedule_lag_p99_ms": _at_most(float(np.percentile(late, 99)) if late else None, bound),
-        "early_send_ms": _at_most(max(0.0, -float(lags.min())) if sent else None, 0.0),
+        "early_send_ms": _at_most(max(0.0, -min(lags)) if lags else None, 0.0),
         "sent_rate_ratio": _within(ratio, 1 - tolerance, 1 + tolerance),
     }
 
 
+def _lag_ns(request: RequestLine | AnsweredRequest, moment_ns: int) -> int:
+    return moment_ns - request["t_intended_ns"]
+
+
 def _window_checks(
-    measured: Sequence[Mapping[str, Any]],
-    window: Mapping[str, Any],
-    cell: Mapping[str, Any],
+    measured: Sequence[RequestLine],
+    window: MeasuredWindow,
+    cell: CellSection,
     wanted: int,
-) -> dict[str, Check]:
+) -> dict[str, CheckRecord]:
     """The window ends with enough successes, or at its cap with what there are."""
-    low_ns, cap_ns = (round(cell[name] * 1e9) for name in ("floor_s", "cap_s"))
+    low_ns, cap_ns = round(cell["floor_s"] * 1e9), round(cell["cap_s"] * 1e9)
     length_ns = window["t_stop_ns"] - window["t_warmup_end_ns"]
     return {
         "window_s": _within(length_ns / 1e9, low_ns / 1e9, cap_ns / 1e9),
@@ -222,16 +229,16 @@ def _window_checks(
 
 
 def _server_checks(
-    ok: Sequence[Mapping[str, Any]],
+    ok: Sequence[AnsweredRequest],
     failed: int,
     shape: tuple[int, int],
-    counters: Mapping[str, Mapping[str, float | None]],
-) -> dict[str, Check]:
+    counters: ServerCounters,
+) -> dict[str, CheckRecord]:
     def delta(key: str) -> float | None:
         before, after = counters["before"].get(key), counters["after"].get(key)
         return None if before is None or after is None else after - before
 
-    def excess(key: str, counted: int, at_most: int) -> Check:
+    def excess(key: str, counted: int, at_most: int) -> CheckRecord:
         change = delta(key)
         return _within(None if change is None else change - counted, 0, at_most)
 
@@ -249,16 +256,19 @@ def _server_checks(
     }
 
 
-def _generator_checks(health: Mapping[str, Any], bounds: Mapping[str, float]) -> dict[str, Check]:
+def _generator_checks(
+    health: GeneratorHealth, bounds: Mapping[str, float]
+) -> dict[str, CheckRecord]:
     def worst(key: str) -> float | None:
-        values = [process.get(key) for process in health["processes"].values()]
-        return None if not values or None in values else max(values)
+        values = [told[key] for told in processes.values() if told.get(key) is not None]
+        return max(values) if values and len(values) == len(processes) else None
 
-    counted = [
-        process.get(key) for process in health["processes"].values() for key in LOST_MESSAGES
-    ]
-    counted.append(health["processes"].get("main", {}).get("late_results"))
-    lost = None if None in counted else sum(counted)
+    processes = health["processes"]
+    counters = [*((process, key) for process in processes for key in LOST_MESSAGES)]
+    counters.append(("main", "late_results"))
+    counts = [processes.get(process, {}).get(key) for process, key in counters]
+    known = [count for count in counts if count is not None]
+    lost = sum(known) if len(known) == len(counts) else None
     workers, each = health.get("workers"), health.get("connections_per_worker")
     died = health.get("workers_died")
     silent = unopened = None
@@ -276,7 +286,7 @@ def _generator_checks(health: Mapping[str, Any], bounds: Mapping[str, float]) ->
     }
 
 
-def _unstamped_share(health: Mapping[str, Any], clock: str) -> float | None:
+def _unstamped_share(health: GeneratorHealth, clock: str) -> float | None:
     """The share of the workers' reads without a stamp of the clock that the cell names."""
     if clock != "kernel":
         return 0.0
@@ -297,14 +307,14 @@ class Watched:
         level_ns: the quiet level of the block and phase, ns for each load; None: not known.
     """
 
-    machine: Machine | None
-    quiet: Mapping[str, Any]
+    machine: WatchedMachine | None
+    quiet: QuietSection
     level_ns: float | None
 
 
 def _machine_checks(
-    counted: Sequence[Mapping[str, Any]], watched: Watched, wanted: int, bounds: Mapping[str, float]
-) -> dict[str, Check]:
+    counted: Sequence[RequestLine], watched: Watched, wanted: int, bounds: Mapping[str, float]
+) -> dict[str, CheckRecord]:
     """The checks of MACHINE_CHECKS."""
     machine, level = watched.machine, watched.level_ns
     factor = quiet = throttled = foreign_gpu = None
@@ -329,7 +339,7 @@ def _machine_checks(
     return checks
 
 
-def _scrape_check(scrapes: Sequence[Mapping[str, Any]], window: Mapping[str, Any]) -> Check:
+def _scrape_check(scrapes: Sequence[ScrapeMoment], window: MeasuredWindow) -> CheckRecord:
     inside = [s for s in scrapes if window["t_warmup_end_ns"] <= s["t_ns"] < window["t_stop_ns"]]
     failed = sum(not scrape["ok"] for scrape in scrapes)
     value = None if not inside else len(inside) - failed

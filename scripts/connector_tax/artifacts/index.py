@@ -1,13 +1,16 @@
 """index.json: what a finished launch says of itself, as its writer and all its readers have it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import CellRecord
+from connector_tax.artifacts.launch_files import AttemptRecord
 from connector_tax.artifacts.names import CELL_STATUSES, LAUNCH_STATUSES, PHASES, Launch
+from connector_tax.artifacts.study_records import DesignLabel
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 
 
@@ -42,7 +45,7 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True):
     depends: dict[str, str]
     started_utc: str
     ended_utc: str | None
-    attempts: list[dict[str, Any]]
+    attempts: list[AttemptRecord]
     cells: list[CellEntry]
     # Absent in studies measured before launches kept these records.
     files: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
@@ -84,7 +87,7 @@ def cell_state(index: LaunchIndex | None, entry: CellEntry | None) -> tuple[str,
 
 
 def launch_index(
-    study: Mapping[str, Any], launch: Launch, cells: Sequence[CellEntry], **rest: Any
+    study: DesignLabel, launch: Launch, cells: Sequence[CellEntry], **rest: Any
 ) -> LaunchIndex:
     """The index of a launch of a study; `rest` is what depends on how it went.
 
@@ -103,7 +106,7 @@ def launch_index(
     )
 
 
-def finished_cell(record: Mapping[str, Any], folder: Path) -> CellEntry:
+def finished_cell(record: CellRecord, folder: Path) -> CellEntry:
     """The entry of a cell with this record, whose files lie in `folder`."""
     own = paths.cell_record(record["phase"], record["cell"])
     status = "valid" if record["valid"] else "void"

@@ -5,10 +5,12 @@ the names `plain`, `plain_2`, `plain_3` and so on where it is `plain`.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from connector_tax.artifacts.study_records import Reference, StudyConfig
 
 # The rate sweep, the shapes at ref_safe, the shapes at ref_load; in the order they run.
 PHASES = ("A", "B", "Bp")
@@ -20,7 +22,7 @@ REQUEST_STATUSES = ("ok", "error", "timeout", "cancelled", "dropped")
 # The configuration without a connector, and the baseline where a study names no other.
 PLAIN = "plain"
 METRICS = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90", "e2e_p90")
-REFERENCES = ("ref_safe", "ref_load")
+REFERENCES: tuple[Reference, ...] = ("ref_safe", "ref_load")
 # What is said of a tax.
 TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"
@@ -62,21 +64,22 @@ class CellKey(NamedTuple):
     cell: str
 
 
-def baseline_of(config: Mapping[str, Any]) -> str:
+def baseline_of(config: StudyConfig) -> str:
     """The configuration that the taxes of a study with this configuration are against."""
-    baseline: str = config.get("baseline", PLAIN)
-    return baseline
+    return config.get("baseline", PLAIN)
 
 
-def members_of(config: Mapping[str, Any], phase: str) -> list[str]:
+def members_of(config: StudyConfig, phase: str) -> list[str]:
     """The configurations that a phase measures.
 
     Args:
         config: a resolved configuration.
         phase: of PHASES.
     """
-    members: list[str] = config[PHASE_RULES[phase]].get("configurations", config["configurations"])
-    return members
+    everyone = config["configurations"]
+    if phase == "Bp":
+        return config["phase_bp"]["configurations"]
+    return config["phase_b"].get("configurations", everyone) if phase == "B" else everyone
 
 
 def plain_names(launches: int, baseline: str = PLAIN) -> list[str]:

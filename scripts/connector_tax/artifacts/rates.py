@@ -6,13 +6,15 @@ it can serve (study.shape_rates); `max_share` of that is the most that any confi
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import ShapeRatesRecord
+from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.files import ArtifactError
 
 
-def shape_limits(study: Mapping[str, Any], root: Path, phase: str) -> dict[str, float]:
+def shape_limits(study: StudyDocument, root: Path, phase: str) -> dict[str, float]:
     """Cell name to the most requests/s of that shape.
 
     Empty for Phase A, after which the shapes are probed, and in a study without `shape_rates`.
@@ -23,14 +25,14 @@ def shape_limits(study: Mapping[str, Any], root: Path, phase: str) -> dict[str, 
     if phase == "A" or study["config"].get("shape_rates") is None:
         return {}
     path = root / paths.SHAPE_RATES
-    content = read_json(path)
+    content = read_record(path, ShapeRatesRecord)
     if content["design_sha256"] != study["design_sha256"]:
         raise ArtifactError(f"{path}: of another design than {paths.STUDY}; delete it")
-    return {name: float(shape["most_rps"]) for name, shape in content["shapes"].items()}
+    return {name: shape["most_rps"] for name, shape in content["shapes"].items()}
 
 
 def cell_rates(
-    study: Mapping[str, Any], phase: str, reference_rps: float | None, limits: Mapping[str, float]
+    study: StudyDocument, phase: str, reference_rps: float | None, limits: Mapping[str, float]
 ) -> dict[str, float | None]:
     """Cell name to requests/s, for each cell of a phase; None where no rate was chosen.
 

@@ -13,6 +13,8 @@ from connector_tax.artifacts.names import (
     baseline_of,
     launched_plains,
 )
+from connector_tax.artifacts.record_reader import checked
+from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
 from connector_tax.files import ArtifactError, read_json
 
 
@@ -21,18 +23,17 @@ class Study:
     """`study.json` and the folder it lies in."""
 
     root: Path
-    document: Mapping[str, Any]
+    document: StudyDocument
 
     @property
-    def config(self) -> Mapping[str, Any]:
+    def config(self) -> StudyConfig:
         """The resolved configuration."""
-        config: Mapping[str, Any] = self.document["config"]
-        return config
+        return self.document["config"]
 
     @property
     def seed(self) -> int:
         """The number every random choice is derived from."""
-        return int(self.document["seed"])
+        return self.document["seed"]
 
     @property
     def baseline(self) -> str:
@@ -61,13 +62,12 @@ class Study:
         further = self.plains(phase)[1:]
         return [c for c in self.configurations if c in launched] + further
 
-    def cells(self, phase: str) -> Sequence[Mapping[str, Any]]:
+    def cells(self, phase: str) -> Sequence[CellPlan]:
         """The planned cells of a phase; rate_rps is null in B and Bp."""
-        cells: Sequence[Mapping[str, Any]] = self.document["cells"][phase]
-        return cells
+        return self.document["cells"][phase]
 
 
-def read_study(path: Path) -> dict[str, Any]:
+def read_study(path: Path) -> StudyDocument:
     """The content of study.json in the present form.
 
     A study measured before `plain_launches` existed launched plain first in each block and, with
@@ -75,7 +75,7 @@ def read_study(path: Path) -> dict[str, Any]:
     metric, and its confirmatory family had no key.
 
     Raises:
-        ArtifactError: the file is missing or holds no JSON object.
+        ArtifactError: the file is missing or not JSON, or a key is missing or of another type.
     """
     document = read_json(path)
     if not isinstance(document, dict):
@@ -83,28 +83,24 @@ def read_study(path: Path) -> dict[str, Any]:
     config = document.get("config")
     if isinstance(config, dict) and "closing_plain" in config:
         document["config"] = _present_form(config)
-    return document
+    return checked(document, StudyDocument, str(path))
 
 
 def load_study(path: Path) -> Study:
     """Read `study.json`.
 
     Raises:
-        ArtifactError: the file is missing, not JSON, or lacks a key the analysis needs.
+        ArtifactError: as `read_study`, or a phase is missing.
     """
     document = read_study(path)
-    needed = ("design_sha256", "engine_label", "emulated", "seed", "blocks", "config")
-    for key in (*needed, "configurations", "run_order", "cells"):
-        if key not in document:
-            raise ArtifactError(f"{path}: key {key!r} is missing")
-    for key in ("run_order", "cells"):
-        missing = [phase for phase in PHASES if phase not in document[key]]
+    for key, planned in (("run_order", document["run_order"]), ("cells", document["cells"])):
+        missing = [phase for phase in PHASES if phase not in planned]
         if missing:
             raise ArtifactError(f"{path}: {key}: phase {missing[0]!r} is missing")
     return Study(path.parent, document)
 
 
-def launches(study: Mapping[str, Any], phase: str) -> list[Launch]:
+def launches(study: StudyDocument, phase: str) -> list[Launch]:
     """The launches of a phase in run order."""
     return [Launch(e["config"], e["block"], phase) for e in study["run_order"][phase]]
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 
+# One line of a table that is being made, by column: COLUMNS has them, ROW_TYPES their types.
+Row = dict[str, Any]
 # The pooled rows' value in the column `block` of aggregate.csv.
 POOLED = "all"
 PERCENTS = (50, 90, 99)
@@ -340,7 +342,7 @@ DEVICE_COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def empty_row(table: str) -> dict[str, Any]:
+def empty_row(table: str) -> Row:
     """A row of a table without any value."""
     return dict.fromkeys(COLUMNS[table])
 

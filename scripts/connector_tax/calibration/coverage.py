@@ -19,7 +19,7 @@ from scipy.stats import t as student
 from connector_tax.analysis.block_model import OWN
 from connector_tax.analysis.effects import BOOTSTRAP
 from connector_tax.artifacts.names import NO_TAX, TAX
-from connector_tax.calibration.design import AA, ARRIVALS, NOISY, SPREADS, STEP_TAX_US
+from connector_tax.calibration.design import AA, ARRIVALS, NOISY, SPREADS, STEP_TAX_US, CellTimes
 from connector_tax.calibration.truth import Logs, TrueTax, taxes_of
 from connector_tax.study.child import CommandChild
 
@@ -102,7 +102,7 @@ def run_studies(
     return pl.DataFrame(rows).sort(*KEYS, "config", "study")
 
 
-def truths(workers: Workers, launches: int, cell: Mapping[str, float], seed: int) -> Truths:
+def truths(workers: Workers, launches: int, cell: CellTimes, seed: int) -> Truths:
     """(spread, arrivals) to the true taxes; arguments as `truth.log_ratios` takes them."""
     tasks: list[dict[str, Any]] = [
         {"spread": s, "arrivals": a, "cell": cell, "seed": seed} for s in SPREADS for a in ARRIVALS

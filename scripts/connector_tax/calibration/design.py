@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from connector_tax import __version__
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import PLAIN, plain_names
+from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
 from connector_tax.config import DEFAULTS, load_yaml, validate
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.files import sha256_json, write_json
@@ -25,7 +26,10 @@ PHASE = "A"
 RATE_RPS = 60.0
 CELL = "r60"
 SHAPE = (64, 8)
-ARRIVALS = ("fixed", "poisson")
+
+
+Arrivals = Literal["fixed", "poisson"]
+ARRIVALS: tuple[Arrivals, ...] = ("fixed", "poisson")
 # Added to every step; 3.03 ms is the emulated step without prefill.
 STEP_TAX_US: Mapping[str, float] = {
     "step_tax_15us": 15.0,
@@ -43,15 +47,30 @@ NOISY, NOISE_FACTOR = "step_tax_90us", 3.0
 CALLBACK_SHARES = {"build_meta_us": 0.5, "get_finished_us": 0.3, "start_load_kv_us": 0.2}
 
 
+class CellTimes(TypedDict):
+    """What the truths need of a `cell` section."""
+
+    warmup_s: float
+    floor_s: float
+
+
+class OwnCell(CellTimes, total=False):
+    """What a study of the calibration may have otherwise in its `cell` section."""
+
+    cap_s: float
+    min_completed: int
+    request_timeout_s: float
+
+
 def study_document(
-    arrivals: str,
+    arrivals: Arrivals,
     seed: int,
     blocks: int,
     taxed: Sequence[str] = tuple(STEP_TAX_US),
     *,
-    cell: Mapping[str, Any] | None = None,
+    cell: OwnCell | None = None,
     faults: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
+) -> StudyDocument:
     """The content of `study.json` of one calibration study.
 
     Args:
@@ -62,7 +81,7 @@ def study_document(
         cell: values that replace those of the `cell` section.
         faults: rules of the engine's `faults` section; none: no such section.
     """
-    config: dict[str, Any] = load_yaml(DEFAULTS / "config.yaml")
+    config: StudyConfig = load_yaml(DEFAULTS / "config.yaml")
     members = [PLAIN, *taxed]
     config |= {
         "study": "calibration",
@@ -81,9 +100,10 @@ def study_document(
             "input_tokens": SHAPE[0],
             "output_tokens": SHAPE[1],
         },
-        "cell": {**config["cell"], **(cell or {})},
         "validity": dict(BOUNDS),
     }
+    if cell is not None:
+        config["cell"] = {**config["cell"], **cell}
     config["phase_bp"] = {"configurations": [], "shapes": []}
     order = run_order(config)
     return {
@@ -100,7 +120,10 @@ def study_document(
                 "id": name,
                 "label": name,
                 "connector": None,
+                "module_path": None,
                 "role": None,
+                "extra_config": {},
+                "children": [],
                 "purpose": "",
                 "gate": None,
             }

@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from connector_tax.artifacts.names import DEVICES_DIFFER
 from connector_tax.calibration.coverage import TARGET, Workers, truth_logs
-from connector_tax.calibration.design import AA, STEP_TAX_US, study_document
+from connector_tax.calibration.design import AA, STEP_TAX_US, CellTimes, study_document
 from connector_tax.calibration.devices import EFFECTS_US
 from connector_tax.calibration.report import command_parser, publish, table_lines
 from connector_tax.calibration.studies import METRICS
@@ -28,7 +28,7 @@ Curves = Mapping[str, Polynomial]
 Row = Mapping[str, Any]
 
 
-def true_curves(workers: Workers, launches: int, cell: Mapping[str, float], seed: int) -> Curves:
+def true_curves(workers: Workers, launches: int, cell: CellTimes, seed: int) -> Curves:
     """The log of one plus the tax over the step tax (us), by metric; cubics through the levels."""
     task = {"spread": "equal", "arrivals": "poisson", "cell": cell, "seed": seed}
     (logs,) = truth_logs(workers, "truth", launches, [task])

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from connector_tax.artifacts.names import CellKey
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.calibration.design import STEP_TAX_US, engine_configs, study_document
 from connector_tax.calibration.studies import Samples, model_interval, simulate, tax_table
 from connector_tax.engine.config import EngineConfig
@@ -48,7 +49,7 @@ def device_study(number: int, seed: int, effect_us: float) -> list[dict[str, Any
     samples: Samples = {}
     for device in names:
         order = [e for e in document["run_order"]["A"] if DEVICE_OF[e["block"]] == device]
-        part = {**document, "run_order": {**document["run_order"], "A": order}}
+        part = document | {"run_order": {**document["run_order"], "A": order}}
         samples = {**samples, **simulate(part, engines(shifts[device]))}
     rows = []
     for design, blocks in DESIGNS.items():
@@ -58,13 +59,13 @@ def device_study(number: int, seed: int, effect_us: float) -> list[dict[str, Any
             if key.block in blocks
         }
         devices = [DEVICE_OF[block] for block in blocks]
-        told = _outcomes({**document, "blocks": len(blocks)}, chosen, devices, shifts)
+        told = _outcomes(document | {"blocks": len(blocks)}, chosen, devices, shifts)
         rows += [{"study": number, "effect_us": effect_us, "design": design} | row for row in told]
     return rows
 
 
 def _outcomes(
-    document: Mapping[str, Any],
+    document: StudyDocument,
     samples: Samples,
     devices: Sequence[str],
     shifts: Mapping[str, Mapping[str, float]],

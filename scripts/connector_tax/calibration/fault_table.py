@@ -16,13 +16,13 @@ import numpy as np
 from connector_tax.analysis.validity import in_window
 from connector_tax.artifacts.names import PLAIN, Launch
 from connector_tax.calibration import harness
-from connector_tax.calibration.design import PHASE, study_document
+from connector_tax.calibration.design import PHASE, OwnCell, study_document
 from connector_tax.calibration.live import LiveCell, measure_launch
 from connector_tax.study.server_command import ServerError
 
 VOID, VALID, FAILED = "void", "valid", "failed"
 TIMEOUT_S = 3.0
-CELL = {
+CELL: OwnCell = {
     "warmup_s": 0.3,
     "floor_s": 1.5,
     "cap_s": 1.5,

@@ -4,7 +4,7 @@ Server and client stamp one clock (CLOCK_MONOTONIC), so their stamps subtract di
 stamps right before it writes; what lies between is the kernel, the wake-up and the client.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.analysis.validity import in_window
+from connector_tax.artifacts.cell_records import AnsweredRequest, is_answered
 from connector_tax.calibration.live import LiveCell
 from connector_tax.engine.truth import RequestTruth
 
@@ -45,12 +46,12 @@ def errors(cell: LiveCell) -> Errors:
     rows = [
         _row(request, cell.truth[request["request_id"]])
         for request in measured
-        if request["status"] == "ok"
+        if is_answered(request)
     ]
     return Errors(*np.array(rows, dtype=np.float64).reshape(-1, len(fields(Errors))).T)
 
 
-def _row(request: Mapping[str, Any], truth: RequestTruth) -> tuple[float, ...]:
+def _row(request: AnsweredRequest, truth: RequestTruth) -> tuple[float, ...]:
     writes = [(t, deadline) for t, tokens, deadline in truth.writes if tokens]
     (first, deadline), (last, _) = writes[0], writes[-1]
     gaps = request["completion_tokens"] - 1

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,16 +14,18 @@ from connector_tax.analysis.taxes import Tables, tax_rows
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import launched_plains
 from connector_tax.artifacts.study_file import Study, launches, load_study
+from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.artifacts.tables import Row
 from connector_tax.calibration import harness
-from connector_tax.calibration.design import PHASE, RATE_RPS, study_document
+from connector_tax.calibration.design import PHASE, OwnCell, study_document
 from connector_tax.calibration.live import measure_launch
-from connector_tax.calibration.studies import METRICS
+from connector_tax.calibration.studies import KNOWN_RATES, METRICS
 from connector_tax.calibration.truth import TrueTax
 from connector_tax.files import write_json
 
 TAXED = "step_tax_240us"
 # Short cells: a launch's start-up takes most of its time either way.
-CELL = {"warmup_s": 0.3, "floor_s": 2.0, "cap_s": 2.0, "min_completed": 1}
+CELL: OwnCell = {"warmup_s": 0.3, "floor_s": 2.0, "cap_s": 2.0, "min_completed": 1}
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ class HttpStudy:
     """One study: its tax rows, and each cell's errors against the truth log."""
 
     number: int
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     errors: dict[tuple[str, int], harness.Errors]
-    states: list[dict[str, Any]]
-    measured_again: list[dict[str, Any]]
+    states: list[Row]
+    measured_again: list[Row]
 
 
 def run(
@@ -50,7 +51,7 @@ def run(
     return rows
 
 
-def _study(document: dict[str, Any], number: int, folder: Path) -> HttpStudy:
+def _study(document: StudyDocument, number: int, folder: Path) -> HttpStudy:
     errors, again = {}, []
     for launch in launches(document, PHASE):
         live = measure_launch(document, launch, folder)
@@ -76,21 +77,18 @@ def _study(document: dict[str, Any], number: int, folder: Path) -> HttpStudy:
     return HttpStudy(number, _tax_rows(study, cells), errors, states, again)
 
 
-def _tax_rows(study: Study, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def _tax_rows(study: Study, cells: Sequence[Cell]) -> list[Row]:
     requests = {
         cell.key: measure(cell, with_steps=False).requests
         for cell in cells
         if cell.status == "valid"
     }
     samples = sample_cells(study, requests)
-    rates = {"ref_safe": RATE_RPS, "ref_load": RATE_RPS, "saturation_rate_rps": {}}
-    rows = tax_rows(Tables(study, TaxTable(study, cells, samples, {}), rates, {}))
+    rows = tax_rows(Tables(study, TaxTable(study, cells, samples, {}), KNOWN_RATES, {}))
     return [row for row in rows if row["metric"] in METRICS]
 
 
-def compare(
-    studies: Sequence[HttpStudy], truths: Mapping[tuple[str, str], TrueTax]
-) -> list[dict[str, Any]]:
+def compare(studies: Sequence[HttpStudy], truths: Mapping[tuple[str, str], TrueTax]) -> list[Row]:
     """One row for each tax of each study: measured, from the server's own stamps, and virtual."""
     return [
         {
@@ -112,7 +110,7 @@ def compare(
     ]
 
 
-def _covers(row: Mapping[str, Any], truth: float) -> bool | None:
+def _covers(row: Row, truth: float) -> bool | None:
     if row["tax_lo"] is None:
         return None
     return bool(row["tax_lo"] <= truth <= row["tax_hi"])
@@ -134,13 +132,13 @@ def _tax_by_truth_log(study: HttpStudy, config: str, metric: str) -> float:
     return float(np.expm1(np.mean(logs)))
 
 
-def harness_summary(studies: Sequence[HttpStudy]) -> dict[str, Any]:
+def harness_summary(studies: Sequence[HttpStudy]) -> Row:
     """`harness.summary` over every cell of every study."""
     cells = [cell for study in studies for cell in study.errors.values()]
     return harness.summary(cells)
 
 
-def cell_states(studies: Sequence[HttpStudy]) -> dict[str, Any]:
+def cell_states(studies: Sequence[HttpStudy]) -> Row:
     """How many cells were valid, and each one that was not, with its reason."""
     states = [state for study in studies for state in study.states]
     return {

@@ -4,16 +4,16 @@ engine's truth log, which a study does not ask for.
 
 import contextlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import CellRecord, RequestLine
 from connector_tax.artifacts.index import finished_cell, launch_index, write_index
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.calibration.design import PHASE
 from connector_tax.engine.truth import LaunchTruth, RequestTruth
 from connector_tax.files import read_jsonl
@@ -33,12 +33,12 @@ READY_S = 30.0
 class LiveCell:
     """A measured cell, its requests, and what the server knows of each (by request id)."""
 
-    record: dict[str, Any]
-    requests: list[dict[str, Any]]
+    record: CellRecord
+    requests: list[RequestLine]
     truth: dict[str, RequestTruth]
 
 
-def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> LiveCell:
+def measure_launch(document: StudyDocument, launch: Launch, root: Path) -> LiveCell:
     """Launch the engine, measure its only cell once, stop it, write its index.json.
 
     Raises:
@@ -48,6 +48,8 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
     folder = launch.folder(root)
     folder.mkdir(parents=True)
     planned = document["cells"][PHASE][0]
+    rate_rps = planned["rate_rps"]
+    assert rate_rps is not None
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold_devices(devices_of(document["config"])))
         plan = affinity_plan(document)
@@ -64,7 +66,7 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
         record = cells.measure(
             document,
             launch,
-            cells.prepare(document, launch, planned, planned["rate_rps"], attempt=1, measurement=1),
+            cells.prepare(document, launch, planned, rate_rps, attempt=1, measurement=1),
             cells.Instruments(
                 server,
                 ServerProcesses(server.pid, {}),
@@ -83,9 +85,7 @@ def measure_launch(document: Mapping[str, Any], launch: Launch, root: Path) -> L
     return LiveCell(record, list(read_jsonl(requests)), read_truth(folder / TRUTH_LOG))
 
 
-def _server(
-    document: Mapping[str, Any], launch: Launch, folder: Path, cpus: tuple[int, ...]
-) -> Server:
+def _server(document: StudyDocument, launch: Launch, folder: Path, cpus: tuple[int, ...]) -> Server:
     host = document["config"]["server"]["host"]
     port = free_port(host)
     command = command_for(document, launch, port)

@@ -15,18 +15,27 @@ import numpy as np
 
 from connector_tax.analysis.rows import pooled_quantile
 from connector_tax.artifacts.names import PLAIN, configuration_of
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.tables import TaxRow
-from connector_tax.calibration.design import AA, CELL, PHASE, RATE_RPS, SHAPE, engine_configs
+from connector_tax.calibration.design import (
+    AA,
+    CELL,
+    PHASE,
+    RATE_RPS,
+    SHAPE,
+    CellTimes,
+    engine_configs,
+)
 from connector_tax.calibration.design import study_document as document_of
 from connector_tax.calibration.studies import METRICS, Samples, simulate, tax_table
 from connector_tax.calibration.truth import Logs, launch_logs
 from connector_tax.compare.contrast import Known
-from connector_tax.compare.gate import ABOVE, BELOW, Check, judge
+from connector_tax.compare.gate import ABOVE, BELOW, BoundCheck, judge
 from connector_tax.compare.rows import AA as AA_PAIR
 from connector_tax.compare.rows import (
     LATENCY,
     TAX,
-    Row,
+    ComparedRow,
     Side,
     compared,
     judged,
@@ -81,7 +90,7 @@ def virtual_pair(number: int, seed: int) -> list[dict[str, Any]]:
     rows = []
     for quantity, sides in ((TAX, taxes), (LATENCY, latencies)):
         for config, metric in sides["A"]:
-            blank = Row(quantity, config, PHASE, CELL, RATE_RPS, *SHAPE, metric, "", "log",
+            blank = ComparedRow(quantity, config, PHASE, CELL, RATE_RPS, *SHAPE, metric, "", "log",
                         margin=MARGIN)  # fmt: skip
             a, b = (sides[name][config, metric] for name in ("A", "B"))
             rows.append(compared(blank, a, b, CONFIDENCE))
@@ -95,7 +104,7 @@ def virtual_pair(number: int, seed: int) -> list[dict[str, Any]]:
     ]
 
 
-def _taxes(document: Mapping[str, Any], samples: Samples) -> Iterator[tuple[tuple[str, str], Side]]:
+def _taxes(document: StudyDocument, samples: Samples) -> Iterator[tuple[tuple[str, str], Side]]:
     for row in tax_table(document, samples)[1]:
         side = tax_side(TaxRow(**row), CONFIDENCE)
         assert isinstance(side, Side)
@@ -115,7 +124,7 @@ def _latencies(samples: Samples) -> Iterator[tuple[tuple[str, str], Side]]:
             yield (config, metric), latency_side(value, lo, hi, blocks, CONFIDENCE)
 
 
-def pair_logs(first: int, launches: int, cell: Mapping[str, float], seed: int) -> Logs:
+def pair_logs(first: int, launches: int, cell: CellTimes, seed: int) -> Logs:
     """By `A config` or `B config` and metric, the log percentiles of many launches.
 
     Both sides of a launch share arrivals, offset and jitter, which leaves the expectation of a
@@ -185,4 +194,4 @@ def one_gate(gate: Mapping[str, float], bound: float, comparisons: int = 1) -> s
     known = Known(gate["point"], gate["error"], gate["df"])
     side = Side(float(np.expm1(known.point)), None, None, known, BLOCKS["A"])
     together = 1 - (1 - CONFIDENCE) / comparisons
-    return judge(Check("", "", bound, "", ""), side, together).result
+    return judge(BoundCheck("", "", bound, "", ""), side, together).result

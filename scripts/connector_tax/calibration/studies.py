@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,14 +14,19 @@ from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests, read_requests
 from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.taxes import Tables, tax_rows
+from connector_tax.artifacts.launch_files import ClaimedNode
 from connector_tax.artifacts.names import CellKey, Launch, configuration_of
+from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.artifacts.tables import Row
 from connector_tax.calibration.design import (
     CELL,
     PHASE,
     RATE_RPS,
     SHAPE,
     STEP_TAX_US,
+    Arrivals,
     engine_configs,
     study_document,
 )
@@ -35,7 +39,24 @@ ORIGIN_NS = 10**15
 NS = 1_000_000_000
 METRICS = ("ttft_p90", "tpot_p90")
 # What a launch records of what it ran on, of devices that are told apart by name.
-VIRTUAL_NODE = {"devices": ["virtual"], "gpus": [], "cpu": "", "cpus": "", "quota_cpus": None}
+# What reference_rates.json of a study of one rate holds.
+KNOWN_RATES: RatesRecord = {
+    "ref_safe": RATE_RPS,
+    "ref_load": RATE_RPS,
+    "rates_rps": [RATE_RPS],
+    "saturation_rate_rps": {},
+    "criteria": {},
+    "left_out": {},
+    "fallback_used": False,
+}
+VIRTUAL_NODE: ClaimedNode = {
+    "machine": "",
+    "devices": ["virtual"],
+    "gpus": [],
+    "cpu": "",
+    "cpus": "",
+    "quota_cpus": None,
+}
 
 Samples = Mapping[CellKey, dict[str, LogSample]]
 
@@ -72,8 +93,8 @@ def _engines(spread: str) -> dict[str, EngineConfig]:
 
 
 def virtual_study(
-    spread: str, arrivals: str, number: int, seed: int, blocks: tuple[int, ...]
-) -> list[dict[str, Any]]:
+    spread: str, arrivals: Arrivals, number: int, seed: int, blocks: tuple[int, ...]
+) -> list[Row]:
     """Run study `number` and analyse it with each count of blocks; its outcomes as dicts.
 
     A study of fewer blocks is the first blocks of the largest one.
@@ -83,11 +104,11 @@ def virtual_study(
     return [
         asdict(outcome)
         for count in blocks
-        for outcome in _outcomes(spread, arrivals, number, {**document, "blocks": count}, samples)
+        for outcome in _outcomes(spread, arrivals, number, document | {"blocks": count}, samples)
     ]
 
 
-def simulate(document: Mapping[str, Any], engines: Mapping[str, EngineConfig]) -> Samples:
+def simulate(document: StudyDocument, engines: Mapping[str, EngineConfig]) -> Samples:
     """Run the launches of Phase A of a study in virtual time; the samples of every cell.
 
     Args:
@@ -109,8 +130,8 @@ def simulate(document: Mapping[str, Any], engines: Mapping[str, EngineConfig]) -
 
 
 def tax_table(
-    document: Mapping[str, Any], samples: Samples, devices: Sequence[str] = ()
-) -> tuple[TaxTable, list[dict[str, Any]]]:
+    document: StudyDocument, samples: Samples, devices: Sequence[str] = ()
+) -> tuple[TaxTable, list[Row]]:
     """The taxes of a simulated study, and the rows of its taxes.csv for METRICS.
 
     Args:
@@ -120,14 +141,11 @@ def tax_table(
     """
     study = Study(Path(), document)
     table = TaxTable(study, [_cell(key, devices) for key in samples], samples, {})
-    rates = {"ref_safe": RATE_RPS, "ref_load": RATE_RPS, "saturation_rate_rps": {}}
-    rows = tax_rows(Tables(study, table, rates, {}))
+    rows = tax_rows(Tables(study, table, KNOWN_RATES, {}))
     return table, [row for row in rows if row["metric"] in METRICS]
 
 
-def _serve(
-    document: Mapping[str, Any], launch: Launch, engine: EngineConfig, path: Path
-) -> Requests:
+def _serve(document: StudyDocument, launch: Launch, engine: EngineConfig, path: Path) -> Requests:
     rules = document["config"]["cell"]
     warmup_end = ORIGIN_NS + round(rules["warmup_s"] * NS)
     stop = warmup_end + round(rules["floor_s"] * NS)
@@ -145,7 +163,7 @@ def _serve(
 
 
 def _outcomes(
-    spread: str, arrivals: str, number: int, document: Mapping[str, Any], samples: Samples
+    spread: str, arrivals: str, number: int, document: StudyDocument, samples: Samples
 ) -> list[TaxOutcome]:
     table, rows = tax_table(document, samples)
     outcomes = []
@@ -171,8 +189,10 @@ def _outcomes(
 
 def _cell(key: CellKey, devices: Sequence[str]) -> Cell:
     configuration = configuration_of(key.config)
-    nodes = tuple(VIRTUAL_NODE | {"machine": devices[key.block]} for _ in devices[:1])
-    return Cell(key, configuration, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE, nodes)
+    nodes: list[ClaimedNode] = [
+        {**VIRTUAL_NODE, "machine": devices[key.block]} for _ in devices[:1]
+    ]
+    return Cell(key, configuration, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE, tuple(nodes))
 
 
 def model_interval(table: TaxTable, config: str, metric: str) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from connector_tax.analysis.samples import METRICS
 from connector_tax.artifacts.names import PLAIN
-from connector_tax.calibration.design import RATE_RPS, SHAPE, engine_configs
+from connector_tax.calibration.design import RATE_RPS, SHAPE, CellTimes, engine_configs
 from connector_tax.calibration.virtual import serve
 from connector_tax.engine.config import EngineConfig
 from connector_tax.loadgen import make_offsets
@@ -41,7 +41,7 @@ class TrueTax:
 
 
 def log_ratios(
-    spread: str, arrivals: str, first: int, launches: int, cell: Mapping[str, float], seed: int
+    spread: str, arrivals: str, first: int, launches: int, cell: CellTimes, seed: int
 ) -> Logs:
     """By configuration and metric, each launch's log percentile minus plain's.
 
@@ -105,7 +105,7 @@ def true_tax(ratios: Sequence[float]) -> TrueTax:
 
 
 def true_taxes(
-    spread: str, arrivals: str, launches: int, cell: Mapping[str, float], seed: int
+    spread: str, arrivals: str, launches: int, cell: CellTimes, seed: int
 ) -> dict[tuple[str, str], TrueTax]:
     """(configuration, metric) to its true tax; arguments as `log_ratios` takes them."""
     return taxes_of(log_ratios(spread, arrivals, 0, launches, cell, seed))

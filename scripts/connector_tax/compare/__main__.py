@@ -8,7 +8,7 @@ from pathlib import Path
 
 from connector_tax.commands import run_command
 from connector_tax.compare import forest, page
-from connector_tax.compare.rows import Row, compare_rows
+from connector_tax.compare.rows import ComparedRow, compare_rows
 from connector_tax.compare.studies import (
     NotComparableError,
     left_out,
@@ -40,7 +40,7 @@ def _compare(arguments: argparse.Namespace) -> None:
         out = arguments.out or Path("results/compare") / f"{a.name}-{b.name}"
         comparison = page.Comparison(a, b, compare_rows(a, b), what_differs(a, b), left_out(a, b))
         save(forest.draw(a, b, comparison.rows), out, "forest", forest.TITLE)
-    write_text(out / "compare.csv", csv_text(frame(comparison.rows, Row)))
+    write_text(out / "compare.csv", csv_text(frame(comparison.rows, ComparedRow)))
     write_text(out / "compare.md", page.markdown(comparison))
     write_text(out / "compare.html", page.html(comparison, out / "forest.svg"))
     print(f"{comparison.headline}\n{out}: compare.html, compare.md, compare.csv, forest.png")

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from connector_tax.artifacts.names import INCONCLUSIVE, MARKED, POINT_ESTIMATE, REFERENCES
-from connector_tax.compare.rows import AA, HIGHER, LOWER, TAX, Row
+from connector_tax.compare.rows import AA, HIGHER, LOWER, TAX, ComparedRow
 from connector_tax.compare.studies import Where
 from connector_tax.figures import rows as row_plots
 from connector_tax.figures import style
@@ -25,7 +25,7 @@ ROW_IN = 0.165
 WORDS = {INCONCLUSIVE: "inconcl.", POINT_ESTIMATE: "", MARKED: "marked"}
 
 
-def forest_cells(a: StudyTables, b: StudyTables, rows: Sequence[Row]) -> list[Where]:
+def forest_cells(a: StudyTables, b: StudyTables, rows: Sequence[ComparedRow]) -> list[Where]:
     """The compared cells of Phase A at a reference rate of either study; else all of them."""
     compared = list(dict.fromkeys((row.phase, row.cell) for row in rows if row.quantity == TAX))
     named = {("A", study.cell_at(reference)) for study in (a, b) for reference in REFERENCES}
@@ -33,7 +33,7 @@ def forest_cells(a: StudyTables, b: StudyTables, rows: Sequence[Row]) -> list[Wh
     return [where for where in sweep if where in named] or sweep or compared
 
 
-def draw(a: StudyTables, b: StudyTables, rows: Sequence[Row]) -> Picture:
+def draw(a: StudyTables, b: StudyTables, rows: Sequence[ComparedRow]) -> Picture:
     """A panel for each of TTFT p90 and TPOT p90 and each cell."""
     panels = [
         panel
@@ -51,10 +51,10 @@ def draw(a: StudyTables, b: StudyTables, rows: Sequence[Row]) -> Picture:
     for axes, panel in zip(grid, panels, strict=True):
         _panel(axes, panel, marks, [labels[row.config] for row in panel])
     drawn = [row for panel in panels for row in panel]
-    return style.picture(figure, frame(drawn, Row))
+    return style.picture(figure, frame(drawn, ComparedRow))
 
 
-def _at(row: Row) -> Where:
+def _at(row: ComparedRow) -> Where:
     return row.phase, row.cell
 
 
@@ -64,7 +64,7 @@ def _name(study: StudyTables) -> str:
 
 def _panel(
     axes: Axes,
-    rows: Sequence[Row],
+    rows: Sequence[ComparedRow],
     marks: Mapping[str, Mark],
     labels: Sequence[str],
 ) -> None:
@@ -85,7 +85,7 @@ def _panel(
     axes.grid(axis="x")
 
 
-def _draw_row(axes: Axes, index: int, row: Row, mark: Mark) -> None:
+def _draw_row(axes: Axes, index: int, row: ComparedRow, mark: Mark) -> None:
     drawn = vars(row) | {"status": row.reason, "reason": "", "mark": ""}
     if not row_plots.value(axes, index, drawn, ("effect", "effect_lo", "effect_hi"), mark):
         return
@@ -94,7 +94,7 @@ def _draw_row(axes: Axes, index: int, row: Row, mark: Mark) -> None:
     row_plots.beside(axes, index, verdict, bold=verdict in (HIGHER, LOWER), offset=72)
 
 
-def effect_text(row: Row) -> str:
+def effect_text(row: ComparedRow) -> str:
     """'0.93 [0.90, 0.97]'; of two numbers without intervals the ratio alone."""
     if row.effect is None:
         return ""

@@ -36,7 +36,7 @@ _BOUND = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?)\s*%")
 
 
 @dataclass(frozen=True)
-class Check:
+class BoundCheck:
     """One tax against its bound; numbers are fractions.
 
     Attributes:
@@ -67,7 +67,7 @@ def check(
     bound: float,
     at: str = "ref_safe",
     comparisons: int = 1,
-) -> Check:
+) -> BoundCheck:
     """Judge one tax of Phase A.
 
     Args:
@@ -84,17 +84,19 @@ def check(
     if isinstance(side, str):
         here = ", ".join(item.id for item in study.connectors)
         reason = side if row is not None else f"no such tax at {at}; the study has {here}"
-        return Check(config, metric, bound, NO_NUMBER, reason)
+        return BoundCheck(config, metric, bound, NO_NUMBER, reason)
     if side.mark:
-        return Check(config, metric, bound, NO_NUMBER, side.mark, side.printed)
+        return BoundCheck(config, metric, bound, NO_NUMBER, side.mark, side.printed)
     if side.known.error is None or side.blocks < MIN_BLOCKS_FOR_VERDICT:
         reason = f"{side.blocks} block(s); at least {MIN_BLOCKS_FOR_VERDICT} are needed"
-        return Check(config, metric, bound, CANNOT_TELL, reason, side.printed, side.lo, side.hi)
+        return BoundCheck(
+            config, metric, bound, CANNOT_TELL, reason, side.printed, side.lo, side.hi
+        )
     together = 1 - (1 - confidence) / comparisons
-    return judge(Check(config, metric, bound, "", "", side.printed), side, together)
+    return judge(BoundCheck(config, metric, bound, "", "", side.printed), side, together)
 
 
-def judge(asked: Check, side: Side, confidence: float) -> Check:
+def judge(asked: BoundCheck, side: Side, confidence: float) -> BoundCheck:
     """A tax that has an error, against its bound."""
     known = side.known
     assert known.error is not None
@@ -107,7 +109,7 @@ def judge(asked: Check, side: Side, confidence: float) -> Check:
         ABOVE: f"the whole interval {interval} is above",
         CANNOT_TELL: f"the interval {interval} holds the bound",
     }[result]
-    return Check(
+    return BoundCheck(
         asked.config, asked.metric, asked.bound, result, reason, asked.tax, lo, hi,
         decided_bound(known.error, known.df, confidence),
     )  # fmt: skip
@@ -115,18 +117,18 @@ def judge(asked: Check, side: Side, confidence: float) -> Check:
 
 def run_checks(
     study: StudyTables, configs: Sequence[str], bounds: Sequence[tuple[str, float]], at: str
-) -> list[Check]:
+) -> list[BoundCheck]:
     """Every configuration against every bound, judged together."""
     asked = [(config, metric, bound) for config in configs for metric, bound in bounds]
     return [check(study, *one, at, len(asked)) for one in asked]
 
 
-def overall(checks: Sequence[Check]) -> str:
+def overall(checks: Sequence[BoundCheck]) -> str:
     """The worst of the results."""
     return next(result for result in WORST_FIRST if any(c.result == result for c in checks))
 
 
-def junit(study: str, checks: Sequence[Check]) -> bytes:
+def junit(study: str, checks: Sequence[BoundCheck]) -> bytes:
     """The checks as JUnit XML: above is a failure, no number an error, undecided is skipped."""
     counts = {result: sum(c.result == result for c in checks) for result in STATUS}
     suite = ElementTree.Element(
@@ -148,7 +150,7 @@ def junit(study: str, checks: Sequence[Check]) -> bytes:
     return content + b"\n"
 
 
-def markdown(study: StudyTables, at: str, checks: Sequence[Check]) -> str:
+def markdown(study: StudyTables, at: str, checks: Sequence[BoundCheck]) -> str:
     """The checks as a Markdown table under the overall answer."""
     headings = ("configuration", "metric", "tax", "interval", "bound", "result", "decides from")
     rows = [

@@ -12,7 +12,7 @@ from connector_tax.analysis.resources import LOG
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import INCONCLUSIVE
 from connector_tax.compare.forest import CAPTION, TITLE, forest_cells
-from connector_tax.compare.rows import AA, HIGHER, LATENCY, LOWER, RESOURCE, SAME, TAX, Row
+from connector_tax.compare.rows import AA, HIGHER, LATENCY, LOWER, RESOURCE, SAME, TAX, ComparedRow
 from connector_tax.compare.studies import Differences
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.taxes import METRICS as METRIC_NAMES
@@ -26,7 +26,7 @@ class Comparison:
 
     a: StudyTables
     b: StudyTables
-    rows: Sequence[Row]
+    rows: Sequence[ComparedRow]
     differences: Differences
     left_out: Sequence[str]
 
@@ -49,7 +49,7 @@ class Comparison:
         return f"Of {len(drawn)} taxes of TTFT p90 and TPOT p90, in B against A: {', '.join(told)}."
 
 
-def side_text(row: Row, side: str) -> str:
+def side_text(row: ComparedRow, side: str) -> str:
     """One study's number with its interval."""
     value, lo, hi = (getattr(row, f"{side}{end}") for end in ("", "_lo", "_hi"))
     if value is None:
@@ -60,7 +60,7 @@ def side_text(row: Row, side: str) -> str:
     return text.compact(value) + ends
 
 
-def effect_text(row: Row) -> str:
+def effect_text(row: ComparedRow) -> str:
     """The ratio, or on the raw scale the difference, with its interval."""
     if row.effect is None:
         return text.DASH
@@ -72,14 +72,14 @@ def effect_text(row: Row) -> str:
     return text.number(row.effect, decimals) + ends
 
 
-def verdict_text(row: Row) -> str:
+def verdict_text(row: ComparedRow) -> str:
     """The verdict; A/A, a mark or a reason in its place."""
     if row.config == AA:
         return f"A/A ({row.verdict})"
     return f"{row.verdict} ({row.mark})" if row.mark else row.verdict or row.reason
 
 
-def sections(comparison: Comparison) -> list[tuple[str, list[Row]]]:
+def sections(comparison: Comparison) -> list[tuple[str, list[ComparedRow]]]:
     """The tables of the page: heading and rows."""
     rows = comparison.rows
     drawn = forest_cells(comparison.a, comparison.b, rows)
@@ -107,12 +107,12 @@ def differing(comparison: Comparison) -> list[tuple[str, Sequence[str]]]:
     return [(heading, lines) for heading, lines in parts if lines]
 
 
-def metric_name(row: Row) -> str:
+def metric_name(row: ComparedRow) -> str:
     """TTFT p90; a resource under its own name."""
     return METRIC_NAMES.get(row.metric, row.metric)
 
 
-def cells_of(row: Row, labels: dict[str, str]) -> list[str]:
+def cells_of(row: ComparedRow, labels: dict[str, str]) -> list[str]:
     """A row of a table as text, in the order of HEADINGS."""
     where = text.DASH if not row.cell else f"{row.phase} {row.cell}"
     return [

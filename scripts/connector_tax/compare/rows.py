@@ -49,7 +49,7 @@ class Side(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """One line of compare.csv; the fields are described in docs/compare.md."""
 
     quantity: str
@@ -91,7 +91,7 @@ class Row:
 Key = tuple[str, str, str, str]  # configuration, phase, cell, metric
 
 
-def compare_rows(a: StudyTables, b: StudyTables) -> list[Row]:
+def compare_rows(a: StudyTables, b: StudyTables) -> list[ComparedRow]:
     """Every comparison of two comparable studies, judged.
 
     Raises:
@@ -107,7 +107,7 @@ def compare_rows(a: StudyTables, b: StudyTables) -> list[Row]:
     return judged(rows, confidence)
 
 
-def compared(row: Row, a: Side | str, b: Side | str, confidence: float) -> Row:
+def compared(row: ComparedRow, a: Side | str, b: Side | str, confidence: float) -> ComparedRow:
     """`row` with the numbers of both studies, or with why there are none, and their difference."""
     missing = [f"{n}: {side}" for n, side in (("A", a), ("B", b)) if isinstance(side, str)]
     for side, name in ((a, "a"), (b, "b")):
@@ -126,7 +126,7 @@ def compared(row: Row, a: Side | str, b: Side | str, confidence: float) -> Row:
     )  # fmt: skip
 
 
-def judged(rows: Sequence[Row], confidence: float) -> list[Row]:
+def judged(rows: Sequence[ComparedRow], confidence: float) -> list[ComparedRow]:
     """The rows with adjusted p-values and verdicts."""
     sizes: dict[tuple[str, ...], int] = {}
     for row in rows:
@@ -135,7 +135,7 @@ def judged(rows: Sequence[Row], confidence: float) -> list[Row]:
     return [_judged(row, sizes.get(row.family, 1), confidence) for row in rows]
 
 
-def _judged(row: Row, comparisons: int, confidence: float) -> Row:
+def _judged(row: ComparedRow, comparisons: int, confidence: float) -> ComparedRow:
     if row.effect is None:
         return row
     if row.mark:
@@ -146,7 +146,7 @@ def _judged(row: Row, comparisons: int, confidence: float) -> Row:
     return replace(row, p_adjusted=p, verdict=_verdict(row, p < 1 - confidence))
 
 
-def _verdict(row: Row, significant: bool) -> str:
+def _verdict(row: ComparedRow, significant: bool) -> str:
     assert row.effect_lo is not None
     assert row.effect_hi is not None
     nothing, reach = (1.0 if row.scale == LOG else 0.0), row.margin or 0.0
@@ -176,13 +176,13 @@ def _blanks(
     b: StudyTables,
     cells: Mapping[Where, AggregateRow],
     configs: Sequence[str],
-) -> Iterator[tuple[Key, Row]]:
+) -> Iterator[tuple[Key, ComparedRow]]:
     """A row without numbers for each cell, metric and configuration, by its key in the tables."""
     unit = "fraction" if quantity == TAX else "ms"
     for (phase, cell), of in cells.items():
         for metric in METRICS:
             for config in configs:
-                yield (config, phase, cell, metric), Row(
+                yield (config, phase, cell, metric), ComparedRow(
                     quantity, config, of.phase, of.cell, of.rate_rps, of.input_tokens,
                     of.output_tokens, metric, unit, LOG, margin=_margin(a, b, metric),
                 )  # fmt: skip
@@ -197,7 +197,7 @@ def _taxes(
     cells: Mapping[Where, AggregateRow],
     configs: Sequence[str],
     confidence: float,
-) -> Iterator[Row]:
+) -> Iterator[ComparedRow]:
     ours, theirs = _tax_rows(a), _tax_rows(b)
     names = [*configs, *([AA] if a.aa and b.aa else [])]
     for key, row in _blanks(TAX, a, b, cells, names):
@@ -236,7 +236,7 @@ def _latencies(
     cells: Mapping[Where, AggregateRow],
     configs: Sequence[str],
     confidence: float,
-) -> Iterator[Row]:
+) -> Iterator[ComparedRow]:
     ours, theirs = (_latency_sides(study, confidence) for study in (a, b))
     for key, row in _blanks(LATENCY, a, b, cells, configs):
         if key in ours and key in theirs:
@@ -287,13 +287,15 @@ def latency_side(
 
 def _resources(
     a: StudyTables, b: StudyTables, configs: Sequence[str], confidence: float
-) -> Iterator[Row]:
+) -> Iterator[ComparedRow]:
     ours, theirs = (_resource_sides(study) for study in (a, b))
     rows = {(row.config, row.resource): row for row in (*b.resources, *a.resources)}
     for (config, resource), row in rows.items():
         if config in configs:
             unit = "fraction" if row.scale == LOG else row.unit
-            blank = Row(RESOURCE, config, "A", "", None, None, None, resource, unit, row.scale)
+            blank = ComparedRow(
+                RESOURCE, config, "A", "", None, None, None, resource, unit, row.scale
+            )
             none = "not recorded"
             key = (config, resource)
             yield compared(blank, ours.get(key, none), theirs.get(key, none), confidence)

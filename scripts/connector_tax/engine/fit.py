@@ -37,6 +37,8 @@ _MIN_STEPS = 10
 _COLLINEAR = 0.99
 
 Array = NDArray[np.float64]
+# A line of a step log: a StepRecord, or what the step probe writes in its place.
+Step = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,14 @@ class Fit:
     relative_sd: float
 
 
-def read_steps(paths: Sequence[Path]) -> dict[str, dict[int, Mapping[str, Any]]]:
+def read_steps(paths: Sequence[Path]) -> dict[str, dict[int, Step]]:
     """The records of one launch by process and step id.
 
     Raises:
         ArtifactError: a file that does not parse, a record without its fields, a scheduler's step
             that stands twice; names file and line.
     """
-    steps: dict[str, dict[int, Mapping[str, Any]]] = {"scheduler": {}, "worker": {}}
+    steps: dict[str, dict[int, Step]] = {"scheduler": {}, "worker": {}}
     for path in paths:
         for number, record in enumerate(read_jsonl(path), 1):
             try:
@@ -89,7 +91,7 @@ def read_steps(paths: Sequence[Path]) -> dict[str, dict[int, Mapping[str, Any]]]
     return steps
 
 
-def fit(steps: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Fit:
+def fit(steps: Mapping[str, Mapping[int, Step]]) -> Fit:
     """Fit the cost to the steps of one launch.
 
     Raises:
@@ -120,21 +122,21 @@ def fit(steps: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Fit:
     return _least_squares(rows, durations, delta)
 
 
-def _is_empty(record: Mapping[str, Any]) -> bool:
+def _is_empty(record: Step) -> bool:
     """Whether the record says that its step had no tokens."""
     return record.get("prefill_tokens") == 0 == record.get("decode_tokens")
 
 
-def _known(record: Mapping[str, Any]) -> dict[str, Any]:
+def _known(record: Step) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def _without_callbacks_us(record: Mapping[str, Any], column: str) -> float:
+def _without_callbacks_us(record: Step, column: str) -> float:
     """A time of the record without the callbacks that its process ran in it."""
     return float(record[column]) - sum(record[name] or 0.0 for name in _CALLBACKS)
 
 
-def _least_squares(rows: Sequence[Mapping[str, Any]], durations: Array, delta: float | None) -> Fit:
+def _least_squares(rows: Sequence[Step], durations: Array, delta: float | None) -> Fit:
     columns: dict[str, Array] = {_NAMES[0]: np.ones(len(rows))}
     undetermined: dict[str, str] = {}
     for name, key in zip(_NAMES[1:], _COLUMNS, strict=True):

@@ -13,7 +13,7 @@ from pathlib import Path
 _READY_S = 20.0
 
 
-class LaunchError(Exception):
+class EngineStartError(Exception):
     """The engine did not become ready."""
 
 
@@ -38,7 +38,7 @@ async def running(config: Path, *, truth_log: Path | None = None) -> AsyncIterat
     """A ready engine, configuration `plain`; what it logs later goes to standard error at the end.
 
     Raises:
-        LaunchError: it ended, or was not ready in time.
+        EngineStartError: it ended, or was not ready in time.
     """
     port = free_port()
     process = await asyncio.create_subprocess_exec(
@@ -56,9 +56,9 @@ async def running(config: Path, *, truth_log: Path | None = None) -> AsyncIterat
                 while b"ready on port" not in (line := await process.stderr.readline()):
                     seen += line
                     if not line:
-                        raise LaunchError(f"the engine did not start: {seen.decode()}")
+                        raise EngineStartError(f"the engine did not start: {seen.decode()}")
         except TimeoutError:
-            raise LaunchError(f"the engine was not ready in {_READY_S:g} s") from None
+            raise EngineStartError(f"the engine was not ready in {_READY_S:g} s") from None
         yield Running(process.pid, port)
     finally:
         with contextlib.suppress(ProcessLookupError):

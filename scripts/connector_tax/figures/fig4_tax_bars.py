@@ -3,12 +3,15 @@
 The gap is what queueing adds near saturation.
 """
 
+from collections.abc import Sequence
+
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from connector_tax.artifacts.names import REFERENCES
+from connector_tax.artifacts.study_records import Reference
 from connector_tax.artifacts.tables import AmplificationRow
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import StudyTables, frame, records
@@ -24,7 +27,7 @@ def draw(study: StudyTables) -> style.Picture:
         return absent
     rates = study.reference
     one_rate = rates["ref_load"] in (None, rates["ref_safe"])
-    references = ["ref_safe"] if one_rate else list(REFERENCES)
+    references: list[Reference] = ["ref_safe"] if one_rate else list(REFERENCES)
     keys = ["config", "metric"]
     gaps = frame(study.amplification, AmplificationRow)[[*keys, *GAP]]
     table = rows.taxes(study, [item.id for item in study.connectors], references)
@@ -50,7 +53,7 @@ def draw(study: StudyTables) -> style.Picture:
     return style.picture(figure, table, handles, 4)
 
 
-def _bars(study: StudyTables, axes: Axes, panel: pd.DataFrame, references: list[str]) -> None:
+def _bars(study: StudyTables, axes: Axes, panel: pd.DataFrame, references: Sequence[str]) -> None:
     height = 0.8 / len(references)
     for number, row in enumerate(records(panel)):
         place, line = divmod(number, len(study.connectors))

@@ -12,10 +12,18 @@ import pandas as pd
 
 from connector_tax.artifacts import paths, tables
 from connector_tax.artifacts.names import PHASES, PLAIN, launched_plains
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import (
+    GateRecord,
+    HypothesesRecord,
+    PatchStatus,
+    RatesRecord,
+)
 from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.study_records import CellPlan
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import POOLED, AggregateRow, DeviceTaxRow, StepTaxRow, TaxRow
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.files import ArtifactError
 
 Row = TypeVar("Row")
 
@@ -51,11 +59,11 @@ def _table(name: str, row_type: type[Row]) -> "cached_property[list[Row]]":
     return cached_property(read)
 
 
-def _document(name: str) -> "cached_property[dict[str, Any]]":
-    """A JSON object of the study, read when first asked for."""
+def _document(name: str, kind: type[Row]) -> "cached_property[Row]":
+    """A JSON file of the study, read when first asked for."""
 
-    def read(study: "StudyTables") -> dict[str, Any]:
-        return typing.cast(dict[str, Any], read_json(study.root / name))
+    def read(study: "StudyTables") -> Row:
+        return read_record(study.root / name, kind)
 
     return cached_property(read)
 
@@ -124,9 +132,9 @@ class StudyTables:
         ids = "|".join(re.escape(item.id) for item in self.launched)
         return re.sub(rf"\b({ids})\b", lambda match: self.label(match[0]), said)
 
-    def cells(self, phase: str) -> list[dict[str, Any]]:
+    def cells(self, phase: str) -> list[CellPlan]:
         """The planned cells of a phase."""
-        return typing.cast(list[dict[str, Any]], self.document["cells"].get(phase, []))
+        return self.document["cells"].get(phase, [])
 
     aggregate = _table(paths.AGGREGATE, AggregateRow)
     taxes = _table(paths.TAXES, TaxRow)
@@ -136,10 +144,10 @@ class StudyTables:
     step_cdf = _table(paths.STEP_CDF, tables.StepPoint)
     resources = _table(paths.RESOURCE_TABLE, tables.ResourceRow)
     engine = _table(paths.ENGINE_TABLE, tables.EngineRow)
-    hypotheses = _document(f"{paths.ANALYSIS}/{paths.HYPOTHESES}")
-    reference = _document(paths.REFERENCE_RATES)
-    patch = _document(paths.PATCH_STATUS)
-    preflight = _document(paths.PREFLIGHT_STATUS)
+    hypotheses = _document(f"{paths.ANALYSIS}/{paths.HYPOTHESES}", HypothesesRecord)
+    reference = _document(paths.REFERENCE_RATES, RatesRecord)
+    patch = _document(paths.PATCH_STATUS, PatchStatus)
+    preflight = _document(paths.PREFLIGHT_STATUS, dict[str, GateRecord])
 
     @cached_property
     def device_taxes(self) -> list[DeviceTaxRow]:

@@ -11,8 +11,9 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
+from connector_tax.artifacts.launch_files import AffinityRecord
 from connector_tax.linux import format_cpus, parse_cpus
 
 LOADGEN_CORES = 2
@@ -55,9 +56,9 @@ class AffinityPlan:
     warnings: tuple[str, ...]
     topology: Topology
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> AffinityRecord:
         """Return the plan as plain data, for the records."""
-        return asdict(self)
+        return cast(AffinityRecord, asdict(self))
 
     def lines(self) -> list[str]:
         """Return the plan as lines to print."""

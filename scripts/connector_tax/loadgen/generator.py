@@ -4,11 +4,13 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from connector_tax.artifacts.cell_records import GeneratorHealth
+from connector_tax.artifacts.launch_files import AffinityRecord, GeneratorRecord
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.bodies import RequestSource
 from connector_tax.loadgen.dispatcher import Dispatcher
@@ -94,10 +96,10 @@ class CellResult:
     extended_s: float
     precise: HalfWidths | None
     clock: Clock
-    health: dict[str, Any]
+    health: GeneratorHealth
 
     @classmethod
-    def of(cls, plan: Plan, drained_ns: int, clock: Clock, health: dict[str, Any]) -> Self:
+    def of(cls, plan: Plan, drained_ns: int, clock: Clock, health: GeneratorHealth) -> Self:
         """What a plan that has ended brought; nothing was outstanding any more at `drained_ns`."""
         assert plan.stop_ns is not None
         assert plan.cooldown_ended_by is not None
@@ -171,11 +173,11 @@ class LoadGenerator:
         return self._dispatcher.pids
 
     @property
-    def affinity(self) -> dict[str, Any] | None:
+    def affinity(self) -> AffinityRecord | None:
         """The affinity plan, for the records."""
         return None if self.options.cpus is None else self.options.cpus.describe()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> GeneratorRecord:
         """Return target and options, for the records; header values are left out."""
         options = self.options
         return {
@@ -311,7 +313,7 @@ class LoadGenerator:
             report()
         return issuer.t_drained_ns, interrupted
 
-    def end(self) -> dict[str, Any]:
+    def end(self) -> GeneratorHealth:
         """End the run; return the health of every process that is alive.
 
         `workers` and `connections_per_worker` say how many there should be.

@@ -5,11 +5,12 @@ when its data are missing. The bounds are those a study has unless it sets its o
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from connector_tax.artifacts.cell_records import GeneratorHealth
 from connector_tax.artifacts.checks import BOUNDS, UNSTAMPED_SHARE_MAX
 from connector_tax.loadgen.messages import Clock, RequestRecord
 from connector_tax.loadgen.records import SessionRequest, session_outcomes
@@ -138,7 +139,7 @@ def check_concurrency(
     ]
 
 
-def check_processes(health: dict[str, Any], clock: Clock) -> list[Check]:
+def check_processes(health: GeneratorHealth, clock: Clock) -> list[Check]:
     """Check event-loop lag, CPU share and message counters of every process, that every worker
     lives and opened its connections, and that the clock is the one it is said to be.
     """
@@ -152,8 +153,9 @@ def check_processes(health: dict[str, Any], clock: Clock) -> list[Check]:
             )
         )
         checks.append(_at_most(f"{name}_cpu_share", share, BOUNDS["max_cpu_share"]))
-        told = [values.get(c) for c in COUNTERS if c != "late_results" or name == "main"]
-        lost = None if None in told else float(sum(told))
+        counters = [c for c in COUNTERS if c != "late_results" or name == "main"]
+        told = [values[c] for c in counters if c in values]
+        lost = float(sum(told)) if len(told) == len(counters) else None
         checks.append(_at_most(f"{name}_messages_lost", lost, 0.0))
         if name != "main" and clock == "kernel":
             reads, unstamped = values.get("reads"), values.get("unstamped_reads")

@@ -6,10 +6,11 @@ neighbours or hours instead.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from connector_tax.artifacts.launch_files import AttemptRecord, NodeRecord, QuietLevel
 from connector_tax.artifacts.names import PHASES
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
@@ -31,7 +32,7 @@ class Attempt(NamedTuple):
     block: int
     started: datetime
     ended: datetime
-    node: Row | None
+    node: NodeRecord | None
 
 
 def check_blocks(study: RawStudy, ledger: Ledger) -> None:
@@ -67,11 +68,11 @@ def check_blocks(study: RawStudy, ledger: Ledger) -> None:
     ledger.check("device type", "whole study", _unlike(known, _type), "one type of device")
 
 
-def _attempts(launch: RawLaunch) -> Sequence[Mapping[str, Any]]:
+def _attempts(launch: RawLaunch) -> Sequence[AttemptRecord]:
     return [] if launch.index is None else launch.index.attempts
 
 
-def _attempt(launch: RawLaunch, entry: Mapping[str, Any]) -> Attempt:
+def _attempt(launch: RawLaunch, entry: AttemptRecord) -> Attempt:
     """A killed attempt has no end: then its beginning counts."""
     started = datetime.fromisoformat(entry["started_utc"])
     ended = entry["ended_utc"]
@@ -84,11 +85,12 @@ def _attempt(launch: RawLaunch, entry: Mapping[str, Any]) -> Attempt:
     )
 
 
-def _quiet_levels(launch: RawLaunch) -> Iterator[tuple[str, Row]]:
+def _quiet_levels(launch: RawLaunch) -> Iterator[tuple[str, QuietLevel]]:
     """By attempt; none in a study without a `quiet` section, or measured before they had any."""
     for attempt in _attempts(launch):
-        if attempt.get("quiet_level") is not None:
-            yield launch.name, attempt["quiet_level"]
+        level = attempt.get("quiet_level")
+        if level is not None:
+            yield launch.name, level
 
 
 def _again(drawn: Sequence[RawLaunch]) -> list[str]:
@@ -115,7 +117,7 @@ def _together(attempts: Sequence[Attempt]) -> dict[str, list[Attempt]]:
     return groups
 
 
-def _places(node: Row | None) -> list[str]:
+def _places(node: NodeRecord | None) -> list[str]:
     if node is None:
         return []
     if node["gpus"]:
@@ -129,18 +131,18 @@ def _overlapping(group: Sequence[Attempt]) -> Iterator[str]:
             yield f"{after.name} began at {after.started}, {before.name} ended at {before.ended}"
 
 
-def _device(node: Row) -> Row:
+def _device(node: NodeRecord) -> Row:
     return {key: value for key, value in node.items() if key not in PASSING}
 
 
-def _type(node: Row) -> Row:
+def _type(node: NodeRecord) -> Row:
     gpus = [{k: v for k, v in gpu.items() if k not in OWN} for gpu in node["gpus"]]
     return {"gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"]}
 
 
-def _unlike(attempts: Sequence[Attempt], what: Callable[[Row], Row]) -> Iterator[str]:
+def _unlike(attempts: Sequence[Attempt], what: Callable[[NodeRecord], Row]) -> Iterator[str]:
     """What differs from the first attempt, with both values; all have a node."""
-    sides = [(attempt.name, what(attempt.node or {})) for attempt in attempts]
+    sides = [(a.name, what(a.node)) for a in attempts if a.node is not None]
     first, wanted = sides[0]
     for name, other in sides[1:]:
         for key in wanted:

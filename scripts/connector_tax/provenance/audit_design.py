@@ -4,11 +4,11 @@ Nothing here is shared with connector_tax.analysis.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, plain_names
+from connector_tax.artifacts.study_records import ConfigurationEntry, LaunchPlan
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.audit_study import RawCell, RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
@@ -51,9 +51,13 @@ def _design_hash(study: RawStudy) -> Iterator[str]:
 def _run_order(study: RawStudy) -> Iterator[str]:
     config = study.config
     for phase in PHASES:
-        section = {"A": {}, "B": config["phase_b"], "Bp": config["phase_bp"]}[phase]
-        members = section.get("configurations", config["configurations"])
-        expected = []
+        everyone = config["configurations"]
+        members = {
+            "A": everyone,
+            "B": config["phase_b"].get("configurations", everyone),
+            "Bp": config["phase_bp"].get("configurations", everyone),
+        }[phase]
+        expected: list[LaunchPlan] = []
         for block in range(config["blocks"]):
             order = _block_order(study, phase, block, members)
             expected += [{"config": name, "block": block} for name in order]
@@ -98,7 +102,9 @@ def _planned_cells(study: RawStudy) -> Iterator[str]:
 
 def _shape_rates(study: RawStudy) -> Iterator[str]:
     """What was served of each shape, and the share of it that is offered, once more."""
-    content, share = study.shape_rates, study.config["shape_rates"]["max_share"]
+    content, section = study.shape_rates, study.config.get("shape_rates")
+    assert section is not None
+    share = section["max_share"]
     if content["design_sha256"] != study.document["design_sha256"]:
         yield "shape_rates.json is of another design"
     planned = {c["cell"] for phase in ("B", "Bp") for c in study.document["cells"][phase]}
@@ -152,7 +158,7 @@ def _launch(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
         yield f"index.json lists cells {listed}, the design plans {planned}"
 
 
-def _gate(study: RawStudy, configuration: Mapping[str, Any]) -> Iterator[str]:
+def _gate(study: RawStudy, configuration: ConfigurationEntry) -> Iterator[str]:
     """What pre-flight decided stands in the log of the gate."""
     gates = read_json(study.root / paths.PREFLIGHT_STATUS)
     said = gates[configuration["id"]]
@@ -185,16 +191,16 @@ def _skip(study: RawStudy, launch: RawLaunch) -> Iterator[str]:
 
 def skipped_rate(study: RawStudy, cell: RawCell) -> Iterator[str]:
     """A single rate may be skipped where the same launch is certainly saturated far below it."""
-    precision = study.config.get("precision", {"enabled": False})
-    if not precision["enabled"] or cell.launch.phase != "A":
+    precision, rate = study.config.get("precision"), cell.planned["rate_rps"]
+    if precision is None or not precision["enabled"] or rate is None:
         yield "skipped in a launch that ran, and the design allows no such skip"
         return
-    rate, factor = cell.planned["rate_rps"], precision["skip_rate_factor"]
+    factor = precision["skip_rate_factor"]
     for lower in study.cells:
         if lower.launch is not cell.launch or lower.status != "valid":
             continue
         lower_rate = lower.planned["rate_rps"]
-        if lower_rate < rate and factor * lower_rate <= rate:
+        if lower_rate is not None and lower_rate < rate and factor * lower_rate <= rate:
             measured = Measured(lower.requests, lower.record["window"])
             served = measured.throughput_rps * measured.window_s
             if served < precision["certain_throughput_ratio"] * measured.arrivals:

@@ -258,9 +258,12 @@ class FigureNumbers:
 
     def _expectation(self, bar: Row) -> Row:
         given = self.study.config["hypotheses"]["prior"]
-        names = {"mooncake_both": "mooncake_both_ttft_p90_s", "nixl_both": "nixl_ttft_p90_s"}
-        name = names.get(bar["config"]) if bar["metric"] == "ttft_p90" else None
-        prior = None if name is None else given[name] / given["plain_ttft_p90_s"] - 1
+        priors = {
+            "mooncake_both": given["mooncake_both_ttft_p90_s"],
+            "nixl_both": given["nixl_ttft_p90_s"],
+        }
+        seconds = priors.get(bar["config"]) if bar["metric"] == "ttft_p90" else None
+        prior = None if seconds is None else seconds / given["plain_ttft_p90_s"] - 1
         margin = self.study.config["statistics"]["margins"][bar["metric"]]
         return {"prior_tax": prior, "margin": margin}
 

@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.launch_files import QuietLevel
+from connector_tax.artifacts.stage_records import EnvironmentRecord
+from connector_tax.artifacts.study_records import QuietSection
 from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.recompute import Row
@@ -65,15 +68,14 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
     }
 
 
-def _quiet_level(study: RawStudy, cell: RawCell) -> Row | None:
+def _quiet_level(study: RawStudy, cell: RawCell) -> QuietLevel | None:
     """Of the cell's block and phase; in studies measured before each had one, of the study."""
     attempts = () if cell.launch.index is None else cell.launch.index.attempts
     for attempt in attempts:
         if attempt["attempt"] == cell.record["attempt"] and "quiet_level" in attempt:
-            of_block: Row | None = attempt["quiet_level"]
-            return of_block
-    of_study: Row | None = read_json(study.root / paths.ENVIRONMENT).get("quiet_level")
-    return of_study
+            return attempt["quiet_level"]
+    of_study: EnvironmentRecord = read_json(study.root / paths.ENVIRONMENT)
+    return of_study.get("quiet_level")
 
 
 def quiet_successes(study: RawStudy, cell: RawCell) -> list[int] | None:
@@ -138,7 +140,7 @@ def samples(lines: Sequence[Row]) -> Iterator[Interval]:
             base = line["t_ns"]
 
 
-def disturbed_chunks(lines: Sequence[Row], quiet: Row) -> list[tuple[int, int, bool]]:
+def disturbed_chunks(lines: Sequence[Row], quiet: QuietSection) -> list[tuple[int, int, bool]]:
     """Each chunk's beginning, its end, and whether it is disturbed."""
     marks = [r for r in lines if r["kind"] in ("begin", "chunk")]
     values = [

@@ -5,10 +5,10 @@ connector_tax.analysis or with the load generator.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import WindowRecord
 from connector_tax.artifacts.names import PLAIN, REQUEST_STATUSES
 from connector_tax.provenance.audit_design import check_design, skipped_rate
 from connector_tax.provenance.audit_identities import identities
@@ -114,7 +114,7 @@ def _counts(cell: RawCell) -> Iterator[str]:
         yield "ok + failed + dropped is not the number of records"
 
 
-def _stamps(r: Row, window: Mapping[str, Any]) -> Iterator[str]:
+def _stamps(r: Row, window: WindowRecord) -> Iterator[str]:
     where = f"seq {r['seq']}"
     names = [name for name in ORDER if r[f"t_{name}_ns"] is not None]
     stamps = [r[f"t_{name}_ns"] for name in names]

@@ -1,9 +1,9 @@
 """Claims about what launches took of the machine and what their engines resolved."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from connector_tax.artifacts.cell_records import QuantityRecord
 from connector_tax.provenance.audit_study import RawCell, RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.recompute import Row
@@ -72,7 +72,7 @@ def _taken(study: RawStudy, launch: RawLaunch, resources: Row) -> Iterator[str]:
         yield "resources.json: a cell began while the server was watched idle"
 
 
-def _quantity(quantity: Mapping[str, Any]) -> Iterator[str]:
+def _quantity(quantity: QuantityRecord) -> Iterator[str]:
     value, reason = quantity["value"], quantity["reason"]
     if (value is None) != (reason is not None):
         yield "a value with a reason against it, or neither"

@@ -4,11 +4,12 @@ Nothing here is shared with connector_tax.analysis or with the load generator.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
+from connector_tax.artifacts.cell_records import WindowRecord
+from connector_tax.artifacts.study_records import PrecisionSection
 from connector_tax.provenance.audit_study import RawCell, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.comparison import differences
@@ -129,13 +130,16 @@ def window(study: RawStudy, cell: RawCell) -> Iterator[str]:
         yield f"the window lasts {length} s, allowed {rule['floor_s']} to {rule['cap_s']} s"
     if "quiet" in study.config:
         said = cell.record["quiet"]["rule"]
-        yield from differences(said, {name: study.config["quiet"][name] for name in said}, "rule")
-    precision = study.config.get("precision", {"enabled": False})
-    floor = precision["min_completed_floor"] if precision["enabled"] else rule["min_completed"]
+        yield from differences(
+            said, {k: v for k, v in study.config["quiet"].items() if k in said}, "rule"
+        )
+    precision = study.config.get("precision")
+    precise = precision is not None and precision["enabled"]
+    floor = precision["min_completed_floor"] if precision and precise else rule["min_completed"]
     early = whole and length < rule["cap_s"] - 1e-6
     if early and cell.record["counts"]["measured_ok"] < floor:
         yield f"stopped before the cap with fewer than {floor} completed"
-    if precision["enabled"]:
+    if precision and precise:
         yield from _precision(cell, precision, floor, early)
 
 
@@ -160,7 +164,7 @@ def _cooldown(cell: RawCell, end_overloaded: bool) -> Iterator[str]:
         yield f"{len(early)} arrivals of the window were dropped, and it did not end for them"
 
 
-def _precision(cell: RawCell, settings: Row, floor: int, early: bool) -> Iterator[str]:
+def _precision(cell: RawCell, settings: PrecisionSection, floor: int, early: bool) -> Iterator[str]:
     """What the cell says of its own precision, from its requests."""
     said, measured = cell.record["precision"], Measured(cell.requests, cell.record["window"])
     recomputed: Row = {"n": measured.n, "ttft_p90": None, "tpot_p90": None}
@@ -179,6 +183,6 @@ def _precision(cell: RawCell, settings: Row, floor: int, early: bool) -> Iterato
             yield f"stopped by the target with {seen}, wanted {floor} successes within {target}"
 
 
-def _arrivals_end_ns(window: Mapping[str, Any]) -> int:
+def _arrivals_end_ns(window: WindowRecord) -> int:
     """Cells recorded before there was a cool-down sent nothing after their window."""
     return int(window.get("t_cooldown_end_ns", window["t_stop_ns"]))

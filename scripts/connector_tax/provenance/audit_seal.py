@@ -6,12 +6,12 @@ from pathlib import Path
 from msgspec import UNSET, UnsetType
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.stage_records import SealLink
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.manifest import page_of, seal_of, section_of
 from connector_tax.seals import (
     FIRST,
-    Link,
     changed_settings,
     read_links,
     settled_files,
@@ -59,7 +59,7 @@ def _sealed(launch: RawLaunch) -> int | None:
     return None if isinstance(seal, UnsetType) else seal
 
 
-def _chain(links: list[tuple[str, Link]]) -> Iterator[str]:
+def _chain(links: list[tuple[str, SealLink]]) -> Iterator[str]:
     if not links:
         yield f"{paths.SEALS} is missing"
     previous = FIRST
@@ -71,7 +71,7 @@ def _chain(links: list[tuple[str, Link]]) -> Iterator[str]:
         previous = digest
 
 
-def _settings(study: RawStudy, links: list[tuple[str, Link]]) -> Iterator[str]:
+def _settings(study: RawStudy, links: list[tuple[str, SealLink]]) -> Iterator[str]:
     design = study.document["design_sha256"]
     mine = [link for _, link in links if link.get("design_sha256") == design]
     if len(mine) != 1:
@@ -87,7 +87,7 @@ def _settings(study: RawStudy, links: list[tuple[str, Link]]) -> Iterator[str]:
             yield f"{launch.name} was measured before they were sealed"
 
 
-def _files(study: RawStudy, links: list[tuple[str, Link]]) -> Iterator[str]:
+def _files(study: RawStudy, links: list[tuple[str, SealLink]]) -> Iterator[str]:
     yield from _same_files(settled_files(links), study_files(study.root))
 
 
@@ -101,7 +101,7 @@ def _same_files(sealed: Mapping[str, str], there: Mapping[str, str]) -> Iterator
             yield f"{name} changed after it was sealed"
 
 
-def _launch(study: RawStudy, launch: RawLaunch, link: Link | None) -> Iterator[str]:
+def _launch(study: RawStudy, launch: RawLaunch, link: SealLink | None) -> Iterator[str]:
     assert launch.index is not None
     if link is None:
         yield f"index.json names link {_sealed(launch)}, {paths.SEALS} has none of this launch"

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
+from connector_tax.artifacts.launch_files import ClaimedNode
 from connector_tax.artifacts.names import (
     PHASES,
     Launch,
@@ -16,6 +16,7 @@ from connector_tax.artifacts.names import (
     launched_plains,
 )
 from connector_tax.artifacts.study_file import read_study
+from connector_tax.artifacts.study_records import CellPlan
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 from connector_tax.provenance.recompute import Row
 
@@ -66,7 +67,7 @@ class RawLaunch:
 class RawCell:
     """One planned cell of a launch, its records read when first asked for."""
 
-    def __init__(self, launch: RawLaunch, planned: Mapping[str, Any]) -> None:
+    def __init__(self, launch: RawLaunch, planned: CellPlan) -> None:
         self.launch = launch
         self.planned = planned
         self.cell = str(planned["cell"])
@@ -129,7 +130,7 @@ class RawCell:
         return list(read_jsonl(self.path("engine_step")))
 
 
-def _device(node: Row) -> str:
+def _device(node: ClaimedNode) -> str:
     """Machine and GPUs; without GPUs the name of the device and the CPUs."""
     cpus = "" if node["gpus"] else f", CPUs {node['cpus']}"
     return f"{node['machine']} {' '.join(node['devices'])}{cpus}"
@@ -150,9 +151,9 @@ class RawStudy:
         self.root = study_file.parent
         self.published = published or self.root
         self.as_sealed: Row = read_json(study_file)
-        self.document: Row = read_study(study_file)
+        self.document = read_study(study_file)
         try:
-            self.config: Row = self.document["config"]
+            self.config = self.document["config"]
             entries = {entry["id"]: entry for entry in self.document["configurations"]}
             self.ids = list(entries)
             self.baseline = baseline_of(self.config)
@@ -224,7 +225,7 @@ class RawStudy:
         rates: Row = read_json(self.root / paths.SHAPE_RATES)
         return rates
 
-    def offered_rps(self, phase: str, planned: Mapping[str, Any]) -> float:
+    def offered_rps(self, phase: str, planned: CellPlan) -> float:
         """The rate of a cell: its own, or the reference rate, or less where its shape allows less.
 
         By the study's own files; that these are right is claimed elsewhere.

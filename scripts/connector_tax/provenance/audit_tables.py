@@ -177,17 +177,17 @@ def _hypotheses(study: RawStudy, numbers: Recomputed) -> Iterator[str]:
 
 def _prior(prior: Row, study: RawStudy, numbers: Recomputed) -> Iterator[str]:
     given, cell = study.config["hypotheses"]["prior"], numbers.cell_at("ref_safe")
-    names = {
-        study.baseline: "plain_ttft_p90_s",
-        "nixl_both": "nixl_ttft_p90_s",
-        "mooncake_both": "mooncake_both_ttft_p90_s",
+    priors = {
+        study.baseline: given["plain_ttft_p90_s"],
+        "nixl_both": given["nixl_ttft_p90_s"],
+        "mooncake_both": given["mooncake_both_ttft_p90_s"],
     }
     expected: list[Row] = []
-    for config, name in names.items():
+    for config, seconds in priors.items():
         row: Row = {
             "config": config,
-            "prior_ttft_p90_s": given[name],
-            "prior_tax": given[name] / given["plain_ttft_p90_s"] - 1,
+            "prior_ttft_p90_s": seconds,
+            "prior_tax": seconds / given["plain_ttft_p90_s"] - 1,
             "measured_ttft_p90_s": None,
             "measured_tax": None,
         }

@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from connector_tax.artifacts.study_records import StudyDocument
+
 Entity = dict[str, Any]
 
 CONTEXT = "https://w3id.org/ro/crate/1.1/context"
@@ -42,7 +44,7 @@ FORMATS = {
 RESULTS = ("reference_rates.json", "manifest.json")
 
 
-def crate(study: Mapping[str, Any], files: Mapping[str, bytes], members: Sequence[str]) -> bytes:
+def crate(study: StudyDocument, files: Mapping[str, bytes], members: Sequence[str]) -> bytes:
     """The bytes of ro-crate-metadata.json.
 
     Args:
@@ -74,7 +76,7 @@ def crate(study: Mapping[str, Any], files: Mapping[str, bytes], members: Sequenc
     return (json.dumps({"@context": CONTEXT, "@graph": graph}, indent=1) + "\n").encode()
 
 
-def readme(study: Mapping[str, Any]) -> bytes:
+def readme(study: StudyDocument) -> bytes:
     """README.md of an archive: what it is, and how to redraw and audit it."""
     text = f"""# Connector-tax study {study["study"]}
 
@@ -107,7 +109,7 @@ def _span(files: Mapping[str, bytes]) -> tuple[str, str]:
     return dates[0], dates[-1]
 
 
-def _root(study: Mapping[str, Any], parts: Sequence[str], published: str) -> Entity:
+def _root(study: StudyDocument, parts: Sequence[str], published: str) -> Entity:
     return {
         "@id": "./",
         "@type": "Dataset",
@@ -152,7 +154,7 @@ def _launch(name: str) -> Entity:
     }
 
 
-def _workflow(study: Mapping[str, Any], data: Sequence[str]) -> list[Entity]:
+def _workflow(study: StudyDocument, data: Sequence[str]) -> list[Entity]:
     return [
         {
             "@id": WORKFLOW,
@@ -186,7 +188,7 @@ def _workflow(study: Mapping[str, Any], data: Sequence[str]) -> list[Entity]:
 
 
 def _run(
-    study: Mapping[str, Any], data: Sequence[str], launches: Sequence[str], started: str, ended: str
+    study: StudyDocument, data: Sequence[str], launches: Sequence[str], started: str, ended: str
 ) -> list[Entity]:
     results = [n for n in data if n.startswith("published/") or n in RESULTS]
     return [

@@ -15,7 +15,7 @@ from connector_tax.provenance.distributions import f_above
 from connector_tax.provenance.layout import (
     OWN_P,
     Error,
-    Estimate,
+    IntervalEstimate,
     Values,
     layout_of,
     plain_values,
@@ -125,7 +125,7 @@ def error_of(
 
 def difference(
     values: Values, ours: str, confidence: float, baseline: str, devices: Mapping[int, str]
-) -> Estimate | None:
+) -> IntervalEstimate | None:
     """A launch's mean over blocks minus the baseline's; None without a block that has both."""
     plains = plain_values(values, ours, baseline)
     if not plains:
@@ -134,6 +134,8 @@ def difference(
     counts = {block: len(side) for block, side in plains.items()}
     error = error_of(values, devices, baseline, {ours: 1.0}, counts)
     if error is None or len({block for _, block in values}) < 2:
-        return Estimate(point, None, None, None, None, len(plains))
+        return IntervalEstimate(point, None, None, None, None, len(plains))
     half = error.half_width(confidence)
-    return Estimate(point, point - half, point + half, error.p(point), error.name, len(plains))
+    return IntervalEstimate(
+        point, point - half, point + half, error.p(point), error.name, len(plains)
+    )

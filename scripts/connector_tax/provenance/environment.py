@@ -9,15 +9,19 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
 from connector_tax import __version__
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import EnvironmentRecord, ModelRecord
+from connector_tax.artifacts.study_file import read_study
+from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, is_fetched, pythons_of
-from connector_tax.files import ArtifactError, read_json, write_json, write_text
+from connector_tax.files import ArtifactError, write_json, write_text
 from connector_tax.machine import command_output, cpu, engine_versions, git_sha, packages
 from connector_tax.nvidia_smi import GpuError, query_gpus
 
@@ -38,10 +42,10 @@ def gpu_driver() -> str:
         return "none"
 
 
-def capture(study: Mapping[str, Any]) -> dict[str, Any]:
+def capture(study: StudyDocument) -> EnvironmentRecord:
     """Everything environment.json holds."""
     engine = study["config"]["engine"]
-    return {
+    environment: dict[str, Any] = {
         "engine_label": study["engine_label"],
         **engine_versions(engine),
         **_further_engines(engine),
@@ -56,19 +60,20 @@ def capture(study: Mapping[str, Any]) -> dict[str, Any]:
         "connector_tax": __version__,
         "connector_tax_git_sha": git_sha(),
     }
+    return cast(EnvironmentRecord, environment)
 
 
-def _further_engines(engine: Mapping[str, Any]) -> dict[str, Any]:
+def _further_engines(engine: EngineSection) -> dict[str, dict[str, dict[str, str]]]:
     """The versions behind each interpreter that only some configurations are served with."""
     if engine["kind"] == "embedded":
         return {}
     further = {
-        python: engine_versions({**engine, "python": python}) for python in pythons_of(engine)[1:]
+        python: engine_versions(engine | {"python": python}) for python in pythons_of(engine)[1:]
     }
     return {"further_engines": further} if further else {}
 
 
-def text(environment: Mapping[str, Any], listings: Mapping[str, Mapping[str, str]]) -> str:
+def text(environment: EnvironmentRecord, listings: Mapping[str, Mapping[str, str]]) -> str:
     """env.txt: the environment, then each listing as `name==version` lines."""
     lines = [f"{key}: {value}" for key, value in environment.items()]
     for title, listing in listings.items():
@@ -92,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_environment(arguments: argparse.Namespace) -> None:
-    study = read_json(arguments.study)
+    study = read_study(arguments.study)
     environment = capture(study)
     listings = {"pipeline packages": packages(None)}
     engine = study["config"]["engine"]
@@ -102,7 +107,7 @@ def _write_environment(arguments: argparse.Namespace) -> None:
             listings[f"engine packages of {python}"] = packages(ROOT / python)
     folder = arguments.study.parent
     if is_fetched(engine):
-        environment["model"] = read_json(folder / paths.MODEL)
+        environment["model"] = read_record(folder / paths.MODEL, ModelRecord)
     write_text(folder / paths.ENV_TEXT, text(environment, listings))
     write_json(folder / paths.ENVIRONMENT, environment)
 

@@ -158,7 +158,7 @@ class Error:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class IntervalEstimate:
     """A number with the ends of its interval, its p-value and method; None: nothing repeats."""
 
     point: float

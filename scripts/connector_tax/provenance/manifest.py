@@ -13,11 +13,13 @@ import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.launch_files import AttemptRecord
 from connector_tax.artifacts.names import PHASES, Launch
-from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.stage_records import EnvironmentRecord
+from connector_tax.artifacts.study_file import launches, read_study
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import (
     ArtifactError,
@@ -76,9 +78,9 @@ take.
 
 def rows(study_file: Path) -> list[dict[str, str]]:
     """The manifest rows of one study, in phase and run order; values are plain text."""
-    study = read_json(study_file)
+    study = read_study(study_file)
     folder = study_file.parent
-    environment = read_json(folder / paths.ENVIRONMENT)
+    environment: EnvironmentRecord = read_json(folder / paths.ENVIRONMENT)
     timing = read_json(folder / paths.PATCH_STATUS)["step_timing_available"]
     return [
         row(study, folder, launch, environment, timing)
@@ -88,10 +90,10 @@ def rows(study_file: Path) -> list[dict[str, str]]:
 
 
 def row(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     folder: Path,
     launch: Launch,
-    environment: Mapping[str, Any],
+    environment: EnvironmentRecord,
     step_timing: bool,
 ) -> dict[str, str]:
     """The manifest row of a launch of the study in `folder`."""
@@ -101,7 +103,7 @@ def row(
     counts = "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing"))
     forms = study["config"]["engine"].get("forms", {})
     python = forms.get(launch.configuration, {}).get("python")
-    versions = environment.get("further_engines", {}).get(python, environment)
+    versions = environment.get("further_engines", {}).get(python or "", environment)
     command, adapters = "not launched", []
     if (path / paths.LAUNCH_CONFIG).exists():
         launched = read_json(path / paths.LAUNCH_CONFIG)
@@ -113,7 +115,10 @@ def row(
         "block": str(launch.block),
         "phase": launch.phase,
         "engine": study["engine_label"],
-        **{key: versions[key] for key in ("vllm", "vllm_sha", "mooncake", "nixl", "lmcache")},
+        **{
+            key: str(versions.get(key))
+            for key in ("vllm", "vllm_sha", "mooncake", "nixl", "lmcache")
+        },
         "gpu": "; ".join(environment["gpu"]),
         "device": "; ".join(dict.fromkeys(_devices(index["attempts"]))),
         "step_timing": "available" if step_timing else "not available",
@@ -129,7 +134,7 @@ def row(
     }
 
 
-def _devices(attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _devices(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
     """What each attempt ran on, where it says so: `machine-01 GPU-0a, NUMA node 0, exclusive`."""
     for node in (attempt["node"] for attempt in attempts if "node" in attempt):
         numa = sorted({n for n in node.get("gpu_numa_nodes", ()) if n is not None})
@@ -145,7 +150,7 @@ def _paths(folder: Path, configuration: str) -> str:
     return ", ".join(map(" ".join, gate.get("paths", {}).items()))
 
 
-def _placement_warnings(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
+def _placement_warnings(attempts: Sequence[AttemptRecord]) -> list[str]:
     """What was amiss with the CPUs that server and load generator were given."""
     plans = [a["load_generator"]["affinity"] for a in attempts if a.get("load_generator")]
     return sorted({text for plan in plans if plan for text in plan["warnings"]})

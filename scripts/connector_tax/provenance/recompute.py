@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from connector_tax.artifacts.study_records import StatisticsSection
 from connector_tax.provenance.distributions import Floats, binomial_ranks, mann_whitney_p
 
 Row = dict[str, Any]
@@ -209,7 +210,7 @@ def waiting_p50(metrics: Sequence[Row], window: Mapping[str, int]) -> float:
 # ---- the bootstrap
 
 
-def chunk_length_s(cells: Sequence[Measured], statistics: Mapping[str, Any]) -> float:
+def chunk_length_s(cells: Sequence[Measured], statistics: StatisticsSection) -> float:
     """Of the time-chunks of one cell, the same in all its launches.
 
     As long as a request lives (the median E2E, in the launch in which that is longest), or

@@ -28,7 +28,7 @@ class Cells:
 
     def __init__(self, study: RawStudy) -> None:
         self.study = study
-        self.statistics: Row = study.config["statistics"]
+        self.statistics = study.config["statistics"]
         self.cell_rows: dict[Key, Row] = {}
         self.summaries: dict[str, Row] = {}
         self.steps: dict[Key, CellSteps] = {}
@@ -177,9 +177,10 @@ class Cells:
         """The content of reference_rates.json."""
         study = self.study
         planned = study.document["cells"]["A"]
-        rates = [float(c["rate_rps"]) for c in planned]
+        cells = {float(c["rate_rps"]): c["cell"] for c in planned if c["rate_rps"] is not None}
+        rates = list(cells)
         criteria = {
-            config: {f"{c['rate_rps']:g}": self._criteria(config, c["cell"]) for c in planned}
+            config: {f"{rate:g}": self._criteria(config, name) for rate, name in cells.items()}
             for config in study.reference_names()
         }
         states = {
@@ -231,9 +232,12 @@ class Cells:
             "n_launches": len(rows),
             "n_saturated": sum(r["saturated"] for r in rows),
         }
-        columns = {"throughput_ratio": "throughput_ratio_min", "waiting": "waiting_p50_max",
-                   "ttft_ratio": "ttft_p90_ratio_max"}  # fmt: skip
-        for name, bound in columns.items():
+        bound_of = {
+            "throughput_ratio": bounds["throughput_ratio_min"],
+            "waiting": bounds["waiting_p50_max"],
+            "ttft_ratio": bounds["ttft_p90_ratio_max"],
+        }
+        for name, bound in bound_of.items():
             column = "waiting_p50" if name == "waiting" else name
             values = [r[column] for r in rows if r[column] is not None]
             fired = [
@@ -242,7 +246,7 @@ class Cells:
             ]
             entry[name] = {
                 "value": float(np.median(values)) if values else None,
-                "bound": bounds[bound],
+                "bound": bound,
                 "fired": _worst([state for state in fired if state is not None]),
             }
         quarters = zip(*(self._quarters[key] for key in keys), strict=True)

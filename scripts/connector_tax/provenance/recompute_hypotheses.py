@@ -3,8 +3,9 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from connector_tax.artifacts.study_records import CellPlan, HypothesesSection
 from connector_tax.provenance.recompute import Row
 from connector_tax.provenance.recompute_taxes import Taxes, TaxEstimate, Where
 
@@ -17,7 +18,7 @@ UNKNOWN: Finding = ("cannot tell", {})
 
 
 def hypotheses(
-    taxes: Taxes, limits: Row, safe_cell: str | None, shapes: Sequence[Row]
+    taxes: Taxes, limits: HypothesesSection, safe_cell: str | None, shapes: Sequence[CellPlan]
 ) -> dict[str, Finding]:
     """Verdict and effects of H1 to H6.
 
@@ -51,7 +52,7 @@ def _decided(verdict_text: str, effects: Sequence[TaxEstimate], numbers: Row) ->
     return ("cannot tell" if unknown else verdict_text), numbers
 
 
-def _h1(taxes: Taxes, limits: Row, cell: str) -> Finding:
+def _h1(taxes: Taxes, limits: HypothesesSection, cell: str) -> Finding:
     tax = taxes.tax(_at(MOONCAKE, cell), "ttft_p90")
     if tax is None:
         return UNKNOWN
@@ -60,7 +61,7 @@ def _h1(taxes: Taxes, limits: Row, cell: str) -> Finding:
     return _decided(said, [tax], {"tax_ttft_p90": tax.numbers()})
 
 
-def _h2(taxes: Taxes, limits: Row, cell: str) -> Finding:
+def _h2(taxes: Taxes, limits: HypothesesSection, cell: str) -> Finding:
     gap = gap_of(taxes, cell)
     if gap is None:
         return UNKNOWN
@@ -83,7 +84,7 @@ def share_of(taxes: Taxes, cell: str, share: float) -> TaxEstimate | None:
     return taxes.combination([(1.0, _at(NOOP, cell)), (-share, _at(MOONCAKE, cell))], "ttft_p90")
 
 
-def _h3(taxes: Taxes, limits: Row, cell: str) -> Finding:
+def _h3(taxes: Taxes, limits: HypothesesSection, cell: str) -> Finding:
     split = share_of(taxes, cell, limits["h3_framework_share"])
     mooncake, noop = (taxes.tax(_at(c, cell), "ttft_p90") for c in (MOONCAKE, NOOP))
     if split is None or mooncake is None or noop is None:
@@ -100,7 +101,7 @@ def _h3(taxes: Taxes, limits: Row, cell: str) -> Finding:
     return _decided(said, [split, mooncake], numbers)
 
 
-def _h4(taxes: Taxes, limits: Row, cell: str) -> Finding:
+def _h4(taxes: Taxes, limits: HypothesesSection, cell: str) -> Finding:
     tolerance = limits["h4_tolerance"]
 
     def combined(multi: float, parts: float) -> TaxEstimate | None:
@@ -131,7 +132,12 @@ def _h4(taxes: Taxes, limits: Row, cell: str) -> Finding:
     return _decided(said, [multi, not_super, not_sub], numbers)
 
 
-def _growth(taxes: Taxes, metric: str, axis: str, across: str, shapes: Sequence[Row]) -> Finding:
+Axis = Literal["input_tokens", "output_tokens"]
+
+
+def _growth(
+    taxes: Taxes, metric: str, axis: Axis, across: Axis, shapes: Sequence[CellPlan]
+) -> Finding:
     margin = taxes.statistics["margins"][metric]
     lengths = sorted({shape[axis] for shape in shapes})
     others = sorted({shape[across] for shape in shapes})
@@ -168,7 +174,7 @@ def _growth(taxes: Taxes, metric: str, axis: str, across: str, shapes: Sequence[
 
 
 def labels(
-    taxes: Taxes, limits: Row, safe_cell: str | None, findings: Mapping[str, Finding]
+    taxes: Taxes, limits: HypothesesSection, safe_cell: str | None, findings: Mapping[str, Finding]
 ) -> dict[int, tuple[str, str | None]]:
     """Verdict and label of criteria 1 to 5."""
     missing: tuple[str, str | None] = ("not met", None)
@@ -200,7 +206,7 @@ def _band_label(effect: TaxEstimate, low: float, high: float, inside: str, outsi
     return outside if effect.high < low or effect.low > high else "undecided"
 
 
-def _cost_label(taxes: Taxes, limits: Row, cell: str) -> tuple[str, str | None]:
+def _cost_label(taxes: Taxes, limits: HypothesesSection, cell: str) -> tuple[str, str | None]:
     noop, mooncake = (taxes.tax(_at(c, cell), "ttft_p90") for c in (NOOP, MOONCAKE))
     upper = share_of(taxes, cell, limits["h3_framework_share"])
     lower = share_of(taxes, cell, limits["h3_implementation_share"])

@@ -19,7 +19,7 @@ from connector_tax.provenance.distributions import t_quantile
 from connector_tax.provenance.layout import (
     OWN_P,
     UNEQUAL_P,
-    Estimate,
+    IntervalEstimate,
     Values,
     layout_of,
     plain_values,
@@ -58,7 +58,7 @@ class StepNumbers:
         return values
 
     @cache  # noqa: B019 - one object for each audit
-    def tax(self, config: str, where: Where, metric: str) -> Estimate | None:
+    def tax(self, config: str, where: Where, metric: str) -> IntervalEstimate | None:
         """A step tax in us over plain's launches; None without a block that has both."""
         values = self.values.get((where, metric), {})
         at_zero = metric == "tax_callback_p50" and self.study.bare_baseline
@@ -66,10 +66,10 @@ class StepNumbers:
             return self._callbacks(config, values)
         return difference(values, config, self.confidence, self.baseline, self.study.devices)
 
-    def _callbacks(self, config: str, values: Values) -> Estimate:
+    def _callbacks(self, config: str, values: Values) -> IntervalEstimate:
         plain = {block for launch, block in values if configuration_of(launch) == self.baseline}
         if configuration_of(config) == self.baseline:
-            return Estimate(0.0, None, None, None, None, len(plain))
+            return IntervalEstimate(0.0, None, None, None, None, len(plain))
         own = {
             (launch, block): value
             for (launch, block), value in values.items()
@@ -174,7 +174,7 @@ class StepNumbers:
         return rows
 
 
-def level(values: Values, config: str, confidence: float) -> Estimate:
+def level(values: Values, config: str, confidence: float) -> IntervalEstimate:
     """The mean of a configuration's launches with the interval of means that plain has not."""
     means: dict[str, float] = {}
     for name in dict.fromkeys(configuration_of(launch) for launch, _ in values):
@@ -188,7 +188,7 @@ def level(values: Values, config: str, confidence: float) -> Estimate:
     }
     own = [v for (launch, _), v in z.items() if configuration_of(launch) == config]
     n = sum(configuration_of(launch) == config for launch, _ in values)
-    nothing = Estimate(means[config], None, None, None, None, n)
+    nothing = IntervalEstimate(means[config], None, None, None, None, n)
     if not own:
         return nothing
     layout = layout_of(z)
@@ -211,4 +211,4 @@ def level(values: Values, config: str, confidence: float) -> Estimate:
         if alone >= half:
             half, method = alone, "own launches" if alone > half else method
     ends = (means[config] * math.exp(-half), means[config] * math.exp(half))
-    return Estimate(means[config], *ends, None, method, n)
+    return IntervalEstimate(means[config], *ends, None, method, n)

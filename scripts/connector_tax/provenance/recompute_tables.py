@@ -14,6 +14,7 @@ from connector_tax.artifacts.names import (
     REFERENCES,
     no_number,
 )
+from connector_tax.artifacts.study_records import CellPlan
 from connector_tax.artifacts.tables import QUANTILES, STEP_COLUMNS, STEP_COUNTS, STEP_TAXES
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.blocks_wanted import blocks_wanted
@@ -149,7 +150,7 @@ class Recomputed(Cells):
                     rows += self._family(phase, planned, metric)
         return rows
 
-    def _family(self, phase: str, planned: Row, metric: str) -> list[Row]:
+    def _family(self, phase: str, planned: CellPlan, metric: str) -> list[Row]:
         """The rows of one cell and metric, judged together."""
         cell = str(planned["cell"])
         aa = self.study.aa_launch(phase)
@@ -217,7 +218,9 @@ class Recomputed(Cells):
             for block in self.taxes.shared_blocks([name], phase, [cell], metric)
         }
 
-    def _tax_row(self, where: Where, metric: str, planned: Row, effect: TaxEstimate | None) -> Row:
+    def _tax_row(
+        self, where: Where, metric: str, planned: CellPlan, effect: TaxEstimate | None
+    ) -> Row:
         config, phase, cell = where
         at = [n for n in REFERENCES if self.rates[n] == planned["rate_rps"]]
         reference = {"B": "ref_safe", "Bp": "ref_load"}.get(phase, at[0] if at else "")

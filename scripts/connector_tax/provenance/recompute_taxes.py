@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from connector_tax.artifacts.names import (
     TAX,
     configuration_of,
 )
+from connector_tax.artifacts.study_records import StatisticsSection
 from connector_tax.provenance.device_spread import error_of, same_p
 from connector_tax.provenance.distributions import Floats, largest_above, t_quantile
 from connector_tax.provenance.layout import Error, Values, layout_of, squared_weights
@@ -102,7 +102,7 @@ class Taxes:
         self,
         samples: Mapping[Key, Mapping[str, Sample]],
         loads: Mapping[Key, tuple[bool, int]],
-        statistics: Mapping[str, Any],
+        statistics: StatisticsSection,
         blocks: int,
         baseline: str,
         devices: Mapping[int, str],

@@ -15,11 +15,11 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ConfigError, validate
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes, write_text
 from connector_tax.provenance.archive_limits import (
@@ -53,7 +53,7 @@ KINDS = {
 CLEANER = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
-def read_head(archive: Path) -> tuple[ArchiveHeader, dict[str, Any]]:
+def read_head(archive: Path) -> tuple[ArchiveHeader, StudyDocument]:
     """archive.json and study.json of an archive, without opening the rest.
 
     Raises:
@@ -217,10 +217,10 @@ def table(archive: str | Path, name: str) -> pl.DataFrame:
     return pl.concat(frames, how="diagonal_relaxed")
 
 
-def _study(frame: Frame, header: ArchiveHeader, folder: Path) -> dict[str, Any]:
+def _study(frame: Frame, header: ArchiveHeader, folder: Path) -> StudyDocument:
     """study.json, checked before any path is made of what it names."""
     try:
-        study: dict[str, Any] = read_json(folder / paths.STUDY)
+        study: StudyDocument = read_json(folder / paths.STUDY)
         validate(study, "study.schema.yaml", f"{frame.archive}: refused: {paths.STUDY}")
     except (ArtifactError, RecursionError) as error:
         raise frame.refused(f"{paths.STUDY}: {error}") from None

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES
+from connector_tax.artifacts.stage_records import RehearsalRecord
+from connector_tax.artifacts.study_file import read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
-from connector_tax.files import ArtifactError, read_json, write_json, write_text
+from connector_tax.files import ArtifactError, write_json, write_text
 from connector_tax.rehearsal.findings import (
     cells_that_cannot_be_valid,
     seconds_by_part,
@@ -22,7 +24,7 @@ from connector_tax.rehearsal.page import markdown, show
 from connector_tax.rehearsal.study import Rehearsal, RehearsalError, rehearse
 
 
-def durations(rehearsal: Rehearsal) -> dict[str, object]:
+def durations(rehearsal: Rehearsal) -> RehearsalRecord:
     """What `plan` and `doctor` take from a rehearsal.
 
     Returns:
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _rehearse(arguments: argparse.Namespace) -> int:
-    study = read_json(arguments.study)
+    study = read_study(arguments.study)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
         rehearsal = rehearse(study, machine_of(study), Path(folder))

@@ -26,10 +26,13 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, launches, load_study
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.files import ArtifactError
 from connector_tax.provenance.unpack import unpack
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.page import Section, show
@@ -51,7 +54,7 @@ class CellFigures:
 def figures_of(root: Path) -> dict[tuple[str, str], CellFigures]:
     """Phase and cell to plain's figures in a study's folder, measured or rehearsed."""
     study = load_study(root / paths.STUDY)
-    rates: dict[str, Any] = read_json(root / paths.REFERENCE_RATES)
+    rates = read_record(root / paths.REFERENCE_RATES, RatesRecord)
     rate_of = {"A": None, "B": rates["ref_safe"], "Bp": rates["ref_load"]}
     cells = [
         cell
@@ -89,7 +92,7 @@ def _saturated(study: Study, cells: Sequence[Cell]) -> dict[Any, bool]:
     }
 
 
-def study_seconds(root: Path, study: Mapping[str, Any]) -> float:
+def study_seconds(root: Path, study: StudyDocument) -> float:
     """Start-ups, cells and releases of every launch of a study."""
     indexes = [read_index(e.folder(root)) for phase in PHASES for e in launches(study, phase)]
     names = ("startup_s", "cells_s", "release_s")
@@ -168,14 +171,14 @@ def _compare(arguments: argparse.Namespace) -> int:
         unpack(arguments.archive, measured)
         document = load_study(measured / paths.STUDY).document
         launch = arguments.launch or middle_launch(measured)
-        names = {"archive": str(arguments.archive), "launch": launch}
-        config = document["config"]
+        config = document["config"].copy()
         # An older study names fewer bounds than there are checks now.
-        known = {"validity": {**BOUNDS, **config["validity"]}, "rehearsal": names}
-        study = {**document, "config": {**config, **known}}
+        config["validity"] = {**BOUNDS, **config["validity"]}
+        config["rehearsal"] = {"archive": str(arguments.archive), "launch": launch}
+        study: StudyDocument = {**document, "config": config}
         machine = machine_of(study)
         virtual.mkdir()
-        rehearse_at(study, virtual, read_json(measured / paths.REFERENCE_RATES))
+        rehearse_at(study, virtual, read_record(measured / paths.REFERENCE_RATES, RatesRecord))
         rows, lines, good = compare(figures_of(virtual), figures_of(measured))
         mine, real = (study_seconds(root, study) for root in (virtual, measured))
     whole = mine / real - 1

@@ -1,15 +1,16 @@
 """What a rehearsal says about its study: time, cells, what can be decided, and what to change."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from statistics import median
-from typing import Any
+from typing import Literal
 
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.analysis.hypotheses import CANNOT_TELL
 from connector_tax.analysis.taxes import CONFIRMATORY
+from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.names import NO_TAX, PHASES, TAX, Launch, configuration_of
-from connector_tax.artifacts.tables import POOLED, TaxRow
+from connector_tax.artifacts.tables import POOLED, Row, TaxRow
 from connector_tax.rehearsal.page import Section
 from connector_tax.rehearsal.study import Rehearsal
 
@@ -38,7 +39,7 @@ def seconds_by_part(rehearsal: Rehearsal) -> dict[str, float]:
 
 def cells_that_cannot_be_valid(rehearsal: Rehearsal) -> dict[CellName, str]:
     """Phase and cell to the reason, where no launch has a valid cell."""
-    states: dict[CellName, list[Mapping[str, Any]]] = {}
+    states: dict[CellName, list[CellRecord]] = {}
     for (launch, cell), record in rehearsal.records.items():
         states.setdefault((launch.phase, cell), []).append(record)
     return {
@@ -101,8 +102,8 @@ def _cells(rehearsal: Rehearsal) -> Iterator[Section]:
         yield Section(PHASE_NAMES[phase], sentences, headings, rows)
 
 
-def _plain_records(rehearsal: Rehearsal) -> dict[CellName, list[Mapping[str, Any]]]:
-    by_cell: dict[CellName, list[Mapping[str, Any]]] = {}
+def _plain_records(rehearsal: Rehearsal) -> dict[CellName, list[CellRecord]]:
+    by_cell: dict[CellName, list[CellRecord]] = {}
     for phase in PHASES:
         for planned in rehearsal.study.cells(phase):
             records = [
@@ -116,8 +117,8 @@ def _plain_records(rehearsal: Rehearsal) -> dict[CellName, list[Mapping[str, Any
     return by_cell
 
 
-def _cell_row(records: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> list[str]:
-    def middle(name: str) -> float:
+def _cell_row(records: Sequence[CellRecord], row: Row) -> list[str]:
+    def middle(name: Literal["seconds", "load", "inflight_p50"]) -> float:
         return float(median(record["rehearsed"][name] for record in records))
 
     def shown(name: str) -> str:

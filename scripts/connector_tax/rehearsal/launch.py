@@ -7,7 +7,7 @@ that the analysis reads it as it reads any study.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,19 @@ import numpy as np
 from connector_tax.analysis.measure import WAITING
 from connector_tax.analysis.validity import assess, void_reasons
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import (
+    CellRecord,
+    GeneratorHealth,
+    RequestLine,
+    is_answered,
+)
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
+from connector_tax.artifacts.study_file import read_study
+from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.engine.virtual import VirtualEngine
-from connector_tax.files import read_json, sha256_file, write_bytes, write_json
+from connector_tax.files import sha256_file, write_bytes, write_json
 from connector_tax.loadgen import CellResult, Plan, open_loop
 from connector_tax.rehearsal.cell import REQUEST, VirtualCell
 from connector_tax.rehearsal.machine import Machine, machine_of
@@ -34,7 +42,7 @@ from connector_tax.study.resume import launch_skip_reason
 
 BEGUN = "1970-01-01T00:00:00+00:00"
 # What a load generator that never lags says of itself.
-HEALTHY: dict[str, Any] = {
+HEALTHY: GeneratorHealth = {
     "processes": {
         name: {
             **dict.fromkeys(("loop_lag_p99_ms", "loop_lag_max_ms", "cpu_share"), 0.0),
@@ -49,7 +57,7 @@ HEALTHY: dict[str, Any] = {
 }
 
 
-def rehearse_launch(study: Mapping[str, Any], launch: Launch, root: Path, machine: Machine) -> None:
+def rehearse_launch(study: StudyDocument, launch: Launch, root: Path, machine: Machine) -> None:
     """Write what the launch would leave, below the study's folder `root`."""
     folder = launch.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,14 +98,14 @@ def rehearse_launch(study: Mapping[str, Any], launch: Launch, root: Path, machin
 
 
 def _rehearse_cell(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
-    planned: Mapping[str, Any],
+    planned: CellPlan,
     rate_rps: float,
     engine: VirtualEngine,
     machine: Machine,
     launch_folder: Path,
-) -> dict[str, Any]:
+) -> CellRecord:
     """Serve one cell and write its folder; the content of its record."""
     config, name = study["config"], planned["cell"]
     prepared = prepare(study, launch, planned, rate_rps, attempt=1, measurement=1)
@@ -153,17 +161,17 @@ def _metrics(cell: VirtualCell) -> bytes:
 
 
 def _judged(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
     prepared: PreparedCell,
     cell: VirtualCell,
     result: CellResult,
-) -> dict[str, Any]:
+) -> CellRecord:
     """The cell's record, judged as a measured one is; the machine is taken to be undisturbed."""
     config = study["config"]
-    records: list[dict[str, Any]] = msgspec.to_builtins(result.records)
+    records: list[RequestLine] = msgspec.to_builtins(result.records)
     record = cell_record(study, launch, prepared, result, records, BEGUN)
-    ok = [r for r in records if r["status"] == "ok"]
+    ok = [r for r in records if is_answered(r)]
     counters: dict[str, float | None] = {
         "success": len(ok),
         "prompt_tokens": sum(r["prompt_tokens"] for r in ok),
@@ -186,13 +194,19 @@ def _judged(
         bounds=config["validity"],
     )
     reasons = void_reasons(checks)
-    return record | {"health": checks, "valid": not reasons, "void_reasons": reasons}
+    return {
+        **record,
+        "health": checks,
+        "valid": not reasons,
+        "void_reasons": reasons,
+        "files": {},
+    }
 
 
 def main(argv: Sequence[str]) -> int:
     """One process of a rehearsal: the study's folder, then the launches it is to do, as JSON."""
     root = Path(argv[0])
-    study = read_json(root / paths.STUDY)
+    study = read_study(root / paths.STUDY)
     machine = machine_of(study)
     for config, block, phase in json.loads(argv[1]):
         rehearse_launch(study, Launch(config, block, phase), root, machine)

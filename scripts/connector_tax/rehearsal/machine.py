@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,11 +18,12 @@ from connector_tax.analysis.measure import read_requests
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import baseline_of
+from connector_tax.artifacts.study_records import RehearsalSection, StudyDocument
 from connector_tax.config import ConfigError
 from connector_tax.engine.admission import AdmissionOptions
 from connector_tax.engine.config import EngineConfig, ModelOptions, load_config
 from connector_tax.engine.faults import FaultPlan
-from connector_tax.engine.fit import fit, read_steps
+from connector_tax.engine.fit import Step, fit, read_steps
 from connector_tax.engine.model import StepCost
 from connector_tax.engine.scheduler import SchedulerOptions, StepPlan
 from connector_tax.files import ArtifactError, read_json, write_json
@@ -60,7 +60,7 @@ class Machine:
     source: tuple[str, ...]
 
 
-def machine_of(study: Mapping[str, Any]) -> Machine:
+def machine_of(study: StudyDocument) -> Machine:
     """The machine that a resolved design names.
 
     Raises:
@@ -79,7 +79,7 @@ def machine_of(study: Mapping[str, Any]) -> Machine:
     return _fitted(study, names)
 
 
-def _embedded(study: Mapping[str, Any]) -> Machine:
+def _embedded(study: StudyDocument) -> Machine:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "engine.json"
         write_json(path, study["config"]["engine"]["definition_content"])
@@ -95,7 +95,7 @@ def _embedded(study: Mapping[str, Any]) -> Machine:
     )
 
 
-def _on_accelerator(study: Mapping[str, Any], names: Mapping[str, Any]) -> Machine:
+def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
     flags = study["config"]["engine"]["flags"]
     accelerator, reached = read_accelerator(names["accelerator"])
     model = read_model(Path(names["model_config"]))
@@ -132,7 +132,7 @@ def _on_accelerator(study: Mapping[str, Any], names: Mapping[str, Any]) -> Machi
     )
 
 
-def _fitted(study: Mapping[str, Any], names: Mapping[str, Any]) -> Machine:
+def _fitted(study: StudyDocument, names: RehearsalSection) -> Machine:
     """As `archive_machine`, of the archive and launch that the configuration names."""
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
         root = Path(folder) / "study"
@@ -143,9 +143,7 @@ def _fitted(study: Mapping[str, Any], names: Mapping[str, Any]) -> Machine:
             raise ConfigError(f"rehearsal: {error}") from None
 
 
-def fitted_machine(
-    study: Mapping[str, Any], measured: Path, launch: str, launch_sd: float
-) -> Machine:
+def fitted_machine(study: StudyDocument, measured: Path, launch: str, launch_sd: float) -> Machine:
     """The machine that one measured launch shows.
 
     Args:
@@ -202,7 +200,7 @@ def _front_ns(machine: Machine, folder: Path, index: LaunchIndex) -> int:
     return max(0, round(float(np.median(requests.ttft_ms)) * 1e6 - step_us * 1e3))
 
 
-def _between_us(records: Mapping[int, Mapping[str, Any]]) -> float:
+def _between_us(records: Mapping[int, Step]) -> float:
     """The median time from one whole step of the scheduler to the next, both in us."""
     rows = [records[number] for number in sorted(records)]
     gaps = [
@@ -217,9 +215,7 @@ def _cost(host_us: float, step_sd: float, launch_sd: float) -> StepCost:
     return StepCost(host_us, 0.0, 0.0, 0.0, 0.0, step_sd, launch_sd)
 
 
-def _same_for_all(
-    study: Mapping[str, Any], cost: StepCost, kv_tokens: int
-) -> dict[str, EngineConfig]:
+def _same_for_all(study: StudyDocument, cost: StepCost, kv_tokens: int) -> dict[str, EngineConfig]:
     engine = study["config"]["engine"]
     flags = engine["flags"]
     model = ModelOptions(

@@ -1,19 +1,16 @@
 """The probe of the shapes in virtual time: what `study.shape_rates` measures on a server."""
 
 import functools
-from collections.abc import Mapping
-from typing import Any
 
 from connector_tax.artifacts.names import Launch, baseline_of
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.rehearsal.machine import Machine
 from connector_tax.study.design import launch_seed
 from connector_tax.study.shape_rates import fastest_burst, shapes_of
 
 
-def rehearse_shapes(
-    study: Mapping[str, Any], machine: Machine
-) -> tuple[dict[str, list[float]], float]:
+def rehearse_shapes(study: StudyDocument, machine: Machine) -> tuple[dict[str, list[float]], float]:
     """Cell name to when its requests are completed, s; and how long all the probes take, s."""
     config = study["config"]
     baseline = baseline_of(config)

@@ -20,11 +20,14 @@ from connector_tax.analysis.reference import (
     reference_rates,
 )
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.stage_records import ConclusionRecord, RatesRecord, ShapeRatesRecord
 from connector_tax.artifacts.study_file import Study, launches, load_study
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import TaxRow
+from connector_tax.artifacts.tables import Row, TaxRow
 from connector_tax.files import read_json, write_json, write_text
 from connector_tax.rehearsal.machine import Machine
 from connector_tax.rehearsal.shapes import rehearse_shapes
@@ -59,14 +62,14 @@ class Rehearsal:
     study: Study
     own_blocks: int
     machine: Machine
-    rates: Mapping[str, Any] | None
+    rates: RatesRecord | None
     no_rate: str | None
     probes_s: float | None
     indexes: Mapping[Launch, LaunchIndex]
-    records: Mapping[tuple[Launch, str], Mapping[str, Any]]
-    rows: list[dict[str, Any]]
+    records: Mapping[tuple[Launch, str], CellRecord]
+    rows: list[Row]
     taxes: list[TaxRow]
-    hypotheses: list[dict[str, Any]]
+    hypotheses: list[ConclusionRecord]
 
     def own_indexes(self, phase: str) -> Iterator[LaunchIndex]:
         """The launches of a phase that the study itself has."""
@@ -75,7 +78,7 @@ class Rehearsal:
                 yield index
 
 
-def rehearse(study: Mapping[str, Any], machine: Machine, root: Path) -> Rehearsal:
+def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
     """Rehearse a study in the empty folder `root`.
 
     Raises:
@@ -87,12 +90,12 @@ def rehearse(study: Mapping[str, Any], machine: Machine, root: Path) -> Rehearsa
     _run(document, "A", root)
     loaded = load_study(root / paths.STUDY)
     cells = load_cells(loaded, "A")
-    rates: dict[str, Any] | None = None
+    rates: RatesRecord | None = None
     no_rate: str | None = None
     probes_s: float | None = None
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     taxes: list[TaxRow] = []
-    hypotheses: list[dict[str, Any]] = []
+    hypotheses: list[ConclusionRecord] = []
     try:
         rates = reference_rates(loaded, cells, judge_launches(loaded, cells, read_loads(cells)))
     except NoReferenceRateError as error:
@@ -131,7 +134,7 @@ def rehearse(study: Mapping[str, Any], machine: Machine, root: Path) -> Rehearsa
     )  # fmt: skip
 
 
-def rehearse_at(study: Mapping[str, Any], root: Path, rates: Mapping[str, Any]) -> None:
+def rehearse_at(study: StudyDocument, root: Path, rates: RatesRecord) -> None:
     """Rehearse a study's launches, in the empty folder `root`, at reference rates that are known.
 
     Args:
@@ -147,19 +150,19 @@ def rehearse_at(study: Mapping[str, Any], root: Path, rates: Mapping[str, Any]) 
 
 
 def _shape_rates(
-    study: Mapping[str, Any], completed_s: Mapping[str, Sequence[float]]
-) -> dict[str, Any]:
+    study: StudyDocument, completed_s: Mapping[str, Sequence[float]]
+) -> ShapeRatesRecord:
     try:
         return shape_rates_content(study, completed_s)
     except ShapeRateError as error:
         raise RehearsalError(str(error)) from None
 
 
-def _prepared(study: Mapping[str, Any], root: Path) -> dict[str, Any]:
+def _prepared(study: StudyDocument, root: Path) -> StudyDocument:
     """Write what stands around the launches; the design as it is rehearsed."""
-    config = {**study["config"]}
+    config = study["config"].copy()
     config["statistics"] = {**config["statistics"], "resamples": RESAMPLES}
-    document = {**study, "config": config}
+    document: StudyDocument = {**study, "config": config}
     if study["blocks"] < MIN_BLOCKS_FOR_VERDICT:
         config["blocks"] = document["blocks"] = MIN_BLOCKS_FOR_VERDICT
         document["run_order"] = run_order(config)
@@ -171,7 +174,7 @@ def _prepared(study: Mapping[str, Any], root: Path) -> dict[str, Any]:
     return document
 
 
-def _run(document: Mapping[str, Any], phase: str, root: Path) -> None:
+def _run(document: StudyDocument, phase: str, root: Path) -> None:
     """Rehearse every launch of a phase, in as many processes as there are CPUs."""
     todo = [[launch.config, launch.block, phase] for launch in launches(document, phase)]
     count = len(os.sched_getaffinity(0))

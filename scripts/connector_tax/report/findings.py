@@ -1,12 +1,12 @@
 """Hypotheses, success criteria and the prior, where the study has what they are about."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from connector_tax import text
+from connector_tax.artifacts.stage_records import ConclusionRecord
 from connector_tax.figures.tables import StudyTables
-from connector_tax.report.tables import Cell, Row, Table, lost, table
+from connector_tax.report.tables import Table, TableCell, TableRow, lost, table
 from connector_tax.report.taxes import interval, judged, number, percent
 
 NEEDS = {
@@ -17,7 +17,10 @@ NEEDS = {
     "H5": ("mooncake_both",),
     "H6": ("mooncake_both",),
 }
-AXES = {"H5": "input_tokens", "H6": "output_tokens"}
+AXES: dict[str, Literal["input_tokens", "output_tokens"]] = {
+    "H5": "input_tokens",
+    "H6": "output_tokens",
+}
 QUESTIONS = {
     "H1": "The tax persists on a single instance under synthetic load",
     "H2": "The NIXL–Mooncake gap is the connectors' own, not coupling",
@@ -62,12 +65,12 @@ def _asked(study: StudyTables, hypothesis: str) -> bool:
     return enough and known.issuperset(NEEDS[hypothesis])
 
 
-def hypotheses(study: StudyTables) -> list[tuple[str, str, Mapping[str, Any]]]:
+def hypotheses(study: StudyTables) -> list[tuple[str, str, ConclusionRecord]]:
     """Id, question and finding of each hypothesis that the study can be asked."""
     return [
-        (item["id"], QUESTIONS[item["id"]], item)
+        (name, QUESTIONS[name], item)
         for item in study.hypotheses["hypotheses"]
-        if _asked(study, item["id"])
+        if _asked(study, name := str(item["id"]))
     ]
 
 
@@ -81,7 +84,7 @@ def criteria(study: StudyTables) -> list[tuple[str, str, str]]:
     return [
         (criterion.words, REPORTED[verdict] if criterion.reported else verdict, item["sentence"])
         for item in study.hypotheses["criteria"]
-        for criterion, verdict in [(CRITERIA[item["id"]], item["verdict"])]
+        for criterion, verdict in [(CRITERIA[int(item["id"])], item["verdict"])]
         if all(_asked(study, name) for name in criterion.needs)
     ]
 
@@ -91,8 +94,11 @@ def prior(study: StudyTables) -> Table | None:
     given = study.settings["hypotheses"]["prior"]
     taxes = study.taxes_at("ref_safe", "ttft_p90")
     plain_s = given["plain_ttft_p90_s"]
-    keys = {"nixl_both": "nixl_ttft_p90_s", "mooncake_both": "mooncake_both_ttft_p90_s"}
-    shown = [item for item in study.connectors if item.id in keys]
+    known = {
+        "nixl_both": given["nixl_ttft_p90_s"],
+        "mooncake_both": given["mooncake_both_ttft_p90_s"],
+    }
+    shown = [item for item in study.connectors if item.id in known]
     if not shown:
         return None
     columns = (
@@ -100,11 +106,11 @@ def prior(study: StudyTables) -> Table | None:
         "95 % interval, %", "Verdict",
     )  # fmt: skip
     plain_ms = next((row.plain_ms for row in taxes.values() if row.plain_ms is not None), None)
-    dash = Cell(text.DASH)
-    cells = [number(plain_s), dash, number(plain_ms), dash, dash, Cell("")]
-    rows = [Row([Cell(study.label(study.baseline)), *cells])]
+    dash = TableCell(text.DASH)
+    cells = [number(plain_s), dash, number(plain_ms), dash, dash, TableCell("")]
+    rows = [TableRow([TableCell(study.label(study.baseline)), *cells])]
     for item in shown:
-        row, prior_s = taxes.get(item.id), given[keys[item.id]]
+        row, prior_s = taxes.get(item.id), known[item.id]
         if row is None or row.status != "valid":
             reason = "not measured at ref_safe" if row is None else f"{row.status}: {row.reason}"
             first = [item.label, f"{prior_s:.2f}", text.signed(100 * (prior_s / plain_s - 1), 1)]
@@ -112,6 +118,6 @@ def prior(study: StudyTables) -> Table | None:
             continue
         measured = [number(row.config_ms), percent(row.tax), interval(row.tax_lo, row.tax_hi)]
         prior_tax = percent(prior_s / plain_s - 1)
-        cells = [number(prior_s), prior_tax, *measured, Cell(judged(study, row))]
-        rows.append(Row([Cell(item.label), *cells]))
+        cells = [number(prior_s), prior_tax, *measured, TableCell(judged(study, row))]
+        rows.append(TableRow([TableCell(item.label), *cells]))
     return table("prior-table", columns, rows)

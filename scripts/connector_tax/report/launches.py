@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import names, paths
+from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
@@ -22,7 +22,7 @@ class CellState:
     name: str
     status: str
     reason: str
-    record: dict[str, Any] | None
+    record: CellRecord | None
     link: str | None
 
     @property
@@ -89,7 +89,9 @@ def _cell(
     study: StudyTables, relative: Path, phase: str, name: str, index: LaunchIndex
 ) -> CellState:
     path = relative / name / paths.cell_record(phase, name)
-    record = read_json(study.root / path) if (study.root / path).exists() else None
+    record: CellRecord | None = (
+        read_json(study.root / path) if (study.root / path).exists() else None
+    )
     link = path.as_posix() if record is not None else None
     entry = index.entry(name)
     if entry is None:

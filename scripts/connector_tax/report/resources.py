@@ -4,7 +4,7 @@ from connector_tax import text
 from connector_tax.artifacts.tables import EngineRow, ResourceRow
 from connector_tax.figures.fig10_resources import PANELS, decimals
 from connector_tax.figures.tables import StudyTables
-from connector_tax.report.tables import Cell, Row, Table, lost, table
+from connector_tax.report.tables import Table, TableCell, TableRow, lost, table
 from connector_tax.report.taxes import interval, number, percent
 
 
@@ -21,22 +21,22 @@ def overview(study: StudyTables) -> Table:
         values = [r.plain_mean for (_, n), r in valid.items() if n == name]
         value = next((v for v in values if v is not None), None)
         words = text.DASH if value is None else text.signed(value, decimals([value]))
-        plain.append(Cell(words.removeprefix("+"), value))
-    rows = [Row([Cell(f"{study.label(study.baseline)} itself"), *plain])]
+        plain.append(TableCell(words.removeprefix("+"), value))
+    rows = [TableRow([TableCell(f"{study.label(study.baseline)} itself"), *plain])]
     for item in study.connectors:
         cells = [_difference(valid.get((item.id, name)), digits[name]) for name in shown]
-        rows.append(Row([Cell(item.label), *cells]))
+        rows.append(TableRow([TableCell(item.label), *cells]))
     return table("resource-taxes", ("Configuration", *(PANELS[name] for name in shown)), rows)
 
 
-def _difference(row: ResourceRow | None, digits: int) -> Cell:
+def _difference(row: ResourceRow | None, digits: int) -> TableCell:
     if row is None or row.difference is None:
-        return Cell(text.DASH)
+        return TableCell(text.DASH)
     said = text.signed(row.difference, digits)
     if row.difference_lo is not None and row.difference_hi is not None:
         ends = (text.signed(end, digits) for end in (row.difference_lo, row.difference_hi))
         said = f"{said} [{', '.join(ends)}]"
-    return Cell(said, row.difference)
+    return TableCell(said, row.difference)
 
 
 def everything(study: StudyTables) -> Table:
@@ -55,17 +55,17 @@ def everything(study: StudyTables) -> Table:
             row.plain_mean, row.config_mean, row.difference, row.difference_lo, row.difference_hi,
         )  # fmt: skip
         cells = [
-            *map(Cell, first),
-            *(Cell(text.compact(value), value) for value in numbers),
+            *map(TableCell, first),
+            *(TableCell(text.compact(value), value) for value in numbers),
             percent(row.tax),
             interval(row.tax_lo, row.tax_hi),
             number(row.p_value, 3),
-            Cell(text.compact(row.aa_difference), row.aa_difference),
-            Cell(row.companions),
+            TableCell(text.compact(row.aa_difference), row.aa_difference),
+            TableCell(row.companions),
             number(row.n_blocks, 0),
-            Cell(row.interval_method),
+            TableCell(row.interval_method),
         ]
-        rows.append(Row(cells))
+        rows.append(TableRow(cells))
     return table("all-resources", columns, rows)
 
 
@@ -97,13 +97,13 @@ def settings(study: StudyTables) -> Table:
     plain = study.against("plain")
     columns = ("Configuration", "Setting", "Value", plain, "Differs", "Read from", "Remark")
     rows = [
-        Row(
+        TableRow(
             [
-                Cell(study.label(row.config)),
-                *(Cell(said or text.DASH) for said in (row.setting, row.value, row.plain)),
-                Cell(text.compact(row.differs)),
-                Cell(row.source or text.DASH),
-                Cell(row.reason),
+                TableCell(study.label(row.config)),
+                *(TableCell(said or text.DASH) for said in (row.setting, row.value, row.plain)),
+                TableCell(text.compact(row.differs)),
+                TableCell(row.source or text.DASH),
+                TableCell(row.reason),
             ]
         )
         for row in study.engine

@@ -4,10 +4,9 @@ From the first planned request until the window ends, in BINS equal parts; a par
 median of what was recorded in it, and a part without a record is a gap.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -18,6 +17,7 @@ from connector_tax.analysis.measure import WAITING, gauge_values
 from connector_tax.analysis.quiet import read_machine
 from connector_tax.analysis.records import REQUESTS, STEPS, empty_frame, read_records
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_jsonl
 from connector_tax.report.launches import CellState, LaunchReport
@@ -81,7 +81,7 @@ def _series(root: Path, cell: CellState) -> CellSeries:
     return CellSeries(cell, warm, strokes, [_drawing(*pair, edges) for pair in samples])
 
 
-def _samples(path: Path, record: Mapping[str, Any], edges: Floats) -> tuple[list[Samples], Floats]:
+def _samples(path: Path, record: CellRecord, edges: Floats) -> tuple[list[Samples], Floats]:
     """The samples of each of COLUMNS, and when a request was due that failed or was dropped."""
 
     def read(kind: str, samples: Callable[[Path, str], list[Samples]]) -> list[Samples]:

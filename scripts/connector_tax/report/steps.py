@@ -6,7 +6,7 @@ from connector_tax import text
 from connector_tax.artifacts.names import REFERENCES
 from connector_tax.artifacts.tables import StepTaxRow
 from connector_tax.figures.tables import StudyTables
-from connector_tax.report.tables import Cell, Row, Table, table
+from connector_tax.report.tables import Table, TableCell, TableRow, table
 from connector_tax.report.taxes import number
 
 SHOWN_US = 1.0  # hooks below this mean per step are in hooks.csv alone
@@ -36,11 +36,18 @@ def step_taxes(study: StudyTables) -> list[StepTaxes]:
         if rate is None or not any(by_metric.values()):
             continue
         rows = [
-            Row([Cell(item.label), *(_tax(rows_of.get(item.id)) for rows_of in by_metric.values())])
+            TableRow(
+                [
+                    TableCell(item.label),
+                    *(_tax(rows_of.get(item.id)) for rows_of in by_metric.values()),
+                ]
+            )
             for item in study.connectors
         ]
         noise = [next(iter(rows_of.values()), None) for rows_of in by_metric.values()]
-        rows.append(Row([Cell(study.against("plain over plain (A/A)")), *map(_noise, noise)]))
+        rows.append(
+            TableRow([TableCell(study.against("plain over plain (A/A)")), *map(_noise, noise)])
+        )
         columns = ("Configuration", *METRICS.values())
         tables.append(StepTaxes(reference, rate, table(f"steps-{reference}", columns, rows)))
     return tables
@@ -60,46 +67,46 @@ def hooks(study: StudyTables) -> Table | None:
         for row in dear:
             share = None if row.share is None else 100 * row.share
             rows.append(
-                Row(
+                TableRow(
                     [
-                        Cell(item.label),
-                        Cell(row.hook),
-                        Cell(row.child or "itself"),
-                        Cell(row.process),
+                        TableCell(item.label),
+                        TableCell(row.hook),
+                        TableCell(row.child or "itself"),
+                        TableCell(row.process),
                         _microseconds(row.p50_us, row.p50_lo_us, row.p50_hi_us),
                         _microseconds(row.mean_us, row.mean_lo_us, row.mean_hi_us),
                         number(share),
-                        Cell(f"{row.n_ran} of {row.n_steps}", row.n_ran / row.n_steps),
+                        TableCell(f"{row.n_ran} of {row.n_steps}", row.n_ran / row.n_steps),
                         number(row.empty_us, 1),
                     ]
                 )
             )
         if below := len(own) - len(dear):
             words = f"{below} {'other ' * bool(dear)}hook{'s' * (below > 1)} below 1 µs per step"
-            dashes = [Cell(text.DASH)] * (len(columns) - 2)
-            rows.append(Row([Cell(item.label), Cell(words), *dashes], lost=True))
+            dashes = [TableCell(text.DASH)] * (len(columns) - 2)
+            rows.append(TableRow([TableCell(item.label), TableCell(words), *dashes], lost=True))
     return table("hooks", columns, rows) if rows else None
 
 
-def _microseconds(value: float | None, low: float | None, high: float | None) -> Cell:
+def _microseconds(value: float | None, low: float | None, high: float | None) -> TableCell:
     """'12.3 [10.1, 14.6]', without brackets where there is no interval."""
     if value is None:
-        return Cell(text.DASH)
+        return TableCell(text.DASH)
     ends = "" if low is None or high is None else f" [{_short(low)}, {_short(high)}]"
-    return Cell(_short(value) + ends, value)
+    return TableCell(_short(value) + ends, value)
 
 
 def _short(value: float) -> str:
     return text.number(value, 1 if abs(value) < 99.95 else 0)
 
 
-def _tax(row: StepTaxRow | None) -> Cell:
+def _tax(row: StepTaxRow | None) -> TableCell:
     if row is None or row.us is None:
-        return Cell(row.reason if row is not None else "missing")
-    return Cell(text.size(row.us, row.lo_us, row.hi_us), row.us)
+        return TableCell(row.reason if row is not None else "missing")
+    return TableCell(text.size(row.us, row.lo_us, row.hi_us), row.us)
 
 
-def _noise(row: StepTaxRow | None) -> Cell:
+def _noise(row: StepTaxRow | None) -> TableCell:
     if row is None or row.aa_us is None:
-        return Cell(text.DASH)
-    return Cell(text.size(row.aa_us, row.aa_lo_us, row.aa_hi_us), row.aa_us)
+        return TableCell(text.DASH)
+    return TableCell(text.size(row.aa_us, row.aa_lo_us, row.aa_hi_us), row.aa_us)

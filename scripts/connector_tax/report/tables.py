@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What a cell says, and the number it is sorted by; None sorts it by its text."""
 
     text: str
@@ -13,10 +13,10 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """The cells of a row; `lost` marks one that has no number, for the reason it gives."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[TableCell]
     lost: bool = False
 
 
@@ -32,11 +32,11 @@ class Table:
 
     id: str
     columns: Sequence[tuple[str, bool]]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     same: Sequence[str]
 
 
-def table(name: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
+def table(name: str, columns: Sequence[str], rows: Sequence[TableRow]) -> Table:
     """The table without the columns, but the first, that say the same in every row."""
     full = [row for row in rows if not row.lost]
     texts = [{row.cells[place].text for row in full} for place in range(len(columns))]
@@ -58,12 +58,12 @@ def table(name: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
     return Table(
         name,
         [(columns[place], number) for place, number in zip(kept, numeric, strict=True)],
-        [Row([row.cells[place] for place in kept], row.lost) for row in rows],
+        [TableRow([row.cells[place] for place in kept], row.lost) for row in rows],
         same,
     )
 
 
-def lost(columns: Sequence[str], first: Sequence[str], reason: str) -> Row:
+def lost(columns: Sequence[str], first: Sequence[str], reason: str) -> TableRow:
     """A row without numbers: what it is about, then dashes, then the reason."""
-    dashes = [Cell("–")] * (len(columns) - len(first) - 1)
-    return Row([*map(Cell, first), *dashes, Cell(reason)], lost=True)
+    dashes = [TableCell("–")] * (len(columns) - len(first) - 1)
+    return TableRow([*map(TableCell, first), *dashes, TableCell(reason)], lost=True)

@@ -7,7 +7,7 @@ from connector_tax import text
 from connector_tax.artifacts.names import MARKED, POINT_ESTIMATE, REFERENCES
 from connector_tax.artifacts.tables import AmplificationRow, TaxRow
 from connector_tax.figures.tables import StudyTables
-from connector_tax.report.tables import Cell, Row, Table, lost, table
+from connector_tax.report.tables import Table, TableCell, TableRow, lost, table
 
 METRICS = {
     "ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90", "ttft_p50": "TTFT p50",
@@ -18,7 +18,7 @@ VERDICTS = {POINT_ESTIMATE: "no verdict", MARKED: "no verdict"}
 
 
 @dataclass(frozen=True)
-class TaxTable:
+class TaxSection:
     """The taxes of one metric at one reference rate."""
 
     title: str
@@ -26,7 +26,7 @@ class TaxTable:
     table: Table
 
 
-def at_references(study: StudyTables) -> list[TaxTable]:
+def at_references(study: StudyTables) -> list[TaxSection]:
     """TTFT and TPOT p90 at both reference rates; ref_load only where it is another rate."""
     tables = []
     for reference in REFERENCES:
@@ -36,7 +36,7 @@ def at_references(study: StudyTables) -> list[TaxTable]:
             if rows and rate is not None:
                 title = f"{METRICS[metric]} at {reference} ({rate:g} requests/s), {rows[0].family}"
                 own = _headline_table(study, f"{metric}-{reference}", rows)
-                tables.append(TaxTable(title, rows, own))
+                tables.append(TaxSection(title, rows, own))
     return tables
 
 
@@ -50,13 +50,13 @@ def _headline_table(study: StudyTables, name: str, rows: Sequence[TaxRow]) -> Ta
     return table(name, columns, [_headline_row(study, columns, row) for row in rows])
 
 
-def _headline_row(study: StudyTables, columns: Sequence[str], row: TaxRow) -> Row:
+def _headline_row(study: StudyTables, columns: Sequence[str], row: TaxRow) -> TableRow:
     name = study.label(row.config)
     if row.status != "valid":
         return lost(columns, [name], f"{row.status}: {row.reason}")
-    return Row(
+    return TableRow(
         [
-            Cell(name),
+            TableCell(name),
             number(row.config_ms),
             number(row.plain_ms),
             percent(row.tax),
@@ -69,8 +69,8 @@ def _headline_row(study: StudyTables, columns: Sequence[str], row: TaxRow) -> Ro
             number(row.n_plain, 0),
             number(row.n_blocks, 0),
             number(row.blocks_needed, 0),
-            Cell(row.interval_method),
-            Cell(judged(study, row)),
+            TableCell(row.interval_method),
+            TableCell(judged(study, row)),
         ]
     )
 
@@ -87,9 +87,11 @@ def by_device(study: StudyTables) -> Table | None:
     for metric in HEADLINE:
         for config, tax in study.taxes_at("ref_safe", metric).items():
             own = [row for row in shown if (row.config, row.metric) == (config, metric)]
-            cells = [Cell(text.tax(row.tax, row.tax_lo, row.tax_hi), row.tax) for row in own]
-            first = [Cell(study.label(config)), Cell(METRICS[metric])]
-            rows.append(Row([*first, *cells, number(own[0].same_p, 3), Cell(judged(study, tax))]))
+            cells = [TableCell(text.tax(row.tax, row.tax_lo, row.tax_hi), row.tax) for row in own]
+            first = [TableCell(study.label(config)), TableCell(METRICS[metric])]
+            rows.append(
+                TableRow([*first, *cells, number(own[0].same_p, 3), TableCell(judged(study, tax))])
+            )
     return table("by-device", columns, rows)
 
 
@@ -106,11 +108,11 @@ def where_the_cost_sits(study: StudyTables) -> Table | None:
     if not any(row.step_tax_us is not None for row in known):
         return None
     cells = [
-        Row(
+        TableRow(
             [
-                Cell(study.label(row.config)),
+                TableCell(study.label(row.config)),
                 *(
-                    Cell(text.DASH if us is None else text.signed(us, 0), us)
+                    TableCell(text.DASH if us is None else text.signed(us, 0), us)
                     for us in (
                         row.step_tax_us, row.callback_us, row.unattributed_us,
                         row.engine_step_tax_us,
@@ -136,19 +138,19 @@ def amplification(study: StudyTables) -> Table | None:
     return table("amplification", columns, [_gap_row(study, columns, row) for row in rows])
 
 
-def _gap_row(study: StudyTables, columns: Sequence[str], row: AmplificationRow) -> Row:
+def _gap_row(study: StudyTables, columns: Sequence[str], row: AmplificationRow) -> TableRow:
     first = [study.label(row.config), METRICS[row.metric]]
     if row.status != "valid":
         return lost(columns, first, f"{row.status}: {row.reason}")
-    return Row(
+    return TableRow(
         [
-            *map(Cell, first),
+            *map(TableCell, first),
             percent(row.tax_ref_safe),
             percent(row.tax_ref_load),
             percent(row.gap),
             interval(row.gap_lo, row.gap_hi),
-            Cell(row.interval_method),
-            Cell(f"no verdict: {study.labelled(row.mark)}" if row.mark else ""),
+            TableCell(row.interval_method),
+            TableCell(f"no verdict: {study.labelled(row.mark)}" if row.mark else ""),
         ]
     )
 
@@ -168,18 +170,18 @@ def others(study: StudyTables) -> Table:
             rows.append(lost(columns, first, f"{row.status}: {row.reason}"))
             continue
         rows.append(
-            Row(
+            TableRow(
                 [
-                    *map(Cell, first),
-                    Cell(text.compact(row.rate_rps), row.rate_rps),
-                    Cell(METRICS[row.metric]),
+                    *map(TableCell, first),
+                    TableCell(text.compact(row.rate_rps), row.rate_rps),
+                    TableCell(METRICS[row.metric]),
                     percent(row.tax),
                     interval(row.tax_lo, row.tax_hi),
                     percent(row.aa_tax),
-                    Cell(row.family),
+                    TableCell(row.family),
                     number(row.n_config, 0),
                     number(row.n_plain, 0),
-                    Cell(judged(study, row)),
+                    TableCell(judged(study, row)),
                 ]
             )
         )
@@ -189,14 +191,14 @@ def others(study: StudyTables) -> Table:
 def resolution(study: StudyTables) -> Table:
     """What a cell of n requests can resolve."""
     rows = [
-        Row(
+        TableRow(
             [
-                Cell(row["source"]),
-                Cell(row["metric"].upper()),
-                Cell(row["where"]),
+                TableCell(row["source"]),
+                TableCell(row["metric"].upper()),
+                TableCell(row["where"]),
                 number(row["sigma"], 3),
                 number(row["n"], 0),
-                Cell(f"±{100 * row['half_width']:.1f}", row["half_width"]),
+                TableCell(f"±{100 * row['half_width']:.1f}", row["half_width"]),
             ]
         )
         for row in study.hypotheses["resolution"]
@@ -210,16 +212,16 @@ def judged(study: StudyTables, row: TaxRow) -> str:
     return f"{verdict} ({study.labelled(row.mark)})" if row.mark else verdict
 
 
-def percent(value: float | None) -> Cell:
+def percent(value: float | None) -> TableCell:
     """A share as a cell, in per cent."""
-    return Cell(text.DASH if value is None else text.signed(100 * value, 1), value)
+    return TableCell(text.DASH if value is None else text.signed(100 * value, 1), value)
 
 
-def number(value: float | None, decimals: int = 2) -> Cell:
+def number(value: float | None, decimals: int = 2) -> TableCell:
     """A plain number as a cell."""
-    return Cell(text.number(value, decimals), value)
+    return TableCell(text.number(value, decimals), value)
 
 
-def interval(low: float | None, high: float | None) -> Cell:
+def interval(low: float | None, high: float | None) -> TableCell:
     """An interval as a cell, sorted by its lower end."""
-    return Cell(text.interval(low, high), low)
+    return TableCell(text.interval(low, high), low)

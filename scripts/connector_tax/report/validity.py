@@ -3,31 +3,37 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from connector_tax import text
+from connector_tax.artifacts.cell_records import CheckRecord, CountsRecord
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import CellState, LaunchReport
-from connector_tax.report.tables import Cell, Row, Table, table
+from connector_tax.report.tables import Table, TableCell, TableRow, table
 from connector_tax.report.taxes import number, percent
 
-CRITERIA = {
+CRITERIA: dict[Literal["throughput_ratio", "waiting", "ttft_ratio"], str] = {
     "throughput_ratio": "throughput / rate", "waiting": "queue", "ttft_ratio": "TTFT ratio",
 }  # fmt: skip
+
+COUNTS: tuple[Literal["planned", "sent", "ok", "dropped", "measured_ok"], ...] = (
+    "planned", "sent", "ok", "dropped", "measured_ok",
+)  # fmt: skip
 
 
 def lost_cells(study: StudyTables, launches: Sequence[LaunchReport]) -> Table | None:
     """Every cell that has no number, with its reason; None where all have."""
     columns = ("Configuration", "Block", "Phase", "Cell", "State", "Reason")
     rows = [
-        Row(
+        TableRow(
             [
-                Cell(study.label(launch.config)),
+                TableCell(study.label(launch.config)),
                 number(launch.block, 0),
-                Cell(launch.phase),
-                Cell(cell.name),
-                Cell(cell.status),
-                Cell(cell.reason or launch.reason),
+                TableCell(launch.phase),
+                TableCell(cell.name),
+                TableCell(cell.status),
+                TableCell(cell.reason or launch.reason),
             ]
         )
         for launch in launches
@@ -43,15 +49,14 @@ def checks(launch: LaunchReport) -> Table | None:
     if not measured:
         return None
     names = list(dict.fromkeys(name for cell in measured for name in _health(cell)))
-    counts = ("planned", "sent", "ok", "dropped", "measured_ok")
-    columns = ("Cell", "State", *counts, "failed", *names)
+    columns = ("Cell", "State", *COUNTS, "failed", *names)
     rows = [
-        Row(
+        TableRow(
             [
-                Cell(cell.name),
-                Cell(cell.status),
-                *(number(_counts(cell)[name], 0) for name in counts),
-                Cell(text.compact(_counts(cell)["failed"]) or "none"),
+                TableCell(cell.name),
+                TableCell(cell.status),
+                *(number(_counts(cell)[name], 0) for name in COUNTS),
+                TableCell(text.compact(_counts(cell)["failed"]) or "none"),
                 *(_check(cell, name) for name in names),
             ]
         )
@@ -61,23 +66,24 @@ def checks(launch: LaunchReport) -> Table | None:
     return table(name, columns, rows)
 
 
-def _health(cell: CellState) -> dict[str, dict[str, object]]:
+def _health(cell: CellState) -> dict[str, CheckRecord]:
     return cell.record["health"] if cell.record else {}
 
 
-def _counts(cell: CellState) -> dict[str, float]:
-    return cell.record["counts"] if cell.record else {}
+def _counts(cell: CellState) -> CountsRecord:
+    assert cell.record is not None
+    return cell.record["counts"]
 
 
-def _check(cell: CellState, name: str) -> Cell:
+def _check(cell: CellState, name: str) -> TableCell:
     """Value and bound of a check; one that failed says so."""
     result = _health(cell).get(name)
     if result is None:
-        return Cell(text.DASH)
+        return TableCell(text.DASH)
     words = f"{text.compact(result['value'])} ({text.compact(result['bound'])})"
     value = result["value"]
     key = float(value) if isinstance(value, int | float) else None
-    return Cell(words if result["pass"] else f"{words} FAILED", key)
+    return TableCell(words if result["pass"] else f"{words} FAILED", key)
 
 
 def reference_rates(study: StudyTables) -> Table:
@@ -87,7 +93,7 @@ def reference_rates(study: StudyTables) -> Table:
     rows = []
     for config, by_rate in study.reference["criteria"].items():
         cells = [
-            Cell(
+            TableCell(
                 " / ".join(
                     text.compact(entry[name]["value"]) + "×" * bool(entry[name]["fired"])
                     for name in CRITERIA
@@ -96,7 +102,9 @@ def reference_rates(study: StudyTables) -> Table:
             for entry in by_rate.values()
         ]
         knee = study.reference["saturation_rate_rps"].get(config)
-        rows.append(Row([Cell(study.label(config)), *cells, Cell(text.compact(knee), knee)]))
+        rows.append(
+            TableRow([TableCell(study.label(config)), *cells, TableCell(text.compact(knee), knee)])
+        )
     return table("criteria", columns, rows)
 
 
@@ -157,12 +165,12 @@ def drift_table(drift: Sequence[DriftRow]) -> Table:
     """Every comparison of plain with itself later in the block."""
     columns = ("Block", "Phase", "Cell", "Metric", "Earlier, ms", "Later, ms", "Change, %")
     rows = [
-        Row(
+        TableRow(
             [
                 number(int(row.block), 0),
-                Cell(row.phase),
-                Cell(row.cell),
-                Cell(row.metric),
+                TableCell(row.phase),
+                TableCell(row.cell),
+                TableCell(row.metric),
                 number(row.earlier_ms, 3),
                 number(row.later_ms, 3),
                 percent(row.change),

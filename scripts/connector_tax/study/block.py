@@ -12,15 +12,15 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
-from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_file import launches, read_study
+from connector_tax.artifacts.study_records import StudyConfig
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.files import ArtifactError
 from connector_tax.linux import WARNING, die_with_parent, ignore_warning
 from connector_tax.study.device import DeviceError
 from connector_tax.study.slots import enter_block_slot
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(parser, argv, _drive, (ArtifactError, DeviceError))
 
 
-def end_s(config: Mapping[str, Any]) -> int:
+def end_s(config: StudyConfig) -> int:
     """Seconds in which a block that is told to end has ended: its longest cell, and the stop.
 
     Args:
@@ -56,7 +56,7 @@ def _drive(arguments: argparse.Namespace) -> int:
     # Imported here: the workflow imports this module, and is planned without the doctor's.
     from connector_tax.study.fit import require_fit
 
-    study = read_json(arguments.study)
+    study = read_study(arguments.study)
     drawn = [la for la in launches(study, arguments.phase) if la.block == arguments.block]
     if not drawn:
         print(f"{arguments.study}: run_order has no block {arguments.block}", file=sys.stderr)

@@ -7,17 +7,16 @@ SHA-256 of its files, so that a later run can tell intact from damaged.
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.analysis.quiet import RULE_KEYS, read_machine
+from connector_tax.analysis.quiet import read_machine, rule_of
 from connector_tax.analysis.validity import (
     Watched,
     assess,
@@ -26,12 +25,21 @@ from connector_tax.analysis.validity import (
     void_reasons,
 )
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import (
+    CellRecord,
+    MeasuredCellRecord,
+    RequestLine,
+    ScrapeLine,
+    ServerCounters,
+    WindowRecord,
+)
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
 from connector_tax.files import (
     ArtifactError,
     fsync_directory,
     make_durable,
-    read_json,
     read_jsonl,
     sha256_file,
     write_bytes,
@@ -63,18 +71,13 @@ from connector_tax.study.usage import suspended_ms
 # A server may count a request just after its last byte: how often and how long to look again.
 COUNTER_READS = 20
 COUNTER_PAUSE_S = 0.1
-# What a resumed launch needs to know of a finished cell.
-_RECORD_KEYS = {
-    **{"files": dict, "schedule": dict, "valid": bool, "void_reasons": list},
-    **{"window": dict, "load_generator": dict},
-}
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedCell:
     """A cell ready to be measured: arrival offsets (ns from its origin) and how bodies are made."""
 
-    cell: Mapping[str, Any]
+    cell: CellPlan
     rate_rps: float
     attempt: int
     arrivals_seed: str
@@ -100,7 +103,7 @@ class Instruments:
     quiet_level_ns: float | None
 
 
-def cell_rule(config: Mapping[str, Any], phase: str) -> CellRule:
+def cell_rule(config: StudyConfig, phase: str) -> CellRule:
     """The load generator's rule for a cell of a phase, from the `cell` section.
 
     Phase A is to show where saturation begins: none of its cells ends for it.
@@ -118,7 +121,7 @@ def cell_rule(config: Mapping[str, Any], phase: str) -> CellRule:
     )
 
 
-def load_generator(study: Mapping[str, Any], server: Server, plan: AffinityPlan) -> LoadGenerator:
+def load_generator(study: StudyDocument, server: Server, plan: AffinityPlan) -> LoadGenerator:
     """The load generator of the study's `load_generator` section, aimed at `server`."""
     options = study["config"]["load_generator"]
     return LoadGenerator(
@@ -133,9 +136,9 @@ def load_generator(study: Mapping[str, Any], server: Server, plan: AffinityPlan)
 
 
 def prepare(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
-    cell: Mapping[str, Any],
+    cell: CellPlan,
     rate_rps: float,
     *,
     attempt: int,
@@ -173,12 +176,12 @@ def prepare(
 
 
 def measure(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
     prepared: PreparedCell,
     instruments: Instruments,
     on_progress: Callable[[Progress], None],
-) -> dict[str, Any]:
+) -> CellRecord:
     """Measure one cell into `<cell>/` of the launch's folder; the content of its cell file.
 
     The folder appears by rename when everything in it is written; an earlier folder of that name
@@ -217,23 +220,23 @@ def measure(
     after = _final_scrape(sampler, before, result)
     if watch is not None:
         watch.close()
-    records: list[dict[str, Any]] = msgspec.to_builtins(result.records)
+    records: list[RequestLine] = msgspec.to_builtins(result.records)
     write_bytes(requests_file, b"".join(msgspec.json.encode(r) + b"\n" for r in records))
     write_bytes(steps_file, step_log.take(result.t_origin_ns, result.t_drained_ns))
-    content = cell_record(study, launch, prepared, result, records, started_utc)
-    content["suspended_ms"] = suspended_ms() - suspended_before
-    counters = {
+    measured = cell_record(study, launch, prepared, result, records, started_utc)
+    measured["suspended_ms"] = suspended_ms() - suspended_before
+    counters: ServerCounters = {
         "before": server_counters(before["values"]),
         "after": server_counters(after["values"]),
     }
     checks = assess(
         records=records,
-        planned=content["counts"]["planned"],
+        planned=measured["counts"]["planned"],
         shape=(prepared.cell["input_tokens"], prepared.cell["output_tokens"]),
-        window=content["window"],
+        window=measured["window"],
         cell=study["config"]["cell"],
         wanted=successes_wanted(study["config"]),
-        suspended_ms=content["suspended_ms"],
+        suspended_ms=measured["suspended_ms"],
         counters=counters,
         scrapes=list(read_jsonl(metrics_file)),
         health=result.health,
@@ -249,12 +252,13 @@ def measure(
     )
     reasons = void_reasons(checks)
     if precision is not None and not result.health["workers_died"]:
-        content["precision"] = precision_record(precision, result, requests_file, study["config"])
+        measured["precision"] = precision_record(precision, result, requests_file, study["config"])
     if watch is not None:
-        content["quiet"] = {"rule": {name: watch.quiet[name] for name in RULE_KEYS}}
+        measured["quiet"] = {"rule": rule_of(watch.quiet)}
     # The scrapes and the machine's samples were written by other processes.
     make_durable(partial)
-    content |= {
+    content: CellRecord = {
+        **measured,
         "health": checks,
         "valid": not reasons,
         "void_reasons": reasons,
@@ -272,7 +276,7 @@ def measure(
     return content
 
 
-def read_intact(folder: Path, phase: str, name: str) -> dict[str, Any] | None:
+def read_intact(folder: Path, phase: str, name: str) -> CellRecord | None:
     """A finished cell's record; None where there is no finished cell.
 
     Raises:
@@ -282,14 +286,7 @@ def read_intact(folder: Path, phase: str, name: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     own = path / paths.cell_record(phase, name)
-    content: dict[str, Any] = read_json(own)
-    try:
-        for key, kind in _RECORD_KEYS.items():
-            if not isinstance(content[key], kind):
-                raise ArtifactError(f"{own}: {key}: found {content[key]!r}: changed by hand?")
-        float(content["schedule"]["rate_rps"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{own}: not the record of a cell: {error!r}") from None
+    content = read_record(own, CellRecord)
     for file, digest in content["files"].items():
         if not (path / file).exists() or sha256_file(path / file) != digest:
             raise ArtifactError(f"{path / file}: missing or changed since it was measured")
@@ -304,9 +301,7 @@ def move_aside(folder: Path, name: str, label: str) -> Path:
     return target
 
 
-def _final_scrape(
-    sampler: MetricsSampler, before: Mapping[str, Any], result: CellResult
-) -> dict[str, Any]:
+def _final_scrape(sampler: MetricsSampler, before: ScrapeLine, result: CellResult) -> ScrapeLine:
     start = server_counters(before["values"])["success"]
     ok = sum(record.status == "ok" for record in result.records)
     for _ in range(COUNTER_READS):
@@ -318,19 +313,20 @@ def _final_scrape(
 
 
 def cell_record(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
     prepared: PreparedCell,
     result: CellResult,
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[RequestLine],
     started_utc: str,
-) -> dict[str, Any]:
+) -> MeasuredCellRecord:
+    """What a cell was and what came of it, before it is judged."""
     planned = int(
         np.searchsorted(
             prepared.offsets_ns, result.t_cooldown_end_ns - result.t_origin_ns, side="left"
         )
     )
-    window = {
+    window: WindowRecord = {
         "t_origin_ns": result.t_origin_ns,
         "t_warmup_end_ns": result.t_warmup_end_ns,
         "t_stop_ns": result.t_stop_ns,
@@ -341,7 +337,7 @@ def cell_record(
     measured = in_window(records, window)
     window_s = (result.t_stop_ns - result.t_warmup_end_ns) / 1e9
     failures = [
-        r["error_kind"] for r in records if r["status"] in ("error", "timeout", "cancelled")
+        str(r["error_kind"]) for r in records if r["status"] in ("error", "timeout", "cancelled")
     ]
     return {
         "phase": launch.phase,

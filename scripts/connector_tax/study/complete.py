@@ -13,9 +13,9 @@ from pathlib import Path
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import PHASES
-from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_file import launches, read_study
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import ArtifactError, make_durable, read_json, write_json
+from connector_tax.files import ArtifactError, make_durable, write_json
 from connector_tax.seals import seal_end
 from connector_tax.study.remeasure import withdraw_failed
 
@@ -26,7 +26,7 @@ def void_cells(study_file: Path, phases: Sequence[str]) -> list[str]:
     Raises:
         ArtifactError: a launch has no index.json: it has not ended.
     """
-    study = read_json(study_file)
+    study = read_study(study_file)
     lines = []
     for launch in (launch for phase in phases for launch in launches(study, phase)):
         folder = launch.folder(study_file.parent)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _conclude(arguments: argparse.Namespace) -> int:
     phases = [arguments.phase] if arguments.phase else PHASES
     void = void_cells(arguments.study, phases)
-    failed = withdraw_failed(read_json(arguments.study), arguments.study.parent)
+    failed = withdraw_failed(read_study(arguments.study), arguments.study.parent)
     print("".join(f"{line}\n" for line in void), end="", file=sys.stderr)
     if void:
         folder = arguments.study.parent / paths.RUNS

@@ -25,6 +25,13 @@ from connector_tax.artifacts.names import (
     members_of,
     plain_names,
 )
+from connector_tax.artifacts.study_records import (
+    CellPlan,
+    ConfigurationEntry,
+    LaunchPlan,
+    StudyConfig,
+    StudyDocument,
+)
 from connector_tax.config import (
     ConfigError,
     check_study,
@@ -63,7 +70,7 @@ COSMETIC_KEYS = ("label", "purpose")
 EMBEDDED_KEYS = ("id", "gate")
 
 
-def resolve(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+def resolve(config: Mapping[str, Any], source: str) -> StudyDocument:
     """Turn a checked-in configuration into the content of `study.json`.
 
     Args:
@@ -74,47 +81,47 @@ def resolve(config: Mapping[str, Any], source: str) -> dict[str, Any]:
         ConfigError: the configuration, config/configurations.yaml or the engine's file is unusable.
     """
     configurations = load_configurations(shipped("config/configurations.yaml"))
-    check_study(config, source, list(configurations))
-    check_slots(config, source)
-    configurations = with_own(configurations, config, source)
-    config = json.loads(
-        json.dumps({**config, "validity": {**BOUNDS, **config.get("validity", {})}})
+    given = check_study(config, source, list(configurations))
+    check_slots(given, source)
+    configurations = with_own(configurations, given, source)
+    resolved: StudyConfig = json.loads(
+        json.dumps({**given, "validity": {**BOUNDS, **given.get("validity", {})}})
     )
-    engine = config["engine"]
+    engine = resolved["engine"]
     if engine["kind"] == "embedded":
         definition = engine["definition"]
         engine["definition_content"] = load_yaml(shipped(definition))
         validate(engine["definition_content"], "embedded.schema.yaml", definition)
         missing = [
             c
-            for c in config["configurations"]
+            for c in resolved["configurations"]
             if c not in engine["definition_content"]["connectors"]
         ]
         if missing:
             raise ConfigError(f"{definition}: connectors: no entry for {', '.join(missing)}")
-    chosen = [configurations[identifier] for identifier in config["configurations"]]
+    chosen = [configurations[identifier] for identifier in resolved["configurations"]]
     return {
-        "study": config["study"],
-        "design_sha256": sha256_json(measured_design(config, chosen)),
+        "study": resolved["study"],
+        "design_sha256": sha256_json(measured_design(resolved, chosen)),
         "engine_label": engine["label"],
         "emulated": engine["kind"] == "embedded",
         "package_version": __version__,
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seed": config["seed"],
-        "blocks": config["blocks"],
-        "config": config,
+        "seed": resolved["seed"],
+        "blocks": resolved["blocks"],
+        "config": resolved,
         "configurations": chosen,
-        "run_order": run_order(config),
-        "cells": {phase: cells_of(config, phase) for phase in PHASES},
+        "run_order": run_order(resolved),
+        "cells": {phase: cells_of(resolved, phase) for phase in PHASES},
     }
 
 
 def measured_design(
-    config: Mapping[str, Any], configurations: Sequence[Mapping[str, Any]]
+    config: StudyConfig, configurations: Sequence[ConfigurationEntry]
 ) -> dict[str, Any]:
     """The part of the configuration a measurement depends on: what the design hash covers."""
     # A study measured before a section existed has a design without it.
-    design = {key: config[key] for key in MEASUREMENT_KEYS if key in config}
+    design: dict[str, Any] = {k: v for k, v in config.items() if k in MEASUREMENT_KEYS}
     beside = ("definition", "build_python")
     design["engine"] = {k: v for k, v in design["engine"].items() if k not in beside}
     embedded = config["engine"]["kind"] == "embedded"
@@ -129,14 +136,14 @@ def measured_design(
     return design
 
 
-def run_order(config: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def run_order(config: StudyConfig) -> dict[str, list[LaunchPlan]]:
     """The launches of each phase in the order they run: seeded randomised complete blocks.
 
     Each block holds the baseline `plain_launches` times and each other configuration once, all in
     random order: no launch has a place of its own, so that a drift within blocks meets all alike.
     """
     baseline = baseline_of(config)
-    orders: dict[str, list[dict[str, Any]]] = {}
+    orders: dict[str, list[LaunchPlan]] = {}
     for phase in PHASES:
         members = members_of(config, phase)
         orders[phase] = []
@@ -148,7 +155,7 @@ def run_order(config: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return orders
 
 
-def cells_of(config: Mapping[str, Any], phase: str) -> list[dict[str, Any]]:
+def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:
     """The cells of a phase; the rate of Phases B and B' is null: it is data, not design."""
     if phase == "A":
         sweep = config["phase_a"]
@@ -172,7 +179,7 @@ def cells_of(config: Mapping[str, Any], phase: str) -> list[dict[str, Any]]:
     ]
 
 
-def cell_order(study: Mapping[str, Any], launch: Launch) -> list[dict[str, Any]]:
+def cell_order(study: StudyDocument, launch: Launch) -> list[CellPlan]:
     """The launch's cells in the seeded order they run.
 
     With precision-targeted cells Phase A runs in ascending order of rate: a rate can only be
@@ -186,14 +193,14 @@ def cell_order(study: Mapping[str, Any], launch: Launch) -> list[dict[str, Any]]
     return [cells[position] for position in order]
 
 
-def successes_wanted(config: Mapping[str, Any]) -> int:
+def successes_wanted(config: StudyConfig) -> int:
     """The successes a cell must have before it may stop."""
     precision = config["precision"]
     wanted = precision["min_completed_floor"] if precision["enabled"] else None
-    return int(config["cell"]["min_completed"] if wanted is None else wanted)
+    return config["cell"]["min_completed"] if wanted is None else wanted
 
 
-def launch_seed(study: Mapping[str, Any], launch: Launch) -> int:
+def launch_seed(study: StudyDocument, launch: Launch) -> int:
     """The seed the embedded engine draws its per-launch offset from."""
     return int(named_generator(f"{study['seed']}/launch/{launch.name}").integers(2**31))
 
@@ -216,7 +223,7 @@ def has_begun(folder: Path) -> bool:
     return any((folder / name).exists() for name in begun)
 
 
-def refuse_changed_design(existing: Path, resolved: Mapping[str, Any], source: str) -> None:
+def refuse_changed_design(existing: Path, resolved: StudyDocument, source: str) -> None:
     """Stop when a study of another design has begun in the folder.
 
     Before that the design can change: a rehearsal's advice is followed by editing the file.
@@ -226,7 +233,7 @@ def refuse_changed_design(existing: Path, resolved: Mapping[str, Any], source: s
     """
     if not existing.exists() or not has_begun(existing.parent):
         return
-    old = read_json(existing)
+    old: StudyDocument = read_json(existing)
     if old["design_sha256"] == resolved["design_sha256"]:
         return
     lines = differences(

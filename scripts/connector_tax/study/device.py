@@ -14,9 +14,9 @@ import struct
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from connector_tax import nvidia_smi
+from connector_tax.artifacts.study_records import StudyConfig
 
 # Which GPUs a server sees.
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -29,7 +29,7 @@ class DeviceError(Exception):
     """A device cannot be held: somebody else holds it, or it is not known."""
 
 
-def devices_of(config: Mapping[str, Any]) -> list[str]:
+def devices_of(config: StudyConfig) -> list[str]:
     """What a study's server runs on: the UUIDs of its GPUs, else the name `server.device`.
 
     Args:

@@ -13,16 +13,17 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, is_fetched, pythons_of
 from connector_tax.files import read_json, sha256_file
@@ -79,7 +80,7 @@ class Finding:
     text: str
 
 
-def findings(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
+def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     """Every check that applies to the study's engine."""
     engine = study["config"]["engine"]
     if engine["kind"] == "vllm":
@@ -98,7 +99,7 @@ def findings(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
     yield _device(study)
 
 
-def of_slots(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
+def of_slots(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     """The findings; where the study names slots those of each, under its id."""
     slots = study["config"].get("devices")
     if not slots:
@@ -115,7 +116,7 @@ def of_slots(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
         yield from (replace(finding, check=f"{slot['id']}: {finding.check}") for finding in of_slot)
 
 
-def _packages(engine: Mapping[str, Any]) -> Iterator[Finding]:
+def _packages(engine: EngineSection) -> Iterator[Finding]:
     for name in files_of(engine):
         if name.endswith("built.json"):
             yield _built(ROOT / name, engine.get("build_python", PYTHON))
@@ -150,7 +151,7 @@ def _built(stamp: Path, python: str) -> Finding:
     return Finding("environment", "ok", size)
 
 
-def _model(engine: Mapping[str, Any], folder: Path) -> Finding:
+def _model(engine: EngineSection, folder: Path) -> Finding:
     name = engine["model"]
     if not is_fetched(engine):
         there = (ROOT / name / "config.json").exists()
@@ -163,7 +164,7 @@ def _model(engine: Mapping[str, Any], folder: Path) -> Finding:
     return Finding("model", "ok", f"{name}: fetched, {size}, commit {known['commit']}")
 
 
-def _gpus(engine: Mapping[str, Any]) -> Iterator[Finding]:
+def _gpus(engine: EngineSection) -> Iterator[Finding]:
     """Each GPU that a server's ranks will run on."""
     flags = engine["flags"]
     sizes = (flags.get(f"--{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data"))
@@ -178,7 +179,7 @@ def _gpus(engine: Mapping[str, Any]) -> Iterator[Finding]:
         yield from _gpu(engine, gpu)
 
 
-def _gpu(engine: Mapping[str, Any], chosen: str) -> Iterator[Finding]:
+def _gpu(engine: EngineSection, chosen: str) -> Iterator[Finding]:
     try:
         gpu = query_gpus(GPU_FIELDS, chosen, units=False)[0]
     except GpuError as error:
@@ -204,7 +205,7 @@ def _gpu(engine: Mapping[str, Any], chosen: str) -> Iterator[Finding]:
     yield Finding("GPU clocks", "ok" if kept else "warn", text)
 
 
-def _driver(engine: Mapping[str, Any], driver: str) -> Iterator[Finding]:
+def _driver(engine: EngineSection, driver: str) -> Iterator[Finding]:
     """The GPU's driver against the CUDA that the environment's lock brings along."""
     for name in files_of(engine):
         lock = (ROOT / name).parents[1] / "requirements.lock"
@@ -222,13 +223,13 @@ def _driver(engine: Mapping[str, Any], driver: str) -> Iterator[Finding]:
         yield Finding("GPU driver", "ok" if new else "fail", text)
 
 
-def _triton(engine: Mapping[str, Any]) -> Finding:
+def _triton(engine: EngineSection) -> Finding:
     missing = "; ".join(missing_for_triton(engine))
     text = f"{missing}: Triton cannot build its launchers" if missing else "compiler and headers"
     return Finding("Triton", "fail" if missing else "ok", text)
 
 
-def _rdma(study: Mapping[str, Any]) -> Finding:
+def _rdma(study: StudyDocument) -> Finding:
     lacking = without_rdma(study)
     if not lacking:
         return Finding("RDMA", "ok", "a device, or no configuration that asks for one")
@@ -236,7 +237,7 @@ def _rdma(study: Mapping[str, Any]) -> Finding:
     return Finding("RDMA", "fail", text.replace("'", ""))
 
 
-def _cpus(study: Mapping[str, Any]) -> Iterator[Finding]:
+def _cpus(study: StudyDocument) -> Iterator[Finding]:
     yield Finding("CPU", "ok", cpu())
     plan = affinity_plan(study)
     yield Finding("CPU sets", "warn" if plan.warnings else "ok", "; ".join(plan.lines()))
@@ -263,7 +264,7 @@ def governor(cpus: Path) -> Finding:
     return Finding("clock governor", verdict, ", ".join(counts))
 
 
-def _memory(study: Mapping[str, Any], folder: Path) -> Finding:
+def _memory(study: StudyDocument, folder: Path) -> Finding:
     """What is available against what server and pipeline take."""
     engine = study["config"]["engine"]
     device = engine.get("device", "cpu")
@@ -286,7 +287,7 @@ def _memory(study: Mapping[str, Any], folder: Path) -> Finding:
     return Finding("memory", "ok", text)
 
 
-def artifact_bytes(study: Mapping[str, Any], folder: Path) -> float:
+def artifact_bytes(study: StudyDocument, folder: Path) -> float:
     """Expected size of the artifacts still to be written, from record sizes seen."""
     config = study["config"]
     shapes = {(p, c["cell"]): c for p, cells in study["cells"].items() for c in cells}
@@ -306,7 +307,7 @@ def artifact_bytes(study: Mapping[str, Any], folder: Path) -> float:
     return total
 
 
-def _disk(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
+def _disk(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     needed, free = artifact_bytes(study, folder), shutil.disk_usage(folder).free
     text = f"{free / GIB:.1f} GiB free, about {needed / GIB:.2f} GiB of artifacts expected"
     yield Finding("disk", "ok" if free > DISK_RESERVE * needed else "fail", text)
@@ -324,7 +325,7 @@ def _disk(study: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
     yield Finding("disk for the model", "ok" if free > wanted else "warn", text)
 
 
-def _ports(study: Mapping[str, Any]) -> Finding:
+def _ports(study: StudyDocument) -> Finding:
     host = study["config"]["server"]["host"]
     try:
         with contextlib.ExitStack() as stack:
@@ -335,7 +336,7 @@ def _ports(study: Mapping[str, Any]) -> Finding:
     return Finding("ports", "ok", f"{PORTS_OF_A_LAUNCH} free on {host}, as many as a launch takes")
 
 
-def _device(study: Mapping[str, Any]) -> Finding:
+def _device(study: StudyDocument) -> Finding:
     try:
         names = devices_of(study["config"])
         with hold_devices(names, wait_s=0.0):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts.launch_files import EngineRecord, SettingRecord
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import STEP_LOG_PREFIX, without_root
 from connector_tax.study.server_environment import caller_environment, can_change, shown
@@ -57,12 +58,10 @@ _LOG_LINES = {
 }
 _PARTS = ("engine", "worker")
 
-Setting = dict[str, Any]
-
 
 def engine_record(
     server: Server, kind: str, caller: Mapping[str, str], page: str | None
-) -> dict[str, Any]:
+) -> EngineRecord:
     """The settings and the environment of a server that is ready.
 
     Args:
@@ -97,12 +96,18 @@ def remove_settings(folder: Path) -> None:
         _probe_file(folder, part).unlink(missing_ok=True)
 
 
-def _setting(name: str, sources: Mapping[str, Mapping[str, Setting]], kind: str) -> Setting:
+def _setting(
+    name: str, sources: Mapping[str, Mapping[str, SettingRecord]], kind: str
+) -> SettingRecord:
     """The first source that has it; else null and what each says to it."""
-    told = [{**known[name], "source": source} for source, known in sources.items() if name in known]
+    told: list[SettingRecord] = [
+        {"value": known[name]["value"], "source": source, "reason": known[name]["reason"]}
+        for source, known in sources.items()
+        if name in known
+    ]
     for setting in told:
         if setting["value"] is not None:
-            return {key: setting[key] for key in ("value", "source", "reason")}
+            return setting
     if kind == "embedded":
         reason = "the embedded engine has no such setting"
     elif told:
@@ -112,19 +117,19 @@ def _setting(name: str, sources: Mapping[str, Mapping[str, Setting]], kind: str)
     return {"value": None, "source": None, "reason": reason}
 
 
-def _of_probe(folder: Path, leader: int) -> dict[str, Setting]:
-    settings: dict[str, Setting] = {}
+def _of_probe(folder: Path, leader: int) -> dict[str, SettingRecord]:
+    settings: dict[str, SettingRecord] = {}
     for part in _PARTS:
         path = _probe_file(folder, part)
         if not path.exists():
             continue
         written = json.loads(path.read_text(encoding="utf-8"))
         for name, (value, reason) in written["settings"].items():
-            settings[name] = {"value": value, "reason": reason}
+            settings[name] = {"value": value, "source": None, "reason": reason}
         if part == "engine":
             same = written["pid"] == leader
             where = "the API server's" if same else "its own"
-            settings["engine_core_process"] = {"value": where, "reason": None}
+            settings["engine_core_process"] = {"value": where, "source": None, "reason": None}
     return settings
 
 
@@ -132,7 +137,7 @@ def _probe_file(folder: Path, part: str) -> Path:
     return folder / f"{STEP_LOG_PREFIX}.{part}.settings"
 
 
-def _of_metrics(page: str | None) -> dict[str, Setting]:
+def _of_metrics(page: str | None) -> dict[str, SettingRecord]:
     # Imported late: the driver starts its server first.
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -143,14 +148,18 @@ def _of_metrics(page: str | None) -> dict[str, Setting]:
     except ValueError:
         return {}
     labels = next((sample.labels for sample in samples if sample.name == _METRIC), {})
-    settings = {}
+    settings: dict[str, SettingRecord] = {}
     for name, (label, parse) in _LABELS.items():
         # The API server prints None for what only the engine core has settled.
         if labels.get(label, "None") != "None":
-            settings[name] = {"value": parse(labels[label]), "reason": None}
+            settings[name] = {"value": parse(labels[label]), "source": None, "reason": None}
     return settings
 
 
-def _of_log(log: str) -> dict[str, Setting]:
+def _of_log(log: str) -> dict[str, SettingRecord]:
     lines = {name: pattern.search(log) for name, pattern in _LOG_LINES.items()}
-    return {name: {"value": m[1], "reason": None} for name, m in lines.items() if m is not None}
+    return {
+        name: {"value": line[1], "source": None, "reason": None}
+        for name, line in lines.items()
+        if line is not None
+    }

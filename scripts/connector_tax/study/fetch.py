@@ -9,14 +9,17 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.stage_records import ModelRecord
+from connector_tax.artifacts.study_file import read_study
+from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, is_fetched
-from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.files import ArtifactError, write_json
 from connector_tax.vllm import hub_files
 
 
@@ -24,7 +27,7 @@ class FetchError(Exception):
     """The model cannot be had; the text says why."""
 
 
-def fetch(engine: Mapping[str, Any]) -> dict[str, Any]:
+def fetch(engine: EngineSection) -> ModelRecord:
     """Fetch the model of an `engine` section; the content of model.json.
 
     Raises:
@@ -36,12 +39,18 @@ def fetch(engine: Mapping[str, Any]) -> dict[str, Any]:
     command = [str(ROOT / engine["python"]), str(Path(hub_files.__file__)), model, revision, load]
     try:
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        told = json.loads(done.stdout.splitlines()[-1])
+        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.CalledProcessError, IndexError, ValueError) as error:
         name = f"{model}@{revision}" if revision else model
         raise FetchError(f"engine.model: {name} was not fetched: {error}") from None
-    return {"model": model, "revision": revision or None, **told,
-            "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
+    return {
+        "model": model,
+        "revision": revision or None,
+        "commit": told["commit"],
+        "files": told["files"],
+        "bytes": told["bytes"],
+        "seconds": round(time.monotonic() - began, 1),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(arguments: argparse.Namespace) -> None:
-    engine = read_json(arguments.study)["config"]["engine"]
+    engine = read_study(arguments.study)["config"]["engine"]
     if not is_fetched(engine):
         raise FetchError(f"engine.model: {engine['model']} is a folder, there is nothing to fetch")
     content = fetch(engine)

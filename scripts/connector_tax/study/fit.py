@@ -4,11 +4,13 @@ A scheduler gives each job a machine that nobody has looked at: a block that its
 fail on, or that ran on another vLLM than its neighbours, ends at once, and says why.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import GateRecord, PatchStatus
+from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.config import ROOT
 from connector_tax.files import read_json
 from connector_tax.machine import machine_alias
@@ -26,7 +28,7 @@ class UnfitError(DeviceError):
     """This machine cannot measure the study; the text says why."""
 
 
-def require_fit(study: Mapping[str, Any], folder: Path) -> None:
+def require_fit(study: StudyDocument, folder: Path) -> None:
     """Make the doctor's checks, and compare vLLM's sources with those of the patch stage.
 
     Args:
@@ -36,7 +38,7 @@ def require_fit(study: Mapping[str, Any], folder: Path) -> None:
     Raises:
         UnfitError: names every check that failed.
     """
-    gates = read_json(folder / paths.PREFLIGHT_STATUS)
+    gates: dict[str, GateRecord] = read_json(folder / paths.PREFLIGHT_STATUS)
     run = [entry for entry in study["configurations"] if gates[entry["id"]]["include"]]
     failed = [
         f"{finding.check}: {finding.text}"
@@ -49,9 +51,9 @@ def require_fit(study: Mapping[str, Any], folder: Path) -> None:
         raise UnfitError(f"{machine_alias()} cannot measure {study['study']}:\n  {lines}")
 
 
-def _other_sources(engine: Mapping[str, Any], status: Path) -> Iterator[str]:
+def _other_sources(engine: EngineSection, status: Path) -> Iterator[str]:
     """What is wrong with vLLM's sources; without step timing their hash is not known."""
-    proved = read_json(status).get("vllm_sources_sha256_before")
+    proved = read_record(status, PatchStatus).get("vllm_sources_sha256_before")
     if proved is None:
         return
     try:

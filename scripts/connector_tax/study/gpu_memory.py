@@ -1,9 +1,9 @@
 """The memory of the study's GPUs, which must be free before a server is started on them."""
 
 import time
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
+from connector_tax.artifacts.study_records import StudyConfig
 from connector_tax.nvidia_smi import GpuError, query_gpus
 from connector_tax.study.device import devices_of
 from connector_tax.study.server_command import ServerError
@@ -14,7 +14,7 @@ FREE_WAIT_S = 60.0
 POLL_S = 1.0
 
 
-def await_free_memory(config: Mapping[str, Any], wait_s: float = FREE_WAIT_S) -> None:
+def await_free_memory(config: StudyConfig, wait_s: float = FREE_WAIT_S) -> None:
     """Wait until the study's GPUs have the memory free that the server is told to take.
 
     Without effect where the server runs on no GPU, and for a GPU that does not tell.

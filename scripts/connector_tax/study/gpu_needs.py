@@ -2,10 +2,10 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from connector_tax.artifacts.study_records import EngineSection, StudyConfig, StudyDocument
 from connector_tax.config import ROOT, pythons_of
 from connector_tax.study.device import DeviceError, devices_of, query_gpus
 
@@ -27,7 +27,7 @@ def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
     return None if node < 0 else node
 
 
-def gpu_node(config: Mapping[str, Any], root: Path = Path("/")) -> int | None:
+def gpu_node(config: StudyConfig, root: Path = Path("/")) -> int | None:
     """The NUMA node that the study's GPUs hang on.
 
     None where the server runs on no GPU, or its GPUs on several nodes, or nobody knows (a virtual
@@ -47,7 +47,7 @@ def gpu_node(config: Mapping[str, Any], root: Path = Path("/")) -> int | None:
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def missing_for_triton(engine: Mapping[str, Any]) -> Iterator[str]:
+def missing_for_triton(engine: EngineSection) -> Iterator[str]:
     """What Triton lacks to build its launchers at the first start; nothing where it has all."""
     if not any(shutil.which(name) for name in COMPILERS):
         yield f"no C compiler ({', '.join(COMPILERS)})"
@@ -63,7 +63,7 @@ def missing_for_triton(engine: Mapping[str, Any]) -> Iterator[str]:
             yield f"no Python.h for {python} (Debian: the interpreter's -dev package)"
 
 
-def without_rdma(study: Mapping[str, Any], root: Path = Path("/")) -> list[str]:
+def without_rdma(study: StudyDocument, root: Path = Path("/")) -> list[str]:
     """Configurations whose Mooncake is to use RDMA, on a machine that has no device for it."""
     if any(root.glob("sys/class/infiniband/*")):
         return []

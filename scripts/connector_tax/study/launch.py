@@ -21,15 +21,22 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import CountsRecord
+from connector_tax.artifacts.launch_files import (
+    AttemptRecord,
+    NamedThreadUse,
+    NodeRecord,
+    ThreadUse,
+)
 from connector_tax.artifacts.names import PHASES, Launch, baseline_of
 from connector_tax.artifacts.rates import cell_rates, shape_limits
-from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_file import launches, read_study
+from connector_tax.artifacts.study_records import CellPlan
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
-from connector_tax.files import ArtifactError, read_json, write_json, write_text
+from connector_tax.files import ArtifactError, write_json, write_text
 from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.seals import seal_settings
@@ -90,7 +97,7 @@ class LaunchDriver:
     """
 
     def __init__(self, study_file: Path, launch: Launch, progress: LaunchProgress) -> None:
-        self.study = enter_block_slot(read_json(study_file), study_file.parent, launch.block)
+        self.study = enter_block_slot(read_study(study_file), study_file.parent, launch.block)
         self.folder = launch.folder(study_file.parent)
         self.launch = launch
         self.progress = progress
@@ -167,9 +174,9 @@ class LaunchDriver:
 
     def _measure_on_a_free_port(
         self,
-        missing: Sequence[Mapping[str, Any]],
+        missing: Sequence[CellPlan],
         rates: Mapping[str, float | None],
-        attempt: dict[str, Any],
+        attempt: AttemptRecord,
     ) -> None:
         """Measure; where somebody else takes the port before the server does, on another one."""
         for left in reversed(range(PORTS_TRIED)):
@@ -188,7 +195,7 @@ class LaunchDriver:
                 self.progress.say(f"{str(error).splitlines()[0]}; another port is chosen")
 
     def _start(
-        self, stack: contextlib.ExitStack, attempt: dict[str, Any]
+        self, stack: contextlib.ExitStack, attempt: AttemptRecord
     ) -> tuple[cells.Instruments, ServerUse]:
         """Start the server, and what measures it while it starts; `stack` stops them."""
         plan = affinity_plan(self.study)
@@ -224,7 +231,7 @@ class LaunchDriver:
         use = ServerUse(self.study, self.launch, server, attempt)
         use.before_load()
         before = server.thread_use()
-        stack.callback(lambda: attempt.update(server_threads=_threads(server, before)))
+        stack.callback(lambda: attempt.update({"server_threads": _threads(server, before)}))
         level = attempt["quiet_level"]
         instruments = cells.Instruments(
             server, use.processes, generator, sampler, step_log, watch,
@@ -235,7 +242,7 @@ class LaunchDriver:
     def _measure_all(
         self,
         instruments: cells.Instruments,
-        missing: Sequence[Mapping[str, Any]],
+        missing: Sequence[CellPlan],
         rates: Mapping[str, float | None],
         attempt: int,
     ) -> None:
@@ -275,7 +282,7 @@ class LaunchDriver:
                     cells.move_aside(self.folder, cell["cell"], "void")
 
     def _machine_watch(
-        self, stack: contextlib.ExitStack, plan: AffinityPlan, node: Mapping[str, Any]
+        self, stack: contextlib.ExitStack, plan: AffinityPlan, node: NodeRecord
     ) -> MachineWatch | None:
         """The process that watches the machine; None in a study without a `quiet` section."""
         config = self.study["config"]
@@ -284,7 +291,7 @@ class LaunchDriver:
         gpus = [gpu["uuid"] for gpu in node["gpus"]]
         return stack.enter_context(MachineWatch(config["quiet"], plan, gpus))
 
-    def _start_server(self, attempt: dict[str, Any], plan: AffinityPlan) -> Server:
+    def _start_server(self, attempt: AttemptRecord, plan: AffinityPlan) -> Server:
         await_free_memory(self.study["config"])
         host = self.study["config"]["server"]["host"]
         port = free_port(host)
@@ -315,26 +322,22 @@ class LaunchDriver:
         server.start()
         return server
 
-    def _stop_server(self, server: Server, attempt: dict[str, Any]) -> None:
+    def _stop_server(self, server: Server, attempt: AttemptRecord) -> None:
         attempt["stopped"] = server.stop(self.study["config"]["server"]["stop_grace_s"])
         self._server = None
         time.sleep(self.study["config"]["server"]["release_s"])
 
 
-def _threads(server: Server, before: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _threads(server: Server, before: Mapping[str, ThreadUse]) -> list[NamedThreadUse]:
     """Who used the server's CPUs while the cells ran, busiest first; idle threads are left out."""
-    rows = [
-        {
-            "name": name,
-            **use,
-            "cpu_s": round(use["cpu_s"] - before.get(name, {"cpu_s": 0})["cpu_s"], 2),
-        }
-        for name, use in server.thread_use().items()
-    ]
+    rows: list[NamedThreadUse] = []
+    for name, use in server.thread_use().items():
+        used_s = before[name]["cpu_s"] if name in before else 0.0
+        rows.append({"name": name, **use, "cpu_s": round(use["cpu_s"] - used_s, 2)})
     return sorted((r for r in rows if r["cpu_s"] > 0), key=lambda r: -r["cpu_s"])
 
 
-def _counted(counts: Mapping[str, Any]) -> str:
+def _counted(counts: CountsRecord) -> str:
     text = f"valid, {counts['measured_ok']} requests measured"
     others = {**counts["failed"], "dropped": counts["dropped"]}
     return ", ".join([text, *(f"{number} {kind}" for kind, number in others.items() if number)])
@@ -359,7 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _drive(arguments: argparse.Namespace) -> int:
     launch = Launch(arguments.config, arguments.block, arguments.phase)
     try:
-        study = read_json(arguments.study)
+        study = read_study(arguments.study)
         if launch not in launches(study, launch.phase):
             print(f"{arguments.study}: no launch {launch.name} in run_order", file=sys.stderr)
             return 2

@@ -1,21 +1,24 @@
 """index.json and summary.json: what a finished launch says of itself."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import msgspec
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import (
     CellEntry,
     LaunchIndex,
     finished_cell,
     launch_index,
 )
+from connector_tax.artifacts.launch_files import AttemptRecord
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.files import make_durable, read_json, write_json
 from connector_tax.seals import seal_launch
 from connector_tax.study import cell as cells
@@ -41,12 +44,10 @@ class LaunchOutcome:
     reason: str | None
     rate_rps: float | None
     started_utc: str
-    attempts: Sequence[Mapping[str, Any]]
+    attempts: Sequence[AttemptRecord]
 
 
-def conclude(
-    study: Mapping[str, Any], launch: Launch, folder: Path, outcome: LaunchOutcome
-) -> None:
+def conclude(study: StudyDocument, launch: Launch, folder: Path, outcome: LaunchOutcome) -> None:
     """Write summary.json, the percentiles of each finished cell, then index.json and its seal.
 
     What index.json vouches for is on the disk first: the cells, their records, the logs.
@@ -65,10 +66,11 @@ def conclude(
 
 
 def _index(
-    study: Mapping[str, Any], launch: Launch, folder: Path, outcome: LaunchOutcome
+    study: StudyDocument, launch: Launch, folder: Path, outcome: LaunchOutcome
 ) -> LaunchIndex:
     attempts = outcome.attempts
-    started, ended = outcome.started_utc, outcome.started_utc
+    started = outcome.started_utc
+    ended: str | None = started
     if attempts:
         started, ended = attempts[0]["started_utc"], attempts[-1]["ended_utc"]
     return launch_index(
@@ -86,10 +88,10 @@ def _index(
 
 
 def _entry(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
     folder: Path,
-    cell: Mapping[str, Any],
+    cell: CellPlan,
     outcome: LaunchOutcome,
 ) -> CellEntry:
     name = cell["cell"]
@@ -104,11 +106,11 @@ def _entry(
 
 
 def _timing(
-    study: Mapping[str, Any], folder: Path, attempts: Sequence[Mapping[str, Any]]
+    study: StudyDocument, folder: Path, attempts: Sequence[AttemptRecord]
 ) -> dict[str, float]:
     # Also the first measurement of a void cell, which stands aside as <cell>.void<k>.
     windows = [
-        read_json(path)["window"]
+        cast(CellRecord, read_json(path))["window"]
         for path in folder.glob("*/cell_*.json")
         if ".damaged" not in path.parent.name
     ]

@@ -2,30 +2,30 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from connector_tax.analysis.quiet import (
-    SIDES,
     chunk_steal,
     chunk_value,
     judge_chunks,
     undisturbed,
 )
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import MachineLine
+from connector_tax.artifacts.launch_files import AttemptRecord, QuietLevel
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.record_reader import read_records
 from connector_tax.artifacts.study_file import launches
-from connector_tax.files import read_json
+from connector_tax.artifacts.study_records import QuietSection, StudyDocument
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.study.child import CommandChild
+from connector_tax.study.machine_watch import WatchSettings
 from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.yardstick import quiet_level
 
-# Of the `quiet` section, what the watching process needs.
-WATCH_KEYS = ("interval_ms", "working_set_mib", "elements", "chunk_ms")
 WATCH_MODULE = "connector_tax.study.machine_watch"
 
 
@@ -38,11 +38,14 @@ class MachineWatch(CommandChild):
         gpus: the UUIDs of the GPUs that the engine runs on; empty: on none.
     """
 
-    def __init__(self, quiet: Mapping[str, Any], plan: AffinityPlan, gpus: Sequence[str]) -> None:
+    def __init__(self, quiet: QuietSection, plan: AffinityPlan, gpus: Sequence[str]) -> None:
         self.quiet = quiet
         loadgen = {*plan.loadgen, *(cpu for cpus in plan.workers for cpu in cpus)}
-        settings = {
-            **{name: quiet[name] for name in WATCH_KEYS},
+        settings: WatchSettings = {
+            "interval_ms": quiet["interval_ms"],
+            "working_set_mib": quiet["working_set_mib"],
+            "elements": quiet["elements"],
+            "chunk_ms": quiet["chunk_ms"],
             "loadgen": sorted(loadgen),
             "server": sorted(plan.server),
             "home": sorted(plan.loadgen) if plan.enabled else [],
@@ -60,9 +63,9 @@ class MachineWatch(CommandChild):
         """
         self.ask("open", path=str(path), server_group=server_group)
 
-    def recent(self) -> list[dict[str, Any]]:
+    def recent(self) -> list[MachineLine]:
         """The lines written since the last call, from the cell's `begin` on."""
-        lines: list[dict[str, Any]] = self.ask("recent")["lines"]
+        lines: list[MachineLine] = self.ask("recent")["lines"]
         return lines
 
     def close(self) -> None:
@@ -71,8 +74,8 @@ class MachineWatch(CommandChild):
 
 
 def block_quiet_level(
-    study: Mapping[str, Any], study_folder: Path, launch: Launch
-) -> dict[str, float] | None:
+    study: StudyDocument, study_folder: Path, launch: Launch
+) -> QuietLevel | None:
     """The quiet level of a block and a phase: one for all their launches, which are compared.
 
     Taken before the first of their servers is started, on the device that they have; whoever comes
@@ -92,8 +95,8 @@ def block_quiet_level(
     for other in launches(study, launch.phase):
         path = other.folder(study_folder) / paths.ATTEMPTS
         if other.block == launch.block and path.exists():
-            for attempt in read_json(path):
-                level: dict[str, float] | None = attempt.get("quiet_level")
+            for attempt in read_records(path, AttemptRecord):
+                level = attempt.get("quiet_level")
                 if level is not None:
                     return level
     cpus = affinity_plan(study).server
@@ -117,7 +120,7 @@ class LiveRule:
     def __init__(self, watch: MachineWatch) -> None:
         self._watch = watch
         self._cpus: list[int] = []
-        self._last: dict[str, Any] = {}
+        self._last: MachineLine
         self._edges_ns: list[int] = []
         self._values_ns: list[float] = []
         self._steal: list[float] = []
@@ -127,7 +130,7 @@ class LiveRule:
         quiet = self._watch.quiet
         for line in self._watch.recent():
             if line["kind"] == "begin":
-                self._cpus = [len(line[side]) for side in SIDES]
+                self._cpus = [len(line["loadgen"]), len(line["server"])]
             else:
                 self._values_ns.append(chunk_value(line["memory_ns"], quiet["chunk_percentile"]))
                 self._steal.append(chunk_steal(self._last, line, self._cpus))

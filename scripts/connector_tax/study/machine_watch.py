@@ -28,9 +28,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO, TypedDict, cast
 
 from connector_tax.analysis.quiet import SIDES
+from connector_tax.artifacts.cell_records import MachineLine
 from connector_tax.linux import run_when_idle
 from connector_tax.study.gpu import GpuProcesses, GpuReadings
 from connector_tax.study.usage import (
@@ -46,18 +47,34 @@ from connector_tax.study.usage import (
 from connector_tax.study.yardstick import Yardstick
 
 
-class Watcher:
-    """Samples while a cell's file is open; one file is open at a time.
+class WatchSettings(TypedDict):
+    """What the driver asks for.
 
-    Args:
-        settings: `interval_ms`, `working_set_mib`, `elements`, `chunk_ms`; `loadgen` and `server`,
-            the logical CPUs of both sides; `home`, those this process stays on (empty: not pinned);
-            `driver`, the process whose descendants are the study's; `gpus`, UUIDs of the study's.
+    Attributes:
+        interval_ms, working_set_mib, elements, chunk_ms: of the `quiet` section.
+        loadgen, server: the logical CPUs of both sides.
+        home: those this process stays on; empty: not pinned.
+        driver: the process whose descendants are the study's.
+        gpus: UUIDs of the study's.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    interval_ms: float
+    working_set_mib: float
+    elements: int
+    chunk_ms: float
+    loadgen: list[int]
+    server: list[int]
+    home: list[int]
+    driver: int
+    gpus: list[str]
+
+
+class Watcher:
+    """Samples while a cell's file is open; one file is open at a time."""
+
+    def __init__(self, settings: WatchSettings) -> None:
         self._settings = settings
-        self._sets = [settings[side] for side in SIDES]
+        self._sets = [settings["loadgen"], settings["server"]]
         self._interval_ns = round(settings["interval_ms"] * 1e6)
         self._chunk_ns = round(settings["chunk_ms"] * 1e6)
         self._yardstick = Yardstick(settings["working_set_mib"], settings["elements"])
@@ -72,7 +89,7 @@ class Watcher:
         self._at_us: list[int] = []
         self._memory: list[int] = []
         self._compute: list[int] = []
-        self._recent: list[dict[str, Any]] = []
+        self._recent: list[MachineLine] = []
 
     def serve(self, commands: TextIO) -> None:
         """Answer commands and sample until there are no more."""
@@ -112,7 +129,7 @@ class Watcher:
         for readings in filter(None, (self._gpu, self._gpu_users)):
             readings.take()
         names = ("interval_ms", "working_set_mib", "elements", "chunk_ms", *SIDES)
-        self._write("begin", {name: self._settings[name] for name in names})
+        self._write("begin", {k: v for k, v in self._settings.items() if k in names})
         self._due_ns = time.monotonic_ns()
 
     def _close(self) -> None:
@@ -143,7 +160,7 @@ class Watcher:
         self._write("chunk", {**samples, **gpu, **self._foreign_gpu_pids()})
         self._at_us, self._memory, self._compute = [], [], []
 
-    def _foreign_gpu_pids(self) -> dict[str, Any]:
+    def _foreign_gpu_pids(self) -> dict[str, list[int] | None]:
         if self._gpu_users is None:
             return {}
         pids, own = self._gpu_users.pids(), {pid for side in self._own for pid in side}
@@ -153,7 +170,7 @@ class Watcher:
             own = own.union(*now)
         return {"foreign_gpu_pids": sorted(pids - own) if pids & own else None}
 
-    def _write(self, kind: str, content: Mapping[str, Any]) -> None:
+    def _write(self, kind: str, content: Mapping[str, object]) -> None:
         times = set_times(self._sets)
         counters = {
             "idle_ms": [idle for idle, _ in times],
@@ -165,18 +182,20 @@ class Watcher:
             **own_use(),
         }
         self._line_ns = time.monotonic_ns()
-        line = {"kind": kind, "t_ns": self._line_ns, **content, "counters": counters}
+        line = cast(
+            MachineLine, {"kind": kind, "t_ns": self._line_ns, **content, "counters": counters}
+        )
         self._put(line)
         self._recent.append(line)
 
-    def _look(self, when: str) -> None:
+    def _look(self, when: Literal["before", "after"]) -> None:
         cpus = self._settings["server"]
         started = time.monotonic_ns()
         memory, compute = self._yardstick.look(cpus)
         self._put({"kind": "look", "when": when, "t_ns": started, "cpus": cpus,
                    "memory_ns": memory, "compute_ns": compute})  # fmt: skip
 
-    def _put(self, record: Mapping[str, Any]) -> None:
+    def _put(self, record: MachineLine) -> None:
         assert self._file is not None
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
 

@@ -9,9 +9,10 @@ import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.launch_files import DeviceClaim, NodeRecord
+from connector_tax.artifacts.study_records import StudyConfig
 from connector_tax.files import read_json, write_json, write_new_json
 from connector_tax.linux import format_cpus
 from connector_tax.loadgen.affinity import read_topology
@@ -38,7 +39,7 @@ NODE_VARIABLE = "SLURMD_NODENAME"
 PASSING = ("boot", "job", "exclusive")
 
 
-def describe_node(config: Mapping[str, Any]) -> dict[str, Any]:
+def describe_node(config: StudyConfig) -> NodeRecord:
     """The `node` of an attempt: machine, boot, devices, CPUs, job, whether the job is alone.
 
     Args:
@@ -63,7 +64,7 @@ def describe_node(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def claim_device(study_folder: Path, block: int, design: str, node: Mapping[str, Any]) -> None:
+def claim_device(study_folder: Path, block: int, design: str, node: NodeRecord) -> None:
     """Make the device the block's, of all its phases; the first launch's is.
 
     Args:
@@ -84,7 +85,7 @@ def claim_device(study_folder: Path, block: int, design: str, node: Mapping[str,
     if held is None:
         write_json(path, claim)
         return
-    then = held["node"]
+    then: Mapping[str, object] = held["node"]
     # An older claim says nothing of what is recorded since.
     wrong = [f"{k}: {then[k]!r}, here {v!r}" for k, v in mine.items() if then.get(k, v) != v]
     if wrong:
@@ -95,7 +96,7 @@ def claim_device(study_folder: Path, block: int, design: str, node: Mapping[str,
         )
 
 
-def read_claim(study_folder: Path, block: int, design: str) -> dict[str, Any] | None:
+def read_claim(study_folder: Path, block: int, design: str) -> DeviceClaim | None:
     """The device that a block of this design was begun on: devices/block<k>.json; None: on none.
 
     Args:
@@ -104,7 +105,7 @@ def read_claim(study_folder: Path, block: int, design: str) -> dict[str, Any] | 
         design: design_sha256.
     """
     path = _claim_file(study_folder, block)
-    held: dict[str, Any] | None = read_json(path) if path.exists() else None
+    held: DeviceClaim | None = read_json(path) if path.exists() else None
     return held if held is not None and held["design_sha256"] == design else None
 
 

@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.launch_files import OwnerRecord
 from connector_tax.artifacts.names import Launch
-from connector_tax.files import ArtifactError, read_json, write_new_json
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.files import ArtifactError, write_new_json
 from connector_tax.machine import machine_alias
 from connector_tax.study.guard import ProcessName
 from connector_tax.study.node import JOB_VARIABLE
@@ -46,7 +47,7 @@ def own_launch(study_folder: Path, launch: Launch, on_loss: Callable[[], None]) 
         OwnerError: another driver measures it.
     """
     path = study_folder / paths.OWNERS / f"{launch.config}.block{launch.block}.{launch.phase}.json"
-    mine = {
+    mine: OwnerRecord = {
         "launch": launch.name,
         "process": str(ProcessName.of(os.getpid())),
         "machine": machine_alias(),
@@ -94,7 +95,7 @@ def _remove_ended(path: Path) -> None:
         aside.unlink()
 
 
-def _lives(path: Path, owner: dict[str, Any]) -> bool:
+def _lives(path: Path, owner: OwnerRecord) -> bool:
     process = ProcessName.parse(owner["process"])
     if process.is_here() and owner["machine"] == machine_alias():
         return process.runs()
@@ -115,18 +116,17 @@ def _touched(path: Path) -> int | None:
         return None
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> OwnerRecord | None:
     try:
-        owner: dict[str, Any] = read_json(path)
+        return read_record(path, OwnerRecord)
     except ArtifactError:
         if path.exists():
             raise
         return None
-    return owner
 
 
 def _beat(
-    path: Path, mine: dict[str, Any], over: threading.Event, on_loss: Callable[[], None]
+    path: Path, mine: OwnerRecord, over: threading.Event, on_loss: Callable[[], None]
 ) -> None:
     while not over.wait(HEARTBEAT_S):
         if _read(path) != mine:

@@ -9,15 +9,18 @@ the reason, and the study goes on without figures 6 and 7, as designed.
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch, baseline_of
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import PatchStatus, RevertStatus, VllmDescription
+from connector_tax.artifacts.study_file import read_study
+from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, pythons_of
-from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.files import ArtifactError, write_json
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server, steps_of
 from connector_tax.study.probe import OVERLAY
@@ -27,7 +30,7 @@ from connector_tax.study.slots import enter_block_slot
 from connector_tax.vllm import overlay
 
 
-def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def apply(study: StudyDocument, folder: Path) -> PatchStatus:
     """Switch step timing on for the study whose patch folder is `folder`: patch_status.json.
 
     Raises:
@@ -43,7 +46,7 @@ def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             "targets": [],
         }
     method = "vLLM plugin in an overlay folder on the server's PYTHONPATH"
-    status: dict[str, Any] = {
+    status: PatchStatus = {
         "step_timing_available": False,
         "method": method,
         "reason": None,
@@ -52,7 +55,7 @@ def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     try:
         described = fitting_vllm(engine)
         overlay.install(folder / OVERLAY)
-        status |= overlay.status_of(folder / OVERLAY, described)
+        status = {**status, **overlay.status_of(folder / OVERLAY, described)}
         status["steps_recorded"] = _prove(study, folder)
         status["step_timing_available"] = True
     except (overlay.OverlayError, GateError) as error:
@@ -61,7 +64,7 @@ def apply(study: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return status
 
 
-def fitting_vllm(engine: Mapping[str, Any]) -> dict[str, Any]:
+def fitting_vllm(engine: EngineSection) -> VllmDescription:
     """What `overlay.describe_vllm` says of the engine's vLLM; the probe fits all of the study's.
 
     Raises:
@@ -75,7 +78,7 @@ def fitting_vllm(engine: Mapping[str, Any]) -> dict[str, Any]:
     return all_described[0]
 
 
-def _prove(study: Mapping[str, Any], folder: Path) -> dict[str, int]:
+def _prove(study: StudyDocument, folder: Path) -> dict[str, int]:
     """Launch the baseline with the probe and serve one request: steps recorded, by process."""
     launch = Launch(baseline_of(study["config"]), 0, "A")
     lines: list[str] = []
@@ -92,14 +95,14 @@ def _prove(study: Mapping[str, Any], folder: Path) -> dict[str, int]:
     return counts
 
 
-def revert(study: Mapping[str, Any], status: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def revert(study: StudyDocument, status: PatchStatus, folder: Path) -> RevertStatus:
     """Remove the overlay: revert_status.json says what was removed, and whether anything is left.
 
     Raises:
         OverlayError: the overlay folder holds a file that is not the probe's.
     """
     removed = overlay.remove(folder / OVERLAY)
-    result: dict[str, Any] = {"reverted": True, "removed": removed}
+    result: RevertStatus = {"reverted": True, "removed": removed}
     before = status.get("vllm_sources_sha256_before")
     if before is not None:
         package = Path(overlay.describe_vllm(ROOT / study["config"]["engine"]["python"])["package"])
@@ -125,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _patch(arguments: argparse.Namespace) -> None:
     root = arguments.study.parent
     folder = root / paths.PATCH
-    study = read_json(arguments.study)
+    study = read_study(arguments.study)
     if arguments.action == "apply":
         status = apply(enter_block_slot(study, root), folder)
         write_json(root / paths.PATCH_STATUS, status)
@@ -134,7 +137,7 @@ def _patch(arguments: argparse.Namespace) -> None:
         if status["reason"]:
             print(status["reason"])
     else:
-        status = read_json(root / paths.PATCH_STATUS)
+        status = read_record(root / paths.PATCH_STATUS, PatchStatus)
         write_json(root / paths.REVERT_STATUS, revert(study, status, folder))
 
 

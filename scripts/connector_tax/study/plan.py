@@ -8,10 +8,10 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +21,9 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
-from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.stage_records import RehearsalRecord
+from connector_tax.artifacts.study_file import launches, read_study
+from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.study.design import cell_order, successes_wanted
@@ -78,14 +80,14 @@ def reference_rate(folder: Path, phase: str) -> float | None:
     return rate
 
 
-def rehearsed(study: Mapping[str, Any], folder: Path) -> dict[str, Any] | None:
+def rehearsed(study: StudyDocument, folder: Path) -> RehearsalRecord | None:
     """What a rehearsal of this design expects; None where there was none."""
     path = folder / paths.REHEARSAL
-    content: dict[str, Any] | None = read_json(path) if path.exists() else None
+    content: RehearsalRecord | None = read_json(path) if path.exists() else None
     return content if content and content["design_sha256"] == study["design_sha256"] else None
 
 
-def expected_cell_s(config: Mapping[str, Any], rate_rps: float | None) -> float:
+def expected_cell_s(config: StudyConfig, rate_rps: float | None) -> float:
     """Expected seconds of a cell of a server that keeps up: warm-up, and the window at this rate.
 
     The window is max(floor, time to the successes wanted), at most the cap; an unknown rate counts
@@ -98,7 +100,7 @@ def expected_cell_s(config: Mapping[str, Any], rate_rps: float | None) -> float:
     return float(cell["warmup_s"] + window)
 
 
-def launch_overhead_s(study: Mapping[str, Any], folder: Path) -> float:
+def launch_overhead_s(study: StudyDocument, folder: Path) -> float:
     """Expected seconds of a launch beside its cells: start-up as seen or rehearsed, and release."""
     seen = [
         attempt["startup_s"]
@@ -114,7 +116,7 @@ def launch_overhead_s(study: Mapping[str, Any], folder: Path) -> float:
     return float(startup + study["config"]["server"]["release_s"])
 
 
-def planned_cells(study: Mapping[str, Any], folder: Path) -> Iterator[PlannedCell]:
+def planned_cells(study: StudyDocument, folder: Path) -> Iterator[PlannedCell]:
     """Every cell of the study in the order it runs."""
     known = rehearsed(study, folder)
     for phase in PHASES:
@@ -151,7 +153,7 @@ def _state(folder: Path, cell: str, index: LaunchIndex | None, phase: str) -> tu
     return "missing", ""
 
 
-def remaining(study: Mapping[str, Any], folder: Path) -> Remaining:
+def remaining(study: StudyDocument, folder: Path) -> Remaining:
     """What is left to measure: devices work side by side, Phase A ends before B.
 
     A block that no device has yet is counted on the one with the least to do.
@@ -173,7 +175,7 @@ def remaining(study: Mapping[str, Any], folder: Path) -> Remaining:
     return Remaining(sum(map(max, stages)), sum(map(sum, stages)), len(busy))
 
 
-def _device(study: Mapping[str, Any], folder: Path, block: int) -> str | None:
+def _device(study: StudyDocument, folder: Path, block: int) -> str | None:
     """What tells the device of a block from others: its slot, or the node that has begun it."""
     if slot := slot_of(study, folder, block):
         return str(slot["id"])
@@ -187,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    study = read_json(arguments.study)
+    study = read_study(arguments.study)
     rows = list(planned_cells(study, arguments.study.parent))
     table = Table(box=None, pad_edge=False)
     for heading, justify in (("#", "right"), ("phase", "left"), ("block", "right")):

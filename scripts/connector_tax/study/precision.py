@@ -3,21 +3,32 @@
 The rule is the same for every configuration; what differs is how long each needs to satisfy it.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import (
+    CellRecord,
+    HalfWidthsRecord,
+    MeasuredWindow,
+    PrecisionRecord,
+)
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import (
+    CellPlan,
+    PrecisionSection,
+    StudyConfig,
+    StudyDocument,
+)
 from connector_tax.files import read_json
 from connector_tax.loadgen import CellResult, PrecisionRule
+from connector_tax.loadgen.precision import HalfWidths
 from connector_tax.ranks import order_statistic_ranks
 
 # Every reported percentile has a 95% interval.
 CONFIDENCE = 0.95
 
 
-def precision_rule(config: Mapping[str, Any]) -> PrecisionRule | None:
+def precision_rule(config: StudyConfig) -> PrecisionRule | None:
     """A fresh rule for one cell; None when cells stop by count alone."""
     precision = config["precision"]
     if not precision["enabled"]:
@@ -28,8 +39,8 @@ def precision_rule(config: Mapping[str, Any]) -> PrecisionRule | None:
 
 
 def precision_record(
-    rule: PrecisionRule, result: CellResult, requests_file: Path, config: Mapping[str, Any]
-) -> dict[str, Any]:
+    rule: PrecisionRule, result: CellResult, requests_file: Path, config: StudyConfig
+) -> PrecisionRecord:
     """The `precision` part of a cell's record.
 
     Returns:
@@ -40,7 +51,10 @@ def precision_record(
     """
     from connector_tax.analysis.measure import read_requests
 
-    window = {"t_warmup_end_ns": result.t_warmup_end_ns, "t_stop_ns": result.t_stop_ns}
+    window: MeasuredWindow = {
+        "t_warmup_end_ns": result.t_warmup_end_ns,
+        "t_stop_ns": result.t_stop_ns,
+    }
     requests = read_requests(requests_file, None, window)
     stopped_by = "target" if result.precise is not None else "interrupted"
     if result.precise is None and result.t_stop_ns - result.t_warmup_end_ns >= round(
@@ -50,15 +64,17 @@ def precision_record(
     achieved = rule.half_widths(sorted(requests.ttft_ms), sorted(requests.tpot_ms))
     return {
         "stopped_by": stopped_by,
-        "at_stop": None if result.precise is None else result.precise._asdict(),
-        "achieved": achieved._asdict(),
+        "at_stop": None if result.precise is None else _half_widths(result.precise),
+        "achieved": _half_widths(achieved),
         "throughput_ratio": requests.throughput_ratio,
     }
 
 
-def skip_reason(
-    study: Mapping[str, Any], launch: Launch, folder: Path, cell: Mapping[str, Any]
-) -> str | None:
+def _half_widths(seen: HalfWidths) -> HalfWidthsRecord:
+    return {"n": seen.n, "ttft_p90": seen.ttft_p90, "tpot_p90": seen.tpot_p90}
+
+
+def skip_reason(study: StudyDocument, launch: Launch, folder: Path, cell: CellPlan) -> str | None:
     """Why a Phase A rate need not be measured: the launch is certainly saturated far below it.
 
     Args:
@@ -67,17 +83,18 @@ def skip_reason(
         folder: where its finished cells lie.
         cell: the cell in question.
     """
-    precision = study["config"]["precision"]
-    if launch.phase != "A" or not precision["enabled"]:
+    precision, rate_rps = study["config"]["precision"], cell["rate_rps"]
+    if launch.phase != "A" or rate_rps is None or not precision["enabled"]:
         return None
     for lower in study["cells"]["A"]:
-        if lower["rate_rps"] >= cell["rate_rps"]:
+        lower_rps = lower["rate_rps"]
+        if lower_rps is None or lower_rps >= rate_rps:
             break
         path = folder / lower["cell"] / paths.cell_record("A", lower["cell"])
-        record = read_json(path) if path.exists() else None
+        record: CellRecord | None = read_json(path) if path.exists() else None
         # A rate without arrivals in its window says nothing.
         ratio = record["precision"]["throughput_ratio"] if record and record["valid"] else None
-        if saturation_skips(precision, lower["rate_rps"], ratio, cell["rate_rps"]):
+        if saturation_skips(precision, lower_rps, ratio, rate_rps):
             return (
                 f"saturated at {lower['cell']} by throughput_ratio {ratio:.2f} (below "
                 f"{precision['certain_throughput_ratio']:g}); rates >= "
@@ -87,7 +104,7 @@ def skip_reason(
 
 
 def saturation_skips(
-    precision: Mapping[str, Any], lower_rps: float, ratio: float | None, rate_rps: float
+    precision: PrecisionSection, lower_rps: float, ratio: float | None, rate_rps: float
 ) -> bool:
     """Whether `ratio`, the throughput ratio at `lower_rps`, makes `rate_rps` (1/s) needless."""
     certain = ratio is not None and ratio < precision["certain_throughput_ratio"]

@@ -19,19 +19,22 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.cell_records import StepLine
 from connector_tax.artifacts.names import Launch, baseline_of
+from connector_tax.artifacts.stage_records import GateRecord
+from connector_tax.artifacts.study_file import read_study
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, pythons_of
-from connector_tax.files import ArtifactError, read_json, write_json, write_text
+from connector_tax.files import ArtifactError, write_json, write_text
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.gpu_memory import await_free_memory
 from connector_tax.study.guard import kill_leftovers, watch_parent
@@ -86,7 +89,7 @@ OTHER_GATE = Gate(requests=5, max_tokens=32, within_s=60.0)
 
 
 def run_gate(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     configuration: str,
     name: str,
     folder: Path,
@@ -122,7 +125,7 @@ def run_gate(
 
 @contextlib.contextmanager
 def gated_server(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
     name: str,
     folder: Path,
@@ -159,7 +162,7 @@ def gated_server(
 
 
 def _ready_server(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
     title: str,
     folder: Path,
@@ -192,7 +195,7 @@ def _ready_server(
     raise AssertionError("the last port was not refused")
 
 
-def steps_of(study: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+def steps_of(study: StudyDocument, folder: Path) -> list[StepLine]:
     """The step records an idle server in `folder` has written, of both processes."""
     lines = LaunchStepLog(folder, study["config"]["engine"]["kind"]).take(0, time.monotonic_ns())
     return [json.loads(line) for line in lines.splitlines()]
@@ -204,7 +207,7 @@ def _die(server: Server) -> None:
 
 
 def _send_requests(
-    study: Mapping[str, Any], server: Server, gate: Gate, name: str, note: Callable[[str], None]
+    study: StudyDocument, server: Server, gate: Gate, name: str, note: Callable[[str], None]
 ) -> None:
     model, vocab_size = served_model(study["config"]["engine"])
     requests = planned_requests(
@@ -256,17 +259,17 @@ def _check_engine(server: Server, note: Callable[[str], None]) -> None:
     note("process alive, /health 200, no failed engine core")
 
 
-def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
+def preflight(study_file: Path) -> dict[str, GateRecord]:
     """Decide for every configuration; writes verify_<gate>.log beside, returns the status by id.
 
     Raises:
         NoBaselineError: the baseline did not pass; no other configuration was launched.
     """
-    study = enter_block_slot(read_json(study_file), study_file.parent)
+    study = enter_block_slot(read_study(study_file), study_file.parent)
     folder = study_file.parent / paths.PREFLIGHT
     embedded = study["config"]["engine"]["kind"] == "embedded"
     baseline = baseline_of(study["config"])
-    status: dict[str, dict[str, Any]] = {}
+    status: dict[str, GateRecord] = {}
     with (
         hold_devices(devices_of(study["config"])),
         _probe(study, folder / "overlay") as (probe, probe_note),
@@ -307,7 +310,7 @@ def preflight(study_file: Path) -> dict[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _probe(study: Mapping[str, Any], folder: Path) -> Iterator[tuple[Path | None, str | None]]:
+def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, str | None]]:
     """The step probe for the gates of a real vLLM, removed after; else None and why."""
     engine = study["config"]["engine"]
     if engine["kind"] == "embedded":

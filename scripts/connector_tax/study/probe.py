@@ -1,17 +1,18 @@
 """The step probe a launch of a study runs with, as its patch stage left it."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import PatchStatus
+from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.files import ArtifactError
 from connector_tax.vllm import overlay
 
 OVERLAY = "overlay"
 
 
-def probe_overlay(study: Mapping[str, Any], study_folder: Path) -> Path | None:
+def probe_overlay(study: StudyDocument, study_folder: Path) -> Path | None:
     """The overlay a launch of this study runs with; None without step timing or for no vLLM.
 
     A reverted overlay is installed again when the study measures again.
@@ -22,11 +23,11 @@ def probe_overlay(study: Mapping[str, Any], study_folder: Path) -> Path | None:
     if study["config"]["engine"]["kind"] == "embedded":
         return None
     path = study_folder / paths.PATCH_STATUS
-    status = read_json(path)
+    status = read_record(path, PatchStatus)
     if not status["step_timing_available"]:
         return None
     folder = study_folder / paths.PATCH / OVERLAY
-    if overlay.install(folder) != status["overlay"]:
+    if overlay.install(folder) != status.get("overlay"):
         raise ArtifactError(
             f"{path}: the step probe has changed since it was applied; delete this file to apply "
             "the new one"

@@ -3,10 +3,9 @@
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.loadgen import Progress
 from connector_tax.study.design import successes_wanted
 from connector_tax.study.plan import expected_cell_s, remaining
@@ -40,7 +40,7 @@ class LaunchProgress:
     five seconds.
     """
 
-    def __init__(self, study: Mapping[str, Any], folder: Path, launch: Launch, log: Path) -> None:
+    def __init__(self, study: StudyDocument, folder: Path, launch: Launch, log: Path) -> None:
         order = [entry for phase in PHASES for entry in launches(study, phase)]
         number = order.index(launch) + 1
         self._title = f"Phase {launch.phase}  launch {number} of {len(order)}  {launch.config}"

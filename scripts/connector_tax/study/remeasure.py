@@ -7,14 +7,14 @@ forced launches in CONNECTOR_TAX_REMEASURE, and the driver first renames the lau
 """
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import PHASE_RULES, PHASES, Launch
 from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ConfigError
 from connector_tax.files import (
     ArtifactError,
@@ -32,7 +32,7 @@ STAGES = ("preflight", "patch_apply", *PHASE_RULES.values())
 
 
 def request_remeasuring(
-    study: Mapping[str, Any], folder: Path, forced: Collection[str], everything: bool
+    study: StudyDocument, folder: Path, forced: Collection[str], everything: bool
 ) -> None:
     """Tell the drivers which launches are forced.
 
@@ -64,7 +64,7 @@ def request_remeasuring(
         os.environ[REMEASURE_VARIABLE] = " ".join(names)
 
 
-def check_design(study: Mapping[str, Any], folder: Path, source: str, everything: bool) -> None:
+def check_design(study: StudyDocument, folder: Path, source: str, everything: bool) -> None:
     """Refuse a changed design, unless everything is forced.
 
     Raises:
@@ -81,7 +81,7 @@ def check_design(study: Mapping[str, Any], folder: Path, source: str, everything
         ) from None
 
 
-def keep_old_design(study: Mapping[str, Any], folder: Path) -> None:
+def keep_old_design(study: StudyDocument, folder: Path) -> None:
     """Copy study.json to `study.superseded<k>.json` if a begun study's design will change."""
     path = folder / paths.STUDY
     if not path.exists() or not has_begun(folder):
@@ -113,7 +113,7 @@ def superseded(launch: Launch, study_folder: Path) -> str | None:
     return f"{label}{max(numbers)}" if numbers else None
 
 
-def withdraw_damaged(study: Mapping[str, Any], folder: Path) -> list[str]:
+def withdraw_damaged(study: StudyDocument, folder: Path) -> list[str]:
     """Have damaged cells measured again: their launch's index.json becomes index.damaged.json.
 
     The launch's driver keeps what is intact.
@@ -133,7 +133,7 @@ def withdraw_damaged(study: Mapping[str, Any], folder: Path) -> list[str]:
     return lines
 
 
-def withdraw_failed(study: Mapping[str, Any], folder: Path) -> list[tuple[Path, str]]:
+def withdraw_failed(study: StudyDocument, folder: Path) -> list[tuple[Path, str]]:
     """Have failed launches measured again by the next run: index.json becomes index.failed.json.
 
     The launch's driver keeps what is intact.
@@ -167,7 +167,7 @@ def _damage(launch_folder: Path) -> str | None:
     return None
 
 
-def refuse_other_design(study: Mapping[str, Any], launch: Launch, study_folder: Path) -> None:
+def refuse_other_design(study: StudyDocument, launch: Launch, study_folder: Path) -> None:
     """Refuse to carry on with cells that were measured under another design.
 
     Raises:

@@ -6,21 +6,20 @@ each companion process has in them. A quantity that could not be read is null an
 
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from connector_tax.artifacts.cell_records import CellCpu, QuantityRecord, ServerCounters
+from connector_tax.artifacts.launch_files import IdleCpu, ServerSnapshot
 from connector_tax.study.processes import Process, ServerCpu, ServerProcesses, cpu_between
 
 _QUERY = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 _QUERY_TIMEOUT_S = 30
 
-Quantity = dict[str, Any]
-
 
 def idle_cpu(
     processes: ServerProcesses, idle_s: float, check_alive: Callable[[str], None]
-) -> dict[str, Any]:
+) -> IdleCpu:
     """CPU time that a server with nothing to do uses, in CPU seconds per second, over `idle_s`."""
     before = processes.read()
     time.sleep(idle_s)
@@ -34,7 +33,7 @@ def idle_cpu(
     }
 
 
-def snapshot(processes: ServerProcesses, device: str) -> dict[str, Quantity]:
+def snapshot(processes: ServerProcesses, device: str) -> ServerSnapshot:
     """Memory (PSS), GPU memory, threads and processes of a server that has nothing to do."""
     running = [p for p in processes.read().processes.values() if not p.zombie]
     return {
@@ -45,7 +44,7 @@ def snapshot(processes: ServerProcesses, device: str) -> dict[str, Quantity]:
     }
 
 
-def cell_cpu(use: ServerCpu, counters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
     """What a cell cost in CPU seconds per 1,000 requests, for its record.
 
     The readings lie just outside the cell, which begins after the first (its origin) and ends
@@ -55,7 +54,7 @@ def cell_cpu(use: ServerCpu, counters: Mapping[str, Mapping[str, Any]]) -> dict[
         use: CPU time between the two readings.
         counters: `before` and `after` the cell, as in its record: the server's own counts.
     """
-    before, after = (counters[when]["success"] for when in ("before", "after"))
+    before, after = counters["before"]["success"], counters["after"]["success"]
     requests, reason = None, use.reason
     if before is None or after is None:
         reason = reason or "the server does not count its answered requests"
@@ -89,7 +88,7 @@ def gpu_memory_by_process() -> dict[int, float] | str:
     return used
 
 
-def _memory(running: list[Process]) -> Quantity:
+def _memory(running: list[Process]) -> QuantityRecord:
     sizes = []
     for process in running:
         path = Path(f"/proc/{process.pid}/smaps_rollup")
@@ -101,7 +100,7 @@ def _memory(running: list[Process]) -> Quantity:
     return _quantity(_by_part(running, [kib / 1024 for kib in sizes]))
 
 
-def _gpu_memory(running: list[Process], device: str) -> Quantity:
+def _gpu_memory(running: list[Process], device: str) -> QuantityRecord:
     if device == "cpu":
         return _quantity({}, "no GPU: the engine's device is a CPU")
     used = gpu_memory_by_process()
@@ -117,13 +116,13 @@ def _gpu_memory(running: list[Process], device: str) -> Quantity:
     return _quantity(_by_part(mine, [used[process.pid] for process in mine]))
 
 
-def _by_part(running: list[Process], values: list[Any]) -> dict[str, Any]:
-    parts: dict[str, Any] = {}
+def _by_part(running: list[Process], values: Sequence[float]) -> dict[str, float]:
+    parts: dict[str, float] = {}
     for process, value in zip(running, values, strict=True):
         parts[process.part] = parts.get(process.part, 0) + value
     return dict(sorted(parts.items()))
 
 
-def _quantity(parts: Mapping[str, Any], reason: str | None = None) -> Quantity:
+def _quantity(parts: Mapping[str, float], reason: str | None = None) -> QuantityRecord:
     value = None if reason else sum(parts.values())
     return {"value": value, "parts": dict(parts), "reason": reason}

@@ -6,10 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.launch_files import AttemptRecord, NodeRecord, QuietLevel
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.record_reader import read_records
+from connector_tax.artifacts.stage_records import GateRecord, RatesRecord
+from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.study import cell as cells
 from connector_tax.study.design import cell_order
@@ -22,12 +25,13 @@ Say = Callable[[str], None]
 
 def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
     """Why the launch is not run at all; None where it is."""
-    gate = read_json(study_folder / paths.PREFLIGHT_STATUS)[launch.configuration]
+    gates: dict[str, GateRecord] = read_json(study_folder / paths.PREFLIGHT_STATUS)
+    gate = gates[launch.configuration]
     if not gate["include"]:
         return f"pre-flight: {gate['reason']}"
     if launch.phase == "A":
         return None
-    rates = read_json(study_folder / paths.REFERENCE_RATES)
+    rates: RatesRecord = read_json(study_folder / paths.REFERENCE_RATES)
     if launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:
         return f"ref_load equals ref_safe ({rates['ref_safe']:g} req/s)"
     return None
@@ -46,12 +50,12 @@ def clear_interrupted(folder: Path, say: Say) -> None:
 
 
 def missing_cells(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     launch: Launch,
     folder: Path,
     rates: Mapping[str, float | None],
     say: Say,
-) -> list[dict[str, Any]]:
+) -> list[CellPlan]:
     """The cells of a launch that are to be measured, in run order; unusable ones are moved aside.
 
     Args:
@@ -96,11 +100,13 @@ class Attempts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / paths.ATTEMPTS
-        self.entries: list[dict[str, Any]] = read_json(self._path) if self._path.exists() else []
+        self.entries = read_records(self._path, AttemptRecord) if self._path.exists() else []
         self._begun = 0.0
 
-    def begin(self, **about: Any) -> dict[str, Any]:
-        """Add an attempt, the files of the one before renamed; its object, with `about`."""
+    def begin(
+        self, node: NodeRecord, quiet_level: QuietLevel | None, supersedes: str | None
+    ) -> AttemptRecord:
+        """Add an attempt, the files of the one before renamed; its object."""
         number = len(self.entries) + 1
         for name in (paths.LAUNCH_SCRIPT, paths.RESOURCES, paths.SETTINGS, *LOGS):
             if (self._folder / name).exists():
@@ -108,8 +114,15 @@ class Attempts:
                 (self._folder / name).rename(self._folder / f"{stem}.attempt{number - 1}.{suffix}")
         self._begun = time.monotonic()
         # `ended_utc` stays as it is when the driver is killed.
-        attempt = {"attempt": number, "pid": os.getpid(), "started_utc": utc(), "ended_utc": None}
-        attempt |= about
+        attempt: AttemptRecord = {
+            "attempt": number,
+            "pid": os.getpid(),
+            "started_utc": utc(),
+            "ended_utc": None,
+            "node": node,
+            "quiet_level": quiet_level,
+            "supersedes": supersedes,
+        }
         self.entries.append(attempt)
         write_json(self._path, self.entries)
         return attempt

@@ -4,8 +4,9 @@ never delays the load generator.
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import cast
 
+from connector_tax.artifacts.cell_records import ScrapeLine
 from connector_tax.study.child import CommandChild
 
 SCRAPER_MODULE = "connector_tax.study.scraper"
@@ -23,17 +24,17 @@ class MetricsSampler(CommandChild):
     def __init__(self, url: str, interval_s: float, cpus: Collection[int]) -> None:
         super().__init__(SCRAPER_MODULE, [url, str(interval_s), *map(str, cpus)])
 
-    def open(self, path: Path, seed: str) -> dict[str, Any]:
+    def open(self, path: Path, seed: str) -> ScrapeLine:
         """Start a cell's file with a first scrape; that scrape's record.
 
         The times from one scrape to the next are drawn from `seed`.
         """
-        return self.ask("open", path=str(path), seed=seed)
+        return cast(ScrapeLine, self.ask("open", path=str(path), seed=seed))
 
-    def peek(self) -> dict[str, Any]:
+    def peek(self) -> ScrapeLine:
         """One more scrape, now; its record."""
-        return self.ask("peek")
+        return cast(ScrapeLine, self.ask("peek"))
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> ScrapeLine:
         """A last scrape with its raw text, then end the cell's file; the scrape's record."""
-        return self.ask("close")
+        return cast(ScrapeLine, self.ask("close"))

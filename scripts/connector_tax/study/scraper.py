@@ -22,6 +22,7 @@ import httpx
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
+from connector_tax.artifacts.cell_records import ScrapeLine
 from connector_tax.linux import run_when_idle
 from connector_tax.seeds import named_generator
 
@@ -65,9 +66,9 @@ class _Scraper:
         self._thread: threading.Thread | None = None
         self._failure: OSError | None = None
 
-    def scrape(self, *, raw: bool) -> dict[str, Any]:
+    def scrape(self, *, raw: bool) -> ScrapeLine:
         started = time.monotonic_ns()
-        record: dict[str, Any] = {"t_ns": started, "ok": False, "scrape_ms": None, "values": {}}
+        record: ScrapeLine = {"t_ns": started, "ok": False, "scrape_ms": None, "values": {}}
         try:
             text = self._get()
             record["values"] = parse_metrics(text)
@@ -95,7 +96,7 @@ class _Scraper:
             raise ValueError(f"/metrics answered {answer.status_code} {answer.reason_phrase}")
         return answer.content.decode()
 
-    def open(self, path: str, seed: str) -> dict[str, Any]:
+    def open(self, path: str, seed: str) -> ScrapeLine:
         self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         first = self.scrape(raw=True)
         self._closing.clear()
@@ -116,7 +117,7 @@ class _Scraper:
                 self._failure = error
                 return
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> ScrapeLine:
         assert self._thread is not None
         self._closing.set()
         self._thread.join()

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.launch_files import ThreadUse
 from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
 from connector_tax.linux import die_with_parent, format_cpus
@@ -225,14 +225,14 @@ class Server:
         except psutil.NoSuchProcess:
             return False
 
-    def thread_use(self) -> dict[str, dict[str, Any]]:
+    def thread_use(self) -> dict[str, ThreadUse]:
         """CPU time of the group's threads so far, summed over threads of one name.
 
         Returns:
             `process/thread` (the kernel's names; `main` for the first thread) to `threads` (how
             many), `cpus` (the CPU sets they may run on) and `cpu_s`.
         """
-        uses: dict[str, dict[str, Any]] = {}
+        uses: dict[str, ThreadUse] = {}
         ticks = os.sysconf("SC_CLK_TCK")
         for pid in self._group_members():
             try:

@@ -8,12 +8,13 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.config import ROOT
 from connector_tax.linux import format_cpus
 from connector_tax.loadgen.affinity import (
@@ -66,7 +67,7 @@ def free_port(host: str) -> int:
     return port
 
 
-def served_model(engine: Mapping[str, Any]) -> tuple[str, int]:
+def served_model(engine: EngineSection) -> tuple[str, int]:
     """Served model name and vocabulary size of a resolved `engine` section."""
     if engine["kind"] == "embedded":
         model = engine["definition_content"]["model"]
@@ -74,7 +75,7 @@ def served_model(engine: Mapping[str, Any]) -> tuple[str, int]:
     return engine["served_model_name"], engine["vocab_size"]
 
 
-def affinity_plan(study: Mapping[str, Any]) -> AffinityPlan:
+def affinity_plan(study: StudyDocument) -> AffinityPlan:
     """Where the server and the load generator of this study run on this machine."""
     options = study["config"]["load_generator"]
     cores = study["config"]["server"]["cores"]
@@ -93,7 +94,7 @@ def server_cpus(plan: AffinityPlan) -> tuple[int, ...]:
 
 
 def command_for(
-    study: Mapping[str, Any], launch: Launch, port: int, probe: Path | None = None
+    study: StudyDocument, launch: Launch, port: int, probe: Path | None = None
 ) -> ServerCommand:
     """The command that starts the launch's server on `port`.
 

@@ -1,11 +1,11 @@
 """The two records of a server launch besides its cells: resources.json and settings.json."""
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.launch_files import AttemptRecord, ServerResources
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import write_json
 from connector_tax.study.engine_settings import engine_record, remove_settings
 from connector_tax.study.processes import ServerProcesses
@@ -21,7 +21,7 @@ class ServerUse:
     """
 
     def __init__(
-        self, study: Mapping[str, Any], launch: Launch, server: Server, attempt: Mapping[str, Any]
+        self, study: StudyDocument, launch: Launch, server: Server, attempt: AttemptRecord
     ) -> None:
         self.processes = ServerProcesses(server.pid, server.companion_pids())
         self._server = server
@@ -35,8 +35,12 @@ class ServerUse:
         """Record the server as it is ready and has had nothing to do yet."""
         idle = idle_cpu(self.processes, self._idle_s, self._server.check_alive)
         self._write(
-            {"idle_cpu": idle, "before_load": snapshot(self.processes, self._device)}
-            | {"after_load": None, "after_load_reason": "the launch ended before its last cell"}
+            {
+                "idle_cpu": idle,
+                "before_load": snapshot(self.processes, self._device),
+                "after_load": None,
+                "after_load_reason": "the launch ended before its last cell",
+            }
         )
         page = self._server.get("/metrics")
         settings = engine_record(self._server, self._engine["kind"], os.environ, page)
@@ -50,7 +54,7 @@ class ServerUse:
             | {"after_load": snapshot(self.processes, self._device), "after_load_reason": None}
         )
 
-    def _write(self, resources: dict[str, Any]) -> None:
+    def _write(self, resources: ServerResources) -> None:
         self._resources = resources
         content = self._of_launch | {"startup_s": self._startup_s} | resources
         write_json(self._server.folder / paths.RESOURCES, content)

@@ -13,16 +13,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch, baseline_of
 from connector_tax.artifacts.rates import most_of_shape
+from connector_tax.artifacts.stage_records import ShapeRatesRecord
+from connector_tax.artifacts.study_file import read_study
+from connector_tax.artifacts.study_records import ShapeRatesSection, StudyConfig, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
-from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.files import ArtifactError, write_json
 from connector_tax.loadgen import CellRule, Load, LoadGenerator, LoadGeneratorError
 from connector_tax.loadgen.sessions import Node, Singles
 from connector_tax.study.cell import load_generator
@@ -43,13 +45,19 @@ class ShapeRateError(Exception):
     """plain did not serve a shape at all; the text names it."""
 
 
-def shapes_of(study: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+def _section(config: StudyConfig) -> ShapeRatesSection:
+    section = config.get("shape_rates")
+    assert section is not None
+    return section
+
+
+def shapes_of(study: StudyDocument) -> dict[str, tuple[int, int]]:
     """Cell name to input and output tokens, of Phases B and B'."""
     cells = [cell for phase in ("B", "Bp") for cell in study["cells"][phase]]
     return {cell["cell"]: (cell["input_tokens"], cell["output_tokens"]) for cell in cells}
 
 
-def fastest_burst(config: Mapping[str, Any], burst: Callable[[int], list[float]]) -> list[float]:
+def fastest_burst(config: StudyConfig, burst: Callable[[int], list[float]]) -> list[float]:
     """The completions, s, of the burst that was served fastest.
 
     Args:
@@ -57,7 +65,7 @@ def fastest_burst(config: Mapping[str, Any], burst: Callable[[int], list[float]]
         burst: sends so many requests at once; when each was completed, s, ascending. Those that
             outlive `cell.request_timeout_s` are left out.
     """
-    most, probe_s = config["cell"]["inflight_cap"], config[NAME]["probe_s"]
+    most, probe_s = config["cell"]["inflight_cap"], _section(config)["probe_s"]
     best: list[float] = []
     count = FIRST_BURST
     while True:
@@ -70,8 +78,8 @@ def fastest_burst(config: Mapping[str, Any], burst: Callable[[int], list[float]]
 
 
 def shape_rates_content(
-    study: Mapping[str, Any], completed_s: Mapping[str, Sequence[float]]
-) -> dict[str, Any]:
+    study: StudyDocument, completed_s: Mapping[str, Sequence[float]]
+) -> ShapeRatesRecord:
     """The content of shape_rates.json.
 
     Args:
@@ -89,7 +97,7 @@ def shape_rates_content(
             f"plain completed no request of {', '.join(none)} in {longest:g} s: leave the shape "
             "out of phase_b and phase_bp, or raise cell.request_timeout_s"
         )
-    share = config[NAME]["max_share"]
+    share = _section(config)["max_share"]
     return {
         "design_sha256": study["design_sha256"],
         "label": study["engine_label"],
@@ -106,7 +114,7 @@ def shape_rates_content(
 
 
 def _burst(
-    study: Mapping[str, Any],
+    study: StudyDocument,
     generator: LoadGenerator,
     name: str,
     shape: tuple[int, int],
@@ -149,14 +157,14 @@ def _burst(
     )
 
 
-def probe_shapes(study_file: Path) -> dict[str, Any]:
+def probe_shapes(study_file: Path) -> ShapeRatesRecord:
     """Launch plain and probe every shape; the content of shape_rates.json.
 
     Raises:
         GateError: the baseline did not start, or failed.
         ShapeRateError: it did not serve a shape.
     """
-    study = enter_block_slot(read_json(study_file), study_file.parent)
+    study = enter_block_slot(read_study(study_file), study_file.parent)
     folder = study_file.parent / paths.PREFLIGHT / NAME
     completed_s: dict[str, list[float]] = {}
     with (

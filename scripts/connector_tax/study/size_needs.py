@@ -1,11 +1,10 @@
 """What a study takes of memory and disk beside its artifacts: weights, LMCache's buffer, bodies."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, ConfigError, is_fetched
 from connector_tax.files import read_json
 from connector_tax.model_size import read_model
@@ -17,7 +16,7 @@ LMCACHE_GIB = {"LMCacheConnectorV1": 5.0, "LMCacheMPConnector": 1.0}
 GIB = 2**30
 
 
-def weights_gib(study: Mapping[str, Any], folder: Path) -> float | None:
+def weights_gib(study: StudyDocument, folder: Path) -> float | None:
     """The model's weights: as fetched, else by its config.json; None where neither tells.
 
     Args:
@@ -41,7 +40,7 @@ def weights_gib(study: Mapping[str, Any], folder: Path) -> float | None:
     return model.parameters * model.weight_bytes / GIB
 
 
-def lmcache_gib(study: Mapping[str, Any]) -> float:
+def lmcache_gib(study: StudyDocument) -> float:
     """Host memory that LMCache reserves in a launch, the largest of the study's; 0 without it."""
     engine = study["config"]["engine"]
     if engine["kind"] != "vllm":
@@ -61,7 +60,7 @@ def lmcache_gib(study: Mapping[str, Any]) -> float:
     return max(sizes)
 
 
-def bodies_gib(study: Mapping[str, Any]) -> float:
+def bodies_gib(study: StudyDocument) -> float:
     """Bodies of the longest prompts: as many as may be in flight, and as many made ahead."""
     cap = study["config"]["cell"]["inflight_cap"]
     longest = max(cell["input_tokens"] for cells in study["cells"].values() for cell in cells)

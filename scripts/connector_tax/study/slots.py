@@ -7,19 +7,17 @@ first; Snakemake runs one block on each at a time (`block_slots` of workflow/rul
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from connector_tax.artifacts.study_records import SlotSection, StudyConfig, StudyDocument
 from connector_tax.config import ConfigError
 from connector_tax.linux import format_cpus, parse_cpus
 from connector_tax.study.device import VISIBLE_VARIABLE, DeviceError
 from connector_tax.study.node import read_claim
 
-Slot = Mapping[str, Any]
 
-
-def check_slots(config: Mapping[str, Any], source: str) -> None:
+def check_slots(config: StudyConfig, source: str) -> None:
     """Check what a schema cannot say of `devices`.
 
     Args:
@@ -43,8 +41,8 @@ def check_slots(config: Mapping[str, Any], source: str) -> None:
             owner = owners.setdefault((key, value), position)
             if owner != position:
                 raise ConfigError(
-                    f"{where}.{key}: found {value} of {slot[key]!r}, which is devices[{owner}]'s; "
-                    "allowed: slots that share nothing"
+                    f"{where}.{key}: found {value} of {slot.get(key)!r}, which is "
+                    f"devices[{owner}]'s; allowed: slots that share nothing"
                 )
     environments = [engine, *engine.get("forms", {}).values()]
     if slots and any(VISIBLE_VARIABLE in e.get("environment", {}) for e in environments):
@@ -54,7 +52,7 @@ def check_slots(config: Mapping[str, Any], source: str) -> None:
         )
 
 
-def _uses(slot: Slot, where: str) -> Iterator[tuple[str, str]]:
+def _uses(slot: SlotSection, where: str) -> Iterator[tuple[str, str]]:
     """What belongs to a slot alone: key and value."""
     yield "id", slot["id"]
     for part in slot["cpus"].split(","):
@@ -65,9 +63,9 @@ def _uses(slot: Slot, where: str) -> Iterator[tuple[str, str]]:
     yield from (("visible", gpu) for gpu in slot.get("visible", "").split(",") if gpu)
 
 
-def slot_of(study: Mapping[str, Any], study_folder: Path, block: int) -> Slot | None:
+def slot_of(study: StudyDocument, study_folder: Path, block: int) -> SlotSection | None:
     """The slot a block is measured on; None where the study names none."""
-    slots: list[Slot] = study["config"].get("devices", [])
+    slots: list[SlotSection] = study["config"].get("devices", [])
     if slots and (held := read_claim(study_folder, block, study["design_sha256"])):
         begun = parse_cpus(held["node"]["cpus"])
         for slot in slots:
@@ -76,7 +74,7 @@ def slot_of(study: Mapping[str, Any], study_folder: Path, block: int) -> Slot | 
     return slots[block % len(slots)] if slots else None
 
 
-def enter_block_slot(study: dict[str, Any], study_folder: Path, block: int = 0) -> dict[str, Any]:
+def enter_block_slot(study: StudyDocument, study_folder: Path, block: int = 0) -> StudyDocument:
     """Enter the slot of a block, where the study names slots; the study as it is there.
 
     Raises:
@@ -86,7 +84,7 @@ def enter_block_slot(study: dict[str, Any], study_folder: Path, block: int = 0) 
     return study if slot is None else enter_slot(study, slot)
 
 
-def enter_slot(study: Mapping[str, Any], slot: Slot) -> dict[str, Any]:
+def enter_slot(study: StudyDocument, slot: SlotSection) -> StudyDocument:
     """Confine this thread, and what it starts, to a slot; the study with the slot's device.
 
     Raises:
@@ -100,7 +98,7 @@ def enter_slot(study: Mapping[str, Any], slot: Slot) -> dict[str, Any]:
         )
     os.sched_setaffinity(0, cpus)
     config = study["config"]
-    server, engine = dict(config["server"]), dict(config["engine"])
+    server, engine = config["server"].copy(), config["engine"].copy()
     # The same CPUs are one device, whatever a study calls them: on CPUs the lock has this name.
     server["device"] += f"/{format_cpus(tuple(cpus))}"
     if "visible" in slot:

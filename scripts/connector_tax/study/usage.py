@@ -9,7 +9,7 @@ import resource
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
 # Fields of a `cpuN` line of /proc/stat.
@@ -123,7 +123,7 @@ def suspended_ms() -> int:
     return round((boot - time.clock_gettime_ns(time.CLOCK_MONOTONIC)) / 1e6)
 
 
-def own_use() -> dict[str, Any]:
+def own_use() -> dict[str, int]:
     """This process: CPU time so far in us, and page faults."""
     use = resource.getrusage(resource.RUSAGE_SELF)
     return {"self_us": round((use.ru_utime + use.ru_stime) * 1e6), "faults": use.ru_minflt}

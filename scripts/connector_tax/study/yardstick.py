@@ -19,6 +19,8 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
+from connector_tax.artifacts.launch_files import QuietLevel
+
 CACHE_LINE = 64
 # Fits the first-level cache with room to spare; a few microseconds of arithmetic.
 COMPUTE_ELEMENTS = 256
@@ -95,7 +97,7 @@ class Yardstick:
 
 def quiet_level(
     working_set_mib: float, elements: int, cpus: Collection[int], looks: int
-) -> dict[str, float]:
+) -> QuietLevel:
     """The machine's quiet level: the 10th percentile of the medians of `looks` idle looks.
 
     Returns:

@@ -14,9 +14,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import sha256_file, write_json
 
@@ -59,7 +59,7 @@ def build(name: str, python: str) -> None:
     print(f"envs/{name}/.venv: {size / 2**30:.1f} GiB, built in {seconds:.0f} s")
 
 
-def files_of(engine: Mapping[str, Any]) -> list[str]:
+def files_of(engine: EngineSection) -> list[str]:
     """The files a study's engine needs that this project makes: environment and tiny model."""
     if engine["kind"] != "vllm":
         return []

@@ -7,7 +7,9 @@ in the server's log (the class vLLM created, lines that say a part of it failed)
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Literal
+
+from connector_tax.artifacts.cell_records import StepLine
 
 # vLLM's connector factory, and the step probe's own line, which names children too.
 _CREATED = re.compile(r"Creating v1 connector with name: (\w+)")
@@ -30,8 +32,11 @@ _PATHS = {
 # UCX names each lane of an endpoint with its transports: `am(tcp/lo cma/memory)`.
 _OWN_ENDPOINT = re.compile(r"UCX +INFO .* self cfg#\d+ (.+)")
 _TRANSPORT = re.compile(r"[a-z]\w*/[\w.:-]+")
-SCHEDULER_HOOKS = ("build_meta_us",)
-WORKER_HOOKS = ("get_finished_us", "start_load_kv_us")
+SCHEDULER_HOOKS: tuple[Literal["build_meta_us"], ...] = ("build_meta_us",)
+WORKER_HOOKS: tuple[Literal["get_finished_us", "start_load_kv_us"], ...] = (
+    "get_finished_us",
+    "start_load_kv_us",
+)
 
 
 def failed_parts(log: str) -> list[str]:
@@ -75,7 +80,7 @@ def fallback_reason(paths: Mapping[str, str]) -> str | None:
 
 
 def inactive_reason(
-    classes: Sequence[str], log: str, steps: Iterable[Mapping[str, Any]] | None
+    classes: Sequence[str], log: str, steps: Iterable[StepLine] | None
 ) -> str | None:
     """Why the connector is not really active; None when everything says that it is.
 
@@ -99,7 +104,7 @@ def inactive_reason(
     return _unseen_hook(classes, steps)
 
 
-def _unseen_hook(classes: Sequence[str], steps: Iterable[Mapping[str, Any]]) -> str | None:
+def _unseen_hook(classes: Sequence[str], steps: Iterable[StepLine]) -> str | None:
     seen: set[str] = set()
     children: set[str] = set()
     count = 0

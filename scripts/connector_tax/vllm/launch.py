@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from connector_tax.artifacts.study_records import ConfigurationEntry, EngineSection, FormSection
 from connector_tax.config import is_fetched
 
 ROOT_MARK = "{root}"
@@ -77,8 +78,8 @@ class VllmCommand:
 
 
 def vllm_command(
-    engine: Mapping[str, Any],
-    configurations: Sequence[Mapping[str, Any]],
+    engine: EngineSection,
+    configurations: Sequence[ConfigurationEntry],
     configuration: str,
     *,
     host: str,
@@ -112,7 +113,8 @@ def vllm_command(
     own_companions = {
         name: asked
         for member in members
-        for name, asked in by_id.get(member, {}).get("companions", {}).items()
+        if member in by_id
+        for name, asked in by_id[member].get("companions", {}).items()
     }
 
     def port_of(name: str) -> int:
@@ -139,9 +141,9 @@ def vllm_command(
 
 
 def transfer_config(
-    by_id: Mapping[str, Mapping[str, Any]],
+    by_id: Mapping[str, ConfigurationEntry],
     configuration: str,
-    forms: Mapping[str, Mapping[str, Any]],
+    forms: Mapping[str, FormSection],
     port_of: Callable[[str], int],
 ) -> dict[str, Any] | None:
     """vLLM's KVTransferConfig of a configuration; None for one without a connector.

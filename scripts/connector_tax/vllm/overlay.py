@@ -11,10 +11,9 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from connector_tax.artifacts.stage_records import OverlayStatus, VllmDescription
 from connector_tax.files import fsync_directory, sha256_file, write_text
 
 MARKER = "CONNECTOR_TAX_PATCH"
@@ -103,7 +102,7 @@ def _refuse_strangers(folder: Path) -> None:
             )
 
 
-def describe_vllm(python: Path) -> dict[str, Any]:
+def describe_vllm(python: Path) -> VllmDescription:
     """The hook points of the vLLM installed for `python`: step_probe/hook_points.py run there.
 
     Raises:
@@ -121,7 +120,7 @@ def describe_vllm(python: Path) -> dict[str, Any]:
         raise OverlayError(f"{python}: cannot be run: {error}") from error
     if done.returncode != 0:
         raise OverlayError(f"{python}: vLLM cannot be examined:\n{done.stderr[-2000:]}")
-    described: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    described: VllmDescription = json.loads(done.stdout.splitlines()[-1])
     return described
 
 
@@ -157,7 +156,7 @@ def leftovers(package: Path) -> list[str]:
     )
 
 
-def status_of(folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+def status_of(folder: Path, described: VllmDescription) -> OverlayStatus:
     """What patch_status.json says of an overlay installed in `folder`."""
     package = Path(described["package"])
     return {

@@ -14,10 +14,11 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
+from connector_tax.artifacts.cell_records import StepLine
 from connector_tax.vllm.step_probe.log import VALUES, socket_address
 from connector_tax.vllm.step_probe.probe import FIELDS
 
@@ -91,7 +92,7 @@ def ask_to_write(path: Path) -> None:
         raise ProbeSocketError(f"{address}: no answer in {ANSWER_S:g} s") from None
 
 
-def step_records(file: bytes, offset: int = 0) -> Iterator[dict[str, Any]]:
+def step_records(file: bytes, offset: int = 0) -> Iterator[StepLine]:
     """The steps of a file of the probe from the byte `offset` on, in the order of their ends.
 
     A step, or a number, that is not whole is left out.
@@ -182,7 +183,7 @@ def _worker_steps(timed: Iterable[tuple[int, list[float]]]) -> Iterator[_Step]:
             calls.append((start, end, position))
 
 
-def _fields(header: Header, hooks: Mapping[int, _Hook], step: _Step) -> dict[str, Any]:
+def _fields(header: Header, hooks: Mapping[int, _Hook], step: _Step) -> StepLine:
     connector = _spent_in_hooks(hooks, step.calls)
     own = connector.pop(None, {})
     record: dict[str, Any] = {"t_ns": int(step.start * 1e5) * 10_000, "step_id": step.step_id}
@@ -202,7 +203,7 @@ def _fields(header: Header, hooks: Mapping[int, _Hook], step: _Step) -> dict[str
     if step.counts:
         record["update_us"] = None if step.update is None else _us(step.update)
         record["engine_step_us"] = None if step.engine_step is None else _us(step.engine_step)
-    return record
+    return cast(StepLine, record)
 
 
 def _spent_in_hooks(
