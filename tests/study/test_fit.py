@@ -11,6 +11,7 @@ from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.study.design import resolve
 from connector_tax.study.fit import UnfitError, _other_sources, require_fit
+from connector_tax.vllm.engine_files import engine_files
 from connector_tax.vllm.overlay import sources_sha256
 from tests.study.driving import write_study
 from tests.study_folder import write_stages
@@ -58,15 +59,33 @@ def test_another_vllm_than_step_timing_was_proved_on_is_told(tmp_path: Path) -> 
         f'#!/bin/sh\nexport PYTHONPATH={package.parent}\nexec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
-    engine, status = {"python": str(python)}, tmp_path / "status.json"
+    engine, status = {"kind": "vllm", "python": str(python), "forms": {}}, tmp_path / "status.json"
     write_json(status, {"step_timing_available": False})
-    assert list(_other_sources({"python": "not asked"}, status)) == []
+    files = engine_files(engine)
+    assert list(_other_sources(engine, files, status)) == []
     proved = sources_sha256(package)
+    assert files == {str(python): {"lock_sha256": None, "sources_sha256": proved}}
     write_json(status, {"vllm_sources_sha256_before": proved})
-    assert list(_other_sources(engine, status)) == []
+    assert list(_other_sources(engine, files, status)) == []
     (package / "loop.py").write_text("\n")
-    (told,) = _other_sources(engine, status)
+    (told,) = _other_sources(engine, engine_files(engine), status)
     assert f"{proved[:12]} where step timing was proved" in told
     package.rename(tmp_path / "gone")
-    (told,) = _other_sources(engine, status)
+    (told,) = _other_sources(engine, engine_files(engine), status)
     assert f"{python}: no vLLM" in told
+
+
+def test_each_environment_of_a_study_has_its_lock(tmp_path: Path) -> None:
+    pythons = []
+    for name in ("one", "other"):
+        python = tmp_path / name / ".venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.symlink_to(sys.executable)
+        write_json(python.parents[1] / "built.json", {"lock_sha256": name})
+        pythons.append(str(python))
+    forms = {"old": {"python": pythons[1]}, "further": {"python": pythons[1]}}
+    found = engine_files({"kind": "vllm", "python": pythons[0], "forms": forms})
+    assert {python: files["lock_sha256"] for python, files in found.items()} == {
+        pythons[0]: "one",
+        pythons[1]: "other",
+    }

@@ -13,6 +13,8 @@ from connector_tax.files import ArtifactError
 NOT_RECORDED = "a device that was not recorded"
 # Of a GPU, what tells it from others of its type.
 OWN = ("uuid", "pci.bus_id")
+# Of a node, the hashes of the lock and of vLLM's sources; absent in older studies.
+FILES = "engine_files"
 
 Node = Mapping[str, Any]
 
@@ -24,7 +26,8 @@ def block_devices(cells: Iterable[Cell]) -> dict[int, str]:
         cells: of any phases of the study.
 
     Raises:
-        ArtifactError: a block has launches on two devices, or the study two types of device.
+        ArtifactError: a block has launches on two devices, or the study two types of device or two
+            environments.
     """
     cells = list(cells)
     measured = [(cell, node) for cell in cells for node in cell.nodes]
@@ -37,11 +40,9 @@ def block_devices(cells: Iterable[Cell]) -> dict[int, str]:
                 f"{cell.folder.parent}: measured on {name}, the block's other launches on {known}:"
                 " launches of one block are compared, and must be of one device (docs/devices.md)"
             )
+    _check_types(measured)
     if len(set(names.values())) < 2:
         return {}
-    first, wanted = measured[0]
-    for cell, node in measured:
-        _check_type(first, wanted, cell, node)
     return {cell.key.block: names.get(cell.key.block, NOT_RECORDED) for cell in cells}
 
 
@@ -59,17 +60,23 @@ def devices_text(names: Sequence[str]) -> str | None:
     return several[0] if several else None
 
 
-def _check_type(first: Cell, wanted: Node, cell: Cell, node: Node) -> None:
-    ours, theirs = _type(node), _type(wanted)
-    for key, value in ours.items():
-        if value != theirs[key]:
+def _check_types(measured: Iterable[tuple[Cell, Node]]) -> None:
+    known: dict[str, tuple[Cell, Any]] = {}
+    for cell, node in measured:
+        for key, value in _type(node).items():
+            first, wanted = known.setdefault(key, (cell, value))
+            if value == wanted:
+                continue
+            what = "environments" if key == FILES else "types of device"
             raise ArtifactError(
-                f"two types of device are never pooled: {key} is {theirs[key]!r} in block"
-                f" {first.key.block} and {value!r} in block {cell.key.block}. Measure a study on"
-                " one type; two studies are compared by `snakemake compare` (docs/compare.md)"
+                f"two {what} are never pooled: {key} is {wanted!r} in block {first.key.block} and"
+                f" {value!r} in block {cell.key.block}. Measure a study with one; two studies are"
+                " compared by `snakemake compare` (docs/compare.md)"
             )
 
 
 def _type(node: Node) -> dict[str, Any]:
+    """What must be the same for all launches; FILES of those that recorded them."""
     gpus = [{k: v for k, v in gpu.items() if k not in OWN} for gpu in node["gpus"]]
-    return {"gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"]}
+    files = {FILES: node[FILES]} if FILES in node else {}
+    return {"gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"], **files}

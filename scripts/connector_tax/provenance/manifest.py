@@ -43,6 +43,7 @@ COLUMNS = {
     "lmcache": "LMCache",
     "gpu": "GPU",
     "device": "measured on",
+    "engine_files": "lock and vLLM sources",
     "step_timing": "step timing",
     "adapters": "adapters",
     "paths": "data paths",
@@ -116,6 +117,7 @@ def row(
         **{key: versions[key] for key in ("vllm", "vllm_sha", "mooncake", "nixl", "lmcache")},
         "gpu": "; ".join(environment["gpu"]),
         "device": "; ".join(dict.fromkeys(_devices(index["attempts"]))),
+        "engine_files": "; ".join(dict.fromkeys(_engine_files(index["attempts"]))),
         "step_timing": "available" if step_timing else "not available",
         "adapters": ", ".join(adapters),
         "paths": _paths(folder, launch.configuration),
@@ -137,6 +139,16 @@ def _devices(attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if node.get("exclusive") is not None:
             told.append("exclusive" if node["exclusive"] else "not exclusive")
         yield ", ".join([" ".join([node["machine"], *node["devices"]]), *told])
+
+
+def _engine_files(attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """By attempt: `envs/vllm-cpu/.venv/bin/python: lock 0123456789ab, sources 0123456789ab`."""
+    for node in (attempt["node"] for attempt in attempts if "node" in attempt):
+        for python, files in node.get("engine_files", {}).items():
+            lock, sources = (
+                (files[key] or "not known")[:12] for key in ("lock_sha256", "sources_sha256")
+            )
+            yield f"{python}: lock {lock}, sources {sources}"
 
 
 def _paths(folder: Path, configuration: str) -> str:
