@@ -103,7 +103,7 @@ RECORDS: Mapping[str, Any] = {
     "patch": stage_records.PatchStatus,
     "reference": stage_records.RatesRecord,
     "shape_rates": stage_records.ShapeRatesRecord,
-    "rehearsal": stage_records.RehearsalRecord,
+    "durations": stage_records.DurationsRecord,
     "hypotheses": stage_records.HypothesesRecord,
 }
 # Fields of a cell that was never measured.

@@ -45,6 +45,20 @@ def test_blocks_have_the_names_of_their_devices() -> None:
     assert block_devices(slots)[1] == "machine-0123456789ab none, CPUs 4-7"
 
 
+def with_files(lock: str, sources: str) -> list[Mapping[str, Any]]:
+    files = {"envs/x/.venv/bin/python": {"lock_sha256": lock, "sources_sha256": sources}}
+    return [NODE | {"engine_files": files}]
+
+
+def test_two_environments_are_refused_and_both_named_on_one_device_too() -> None:
+    assert block_devices(cells_on(with_files("a", "b"), with_files("a", "b"))) == {}
+    # Of older launches neither is known.
+    assert block_devices(cells_on([NODE], with_files("a", "b"), [NODE])) == {}
+    told = "two environments are never pooled: engine_files is .*'b'.* in block 1 and .*'c'.* in bl"
+    with pytest.raises(ArtifactError, match=told):
+        block_devices(cells_on([NODE], with_files("a", "b"), with_files("a", "c")))
+
+
 def test_a_block_on_two_devices_is_refused() -> None:
     with pytest.raises(ArtifactError, match=r"measured on machine-b none.* on machine-a none"):
         block_devices(cells_on(on_machines("a", "b")))

@@ -238,6 +238,22 @@ def test_what_is_unpacked_is_what_was_packed(audited: Path, packed: Path, tmp_pa
     assert read_head(packed)[1] == read_json(source / "study.json")
 
 
+def test_the_records_of_one_launch_are_made_without_the_others(
+    packed: Path, tmp_path: Path
+) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    header = unpack(packed, whole)
+    one = "runs/plain/block0/A/"
+    unpack(packed, part, records_of=one)
+    records = {name for names in header.tables.values() for name in names}
+    mine = {name for name in records if name.startswith(one)}
+    assert 0 < len(mine) < len(records)
+    there = {path.relative_to(part).as_posix() for path in part.rglob("*") if path.is_file()}
+    assert there & records == mine
+    assert all(sha256_file(part / name) == sha256_file(whole / name) for name in mine)
+    assert header.files.keys() - records <= there
+
+
 def test_an_archive_of_the_first_format_converts_to_the_present(
     audited: Path, packed: Path, tmp_path: Path
 ) -> None:

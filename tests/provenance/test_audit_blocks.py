@@ -9,13 +9,23 @@ import pytest
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.files import write_json
-from connector_tax.provenance.audit_blocks import DEVICE, LEVEL, ORDER, OVERLAP, check_blocks
+from connector_tax.provenance.audit_blocks import (
+    DEVICE,
+    FILES_CLAIM,
+    LEVEL,
+    ORDER,
+    OVERLAP,
+    check_blocks,
+)
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim, Ledger
 from tests.study_folder import NODE, rate_cell, study_document
 
+PROVED = "50ce"
 DRAWN = ("plain_2", "noop_connector", "plain")
 Attempts = dict[str, list[dict[str, Any]]]
+PYTHON = "envs/vllm-gpu/.venv/bin/python"
+FILES = {PYTHON: {"lock_sha256": "a10c", "sources_sha256": "50ce"}}
 GPU = {"uuid": "GPU-a", "name": "H100", "pci.bus_id": "1", "driver_version": "580"}
 
 
@@ -27,7 +37,13 @@ def measured() -> Attempts:
                 "started_utc": f"2026-05-26T09:0{minute}:00.000+00:00",
                 "ended_utc": f"2026-05-26T09:0{minute}:50.000+00:00",
                 "supersedes": None,
-                "node": {**NODE, "boot": f"b{minute}", "job": str(minute), "exclusive": minute < 2},
+                "node": {
+                    **NODE,
+                    "boot": f"b{minute}",
+                    "job": str(minute),
+                    "exclusive": minute < 2,
+                    "engine_files": FILES,
+                },
             }
         ]
         for minute, name in enumerate(DRAWN)
@@ -37,9 +53,11 @@ def measured() -> Attempts:
 def claims(root: Path, attempts: Attempts) -> list[Claim]:
     order = [Launch(name, 0, "A") for name in DRAWN]
     config = {"seed": 1, "blocks": 1, "plain_launches": 2, "configurations": list(DRAWN)}
+    config["engine"] = {"kind": "vllm", "python": PYTHON}
     labels = {"plain": "plain", "noop_connector": "no-op"}
-    document = study_document(config, labels, {"A": [rate_cell(1, 1, 1)]}, order)
+    document = study_document(config, labels, {"A": [rate_cell(1, 1, 1)]}, order, emulated=False)
     write_json(root / "study.json", document)
+    write_json(root / "patch/patch_status.json", {"vllm_sources_sha256_before": PROVED})
     for launch in order:
         write_json(
             launch.folder(root) / "index.json",
@@ -63,7 +81,7 @@ def wrong(root: Path, attempts: Attempts) -> dict[str, str]:
 def test_a_block_as_drawn_passes_over_reboots_and_jobs(tmp_path: Path) -> None:
     told = claims(tmp_path, measured())
     assert [c for c in told if c.verdict == FAIL] == []
-    assert [c.kind for c in told] == [ORDER, OVERLAP, OVERLAP, DEVICE, "device type"]
+    assert [c.kind for c in told] == [ORDER, OVERLAP, OVERLAP, DEVICE, "device type", FILES_CLAIM]
 
 
 def exchanged(attempts: Attempts) -> None:
@@ -91,6 +109,11 @@ def judged_by_another_level(attempts: Attempts) -> None:
         attempts[name][0]["quiet_level"] = {"memory_ns": memory_ns}
 
 
+def other_than_proved(attempts: Attempts) -> None:
+    for (attempt,) in attempts.values():
+        attempt["node"]["engine_files"] = {PYTHON: FILES[PYTHON] | {"sources_sha256": "07e5"}}
+
+
 def killed_and_resumed_elsewhere(attempts: Attempts) -> None:
     first = attempts["plain"][0]
     later = {**first, "node": {**first["node"], "machine": "machine-b"}}
@@ -105,6 +128,11 @@ TORN: dict[str, tuple[Callable[[Attempts], None], dict[str, str]]] = {
     "another GPU of the machine": (other_gpu, {DEVICE: "devices: "}),
     "another processor": (
         elsewhere("cpu", "another"), {DEVICE: "cpu: ", "device type": "cpu: .* on 'another'"}),
+    "another vLLM": (
+        elsewhere("engine_files", {PYTHON: FILES[PYTHON] | {"sources_sha256": "07e5"}}),
+        {DEVICE: "engine_files: .*50ce.* on .*07e5", FILES_CLAIM: "plain_2.*50ce.*, plain.*07e5"}),
+    "another vLLM than step timing was proved on": (
+        other_than_proved, {FILES_CLAIM: "sources are 07e5, 50ce where step timing was proved"}),
     "another quiet level": (judged_by_another_level, {LEVEL: "plain/block0/A: .*81.0"}),
     "resumed elsewhere": (killed_and_resumed_elsewhere, {DEVICE: "machine: "}),
 }  # fmt: skip
@@ -129,6 +157,15 @@ def test_a_launch_measured_again_on_request_may_be_late_and_is_named(tmp_path: P
     again["supersedes"] = "A.superseded1"
     order = next(c for c in claims(tmp_path, attempts) if c.kind == ORDER)
     assert order.message == "as drawn, plain_2/block0/A again on request"
+
+
+def test_an_older_study_of_vllm_recorded_no_files_of_it(tmp_path: Path) -> None:
+    attempts = measured()
+    for (attempt,) in attempts.values():
+        del attempt["node"]["engine_files"]
+    told = {c.kind: c.verdict for c in claims(tmp_path, attempts)}
+    assert told[FILES_CLAIM] == NOT_CHECKABLE
+    assert FAIL not in told.values()
 
 
 def test_an_older_study_names_no_device(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """A manifest can be read back, keeps other studies, and says once what all launches share."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +92,88 @@ def test_the_file_is_updated_in_place(tmp_path: Path) -> None:
     assert len(parse(text)) == 2
     files = {path.name for path in tmp_path.iterdir()}
     assert files == {"MANIFEST.md", ".MANIFEST.md.lock", "x.tar.zst"}
+
+
+# Names the archive of so many studies, one after the other, once it is told to begin.
+WRITER = """
+import sys
+from pathlib import Path
+from connector_tax.provenance.manifest import COLUMNS, name_archive, section
+folder, prefix, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(count):
+    name = f"{prefix}{number}"
+    row = dict.fromkeys(COLUMNS, "x") | {"reason": name}
+    name_archive(folder / "MANIFEST.md", name, folder / "x.tar.zst", section(name, [row]))
+"""
+HOLDER = """
+import signal, sys
+from pathlib import Path
+from connector_tax.files import locked
+with locked(Path(sys.argv[1]) / ".MANIFEST.md.lock"):
+    print("held", flush=True)
+    signal.pause()
+"""
+
+
+def started(script: str, *arguments: object) -> subprocess.Popen[str]:
+    """A process that has said its first line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
+
+
+def begin(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and str(pid) in line.split() for line in lines)
+
+
+def reasons(manifest: Path) -> list[str]:
+    """Those of its rows; the file is not torn."""
+    text = manifest.read_text(encoding="utf-8")
+    assert text.count("<!-- study ") == text.count("<!-- end of study ")
+    return [row["reason"] for row in parse(text)]
+
+
+def test_two_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x.tar.zst").write_bytes(b"x")
+    manifest = tmp_path / "MANIFEST.md"
+    writers = [started(WRITER, tmp_path, prefix, 15) for prefix in "ab"]
+    for writer in writers:
+        begin(writer)
+    seen: set[str] = set()
+    while any(writer.poll() is None for writer in writers):
+        now = set(reasons(manifest)) if manifest.exists() else set()
+        assert seen <= now
+        seen = now
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert sorted(reasons(manifest)) == sorted(f"{p}{n}" for p in "ab" for n in range(15))
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_process_that_is_killed_holds_the_manifest_no_longer(tmp_path: Path) -> None:
+    (tmp_path / "x.tar.zst").write_bytes(b"x")
+    holder, writer = started(HOLDER, tmp_path), started(WRITER, tmp_path, "a", 1)
+    begin(writer)
+    while not waits_for_a_lock(writer.pid):
+        assert writer.poll() is None
+        time.sleep(0.01)
+    assert not (tmp_path / "MANIFEST.md").exists()
+    holder.kill()
+    assert writer.wait(timeout=30) == 0
+    holder.wait()
+    assert reasons(tmp_path / "MANIFEST.md") == ["a0"]
 
 
 def test_a_table_written_before_a_column_existed_keeps_its_own_columns() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from connector_tax.analysis import aggregate
+from connector_tax.artifacts.names import POINT_ESTIMATE
 from connector_tax.artifacts.tables import empty_row, table_text
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
@@ -148,9 +149,40 @@ def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_pa
 
 def test_one_block_has_no_verdict(tmp_path: Path) -> None:
     text = Page(render(_study(tmp_path / "s", Design(blocks=1)))).text
-    assert "(ref_safe): one block proves nothing (3 can, a block takes" in text
+    assert "(ref_safe): one block proves nothing, 3 can (a block takes" in text
     assert "Mooncake both +63 % on TTFT p90 and" in text
     assert "point estimates without verdicts" in text
+
+
+@pytest.mark.parametrize(
+    ("valid", "said"),
+    [
+        (
+            {},
+            "no tax is proven; 2 of 3 blocks are valid, and 3 valid ones can prove a tax (a block",
+        ),
+        (
+            {"nixl_both": "1"},
+            "Mooncake + LMCache, 1 for NIXL both, and 3 valid ones can prove a tax (a block takes",
+        ),
+    ],
+)
+def test_lost_blocks_are_not_counted_among_those_that_prove(
+    tmp_path: Path, valid: dict[str, str], said: str
+) -> None:
+    study = _study(tmp_path / "s", Design())
+    path = study.root / "analysis" / "taxes.csv"
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    for row in rows:
+        row |= {"verdict": POINT_ESTIMATE, "n_blocks": valid.get(row["config"], "2")}
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path.write_text(stream.getvalue())
+    text = Page(render(study)).text
+    assert said in text
+    assert "prove nothing" not in text
 
 
 def test_a_tax_of_survivors_has_its_mark_and_no_verdict(tmp_path: Path) -> None:

@@ -1,19 +1,21 @@
 """A block ends on a machine that cannot measure it, with the reason and before any launch."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.study.design import resolve
 from connector_tax.study.fit import UnfitError, _other_sources, require_fit
+from connector_tax.vllm.engine_files import engine_files
 from connector_tax.vllm.overlay import sources_sha256
-from tests.study.driving import write_study
+from tests.study.driving import arguments, launch_folder, write_study
 from tests.study_folder import write_stages
 
 
@@ -50,26 +52,75 @@ def test_what_the_gates_left_out_needs_nothing(tmp_path: Path, skipped: bool) ->
     assert "\n  environment:" not in str(refused.value)
 
 
-def test_another_vllm_than_step_timing_was_proved_on_is_told(tmp_path: Path) -> None:
-    package = tmp_path / "site" / "vllm"
+def interpreter_of(package: Path) -> Path:
+    """An interpreter that finds a vLLM there, which cannot be imported."""
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('to be found, not imported')\n")
-    python = tmp_path / "python"
+    python = package.parents[1] / "python"
     python.write_text(
         f'#!/bin/sh\nexport PYTHONPATH={package.parent}\nexec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
-    engine: Any = {"python": str(python)}
-    not_asked: Any = {"python": "not asked"}
+    return python
+
+
+def test_another_vllm_than_step_timing_was_proved_on_is_told(tmp_path: Path) -> None:
+    package = tmp_path / "site" / "vllm"
+    python = interpreter_of(package)
     status = tmp_path / "status.json"
+    engine: EngineSection = {"kind": "vllm", "label": "a vLLM", "python": str(python), "forms": {}}
     write_json(status, {"step_timing_available": False})
-    assert list(_other_sources(not_asked, status)) == []
+    files = engine_files(engine)
+    assert list(_other_sources(engine, files, status)) == []
     proved = sources_sha256(package)
+    assert files == {str(python): {"lock_sha256": None, "sources_sha256": proved}}
     write_json(status, {"vllm_sources_sha256_before": proved})
-    assert list(_other_sources(engine, status)) == []
+    assert list(_other_sources(engine, files, status)) == []
     (package / "loop.py").write_text("\n")
-    (told,) = _other_sources(engine, status)
+    (told,) = _other_sources(engine, engine_files(engine), status)
     assert f"{proved[:12]} where step timing was proved" in told
     package.rename(tmp_path / "gone")
-    (told,) = _other_sources(engine, status)
+    (told,) = _other_sources(engine, engine_files(engine), status)
     assert f"{python}: no vLLM" in told
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_launch_records_the_files_that_its_block_was_told_or_asks_itself(
+    tmp_path: Path, given: bool
+) -> None:
+    package = tmp_path / "site" / "vllm"
+    config = load_yaml(ROOT / "config/vllm-cpu.yaml")
+    config["engine"]["python"] = python = str(interpreter_of(package))
+    config["server"]["device"] = f"t{tmp_path.name}"
+    study_file = write_stages(tmp_path / "x", resolve(config, "vllm-cpu"), step_timing=False)
+    told = {python: {"lock_sha256": "a10c", "sources_sha256": "50ce"}}
+    # As the block's driver says it.
+    options = ["--engine-files", json.dumps(told)] if given else []
+    done = subprocess.run(
+        [sys.executable, "-m", "connector_tax.study.launch", *arguments(study_file), *options],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert "plain/block0/A failed" in done.stdout + done.stderr
+    (attempt,) = read_json(launch_folder(study_file) / paths.ATTEMPTS)
+    here = {python: {"lock_sha256": None, "sources_sha256": sources_sha256(package)}}
+    assert attempt["node"]["engine_files"] == (told if given else here)
+
+
+def test_each_environment_of_a_study_has_its_lock(tmp_path: Path) -> None:
+    pythons = []
+    for name in ("one", "other"):
+        python = tmp_path / name / ".venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.symlink_to(sys.executable)
+        write_json(python.parents[1] / "built.json", {"lock_sha256": name})
+        pythons.append(str(python))
+    engine: EngineSection = {
+        "kind": "vllm",
+        "label": "two vLLMs",
+        "python": pythons[0],
+        "forms": {"old": {"python": pythons[1]}, "further": {"python": pythons[1]}},
+    }
+    assert {python: files["lock_sha256"] for python, files in engine_files(engine).items()} == {
+        pythons[0]: "one",
+        pythons[1]: "other",
+    }

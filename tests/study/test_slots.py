@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.files import write_json
 from connector_tax.loadgen import Progress
+from connector_tax.rehearsal import plan as plan_command
 from connector_tax.study import plan, progress
 from connector_tax.study.design import resolve
 from connector_tax.study.device import DeviceError, devices_of
@@ -144,6 +146,8 @@ def test_slots_work_side_by_side_and_phase_a_ends_before_phase_b(tmp_path: Path)
 
 def test_blocks_that_nodes_have_begun_are_measured_side_by_side(tmp_path: Path) -> None:
     study = tiny(None, blocks=4)
+    # The gates are over: they are passed on one device, whatever number there is.
+    write_json(tmp_path / paths.PREFLIGHT_STATUS, {})
     one = plan.remaining(study, tmp_path)
     node = describe_node(study["config"])
     for block, machine in enumerate("abb"):
@@ -165,7 +169,7 @@ def test_several_devices_are_told_in_device_hours(
         write_json(study_file, study)
         left = plan.remaining(study, tmp_path)
         told = f", {left.device_s / 3600:.2f} device hours on 2 devices" if slots else ""
-        assert plan.main(["--study", str(study_file)]) == 0
+        assert plan_command.main(["--study", str(study_file)]) == 0
         assert f"about {left.wall_s / 60:.1f} min{told} (design" in capsys.readouterr().out
         launch = launches(study, "A")[0]
         with progress.LaunchProgress(study, tmp_path, launch, tmp_path / "x.log") as seen:

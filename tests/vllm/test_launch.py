@@ -49,6 +49,39 @@ def transfer(study: str, configuration: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize(
+    "names",
+    [("h20",), ("h20", "h20-verdicts"), ("h20", "gpu-small"), ("vllm-cpu",)]
+    + [
+        ("vllm-cpu", name)
+        for name in ("short-cpu", "versions-cpu", "extras", "executors", "layout", "gate")
+    ],
+)
+def test_no_launch_takes_the_sampling_defaults_of_its_model(names: tuple[str, ...]) -> None:
+    config = load_yaml(ROOT / f"config/{names[0]}.yaml")
+    for name in names[1:]:
+        update_config(config, load_yaml(ROOT / f"config/{name}.yaml"))
+    study = resolve(config, names[-1])
+    for entry in study["configurations"]:
+        argv = vllm_command(
+            study["config"]["engine"],
+            study["configurations"],
+            entry["id"],
+            host="127.0.0.1",
+            port=9000,
+            probe=None,
+            free_port=lambda: 9001,
+        ).argv
+        assert argv.count("--generation-config") == 1
+        assert argv[argv.index("--generation-config") + 1] == "vllm"
+
+
+def test_a_study_may_ask_for_other_sampling() -> None:
+    flags = {**STUDIES["h20"]["config"]["engine"]["flags"], "--generation-config": "auto"}
+    argv = command("h20", "plain", flags=flags).argv
+    assert argv[argv.index("--generation-config") + 1] == "auto"
+
+
 def test_the_design_s_configurations_on_a_gpu() -> None:
     def mooncake(role: str) -> dict[str, Any]:
         # Its own bootstrap server would listen on every interface.

@@ -1,19 +1,23 @@
 """The Job of workflow/kubernetes: its fields agree, and its command measures a study."""
 
+import copy
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json
 from connector_tax.study.block import end_s
 from tests.workflow.harness import environment, prepare, run
+from tests.workflow.kubernetes_api import Cluster, Refused
 from tests.workflow.small import smaller
 
 CPUS = sorted(os.sched_getaffinity(0))[:2]
@@ -65,19 +69,92 @@ def with_two_slots(text: str) -> str:
     return smaller(text).replace("blocks: 1", "blocks: 2") + f"devices: [{', '.join(slots)}]\n"
 
 
-def start_pod(folder: Path, index: int) -> subprocess.Popen[bytes]:
-    """The container's command, as the pod of this index runs it."""
-    with (folder / f"pod{index}.log").open("wb") as log:
-        return subprocess.Popen(
-            [*CONTAINER["command"], *CONTAINER["args"]],
-            cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            env={
-                **environment(folder),
-                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-                "STUDY": "tiny", "CONFIG": "study.yaml", "BLOCKS": "2", "DEVICES": "2",
-                "RATES": "results/tiny/reference_rates.json", "JOB_COMPLETION_INDEX": str(index),
-            },
-        )  # fmt: skip
+def measuring(folder: Path) -> dict[str, Any]:
+    """The Job, of the study in `folder`."""
+    job = copy.deepcopy(JOB)
+    values = {
+        "STUDY": "tiny", "CONFIG": "study.yaml", "BLOCKS": "2", "DEVICES": "2",
+        "RATES": "results/tiny/reference_rates.json", "HF_HOME": str(folder / "cache"),
+    }  # fmt: skip
+    job["metadata"]["name"] = "tiny"
+    job["spec"] |= {"completions": 2, "parallelism": 2}
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    container["env"] = [{"name": name, "value": value} for name, value in values.items()]
+    return job
+
+
+def image(folder: Path) -> dict[str, str]:
+    """What a container finds in its environment: this project's interpreter, first."""
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**environment(folder), "PATH": programs}
+
+
+def of_script(script: str, **spec: Any) -> dict[str, Any]:
+    """A Job whose pods run `script`."""
+    job = copy.deepcopy(JOB)
+    job["spec"] |= spec
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    container["args"] = [script]
+    return job
+
+
+@pytest.mark.parametrize("version", ["1.28", kubernetes_validate.latest_version()])
+def test_the_job_is_one_of_kubernetes(version: str) -> None:
+    kubernetes_validate.validate(JOB, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        (["parallelism"], "4", "spec.parallelism: '4' is not of type"),
+        (["completionsMode"], "Indexed", "'completionsMode' was unexpected"),
+        (["template", "spec", "containers", 0, "resources", "cpu"], "1", "'cpu' was unexpected"),
+        (["template", "spec", "containers", 0, "env", 2, "value"], 4, "value: 4 is not of type"),
+    ],
+)
+def test_the_api_refuses_what_is_no_job(
+    tmp_path: Path, path: list[str | int], value: object, told: str
+) -> None:
+    job = copy.deepcopy(JOB)
+    place = job["spec"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with Cluster(tmp_path, {}) as cluster, pytest.raises(Refused, match=re.escape(told)):
+        cluster.apply(job)
+    assert cluster.starts == []
+
+
+def test_each_index_has_its_pod_and_no_more_run_at_once_than_the_job_says(tmp_path: Path) -> None:
+    # Each waits for the other of its pair, so that two must run at once, and no third begins.
+    script = """
+    touch $JOB_COMPLETION_INDEX.begun
+    until [ -e $((JOB_COMPLETION_INDEX ^ 1)).begun ]; do sleep 0.01; done
+    """
+    with Cluster(tmp_path, dict(os.environ)) as cluster:
+        name = cluster.apply(of_script(script, completions=4, parallelism=2))["metadata"]["name"]
+        assert cluster.wait(name, 60) == "Complete"
+        assert cluster.status(name)["succeeded"] == 4
+    assert sorted(cluster.starts) == [0, 1, 2, 3]
+    assert cluster.most_at_once == 2
+
+
+@pytest.mark.parametrize(("limit", "ends"), [(2, "Complete"), (1, "Failed")])
+def test_a_container_that_fails_is_started_again_up_to_the_limit(
+    tmp_path: Path, limit: int, ends: str
+) -> None:
+    script = "echo >>tries; [ $(wc -l <tries) -gt 2 ]"
+    with Cluster(tmp_path, dict(os.environ)) as cluster:
+        job = of_script(script, completions=1, parallelism=1, backoffLimit=limit)
+        name = cluster.apply(job)["metadata"]["name"]
+        assert cluster.wait(name, 60) == ends
+        assert cluster.status(name)["failed"] == 2
+    assert len(cluster.starts) == limit + 1
+
+
+def logs(folder: Path) -> str:
+    """What the pods said."""
+    return "\n".join(path.read_text() for path in sorted(folder.glob("pod*.log")))
 
 
 def starts(folder: Path) -> dict[str, int]:
@@ -93,13 +170,23 @@ def starts(folder: Path) -> dict[str, int]:
 def test_the_pods_measure_a_study_and_a_lost_file_is_noticed(tmp_path: Path) -> None:
     folder = prepare(tmp_path / "study", with_two_slots)
     (folder / "Snakefile").write_text(f'include: "{ROOT}/Snakefile"\n')
-    pods = [start_pod(folder, index) for index in range(2)]
-    for index, pod in enumerate(pods):
-        assert pod.wait(timeout=400) == 0, (folder / f"pod{index}.log").read_text()
+    with Cluster(folder, image(folder)) as cluster:
+        cluster.apply(measuring(folder))
+        # A container ends in the midst of a cell: its pod goes on at that cell.
+        begun = folder / "results/tiny/runs"
+        index = 1
+        while not list(begun.glob(f"*/block{index}/A/*.partial")):
+            assert cluster.status("tiny").get("conditions") is None, logs(folder)
+            time.sleep(0.05)
+        cluster.kill(index)
+        assert cluster.wait("tiny", 600) == "Complete", logs(folder)
+        assert cluster.status("tiny")["failed"] == 1
+    assert sorted(cluster.starts) == [0, 1, 1]
+    assert cluster.most_at_once == 2
     once = starts(folder)
     # plain, noop_connector and plain_2 in A and B, plain and plain_2 in Bp, which may be skipped.
     assert len(once) in (12, 16)
-    assert set(once.values()) == {1}
+    assert sorted(once.values())[-2:] == [1, 2]
     # A record is lost on the volume: the study is not complete.
     lost = next(folder.glob("results/tiny/runs/noop_connector/block1/B/*/requests_*"))
     lost.unlink()
@@ -114,6 +201,6 @@ def test_the_pods_measure_a_study_and_a_lost_file_is_noticed(tmp_path: Path) -> 
     assert (folder / "results" / "tiny" / "complete.json").exists()
     again = starts(folder)
     launch = lost.parents[1].relative_to(folder).as_posix()
-    assert again == {**once, launch: 2}
+    assert again == {**once, launch: once[launch] + 1}
     done = run(folder, "audit")
     assert done.returncode == 0, done.stdout

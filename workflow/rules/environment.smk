@@ -41,10 +41,24 @@ rule rehearse:
         "python -m connector_tax.rehearsal --study {input.study} 2> {log}"
 
 
+# How long each part will take, by the model of the machine that the study names. No input of a launch: an older study
+# has none, and a new input would measure it again.
+rule durations:
+    input:
+        study=f"{RESULTS}/study.json",
+    output:
+        f"{RESULTS}/durations.json",
+    log:
+        f"{RESULTS}/logs/durations.log",
+    shell:
+        "python -m connector_tax.rehearsal.durations --study {input.study} 2>&1 | tee {log}"
+
+
 rule plan:
     input:
+        f"{RESULTS}/durations.json",
         study=f"{RESULTS}/study.json",
     log:
         f"{RESULTS}/logs/plan.log",
     shell:
-        "python -m connector_tax.study.plan --study {input.study} 2> {log}"
+        "python -m connector_tax.rehearsal.plan --study {input.study} 2> {log}"

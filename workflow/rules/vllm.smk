@@ -60,8 +60,9 @@ rule model:
 # Is this machine fit for the study, and how long will it take? Starts nothing.
 rule doctor:
     input:
+        f"{RESULTS}/durations.json",
         study=f"{RESULTS}/study.json",
     log:
         f"{RESULTS}/logs/doctor.log",
     shell:
-        "python -m connector_tax.study.doctor --study {input.study} 2>&1 | tee {log}"
+        "python -m connector_tax.rehearsal.doctor --study {input.study} 2>&1 | tee {log}"

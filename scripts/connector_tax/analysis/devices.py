@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from connector_tax.analysis.ingest import Cell
-from connector_tax.artifacts.launch_files import ClaimedNode
+from connector_tax.artifacts.launch_files import ClaimedNode, NodeRecord
 from connector_tax.files import ArtifactError
 
 NOT_RECORDED = "a device that was not recorded"
 # Of a GPU, what tells it from others of its type.
 OWN = ("uuid", "pci.bus_id")
+# Of a node, the hashes of the lock and of vLLM's sources; absent in older studies.
+FILES = "engine_files"
 
 
 def block_devices(cells: Iterable[Cell]) -> dict[int, str]:
@@ -23,7 +25,8 @@ def block_devices(cells: Iterable[Cell]) -> dict[int, str]:
         cells: of any phases of the study.
 
     Raises:
-        ArtifactError: a block has launches on two devices, or the study two types of device.
+        ArtifactError: a block has launches on two devices, or the study two types of device or two
+            environments.
     """
     cells = list(cells)
     measured = [(cell, node) for cell in cells for node in cell.nodes]
@@ -36,11 +39,9 @@ def block_devices(cells: Iterable[Cell]) -> dict[int, str]:
                 f"{cell.folder.parent}: measured on {name}, the block's other launches on {known}:"
                 " launches of one block are compared, and must be of one device (docs/devices.md)"
             )
+    _check_types(measured)
     if len(set(names.values())) < 2:
         return {}
-    first, wanted = measured[0]
-    for cell, node in measured:
-        _check_type(first, wanted, cell, node)
     return {cell.key.block: names.get(cell.key.block, NOT_RECORDED) for cell in cells}
 
 
@@ -58,17 +59,23 @@ def devices_text(names: Sequence[str]) -> str | None:
     return several[0] if several else None
 
 
-def _check_type(first: Cell, wanted: ClaimedNode, cell: Cell, node: ClaimedNode) -> None:
-    ours, theirs = _type(node), _type(wanted)
-    for key, value in ours.items():
-        if value != theirs[key]:
+def _check_types(measured: Iterable[tuple[Cell, NodeRecord]]) -> None:
+    known: dict[str, tuple[Cell, Any]] = {}
+    for cell, node in measured:
+        for key, value in _type(node).items():
+            first, wanted = known.setdefault(key, (cell, value))
+            if value == wanted:
+                continue
+            what = "environments" if key == FILES else "types of device"
             raise ArtifactError(
-                f"two types of device are never pooled: {key} is {theirs[key]!r} in block"
-                f" {first.key.block} and {value!r} in block {cell.key.block}. Measure a study on"
-                " one type; two studies are compared by `snakemake compare` (docs/compare.md)"
+                f"two {what} are never pooled: {key} is {wanted!r} in block {first.key.block} and"
+                f" {value!r} in block {cell.key.block}. Measure a study with one; two studies are"
+                " compared by `snakemake compare` (docs/compare.md)"
             )
 
 
-def _type(node: ClaimedNode) -> dict[str, Any]:
+def _type(node: NodeRecord) -> dict[str, Any]:
+    """What must be the same for all launches; FILES of those that recorded them."""
     gpus = [{k: v for k, v in gpu.items() if k not in OWN} for gpu in node["gpus"]]
-    return {"gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"]}
+    files = {FILES: node["engine_files"]} if "engine_files" in node else {}
+    return {"gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"], **files}

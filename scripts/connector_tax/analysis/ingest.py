@@ -12,7 +12,7 @@ from typing import Any
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, cell_state, read_index
-from connector_tax.artifacts.launch_files import ClaimedNode
+from connector_tax.artifacts.launch_files import NodeRecord
 from connector_tax.artifacts.names import PHASE_RULES, CellKey, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study, launches
@@ -45,7 +45,7 @@ class Cell:
     rate_rps: float | None
     input_tokens: int
     output_tokens: int
-    nodes: tuple[ClaimedNode, ...] = ()
+    nodes: tuple[NodeRecord, ...] = ()
 
     def file(self, kind: str) -> Path:
         """The path of the cell's `requests`, `metrics` or `engine_step` file."""

@@ -31,12 +31,20 @@ class ClaimedNode(TypedDict):
     quota_cpus: float | None
 
 
+class EngineFiles(TypedDict):
+    """What the vLLM of an interpreter is made of."""
+
+    lock_sha256: str | None
+    sources_sha256: str | None
+
+
 class NodeRecord(ClaimedNode):
     """`node` of an attempt: what the launch ran on; `exclusive` is null where nobody tells."""
 
     boot: str
     job: str | None
     exclusive: NotRequired[bool | None]
+    engine_files: NotRequired[dict[str, EngineFiles]]
 
 
 class DeviceClaim(TypedDict):

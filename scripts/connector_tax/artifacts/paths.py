@@ -31,7 +31,7 @@ SEALS_LOCK = ".seals.lock"
 LOGS = "logs"
 OWNERS = "owners"
 DEVICES = "devices"
-REHEARSAL = "rehearsal.json"
+DURATIONS = "durations.json"
 REHEARSAL_PAGE = "rehearsal.md"
 
 # The analysis' tables, below ANALYSIS.

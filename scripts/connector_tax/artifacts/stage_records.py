@@ -10,6 +10,7 @@ from connector_tax.artifacts.launch_files import QuietLevel
 from connector_tax.artifacts.study_records import (
     HypothesesSection,
     ReferenceSection,
+    RehearsalSection,
     SaturationSection,
     StatisticsSection,
 )
@@ -162,12 +163,15 @@ class ShapeRatesRecord(TypedDict):
     shapes: dict[str, ShapeRate]
 
 
-class RehearsalRecord(TypedDict):
-    """rehearsal.json: expected seconds, of the cells by phase and name."""
+class DurationsRecord(TypedDict):
+    """durations.json: expected seconds, of the cells by phase and name."""
 
     design_sha256: str
-    total_s: float
+    machine: RehearsalSection | None
     startup_s: float
+    probes_s: float
+    source: str
+    rates_rps: dict[str, float]
     cells: dict[str, dict[str, float]]
 
 

@@ -14,7 +14,7 @@ from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests, read_requests
 from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.taxes import Tables, tax_rows
-from connector_tax.artifacts.launch_files import ClaimedNode
+from connector_tax.artifacts.launch_files import NodeRecord
 from connector_tax.artifacts.names import CellKey, Launch, configuration_of
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, launches
@@ -49,7 +49,9 @@ KNOWN_RATES: RatesRecord = {
     "left_out": {},
     "fallback_used": False,
 }
-VIRTUAL_NODE: ClaimedNode = {
+VIRTUAL_NODE: NodeRecord = {
+    "boot": "virtual",
+    "job": None,
     "machine": "",
     "devices": ["virtual"],
     "gpus": [],
@@ -189,9 +191,7 @@ def _outcomes(
 
 def _cell(key: CellKey, devices: Sequence[str]) -> Cell:
     configuration = configuration_of(key.config)
-    nodes: list[ClaimedNode] = [
-        {**VIRTUAL_NODE, "machine": devices[key.block]} for _ in devices[:1]
-    ]
+    nodes: list[NodeRecord] = [{**VIRTUAL_NODE, "machine": devices[key.block]} for _ in devices[:1]]
     return Cell(key, configuration, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE, tuple(nodes))
 
 

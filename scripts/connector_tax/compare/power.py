@@ -16,6 +16,7 @@ from connector_tax.compare.contrast import quantile
 from connector_tax.compare.page import markdown_table
 from connector_tax.compare.rows import tax_side
 from connector_tax.figures.tables import StudyTables
+from connector_tax.study.durations import known_durations
 from connector_tax.study.plan import expected_cell_s, launch_overhead_s
 
 POWER = 0.80
@@ -33,7 +34,8 @@ def block_minutes(study: StudyTables) -> float:
     config = study.settings
     launched = sum(entry["block"] == 0 for entry in study.document["run_order"]["A"])
     cells = sum(expected_cell_s(config, c["rate_rps"]) for c in study.document["cells"]["A"])
-    return float(launched * (launch_overhead_s(study.document, study.root) + cells) / 60)
+    known = known_durations(study.document, study.root)
+    return float(launched * (launch_overhead_s(study.document, study.root, known) + cells) / 60)
 
 
 def yardstick_spread(study: StudyTables, at: str) -> float | None:

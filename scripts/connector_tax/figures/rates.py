@@ -122,6 +122,8 @@ def cells(study: StudyTables, column: str, unit: str) -> pd.DataFrame:
     """
     table = frame(study.aggregate, AggregateRow).query("phase == 'A'")
     lost = table[(table["block"] != POOLED) & (table["status"] != "valid")]
+    # A block counts once, however many of its launches of the baseline lost the cell.
+    lost = lost.drop_duplicates(["configuration", "cell", "block"])
     counts = Counter(zip(lost["configuration"], lost["cell"], strict=True))
     stem, _, suffix = column.rpartition("_")
     names = {column: "value", f"{stem}_lo_{suffix}": "lo", f"{stem}_hi_{suffix}": "hi"}

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.launch_files import AttemptRecord, NodeRecord, QuietLevel
 from connector_tax.artifacts.names import PHASES
+from connector_tax.files import read_json
 from connector_tax.provenance.audit_study import RawLaunch, RawStudy
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.recompute import Row
@@ -21,6 +23,8 @@ LEVEL = "block quiet level"
 UNKNOWN = "measured before launches recorded the machine they ran on"
 # Of a node, what may change without another device: a reboot, the next job of a scheduler.
 PASSING = ("boot", "job", "exclusive")
+FILES_CLAIM = "engine files"
+NO_FILES = "measured before launches recorded the lock and the sources of their vLLM"
 # Of a GPU, what tells it from others of its type.
 OWN = ("uuid", "pci.bus_id")
 
@@ -66,6 +70,11 @@ def check_blocks(study: RawStudy, ledger: Ledger) -> None:
         mine = [attempt for attempt in known if attempt.block == block]
         ledger.check(DEVICE, f"block{block}", _unlike(mine, _device), "one device")
     ledger.check("device type", "whole study", _unlike(known, _type), "one type of device")
+    if not any("engine_files" in (attempt.node or {}) for attempt in known):
+        if not study.document["emulated"]:
+            ledger.not_checkable(FILES_CLAIM, "whole study", NO_FILES)
+        return
+    ledger.check(FILES_CLAIM, "whole study", _other_files(study, known), "one environment")
 
 
 def _attempts(launch: RawLaunch) -> Sequence[AttemptRecord]:
@@ -138,6 +147,22 @@ def _device(node: NodeRecord) -> Row:
 def _type(node: NodeRecord) -> Row:
     gpus = [{k: v for k, v in gpu.items() if k not in OWN} for gpu in node["gpus"]]
     return {"gpus": gpus, "cpu": node["cpu"], "quota_cpus": node["quota_cpus"]}
+
+
+def _other_files(study: RawStudy, attempts: Sequence[Attempt]) -> Iterator[str]:
+    """Lock and sources that are not those of the other launches, or of the step probe's proof."""
+    recorded = [
+        (a.name, a.node["engine_files"]) for a in attempts if a.node and "engine_files" in a.node
+    ]
+    for name, files in recorded[1:]:
+        if files != recorded[0][1]:
+            yield f"{recorded[0][0]} had {recorded[0][1]}, {name} {files}"
+    proved = read_json(study.root / paths.PATCH_STATUS).get("vllm_sources_sha256_before")
+    python = study.document["config"]["engine"].get("python")
+    first = recorded[0][1]
+    own = first[python]["sources_sha256"] if python in first else None
+    if None not in (proved, own) and proved != own:
+        yield f"vLLM's sources are {own}, {proved} where step timing was proved"
 
 
 def _unlike(attempts: Sequence[Attempt], what: Callable[[NodeRecord], Row]) -> Iterator[str]:

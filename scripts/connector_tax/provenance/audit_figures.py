@@ -162,11 +162,12 @@ class FigureNumbers:
     def _curves(self, column: str, unit: str) -> list[Row]:
         """A quantity against the offered rate."""
         cells = [row for row in self.tables["aggregate.csv"] if row["phase"] == "A"]
-        lost = [
-            (row["config"], row["rate_rps"])
+        gone = {
+            (row["configuration"], row["rate_rps"], row["block"])
             for row in cells
             if row["block"] != "all" and row["status"] != "valid"
-        ]
+        }
+        lost = [(configuration, rate) for configuration, rate, _ in gone]
         ends = ("", "lo_", "hi_") if "{}" in column else ("",)
         return [
             {name: row.get(name) for name in ("config", "rate_rps", "n", "status", "reason",

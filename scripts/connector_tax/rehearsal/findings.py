@@ -13,9 +13,8 @@ from connector_tax.artifacts.names import NO_TAX, PHASES, TAX, Launch, configura
 from connector_tax.artifacts.tables import POOLED, Row, TaxRow
 from connector_tax.rehearsal.page import Section
 from connector_tax.rehearsal.study import Rehearsal
+from connector_tax.study.durations import Durations, gates_s, probing_s
 
-# A gate's requests and its stop, beside the start-up.
-GATE_S = 10.0
 PHASE_NAMES = {"A": "Phase A", "B": "Phase B", "Bp": "Phase B'"}
 CellName = tuple[str, str]
 
@@ -23,12 +22,10 @@ CellName = tuple[str, str]
 def seconds_by_part(rehearsal: Rehearsal) -> dict[str, float]:
     """Expected seconds of the study's parts, in the order they run."""
     study, machine = rehearsal.study, rehearsal.machine
-    gated = study.config["engine"]["kind"] == "vllm"
-    starts = [c["id"] for c in study.document["configurations"] if gated or c["gate"]]
-    # The proof of the step probe is one start more.
-    parts = {"gates": (len(starts) + gated) * (machine.startup_s + GATE_S)}
+    parts = {"gates": gates_s(study.document, machine.startup_s)}
     if rehearsal.probes_s is not None:
-        parts["probes of the shapes"] = machine.startup_s + GATE_S + rehearsal.probes_s
+        known = Durations(machine.startup_s, rehearsal.probes_s, "")
+        parts["probes of the shapes"] = probing_s(study.document, known)
     around = 0.0
     for phase in PHASES:
         indexes = list(rehearsal.own_indexes(phase))

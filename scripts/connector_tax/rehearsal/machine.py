@@ -30,12 +30,12 @@ from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.model_size import read_model
 from connector_tax.provenance.unpack import unpack
 from connector_tax.rehearsal.roofline import Roofline, read_accelerator
+from connector_tax.study.durations import ASSUMED_STARTUP_S
 
 KV_BLOCK = 16
 # vLLM's where its flags do not say: requests that run at once, and tokens of a step.
 VLLM_SEQUENCES = 256
 VLLM_STEP_TOKENS = 8192
-EMBEDDED_STARTUP_S = 2.0
 GPU_MEMORY_SHARE = 0.9
 
 
@@ -88,7 +88,7 @@ def _embedded(study: StudyDocument) -> Machine:
     return Machine(
         engines=engines,
         device_us=None,
-        startup_s=EMBEDDED_STARTUP_S,
+        startup_s=ASSUMED_STARTUP_S["embedded"],
         front_ns=0,
         kv_tokens=options.kv_blocks * options.kv_block_size,
         source=("Step costs and taxes are those of the embedded engine's own definition.",),
@@ -137,7 +137,7 @@ def _fitted(study: StudyDocument, names: RehearsalSection) -> Machine:
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
         root = Path(folder) / "study"
         try:
-            unpack(Path(names["archive"]), root)
+            unpack(Path(names["archive"]), root, records_of=f"{paths.RUNS}/{names['launch']}/")
             return fitted_machine(study, root, names["launch"], names.get("launch_sd", 0.0))
         except ArtifactError as error:
             raise ConfigError(f"rehearsal: {error}") from None

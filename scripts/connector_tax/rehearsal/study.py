@@ -4,11 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from connector_tax.analysis.aggregate import aggregate
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
@@ -85,28 +85,13 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
         RehearsalError: a process of it failed.
     """
     own_blocks = study["blocks"]
-    document = _prepared(study, root)
-    config = document["config"]
-    _run(document, "A", root)
+    document = prepare(study, root, max(own_blocks, MIN_BLOCKS_FOR_VERDICT))
+    ran = run_phases(document, machine, root, lambda phase: _run(document, phase, root))
     loaded = load_study(root / paths.STUDY)
-    cells = load_cells(loaded, "A")
-    rates: RatesRecord | None = None
-    no_rate: str | None = None
-    probes_s: float | None = None
     rows: list[Row] = []
     taxes: list[TaxRow] = []
     hypotheses: list[ConclusionRecord] = []
-    try:
-        rates = reference_rates(loaded, cells, judge_launches(loaded, cells, read_loads(cells)))
-    except NoReferenceRateError as error:
-        no_rate = str(error)
-    else:
-        write_json(root / paths.REFERENCE_RATES, rates)
-        if config.get("shape_rates") is not None:
-            completed_s, probes_s = rehearse_shapes(document, machine)
-            write_json(root / paths.SHAPE_RATES, _shape_rates(document, completed_s))
-        for phase in PHASES[1:]:
-            _run(document, phase, root)
+    if ran.rates is not None:
         files = aggregate(loaded)
         write_text(root / paths.TAXES, str(files[paths.TAXES]))
         taxes = read_table(root / paths.TAXES, TaxRow)
@@ -121,17 +106,68 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
         if (index := read_index(launch.folder(root))) is not None
     }
     records = {
-        (launch, entry.cell): read_json(
-            launch.folder(root) / entry.cell / paths.cell_record(launch.phase, entry.cell)
-        )
+        (launch, entry.cell): read_cell_record(launch, entry.cell, root)
         for launch, index in indexes.items()
         for entry in index.cells
         if entry.files
     }
     return Rehearsal(
-        loaded, own_blocks, machine, rates, no_rate, probes_s, indexes, records, rows, taxes,
-        hypotheses,
+        loaded, own_blocks, machine, ran.rates, ran.no_rate, ran.probes_s, indexes, records, rows,
+        taxes, hypotheses,
     )  # fmt: skip
+
+
+class Ran(NamedTuple):
+    """What the phases of a study came to, besides the folders of its launches.
+
+    Attributes:
+        rates: reference_rates.json; None where no rate qualifies.
+        no_rate: why none does; None where one does.
+        probes_s: how long the probes of the shapes take; None where there are none.
+    """
+
+    rates: RatesRecord | None
+    no_rate: str | None
+    probes_s: float | None
+
+
+def run_phases(
+    document: StudyDocument, machine: Machine, root: Path, run: Callable[[str], None]
+) -> Ran:
+    """Phase A, its reference rates, the probes of the shapes, and Phases B and B'.
+
+    Args:
+        document: of `prepare`.
+        machine: what the shapes are probed on.
+        root: the study's folder.
+        run: rehearses the launches of a phase.
+
+    Raises:
+        RehearsalError: a shape cannot be served.
+    """
+    run("A")
+    loaded = load_study(root / paths.STUDY)
+    cells = load_cells(loaded, "A")
+    try:
+        rates = reference_rates(loaded, cells, judge_launches(loaded, cells, read_loads(cells)))
+    except NoReferenceRateError as error:
+        return Ran(None, str(error), None)
+    write_json(root / paths.REFERENCE_RATES, rates)
+    probes_s: float | None = None
+    if document["config"].get("shape_rates") is not None:
+        completed_s, probes_s = rehearse_shapes(document, machine)
+        write_json(root / paths.SHAPE_RATES, _shape_rates(document, completed_s))
+    for phase in PHASES[1:]:
+        run(phase)
+    return Ran(rates, None, probes_s)
+
+
+def read_cell_record(launch: Launch, cell: str, root: Path) -> CellRecord:
+    """The record of a rehearsed cell."""
+    record: CellRecord = read_json(
+        launch.folder(root) / cell / paths.cell_record(launch.phase, cell)
+    )
+    return record
 
 
 def rehearse_at(study: StudyDocument, root: Path, rates: RatesRecord) -> None:
@@ -143,7 +179,7 @@ def rehearse_at(study: StudyDocument, root: Path, rates: RatesRecord) -> None:
     Raises:
         RehearsalError: a process of it failed.
     """
-    document = _prepared(study, root)
+    document = prepare(study, root, max(study["blocks"], MIN_BLOCKS_FOR_VERDICT))
     write_json(root / paths.REFERENCE_RATES, rates)
     for phase in PHASES:
         _run(document, phase, root)
@@ -158,13 +194,13 @@ def _shape_rates(
         raise RehearsalError(str(error)) from None
 
 
-def _prepared(study: StudyDocument, root: Path) -> StudyDocument:
-    """Write what stands around the launches; the design as it is rehearsed."""
+def prepare(study: StudyDocument, root: Path, blocks: int) -> StudyDocument:
+    """Write what stands around the launches; the design as it is rehearsed, of so many blocks."""
     config = study["config"].copy()
     config["statistics"] = {**config["statistics"], "resamples": RESAMPLES}
     document: StudyDocument = {**study, "config": config}
-    if study["blocks"] < MIN_BLOCKS_FOR_VERDICT:
-        config["blocks"] = document["blocks"] = MIN_BLOCKS_FOR_VERDICT
+    if study["blocks"] != blocks:
+        config["blocks"] = document["blocks"] = blocks
         document["run_order"] = run_order(config)
     write_json(root / paths.STUDY, document)
     gates = {c["id"]: {"include": True, "reason": "rehearsed"} for c in study["configurations"]}

@@ -127,9 +127,11 @@ def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
         for label, rows in chosen
     }
     names = _joined(f"{label} ({words})" for label, words in needed.items())
+    valid = sorted({row.n_blocks or 0 for _, rows in chosen for row in rows})
+    had = f"{valid[0]}" if len(valid) == 1 else f"{valid[0]} to {valid[-1]}"
     return (
         f"it cannot be told of {names}: in brackets the blocks that would decide it by the spread"
-        f" measured, in place of {study.blocks}; a block takes {_block_minutes(study)} min"
+        f" measured, in place of {had}; a block takes {_block_minutes(study)} min"
     )
 
 
@@ -143,11 +145,26 @@ def _point_estimates(study: StudyTables, compared: Sequence[Compared]) -> str:
     if not chosen:
         return ""
     costs = _joined(f"{label} {_each(rows, _size)}" for label, rows in chosen)
-    so_far = "one block proves" if study.blocks == 1 else f"{study.blocks} blocks prove"
     return (
-        f"{so_far} nothing ({VERDICT_BLOCKS} can, a block takes {_block_minutes(study)} min);"
+        f"{_too_few(study, chosen)} (a block takes {_block_minutes(study)} min);"
         f" point estimates are {costs}"
     )
+
+
+def _too_few(study: StudyTables, chosen: Sequence[Compared]) -> str:
+    """How many blocks the taxes have, which are fewer than the study's where one was lost."""
+    by_count: dict[int, list[str]] = {}
+    for label, rows in chosen:
+        by_count.setdefault(min(row.n_blocks or 0 for row in rows), []).append(label)
+    if list(by_count) == [study.blocks]:
+        so_far = "one block proves" if study.blocks == 1 else f"{study.blocks} blocks prove"
+        return f"{so_far} nothing, {VERDICT_BLOCKS} can"
+    can = f"and {VERDICT_BLOCKS} valid ones can prove a tax"
+    if len(by_count) == 1:
+        (count,) = by_count
+        return f"{count} of {study.blocks} blocks {'is' if count == 1 else 'are'} valid, {can}"
+    counts = (f"{count} for {_joined(labels)}" for count, labels in by_count.items())
+    return f"of {study.blocks} blocks, valid are {', '.join(counts)}, {can}"
 
 
 def _without_number(study: StudyTables, compared: Sequence[Compared]) -> str:

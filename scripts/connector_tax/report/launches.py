@@ -6,6 +6,7 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
+from connector_tax import text
 from connector_tax.artifacts import names, paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import LaunchIndex, read_index
@@ -47,6 +48,7 @@ class LaunchReport:
     span_utc: tuple[str, str | None] = ("", None)
     timing: dict[str, float] = field(default_factory=dict)
     placement: list[str] = field(default_factory=list)
+    engine_files: list[str] = field(default_factory=list)
     cells: list[CellState] = field(default_factory=list)
 
 
@@ -67,7 +69,7 @@ def _launch(study: StudyTables, phase: str, position: int, config: str, block: i
         cells = [CellState(name, "missing", "no index.json", None, None) for name in planned]
         reason = "no index.json: not measured"
         return LaunchReport(
-            phase, config, block, position, "missing", reason, None, "", ("", ""), {}, [], cells
+            phase, config, block, position, "missing", reason, None, "", ("", ""), {}, [], [], cells
         )
     cells = [_cell(study, relative, phase, name, index) for name in planned]
     started = [c.record["window"]["started_utc"] for c in cells if c.record]
@@ -75,7 +77,7 @@ def _launch(study: StudyTables, phase: str, position: int, config: str, block: i
         phase, config, block, position, index.status, index.reason or "",
         (relative / paths.INDEX).as_posix(), min(started, default=""),
         (index.started_utc, index.ended_utc), index.timing,
-        placement_warnings(index), cells,
+        placement_warnings(index), _engine_files(index), cells,
     )  # fmt: skip
 
 
@@ -83,6 +85,13 @@ def placement_warnings(index: LaunchIndex) -> list[str]:
     """What was amiss with the CPUs that a launch's server and load generator were given."""
     used = [a["load_generator"]["affinity"] for a in index.attempts if a.get("load_generator")]
     return sorted({text for plan in used if plan for text in plan["warnings"]})
+
+
+def _engine_files(index: LaunchIndex) -> list[str]:
+    """The hashes of lock and vLLM's sources by interpreter; none in older studies, and emulated."""
+    nodes = (attempt.get("node", {}) for attempt in index.attempts)
+    found = (item for node in nodes for item in node.get("engine_files", {}).items())
+    return [f"{python}: {text.compact(files)}" for python, files in found]
 
 
 def _cell(

@@ -115,7 +115,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "warming_up": [row for row in study.aggregate if row.warming_up and row.block != POOLED],
         "drift": validity.drift_table(drift) if drift else None,
         "drift_summary": validity.drift_summary(drift),
-        "environment": _environment(study),
+        "environment": _environment(study, launches),
         "downloads": [(name, _data(study.root / paths.ANALYSIS / name)) for name in DOWNLOADS],
         "raw_files": [name for name in RAW_FILES if (study.root / name).exists()],
     }
@@ -142,9 +142,14 @@ def _data(path: Path) -> str:
     return f"data:{kinds[path.suffix]};base64,{base64.b64encode(content).decode()}"
 
 
-def _environment(study: StudyTables) -> dict[str, list[str]]:
-    """environment.json as lines: a list keeps its entries, anything else is one line."""
+def _environment(study: StudyTables, launches: list[runs.LaunchReport]) -> dict[str, list[str]]:
+    """environment.json as lines: a list keeps its entries, anything else is one line.
+
+    With what the launches recorded of their vLLM's files.
+    """
     content = read_json(study.root / paths.ENVIRONMENT)
+    files = dict.fromkeys(line for launch in launches for line in launch.engine_files)
+    content |= {"lock and vLLM sources": list(files)} if files else {}
     return {
         key: [text.compact(item) for item in value] if isinstance(value, list) else [
             text.compact(value)

@@ -8,6 +8,7 @@ up, end the block at the end of a cell, SIGINT at once.
 """
 
 import argparse
+import json
 import math
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.launch_files import EngineFiles
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches, read_study
 from connector_tax.artifacts.study_records import StudyConfig
@@ -67,8 +69,9 @@ def _drive(arguments: argparse.Namespace) -> int:
         signal.signal(number, ending.tell)
     # A launch that failed says so in its index and ends with 0; another status ends the block.
     try:
-        require_fit(enter_block_slot(study, root, arguments.block), root)
-        status = next(filter(None, (ending.run(_command(arguments, la)) for la in drawn)), 0)
+        files = require_fit(enter_block_slot(study, root, arguments.block), root)
+        commands = (_command(arguments, launch, files) for launch in drawn)
+        status = next(filter(None, map(ending.run, commands)), 0)
     except KeyboardInterrupt:
         status = SIGNALLED + signal.SIGINT
     if status > SIGNALLED:
@@ -79,12 +82,14 @@ def _drive(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _command(arguments: argparse.Namespace, launch: Launch) -> list[str]:
+def _command(
+    arguments: argparse.Namespace, launch: Launch, files: dict[str, EngineFiles]
+) -> list[str]:
     log = arguments.logs / f"{launch.config}.block{launch.block}.{launch.phase}.log"
     return [
         *(sys.executable, "-m", "connector_tax.study.launch", "--study", str(arguments.study)),
         *("--config", launch.config, "--block", str(launch.block), "--phase", launch.phase),
-        *("--log", str(log)),
+        *("--log", str(log), "--engine-files", json.dumps(files)),
     ]
 
 

@@ -1,43 +1,31 @@
-"""Is this machine fit for a study, and how long will it take? Starts no server, changes nothing.
+"""Is this machine fit for a study? Starts no server, changes nothing.
 
 One function per source of trouble; each answers with a finding. A finding that would make the study
 fail or worthless is `fail`, one that weakens it or leaves configurations out is `warn`.
 """
 
-import argparse
 import contextlib
-import json
 import math
 import os
 import re
 import shutil
 import socket
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
-from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, is_fetched, pythons_of
 from connector_tax.files import read_json, sha256_file
 from connector_tax.machine import ABSENT, cpu, engine_versions
 from connector_tax.nvidia_smi import GpuError, query_gpus
 from connector_tax.study.device import VISIBLE_VARIABLE, DeviceError, devices_of, hold_devices
 from connector_tax.study.gpu_needs import missing_for_triton, without_rdma
-from connector_tax.study.plan import (
-    TO_MEASURE,
-    expected_cell_s,
-    planned_cells,
-    rehearsed,
-    remaining,
-)
+from connector_tax.study.plan import TO_MEASURE, expected_cell_s, planned_cells
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.study.size_needs import GIB, bodies_gib, lmcache_gib, model_cache, weights_gib
 from connector_tax.study.slots import enter_slot
@@ -350,35 +338,3 @@ def _read(path: str) -> str | None:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
         return None
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Check the machine for a study; non-zero when a check fails."""
-    parser = study_parser("study.doctor", main.__doc__)
-    parser.add_argument("--json", action="store_true", help="findings as JSON lines")
-    return run_command(parser, argv, _examine)
-
-
-def _examine(arguments: argparse.Namespace) -> int:
-    study = read_json(arguments.study)
-    rows = list(of_slots(study, arguments.study.parent))
-    left = remaining(study, arguments.study.parent)
-    if arguments.json:
-        for row in rows:
-            print(json.dumps({"check": row.check, "verdict": row.verdict, "text": row.text}))
-    else:
-        table = Table(box=None, pad_edge=False)
-        for heading in ("check", "verdict", "found"):
-            table.add_column(heading, overflow="fold")
-        for row in rows:
-            table.add_row(row.check, row.verdict, row.text)
-        Console(width=None if sys.stdout.isatty() else 120).print(table)
-        known = rehearsed(study, arguments.study.parent) is not None
-        how = "as rehearsed" if known else "if the server keeps up; `rehearse` knows better"
-        hours, minutes = divmod(int(left.wall_s // 60), 60)
-        print(f"expected duration: {hours} h {minutes:02d} min{left.of_devices}, {how}")
-    return int(any(row.verdict == "fail" for row in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

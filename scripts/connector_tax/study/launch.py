@@ -14,6 +14,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import json
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CountsRecord
 from connector_tax.artifacts.launch_files import (
     AttemptRecord,
+    EngineFiles,
     NamedThreadUse,
     NodeRecord,
     ThreadUse,
@@ -79,6 +81,7 @@ from connector_tax.study.server_command import (
 from connector_tax.study.server_use import ServerUse
 from connector_tax.study.slots import enter_block_slot
 from connector_tax.study.steplog import LaunchStepLog
+from connector_tax.vllm.engine_files import engine_files
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
 
@@ -94,13 +97,21 @@ class LaunchDriver:
         study_file: results/<study>/study.json.
         launch: which.
         progress: is told what happens.
+        files: `engine_files` of the study's engine; None: asked of the machine.
     """
 
-    def __init__(self, study_file: Path, launch: Launch, progress: LaunchProgress) -> None:
+    def __init__(
+        self,
+        study_file: Path,
+        launch: Launch,
+        progress: LaunchProgress,
+        files: dict[str, EngineFiles] | None = None,
+    ) -> None:
         self.study = enter_block_slot(read_study(study_file), study_file.parent, launch.block)
         self.folder = launch.folder(study_file.parent)
         self.launch = launch
         self.progress = progress
+        self._files = files
         self._study_folder = study_file.parent
         self._server: Server | None = None
         self._stop_requested = False
@@ -155,7 +166,9 @@ class LaunchDriver:
         missing = missing_cells(self.study, self.launch, self.folder, rates, say)
         if not missing:
             return None
-        node, design = describe_node(self.study["config"]), self.study["design_sha256"]
+        engine, design = self.study["config"]["engine"], self.study["design_sha256"]
+        node = describe_node(self.study["config"])
+        node["engine_files"] = engine_files(engine) if self._files is None else self._files
         claim_device(self._study_folder, self.launch.block, design, node)
         attempt = self._attempts.begin(
             node=node,
@@ -354,6 +367,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--block", type=int, required=True)
     parser.add_argument("--phase", choices=PHASES, required=True)
     parser.add_argument("--log", type=Path, required=True)
+    words = "what vllm.engine_files says, as JSON; not given: asked of the machine"
+    parser.add_argument("--engine-files", type=json.loads, help=words)
     # A full or read-only disk leaves no index.json: the next run measures what is missing.
     refusals = (ArtifactError, ConfigError, DeviceError, OwnerError, ChildError, OSError)
     return run_command(parser, argv, _drive, refusals)
@@ -367,7 +382,7 @@ def _drive(arguments: argparse.Namespace) -> int:
             print(f"{arguments.study}: no launch {launch.name} in run_order", file=sys.stderr)
             return 2
         with LaunchProgress(study, arguments.study.parent, launch, arguments.log) as progress:
-            driver = LaunchDriver(arguments.study, launch, progress)
+            driver = LaunchDriver(arguments.study, launch, progress, arguments.engine_files)
             watch_parent(lambda: driver.die("Snakemake has ended"), progress.say)
             signal.signal(signal.SIGTERM, driver.stop_at_next_boundary)
             lost = functools.partial(driver.die, "another driver has taken the launch over")

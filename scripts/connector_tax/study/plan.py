@@ -4,35 +4,27 @@
 state of each cell and the minutes it is expected to take.
 """
 
-import argparse
 import statistics
-import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-
-from rich.console import Console
-from rich.table import Table
 
 from connector_tax.analysis.devices import device_name
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
-from connector_tax.artifacts.stage_records import RehearsalRecord
-from connector_tax.artifacts.study_file import launches, read_study
+from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
-from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.study.design import cell_order, successes_wanted
+from connector_tax.study.durations import Durations, gates_s, known_durations, probing_s
 from connector_tax.study.node import read_claim
 from connector_tax.study.slots import slot_of
 
 TO_MEASURE = ("missing", "failed", "damaged")
-# Start-up seconds assumed until a rehearsal or a launch of this study has shown others.
-ASSUMED_STARTUP_S = {"embedded": 2.0, "vllm": 40.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +72,11 @@ def reference_rate(folder: Path, phase: str) -> float | None:
     return rate
 
 
-def rehearsed(study: StudyDocument, folder: Path) -> RehearsalRecord | None:
-    """What a rehearsal of this design expects; None where there was none."""
-    path = folder / paths.REHEARSAL
-    content: RehearsalRecord | None = read_json(path) if path.exists() else None
-    return content if content and content["design_sha256"] == study["design_sha256"] else None
-
-
 def expected_cell_s(config: StudyConfig, rate_rps: float | None) -> float:
     """Expected seconds of a cell of a server that keeps up: warm-up, and the window at this rate.
 
     The window is max(floor, time to the successes wanted), at most the cap; an unknown rate counts
-    as the floor. Overload and what a cell needs for its precision are known to a rehearsal only.
+    as the floor. Overload and what a cell needs for its precision are known to a model only.
     """
     cell = config["cell"]
     window = cell["floor_s"]
@@ -100,8 +85,8 @@ def expected_cell_s(config: StudyConfig, rate_rps: float | None) -> float:
     return float(cell["warmup_s"] + window)
 
 
-def launch_overhead_s(study: StudyDocument, folder: Path) -> float:
-    """Expected seconds of a launch beside its cells: start-up as seen or rehearsed, and release."""
+def launch_overhead_s(study: StudyDocument, folder: Path, known: Durations) -> float:
+    """Expected seconds of a launch beside its cells: start-up as seen, else known, and release."""
     seen = [
         attempt["startup_s"]
         for phase in PHASES
@@ -110,19 +95,35 @@ def launch_overhead_s(study: StudyDocument, folder: Path) -> float:
         for attempt in index.attempts
         if attempt.get("startup_s") is not None
     ]
-    known = rehearsed(study, folder)
-    assumed = known["startup_s"] if known else ASSUMED_STARTUP_S[study["config"]["engine"]["kind"]]
-    startup = statistics.median(seen) if seen else assumed
+    startup = statistics.median(seen) if seen else known.startup_s
     return float(startup + study["config"]["server"]["release_s"])
 
 
-def planned_cells(study: StudyDocument, folder: Path) -> Iterator[PlannedCell]:
-    """Every cell of the study in the order it runs."""
-    known = rehearsed(study, folder)
+def _is_skipped(folder: Path, known: Durations, phase: str) -> bool:
+    """Whether no launch of the phase will be run: B' where ref_load is, or will be, ref_safe."""
+    rates = [reference_rate(folder, name) or known.rates_rps.get(name) for name in ("B", "Bp")]
+    return phase == "Bp" and rates[0] is not None and rates[0] == rates[1]
+
+
+def planned_cells(
+    study: StudyDocument, folder: Path, known: Durations | None = None
+) -> Iterator[PlannedCell]:
+    """Every cell of the study in the order it runs.
+
+    Args:
+        study: the content of study.json.
+        folder: results/<study>.
+        known: how long parts take; not given, what the folder says or what is assumed.
+    """
+    known = known or known_durations(study, folder)
     for phase in PHASES:
         limits = shape_limits(study, folder, phase) if (folder / paths.SHAPE_RATES).exists() else {}
-        rates = cell_rates(study, phase, reference_rate(folder, phase), limits)
-        seconds = known["cells"][phase] if known else {}
+        reference_rps = reference_rate(folder, phase)
+        rates = cell_rates(study, phase, reference_rps, limits)
+        # What is known holds for the rates that were expected.
+        holds = reference_rps in (None, known.rates_rps.get(phase))
+        seconds = known.cells.get(phase, {}) if holds else {}
+        skipped = _is_skipped(folder, known, phase)
         for launch in launches(study, phase):
             path = launch.folder(folder)
             index = read_index(path)
@@ -130,7 +131,7 @@ def planned_cells(study: StudyDocument, folder: Path) -> Iterator[PlannedCell]:
                 name = cell["cell"]
                 state, reason = _state(path, name, index, launch.phase)
                 expected = seconds.get(name, expected_cell_s(study["config"], rates[name]))
-                done = state in ("done", "void", "skipped")
+                done = skipped or state in ("done", "void", "skipped")
                 yield PlannedCell(launch, name, state, reason, 0.0 if done else expected)
 
 
@@ -153,15 +154,18 @@ def _state(folder: Path, cell: str, index: LaunchIndex | None, phase: str) -> tu
     return "missing", ""
 
 
-def remaining(study: StudyDocument, folder: Path) -> Remaining:
-    """What is left to measure: devices work side by side, Phase A ends before B.
+def remaining(study: StudyDocument, folder: Path, known: Durations | None = None) -> Remaining:
+    """What is left to do: gates, then Phase A, the probes of the shapes, and B with B'.
 
-    A block that no device has yet is counted on the one with the least to do.
+    Devices work side by side. A block that no device has yet is counted on the one with the least
+    to do. Arguments as those of `planned_cells`.
     """
-    rows = [row for row in planned_cells(study, folder) if row.state in TO_MEASURE]
-    overhead = launch_overhead_s(study, folder)
+    known = known or known_durations(study, folder)
+    rows = [row for row in planned_cells(study, folder, known) if row.state in TO_MEASURE]
+    overhead = launch_overhead_s(study, folder, known)
+    run = {row.launch for row in rows if not _is_skipped(folder, known, row.launch.phase)}
     steps = [(row.launch, row.expected_s) for row in rows]
-    steps += [(launch, overhead) for launch in {row.launch for row in rows}]
+    steps += [(launch, overhead) for launch in run]
     # Phase A, and what comes after it: of each block, then of each device.
     blocks: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for launch, seconds in steps:
@@ -172,7 +176,10 @@ def remaining(study: StudyDocument, folder: Path) -> Remaining:
         device = devices[block] or min(busy, key=lambda name: sum(busy[name]))
         busy[device] = [x + y for x, y in zip(busy[device], blocks[block], strict=True)]
     stages = list(zip(*busy.values(), strict=True))
-    return Remaining(sum(map(max, stages)), sum(map(sum, stages)), len(busy))
+    # Before any block, and between Phases A and B, on one device.
+    alone = 0.0 if (folder / paths.PREFLIGHT_STATUS).exists() else gates_s(study, known.startup_s)
+    alone += 0.0 if (folder / paths.SHAPE_RATES).exists() else probing_s(study, known)
+    return Remaining(alone + sum(map(max, stages)), alone + sum(map(sum, stages)), len(busy))
 
 
 def _device(study: StudyDocument, folder: Path, block: int) -> str | None:
@@ -181,47 +188,3 @@ def _device(study: StudyDocument, folder: Path, block: int) -> str | None:
         return str(slot["id"])
     held = read_claim(folder, block, study["design_sha256"])
     return None if held is None else device_name(held["node"])
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the seeded run order with state and expected minutes of each cell."""
-    return run_command(study_parser("study.plan", main.__doc__), argv, _show)
-
-
-def _show(arguments: argparse.Namespace) -> None:
-    study = read_study(arguments.study)
-    rows = list(planned_cells(study, arguments.study.parent))
-    table = Table(box=None, pad_edge=False)
-    for heading, justify in (("#", "right"), ("phase", "left"), ("block", "right")):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    for heading in ("configuration", "cell", "state"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("min", justify="right")
-    table.add_column("reason", overflow="fold")
-    numbers = {launch: n for n, launch in enumerate(dict.fromkeys(r.launch for r in rows), 1)}
-    for row in rows:
-        table.add_row(
-            str(numbers[row.launch]),
-            row.launch.phase,
-            str(row.launch.block),
-            row.launch.config,
-            row.cell,
-            row.state,
-            f"{row.expected_s / 60:.2f}" if row.expected_s else "",
-            row.reason.replace("[", "\\["),
-        )
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(table)
-    left = remaining(study, arguments.study.parent)
-    console.print(
-        f"{len(numbers)} launches, {len(rows)} cells, "
-        f"{sum(r.state in TO_MEASURE for r in rows)} still to measure, "
-        f"about {left.wall_s / 60:.1f} min{left.of_devices} "
-        f"(design {study['design_sha256'][:12]}, seed {study['seed']})"
-    )
-    if rehearsed(study, arguments.study.parent) is None:
-        console.print("Minutes of a server that keeps up with every rate; `rehearse` knows better.")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.loadgen import Progress
@@ -34,14 +34,15 @@ def duration(seconds: float) -> str:
 
 
 class LaunchProgress:
-    """Shows stage, launch n of N, cell, completed/min_completed, time left for cell and study.
+    """Shows phase, launch n of the phase's N, cell, completed/min_completed, time left.
 
     Every message also goes to the job's log file as a plain line; a cell's state goes there every
     five seconds.
     """
 
     def __init__(self, study: StudyDocument, folder: Path, launch: Launch, log: Path) -> None:
-        order = [entry for phase in PHASES for entry in launches(study, phase)]
+        # Of its phase: a run may measure one alone.
+        order = launches(study, launch.phase)
         number = order.index(launch) + 1
         self._title = f"Phase {launch.phase}  launch {number} of {len(order)}  {launch.config}"
         self._config = study["config"]

@@ -44,6 +44,9 @@ _ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+# So too, unless the study's own flags say otherwise: vLLM's own sampling, and none of the defaults
+# that a model's generation_config.json brings along, such as a repetition penalty.
+_FLAGS = {"--generation-config": "vllm"}
 # Ports vLLM's connectors listen on, whatever the configuration.
 _PORT_VARIABLES = ("VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT")
 _COMPANION_PORT = re.compile(r"\{([a-z_]+)\.port\}")
@@ -102,7 +105,7 @@ def vllm_command(
     python = _below_root(form.get("python", engine["python"]))
     argv = [python, "-m", ENTRY_POINT, "--model", _model(engine["model"])]
     argv += ["--served-model-name", engine["served_model_name"], "--host", host]
-    flags = _without_null({**engine["flags"], **form.get("flags", {})})
+    flags = _without_null({**_FLAGS, **engine["flags"], **form.get("flags", {})})
     argv += ["--port", str(port), *_flags(flags)]
     fetched = is_fetched(engine)
     if fetched and "revision" in engine:

@@ -1,0 +1,47 @@
+"""The command `doctor`: is this machine fit for a study, and how long will the study take?"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from connector_tax.commands import run_command, study_parser
+from connector_tax.files import read_json
+from connector_tax.rehearsal.durations import durations_of
+from connector_tax.study.doctor import of_slots
+from connector_tax.study.plan import remaining
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check the machine for a study; non-zero when a check fails."""
+    parser = study_parser("rehearsal.doctor", main.__doc__)
+    parser.add_argument("--json", action="store_true", help="findings as JSON lines")
+    return run_command(parser, argv, _examine)
+
+
+def _examine(arguments: argparse.Namespace) -> int:
+    study = read_json(arguments.study)
+    folder = arguments.study.parent
+    rows = list(of_slots(study, folder))
+    if arguments.json:
+        for row in rows:
+            print(json.dumps({"check": row.check, "verdict": row.verdict, "text": row.text}))
+    else:
+        table = Table(box=None, pad_edge=False)
+        for heading in ("check", "verdict", "found"):
+            table.add_column(heading, overflow="fold")
+        for row in rows:
+            table.add_row(row.check, row.verdict, row.text)
+        Console(width=None if sys.stdout.isatty() else 120).print(table)
+        known = durations_of(study, folder)
+        left = remaining(study, folder, known)
+        hours, minutes = divmod(int(left.wall_s // 60), 60)
+        print(f"expected duration: {hours} h {minutes:02d} min{left.of_devices}, {known.source}")
+    return int(any(row.verdict == "fail" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
