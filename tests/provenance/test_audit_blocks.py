@@ -53,7 +53,7 @@ def measured() -> Attempts:
 def claims(root: Path, attempts: Attempts) -> list[Claim]:
     order = [Launch(name, 0, "A") for name in DRAWN]
     config = {"seed": 1, "blocks": 1, "plain_launches": 2, "configurations": list(DRAWN)}
-    config["engine"] = {"kind": "vllm", "python": PYTHON}
+    config["engine"] = {"kind": "vllm", "label": "a vLLM", "python": PYTHON}
     labels = {"plain": "plain", "noop_connector": "no-op"}
     document = study_document(config, labels, {"A": [rate_cell(1, 1, 1)]}, order, emulated=False)
     write_json(root / "study.json", document)

@@ -74,7 +74,7 @@ def test_another_vllm_than_step_timing_was_proved_on_is_told(tmp_path: Path) -> 
     assert list(_other_sources(engine, files, status)) == []
     proved = sources_sha256(package)
     assert files == {str(python): {"lock_sha256": None, "sources_sha256": proved}}
-    write_json(status, {"vllm_sources_sha256_before": proved})
+    write_json(status, {"step_timing_available": True, "vllm_sources_sha256_before": proved})
     assert list(_other_sources(engine, files, status)) == []
     (package / "loop.py").write_text("\n")
     (told,) = _other_sources(engine, engine_files(engine), status)
