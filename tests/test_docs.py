@@ -19,6 +19,7 @@ import zstandard
 
 from connector_tax.analysis.aggregate import aggregate
 from connector_tax.analysis.records import REQUESTS
+from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT
 from tests.analysis.synthetic import write_synthetic_study
@@ -280,14 +281,20 @@ def _archived(archive: Path) -> Iterator[tuple[str, Any]]:
                     yield re.sub(r"^cell_.*", "cell", name), json.load(content)
 
 
-def test_every_field_of_the_shipped_records_is_described(fields: types.ModuleType) -> None:
-    described = {e["example"]: e for e in fields.dictionary()["files"].values() if "example" in e}
+def test_the_shipped_records_are_described_and_keep_to_their_types(
+    fields: types.ModuleType,
+) -> None:
+    dictionary = fields.dictionary()["files"]
+    described = {e["example"]: e for e in dictionary.values() if "example" in e}
+    kinds = {e["example"]: fields.RECORDS.get(n) for n, e in dictionary.items() if "example" in e}
     seen: dict[str, set[str]] = {}
     for archive in ARCHIVES:
         for name, content in _archived(archive):
             if name in described:
                 each = content.values() if "each" in described[name] else [content]
                 seen.setdefault(name, set()).update(*each)
+                for record in each if kinds[name] is not None else ():
+                    checked(record, kinds[name], f"{archive.name}: {name}")
     assert seen.keys() == described.keys()
     for name, entry in described.items():
         assert seen[name] <= set(fields.fields_of(entry)), name

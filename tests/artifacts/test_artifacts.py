@@ -9,7 +9,9 @@ from msgspec import to_builtins
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, launch_index, read_index, write_index
+from connector_tax.artifacts.launch_files import QuietLevel
 from connector_tax.artifacts.names import Launch, configuration_of, launched_plains, plain_names
+from connector_tax.artifacts.record_reader import read_record, read_records
 from connector_tax.artifacts.study_records import DesignLabel
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import COLUMNS, AmplificationRow, empty_row, table_text
@@ -71,6 +73,36 @@ def test_a_cut_off_or_incomplete_index_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path / paths.INDEX, content)
     with pytest.raises(ArtifactError, match=r"status is 'fine'; allowed: valid, void.*cells\[0\]"):
         read_index(tmp_path)
+
+
+def test_a_record_is_handed_on_as_it_was_read(tmp_path: Path) -> None:
+    content = {"memory_ns": 5, "compute_ns": 2.5, "looks": 3, "of_a_later_version": "x"}
+    write_json(tmp_path / "level.json", content)
+    level = read_record(tmp_path / "level.json", QuietLevel)
+    assert level == content
+    assert isinstance(level["memory_ns"], int)
+    write_json(tmp_path / "levels.json", [content, content])
+    assert read_records(tmp_path / "levels.json", QuietLevel) == [content, content]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"looks": 3}, r"missing required field `memory_ns`"),
+        ({"memory_ns": "5"}, r"Expected `float`, got `str` - at `\$\.memory_ns`"),
+        ([], r"Expected `object`, got `array`"),
+    ],
+)
+def test_a_record_of_other_fields_is_refused_by_file_and_key(
+    tmp_path: Path, content: Any, said: str
+) -> None:
+    path = tmp_path / "level.json"
+    write_json(path, content)
+    with pytest.raises(ArtifactError, match=rf"level\.json: .*{said}"):
+        read_record(path, QuietLevel)
+    write_json(path, [{"memory_ns": 5}, content])
+    with pytest.raises(ArtifactError, match=rf"level\.json\[1\]: .*{said}"):
+        read_records(path, QuietLevel)
 
 
 def test_what_is_kept_aside_gets_the_first_free_name(tmp_path: Path) -> None:

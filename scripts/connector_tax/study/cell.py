@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
@@ -34,12 +35,13 @@ from connector_tax.artifacts.cell_records import (
     WindowRecord,
 )
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
 from connector_tax.files import (
     ArtifactError,
     fsync_directory,
     make_durable,
+    read_json,
     read_jsonl,
     sha256_file,
     write_bytes,
@@ -71,6 +73,21 @@ from connector_tax.study.usage import suspended_ms
 # A server may count a request just after its last byte: how often and how long to look again.
 COUNTER_READS = 20
 COUNTER_PAUSE_S = 0.1
+
+
+class _Offered(TypedDict):
+    rate_rps: float
+
+
+class FinishedCell(TypedDict):
+    """What a resumed launch needs to know of a cell, whichever version measured it."""
+
+    files: dict[str, str]
+    schedule: _Offered
+    valid: bool
+    void_reasons: list[str]
+    window: dict[str, Any]
+    load_generator: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +303,8 @@ def read_intact(folder: Path, phase: str, name: str) -> CellRecord | None:
     if not path.exists():
         return None
     own = path / paths.cell_record(phase, name)
-    content = read_record(own, CellRecord)
+    content: CellRecord = read_json(own)
+    checked(content, FinishedCell, str(own))
     for file, digest in content["files"].items():
         if not (path / file).exists() or sha256_file(path / file) != digest:
             raise ArtifactError(f"{path / file}: missing or changed since it was measured")
