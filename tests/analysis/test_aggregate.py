@@ -176,9 +176,9 @@ def test_a_p99_below_the_minimum_is_refused_in_words(crisp: Path) -> None:
 
 
 def test_aggregate_json_holds_the_rows_and_says_what_was_measured(crisp: Path) -> None:
-    found = json.loads((crisp / "analysis" / "aggregate.json").read_text())
-    assert (found["engine_label"], found["emulated"]) == ("embedded (emulated)", True)
-    assert len(found["rows"]) == len(table(crisp, "aggregate.csv"))
+    document = json.loads((crisp / "analysis" / "aggregate.json").read_text())
+    assert (document["engine_label"], document["emulated"]) == ("embedded (emulated)", True)
+    assert len(document["rows"]) == len(table(crisp, "aggregate.csv"))
 
 
 def test_the_step_cdf_is_a_distribution_of_at_most_400_points(crisp: Path) -> None:
@@ -303,9 +303,9 @@ def test_a_launch_without_index_is_missing_not_forgotten(small: Path) -> None:
 
 
 def test_summarise_cell_gives_the_aggregate_table_s_numbers(crisp: Path) -> None:
-    found = summarise_cell(crisp / "runs" / "nixl_both" / "block2" / "A" / "r40")
+    summary = summarise_cell(crisp / "runs" / "nixl_both" / "block2" / "A" / "r40")
     row = one(table(crisp, "aggregate.csv"), config="nixl_both", phase="A", cell="r40", block="2")
     for key in ("n", "ttft_p90_ms", "ttft_p90_hi_ms", "tpot_p50_ms", "throughput_ratio"):
-        assert found[key] == float(row[key])
+        assert summary[key] == float(row[key])
     with pytest.raises(ArtifactError, match=r"found 0 files cell_\*\.json"):
         summarise_cell(crisp)

@@ -135,8 +135,8 @@ def test_figures_fit_a_column_or_a_page(pictures: dict[str, Picture]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_smallest_text_can_be_read(pictures: dict[str, Picture], name: str) -> None:
-    found = pictures[name].figure.findobj(Text)
-    texts = [text for text in found if isinstance(text, Text) and text.get_text()]
+    artists = pictures[name].figure.findobj(Text)
+    texts = [text for text in artists if isinstance(text, Text) and text.get_text()]
     assert min(float(text.get_fontsize()) for text in texts) >= 6.5
 
 

@@ -34,9 +34,9 @@ def claims(root: Path, published: Path | None = None) -> list[Claim]:
 
 
 def test_an_honest_study_passes_and_every_kind_of_claim_is_made(audited: Path) -> None:
-    found = claims(audited / "results" / "synthetic")
-    assert {claim.verdict for claim in found} == {"PASS"}
-    kinds = {(claim.kind, claim.subject) for claim in found}
+    checked = claims(audited / "results" / "synthetic")
+    assert {claim.verdict for claim in checked} == {"PASS"}
+    kinds = {(claim.kind, claim.subject) for claim in checked}
     assert {("numbers", "resources.csv"), ("numbers", "engine.csv")} < kinds
     assert {("figure", "fig10_resources"), ("launch records", "nixl_both/block0/A")} < kinds
     assert ("server CPU", "nixl_both/block0/A/r40") in kinds
@@ -168,9 +168,9 @@ def test_launches_from_before_there_were_records_are_not_checkable(
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     with edited_json(root / LAUNCH / "index.json") as index:
         del index["files"]
-    found = [c for c in claims(root) if c.verdict == NOT_CHECKABLE]
+    uncheckable = [c for c in claims(root) if c.verdict == NOT_CHECKABLE]
     subject = "1 launches, first nixl_both/block0/A"
-    assert [(c.kind, c.subject) for c in found] == [("launch records", subject)]
+    assert [(c.kind, c.subject) for c in uncheckable] == [("launch records", subject)]
 
 
 def test_a_study_published_before_there_were_the_tables_is_not_wrong_for_it(
@@ -179,8 +179,8 @@ def test_a_study_published_before_there_were_the_tables_is_not_wrong_for_it(
     """An unpacked archive has its published tables in a folder of their own."""
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     made = claims(root, root / "published")
-    found = [(c.kind, c.subject) for c in made if c.verdict == NOT_CHECKABLE]
-    assert found == [
+    uncheckable = [(c.kind, c.subject) for c in made if c.verdict == NOT_CHECKABLE]
+    assert uncheckable == [
         ("numbers", "resources.csv"),
         ("numbers", "engine.csv"),
         ("figure", "fig10_resources"),

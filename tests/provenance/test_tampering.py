@@ -293,9 +293,9 @@ def test_tampering_is_caught(audited: Path, tmp_path: Path, what: str) -> None:
     tamper, kind, message = TAMPERING[what]
     tamper(root)
     claims = failures(root / "study.json", words=kind == "made again")
-    found = [claim for claim in claims if claim.kind == kind]
-    assert found, f"no {kind} claim fails"
-    assert any(re.search(message, claim.message) for claim in found), [c.message for c in found]
+    failed = [claim for claim in claims if claim.kind == kind]
+    assert failed, f"no {kind} claim fails"
+    assert any(re.search(message, claim.message) for claim in failed), [c.message for c in failed]
 
 
 @pytest.mark.parametrize("column", one_in_three(c for c in COLUMNS if c not in ("study", "sha256")))
@@ -307,11 +307,11 @@ def test_every_column_of_the_manifest_has_a_source(
     with edited_json(root / "manifest.json") as rows:
         rows[1][column] = "H20"
     manifest.write_page(root, read_json(root / "manifest.json"))
-    found = failures(root / "study.json")
-    assert {claim.kind for claim in found} == {"manifest"}
+    failed = failures(root / "study.json")
+    assert {claim.kind for claim in failed} == {"manifest"}
     named = {"configuration", "block", "phase"}
     wanted = "has 0 rows" if column in named else f"{column} is 'H20'"
-    assert any(wanted in claim.message for claim in found), found
+    assert any(wanted in claim.message for claim in failed), failed
 
 
 @pytest.mark.parametrize("figure", one_in_three(NAMES))
@@ -322,6 +322,6 @@ def test_an_edited_figure_number_is_caught(audited: Path, tmp_path: Path, figure
     columns["fig10"] = "difference"
     column = columns.get(figure.partition("_")[0], "tax")
     csv_field(f"figures/{figure}.csv", column, "0.123")(root)
-    found = [c for c in failures(root / "study.json") if (c.kind, c.subject) == ("figure", figure)]
-    assert len(found) == 1
-    assert f"{column}: published '0.123'" in found[0].message
+    failed = [c for c in failures(root / "study.json") if (c.kind, c.subject) == ("figure", figure)]
+    assert len(failed) == 1
+    assert f"{column}: published '0.123'" in failed[0].message

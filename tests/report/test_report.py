@@ -84,7 +84,7 @@ def test_the_page_is_self_contained(full: StudyTables) -> None:
     page = Page(source)
     assert {"iframe", "object"}.isdisjoint(page.tags)
     assert len(page.sources) == len(NAMES)
-    assert all(found.startswith("data:image/svg+xml;base64,") for found in page.sources)
+    assert all(url.startswith("data:image/svg+xml;base64,") for url in page.sources)
     css = source[source.index("<style>") : source.index("</style>")]
     assert "url(" not in css
     assert "@import" not in css
@@ -261,7 +261,7 @@ def test_overhead_counts_what_lies_between_launches_but_not_an_interruption() ->
         timing = {"wall_s": 60.0, "startup_s": 5.0, "cells_s": 50.0, "release_s": 1.0}
         return LaunchReport("A", "plain", 0, 1, "done", "", None, "", span, timing)
 
-    found = overhead(
+    spent = overhead(
         [
             launch("10:01:02", "10:02:02"),  # two seconds after the first
             launch("10:00:00", "10:01:00"),
@@ -269,8 +269,8 @@ def test_overhead_counts_what_lies_between_launches_but_not_an_interruption() ->
             launch("12:01:30", "12:02:30"),
         ]
     )
-    assert found.wall_s == 4 * 60 + 2
-    assert found.ratio == pytest.approx((4 * 60 + 2) / (4 * 56))
+    assert spent.wall_s == 4 * 60 + 2
+    assert spent.ratio == pytest.approx((4 * 60 + 2) / (4 * 56))
 
 
 def test_rates_show_the_criteria_that_fired_and_prior_stands_beside_measured(

@@ -85,11 +85,11 @@ def test_the_audit_leaves_out_what_the_analysis_leaves_out(disturbed: Path) -> N
         since = [(r["t_intended_ns"] - window["t_warmup_end_ns"]) / 1e9
                  for r in again.requests if r["seq"] in kept]  # fmt: skip
         assert requests.since_warmup_s.tolist() == since
-        found = recomputed_checks(study, again)
-        assert found["quiet_requests"]["value"] == len(kept)
+        checks = recomputed_checks(study, again)
+        assert checks["quiet_requests"]["value"] == len(kept)
         for name, check in again.record["health"].items():
-            assert found[name]["pass"] == check["pass"]
-            assert found[name]["value"] == pytest.approx(check["value"])
+            assert checks[name]["pass"] == check["pass"]
+            assert checks[name]["value"] == pytest.approx(check["value"])
 
 
 def test_the_cell_went_on_for_what_was_left_out(disturbed: Path) -> None:
