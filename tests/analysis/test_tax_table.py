@@ -109,7 +109,10 @@ def test_plains_pooled_row_is_over_all_of_its_launches(crisp: Path) -> None:
 
 
 def test_plain_launched_once_has_taxes_and_no_aa(tmp_path: Path) -> None:
-    study = write_synthetic_study(tmp_path / "x", steps_per_cell=10, plain_launches=1, blocks=2)
+    grid = {"phase_a": {"rates_rps": [40.0, 80.0]}, "phase_b": {"output_tokens": [16]}}
+    study = write_synthetic_study(
+        tmp_path / "x", steps_per_cell=10, plain_launches=1, blocks=2, config=grid
+    )
     assert aggregate(["--study", str(study)]) == 0
     rows = table(study.parent, "taxes.csv")
     assert {row["config"] for row in rows} == set(TAXES)

@@ -27,6 +27,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
         blocks=3,
         launch_sigma=0.05,
         steps_per_cell=40,
+        config={"phase_a": {"rates_rps": [40.0, 80.0]}, "phase_b": {"output_tokens": [16]}},
         failed={("nixl_both", 1, "A"): "the server died: EngineDeadError"},
         void={("plain", 2, "A", "r40"): "requests were written later than scheduled (p99)"},
     )
