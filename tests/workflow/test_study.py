@@ -290,7 +290,7 @@ def test_the_plan_shows_every_cell_done(study: Study) -> None:
     done = run(study.folder, "plan")
     lines = [line.split() for line in done.stdout.splitlines()]
     rows = [words for words in lines if words[1:2] in (["A"], ["B"], ["Bp"])]
-    assert len(rows) == 4 * 3 + 4 * 2 + 3
+    assert len(rows) == 4 * 2 + 4 * 2 + 3
     assert {row[5] for row in rows} <= {"done", "skipped"}
     assert "0 still to measure" in done.stdout
 
