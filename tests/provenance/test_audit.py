@@ -82,7 +82,13 @@ def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
         skipped={"mooncake_consumer": "the gate"},
         failed={("lmcache_only", 2, "B"): "the server ended"},
         void={("nixl_both", 1, "A", "r40"): "late"},
-        config={"statistics": {"resamples": 200}, "cell": {"floor_s": 2.0}},
+        config={
+            "phase_a": {"rates_rps": [40.0, 80.0]},
+            "phase_b": {"output_tokens": [16]},
+            "phase_bp": {"shapes": [[128, 16]]},
+            "statistics": {"resamples": 200},
+            "cell": {"floor_s": 2.0},
+        },
     )
     assert aggregate.main(["--study", str(study_file)]) == 0
     study = StudyTables(study_file)

@@ -52,7 +52,12 @@ def test_intervals_and_p_of_several_blocks_are_recomputed(tmp_path: Path, blocks
         failed={("lmcache_only", 1, "A"): "the server ended"},
         skipped={"mooncake_consumer": "the gate"},
         void={("nixl_both", 1, "A", "r40"): "late"},
-        config={"phase_a": {"rates_rps": [40.0, 80.0]}, "statistics": {"resamples": 100}},
+        config={
+            "phase_a": {"rates_rps": [40.0, 80.0]},
+            "phase_b": {"output_tokens": [16]},
+            "phase_bp": {"shapes": [[128, 16]]},
+            "statistics": {"resamples": 100},
+        },
     )
     for index_file in study_file.parent.glob("runs/*/*/*/index.json"):
         write_launch_records(index_file)
