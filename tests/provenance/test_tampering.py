@@ -8,6 +8,7 @@ import pytest
 from connector_tax.figures.names import NAMES
 from connector_tax.files import read_json
 from connector_tax.provenance import audit, manifest
+from connector_tax.provenance.audit_manifest import check_manifest
 from connector_tax.provenance.audit_remade import check_remade
 from connector_tax.provenance.claims import FAIL, Ledger
 from connector_tax.provenance.manifest import COLUMNS
@@ -329,7 +330,7 @@ def test_changed_words_are_caught_when_all_is_made_again(
         assert re.search(message, failed[file])
 
 
-@pytest.mark.parametrize("column", one_in_three(c for c in COLUMNS if c not in ("study", "sha256")))
+@pytest.mark.parametrize("column", [c for c in COLUMNS if c not in ("study", "sha256")])
 def test_every_column_of_the_manifest_has_a_source(
     audited: Path, tmp_path: Path, column: str
 ) -> None:
@@ -338,21 +339,24 @@ def test_every_column_of_the_manifest_has_a_source(
     with edited_json(root / "manifest.json") as rows:
         rows[1][column] = "H20"
     manifest.write_page(root, read_json(root / "manifest.json"))
-    failed = failures(root / "study.json")
+    ledger = Ledger()
+    check_manifest(audit.raw_study(root / "study.json"), ledger, folder / "MANIFEST.md")
+    failed = [claim for claim in ledger.claims if claim.verdict == FAIL]
     assert {claim.kind for claim in failed} == {"manifest"}
     named = {"configuration", "block", "phase"}
     wanted = "has 0 rows" if column in named else f"{column} is 'H20'"
     assert any(wanted in claim.message for claim in failed), failed
 
 
-@pytest.mark.parametrize("figure", one_in_three(NAMES))
-def test_an_edited_figure_number_is_caught(audited: Path, tmp_path: Path, figure: str) -> None:
+def test_an_edited_number_of_each_figure_is_caught(audited: Path, tmp_path: Path) -> None:
     folder = linked_copy(audited, tmp_path / "copy")
     root = folder / "results" / "synthetic"
     columns = {"fig1": "value", "fig2": "hi", "fig3": "n", "fig6": "step_duration_us"}
     columns["fig10"] = "difference"
-    column = columns.get(figure.partition("_")[0], "tax")
-    csv_field(f"figures/{figure}.csv", column, "0.123")(root)
-    failed = [c for c in failures(root / "study.json") if (c.kind, c.subject) == ("figure", figure)]
-    assert len(failed) == 1
-    assert f"{column}: published '0.123'" in failed[0].message
+    wanted = {name: columns.get(name.partition("_")[0], "tax") for name in NAMES}
+    for figure, column in wanted.items():
+        csv_field(f"figures/{figure}.csv", column, "0.123")(root)
+    failed = {c.subject: c.message for c in failures(root / "study.json") if c.kind == "figure"}
+    assert failed.keys() == wanted.keys()
+    for figure, column in wanted.items():
+        assert f"{column}: published '0.123'" in failed[figure]
