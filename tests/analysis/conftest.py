@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.analysis.aggregate import main as aggregate
-from tests.analysis.synthetic import write_synthetic_study
+from tests.analysis.synthetic import write_analysed_study
 from tests.shared import made_once
 
 SKIP_REASON = "pre-flight: the consumer did not answer within 30 s"
@@ -18,10 +17,9 @@ def crisp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five blocks, little noise, taxes that grow with length: the folder of an analysed study."""
 
     def make(root: Path) -> None:
-        study = write_synthetic_study(
+        write_analysed_study(
             root, blocks=5, noise=0.1, launch_sigma=0.001, ttft_growth=0.05, tpot_growth=0.05
         )
-        assert aggregate(["--study", str(study)]) == 0
 
     return made_once(tmp_path_factory, "crisp", make)
 
@@ -31,7 +29,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One block with a skipped configuration, a failed launch and void cells, analysed."""
 
     def make(root: Path) -> None:
-        study = write_synthetic_study(
+        write_analysed_study(
             root,
             skipped={"mooncake_consumer": SKIP_REASON},
             failed={("nixl_both", 0, "B"): FAIL_REASON},
@@ -43,6 +41,5 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
             },
             step_timing=False,
         )
-        assert aggregate(["--study", str(study)]) == 0
 
     return made_once(tmp_path_factory, "damaged", make)

@@ -15,7 +15,7 @@ from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import AggregateRow, TaxRow
 from connector_tax.files import ArtifactError, sha256_file
 from tests.analysis.conftest import FAIL_REASON, SKIP_REASON, VOID_REASON
-from tests.analysis.synthetic import TAXES, write_synthetic_study
+from tests.analysis.synthetic import SMALL_GRID, TAXES, write_synthetic_study
 from tests.analysis.tables import FILES, edit, one, select, table
 
 
@@ -203,7 +203,7 @@ def test_same_input_same_bytes(damaged: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A small study of its own for a test that damages it."""
-    return write_synthetic_study(tmp_path / "x", steps_per_cell=20).parent
+    return write_synthetic_study(tmp_path / "x", steps_per_cell=20, config=SMALL_GRID).parent
 
 
 def flip(path: Path) -> None:

@@ -9,7 +9,12 @@ import pytest
 
 from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.analysis.resolution import half_width
-from tests.analysis.synthetic import CONFIGURATIONS, TAXES, write_synthetic_study
+from tests.analysis.synthetic import (
+    CONFIGURATIONS,
+    TAXES,
+    write_analysed_study,
+    write_synthetic_study,
+)
 
 Findings = dict[Any, dict[str, Any]]
 
@@ -22,9 +27,7 @@ def analyse(root: Path, **arguments: Any) -> Findings:
     }
     options: dict[str, Any] = {"blocks": 3, "noise": 0.05, "launch_sigma": 0.0005}
     options |= {"config": config, "steps_per_cell": 10, **arguments}
-    study = write_synthetic_study(root / "x", **options)
-    assert aggregate(["--study", str(study)]) == 0
-    return findings(root / "x")
+    return findings(write_analysed_study(root / "x", **options).parent)
 
 
 def findings(root: Path) -> Findings:

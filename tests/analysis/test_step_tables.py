@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from connector_tax.analysis.aggregate import main as aggregate
-from tests.analysis.synthetic import TAXES, write_synthetic_study
+from tests.analysis.synthetic import TAXES, write_analysed_study
 from tests.analysis.synthetic_records import CHILDREN, STACKED, TAKE_EVENTS_US, WAIT_FOR_SAVE_US
 from tests.analysis.tables import one, select, table
 
@@ -16,13 +15,12 @@ SAFE = {"phase": "A", "cell": "r40"}
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One block without a second launch of plain, and a cell of plain that is void."""
-    study = write_synthetic_study(
+    study = write_analysed_study(
         tmp_path_factory.mktemp("single") / "x",
         plain_launches=1,
         steps_per_cell=40,
         void={("plain", 0, "A", "r20"): "requests were written later than scheduled (p99)"},
     )
-    assert aggregate(["--study", str(study)]) == 0
     return study.parent
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.analysis import aggregate
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
@@ -17,7 +16,7 @@ from connector_tax.provenance import audit
 from connector_tax.provenance.audit_remade import published_files
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Ledger
 from connector_tax.report.answer import answer
-from tests.analysis.synthetic import write_synthetic_study
+from tests.analysis.synthetic import SMALL_GRID, write_analysed_study
 from tests.provenance.audited_study import (
     edited_json,
     linked_copy,
@@ -73,7 +72,7 @@ def test_cells_measured_before_their_prompts_were_hashed_are_not_checkable(
 def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
     """Intervals, adjusted p, verdicts and hypotheses, with cells void, failed and skipped."""
     root = tmp_path / "results" / "synthetic"
-    study_file = write_synthetic_study(
+    study_file = write_analysed_study(
         root,
         blocks=3,
         seed=5,
@@ -83,14 +82,11 @@ def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
         failed={("lmcache_only", 2, "B"): "the server ended"},
         void={("nixl_both", 1, "A", "r40"): "late"},
         config={
-            "phase_a": {"rates_rps": [40.0, 80.0]},
-            "phase_b": {"output_tokens": [16]},
-            "phase_bp": {"shapes": [[128, 16]]},
+            **SMALL_GRID,
             "statistics": {"resamples": 200},
             "cell": {"floor_s": 2.0},
         },
     )
-    assert aggregate.main(["--study", str(study_file)]) == 0
     study = StudyTables(study_file)
     for name in NAMES:
         module = __import__(f"connector_tax.figures.{name}", fromlist=["draw"])
@@ -102,7 +98,7 @@ def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
 
 
 def study_against_noop(folder: Path, blocks: int) -> StudyTables:
-    study_file = write_synthetic_study(
+    study_file = write_analysed_study(
         folder / "results" / "synthetic",
         blocks=blocks,
         steps_per_cell=60,
@@ -116,7 +112,6 @@ def study_against_noop(folder: Path, blocks: int) -> StudyTables:
             "cell": {"floor_s": 1.5, "min_completed": 60},
         },
     )
-    assert aggregate.main(["--study", str(study_file)]) == 0
     return StudyTables(study_file)
 
 

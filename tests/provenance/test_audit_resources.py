@@ -14,7 +14,7 @@ from connector_tax.provenance.audit_resources import check_resources
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.audit_tables import check_published
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim, Ledger
-from tests.analysis.synthetic import write_synthetic_study
+from tests.analysis.synthetic import SMALL_GRID, write_synthetic_study
 from tests.launch_records import write_launch_records
 from tests.provenance.audited_study import edited_json, linked_copy, replace, seal
 
@@ -52,12 +52,7 @@ def test_intervals_and_p_of_several_blocks_are_recomputed(tmp_path: Path, blocks
         failed={("lmcache_only", 1, "A"): "the server ended"},
         skipped={"mooncake_consumer": "the gate"},
         void={("nixl_both", 1, "A", "r40"): "late"},
-        config={
-            "phase_a": {"rates_rps": [40.0, 80.0]},
-            "phase_b": {"output_tokens": [16]},
-            "phase_bp": {"shapes": [[128, 16]]},
-            "statistics": {"resamples": 100},
-        },
+        config={**SMALL_GRID, "statistics": {"resamples": 100}},
     )
     for index_file in study_file.parent.glob("runs/*/*/*/index.json"):
         write_launch_records(index_file)

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.audit_tables import compare
 from connector_tax.provenance.cell_steps import CellSteps
 from connector_tax.provenance.comparison import read_csv
 from connector_tax.provenance.recompute_steps import StepNumbers
-from tests.analysis.synthetic import write_synthetic_study
+from tests.analysis.synthetic import SMALL_GRID, write_analysed_study
 
 NAMES = ("steps.csv", "step_taxes.csv", "hooks.csv", "step_cdf.csv")
 
@@ -22,16 +21,15 @@ NAMES = ("steps.csv", "step_taxes.csv", "hooks.csv", "step_cdf.csv")
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three blocks with a void cell, a failed launch, one noisy connector; analysed."""
-    study = write_synthetic_study(
+    study = write_analysed_study(
         tmp_path_factory.mktemp("audited") / "x",
         blocks=3,
         launch_sigma=0.05,
         steps_per_cell=40,
-        config={"phase_a": {"rates_rps": [40.0, 80.0]}, "phase_b": {"output_tokens": [16]}},
+        config=SMALL_GRID,
         failed={("nixl_both", 1, "A"): "the server died: EngineDeadError"},
         void={("plain", 2, "A", "r40"): "requests were written later than scheduled (p99)"},
     )
-    assert aggregate(["--study", str(study)]) == 0
     return study.parent
 
 
