@@ -15,7 +15,7 @@ from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.audit_tables import check_published
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim, Ledger
 from tests.analysis.synthetic import SMALL_GRID, write_synthetic_study
-from tests.launch_records import write_launch_records
+from tests.launch_records import complete_launches
 from tests.provenance.audited_study import edited_json, linked_copy, replace, seal
 
 Tamper = Callable[[Path], None]
@@ -54,8 +54,7 @@ def test_intervals_and_p_of_several_blocks_are_recomputed(tmp_path: Path, blocks
         void={("nixl_both", 1, "A", "r40"): "late"},
         config={**SMALL_GRID, "statistics": {"resamples": 100}},
     )
-    for index_file in study_file.parent.glob("runs/*/*/*/index.json"):
-        write_launch_records(index_file)
+    complete_launches(study_file.parent)
     noisy = study_file.parent / "runs" / "mooncake_both" / "block0" / "A"
     change_record(noisy, "resources.json", lambda r: r.update(startup_s=90.0))
     assert aggregate.main(["--study", str(study_file)]) == 0
