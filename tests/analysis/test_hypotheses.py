@@ -23,7 +23,7 @@ def analyse(root: Path, **arguments: Any) -> Findings:
     """Findings by id of a new study with little noise and no saturation."""
     config = {
         "phase_a": {"rates_rps": [20.0, 40.0]},
-        "phase_b": {"input_tokens": [128, 256, 512], "output_tokens": [16, 32]},
+        "phase_b": {"input_tokens": [128, 512], "output_tokens": [16, 32]},
     }
     options: dict[str, Any] = {"blocks": 3, "noise": 0.05, "launch_sigma": 0.0005}
     options |= {"config": config, "steps_per_cell": 10, **arguments}
