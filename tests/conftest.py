@@ -1,7 +1,11 @@
-"""Settings for the whole suite."""
+"""Settings for the whole suite, and the studies that several folders of tests share."""
+
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.shared import made_once
 
 # A property holds however slow the machine is; pytest's own timeout ends a test that hangs.
 settings.register_profile("no_deadline", deadline=None)
@@ -11,3 +15,25 @@ settings.load_profile("no_deadline")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole studies first: were they last, one of two processes would wait for the other."""
     items.sort(key=lambda item: item.get_closest_marker("workflow") is None)
+
+
+@pytest.fixture(scope="session")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with MANIFEST.md and results/synthetic, which passes the audit."""
+    from tests.provenance.audited_study import write_audited_study
+
+    return made_once(tmp_path_factory, "audited", write_audited_study)
+
+
+@pytest.fixture(scope="session")
+def packed(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive of that study, in a folder which is otherwise a copy of it."""
+    from connector_tax.provenance.archive import pack
+    from tests.provenance.audited_study import linked_copy
+
+    def make(folder: Path) -> None:
+        study = linked_copy(audited, folder / "study")
+        study_file = study / "results" / "synthetic" / "study.json"
+        pack(study_file, study / "MANIFEST.md", study / "synthetic.tar.zst")
+
+    return made_once(tmp_path_factory, "packed", make) / "study" / "synthetic.tar.zst"

@@ -67,7 +67,13 @@ def settings_record(layout: str = "NHD", backend: str | None = None, blocks: int
     }
 
 
-def write_launch_records(index_file: Path) -> None:
+def complete_launches(root: Path, phase: str = "*") -> None:
+    """Complete every launch of a synthetic study, or those of one phase."""
+    for index_file in sorted(root.glob(f"runs/*/*/{phase}/index.json")):
+        complete_launch(index_file)
+
+
+def complete_launch(index_file: Path) -> None:
     """Complete a synthetic launch that was measured by its records, and its cells by their CPU."""
     index = read_json(index_file)
     index["files"] = {}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.analysis.aggregate import main as aggregate
-from tests.analysis.synthetic import write_synthetic_study
+from tests.analysis.synthetic import write_analysed_study
+from tests.shared import made_once
 
 SKIP_REASON = "pre-flight: the consumer did not answer within 30 s"
 VOID_REASON = "requests were written later than scheduled (p99)"
@@ -15,29 +15,31 @@ FAIL_REASON = "the server died: EngineDeadError"
 @pytest.fixture(scope="session")
 def crisp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five blocks, little noise, taxes that grow with length: the folder of an analysed study."""
-    root = tmp_path_factory.mktemp("crisp") / "results" / "x"
-    study = write_synthetic_study(
-        root, blocks=5, noise=0.1, launch_sigma=0.001, ttft_growth=0.05, tpot_growth=0.05
-    )
-    assert aggregate(["--study", str(study)]) == 0
-    return root
+
+    def make(root: Path) -> None:
+        write_analysed_study(
+            root, blocks=5, noise=0.1, launch_sigma=0.001, ttft_growth=0.05, tpot_growth=0.05
+        )
+
+    return made_once(tmp_path_factory, "crisp", make)
 
 
 @pytest.fixture(scope="session")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One block with a skipped configuration, a failed launch and void cells, analysed."""
-    root = tmp_path_factory.mktemp("damaged") / "results" / "x"
-    study = write_synthetic_study(
-        root,
-        skipped={"mooncake_consumer": SKIP_REASON},
-        failed={("nixl_both", 0, "B"): FAIL_REASON},
-        void={
-            ("plain", 0, "B", "128x16"): VOID_REASON,
-            ("plain_2", 0, "B", "128x16"): VOID_REASON,
-            ("plain_2", 0, "B", "128x64"): VOID_REASON,
-            ("lmcache_only", 0, "A", "r40"): VOID_REASON,
-        },
-        step_timing=False,
-    )
-    assert aggregate(["--study", str(study)]) == 0
-    return root
+
+    def make(root: Path) -> None:
+        write_analysed_study(
+            root,
+            skipped={"mooncake_consumer": SKIP_REASON},
+            failed={("nixl_both", 0, "B"): FAIL_REASON},
+            void={
+                ("plain", 0, "B", "128x16"): VOID_REASON,
+                ("plain_2", 0, "B", "128x16"): VOID_REASON,
+                ("plain_2", 0, "B", "128x64"): VOID_REASON,
+                ("lmcache_only", 0, "A", "r40"): VOID_REASON,
+            },
+            step_timing=False,
+        )
+
+    return made_once(tmp_path_factory, "damaged", make)

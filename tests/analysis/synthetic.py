@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from connector_tax.analysis import reference
+from connector_tax.analysis import aggregate, reference
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
 from connector_tax.artifacts.names import (
@@ -99,8 +99,26 @@ CONFIG: dict[str, Any] = {
     },
 }
 
+# A grid for what needs no curve: two rates, two shapes, one of them at high load.
+SMALL_GRID: Mapping[str, Any] = {
+    "phase_a": {"rates_rps": [40.0, 80.0]},
+    "phase_b": {"output_tokens": [16]},
+    "phase_bp": {"shapes": [[128, 16]]},
+}
 # What plain serves of each shape, in a study that asks for it.
 SERVED_RPS = {"128x16": 200.0, "512x16": 60.0}
+
+
+def write_analysed_study(root: Path, **given: Any) -> Path:
+    """Write a synthetic study and its analysis; returns the path of study.json.
+
+    Args:
+        root: the study's folder.
+        given: arguments of write_synthetic_study.
+    """
+    study_file = write_synthetic_study(root, **given)
+    assert aggregate.main(["--study", str(study_file)]) == 0
+    return study_file
 
 
 def write_synthetic_study(

@@ -32,9 +32,9 @@ def select(rows: list[dict[str, str]], **where: str) -> list[dict[str, str]]:
 
 def one(rows: list[dict[str, str]], **where: str) -> dict[str, str]:
     """The only row with the given values."""
-    found = select(rows, **where)
-    assert len(found) == 1, (where, len(found))
-    return found[0]
+    selected = select(rows, **where)
+    assert len(selected) == 1, (where, len(selected))
+    return selected[0]
 
 
 def edit(path: Path, change: Callable[[Any], None]) -> None:

@@ -15,7 +15,7 @@ from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import AggregateRow, TaxRow
 from connector_tax.files import ArtifactError, sha256_file
 from tests.analysis.conftest import FAIL_REASON, SKIP_REASON, VOID_REASON
-from tests.analysis.synthetic import TAXES, write_synthetic_study
+from tests.analysis.synthetic import SMALL_GRID, TAXES, write_synthetic_study
 from tests.analysis.tables import FILES, edit, one, select, table
 
 
@@ -176,9 +176,9 @@ def test_a_p99_below_the_minimum_is_refused_in_words(crisp: Path) -> None:
 
 
 def test_aggregate_json_holds_the_rows_and_says_what_was_measured(crisp: Path) -> None:
-    found = json.loads((crisp / "analysis" / "aggregate.json").read_text())
-    assert (found["engine_label"], found["emulated"]) == ("embedded (emulated)", True)
-    assert len(found["rows"]) == len(table(crisp, "aggregate.csv"))
+    document = json.loads((crisp / "analysis" / "aggregate.json").read_text())
+    assert (document["engine_label"], document["emulated"]) == ("embedded (emulated)", True)
+    assert len(document["rows"]) == len(table(crisp, "aggregate.csv"))
 
 
 def test_the_step_cdf_is_a_distribution_of_at_most_400_points(crisp: Path) -> None:
@@ -203,7 +203,7 @@ def test_same_input_same_bytes(damaged: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A small study of its own for a test that damages it."""
-    return write_synthetic_study(tmp_path / "x", steps_per_cell=20).parent
+    return write_synthetic_study(tmp_path / "x", steps_per_cell=20, config=SMALL_GRID).parent
 
 
 def flip(path: Path) -> None:
@@ -303,9 +303,9 @@ def test_a_launch_without_index_is_missing_not_forgotten(small: Path) -> None:
 
 
 def test_summarise_cell_gives_the_aggregate_table_s_numbers(crisp: Path) -> None:
-    found = summarise_cell(crisp / "runs" / "nixl_both" / "block2" / "A" / "r40")
+    summary = summarise_cell(crisp / "runs" / "nixl_both" / "block2" / "A" / "r40")
     row = one(table(crisp, "aggregate.csv"), config="nixl_both", phase="A", cell="r40", block="2")
     for key in ("n", "ttft_p90_ms", "ttft_p90_hi_ms", "tpot_p50_ms", "throughput_ratio"):
-        assert found[key] == float(row[key])
+        assert summary[key] == float(row[key])
     with pytest.raises(ArtifactError, match=r"found 0 files cell_\*\.json"):
         summarise_cell(crisp)

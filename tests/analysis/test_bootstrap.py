@@ -30,10 +30,10 @@ def test_resampled_percentiles_equal_those_of_resamples_built_one_by_one(
     values = np.array(numbers, dtype=np.float64)
     labels = np.unique(rng.integers(0, chunks, len(values)), return_inverse=True)[1]
     counts = chunk_counts(int(labels.max()) + 1, 25, rng)
-    found = resampled_percentiles(values, labels, counts, [50, 90, 99])
+    percentiles = resampled_percentiles(values, labels, counts, [50, 90, 99])
     for row, drawn in enumerate(counts):
         resample = np.repeat(values, drawn.astype(int)[labels])
-        assert found[:, row] == pytest.approx(np.percentile(resample, [50, 90, 99]))
+        assert percentiles[:, row] == pytest.approx(np.percentile(resample, [50, 90, 99]))
 
 
 def test_chunks_are_contiguous_and_bounded() -> None:

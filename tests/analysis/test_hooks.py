@@ -19,32 +19,32 @@ def hooks_of(folder: Path, records: list[dict[str, Any]]) -> dict[Hook, HookTime
     return dict(steps_of(folder, records).hooks)
 
 
-def times(found: dict[Hook, HookTimes], *hook: str) -> tuple[list[float], float]:
+def times(hook_times: dict[Hook, HookTimes], *hook: str) -> tuple[list[float], float]:
     """A hook's times in steps with tokens, and its sum over empty ones."""
-    own = found[Hook(*hook)]
+    own = hook_times[Hook(*hook)]
     return sorted(own.ran_us.tolist()), own.empty_us
 
 
 def test_a_hook_that_ran_in_some_steps_has_their_times_alone(tmp_path: Path) -> None:
     records = [scheduler(i, hooks_us={"take_events": 1.5}) for i in (1, 2, 3)]
     records[1]["hooks_us"]["on_new_request"] = 40.0
-    found = hooks_of(tmp_path, records)
-    assert times(found, *OWN, "on_new_request") == ([40.0], 0.0)
-    assert times(found, *OWN, "take_events") == ([1.5, 1.5, 1.5], 0.0)
+    hook_times = hooks_of(tmp_path, records)
+    assert times(hook_times, *OWN, "on_new_request") == ([40.0], 0.0)
+    assert times(hook_times, *OWN, "take_events") == ([1.5, 1.5, 1.5], 0.0)
 
 
 def test_the_three_callbacks_are_hooks_like_the_others(tmp_path: Path) -> None:
-    found = hooks_of(tmp_path, [scheduler(1), worker(1)])
-    assert times(found, *OWN, "build_meta") == ([10.0], 0.0)
-    assert times(found, "worker", "", "start_load_kv") == ([2.0], 0.0)
-    assert Hook(*OWN, "start_load_kv") not in found
+    hook_times = hooks_of(tmp_path, [scheduler(1), worker(1)])
+    assert times(hook_times, *OWN, "build_meta") == ([10.0], 0.0)
+    assert times(hook_times, "worker", "", "start_load_kv") == ([2.0], 0.0)
+    assert Hook(*OWN, "start_load_kv") not in hook_times
 
 
 def test_a_hook_of_both_processes_is_two_hooks(tmp_path: Path) -> None:
     records = [scheduler(1, hooks_us={"stats": 1.0}), worker(1, hooks_us={"stats": 7.0})]
-    found = hooks_of(tmp_path, records)
-    assert times(found, *OWN, "stats") == ([1.0], 0.0)
-    assert times(found, "worker", "", "stats") == ([7.0], 0.0)
+    hook_times = hooks_of(tmp_path, records)
+    assert times(hook_times, *OWN, "stats") == ([1.0], 0.0)
+    assert times(hook_times, "worker", "", "stats") == ([7.0], 0.0)
 
 
 def test_a_child_s_callbacks_have_the_names_of_the_parent_s(tmp_path: Path) -> None:
@@ -52,24 +52,24 @@ def test_a_child_s_callbacks_have_the_names_of_the_parent_s(tmp_path: Path) -> N
         "A": {"build_connector_meta": 3.0, "get_num_new_matched_tokens": 5.0},
         "B": {"get_finished": 1.0, "get_transfer_results": 2.0},
     }
-    found = hooks_of(tmp_path, [scheduler(1, children_us=children, hooks_us={})])
-    assert times(found, "scheduler", "A", "build_meta") == ([3.0], 0.0)
-    assert times(found, "scheduler", "A", "get_num_new_matched_tokens") == ([5.0], 0.0)
-    assert times(found, "scheduler", "B", "get_finished") == ([3.0], 0.0)
+    hook_times = hooks_of(tmp_path, [scheduler(1, children_us=children, hooks_us={})])
+    assert times(hook_times, "scheduler", "A", "build_meta") == ([3.0], 0.0)
+    assert times(hook_times, "scheduler", "A", "get_num_new_matched_tokens") == ([5.0], 0.0)
+    assert times(hook_times, "scheduler", "B", "get_finished") == ([3.0], 0.0)
 
 
 def test_what_a_hook_takes_in_empty_polling_steps_is_kept_apart(tmp_path: Path) -> None:
     idle = {"decode_tokens": 0, "hooks_us": {"get_num_new_matched_tokens": 400.0}}
     records = [scheduler(1, hooks_us={}), scheduler(2, **idle), scheduler(3, **idle)]
-    found = hooks_of(tmp_path, records)
-    assert times(found, *OWN, "get_num_new_matched_tokens") == ([], 800.0)
+    hook_times = hooks_of(tmp_path, records)
+    assert times(hook_times, *OWN, "get_num_new_matched_tokens") == ([], 800.0)
 
 
 def test_hooks_outside_the_measured_window_do_not_count(tmp_path: Path) -> None:
     before = {"t_ns": START - 1, "hooks_us": {"on_new_request": 9.0}}
     after = worker(1, hooks_us={"wait_for_save": 9.0})
-    found = hooks_of(tmp_path, [scheduler(1, **before), after, scheduler(2)])
-    assert {hook.name for hook in found} == {"build_meta", "get_finished"}
+    hook_times = hooks_of(tmp_path, [scheduler(1, **before), after, scheduler(2)])
+    assert {hook.name for hook in hook_times} == {"build_meta", "get_finished"}
 
 
 def test_the_slowest_tensor_parallel_rank_counts_hook_by_hook(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_the_slowest_tensor_parallel_rank_counts_hook_by_hook(tmp_path: Path) ->
         worker(1, hooks_us={"wait_for_save": 2.0, "bind": 9.0}),
         worker(1, hooks_us={"wait_for_save": 8.0, "bind": 1.0}),
     ]
-    found = hooks_of(tmp_path, [scheduler(1), *ranks])
-    assert times(found, "worker", "", "wait_for_save") == ([8.0], 0.0)
-    assert times(found, "worker", "", "bind") == ([9.0], 0.0)
+    hook_times = hooks_of(tmp_path, [scheduler(1), *ranks])
+    assert times(hook_times, "worker", "", "wait_for_save") == ([8.0], 0.0)
+    assert times(hook_times, "worker", "", "bind") == ([9.0], 0.0)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_malformed_hooks_stop_with_file_and_step(
 
 
 def test_records_from_before_hooks_were_kept_have_the_callbacks(tmp_path: Path) -> None:
-    found = hooks_of(tmp_path, [scheduler(1), worker(1)])
-    assert {hook.name for hook in found} == {"build_meta", "get_finished", "start_load_kv"}
+    hook_times = hooks_of(tmp_path, [scheduler(1), worker(1)])
+    assert {hook.name for hook in hook_times} == {"build_meta", "get_finished", "start_load_kv"}
 
 
 def test_the_names_are_the_step_probes() -> None:

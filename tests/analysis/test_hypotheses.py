@@ -9,7 +9,12 @@ import pytest
 
 from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.analysis.resolution import half_width
-from tests.analysis.synthetic import CONFIGURATIONS, TAXES, write_synthetic_study
+from tests.analysis.synthetic import (
+    CONFIGURATIONS,
+    TAXES,
+    write_analysed_study,
+    write_synthetic_study,
+)
 
 Findings = dict[Any, dict[str, Any]]
 
@@ -18,13 +23,11 @@ def analyse(root: Path, **arguments: Any) -> Findings:
     """Findings by id of a new study with little noise and no saturation."""
     config = {
         "phase_a": {"rates_rps": [20.0, 40.0]},
-        "phase_b": {"input_tokens": [128, 256, 512], "output_tokens": [16, 32]},
+        "phase_b": {"input_tokens": [128, 512], "output_tokens": [16, 32]},
     }
     options: dict[str, Any] = {"blocks": 3, "noise": 0.05, "launch_sigma": 0.0005}
     options |= {"config": config, "steps_per_cell": 10, **arguments}
-    study = write_synthetic_study(root / "x", **options)
-    assert aggregate(["--study", str(study)]) == 0
-    return findings(root / "x")
+    return findings(write_analysed_study(root / "x", **options).parent)
 
 
 def findings(root: Path) -> Findings:
@@ -33,9 +36,9 @@ def findings(root: Path) -> Findings:
     return {f["id"]: f for f in content["hypotheses"] + content["criteria"]}
 
 
-def verdicts(found: Findings) -> list[str]:
+def verdicts(by_id: Findings) -> list[str]:
     """The verdicts of H1 to H6."""
-    return [found[f"H{i}"]["verdict"] for i in range(1, 7)]
+    return [by_id[f"H{i}"]["verdict"] for i in range(1, 7)]
 
 
 def with_taxes(**changes: float) -> Mapping[str, float]:
@@ -44,65 +47,65 @@ def with_taxes(**changes: float) -> Mapping[str, float]:
 
 
 def test_the_prior_s_world_supports_every_hypothesis(tmp_path: Path) -> None:
-    found = analyse(tmp_path, ttft_growth=0.05, tpot_growth=0.05)
-    assert verdicts(found) == ["supported"] * 6
-    assert found[1]["numbers"]["label"] == "accepted"
-    assert found[2]["numbers"]["label"] == "agrees"
+    by_id = analyse(tmp_path, ttft_growth=0.05, tpot_growth=0.05)
+    assert verdicts(by_id) == ["supported"] * 6
+    assert by_id[1]["numbers"]["label"] == "accepted"
+    assert by_id[2]["numbers"]["label"] == "agrees"
     # Phase A is one doubling above the base: 0.15 / 0.50 is exactly the border of 30%.
-    assert found[3]["numbers"]["label"] in ("mixed", "undecided", "implementation-cost-dominated")
-    assert found[4]["numbers"]["label"] == "linear"
-    assert found["H5"]["numbers"]["per_doubling"] == pytest.approx(0.05, abs=0.01)
-    assert [found[i]["verdict"] for i in range(1, 8)] == ["met"] * 7
+    assert by_id[3]["numbers"]["label"] in ("mixed", "undecided", "implementation-cost-dominated")
+    assert by_id[4]["numbers"]["label"] == "linear"
+    assert by_id["H5"]["numbers"]["per_doubling"] == pytest.approx(0.05, abs=0.01)
+    assert [by_id[i]["verdict"] for i in range(1, 8)] == ["met"] * 7
 
 
 def test_the_opposite_world_refutes_every_hypothesis(tmp_path: Path) -> None:
     taxes = with_taxes(
         mooncake_both=0.06, nixl_both=0.05, noop_connector=0.05, multi_mooncake_lmcache=0.60
     )
-    found = analyse(tmp_path, taxes=taxes)
-    assert verdicts(found) == ["refuted"] * 6
-    assert "the prior's tax is not there" in found["H1"]["sentence"]
-    assert "super-additive" in found["H4"]["sentence"].lower()
-    assert found[1]["numbers"]["label"] == "revised"
-    assert found[2]["numbers"]["label"] == "disagrees"
-    assert found[3]["numbers"]["label"] == "framework-cost-dominated"
-    assert found[4]["numbers"]["label"] == "not linear"
+    by_id = analyse(tmp_path, taxes=taxes)
+    assert verdicts(by_id) == ["refuted"] * 6
+    assert "the prior's tax is not there" in by_id["H1"]["sentence"]
+    assert "super-additive" in by_id["H4"]["sentence"].lower()
+    assert by_id[1]["numbers"]["label"] == "revised"
+    assert by_id[2]["numbers"]["label"] == "disagrees"
+    assert by_id[3]["numbers"]["label"] == "framework-cost-dominated"
+    assert by_id[4]["numbers"]["label"] == "not linear"
 
 
 def test_sub_additive_inverted_and_falling(tmp_path: Path) -> None:
     taxes = with_taxes(nixl_both=0.60, multi_mooncake_lmcache=0.30, noop_connector=0.05)
-    found = analyse(tmp_path, taxes=taxes, ttft_growth=-0.05, tpot_growth=-0.02)
-    assert "sub-additive" in found["H4"]["sentence"].lower()
-    assert "inverted" in found["H2"]["sentence"]
-    assert [found[h]["verdict"] for h in ("H5", "H6")] == ["refuted", "refuted"]
-    assert found["H5"]["numbers"]["sign"] == "-"
+    by_id = analyse(tmp_path, taxes=taxes, ttft_growth=-0.05, tpot_growth=-0.02)
+    assert "sub-additive" in by_id["H4"]["sentence"].lower()
+    assert "inverted" in by_id["H2"]["sentence"]
+    assert [by_id[h]["verdict"] for h in ("H5", "H6")] == ["refuted", "refuted"]
+    assert by_id["H5"]["numbers"]["sign"] == "-"
 
 
 def test_no_tax_leaves_nothing_to_split_or_to_add(tmp_path: Path) -> None:
-    found = analyse(tmp_path, taxes=dict.fromkeys(CONFIGURATIONS, 0.0))
-    assert found["H1"]["verdict"] == "refuted"
-    assert [found[h]["verdict"] for h in ("H3", "H4")] == ["cannot tell", "cannot tell"]
-    assert "nothing to split" in found["H3"]["sentence"]
+    by_id = analyse(tmp_path, taxes=dict.fromkeys(CONFIGURATIONS, 0.0))
+    assert by_id["H1"]["verdict"] == "refuted"
+    assert [by_id[h]["verdict"] for h in ("H3", "H4")] == ["cannot tell", "cannot tell"]
+    assert "nothing to split" in by_id["H3"]["sentence"]
 
 
 def test_noise_makes_it_cannot_tell_and_not_a_guess(tmp_path: Path) -> None:
-    found = analyse(tmp_path, taxes=with_taxes(mooncake_both=0.10), noise=1.0, launch_sigma=0.03)
-    assert found["H1"]["verdict"] == "cannot tell"
-    assert "holds 10%" in found["H1"]["sentence"]
+    by_id = analyse(tmp_path, taxes=with_taxes(mooncake_both=0.10), noise=1.0, launch_sigma=0.03)
+    assert by_id["H1"]["verdict"] == "cannot tell"
+    assert "holds 10%" in by_id["H1"]["sentence"]
 
 
 def test_one_block_reports_numbers_without_verdicts(damaged: Path) -> None:
-    found = findings(damaged)
-    assert set(verdicts(found)) == {"cannot tell"}
-    assert "a verdict needs 3" in found["H1"]["sentence"]
-    assert "(one launch; launches not included)" in found["H1"]["sentence"]
-    assert found["H1"]["numbers"]["tax_ttft_p90"]["lo"] is None
-    assert found[1]["verdict"] == "met"
+    by_id = findings(damaged)
+    assert set(verdicts(by_id)) == {"cannot tell"}
+    assert "a verdict needs 3" in by_id["H1"]["sentence"]
+    assert "(one launch; launches not included)" in by_id["H1"]["sentence"]
+    assert by_id["H1"]["numbers"]["tax_ttft_p90"]["lo"] is None
+    assert by_id[1]["verdict"] == "met"
 
 
 def test_one_block_has_the_designs_point_labels_beside_no_verdict(tmp_path: Path) -> None:
-    found = analyse(tmp_path, blocks=1, noise=0.01, taxes=with_taxes(noop_connector=0.02))
-    labels = {f"H{i}": found[f"H{i}"]["point_label"] for i in range(1, 7)}
+    by_id = analyse(tmp_path, blocks=1, noise=0.01, taxes=with_taxes(noop_connector=0.02))
+    labels = {f"H{i}": by_id[f"H{i}"]["point_label"] for i in range(1, 7)}
     assert labels == {
         "H1": "inside the 25 to 60% band",
         "H2": "inside the 5 to 10 pp band",
@@ -113,15 +116,15 @@ def test_one_block_has_the_designs_point_labels_beside_no_verdict(tmp_path: Path
     }
     assert labels["H5"] in ("grows with input length", "falls with input length")
     for name, label in labels.items():
-        assert found[name]["verdict"] == "cannot tell"
-        assert f"The point estimate by itself: {label}; no verdict." in found[name]["sentence"]
-    assert found[3]["point_label"] == "implementation-dominated"
+        assert by_id[name]["verdict"] == "cannot tell"
+        assert f"The point estimate by itself: {label}; no verdict." in by_id[name]["sentence"]
+    assert by_id[3]["point_label"] == "implementation-dominated"
 
 
 def test_labels_of_other_points(tmp_path: Path) -> None:
     taxes = with_taxes(mooncake_both=0.10, noop_connector=0.08, multi_mooncake_lmcache=0.60)
-    found = analyse(tmp_path, blocks=1, noise=0.01, taxes=taxes, ttft_growth=0.1, tpot_growth=-0.1)
-    assert [found[f"H{i}"]["point_label"] for i in range(1, 7)] == [
+    by_id = analyse(tmp_path, blocks=1, noise=0.01, taxes=taxes, ttft_growth=0.1, tpot_growth=-0.1)
+    assert [by_id[f"H{i}"]["point_label"] for i in range(1, 7)] == [
         "below the 25 to 60% band",
         "below the 5 to 10 pp band",
         "framework-dominated",
@@ -137,19 +140,19 @@ def test_a_marked_tax_decides_nothing_and_says_why(tmp_path: Path) -> None:
         "saturation": {"waiting_p50_max": -1.0},
         "reference": {"fallback_rps": 40.0},
     }
-    found = analyse(tmp_path, config=config, ttft_growth=0.05)
-    assert verdicts(found) == ["cannot tell"] * 6
-    sentence = found["H1"]["sentence"]
+    by_id = analyse(tmp_path, config=config, ttft_growth=0.05)
+    assert verdicts(by_id) == ["cannot tell"] * 6
+    sentence = by_id["H1"]["sentence"]
     assert "mooncake_both saturated; plain saturated" in sentence
     assert (
-        found["H1"]["numbers"]["tax_ttft_p90"]["mark"] == "mooncake_both saturated; plain saturated"
+        by_id["H1"]["numbers"]["tax_ttft_p90"]["mark"] == "mooncake_both saturated; plain saturated"
     )
 
 
 def test_a_failed_launch_fails_the_artifact_criterion_with_its_reason(damaged: Path) -> None:
-    found = findings(damaged)
-    assert found[6]["verdict"] == "not met"
-    assert "EngineDeadError" in found[6]["numbers"]["missing"][0]
+    by_id = findings(damaged)
+    assert by_id[6]["verdict"] == "not met"
+    assert "EngineDeadError" in by_id[6]["numbers"]["missing"][0]
 
 
 def test_a_lost_file_and_an_unexplained_skip_fail_the_artifact_criterion(tmp_path: Path) -> None:
@@ -160,11 +163,11 @@ def test_a_lost_file_and_an_unexplained_skip_fail_the_artifact_criterion(tmp_pat
     status["nixl_both"]["reason"] = None
     (root / "preflight" / "preflight_status.json").write_text(json.dumps(status))
     assert aggregate(["--study", str(study)]) == 0
-    found = findings(root)
-    assert found["H2"]["verdict"] == "cannot tell"
-    assert "nixl_both: skipped (block 0: no)" in found["H2"]["sentence"]
-    assert found[2]["verdict"] == "not met"
-    missing = found[6]["numbers"]["missing"]
+    by_id = findings(root)
+    assert by_id["H2"]["verdict"] == "cannot tell"
+    assert "nixl_both: skipped (block 0: no)" in by_id["H2"]["sentence"]
+    assert by_id[2]["verdict"] == "not met"
+    missing = by_id[6]["numbers"]["missing"]
     assert "runs/plain/block0/A/launch.sh" in missing
     assert "runs/nixl_both/block0/A: skipped without a reason in preflight_status.json" in missing
 

@@ -36,8 +36,8 @@ def test_intervals_hold_the_truth_as_often_as_they_say(
     hits = []
     for study in range(200):
         rng = named_generator(f"levels/{shared}/{own}/{blocks}/{study}")
-        found = levels(drawn(rng, truth, blocks, shared, own), NAMES, 0.95)
-        hits += [level.lo <= truth[name] <= level.hi for name, level in found.items()
+        estimates = levels(drawn(rng, truth, blocks, shared, own), NAMES, 0.95)
+        hits += [level.lo <= truth[name] <= level.hi for name, level in estimates.items()
                  if level.lo is not None and level.hi is not None]  # fmt: skip
     assert len(hits) == 200 * len(truth)
     assert 0.93 <= np.mean(hits) <= 0.985
@@ -55,10 +55,12 @@ def test_a_configuration_that_repeats_worse_has_its_own_spread() -> None:
     rng = named_generator("levels/one noisy")
     values = drawn(rng, dict.fromkeys("abcdef", 5.0), 4, 0.0, 0.02)
     values |= {LaunchId("g", block): value for block, value in enumerate((5.0, 9.0, 3.0, 8.0))}
-    found = levels(values, NAMES, 0.95)
-    assert found["g"].method == OWN
-    assert found["a"].method == POOLED
-    widths = {n: np.log(level.hi / level.lo) for n, level in found.items() if level.hi and level.lo}
+    estimates = levels(values, NAMES, 0.95)
+    assert estimates["g"].method == OWN
+    assert estimates["a"].method == POOLED
+    widths = {
+        n: np.log(level.hi / level.lo) for n, level in estimates.items() if level.hi and level.lo
+    }
     assert widths["g"] > 10 * max(widths[name] for name in "abcdef")
 
 
@@ -67,9 +69,9 @@ def test_a_single_block_and_zeros_have_a_mean_and_no_interval() -> None:
     assert one["a"][:4] == (3.0, None, None, None)
     zeros = {LaunchId("a", block): 0.0 for block in range(3)}
     others = {LaunchId("b", block): 1.0 + block for block in range(3)}
-    found = levels(zeros | others, NAMES, 0.95)
-    assert found["a"][:4] == (0.0, None, None, None)
-    assert found["b"].lo is not None
+    estimates = levels(zeros | others, NAMES, 0.95)
+    assert estimates["a"][:4] == (0.0, None, None, None)
+    assert estimates["b"].lo is not None
 
 
 @given(
@@ -82,9 +84,9 @@ def test_the_unit_of_the_values_does_not_matter(
     given_values: dict[tuple[str, int], float], scale: float
 ) -> None:
     values = {LaunchId(*launch): value for launch, value in given_values.items()}
-    found = levels(values, NAMES, 0.95)
+    estimates = levels(values, NAMES, 0.95)
     scaled = levels({launch: scale * value for launch, value in values.items()}, NAMES, 0.95)
-    for name, level in found.items():
+    for name, level in estimates.items():
         assert scaled[name].point == pytest.approx(scale * level.point)
         if level.lo is not None and level.hi is not None:
             assert level.lo <= level.point * (1 + 1e-12)

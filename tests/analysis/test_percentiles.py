@@ -34,13 +34,13 @@ def test_ranks_cover_by_the_binomial_law_and_no_tighter_pair_would(
 def test_the_interval_encloses_the_value_and_scales_with_the_data(
     values: np.ndarray, percent: int
 ) -> None:
-    found = quantile(values, percent, 0.95)
-    assert found.value is not None
-    assert found.value == np.percentile(values, percent, method="linear")
-    assert found.lo is None or found.lo <= found.value
-    assert found.hi is None or found.hi >= found.value
+    estimate = quantile(values, percent, 0.95)
+    assert estimate.value is not None
+    assert estimate.value == np.percentile(values, percent, method="linear")
+    assert estimate.lo is None or estimate.lo <= estimate.value
+    assert estimate.hi is None or estimate.hi >= estimate.value
     doubled = quantile(2 * np.flip(values), percent, 0.95)
-    assert doubled == tuple(None if v is None else pytest.approx(2 * v) for v in found)
+    assert doubled == tuple(None if v is None else pytest.approx(2 * v) for v in estimate)
 
 
 @pytest.mark.parametrize(("n", "percent"), [(80, 50), (80, 90), (200, 90), (2000, 99)])
@@ -49,8 +49,12 @@ def test_simulated_coverage_is_at_least_nominal(n: int, percent: int) -> None:
     truth = np.exp(0.5 * {50: 0.0, 90: 1.2815515655, 99: 2.3263478740}[percent])
     hits = 0
     for _ in range(2000):
-        found = quantile(np.exp(0.5 * rng.normal(size=n)), percent, 0.95)
-        hits += found.lo is not None and found.hi is not None and found.lo <= truth <= found.hi
+        estimate = quantile(np.exp(0.5 * rng.normal(size=n)), percent, 0.95)
+        hits += (
+            estimate.lo is not None
+            and estimate.hi is not None
+            and estimate.lo <= truth <= estimate.hi
+        )
     # Discrete ranks make it conservative; three standard errors of the simulation are 0.015.
     assert 0.935 <= hits / 2000 <= 0.99
 

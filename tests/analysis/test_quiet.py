@@ -102,10 +102,10 @@ def test_processes_of_others_on_the_gpus_void_the_cell(
     seen = machine(records, tmp_path)
     assert seen.foreign_gpu == foreign_gpu_processes(records) == value
     quiet = RULE | {"min_quiet_share": 0.5}
-    found = checks(Watched(machine=seen, quiet=quiet, level_ns=50.0))
+    health = checks(Watched(machine=seen, quiet=quiet, level_ns=50.0))
     # Where nobody can tell the cell is not judged by it, and on CPUs there is no such check.
-    assert ("foreign_gpu_processes" in found) == (value is not None)
-    reasons = [r for r in void_reasons(found) if "on the study's GPUs" in r]
+    assert ("foreign_gpu_processes" in health) == (value is not None)
+    reasons = [r for r in void_reasons(health) if "on the study's GPUs" in r]
     assert reasons == (
         ["machine disturbed: processes of others were on the study's GPUs:"
          " foreign_gpu_processes 2, allowed 0"] if value else []
@@ -179,6 +179,6 @@ def checks(watched: Watched | None) -> dict[str, CheckRecord]:
 def test_a_machine_that_was_to_be_watched_and_was_not_voids_the_cell(name: str) -> None:
     assert name not in checks(None)
     quiet = RULE | {"min_quiet_share": 0.5}
-    found = checks(Watched(machine=None, quiet=quiet, level_ns=50.0))
-    assert found[name]["value"] is None
-    assert any(f"{name} missing" in reason for reason in void_reasons(found))
+    health = checks(Watched(machine=None, quiet=quiet, level_ns=50.0))
+    assert health[name]["value"] is None
+    assert any(f"{name} missing" in reason for reason in void_reasons(health))

@@ -85,8 +85,8 @@ def test_a_missing_nullable_key_in_the_first_line_is_not_read_as_null(tmp_path: 
 
 
 def test_a_record_may_lack_the_whole_engine_step(tmp_path: Path) -> None:
-    found = read(tmp_path / "s.jsonl", GOOD + line(engine_step_us=1000.5) + GOOD)
-    assert found["engine_step_us"].to_list() == [None, 1000.5, None]
+    steps = read(tmp_path / "s.jsonl", GOOD + line(engine_step_us=1000.5) + GOOD)
+    assert steps["engine_step_us"].to_list() == [None, 1000.5, None]
 
 
 def test_a_file_cut_off_in_its_last_line_is_refused(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_reading_gives_back_what_was_written_whatever_the_block_size(
     path = tmp_path_factory.mktemp("records") / "s.jsonl"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "BLOCK_BYTES", block)
-        found = read(path, b"".join(json.dumps(r).encode() + b"\n" for r in written))
-    rows = found.to_dicts()
+        table = read(path, b"".join(json.dumps(r).encode() + b"\n" for r in written))
+    rows = table.to_dicts()
     for row in rows:
         row |= {key: json.loads(row[key]) for key in STEPS.nested if row[key] is not None}
     assert rows == [{k: r[k] for k in STEPS.columns} for r in written]

@@ -50,9 +50,9 @@ def load(ratio: float = 1.0, waiting: float = 0.0, ttft: float = 100.0) -> CellL
 def test_each_criterion_fires_beyond_its_bound(
     cell: CellLoad, half: CellLoad | None, names: str
 ) -> None:
-    found = judge(cell, half, BOUNDS)
-    assert found.names == names
-    assert found.saturated == bool(names)
+    judgement = judge(cell, half, BOUNDS)
+    assert judgement.names == names
+    assert judgement.saturated == bool(names)
 
 
 def test_a_rate_without_its_half_in_the_grid_is_not_applicable_rather_than_false() -> None:
@@ -99,15 +99,15 @@ def rates_of(
     sweeps: dict[tuple[str, int], Sweep] = {}
     cells = []
     for (config, block), text in marks.items():
-        found: dict[float, Judgement] = {}
+        by_rate: dict[float, Judgement] = {}
         for rate, mark in zip(RATES, text, strict=True):
             if mark != "?":
-                found[rate] = judgements[mark]
+                by_rate[rate] = judgements[mark]
             reason = "lagged" if mark == "?" else None
             key = CellKey(config, block, "A", f"r{rate:g}")
             on = (nodes[block],)
             cells.append(Cell(key, config, "", reason, Path(), {}, None, rate, 1, 1, on))
-        sweeps[config, block] = found
+        sweeps[config, block] = by_rate
     configs = dict.fromkeys(config for config, _ in marks)
     return reference_rates(study_of(list(configs), fallback), cells, sweeps)
 

@@ -23,7 +23,7 @@ from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
 from tests.analysis.synthetic import write_synthetic_study
-from tests.launch_records import resources_record, settings_record, write_launch_records
+from tests.launch_records import complete_launches, resources_record, settings_record
 
 PLAINS = ("plain", "plain_2")
 
@@ -214,8 +214,7 @@ def test_a_study_measured_before_launches_kept_records_says_so(study_file: Path)
 
 
 def test_records_are_read_from_the_launches_and_a_changed_one_is_refused(study_file: Path) -> None:
-    for index_file in sorted(study_file.parent.glob("runs/*/*/A/index.json")):
-        write_launch_records(index_file)
+    complete_launches(study_file.parent, "A")
     resources, engine = rows_of(study_file)
     of_noop = {r["resource"]: r for r in resources if r["config"] == "noop_connector"}
     assert {name for name, r in of_noop.items() if r["status"] == "valid"} == {

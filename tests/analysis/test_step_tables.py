@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from connector_tax.analysis.aggregate import main as aggregate
-from tests.analysis.synthetic import TAXES, write_synthetic_study
+from tests.analysis.synthetic import TAXES, write_analysed_study
 from tests.analysis.synthetic_records import CHILDREN, STACKED, TAKE_EVENTS_US, WAIT_FOR_SAVE_US
 from tests.analysis.tables import one, select, table
 
@@ -16,13 +15,12 @@ SAFE = {"phase": "A", "cell": "r40"}
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One block without a second launch of plain, and a cell of plain that is void."""
-    study = write_synthetic_study(
+    study = write_analysed_study(
         tmp_path_factory.mktemp("single") / "x",
         plain_launches=1,
         steps_per_cell=40,
         void={("plain", 0, "A", "r20"): "requests were written later than scheduled (p99)"},
     )
-    assert aggregate(["--study", str(study)]) == 0
     return study.parent
 
 
@@ -34,7 +32,7 @@ def numbers(row: dict[str, str], *names: str) -> list[float]:
 @pytest.mark.parametrize("config", TAXES)
 def test_step_taxes_hold_the_cost_that_was_built_in(crisp: Path, config: str) -> None:
     rows = select(table(crisp, "step_taxes.csv"), config=config, **SAFE)
-    found = {row["metric"]: row for row in rows}
+    step_taxes = {row["metric"]: row for row in rows}
     outside = 100.0 if config == "nixl_both" else 0.0
     truth = {
         "tax_step_p50": 1000 * TAXES[config],
@@ -42,8 +40,8 @@ def test_step_taxes_hold_the_cost_that_was_built_in(crisp: Path, config: str) ->
         "tax_callback_p50": 600 * TAXES[config],
         "unattributed": 400 * TAXES[config],
     }
-    assert set(found) == set(truth)
-    for metric, row in found.items():
+    assert set(step_taxes) == set(truth)
+    for metric, row in step_taxes.items():
         point, low, high = numbers(row, "us", "lo_us", "hi_us")
         # Five launches of 40 to 300 steps know it to about 1%; their interval knows that too.
         assert point == pytest.approx(truth[metric], abs=25)
@@ -113,8 +111,8 @@ def test_a_stack_s_children_stand_beside_it(crisp: Path) -> None:
 
 
 def test_every_phase_and_cell_has_its_hooks(crisp: Path) -> None:
-    found = {(row["phase"], row["cell"]) for row in table(crisp, "hooks.csv")}
-    assert found == {(row["phase"], row["cell"]) for row in table(crisp, "steps.csv")}
+    cells = {(row["phase"], row["cell"]) for row in table(crisp, "hooks.csv")}
+    assert cells == {(row["phase"], row["cell"]) for row in table(crisp, "steps.csv")}
 
 
 def test_one_block_has_points_and_no_interval(single: Path) -> None:

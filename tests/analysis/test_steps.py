@@ -66,9 +66,9 @@ def steps_of(folder: Path, records: list[dict[str, Any]]) -> Steps:
 
 def test_empty_polling_steps_are_counted_apart(tmp_path: Path) -> None:
     idle = scheduler(3, decode_tokens=0, step_duration_us=1.0)
-    found = steps_of(tmp_path, [scheduler(1), idle, worker(1), worker(3)])
-    assert (len(found.duration_us), found.n_empty) == (1, 1)
-    assert found.duration_us.tolist() == [100.0]
+    steps = steps_of(tmp_path, [scheduler(1), idle, worker(1), worker(3)])
+    assert (len(steps.duration_us), steps.n_empty) == (1, 1)
+    assert steps.duration_us.tolist() == [100.0]
 
 
 def test_steps_outside_the_measured_window_do_not_count(tmp_path: Path) -> None:
@@ -88,13 +88,13 @@ def test_the_callback_median_is_of_per_step_sums_not_a_sum_of_medians(tmp_path: 
 
 
 def test_a_step_without_its_worker_has_no_callback_sum(tmp_path: Path) -> None:
-    found = steps_of(tmp_path, [scheduler(1), scheduler(2), worker(2), worker(9)])
-    assert (len(found.duration_us), len(found.total_us), found.n_incomplete) == (2, 1, 1)
+    steps = steps_of(tmp_path, [scheduler(1), scheduler(2), worker(2), worker(9)])
+    assert (len(steps.duration_us), len(steps.total_us), steps.n_incomplete) == (2, 1, 1)
 
 
 def test_a_hook_timed_in_either_process_is_found(tmp_path: Path) -> None:
-    found = steps_of(tmp_path, [scheduler(1, get_finished_us=None), worker(1, get_finished_us=7.0)])
-    assert found.total_us.tolist() == [10.0 + 7.0 + 2.0]
+    steps = steps_of(tmp_path, [scheduler(1, get_finished_us=None), worker(1, get_finished_us=7.0)])
+    assert steps.total_us.tolist() == [10.0 + 7.0 + 2.0]
 
 
 def test_the_slowest_tensor_parallel_rank_counts(tmp_path: Path) -> None:
@@ -109,15 +109,15 @@ def test_two_scheduler_records_of_one_step_are_refused(tmp_path: Path) -> None:
 
 def test_plain_has_a_duration_and_no_callbacks(tmp_path: Path) -> None:
     nothing = dict.fromkeys(("build_meta_us", "get_finished_us"))
-    found = steps_of(tmp_path, [scheduler(1, **nothing), worker(1, start_load_kv_us=None)])
-    assert step_columns(found)["connector_total_us_p50"] is None
-    assert launch_values(found, bare=True) == {
+    steps = steps_of(tmp_path, [scheduler(1, **nothing), worker(1, start_load_kv_us=None)])
+    assert step_columns(steps)["connector_total_us_p50"] is None
+    assert launch_values(steps, bare=True) == {
         "tax_step_p50": 100.0,
         "tax_engine_step_p50": 1000.0,
         "tax_callback_p50": 0.0,
         "unattributed": 100.0,
     }
-    assert launch_values(found, bare=False)["tax_callback_p50"] is None
+    assert launch_values(steps, bare=False)["tax_callback_p50"] is None
 
 
 def test_an_empty_file_gives_empty_columns(tmp_path: Path) -> None:
@@ -134,10 +134,10 @@ def test_what_callbacks_do_not_explain_is_named(tmp_path: Path) -> None:
 def test_records_without_whole_steps_have_no_engine_step_tax(tmp_path: Path) -> None:
     old = scheduler(1)
     del old["engine_step_us"]
-    found = steps_of(tmp_path, [old, worker(1)])
-    values = launch_values(found, bare=False)
+    steps = steps_of(tmp_path, [old, worker(1)])
+    values = launch_values(steps, bare=False)
     assert (values["tax_step_p50"], values["tax_engine_step_p50"]) == (100.0, None)
-    points = step_cdf({"schedule": [found.duration_us], "engine": [found.engine_us]})
+    points = step_cdf({"schedule": [steps.duration_us], "engine": [steps.engine_us]})
     assert {(point["schedule"], point["engine"]) for point in points} == {(100.0, None)}
 
 

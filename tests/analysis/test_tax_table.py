@@ -11,7 +11,7 @@ from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.analysis.reference import main as reference
 from connector_tax.files import sha256_file
 from tests.analysis.conftest import VOID_REASON
-from tests.analysis.synthetic import TAXES, write_synthetic_study
+from tests.analysis.synthetic import SMALL_GRID, TAXES, write_analysed_study, write_synthetic_study
 from tests.analysis.tables import FILES, edit, one, select, table
 
 
@@ -64,10 +64,9 @@ def test_the_confirmatory_family_is_phase_a_at_the_rates_named_beforehand(
         return {(row["phase"], row["cell"]) for row in rows}
 
     assert confirmatory(crisp) == {("A", "r40"), ("A", "r80")}
-    study = write_synthetic_study(
+    study = write_analysed_study(
         tmp_path / "x", steps_per_cell=10, config={"statistics": {"confirmatory": ["ref_load"]}}
     )
-    assert aggregate(["--study", str(study)]) == 0
     assert confirmatory(study.parent) == {("A", "r80")}
 
 
@@ -109,8 +108,9 @@ def test_plains_pooled_row_is_over_all_of_its_launches(crisp: Path) -> None:
 
 
 def test_plain_launched_once_has_taxes_and_no_aa(tmp_path: Path) -> None:
-    study = write_synthetic_study(tmp_path / "x", steps_per_cell=10, plain_launches=1, blocks=2)
-    assert aggregate(["--study", str(study)]) == 0
+    study = write_analysed_study(
+        tmp_path / "x", steps_per_cell=10, plain_launches=1, blocks=2, config=SMALL_GRID
+    )
     rows = table(study.parent, "taxes.csv")
     assert {row["config"] for row in rows} == set(TAXES)
     assert {row["aa_tax"] for row in rows} == {""}
@@ -120,7 +120,7 @@ def test_plain_launched_once_has_taxes_and_no_aa(tmp_path: Path) -> None:
 def test_an_archived_study_with_a_closing_plain_gives_the_same_numbers(
     tmp_path: Path,
 ) -> None:
-    small = write_synthetic_study(tmp_path / "x", steps_per_cell=20).parent
+    small = write_synthetic_study(tmp_path / "x", steps_per_cell=20, config=SMALL_GRID).parent
     old = tmp_path / "old"
     shutil.copytree(small, old)
     for launch in (old / "runs").glob("plain_2/*/*"):

@@ -79,12 +79,12 @@ def test_both_ways_give_the_same_rates_and_verdicts(tmp_path: Path) -> None:
 
 def test_the_true_tax_is_what_the_cost_model_adds_to_a_step() -> None:
     config = tiny({"floor_s": 1, "cap_s": 1, "min_completed": 1})
-    found = true_taxes(config, "tiny.yaml", EMBEDDED, 10.0, 3)
+    truths = true_taxes(config, "tiny.yaml", EMBEDDED, 10.0, 3)
     # Requests follow each other without overlap: 450 us on decode steps of a little over 3.03 ms,
     # and the cached blocks' share, at most 0.01 us for each of the pool's.
-    assert 450 / 3100 < found["mooncake_both", "tpot_p90"].tax < 620 / 3030
-    assert found["mooncake_both", "tpot_p90"].standard_error < 0.01
-    assert found["plain_2", "tpot_p90"] == Truth(0.0, 0.0)
+    assert 450 / 3100 < truths["mooncake_both", "tpot_p90"].tax < 620 / 3030
+    assert truths["mooncake_both", "tpot_p90"].standard_error < 0.01
+    assert truths["plain_2", "tpot_p90"] == Truth(0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -117,18 +117,18 @@ def replication(
 
 
 def test_agreement_is_counted_against_the_full_grids_of_other_seeds() -> None:
-    found = [
+    replications = [
         replication((TAX, NO_TAX), (TAX, TAX)),
         replication((TAX, TAX), (TAX, TAX)),
         replication((TAX, NO_TAX), (INCONCLUSIVE, NO_TAX)),
     ]
-    assert agreement(found, FULL, KEYS, same_seed=True) == 1.0
-    assert agreement(found, PRECISE, KEYS, same_seed=True) == pytest.approx(4 / 6)
+    assert agreement(replications, FULL, KEYS, same_seed=True) == 1.0
+    assert agreement(replications, PRECISE, KEYS, same_seed=True) == pytest.approx(4 / 6)
     # Full grids: a agrees in all of 3 pairs, b in one.
-    assert agreement(found, FULL, KEYS, same_seed=False) == pytest.approx(4 / 6)
+    assert agreement(replications, FULL, KEYS, same_seed=False) == pytest.approx(4 / 6)
     # Precise: a in 4 of 6 ordered pairs; b in 1 (seed 0 with 1), 0 and 1 (seed 2 with 0).
-    assert agreement(found, PRECISE, KEYS, same_seed=False) == pytest.approx((4 + 2) / 12)
-    lost, error = agreement_lost(found, KEYS)
+    assert agreement(replications, PRECISE, KEYS, same_seed=False) == pytest.approx((4 + 2) / 12)
+    lost, error = agreement_lost(replications, KEYS)
     assert lost == pytest.approx(4 / 6 - 6 / 12)
     assert error > 0
 
@@ -149,10 +149,10 @@ def test_the_benchmark_passes_on_the_full_grids_verdicts_in_half_its_time(
     passes: bool,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = [replication((TAX, NO_TAX), precise, cell_s)] * 4
+    replications = [replication((TAX, NO_TAX), precise, cell_s)] * 4
     taxes = {("a", "ttft_p90"): Truth(0.2, 0.001), ("b", "ttft_p90"): Truth(0.0, 0.0)}
     truths: Mapping[float, Mapping[tuple[str, str], Truth]] = {4.0: taxes}
-    assert report(found, truths, {"ttft_p90": 0.03}, 0.95) is passes
+    assert report(replications, truths, {"ttft_p90": 0.03}, 0.95) is passes
     said = capsys.readouterr().out
     assert f"{cell_s[1] / 100:.1%} of the full grid's in cells" in said
     assert f"{(cell_s[1] + 20) / 120:.1%} with start-ups" in said

@@ -36,9 +36,9 @@ def test_the_short_calibration_of_pairs(tmp_path: Path, capsys: pytest.CaptureFi
     ratios = [r for r in result["ratios"] if r["config"] == "step_tax_90us"]
     # More than three blocks' degrees of freedom, fewer than both studies' together.
     assert all(2 <= r["error_df"] <= 60 for r in ratios)
-    found = next(r for r in ratios if (r["quantity"], r["metric"]) == (TAX, "tpot_p90"))
-    assert found["truth"] > 1.005
-    assert found["LOWER"] == 0.0
+    ratio = next(r for r in ratios if (r["quantity"], r["metric"]) == (TAX, "tpot_p90"))
+    assert ratio["truth"] > 1.005
+    assert ratio["LOWER"] == 0.0
 
 
 def test_a_gate_at_the_true_tax_is_wrong_as_often_as_its_confidence_says() -> None:

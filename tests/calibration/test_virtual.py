@@ -49,9 +49,9 @@ def test_the_launch_seed_decides_everything() -> None:
 
 
 def test_true_taxes_grow_with_the_injected_tax() -> None:
-    found = true_taxes("equal", "poisson", 3, {"warmup_s": 2.0, "floor_s": 5.0}, 1)
-    taxes = [found[name, "tpot_p90"].tax for name in design.STEP_TAX_US]
-    assert found[design.AA, "tpot_p90"].tax == 0.0
+    truths = true_taxes("equal", "poisson", 3, {"warmup_s": 2.0, "floor_s": 5.0}, 1)
+    taxes = [truths[name, "tpot_p90"].tax for name in design.STEP_TAX_US]
+    assert truths[design.AA, "tpot_p90"].tax == 0.0
     assert taxes == sorted(taxes)
     # 360 us on steps of at least 3.03 ms: at most 12% without queueing, and not much less.
     assert 0.08 < taxes[-1] < 0.25

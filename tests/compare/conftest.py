@@ -9,7 +9,7 @@ import pytest
 from connector_tax.analysis.aggregate import main as aggregate
 from tests.analysis.synthetic import TAXES, write_synthetic_study
 from tests.analysis.tables import edit
-from tests.launch_records import write_launch_records
+from tests.launch_records import complete_launches
 from tests.study_folder import DEFAULT
 
 GRID: Mapping[str, Any] = {
@@ -38,8 +38,7 @@ def small_study(root: Path, change: Callable[[Any], None] = lambda _: None, **ho
     )
     edit(study, lambda document: document["config"].update(MORE))
     edit(study, change)
-    for index in root.glob("runs/*/*/*/index.json"):
-        write_launch_records(index)
+    complete_launches(root)
     assert aggregate(["--study", str(study)]) == 0
     return root
 

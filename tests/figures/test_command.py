@@ -4,17 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.analysis import aggregate
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import AggregateRow
 from connector_tax.figures.__main__ import main
 from connector_tax.figures.names import NAMES
 from connector_tax.files import ArtifactError
-from tests.analysis.synthetic import write_synthetic_study
 from tests.figures.figure_study import write_study
-from tests.launch_records import write_launch_records
-
-SKIPPED = {"nixl_both": "NIXL is not installed"}
 
 
 @pytest.mark.parametrize(
@@ -52,13 +47,8 @@ def test_the_command_names_the_missing_file_and_fails(
     assert not (tmp_path / "s" / "figures").exists()
 
 
-def test_every_figure_can_be_drawn_from_what_the_analysis_writes(tmp_path: Path) -> None:
-    study_file = write_synthetic_study(tmp_path / "s", blocks=2, skipped=SKIPPED)
-    for index_file in study_file.parent.glob("runs/*/*/*/index.json"):
-        write_launch_records(index_file)
-    assert aggregate.main(["--study", str(study_file)]) == 0
-    assert main([*NAMES, "--study", str(study_file)]) == 0
+def test_every_figure_is_drawn_from_what_the_analysis_writes(audited: Path) -> None:
     for name in NAMES:
-        text = (tmp_path / "s" / "figures" / f"{name}.csv").read_text()
+        text = (audited / "results" / "synthetic" / "figures" / f"{name}.csv").read_text()
         assert text.count("\n") > 4
         assert "absent_because" not in text

@@ -240,7 +240,7 @@ def judged(health: Any, cell: Any = None, wanted: int = 10, **changes: Any) -> l
         bounds=BOUNDS,
         **facts,
     )
-    return [name for name, found in checks.items() if not found["pass"]]
+    return [name for name, check in checks.items() if not check["pass"]]
 
 
 def test_a_window_ends_between_floor_and_cap_with_enough_successes_or_at_the_cap() -> None:

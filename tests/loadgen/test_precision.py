@@ -136,16 +136,16 @@ def test_a_noisier_server_is_measured_longer() -> None:
 
 @given(st.lists(st.floats(0.001, 1e6), min_size=1, max_size=400))
 def test_the_half_width_is_that_of_the_analysis(values: list[float]) -> None:
-    found = relative_half_width(sorted(values), ranks)
+    width = relative_half_width(sorted(values), ranks)
     wanted = quantile(np.array(values), 90, 0.95)
-    if found is None:
+    if width is None:
         assert wanted.lo is None or wanted.hi is None
     elif wanted.lo is not None and wanted.hi is not None and wanted.value is not None:
         # The analysis widens the interval of a tiny sample to hold its percentile.
         ends = (wanted.hi - wanted.lo) / (2 * wanted.value)
-        assert found <= ends + 1e-9
+        assert width <= ends + 1e-9
         if len(values) >= 50:
-            assert found == pytest.approx(ends, rel=1e-9, abs=1e-12)
+            assert width == pytest.approx(ends, rel=1e-9, abs=1e-12)
 
 
 def test_all_tokens_in_one_read_are_no_precision() -> None:

@@ -43,7 +43,7 @@ from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server_command import served_model
 from connector_tax.vllm.launch import CPU_ADAPTER
 from tests.analysis.synthetic import write_synthetic_study
-from tests.launch_records import write_launch_records
+from tests.launch_records import complete_launch
 from tests.study_folder import NODE
 
 SMALL: dict[str, Any] = {
@@ -196,7 +196,7 @@ def _complete_launch(document: dict[str, Any], index_file: Path, minute: int) ->
         summary = {e["cell"]: summarise_cell(folder / e["cell"]) for e in index["cells"]}
         write_json(folder / "summary.json", summary)
     write_json(index_file, index)
-    write_launch_records(index_file)
+    complete_launch(index_file)
     name = f"{index['config']}/block{index['block']}/{index['phase']}"
     seal_launch(folder.parents[3], name, index_file, read_json(index_file))
 

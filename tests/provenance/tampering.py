@@ -10,7 +10,6 @@ from pathlib import Path
 
 from connector_tax.files import sha256_json
 from connector_tax.provenance import audit
-from connector_tax.provenance.audit_remade import check_remade
 from connector_tax.provenance.claims import FAIL, Claim, Ledger
 from connector_tax.study.design import measured_design
 from tests.provenance.audited_study import (
@@ -28,13 +27,10 @@ AGGREGATE, TAXES = "analysis/aggregate.csv", "analysis/taxes.csv"
 INDEX = "runs/noop_connector/block0/A/index.json"
 
 
-def failures(study_file: Path, *, words: bool = False) -> list[Claim]:
-    """The claims that fail; those about words take processes of their own, and are asked for."""
-    study, ledger = audit.raw_study(study_file), Ledger()
-    if words:
-        check_remade(study, ledger)
-    else:
-        audit.check_study(study, study_file.parents[2] / "MANIFEST.md", ledger)
+def failures(study_file: Path) -> list[Claim]:
+    """The claims that fail, without those about what is made again, which takes processes."""
+    ledger = Ledger()
+    audit.check_study(audit.raw_study(study_file), study_file.parents[2] / "MANIFEST.md", ledger)
     return [claim for claim in ledger.claims if claim.verdict == FAIL]
 
 

@@ -50,15 +50,7 @@ from tests.provenance.forged_archives import (
     whole_study,
     write_archive,
 )
-
-
-@pytest.fixture(scope="module")
-def packed(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = linked_copy(audited, tmp_path_factory.mktemp("packed") / "study")
-    target = folder / "synthetic.tar.zst"
-    pack(folder / "results" / "synthetic" / "study.json", folder / "MANIFEST.md", target)
-    return target
-
+from tests.provenance.tampering import NOOP_CELL
 
 HOSTILE: dict[str, tuple[Edit, str]] = {
     "a path upwards": (listed("runs/../../../evil"), "has no place in a study"),
@@ -284,8 +276,10 @@ def test_any_table_is_one_call(packed: Path, audited: Path) -> None:
         table(packed, "x")
 
 
-def test_the_manifest_names_the_archive_until_the_study_is_run_again(packed: Path) -> None:
-    path = packed.with_name("MANIFEST.md")
+def test_the_manifest_names_the_archive_until_the_study_is_run_again(
+    packed: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(packed.with_name("MANIFEST.md"), tmp_path))
     text = path.read_text()
     assert manifest.archive_of(text, "synthetic") == sha256_file(packed)
     rows = manifest.parse(text)
@@ -310,8 +304,9 @@ def test_a_folder_of_something_else_is_never_replaced(packed: Path, tmp_path: Pa
 def test_a_study_that_fails_the_audit_is_not_archived(audited: Path, tmp_path: Path) -> None:
     folder = linked_copy(audited, tmp_path / "copy")
     root = folder / "results" / "synthetic"
-    replace(root / "env.txt", "another machine\n")
-    with pytest.raises(ArtifactError, match=r"claims fail the audit:(.|\n)*env.txt differs"):
+    replace(root / NOOP_CELL / "requests_A_r40.jsonl", "x\n")
+    changed = r"claims fail the audit:(.|\n)*requests_A_r40.jsonl: sha256"
+    with pytest.raises(ArtifactError, match=changed):
         pack(root / "study.json", folder / "MANIFEST.md", tmp_path / "x.tar.zst")
     assert not (tmp_path / "x.tar.zst").exists()
 

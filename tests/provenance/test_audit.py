@@ -2,14 +2,12 @@
 
 import base64
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from connector_tax.analysis import aggregate
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
@@ -18,7 +16,7 @@ from connector_tax.provenance import audit
 from connector_tax.provenance.audit_remade import published_files
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Ledger
 from connector_tax.report.answer import answer
-from tests.analysis.synthetic import write_synthetic_study
+from tests.analysis.synthetic import SMALL_GRID, write_analysed_study
 from tests.provenance.audited_study import (
     edited_json,
     linked_copy,
@@ -30,15 +28,22 @@ from tests.provenance.audited_study import (
 from tests.provenance.tampering import INDEX, NOOP_CELL, TAXES, Tamper, csv_field, failures
 
 
-def test_an_honest_study_passes(audited: Path) -> None:
-    study_file = audited / "results" / "synthetic" / "study.json"
-    ledger = audit.audit(study_file, audited / "MANIFEST.md")
-    assert [c for c in ledger.claims if c.verdict == FAIL] == []
-    kinds = {claim.kind for claim in ledger.claims}
+def arguments(folder: Path) -> list[str]:
+    study_file = folder / "results" / "synthetic" / "study.json"
+    return ["--study", str(study_file), "--manifest", str(folder / "MANIFEST.md")]
+
+
+def test_an_honest_study_passes_and_every_claim_is_written(audited: Path, tmp_path: Path) -> None:
+    folder = linked_copy(audited, tmp_path / "copy")
+    assert audit.main(arguments(folder)) == 0
+    written = read_json(folder / "results" / "synthetic" / "audit.json")
+    assert written["counts"][FAIL] == 0
+    assert sum(written["counts"].values()) == len(written["claims"])
+    kinds = {claim["kind"] for claim in written["claims"]}
     assert {"hashes", "records", "schedule", "counters", "validity", "skip", "run files"} < kinds
     assert {"numbers", "figure", "summary", "manifest", "arrivals", "request ids"} < kinds
     assert {"made again", "environment"} < kinds
-    doubtful = {claim.kind for claim in ledger.claims if claim.verdict == NOT_CHECKABLE}
+    doubtful = {c["kind"] for c in written["claims"] if c["verdict"] == NOT_CHECKABLE}
     assert doubtful == set()
 
 
@@ -51,7 +56,8 @@ def test_cells_measured_before_their_prompts_were_hashed_are_not_checkable(
         del record["prompts_sha256"]
     seal(root, root / NOOP_CELL)
     unseal(root)
-    ledger = audit.audit(root / "study.json", folder / "MANIFEST.md")
+    ledger = Ledger()
+    audit.check_study(audit.raw_study(root / "study.json"), folder / "MANIFEST.md", ledger)
     claims = [c for c in ledger.claims if c.kind == "prompts"]
     assert [c.message for c in claims if c.verdict == NOT_CHECKABLE] == [
         "1 cell files, first noop_connector/block0/A/r40, hold no prompts_sha256: "
@@ -66,7 +72,7 @@ def test_cells_measured_before_their_prompts_were_hashed_are_not_checkable(
 def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
     """Intervals, adjusted p, verdicts and hypotheses, with cells void, failed and skipped."""
     root = tmp_path / "results" / "synthetic"
-    study_file = write_synthetic_study(
+    study_file = write_analysed_study(
         root,
         blocks=3,
         seed=5,
@@ -75,9 +81,12 @@ def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
         skipped={"mooncake_consumer": "the gate"},
         failed={("lmcache_only", 2, "B"): "the server ended"},
         void={("nixl_both", 1, "A", "r40"): "late"},
-        config={"statistics": {"resamples": 200}, "cell": {"floor_s": 2.0}},
+        config={
+            **SMALL_GRID,
+            "statistics": {"resamples": 200},
+            "cell": {"floor_s": 2.0},
+        },
     )
-    assert aggregate.main(["--study", str(study_file)]) == 0
     study = StudyTables(study_file)
     for name in NAMES:
         module = __import__(f"connector_tax.figures.{name}", fromlist=["draw"])
@@ -89,7 +98,7 @@ def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
 
 
 def study_against_noop(folder: Path, blocks: int) -> StudyTables:
-    study_file = write_synthetic_study(
+    study_file = write_analysed_study(
         folder / "results" / "synthetic",
         blocks=blocks,
         steps_per_cell=60,
@@ -103,7 +112,6 @@ def study_against_noop(folder: Path, blocks: int) -> StudyTables:
             "cell": {"floor_s": 1.5, "min_completed": 60},
         },
     )
-    assert aggregate.main(["--study", str(study_file)]) == 0
     return StudyTables(study_file)
 
 
@@ -202,35 +210,28 @@ def test_a_malformed_study_replaces_the_audit_that_passed(
     root = folder / "results" / "synthetic"
     replace(root / "audit.json", '{"counts": {"FAIL": 0}}')
     replace(root / "study.json", "[" * 200_000)
-    arguments = ["--study", str(root / "study.json"), "--manifest", str(folder / "MANIFEST.md")]
-    assert audit.main(arguments) == 1
+    assert audit.main(arguments(folder)) == 1
     assert read_json(root / "audit.json")["counts"][FAIL] == 1
     assert "FAIL study study.json" in capsys.readouterr().out
 
 
-def test_the_command_ends_non_zero_and_writes_every_claim(
+def test_the_command_ends_non_zero_and_names_what_fails(
     audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(audited, folder)
+    folder = linked_copy(audited, tmp_path / "copy")
     root = folder / "results" / "synthetic"
-    arguments = ["--study", str(root / "study.json"), "--manifest", str(folder / "MANIFEST.md")]
-    assert audit.main(arguments) == 0
-    assert read_json(root / "audit.json")["counts"][FAIL] == 0
     csv_field(TAXES, "tax", "0.02")(root)
-    assert audit.main(arguments) == 1
+    assert audit.main(arguments(folder)) == 1
     written = read_json(root / "audit.json")
     failed = [(c["kind"], c["subject"]) for c in written["claims"] if c["verdict"] == FAIL]
     assert failed == [("numbers", "taxes.csv"), ("made again", "analysis/taxes.csv")]
     assert "FAIL numbers taxes.csv" in capsys.readouterr().out
-    assert sum(written["counts"].values()) == len(written["claims"])
 
 
 def test_without_a_study_there_is_a_clear_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--study", str(tmp_path / "study.json"), "--manifest", "MANIFEST.md"]
-    assert audit.main(arguments) == 2
+    assert audit.main(arguments(tmp_path)) == 2
     assert "no such file" in capsys.readouterr().err
 
 

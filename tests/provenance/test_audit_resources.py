@@ -14,8 +14,8 @@ from connector_tax.provenance.audit_resources import check_resources
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.audit_tables import check_published
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim, Ledger
-from tests.analysis.synthetic import write_synthetic_study
-from tests.launch_records import write_launch_records
+from tests.analysis.synthetic import SMALL_GRID, write_synthetic_study
+from tests.launch_records import complete_launches
 from tests.provenance.audited_study import edited_json, linked_copy, replace, seal
 
 Tamper = Callable[[Path], None]
@@ -34,9 +34,9 @@ def claims(root: Path, published: Path | None = None) -> list[Claim]:
 
 
 def test_an_honest_study_passes_and_every_kind_of_claim_is_made(audited: Path) -> None:
-    found = claims(audited / "results" / "synthetic")
-    assert {claim.verdict for claim in found} == {"PASS"}
-    kinds = {(claim.kind, claim.subject) for claim in found}
+    checked = claims(audited / "results" / "synthetic")
+    assert {claim.verdict for claim in checked} == {"PASS"}
+    kinds = {(claim.kind, claim.subject) for claim in checked}
     assert {("numbers", "resources.csv"), ("numbers", "engine.csv")} < kinds
     assert {("figure", "fig10_resources"), ("launch records", "nixl_both/block0/A")} < kinds
     assert ("server CPU", "nixl_both/block0/A/r40") in kinds
@@ -52,10 +52,9 @@ def test_intervals_and_p_of_several_blocks_are_recomputed(tmp_path: Path, blocks
         failed={("lmcache_only", 1, "A"): "the server ended"},
         skipped={"mooncake_consumer": "the gate"},
         void={("nixl_both", 1, "A", "r40"): "late"},
-        config={"phase_a": {"rates_rps": [40.0, 80.0]}, "statistics": {"resamples": 100}},
+        config={**SMALL_GRID, "statistics": {"resamples": 100}},
     )
-    for index_file in study_file.parent.glob("runs/*/*/*/index.json"):
-        write_launch_records(index_file)
+    complete_launches(study_file.parent)
     noisy = study_file.parent / "runs" / "mooncake_both" / "block0" / "A"
     change_record(noisy, "resources.json", lambda r: r.update(startup_s=90.0))
     assert aggregate.main(["--study", str(study_file)]) == 0
@@ -168,9 +167,9 @@ def test_launches_from_before_there_were_records_are_not_checkable(
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     with edited_json(root / LAUNCH / "index.json") as index:
         del index["files"]
-    found = [c for c in claims(root) if c.verdict == NOT_CHECKABLE]
+    uncheckable = [c for c in claims(root) if c.verdict == NOT_CHECKABLE]
     subject = "1 launches, first nixl_both/block0/A"
-    assert [(c.kind, c.subject) for c in found] == [("launch records", subject)]
+    assert [(c.kind, c.subject) for c in uncheckable] == [("launch records", subject)]
 
 
 def test_a_study_published_before_there_were_the_tables_is_not_wrong_for_it(
@@ -179,8 +178,8 @@ def test_a_study_published_before_there_were_the_tables_is_not_wrong_for_it(
     """An unpacked archive has its published tables in a folder of their own."""
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     made = claims(root, root / "published")
-    found = [(c.kind, c.subject) for c in made if c.verdict == NOT_CHECKABLE]
-    assert found == [
+    uncheckable = [(c.kind, c.subject) for c in made if c.verdict == NOT_CHECKABLE]
+    assert uncheckable == [
         ("numbers", "resources.csv"),
         ("numbers", "engine.csv"),
         ("figure", "fig10_resources"),

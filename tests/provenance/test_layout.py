@@ -39,12 +39,12 @@ def test_residual_and_rank_of_a_balanced_incomplete_design() -> None:
         (0, 0): 73, (0, 1): 74, (0, 3): 71, (1, 1): 75, (1, 2): 67, (1, 3): 72,
         (2, 0): 73, (2, 1): 75, (2, 2): 68, (3, 0): 75, (3, 2): 72, (3, 3): 75,
     }  # fmt: skip
-    found = LaunchLayout(
+    layout = LaunchLayout(
         [b for b, _ in observed],
         [f"c{c}" for _, c in observed],
         np.array(list(observed.values()), dtype=float),
     )
-    rss, df = found.residual()
+    rss, df = layout.residual()
     assert df == 5
     assert rss == pytest.approx(3.25, abs=1e-7)
 
@@ -142,8 +142,8 @@ def test_dunnett_s_own_table(k: int, freedom: int) -> None:
 def test_one_contrast_is_student_s_t() -> None:
     for t in (0.0, 0.5, 2.0, 4.0):
         for freedom in (1, 2, 17):
-            found = largest_above(t, np.array([0.4]), freedom)
-            assert found == pytest.approx(t_two_sided(t, freedom), abs=DUNNETT_TOLERANCE)
+            largest = largest_above(t, np.array([0.4]), freedom)
+            assert largest == pytest.approx(t_two_sided(t, freedom), abs=DUNNETT_TOLERANCE)
 
 
 def by_scipy(t: float, correlation: np.ndarray, freedom: int) -> float:

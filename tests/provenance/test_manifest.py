@@ -188,8 +188,8 @@ def test_a_table_written_before_a_column_existed_keeps_its_own_columns() -> None
 
 def test_a_launch_s_adapter_is_in_its_row_and_a_skipped_launch_has_none(audited: Path) -> None:
     rows = parse((audited / "results" / "synthetic" / "manifest.md").read_text())
-    found = {row["status"]: row["adapters"] for row in rows}
-    assert found == {"done": "connector_tax_cpu_adapter", "SKIPPED": ""}
+    adapters = {row["status"]: row["adapters"] for row in rows}
+    assert adapters == {"done": "connector_tax_cpu_adapter", "SKIPPED": ""}
 
 
 def test_the_shipped_manifest_parses() -> None:

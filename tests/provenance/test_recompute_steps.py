@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.audit_tables import compare
 from connector_tax.provenance.cell_steps import CellSteps
 from connector_tax.provenance.comparison import read_csv
 from connector_tax.provenance.recompute_steps import StepNumbers
-from tests.analysis.synthetic import write_synthetic_study
+from tests.analysis.synthetic import SMALL_GRID, write_analysed_study
 
 NAMES = ("steps.csv", "step_taxes.csv", "hooks.csv", "step_cdf.csv")
 
@@ -22,15 +21,15 @@ NAMES = ("steps.csv", "step_taxes.csv", "hooks.csv", "step_cdf.csv")
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three blocks with a void cell, a failed launch, one noisy connector; analysed."""
-    study = write_synthetic_study(
+    study = write_analysed_study(
         tmp_path_factory.mktemp("audited") / "x",
         blocks=3,
         launch_sigma=0.05,
         steps_per_cell=40,
+        config=SMALL_GRID,
         failed={("nixl_both", 1, "A"): "the server died: EngineDeadError"},
         void={("plain", 2, "A", "r40"): "requests were written later than scheduled (p99)"},
     )
-    assert aggregate(["--study", str(study)]) == 0
     return study.parent
 
 
@@ -63,7 +62,7 @@ def problems(root: Path, numbers: StepNumbers) -> dict[str, list[str]]:
         "hooks.csv": numbers.hook_rows(),
         "step_cdf.csv": numbers.curve_rows("r40"),
     }
-    found = {
+    differences = {
         name: list(compare(name, read_csv(root / "analysis" / name), own))
         for name, own in rows.items()
     }
@@ -74,10 +73,10 @@ def problems(root: Path, numbers: StepNumbers) -> dict[str, list[str]]:
         }
         for row in read_csv(root / "analysis" / "steps.csv")
     ]
-    found["steps.csv"] = list(
+    differences["steps.csv"] = list(
         compare("steps.csv", read_csv(root / "analysis" / "steps.csv"), launches)
     )
-    return found
+    return differences
 
 
 def change_field(root: Path, name: str, column: str, value: Callable[[str], str]) -> None:
@@ -113,9 +112,9 @@ def test_a_changed_number_is_found(
     copy: Path, recomputed: StepNumbers, name: str, column: str
 ) -> None:
     change_field(copy, name, column, lambda text: str(float(text) * 1.001 + 1))
-    found = problems(copy, recomputed)
-    assert len(found.pop(name)) >= 1
-    assert not any(found.values())
+    differences = problems(copy, recomputed)
+    assert len(differences.pop(name)) >= 1
+    assert not any(differences.values())
 
 
 @pytest.mark.parametrize(("name", "column"), [("step_taxes.csv", "method"), ("hooks.csv", "hook")])
@@ -140,9 +139,9 @@ def test_a_hook_changed_in_the_raw_records_is_found(published: Path, tmp_path: P
     for record in records:
         record["hooks_us"] = {name: 2 * us for name, us in record["hooks_us"].items()}
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    found = problems(copy, numbers_of(copy))
-    assert {line.split(":")[0] for line in found["hooks.csv"]} >= {
+    differences = problems(copy, numbers_of(copy))
+    assert {line.split(":")[0] for line in differences["hooks.csv"]} >= {
         "mooncake_both A r40 scheduler  take_events",
         "mooncake_both A r40 worker  wait_for_save",
     }
-    assert not found["step_taxes.csv"]
+    assert not differences["step_taxes.csv"]

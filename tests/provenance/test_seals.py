@@ -270,8 +270,8 @@ def test_tampering_is_caught(audited: Path, tmp_path: Path, what: str) -> None:
     tamper, kind, message = TAMPERING[what]
     tamper(root)
     claims = failures(root)
-    found = [claim.message for claim in claims if claim.kind == kind]
-    assert any(re.search(message, text) for text in found), [(c.kind, c.message) for c in claims]
+    messages = [claim.message for claim in claims if claim.kind == kind]
+    assert any(re.search(message, text) for text in messages), [(c.kind, c.message) for c in claims]
 
 
 def test_a_study_measured_before_it_could_be_sealed_is_not_checkable(

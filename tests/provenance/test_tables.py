@@ -47,8 +47,8 @@ def test_what_is_in_the_table_comes_out_to_the_byte(
     table, kept = encode(files)
     if kept:
         sizes = {name: len(data) for name, data in files.items()}
-        found = decoded(table, sizes, tmp_path_factory.getbasetemp() / "x.parquet")
-        assert found == {name: files[name] for name in kept}
+        restored = decoded(table, sizes, tmp_path_factory.getbasetemp() / "x.parquet")
+        assert restored == {name: files[name] for name in kept}
 
 
 STEP = {"t_ns": 10, "step_id": 1, "process": "scheduler", "step_duration_us": 252.2, "a": None}

@@ -7,7 +7,10 @@ import pytest
 
 from connector_tax.figures.names import NAMES
 from connector_tax.files import read_json
-from connector_tax.provenance import manifest
+from connector_tax.provenance import audit, manifest
+from connector_tax.provenance.audit_manifest import check_manifest
+from connector_tax.provenance.audit_remade import check_remade
+from connector_tax.provenance.claims import FAIL, Ledger
 from connector_tax.provenance.manifest import COLUMNS
 from tests.provenance.audited_study import (
     edited_json,
@@ -121,12 +124,6 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
     "a hypothesis' number": (
         json_value(HYPOTHESES, "hypotheses", 0, "numbers", "tax_ttft_p90", "point", value=0.1),
         "numbers", "H1.tax_ttft_p90.point"),
-    "a hypothesis' sentence": (
-        json_value(HYPOTHESES, "hypotheses", 1, "sentence", value="NIXL is free."),
-        "made again", r"hypotheses\[1\].sentence: published 'NIXL is free.'"),
-    "a point's label": (
-        json_value(HYPOTHESES, "hypotheses", 2, "point_label", value="framework-dominated!"),
-        "made again", r"hypotheses\[2\].point_label"),
     "a hypothesis gone": (list_entry_gone(HYPOTHESES, "hypotheses"), "numbers", "not published"),
     "the engine's label in hypotheses.json": (
         json_value(HYPOTHESES, "engine_label", value="real vLLM, GPU"),
@@ -161,12 +158,6 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
         csv_row_gone("figures/fig4_tax_bars.csv"), "figure", "0 rows"),
     "a picture": (other_picture, "report", "fig1_ttft_vs_rate.png in the report is not"),
     "a picture in the report": (other_picture_in_report, "report", "is not the one in figures/"),
-    "every percentage of the report": (
-        report_text(r"\+?\d+\.\d+\u2009?\xa0?\u202f? ?%", "0.1 %"),
-        "made again", "not what this code makes of the study"),
-    "the report's headline": (
-        report_text("<h1>.*?</h1>", "<h1>Free of charge</h1>"),
-        "made again", "not what this code makes of the study"),
     "the report gone": (remove("report.html"), "report", "report.html is missing"),
     "a deleted request": (delete_request_unsealed, "hashes", "requests_A_r40.jsonl: sha256"),
     "a deleted request, hashes forged": (
@@ -286,19 +277,60 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
 }  # fmt: skip
 
 
+# What is only caught by making everything again, in two files: hypotheses.json and the report.
+WORDS: dict[str, tuple[Tamper, str]] = {
+    "a hypothesis' sentence": (
+        json_value(HYPOTHESES, "hypotheses", 1, "sentence", value="NIXL is free."),
+        r"hypotheses\[1\].sentence: published 'NIXL is free.'"),
+    "a point's label": (
+        json_value(HYPOTHESES, "hypotheses", 2, "point_label", value="framework-dominated!"),
+        r"hypotheses\[2\].point_label"),
+    "every percentage of the report": (
+        report_text(r"\+?\d+\.\d+\u2009?\xa0?\u202f? ?%", "0.1 %"),
+        "not what this code makes of the study"),
+    "the report's headline": (
+        report_text("<h1>.*?</h1>", "<h1>Free of charge</h1>"),
+        "not what this code makes of the study"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("what", one_in_three(TAMPERING))
 def test_tampering_is_caught(audited: Path, tmp_path: Path, what: str) -> None:
     folder = linked_copy(audited, tmp_path / "copy")
     root = folder / "results" / "synthetic"
     tamper, kind, message = TAMPERING[what]
     tamper(root)
-    claims = failures(root / "study.json", words=kind == "made again")
-    found = [claim for claim in claims if claim.kind == kind]
-    assert found, f"no {kind} claim fails"
-    assert any(re.search(message, claim.message) for claim in found), [c.message for c in found]
+    claims = failures(root / "study.json")
+    failed = [claim for claim in claims if claim.kind == kind]
+    assert failed, f"no {kind} claim fails"
+    assert any(re.search(message, claim.message) for claim in failed), [c.message for c in failed]
 
 
-@pytest.mark.parametrize("column", one_in_three(c for c in COLUMNS if c not in ("study", "sha256")))
+@pytest.mark.parametrize(
+    ("in_hypotheses", "in_report"),
+    [
+        ("a hypothesis' sentence", "the report's headline"),
+        pytest.param("a point's label", "every percentage of the report", marks=pytest.mark.long),
+    ],
+)
+def test_changed_words_are_caught_when_all_is_made_again(
+    audited: Path, tmp_path: Path, in_hypotheses: str, in_report: str
+) -> None:
+    folder = linked_copy(audited, tmp_path / "copy")
+    root = folder / "results" / "synthetic"
+    messages = {}
+    for what, file in ((in_hypotheses, HYPOTHESES), (in_report, "report.html")):
+        tamper, messages[file] = WORDS[what]
+        tamper(root)
+    study, ledger = audit.raw_study(root / "study.json"), Ledger()
+    check_remade(study, ledger)
+    failed = {c.subject: c.message for c in ledger.claims if c.verdict == FAIL}
+    assert failed.keys() == messages.keys()
+    for file, message in messages.items():
+        assert re.search(message, failed[file])
+
+
+@pytest.mark.parametrize("column", [c for c in COLUMNS if c not in ("study", "sha256")])
 def test_every_column_of_the_manifest_has_a_source(
     audited: Path, tmp_path: Path, column: str
 ) -> None:
@@ -307,21 +339,24 @@ def test_every_column_of_the_manifest_has_a_source(
     with edited_json(root / "manifest.json") as rows:
         rows[1][column] = "H20"
     manifest.write_page(root, read_json(root / "manifest.json"))
-    found = failures(root / "study.json")
-    assert {claim.kind for claim in found} == {"manifest"}
+    ledger = Ledger()
+    check_manifest(audit.raw_study(root / "study.json"), ledger, folder / "MANIFEST.md")
+    failed = [claim for claim in ledger.claims if claim.verdict == FAIL]
+    assert {claim.kind for claim in failed} == {"manifest"}
     named = {"configuration", "block", "phase"}
     wanted = "has 0 rows" if column in named else f"{column} is 'H20'"
-    assert any(wanted in claim.message for claim in found), found
+    assert any(wanted in claim.message for claim in failed), failed
 
 
-@pytest.mark.parametrize("figure", one_in_three(NAMES))
-def test_an_edited_figure_number_is_caught(audited: Path, tmp_path: Path, figure: str) -> None:
+def test_an_edited_number_of_each_figure_is_caught(audited: Path, tmp_path: Path) -> None:
     folder = linked_copy(audited, tmp_path / "copy")
     root = folder / "results" / "synthetic"
     columns = {"fig1": "value", "fig2": "hi", "fig3": "n", "fig6": "step_duration_us"}
     columns["fig10"] = "difference"
-    column = columns.get(figure.partition("_")[0], "tax")
-    csv_field(f"figures/{figure}.csv", column, "0.123")(root)
-    found = [c for c in failures(root / "study.json") if (c.kind, c.subject) == ("figure", figure)]
-    assert len(found) == 1
-    assert f"{column}: published '0.123'" in found[0].message
+    wanted = {name: columns.get(name.partition("_")[0], "tax") for name in NAMES}
+    for figure, column in wanted.items():
+        csv_field(f"figures/{figure}.csv", column, "0.123")(root)
+    failed = {c.subject: c.message for c in failures(root / "study.json") if c.kind == "figure"}
+    assert failed.keys() == wanted.keys()
+    for figure, column in wanted.items():
+        assert f"{column}: published '0.123'" in failed[figure]

@@ -5,15 +5,12 @@ import csv
 import io
 import re
 from html.parser import HTMLParser
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from connector_tax.analysis import aggregate
 from connector_tax.artifacts.names import POINT_ESTIMATE
 from connector_tax.artifacts.tables import empty_row, table_text
-from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json, write_text
@@ -21,7 +18,7 @@ from connector_tax.report import answer
 from connector_tax.report.__main__ import main
 from connector_tax.report.launches import LaunchReport, overhead
 from connector_tax.report.page import render
-from tests.analysis.synthetic import write_synthetic_study
+from tests.analysis.synthetic import write_analysed_study
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import LABELS, STEP_COST_US, Design
 
@@ -58,18 +55,16 @@ class Page(HTMLParser):
         return " ".join("".join(self.words).split())
 
 
-def _draw_all(study: StudyTables) -> None:
-    for name in NAMES:
-        module = import_module(f"connector_tax.figures.{name}")
-        style.save(module.draw(study), study.root / "figures", name)
-
-
-def _study(root: Path, design: Design) -> StudyTables:
-    """A study whose figures are empty pictures: the page only inlines them."""
-    study = StudyTables(write_study(root, design, runs=True))
+def _write_pictures(root: Path) -> None:
+    """Empty pictures of every figure: the page only inlines them."""
     for name in NAMES:
         write_text(root / "figures" / f"{name}.svg", '<svg xmlns="http://www.w3.org/2000/svg"/>')
         write_text(root / "figures" / f"{name}.csv", f"{name}\n")
+
+
+def _study(root: Path, design: Design) -> StudyTables:
+    study = StudyTables(write_study(root, design, runs=True))
+    _write_pictures(root)
     return study
 
 
@@ -85,7 +80,7 @@ def test_the_page_is_self_contained(full: StudyTables) -> None:
     page = Page(source)
     assert {"iframe", "object"}.isdisjoint(page.tags)
     assert len(page.sources) == len(NAMES)
-    assert all(found.startswith("data:image/svg+xml;base64,") for found in page.sources)
+    assert all(url.startswith("data:image/svg+xml;base64,") for url in page.sources)
     css = source[source.index("<style>") : source.index("</style>")]
     assert "url(" not in css
     assert "@import" not in css
@@ -293,7 +288,7 @@ def test_overhead_counts_what_lies_between_launches_but_not_an_interruption() ->
         timing = {"wall_s": 60.0, "startup_s": 5.0, "cells_s": 50.0, "release_s": 1.0}
         return LaunchReport("A", "plain", 0, 1, "done", "", None, "", span, timing)
 
-    found = overhead(
+    spent = overhead(
         [
             launch("10:01:02", "10:02:02"),  # two seconds after the first
             launch("10:00:00", "10:01:00"),
@@ -301,8 +296,8 @@ def test_overhead_counts_what_lies_between_launches_but_not_an_interruption() ->
             launch("12:01:30", "12:02:30"),
         ]
     )
-    assert found.wall_s == 4 * 60 + 2
-    assert found.ratio == pytest.approx((4 * 60 + 2) / (4 * 56))
+    assert spent.wall_s == 4 * 60 + 2
+    assert spent.ratio == pytest.approx((4 * 60 + 2) / (4 * 56))
 
 
 def test_rates_show_the_criteria_that_fired_and_prior_stands_beside_measured(
@@ -332,9 +327,9 @@ def test_a_missing_figure_is_an_error_that_names_it(
 def test_the_report_of_what_the_analysis_writes(tmp_path: Path) -> None:
     void = {("mooncake_producer", 0, "A", "r20"): "loop lag"}
     failed = {("lmcache_only", 0, "B"): "the server died"}
-    study_file = write_synthetic_study(tmp_path / "s", blocks=1, void=void, failed=failed)
-    assert aggregate.main(["--study", str(study_file)]) == 0
-    _draw_all(StudyTables(study_file))
+    root = tmp_path / "s"
+    study_file = write_analysed_study(root, steps_per_cell=20, void=void, failed=failed)
+    _write_pictures(root)
     assert main(["--study", str(study_file)]) == 0
     source = (tmp_path / "s" / "report.html").read_text()
     text = Page(source).text

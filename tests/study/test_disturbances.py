@@ -278,8 +278,8 @@ class Stepping(datetime):
     def now(cls, tz: tzinfo | None = None) -> "Stepping":
         cls.steps += 1
         shift = timedelta(hours=-1 if cls.steps % 2 else 2)
-        found = datetime.now(tz) + shift
-        return cls.fromtimestamp(found.timestamp(), tz)
+        shifted = datetime.now(tz) + shift
+        return cls.fromtimestamp(shifted.timestamp(), tz)
 
 
 def test_a_step_of_the_wall_clock_changes_no_measurement(

@@ -112,7 +112,7 @@ def test_a_gpu_is_named_by_index_or_uuid_as_nvidia_smi_takes_it(
 
 
 @pytest.mark.parametrize(
-    ("governors", "found"),
+    ("governors", "wanted"),
     [
         ([], ("ok", "not controlled by this system")),
         (["performance"] * 2, ("ok", "performance on 2 CPUs")),
@@ -123,14 +123,14 @@ def test_a_gpu_is_named_by_index_or_uuid_as_nvidia_smi_takes_it(
     ],
 )
 def test_every_cpu_has_a_clock_governor_of_its_own(
-    tmp_path: Path, governors: list[str], found: tuple[str, str]
+    tmp_path: Path, governors: list[str], wanted: tuple[str, str]
 ) -> None:
     for number, name in enumerate(governors):
         path = tmp_path / f"cpu{number}" / "cpufreq" / "scaling_governor"
         path.parent.mkdir(parents=True)
         path.write_text(f"{name}\n")
     finding = doctor.governor(tmp_path)
-    assert (finding.verdict, finding.text) == found
+    assert (finding.verdict, finding.text) == wanted
 
 
 def test_a_host_that_is_not_this_machine_s_has_no_free_port(
@@ -249,8 +249,8 @@ def test_the_disk_has_room_for_a_model_that_is_yet_to_be_fetched(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache" / "hub"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_gib * 2**30))
     _, rows = findings(tmp_path, capsys, "h20")
-    found, text = rows["disk for the model"]
-    assert found == verdict
+    shown, text = rows["disk for the model"]
+    assert shown == verdict
     assert text.startswith(f"{free_gib}.0 GiB free for the hub's cache, 56.9 GiB of weights")
     write_json(tmp_path / "model.json", {"bytes": 2**30, "commit": "c0ffee"})
     _, rows = findings(tmp_path, capsys, "h20")

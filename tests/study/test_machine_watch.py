@@ -199,12 +199,12 @@ def test_gpu_rows_come_as_numbers_line_by_line(
     rows = [[0.0, 1980.0, 2619.0, 41.0, 118.52, "0x0000000000000000"],
             [1.0, 345.0, 2619.0, 30.0, "[N/A]", "0x0000000000000001"]]  # fmt: skip
     readings = GpuReadings()
-    found: list[list[Any]] = []
+    taken: list[list[Any]] = []
     deadline = time.monotonic() + 10
-    while len(found) < 2 and time.monotonic() < deadline:
-        found += readings.take()
+    while len(taken) < 2 and time.monotonic() < deadline:
+        taken += readings.take()
     # The third row is not whole.
-    assert found + readings.take() == rows
+    assert taken + readings.take() == rows
     readings.close()
     path = tmp_path / "machine.jsonl"
     with MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch:

@@ -215,5 +215,5 @@ def test_the_audit_refuses_a_needless_skip_and_a_false_precision(
                 record["precision"]["achieved"]["tpot_p90"] /= 2
             else:
                 record["precision"]["at_stop"]["n"] = 5
-    found = failed()
-    assert said in found[kind, f"plain/block0/A/{cell}"]
+    failures = failed()
+    assert said in failures[kind, f"plain/block0/A/{cell}"]

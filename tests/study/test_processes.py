@@ -150,9 +150,9 @@ def test_memory_that_cannot_be_read_is_null_and_never_another_kind_of_memory() -
     gone = subprocess.Popen(["true"])
     gone.wait()
     process = Process(gone.pid, "true", "server", 1, False, 0, 0)
-    found = resources._memory([process])
-    assert found["value"] is None
-    assert f"/proc/{gone.pid}/smaps_rollup" in str(found["reason"])
+    memory = resources._memory([process])
+    assert memory["value"] is None
+    assert f"/proc/{gone.pid}/smaps_rollup" in str(memory["reason"])
 
 
 def test_idle_cpu_is_per_second_and_a_server_that_ends_meanwhile_is_told(worker: Worker) -> None:
@@ -199,9 +199,9 @@ def test_gpu_memory_is_that_of_the_servers_processes(
     fake_nvidia_smi(tmp_path, text.format(mine=worker.process.pid))
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     processes = ServerProcesses(worker.process.pid, {})
-    found = snapshot(processes, "cuda")["gpu_memory_mib"]
-    assert found["value"] == value
-    assert found["reason"] is None if reason is None else reason in str(found["reason"])
+    memory = snapshot(processes, "cuda")["gpu_memory_mib"]
+    assert memory["value"] == value
+    assert memory["reason"] is None if reason is None else reason in str(memory["reason"])
     assert snapshot(processes, "cpu")["gpu_memory_mib"]["value"] is None
 
 
@@ -224,6 +224,6 @@ def test_cpu_time_of_a_cell_is_over_the_requests_the_server_answered(
     worker.do("burn(0.2)")
     use = cpu_between(before, processes.read())
     both: ServerCounters = {"before": {"success": counters[0]}, "after": {"success": counters[1]}}
-    found = cell_cpu(use, both)["cpu_s_per_1000"]
-    assert found["value"] == (None if value is None else pytest.approx(value, rel=0.1))
-    assert found["reason"] is None if reason is None else reason in str(found["reason"])
+    cpu = cell_cpu(use, both)["cpu_s_per_1000"]
+    assert cpu["value"] == (None if value is None else pytest.approx(value, rel=0.1))
+    assert cpu["reason"] is None if reason is None else reason in str(cpu["reason"])

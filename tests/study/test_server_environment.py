@@ -89,15 +89,15 @@ def test_a_variable_that_can_change_a_server_is_dropped(name: str) -> None:
 def test_what_was_dropped_is_recorded_by_name_and_value_but_no_secret() -> None:
     caller = {**HOSTILE, **MACHINE, "VLLM_API_KEY": "abc", "UCX_PASSWORD": "p", "HOME": "/home/x"}
     caller["LMCACHE_REMOTE_URL"] = "redis://user:p@cache:6379"
-    found = caller_environment(caller, {"VLLM_API_KEY", "CUDA_VISIBLE_DEVICES"})
-    assert found["cleared"]["OMP_NUM_THREADS"] == "64"
-    assert found["cleared"]["UCX_PASSWORD"] == HIDDEN
-    assert found["cleared"]["LMCACHE_REMOTE_URL"] == HIDDEN
+    environment = caller_environment(caller, {"VLLM_API_KEY", "CUDA_VISIBLE_DEVICES"})
+    assert environment["cleared"]["OMP_NUM_THREADS"] == "64"
+    assert environment["cleared"]["UCX_PASSWORD"] == HIDDEN
+    assert environment["cleared"]["LMCACHE_REMOTE_URL"] == HIDDEN
     # The study's own value stands in its place.
-    assert found["cleared"]["CUDA_VISIBLE_DEVICES"] == "3"
-    assert found["kept"] == {"HF_HOME": "/models", "HF_TOKEN": HIDDEN}
-    assert "HOME" not in {*found["cleared"], *found["kept"]}
-    values = [value for kind in found.values() for value in kind.values()]
+    assert environment["cleared"]["CUDA_VISIBLE_DEVICES"] == "3"
+    assert environment["kept"] == {"HF_HOME": "/models", "HF_TOKEN": HIDDEN}
+    assert "HOME" not in {*environment["cleared"], *environment["kept"]}
+    values = [value for kind in environment.values() for value in kind.values()]
     assert not {"hf_secret", "p", "abc"} & set(values)
 
 

@@ -28,17 +28,17 @@ def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_resources_hold_the_server_before_and_after_load(study_file: Path) -> None:
-    found = read_json(launch_folder(study_file) / "resources.json")
-    assert found["launch"] == "plain/block0/A"
-    assert found["startup_s"] == index_of(study_file)["attempts"][0]["startup_s"]
-    idle = found["idle_cpu"]
+    record = read_json(launch_folder(study_file) / "resources.json")
+    assert record["launch"] == "plain/block0/A"
+    assert record["startup_s"] == index_of(study_file)["attempts"][0]["startup_s"]
+    idle = record["idle_cpu"]
     assert 0 <= idle["value"] < 0.5
     assert idle["to_ns"] - idle["from_ns"] >= 0.3e9
     for when in ("before_load", "after_load"):
-        assert 5 < found[when]["memory_pss_mib"]["value"] < 500
-        assert found[when]["threads"]["value"] >= found[when]["processes"]["value"] >= 1
-        assert found[when]["gpu_memory_mib"]["reason"] == "no GPU: the engine's device is a CPU"
-    assert found["after_load_reason"] is None
+        assert 5 < record[when]["memory_pss_mib"]["value"] < 500
+        assert record[when]["threads"]["value"] >= record[when]["processes"]["value"] >= 1
+        assert record[when]["gpu_memory_mib"]["reason"] == "no GPU: the engine's device is a CPU"
+    assert record["after_load_reason"] is None
 
 
 def test_idle_is_taken_before_the_first_cell(study_file: Path) -> None:
@@ -98,15 +98,15 @@ def test_a_launch_cut_off_keeps_what_it_saw_and_the_next_attempt_sees_anew(tmp_p
     drive(path)
     folder = launch_folder(path)
     assert failed_index_of(path)["status"] == "failed"
-    found = read_json(folder / "resources.json")
-    assert found["before_load"]["threads"]["value"] >= 1
-    assert (found["after_load"], found["after_load_reason"]) == (
+    record = read_json(folder / "resources.json")
+    assert record["before_load"]["threads"]["value"] >= 1
+    assert (record["after_load"], record["after_load_reason"]) == (
         None,
         "the launch ended before its last cell",
     )
     drive(path)
     assert read_json(folder / "resources.json")["attempt"] == 2
-    assert read_json(folder / "resources.attempt1.json") == found
+    assert read_json(folder / "resources.attempt1.json") == record
 
 
 @pytest.fixture
@@ -137,28 +137,28 @@ def test_the_probe_tells_first_then_the_metrics_then_the_log(standing: Server) -
         standing.pid,
         {"block_size": [128, None], "async_scheduling": [None, unset]},
     )
-    found = engine_record(standing, "vllm", {}, PAGE)["settings"]
-    assert (found["block_size"]["value"], found["block_size"]["source"]) == (128, "probe")
-    assert (found["kv_cache_dtype"]["value"], found["kv_cache_dtype"]["source"]) == (
+    settings = engine_record(standing, "vllm", {}, PAGE)["settings"]
+    assert (settings["block_size"]["value"], settings["block_size"]["source"]) == (128, "probe")
+    assert (settings["kv_cache_dtype"]["value"], settings["kv_cache_dtype"]["source"]) == (
         "fp8",
         "metrics",
     )
-    assert (found["attention_backend"]["value"], found["attention_backend"]["source"]) == (
+    assert (settings["attention_backend"]["value"], settings["attention_backend"]["source"]) == (
         "FLASH_ATTN",
         "log",
     )
-    assert found["engine_core_process"]["value"] == "the API server's"
-    assert found["async_scheduling"] == {
+    assert settings["engine_core_process"]["value"] == "the API server's"
+    assert settings["async_scheduling"] == {
         "value": None,
         "source": None,
         "reason": f"probe: {unset}",
     }
     # The metric says None: nobody knows.
-    assert found["kv_blocks"]["value"] is None
-    assert "neither /metrics nor the log tells" in str(found["kv_blocks"]["reason"])
+    assert settings["kv_blocks"]["value"] is None
+    assert "neither /metrics nor the log tells" in str(settings["kv_blocks"]["reason"])
 
 
 def test_a_page_that_is_no_exposition_tells_nothing(standing: Server) -> None:
     page = 'vllm:cache_config_info{block_size= 1\n"'
-    found = engine_record(standing, "vllm", {}, page)["settings"]
-    assert found["block_size"]["value"] is None
+    settings = engine_record(standing, "vllm", {}, page)["settings"]
+    assert settings["block_size"]["value"] is None

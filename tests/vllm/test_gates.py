@@ -132,9 +132,9 @@ def test_each_failure_is_a_skip_with_its_reason(
     study: Study, configuration: str, fault: str, reason: str
 ) -> None:
     forms = {"lmcache_only": {"connector": "LMCacheConnectorV1"}}
-    found = study.gate(configuration, fault, forms=forms)
-    assert found is not None
-    assert reason in found
+    refusal = study.gate(configuration, fault, forms=forms)
+    assert refusal is not None
+    assert reason in refusal
 
 
 def test_the_path_that_is_active_stands_in_the_evidence(study: Study) -> None:

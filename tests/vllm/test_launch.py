@@ -44,9 +44,9 @@ def command(study: str, configuration: str, probe: str | None = None, **engine: 
 
 
 def transfer(study: str, configuration: str) -> dict[str, Any]:
-    found = transfer_of(command(study, configuration).argv)
-    assert found is not None
-    return found
+    transfer_config = transfer_of(command(study, configuration).argv)
+    assert transfer_config is not None
+    return transfer_config
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_a_connector_of_the_studys_own_brings_its_module_companion_and_interpret
     wanted = ["{root}/other/bin/python", "-m", "mine.server", "--listen", "127.0.0.1:9001"]
     assert (companion.name, companion.argv, companion.port) == ("cache", wanted, 9001)
     assert [c.name for c in made["stack"].companions] == ["cache"]
-    found = transfer_of(made["mine"].argv)
-    assert found == {
+    transfer_config = transfer_of(made["mine"].argv)
+    assert transfer_config == {
         "kv_connector": "Mine", "kv_connector_module_path": "mine.connector", "kv_role": "kv_both",
         "kv_connector_extra_config": {"url": "tcp://127.0.0.1:9001"},
     }  # fmt: skip

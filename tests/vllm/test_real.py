@@ -93,9 +93,9 @@ def test_the_noop_connector_overrides_every_hook_of_the_base_class(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    print(f"\nvLLM {described['vllm']}: {check}: {found or 'none'}")
-    assert found == []
+    differences = json.loads(done.stdout.splitlines()[-1])
+    print(f"\nvLLM {described['vllm']}: {check}: {differences or 'none'}")
+    assert differences == []
 
 
 @pytest.mark.parametrize("configuration", ["plain", "noop_connector"])
@@ -158,7 +158,7 @@ def test_the_probe_agrees_with_vllms_own_iteration_details(tmp_path: Path, probe
     with preflight.gated_server(resolved, launch, "verify_plain", folder, notes.append, probe) as s:
         steps = [r for r in preflight.steps_of(resolved, folder) if r["process"] == "scheduler"]
         log = s.log_text()
-    theirs = [tuple(map(int, found)) for found in ITERATION.findall(log)]
+    theirs = [tuple(map(int, numbers)) for numbers in ITERATION.findall(log)]
     ours = [(r["prefill_tokens"], r["decode_tokens"]) for r in steps if _tokens(r)]
     assert theirs
     assert ours == theirs

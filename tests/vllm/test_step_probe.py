@@ -346,10 +346,10 @@ resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     output = stub.drive(tree, probe, tmp_path / "log", connector="One", before=full)
     assert output.count("step probe switched off: OSError: [Errno 27]") == 1
     for process in ("scheduler", "worker"):
-        found = stub.records(tmp_path / "log", process)
-        assert [record["step_id"] for record in found] == list(range(1, len(found) + 1))
-        assert all(0 < record["step_duration_us"] < 1e6 for record in found)
-        assert len(found) > 10
+        records = stub.records(tmp_path / "log", process)
+        assert [record["step_id"] for record in records] == list(range(1, len(records) + 1))
+        assert all(0 < record["step_duration_us"] < 1e6 for record in records)
+        assert len(records) > 10
 
 
 def test_two_processes_do_not_share_a_file(tree: Path, probe: Path, tmp_path: Path) -> None:

@@ -84,9 +84,9 @@ def test_a_workers_step_is_both_its_calls_and_a_warm_up_is_none() -> None:
     warm_up = [*hook, *executed(AT, 0, 9e-6, complete=False), *hook, *sampling]
     # The last one's call for the next step comes without sampling.
     alone = [*executed(AT, 2, 7e-6, complete=False), *executed(AT, 3, 5e-6)]
-    found = list(step_records(header(groups=groups) + packed(*warm_up, *both, *warm_up, *alone)))
-    assert [record["step_duration_us"] for record in found] == [13.0, 7.0, 5.0]
-    assert [record["hooks_us"] for record in found] == [{"wait_for_save": 1.0}, {}, {}]
+    records = list(step_records(header(groups=groups) + packed(*warm_up, *both, *warm_up, *alone)))
+    assert [record["step_duration_us"] for record in records] == [13.0, 7.0, 5.0]
+    assert [record["hooks_us"] for record in records] == [{"wait_for_save": 1.0}, {}, {}]
 
 
 def test_an_update_belongs_to_the_step_it_names_wherever_it_runs() -> None:
@@ -123,9 +123,9 @@ def test_a_step_that_is_never_updated_is_a_record_without_an_update() -> None:
     content = header("scheduler")
     for step in range(1, 70):
         content += packed(AT, AT + 1e-6, step, 1, 0, 0, 1, SCHEDULE, AT, AT + 2e-6, STEP)
-    found = list(step_records(content))
-    assert [record["step_id"] for record in found] == [1, 2, 3, 4, 5]
-    assert [record["update_us"] for record in found] == [None] * 5
+    records = list(step_records(content))
+    assert [record["step_id"] for record in records] == [1, 2, 3, 4, 5]
+    assert [record["update_us"] for record in records] == [None] * 5
 
 
 @given(st.floats(1e-7, 1e3))

@@ -4,15 +4,14 @@ import re
 
 
 def smaller(text: str) -> str:
-    """tiny.yaml cut down: two configurations, two rates, one shape, half-second cells."""
+    """tiny.yaml cut down: two configurations, one shape, half-second cells."""
     changes = {
         r"configurations: \[plain, noop_connector, mooncake_both\]":
             "configurations: [plain, noop_connector]",
-        r"rates_rps: \[20, 40, 80\]": "rates_rps: [20, 40]",
         r"phase_b: \{input_tokens: \[32, 64\]": "phase_b: {input_tokens: [32]",
         r"configurations: \[plain, mooncake_both\]": "configurations: [plain]",
-        r"warmup_s: 0.2, floor_s: 1.2": "warmup_s: 0.1, floor_s: 0.6",
-        r"min_completed: 20": "min_completed: 10",
+        r"warmup_s: 0.2, floor_s: 0.8": "warmup_s: 0.1, floor_s: 0.6",
+        r"min_completed: 16": "min_completed: 10",
     }  # fmt: skip
     for pattern, replacement in changes.items():
         text, count = re.subn(pattern, replacement, text)

@@ -108,7 +108,7 @@ def test_the_shipped_studies_plan_one_job_for_each_block(
 
 def test_a_broken_configuration_stops_before_anything_starts(folder: Path) -> None:
     text = (folder / "study.yaml").read_text()
-    (folder / "study.yaml").write_text(text.replace("floor_s: 1.2", "floor_s: -1"))
+    (folder / "study.yaml").write_text(text.replace("floor_s: 0.8", "floor_s: -1"))
     done = run(folder, "all")
     assert done.returncode != 0
     assert "study.yaml: cell.floor_s: found -1; allowed: > 0" in done.stdout + done.stderr

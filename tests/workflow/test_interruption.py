@@ -25,12 +25,19 @@ def finished(folder: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-def in_second_launch(folder: Path) -> bool:
-    """One launch is done, the next has a finished cell and is measuring another."""
-    done = list(folder.glob("results/tiny/runs/*/block0/A/index.json"))
-    partial = list(folder.glob("results/tiny/runs/*/block0/A/*.partial/metrics_*"))
-    fresh = [p for p in partial if not (p.parents[1] / "index.json").exists()]
-    return bool(done) and any(list(p.parents[1].glob("r*/cell_*.json")) for p in fresh)
+def launches_done(folder: Path) -> int:
+    return len(list(folder.glob("results/tiny/runs/*/block0/A/index.json")))
+
+
+def within_launch(folder: Path, after: int) -> bool:
+    """`after` launches are done, and the next has a finished cell and is measuring another."""
+    partial = folder.glob("results/tiny/runs/*/block0/A/*.partial/metrics_*")
+    launches = [path.parents[1] for path in partial]
+    return launches_done(folder) >= after and any(
+        list(launch.glob("r*/cell_*.json"))
+        for launch in launches
+        if not (launch / "index.json").exists()
+    )
 
 
 def assert_complete(folder: Path, before: dict[str, tuple[str, int]]) -> None:
@@ -43,33 +50,43 @@ def assert_complete(folder: Path, before: dict[str, tuple[str, int]]) -> None:
     assert gone(folder, timeout_s=5) == []
 
 
-@pytest.mark.parametrize("victim", ["tree", pytest.param("snakemake", marks=pytest.mark.long)])
-def test_after_a_sigkill_the_study_resumes_at_the_lost_cell(tmp_path: Path, victim: str) -> None:
+def test_after_ctrl_c_and_a_sigkill_the_study_resumes_at_the_lost_cell(tmp_path: Path) -> None:
+    """Ctrl-C in the second launch, then SIGKILL to the whole process group in the third."""
     folder = prepare(tmp_path / "study", smaller)
     process = start(folder, TARGET)
-    wait_for(lambda: in_second_launch(folder), process)
-    if victim == "tree":
-        kill_tree(process)
-    else:
-        process.kill()
-        process.wait()
-    assert gone(folder) == []
-    before = finished(folder)
-    assert before
-    assert run(folder, TARGET, options=("--unlock",)).returncode == 0
-    done = run(folder, TARGET, options=("--rerun-incomplete",))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert_complete(folder, before)
-
-
-def test_after_ctrl_c_the_same_command_resumes(tmp_path: Path) -> None:
-    folder = prepare(tmp_path / "study", smaller)
-    process = start(folder, TARGET)
-    wait_for(lambda: in_second_launch(folder), process)
+    wait_for(lambda: within_launch(folder, after=1), process)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) != 0
     assert gone(folder) == []
+    after_ctrl_c = finished(folder)
+    assert after_ctrl_c
+    # The same command resumes.
+    process = start(folder, TARGET)
+    wait_for(lambda: within_launch(folder, after=2), process)
+    kill_tree(process)
+    assert gone(folder) == []
+    after_kill = finished(folder)
+    assert after_ctrl_c.items() <= after_kill.items()
+    assert len(after_kill) > len(after_ctrl_c)
+    resume_after_kill(folder)
+    assert_complete(folder, after_kill)
+
+
+@pytest.mark.long
+def test_after_a_sigkill_to_snakemake_alone_the_study_resumes(tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "study", smaller)
+    process = start(folder, TARGET)
+    wait_for(lambda: within_launch(folder, after=1), process)
+    process.kill()
+    process.wait()
+    assert gone(folder) == []
     before = finished(folder)
-    done = run(folder, TARGET)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert before
+    resume_after_kill(folder)
     assert_complete(folder, before)
+
+
+def resume_after_kill(folder: Path) -> None:
+    assert run(folder, TARGET, options=("--unlock",)).returncode == 0
+    done = run(folder, TARGET, options=("--rerun-incomplete",))
+    assert done.returncode == 0, done.stdout + done.stderr

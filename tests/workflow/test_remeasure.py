@@ -18,14 +18,19 @@ pytestmark = [pytest.mark.workflow, pytest.mark.timeout(300)]
 PLAIN_A = "results/tiny/runs/plain/block0/A/index.json"
 
 
+def two_launches(text: str) -> str:
+    assert "plain_launches: 2" in text
+    return smaller(text).replace("plain_launches: 2", "plain_launches: 1")
+
+
 def hashes(folder: Path) -> dict[str, str]:
     return {p.name: sha256_file(p) for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of which plain's Phase A is measured."""
-    folder = prepare(tmp_path_factory.mktemp("remeasure") / "study", smaller)
+    """A study of two launches in Phase A, measured."""
+    folder = prepare(tmp_path_factory.mktemp("remeasure") / "study", two_launches)
     done = run(folder, PLAIN_A)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -107,7 +112,6 @@ def test_a_forced_new_design_moves_the_old_launch_aside(folder: Path) -> None:
 
 def test_two_studies_at_once_in_one_folder_are_refused(folder: Path) -> None:
     (folder / PLAIN_A).unlink()
-    (folder / PLAIN_A).parent.rename((folder / PLAIN_A).parent.with_name("A.set_aside"))
     first = start(folder, PLAIN_A)
     wait_for(lambda: any((folder / ".snakemake/locks").glob("*")), first)
     # Held with all it has started: it keeps the lock, and has no output yet, however long the

@@ -11,11 +11,9 @@ import pytest
 
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, write_json
-from connector_tax.provenance.archive import pack
 from connector_tax.provenance.audit_remade import check_redrawn, published_files
 from connector_tax.provenance.audit_study import RawStudy
 from connector_tax.provenance.claims import NOT_CHECKABLE, PASS, Ledger
-from tests.provenance.audited_study import write_audited_study
 from tests.workflow.harness import environment
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(300)]
@@ -61,12 +59,9 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(packed: Path) -> Path:
     """A folder with a published study and its archive."""
-    folder = tmp_path_factory.mktemp("source")
-    study_file = write_audited_study(folder)
-    pack(study_file, folder / "MANIFEST.md", folder / "synthetic.tar.zst")
-    return folder
+    return packed.parent
 
 
 @pytest.fixture(scope="module")
