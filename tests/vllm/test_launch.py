@@ -173,6 +173,7 @@ def test_a_connector_of_the_studys_own_brings_its_module_companion_and_interpret
         {"id": "stack", "connector": "MultiConnector", "children": ["mine", "nixl_both"]},
     ]  # fmt: skip
     config["configurations"] = ["plain", "nixl_both", "mine", "stack"]
+    config["phase_b"]["configurations"] = ["plain"]
     config["phase_bp"]["configurations"] = ["plain"]
     config["engine"]["forms"]["mine"] = {
         "python": "other/bin/python",
