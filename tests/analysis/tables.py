@@ -37,6 +37,17 @@ def one(rows: list[dict[str, str]], **where: str) -> dict[str, str]:
     return selected[0]
 
 
+def edit_csv(path: Path, change: Callable[[list[dict[str, str]]], None]) -> None:
+    """Change a CSV file's rows in place; the columns are those of the first."""
+    with path.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    change(rows)
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def edit(path: Path, change: Callable[[Any], None]) -> None:
     """Change a JSON file."""
     value = json.loads(path.read_text())

@@ -1,8 +1,6 @@
 """The report: self-contained, escaped, complete, and honest about what is missing."""
 
 import base64
-import csv
-import io
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,6 +17,7 @@ from connector_tax.report.__main__ import main
 from connector_tax.report.launches import LaunchReport, overhead
 from connector_tax.report.page import render
 from tests.analysis.synthetic import write_analysed_study
+from tests.analysis.tables import edit_csv
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import LABELS, STEP_COST_US, Design
 
@@ -123,19 +122,16 @@ def test_the_headline_has_intervals_and_the_verdict(full: StudyTables) -> None:
 
 def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_path: Path) -> None:
     study = _study(tmp_path / "s", Design())
-    path = study.root / "analysis" / "taxes.csv"
-    rows = list(csv.DictReader(path.read_text().splitlines()))
-    for row in rows:
-        if row["config"] == "noop_connector":
-            row["verdict"] = "NO TAX"
-        if row["config"] == "lmcache_only":
-            needed = "12" if row["metric"] == "ttft_p90" else ""
-            row |= {"verdict": "INCONCLUSIVE", "blocks_needed": needed}
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    path.write_text(stream.getvalue())
+
+    def judge(rows: list[dict[str, str]]) -> None:
+        for row in rows:
+            if row["config"] == "noop_connector":
+                row["verdict"] = "NO TAX"
+            if row["config"] == "lmcache_only":
+                needed = "12" if row["metric"] == "ttft_p90" else ""
+                row |= {"verdict": "INCONCLUSIVE", "blocks_needed": needed}
+
+    edit_csv(study.root / "analysis" / "taxes.csv", judge)
     text = Page(render(study)).text
     assert "within the margin is no-op connector (±3 % on TTFT p90 and TPOT p90)" in text
     assert "it cannot be told of LMCache (TTFT p90 12, TPOT p90 over 100): in brackets" in text
@@ -166,15 +162,12 @@ def test_lost_blocks_are_not_counted_among_those_that_prove(
     tmp_path: Path, valid: dict[str, str], said: str
 ) -> None:
     study = _study(tmp_path / "s", Design())
-    path = study.root / "analysis" / "taxes.csv"
-    rows = list(csv.DictReader(path.read_text().splitlines()))
-    for row in rows:
-        row |= {"verdict": POINT_ESTIMATE, "n_blocks": valid.get(row["config"], "2")}
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    path.write_text(stream.getvalue())
+
+    def lose(rows: list[dict[str, str]]) -> None:
+        for row in rows:
+            row |= {"verdict": POINT_ESTIMATE, "n_blocks": valid.get(row["config"], "2")}
+
+    edit_csv(study.root / "analysis" / "taxes.csv", lose)
     text = Page(render(study)).text
     assert said in text
     assert "prove nothing" not in text
@@ -355,18 +348,15 @@ def test_what_else_differs_from_plain_is_said_once(full: StudyTables) -> None:
 
 def test_a_study_without_records_of_its_launches_says_not_recorded(tmp_path: Path) -> None:
     study = _study(tmp_path / "s", Design())
-    for name in ("resources", "engine"):
-        path = study.root / "analysis" / f"{name}.csv"
-        rows = list(csv.DictReader(path.read_text().splitlines()))
-        kept = {"config", "resource", "unit", "n_blocks", "n_launches"}
-        stream = io.StringIO()
-        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            blank = {key: row[key] if key in kept else "" for key in row}
-            status = {"status": "missing"} if name == "resources" else {}
-            writer.writerow(blank | status | {"reason": "not recorded: too old"})
-        path.write_text(stream.getvalue())
+    kept = {"config", "resource", "unit", "n_blocks", "n_launches"}
+    for name, status in (("resources", {"status": "missing"}), ("engine", {})):
+
+        def forget(rows: list[dict[str, str]], status: dict[str, str] = status) -> None:
+            for row in rows:
+                row |= dict.fromkeys(row.keys() - kept, "")
+                row |= status | {"reason": "not recorded: too old"}
+
+        edit_csv(study.root / "analysis" / f"{name}.csv", forget)
     text = Page(render(study)).text
     assert "Resources: not recorded: too old." in text
     assert "Settings: not recorded: too old." in text

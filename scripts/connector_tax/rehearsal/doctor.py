@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from connector_tax.artifacts.study_file import read_study
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import read_json
 from connector_tax.rehearsal.durations import durations_of
 from connector_tax.study.doctor import of_slots
 from connector_tax.study.plan import remaining
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _examine(arguments: argparse.Namespace) -> int:
-    study = read_json(arguments.study)
+    study = read_study(arguments.study)
     folder = arguments.study.parent
     rows = list(of_slots(study, folder))
     if arguments.json:

@@ -15,11 +15,11 @@ from pathlib import Path
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import PHASES, baseline_of
-from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_file import launches, read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
-from connector_tax.files import read_json, write_json
+from connector_tax.files import write_json
 from connector_tax.rehearsal.launch import rehearse_launch
 from connector_tax.rehearsal.machine import Machine, machine_of
 from connector_tax.rehearsal.study import (
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(arguments: argparse.Namespace) -> None:
-    study = read_json(arguments.study)
+    study = read_study(arguments.study)
     known = modelled(study)
     write_json(arguments.study.parent / paths.DURATIONS, durations_content(study, known))
     print(f"durations: {known.source}")

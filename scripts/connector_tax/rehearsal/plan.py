@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from connector_tax.artifacts.study_file import read_study
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import read_json
 from connector_tax.rehearsal.durations import durations_of
 from connector_tax.study.plan import TO_MEASURE, planned_cells, remaining
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    study = read_json(arguments.study)
+    study = read_study(arguments.study)
     folder = arguments.study.parent
     known = durations_of(study, folder)
     rows = list(planned_cells(study, folder, known))
