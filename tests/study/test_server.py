@@ -165,9 +165,11 @@ def test_a_companion_that_answers_http_is_ready_when_it_answers_200(tmp_path: Pa
         "    asked = []\n"
         "    def do_GET(self):\n"
         "        H.asked.append(self.path)\n"
+        "        print(*H.asked, flush=True)\n"
         "        self.send_response(503 if len(H.asked) < 3 else 200)\n"
         "        self.end_headers()\n"
-        "        print(*H.asked, flush=True)\n"
+        "    def log_message(self, *_):\n"
+        "        pass\n"
         "h.HTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()\n"
     )
     port = free_port(HOST)
