@@ -144,7 +144,7 @@ def _launch(
         generator = stack.enter_context(load_generator(study, server, plan))
         # Else leaving would wait for a stopped process.
         stack.callback(os.kill, watch.pid, signal.SIGCONT)
-        watch.open(folder / "machine.jsonl", server.pid)
+        watch.open(folder / "machine.jsonl", server.pid, slow_ns=None)
         # The driver's look for the next segment comes four times a second.
         whole_s = 4 * blocks * (SEGMENT_S + 0.3) + 1
         rate = study["config"]["phase_a"]["rates_rps"][0]

@@ -19,7 +19,9 @@ from connector_tax.provenance.audit_machine import foreign_gpu_processes
 from connector_tax.study.child import ChildError
 from connector_tax.study.gpu import FIELDS, PROCESSES, GpuReadings
 from connector_tax.study.machine import MachineWatch
+from connector_tax.study.machine_watch import LOOKS
 from connector_tax.study.usage import throttled, throttled_file
+from connector_tax.study.yardstick import LOOK_PAUSE_S, LOOK_SAMPLES
 
 QUIET: Any = {
     "interval_ms": 20, "working_set_mib": 1, "elements": 100, "chunk_ms": 100,
@@ -58,7 +60,7 @@ def sleeper() -> Iterator[int]:
 def watched(path: Path, plan: AffinityPlan, group: int, seconds: float) -> list[dict[str, Any]]:
     """The lines of a file that was open for a while."""
     with MachineWatch(QUIET, plan, gpus=()) as watch:
-        watch.open(path, group)
+        watch.open(path, group, slow_ns=None)
         time.sleep(seconds)
         watch.close()
     return list(read_jsonl(path))
@@ -84,13 +86,29 @@ def test_the_file_has_what_its_description_says(
     assert machine.own_share < 0.05
 
 
+def test_a_look_at_a_slow_machine_is_taken_again_and_the_last_one_stands(
+    tmp_path: Path, plan: AffinityPlan, sleeper: int
+) -> None:
+    delays_s = []
+    for slow_ns in (1e9, 0.0):  # never slow, always slow
+        path = tmp_path / f"{slow_ns}.jsonl"
+        with MachineWatch(QUIET, plan, gpus=()) as watch:
+            asked_ns = time.monotonic_ns()
+            watch.open(path, sleeper, slow_ns)
+            watch.close()
+        looks = [line for line in read_jsonl(path) if line["kind"] == "look"]
+        assert [look["when"] for look in looks] == ["before", "after"]
+        delays_s.append((looks[0]["t_ns"] - asked_ns) / 1e9)
+    assert delays_s[1] - delays_s[0] > (LOOKS - 2) * LOOK_SAMPLES * LOOK_PAUSE_S
+
+
 def test_the_same_samples_reach_the_driver_while_it_runs(
     tmp_path: Path, plan: AffinityPlan, sleeper: int
 ) -> None:
     path = tmp_path / "machine.jsonl"
     with MachineWatch(QUIET, plan, gpus=()) as watch:
         for _ in range(2):
-            watch.open(path, sleeper)
+            watch.open(path, sleeper, slow_ns=None)
             seen = []
             for _ in range(5):
                 time.sleep(0.3)
@@ -143,7 +161,7 @@ def test_a_watch_that_ended_is_told(tmp_path: Path, plan: AffinityPlan, sleeper:
     with MachineWatch(QUIET, plan, gpus=()) as watch:
         os.kill(watch.pid, 9)
         with pytest.raises(ChildError, match="machine_watch ended with status -9"):
-            watch.open(tmp_path / "machine.jsonl", sleeper)
+            watch.open(tmp_path / "machine.jsonl", sleeper, slow_ns=None)
 
 
 def test_a_watch_that_had_ended_is_told_by_its_name_and_not_as_a_broken_pipe(
@@ -156,7 +174,7 @@ def test_a_watch_that_had_ended_is_told_by_its_name_and_not_as_a_broken_pipe(
         os.kill(watch.pid, 9)
         # Until it is a zombie its end of the pipe may be open still.
         os.waitid(os.P_PID, watch.pid, os.WEXITED | os.WNOWAIT)
-        watch.open(tmp_path / "machine.jsonl", sleeper)
+        watch.open(tmp_path / "machine.jsonl", sleeper, slow_ns=None)
 
 
 @pytest.mark.parametrize("damage", ["cut", "length", "order", "nothing"])
@@ -208,7 +226,7 @@ def test_gpu_rows_come_as_numbers_line_by_line(
     readings.close()
     path = tmp_path / "machine.jsonl"
     with MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch:
-        watch.open(path, sleeper)
+        watch.open(path, sleeper, slow_ns=None)
         time.sleep(1.3)
         watch.close()
     seconds = [line for line in read_jsonl(path) if line["kind"] == "chunk"]
@@ -237,7 +255,7 @@ def test_processes_of_others_on_the_studys_gpus_are_seen(
     users.write_text(own)
     path = tmp_path / "machine.jsonl"
     with MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch:
-        watch.open(path, sleeper)
+        watch.open(path, sleeper, slow_ns=None)
         until(watch, f"{own}GPU-b, 1\n", [])
         until(watch, f"{own}GPU-a, 1\n", [1])
         # A container of its own: other ids.

@@ -218,7 +218,9 @@ def measure(
     )
     started_utc = datetime.now(UTC).isoformat(timespec="milliseconds")
     if watch is not None:
-        watch.open(machine_file, instruments.server.pid)
+        level, bounds = instruments.quiet_level_ns, study["config"]["validity"]
+        slow_ns = None if level is None else level * bounds["max_idle_memory_factor"]
+        watch.open(machine_file, instruments.server.pid, slow_ns)
     before = sampler.open(metrics_file, f"{prepared.arrivals_seed}/scrapes")
     step_log.mark()
     precision = precision_rule(study["config"])

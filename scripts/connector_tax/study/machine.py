@@ -54,14 +54,16 @@ class MachineWatch(CommandChild):
         }
         super().__init__(WATCH_MODULE, [json.dumps(settings)])
 
-    def open(self, path: Path, server_group: int) -> None:
+    def open(self, path: Path, server_group: int, slow_ns: float | None) -> None:
         """Look at the server's CPUs, then sample into a cell's file.
 
         Args:
             path: the file.
             server_group: the server's process group.
+            slow_ns: time of a load above which a look is taken again (`machine_watch.LOOKS`); None:
+                never.
         """
-        self.ask("open", path=str(path), server_group=server_group)
+        self.ask("open", path=str(path), server_group=server_group, slow_ns=slow_ns)
 
     def recent(self) -> list[MachineLine]:
         """The lines written since the last call, from the cell's `begin` on."""

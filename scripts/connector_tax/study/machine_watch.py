@@ -3,7 +3,8 @@
 It takes commands as JSON lines on standard input and answers each with one JSON line; between them
 it samples (study.yardstick). `machine_<phase>_<cell>.jsonl` holds, in this order:
 
-- `{"kind": "look", "when": "before", ...}`: samples on the server's CPUs while the server is idle;
+- `{"kind": "look", "when": "before", ...}`: samples on the server's CPUs while the server is idle,
+  the last of several where the machine was slower than the driver allows (`LOOKS`);
 - `{"kind": "begin", ...}`: what is sampled and where, and the counters when sampling began;
 - `{"kind": "chunk", ...}`: every `chunk_ms`, the samples since the line before, and the counters;
 - `{"kind": "look", "when": "after", ...}`.
@@ -24,6 +25,7 @@ most of it waking up, and 0.1% for the counters once a second.
 import gc
 import json
 import select
+import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -45,6 +47,9 @@ from connector_tax.study.usage import (
     throttled_file,
 )
 from connector_tax.study.yardstick import Yardstick
+
+# Of 0.1 s each: bursts of neighbours last 0.1 to 2 s (docs/decisions/quiet-time.md).
+LOOKS = 25
 
 
 class WatchSettings(TypedDict):
@@ -84,6 +89,7 @@ class Watcher:
         self._file: TextIO | None = None
         self._own: tuple[list[int], list[int]] = ([], [])
         self._server_group = 0
+        self._slow_ns: float | None = None
         self._line_ns = 0
         self._due_ns = 0
         self._at_us: list[int] = []
@@ -112,7 +118,7 @@ class Watcher:
 
     def _answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         if command["do"] == "open":
-            self._open(Path(command["path"]), command["server_group"])
+            self._open(Path(command["path"]), command["server_group"], command["slow_ns"])
         elif command["do"] == "close":
             self._close()
         if command["do"] != "recent":
@@ -120,8 +126,9 @@ class Watcher:
         lines, self._recent = self._recent, []
         return {"lines": lines}
 
-    def _open(self, path: Path, server_group: int) -> None:
+    def _open(self, path: Path, server_group: int, slow_ns: float | None) -> None:
         self._file = path.open("w", encoding="utf-8")
+        self._slow_ns = slow_ns
         self._server_group = server_group
         self._look("before")
         self._own = own_processes(self._settings["driver"], server_group)
@@ -190,8 +197,12 @@ class Watcher:
 
     def _look(self, when: Literal["before", "after"]) -> None:
         cpus = self._settings["server"]
-        started = time.monotonic_ns()
-        memory, compute = self._yardstick.look(cpus)
+        for _ in range(LOOKS):
+            started = time.monotonic_ns()
+            memory, compute = self._yardstick.look(cpus)
+            load_ns = statistics.median(memory) / self._settings["elements"]
+            if self._slow_ns is None or load_ns <= self._slow_ns:
+                break
         self._put({"kind": "look", "when": when, "t_ns": started, "cpus": cpus,
                    "memory_ns": memory, "compute_ns": compute})  # fmt: skip
 
