@@ -5,17 +5,20 @@ one long cell at the study's first rate; in segments that alternate on-off-off-o
 the watching process is stopped (SIGSTOP) and continued. A request belongs to the segment it was
 due in, if it ended there; a segment's value is the median of its requests, a block's the logarithm
 of the ratio of on to off. The mean of the blocks without the outer tenths stands with its bootstrap
-interval (95%, BCa).
+interval (95%, BCa). `bursts` takes idle looks (yardstick) one after the other and counts
+how many in a row are slower than the void check allows.
 """
 
 import argparse
 import contextlib
+import itertools
 import math
 import os
 import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +44,7 @@ from connector_tax.study.machine import MachineWatch
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server_command import affinity_plan, served_model
+from connector_tax.study.yardstick import LOOK_PAUSE_S, LOOK_SAMPLES, Yardstick
 
 FACTORS = (1.1, 1.2, 1.3, 1.5, 2.0)
 STEALS = (0.01, 0.02, 0.03, 0.05, 0.1)
@@ -105,6 +109,33 @@ def cost(study: StudyDocument, launches: int, blocks: int) -> None:
             print(f"launch {number + 1}: the watching process used {share:.2%} of its core")
     for metric, values in ratios.items():
         print(f"all: {metric} on over off in {len(values)} blocks {_summary(values)}")
+
+
+def bursts(study: StudyDocument, seconds: float) -> None:
+    """Print how long the idle machine is slower than `max_idle_memory_factor` times its level.
+
+    Args:
+        study: study.json.
+        seconds: for how long looks are taken on the server's CPUs.
+    """
+    quiet, slow = study["config"]["quiet"], study["config"]["validity"]["max_idle_memory_factor"]
+    assert quiet is not None
+    yardstick = Yardstick(quiet["working_set_mib"], quiet["elements"])
+    cpus, until, medians = affinity_plan(study).server, time.monotonic() + seconds, []
+    while time.monotonic() < until:
+        medians.append(float(np.median(yardstick.look(cpus)[0])) / quiet["elements"])
+    level = float(np.percentile(medians, 10))
+    runs = [
+        len(list(run))
+        for above, run in itertools.groupby(np.array(medians) > slow * level)
+        if above
+    ]
+    print(
+        f"{cpu()}; {len(medians)} looks of {LOOK_SAMPLES * LOOK_PAUSE_S:g} s, level {level:.1f} ns"
+    )
+    print(f"above {slow:g} times the level: {sum(runs) / len(medians):.1%} of the looks")
+    for length, count in sorted(Counter(runs).items()):
+        print(f"{length} in a row: {count}")
 
 
 class _Switch:
@@ -238,12 +269,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     live.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
     live.add_argument("--launches", type=int, default=2)
     live.add_argument("--blocks", type=int, default=15, help="of four segments, a launch")
+    idle = commands.add_parser("bursts", help="how long an idle machine is slow at a time")
+    idle.add_argument("--study", type=Path, required=True, help="results/<study>/study.json")
+    idle.add_argument("--seconds", type=float, default=90)
     return run_command(parser, argv, _run, (ArtifactError, DeviceError, GateError))
 
 
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.command == "explain":
         explain(arguments.study, arguments.factors, arguments.steals, arguments.chunk_percentile)
+    elif arguments.command == "bursts":
+        bursts(read_json(arguments.study), arguments.seconds)
     else:
         cost(read_json(arguments.study), arguments.launches, arguments.blocks)
 
