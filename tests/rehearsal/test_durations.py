@@ -68,8 +68,8 @@ def test_the_step_log_of_a_launch_is_a_model_too(
     write_json(tmp_path / "study.json", shipped("vllm-cpu"))
     doctor.main(["--study", str(tmp_path / "study.json")])
     said = capsys.readouterr().out
-    # Its Phases A and B took 1.5 h; no B' is expected, since connectors are taken to cost nothing.
-    assert 1.0 < said_hours(said) < 1.6
+    # Its launches took 1.04 h; cells measured again and void are not foreseen.
+    assert 0.8 < said_hours(said) < 1.2
     assert "plain/block0/A of results/archive/vllm-cpu.tar.zst" in said
 
 
