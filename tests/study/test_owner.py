@@ -53,13 +53,19 @@ def test_a_second_driver_on_this_machine_is_refused_and_told_who_measures(tmp_pa
     assert list((tmp_path / "owners").iterdir()) == []
 
 
-def test_a_driver_of_this_machine_that_ended_is_no_owner(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_a_driver_of_this_machine_that_ended_is_no_owner(tmp_path: Path, waited_for: bool) -> None:
     ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = str(ProcessName.of(ended.pid))
-    ended.communicate(b"")
+    if waited_for:
+        ended.communicate(b"")
+    else:
+        ended.kill()
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
     owned_by(tmp_path, machine=machine_alias(), process=process)
     with own_launch(tmp_path, LAUNCH, never):
         assert read_json(owner_file(tmp_path))["process"] == str(ProcessName.of(os.getpid()))
+    ended.wait()
 
 
 @pytest.fixture

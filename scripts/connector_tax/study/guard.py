@@ -50,12 +50,20 @@ class ProcessName:
 
     @classmethod
     def of(cls, pid: int) -> "ProcessName":
-        """The running process `pid`; ProcessLookupError where there is none."""
+        """The running process `pid`.
+
+        Raises:
+            ProcessLookupError: there is none, or it has ended and nobody waited for it, as where a
+                container's first process waits for none.
+        """
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         except FileNotFoundError:
             raise ProcessLookupError(pid) from None
-        return cls(pid, _where(), int(stat.rpartition(")")[2].split()[19]))
+        fields = stat.rpartition(")")[2].split()
+        if fields[0] in ("Z", "X"):
+            raise ProcessLookupError(pid)
+        return cls(pid, _where(), int(fields[19]))
 
     @classmethod
     def parse(cls, text: str) -> "ProcessName":
