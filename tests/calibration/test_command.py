@@ -1,5 +1,6 @@
 """The short form of the whole command: its files, and what must hold however few studies ran."""
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ def test_the_short_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str
     # Equal and unequal spreads, two arrival processes, two metrics, R of 3 and 5.
     assert len(virtual["coverage"]) == len(virtual["aa"]) == len(virtual["power"]) == 16
     assert all(row["studies"] == SHORT.studies for row in virtual["coverage"])
-    assert min(row["covered"] for row in virtual["coverage"]) > 0.5
+    # Of two studies and a truth from ten launches: single rows may miss, all of them not.
+    assert statistics.mean(row["covered"] for row in virtual["coverage"]) > 0.6
     largest = [r for r in virtual["levels"] if r["config"] == "step_tax_360us"]
     assert all(row["truth"] > 0.05 for row in largest)
     assert all(f["as_designed"] for f in faults["faults"]), faults["faults"]
