@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import os
+import socket
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,25 @@ def run(
 
 async def outcomes(service: BatchedService, items: list[Any]) -> list[Any]:
     return await asyncio.gather(*(service.do_one(x) for x in items), return_exceptions=True)
+
+
+@pytest.mark.parametrize("unread", [True, False])
+def test_a_worker_whose_main_process_goes_ends_without_an_error(unread: bool) -> None:
+    ours, workers = socket.socketpair()
+    with workers:
+        worker = threading.Thread(target=t.Squares().run, args=(workers,))
+        raised: list[BaseException] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading, "excepthook", lambda said: raised.append(said.exc_value))
+            worker.start()
+            ours.recv(1, socket.MSG_PEEK)
+            if not unread:
+                ours.recv(1000)
+            # What was not read makes the close a reset.
+            ours.close()
+            worker.join(10)
+    assert not worker.is_alive()
+    assert raised == []
 
 
 class Abandon(BaseException):

@@ -56,7 +56,7 @@ class VectorTransformer(ABC):
         """Signal ready, then answer batches in order until the main process closes its end."""
         connection.sendall(pack(["ready"]))
         # The main process may close its end while a batch is being computed.
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for body in _frames(connection):
                 connection.sendall(self._answer(body))
 
