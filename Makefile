@@ -22,7 +22,9 @@ test: .venv/dev.stamp lint  ## linters, then the default tests, two at a time
 	  rm -rf $$folder
 
 test-long: .venv/dev.stamp  ## the slow suites: kills at 20 moments, coverage, real vLLM where it is installed
-	$(BIN)/python -m pytest -m long
+	@folder=$$(mktemp -d) && \
+	  $(BIN)/python -m pytest -m long -rs -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder && \
+	  rm -rf $$folder
 
 # Where Slurm, root or a second CPU is missing, what needs it is skipped and says so.
 test-cluster: .venv/dev.stamp .venv/slurm.stamp  ## blocks on many devices: two Slurm nodes (root; apt install slurmd ...), slots, pods
