@@ -14,7 +14,6 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json, write_text
 from connector_tax.report import answer
 from connector_tax.report.__main__ import main
-from connector_tax.report.launches import LaunchReport, overhead
 from connector_tax.report.page import render
 from tests.analysis.synthetic import write_analysed_study
 from tests.analysis.tables import edit_csv
@@ -272,25 +271,6 @@ def test_overhead_is_the_ratio_of_the_summed_times(full: StudyTables) -> None:
         sum(t["startup_s"] + t["cells_s"] + t["release_s"] for t in timings),
     )
     assert f"Overhead: {wall / needed:.3f} = wall time" in Page(render(full)).text
-
-
-def test_overhead_counts_what_lies_between_launches_but_not_an_interruption() -> None:
-    def launch(started: str, ended: str | None) -> LaunchReport:
-        end = None if ended is None else f"2026-05-26T{ended}+00:00"
-        span = (f"2026-05-26T{started}+00:00", end)
-        timing = {"wall_s": 60.0, "startup_s": 5.0, "cells_s": 50.0, "release_s": 1.0}
-        return LaunchReport("A", "plain", 0, 1, "done", "", None, "", span, timing)
-
-    spent = overhead(
-        [
-            launch("10:01:02", "10:02:02"),  # two seconds after the first
-            launch("10:00:00", "10:01:00"),
-            launch("12:00:00", None),  # resumed two hours later; the power went after its last cell
-            launch("12:01:30", "12:02:30"),
-        ]
-    )
-    assert spent.wall_s == 4 * 60 + 2
-    assert spent.ratio == pytest.approx((4 * 60 + 2) / (4 * 56))
 
 
 def test_rates_show_the_criteria_that_fired_and_prior_stands_beside_measured(

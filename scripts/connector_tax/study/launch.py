@@ -28,9 +28,7 @@ from connector_tax.artifacts.cell_records import CountsRecord
 from connector_tax.artifacts.launch_files import (
     AttemptRecord,
     EngineFiles,
-    NamedThreadUse,
     NodeRecord,
-    ThreadUse,
 )
 from connector_tax.artifacts.names import PHASES, Launch, baseline_of
 from connector_tax.artifacts.rates import cell_rates, shape_limits
@@ -244,7 +242,7 @@ class LaunchDriver:
         use = ServerUse(self.study, self.launch, server, attempt)
         use.before_load()
         before = server.thread_use()
-        stack.callback(lambda: attempt.update({"server_threads": _threads(server, before)}))
+        stack.callback(lambda: attempt.update({"server_threads": server.thread_use_since(before)}))
         level = attempt["quiet_level"]
         instruments = cells.Instruments(
             server, use.processes, generator, sampler, step_log, watch,
@@ -339,15 +337,6 @@ class LaunchDriver:
         attempt["stopped"] = server.stop(self.study["config"]["server"]["stop_grace_s"])
         self._server = None
         time.sleep(self.study["config"]["server"]["release_s"])
-
-
-def _threads(server: Server, before: Mapping[str, ThreadUse]) -> list[NamedThreadUse]:
-    """Who used the server's CPUs while the cells ran, busiest first; idle threads are left out."""
-    rows: list[NamedThreadUse] = []
-    for name, use in server.thread_use().items():
-        used_s = before[name]["cpu_s"] if name in before else 0.0
-        rows.append({"name": name, **use, "cpu_s": round(use["cpu_s"] - used_s, 2)})
-    return sorted((r for r in rows if r["cpu_s"] > 0), key=lambda r: -r["cpu_s"])
 
 
 def _counted(counts: CountsRecord) -> str:

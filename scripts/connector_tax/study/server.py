@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
 import psutil
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.launch_files import ThreadUse
+from connector_tax.artifacts.launch_files import NamedThreadUse, ThreadUse
 from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
 from connector_tax.linux import die_with_parent, format_cpus
@@ -254,6 +255,14 @@ class Server:
                 use["cpus"] = sorted({*use["cpus"], cpus})
                 use["cpu_s"] += sum(map(int, times)) / ticks
         return uses
+
+    def thread_use_since(self, before: Mapping[str, ThreadUse]) -> list[NamedThreadUse]:
+        """Who used the server's CPUs since `before` (`thread_use`), busiest first, nobody idle."""
+        rows: list[NamedThreadUse] = []
+        for name, use in self.thread_use().items():
+            used_s = before[name]["cpu_s"] if name in before else 0.0
+            rows.append({"name": name, **use, "cpu_s": round(use["cpu_s"] - used_s, 2)})
+        return sorted((r for r in rows if r["cpu_s"] > 0), key=lambda r: -r["cpu_s"])
 
     def log_text(self) -> str:
         """Everything the server has printed."""
