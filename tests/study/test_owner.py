@@ -1,5 +1,6 @@
 """One driver for each launch: a second is refused while the first lives, wherever that is."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -109,6 +110,32 @@ def test_a_driver_that_was_taken_for_dead_ends(tmp_path: Path) -> None:
     with own_launch(tmp_path, LAUNCH, lost.set):
         owned_by(tmp_path, **ELSEWHERE[1])
         assert lost.wait(20)
+
+
+def test_a_driver_that_lost_its_launch_leaves_the_file_of_the_new_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "HEARTBEAT_S", 60)
+    with own_launch(tmp_path, LAUNCH, never):
+        theirs = owned_by(tmp_path, **ELSEWHERE[1])
+    assert read_json(theirs)["machine"] == "machine-b"
+
+
+def test_a_file_system_that_fails_once_does_not_end_the_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats, several = [], threading.Event()
+
+    def utime(path: Path) -> None:
+        beats.append(path)
+        if len(beats) == 2:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        if len(beats) == 4:
+            several.set()
+
+    monkeypatch.setattr(os, "utime", utime)
+    with own_launch(tmp_path, LAUNCH, never):
+        assert several.wait(20)
 
 
 def test_the_driver_refuses_a_launch_that_is_measured_elsewhere(tmp_path: Path) -> None:

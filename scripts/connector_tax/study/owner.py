@@ -64,7 +64,9 @@ def own_launch(study_folder: Path, launch: Launch, on_loss: Callable[[], None]) 
     finally:
         over.set()
         beat.join()
-        path.unlink(missing_ok=True)
+        # After a suspension it may be another's by now.
+        if _is(path, mine):
+            path.unlink(missing_ok=True)
 
 
 def _remove_ended(path: Path) -> None:
@@ -129,6 +131,15 @@ def _beat(
     path: Path, mine: OwnerRecord, over: threading.Event, on_loss: Callable[[], None]
 ) -> None:
     while not over.wait(HEARTBEAT_S):
-        if _read(path) != mine:
-            on_loss()
-        os.utime(path)
+        # A file system that does not answer now may at the next beat.
+        with contextlib.suppress(OSError):
+            if not _is(path, mine):
+                on_loss()
+            os.utime(path)
+
+
+def _is(path: Path, mine: OwnerRecord) -> bool:
+    try:
+        return _read(path) == mine
+    except ArtifactError:
+        return False
