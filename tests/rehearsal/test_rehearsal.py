@@ -1,12 +1,18 @@
 """A study in virtual time: the machine's cost, what overload does to a cell, what the page says."""
 
 import io
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 from rich.console import Console
@@ -188,6 +194,32 @@ def test_a_study_with_cells_that_cannot_be_valid_ends_non_zero(
     said = capsys.readouterr().out
     assert "phase_a.rates_rps: r20 cannot be valid" in said
     assert "phase_b: 32x8 cannot be valid" in said
+
+
+def test_a_rehearsal_that_is_ended_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    study_file = write_stages(
+        tmp_path / "x", resolve(load_yaml(ROOT / "config" / "config.yaml"), "config.yaml")
+    )
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    command = [sys.executable, "-m", "connector_tax.rehearsal", "--study", str(study_file)]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder)}) as rehearsal:
+        process = psutil.Process(rehearsal.pid)
+
+        def launches() -> list[psutil.Process]:
+            children = process.children()
+            return [c for c in children if "connector_tax.rehearsal.launch" in c.cmdline()]
+
+        deadline = time.monotonic() + 60
+        while not launches() and rehearsal.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert launches() != []
+        children = process.children()
+        rehearsal.terminate()
+        assert rehearsal.wait(20) == -signal.SIGTERM
+    psutil.wait_procs(children, 20)
+    assert [c for c in children if c.is_running()] == []
+    assert list(folder.iterdir()) == []
 
 
 def test_the_middle_one_of_plains_launches_is_fitted(tmp_path: Path) -> None:

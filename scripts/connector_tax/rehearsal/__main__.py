@@ -12,6 +12,7 @@ from connector_tax.artifacts.study_file import read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, write_text
+from connector_tax.provenance.unpack import private_folder
 from connector_tax.rehearsal.findings import cells_that_cannot_be_valid, sections
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.page import markdown, show
@@ -28,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _rehearse(arguments: argparse.Namespace) -> int:
     study = read_study(arguments.study)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
-        rehearsal = rehearse(study, machine_of(study), Path(folder))
+    with private_folder(Path(tempfile.gettempdir()) / "rehearsal") as folder:
+        rehearsal = rehearse(study, machine_of(study), folder)
     content = sections(rehearsal)
     title = f"Rehearsal of {study['study']}"
     page = arguments.study.parent / paths.REHEARSAL_PAGE

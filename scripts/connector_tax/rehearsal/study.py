@@ -29,6 +29,7 @@ from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import Row, TaxRow
 from connector_tax.files import read_json, write_json, write_text
+from connector_tax.linux import die_with_parent
 from connector_tax.rehearsal.machine import Machine
 from connector_tax.rehearsal.shapes import rehearse_shapes
 from connector_tax.study.design import run_order
@@ -221,6 +222,8 @@ def _run(document: StudyDocument, phase: str, root: Path) -> None:
 
 def _process(root: Path, share: list[list[Any]]) -> None:
     command = [sys.executable, "-m", "connector_tax.rehearsal.launch", str(root), json.dumps(share)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, preexec_fn=die_with_parent
+    )
     if done.returncode:
         raise RehearsalError(f"{' '.join(command)}\n{done.stderr}")
