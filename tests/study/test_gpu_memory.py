@@ -11,6 +11,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
 from connector_tax.files import read_json, write_json
 from connector_tax.study import gpu_memory, launch, preflight
+from connector_tax.study.device import DeviceError
 from connector_tax.study.guard import PARENT_VARIABLE
 from connector_tax.study.server_command import ServerError
 from tests.study.driving import arguments, failed_index_of, launch_folder, write_study
@@ -96,5 +97,6 @@ def test_no_gate_is_started_on_memory_that_is_in_use(occupied: Path, tmp_path: P
     gate = preflight.gated_server(
         read_json(occupied), Launch("plain", 0, "A"), "verify_plain", tmp_path / "gate", print, None
     )
-    with pytest.raises(preflight.GateError, match="GPU-b: 1001 of 10000 MiB"), gate:
+    # Not a GateError, which would leave the configuration out of the study for good.
+    with pytest.raises(DeviceError, match="GPU-b: 1001 of 10000 MiB"), gate:
         pass

@@ -138,6 +138,7 @@ def gated_server(
         GateError: it did not start, serve or stop as it must.
         PortTakenError: other processes took every port that was tried: nothing is known of the
             configuration.
+        DeviceError: others hold the GPUs' memory: the same.
     """
     kill_leftovers(folder)
     step_log = LaunchStepLog(folder, study["config"]["engine"]["kind"])
@@ -181,7 +182,11 @@ def _ready_server(
         # A server that lost its port before it served has made its log already.
         LaunchStepLog(folder, study["config"]["engine"]["kind"]).remove()
         note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")
-        await_free_memory(study["config"])
+        try:
+            await_free_memory(study["config"])
+        except ServerError as error:
+            # Nothing is known of the configuration: the next run asks again.
+            raise DeviceError(str(error)) from error
         server.start()
         try:
             ready = server.wait_ready(settings["ready_timeout_s"])
