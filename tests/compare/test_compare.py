@@ -1,6 +1,7 @@
 """Two studies: the error of a ratio, what is called different, what is refused, the page."""
 
 import csv
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from scipy.stats import sem, ttest_ind
 
 from connector_tax.artifacts.names import MARKED, POINT_ESTIMATE
+from connector_tax.artifacts.tables import POOLED
 from connector_tax.compare.__main__ import main
 from connector_tax.compare.contrast import Known, difference, from_interval, quantile
 from connector_tax.compare.rows import (
     AA,
     HIGHER,
+    LATENCY,
     LOWER,
     SAME,
     TAX,
@@ -28,7 +31,7 @@ from connector_tax.compare.rows import (
 )
 from connector_tax.compare.studies import NotComparableError, refuse_unlike, what_differs
 from connector_tax.figures.tables import StudyTables
-from tests.analysis.tables import edit
+from tests.analysis.tables import edit, edit_csv, select
 from tests.compare.conftest import small_study
 
 BLANK = ComparedRow(TAX, "x", "A", "r1", 1.0, 8, 8, "ttft_p90", "fraction", "log", margin=0.03)
@@ -144,6 +147,22 @@ def test_each_study_brings_its_own_degrees_of_freedom(a: Path, b: Path) -> None:
         errors.append(np.log((1 + t.tax_hi) / (1 + t.tax)) / quantile(0.95, t.error_df))
     parts = [e**4 / df for e, df in zip(errors, dfs, strict=True) if df]
     assert row.error_df == pytest.approx(sum(e**2 for e in errors) ** 2 / sum(parts), rel=1e-6)
+
+
+def test_a_percentile_of_zero_has_no_ratio_and_says_so(a: Path, b: Path, tmp_path: Path) -> None:
+    one = shutil.copytree(a, tmp_path / "one")
+    zeros = dict.fromkeys(("tpot_p90_ms", "tpot_p90_lo_ms", "tpot_p90_hi_ms"), "0.0")
+
+    def all_in_one_read(rows: list[dict[str, str]]) -> None:
+        for row in select(rows, config="plain", phase="A", block=POOLED):
+            row.update(zeros)
+
+    edit_csv(one / "analysis" / "aggregate.csv", all_in_one_read)
+    rows = compare_rows(*(StudyTables(root / "study.json") for root in (one, b)))
+    (zero,) = (r for r in rows if r.config == "plain" and r.phase == "A"
+               and r.quantity == LATENCY and r.metric == "tpot_p90")  # fmt: skip
+    assert zero.effect is None
+    assert "tpot_p90 is 0" in zero.reason
 
 
 def test_resources_are_compared_and_what_never_changes_is_exact(a: Path, b: Path) -> None:

@@ -1,15 +1,19 @@
 """The gate: its four answers, several bounds together, what a CI reads."""
 
+import shutil
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from connector_tax.artifacts.tables import DeviceTaxRow
 from connector_tax.compare.contrast import quantile
 from connector_tax.compare.gate import ABOVE, BELOW, CANNOT_TELL, NO_NUMBER, check, main, overall
-from connector_tax.compare.power import decided_bound, plan_lines
+from connector_tax.compare.power import decided_bound, pilot_estimate, plan_lines
 from connector_tax.figures.tables import StudyTables
+from connector_tax.files import read_json, write_json
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import Design
 
@@ -118,3 +122,41 @@ def test_more_blocks_decide_smaller_bounds_in_more_minutes(a: Path) -> None:
     assert minutes == sorted(minutes)
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[0] > 1.5 * bounds[-1]
+
+
+@pytest.mark.parametrize(("devices", "of"), [(0, 0), (2, 0), (3, 3)])
+def test_an_error_made_of_devices_is_planned_with_as_one(a: Path, devices: int, of: int) -> None:
+    study = StudyTables(a / "study.json")
+    # As the study would have written them, had each block been on a device of its own.
+    blank = {field.name: None for field in fields(DeviceTaxRow)}
+    study.__dict__["device_taxes"] = [
+        DeviceTaxRow(**{**blank, "device": str(number)})  # type: ignore[arg-type]
+        for number in range(devices)
+    ]
+    estimate = pilot_estimate(study, "nixl_both", "tpot_p90", "ref_safe")
+    assert estimate is not None
+    assert estimate.devices == of
+    again = pilot_estimate(study, "plain_2", "tpot_p90", "ref_safe")
+    assert again is not None
+    assert again.devices == 0
+
+
+@pytest.mark.parametrize("fault", ["junit", "markdown", "table"])
+def test_what_cannot_be_read_or_written_is_none_of_the_answers(
+    root: Path, tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = shutil.copytree(root, tmp_path / "study")
+    assert gate(study, [5.0], ["nixl_both"]) == 0
+    more = {"junit": [f"--junit={tmp_path}"], "markdown": [f"--markdown={root}/study.json/x"]}
+    if fault == "table":
+        (study / "analysis" / "taxes.csv").write_bytes(b"\xff\xfe")
+    assert gate(study, [5.0], ["nixl_both"], *more.get(fault, [])) == 3
+    assert capsys.readouterr().err.startswith("gate: ")
+
+
+def test_one_rate_that_is_both_has_its_taxes_under_either_name(root: Path, tmp_path: Path) -> None:
+    study = shutil.copytree(root, tmp_path / "study")
+    rates = read_json(study / "reference_rates.json")
+    write_json(study / "reference_rates.json", {**rates, "ref_load": rates["ref_safe"]})
+    assert gate(study, [5.0], ["nixl_both"]) == 0
+    assert gate(study, [5.0], ["nixl_both"], "--at=ref_load") == 0

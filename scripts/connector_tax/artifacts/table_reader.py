@@ -6,7 +6,7 @@ import types
 import typing
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import msgspec
 
@@ -54,27 +54,34 @@ def read_table(path: Path, row_type: type[Row]) -> list[Row]:
         ArtifactError: the file or a column is missing, or a value does not parse; names file, line
             and column, what was found and what is allowed.
     """
-    columns = column_types(row_type)
     try:
-        stream = path.open(encoding="utf-8", newline="")
+        with path.open(encoding="utf-8", newline="") as stream:
+            return _rows(path, stream, row_type)
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file") from None
-    with stream:
-        reader = csv.DictReader(stream)
-        missing = [name for name in columns if name not in (reader.fieldnames or ())]
-        if missing:
-            raise ArtifactError(f"{path}:1: missing column(s): {', '.join(missing)}")
-        rows = []
-        for record in reader:
-            if not any(record.values()):
-                continue
-            values: dict[str, Any] = {}
-            for name, (scalar, optional) in columns.items():
-                if record[name] is None:
-                    raise ArtifactError(f"{path}:{reader.line_num}: fewer values than columns")
-                try:
-                    values[name] = _value(record[name], scalar, optional)
-                except ValueError as error:
-                    raise ArtifactError(f"{path}:{reader.line_num}: {name}: {error}") from None
-            rows.append(msgspec.convert(values, row_type))
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise ArtifactError(f"{path}: {error.strerror}; allowed: a file") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ArtifactError(f"{path}: not a CSV in UTF-8: {error}") from None
+
+
+def _rows(path: Path, stream: TextIO, row_type: type[Row]) -> list[Row]:
+    columns = column_types(row_type)
+    reader = csv.DictReader(stream)
+    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    if missing:
+        raise ArtifactError(f"{path}:1: missing column(s): {', '.join(missing)}")
+    rows = []
+    for record in reader:
+        if not any(record.values()):
+            continue
+        values: dict[str, Any] = {}
+        for name, (scalar, optional) in columns.items():
+            if record[name] is None:
+                raise ArtifactError(f"{path}:{reader.line_num}: fewer values than columns")
+            try:
+                values[name] = _value(record[name], scalar, optional)
+            except ValueError as error:
+                raise ArtifactError(f"{path}:{reader.line_num}: {name}: {error}") from None
+        rows.append(msgspec.convert(values, row_type))
     return rows

@@ -195,18 +195,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         return _gate(arguments)
-    except ArtifactError as error:
+    except (ArtifactError, OSError) as error:
+        # Never the status of an answer: 1, which an error that nobody catches has, says above.
         print(f"gate: {error}", file=sys.stderr)
         return STATUS[NO_NUMBER]
 
 
 def _gate(arguments: argparse.Namespace) -> int:
     with opened(arguments.study) as study:
-        checks = run_checks(study, arguments.config, arguments.max_tax, arguments.at)
-        summary = markdown(study, arguments.at, checks)
+        # Where both rates are one, its taxes stand under the first name.
+        one_rate = study.reference["ref_load"] == study.reference["ref_safe"]
+        at = "ref_safe" if one_rate else arguments.at
+        checks = run_checks(study, arguments.config, arguments.max_tax, at)
+        summary = markdown(study, at, checks)
         if arguments.plan:
             metrics = dict.fromkeys(metric for metric, _ in arguments.max_tax)
-            summary += "\n".join(plan_lines(study, arguments.config, list(metrics), arguments.at))
+            summary += "\n".join(plan_lines(study, arguments.config, list(metrics), at))
         if arguments.junit is not None:
             write_bytes(arguments.junit, junit(study.name, checks))
     if arguments.markdown is not None:

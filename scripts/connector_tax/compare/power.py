@@ -9,6 +9,7 @@ from scipy.stats import t as student
 from connector_tax import text
 from connector_tax.analysis.block_model import OWN, POOLED, Estimate
 from connector_tax.analysis.blocks_needed import with_blocks
+from connector_tax.analysis.device_model import DEVICES_FOR_VARIANCE
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.artifacts import tables
 from connector_tax.artifacts.study_file import Study
@@ -60,7 +61,7 @@ def plan_lines(
         f"{config} {metric}": estimate
         for config in configs
         for metric in metrics
-        if (estimate := _estimate(study, config, metric, at)) is not None
+        if (estimate := pilot_estimate(study, config, metric, at)) is not None
     }
     confidence = 1 - (1 - study.settings["statistics"]["confidence"]) / max(1, len(estimates))
     launches = Study(study.root, study.document).configs("A")
@@ -84,7 +85,7 @@ def plan_lines(
     yield ""
 
 
-def _estimate(study: StudyTables, config: str, metric: str, at: str) -> Estimate | None:
+def pilot_estimate(study: StudyTables, config: str, metric: str, at: str) -> Estimate | None:
     """The tax's estimate as its printed interval has it; None without an interval."""
     row = study.taxes_at(at, metric).get(config)
     side = tax_side(row, study.settings["statistics"]["confidence"])
@@ -92,4 +93,9 @@ def _estimate(study: StudyTables, config: str, metric: str, at: str) -> Estimate
         return None
     method = OWN if row.interval_method.startswith(OWN) else POOLED
     known = side.known
-    return Estimate(known.point, known.error, known.df, method, tuple(range(side.blocks)), 0.0)
+    devices = len({tax.device for tax in study.device_taxes})
+    of_devices = devices if devices >= DEVICES_FOR_VARIANCE and config != study.aa else 0
+    return Estimate(
+        known.point, known.error, known.df, method, tuple(range(side.blocks)), 0.0,
+        devices=of_devices,
+    )  # fmt: skip

@@ -267,6 +267,8 @@ def _latency_side(row: AggregateRow, metric: str, blocks: int, confidence: float
     value, lo, hi = (getattr(row, f"{metric}{end}_ms") for end in ("", "_lo", "_hi"))
     if value is None:
         return f"{row.status}: {row.reason}" if row.status != "valid" else f"no {metric}"
+    if value <= 0:
+        return f"{metric} is 0, which has no ratio"
     return latency_side(value, lo, hi, blocks, confidence)
 
 
