@@ -14,6 +14,7 @@ from connector_tax.analysis.validity import Watched, assess, void_reasons
 from connector_tax.artifacts.cell_records import CheckRecord
 from connector_tax.artifacts.checks import BOUNDS, MACHINE_CHECKS
 from connector_tax.provenance.audit_machine import (
+    _cpu_shares,
     disturbed_chunks,
     foreign_gpu_processes,
     quiet_seqs,
@@ -86,6 +87,16 @@ def test_the_audit_counts_the_periods_the_group_was_throttled_in(tmp_path: Path)
     for mark, total in zip(marks, (4, 4, 5, 7), strict=True):
         mark["counters"] = {**mark["counters"], "throttled": total}
     assert machine(records, tmp_path).throttled == throttled_periods(records) == 3
+
+
+def test_a_process_of_the_study_that_ended_unseen_is_nobody_elses_time(tmp_path: Path) -> None:
+    records = lines([([100] * 3, 0, 0)])
+    # Of 100 ms the server's two CPUs were idle for 190; what ended takes 500 ms along.
+    records[1]["counters"] |= {"idle_ms": [0, 0], "own_ms": [10, 600]}
+    records[2]["counters"] |= {"idle_ms": [100, 190], "own_ms": [10, 100]}
+    seen = machine(records, tmp_path)
+    assert seen.cpus["server"].foreign == pytest.approx(10 / 200)
+    assert _cpu_shares(records[:-1])["server"] == pytest.approx(10 / 200)
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,8 @@ def _cpu_use(
     idle, steal, own = (
         [b - a for a, b in zip(first[name], last[name], strict=True)] for name in _CPU_COUNTERS
     )
+    # A process that ended unwaited for takes its time along, which is nobody else's.
+    own = [max(0.0, ms) for ms in own]
     if begin["loadgen"] == begin["server"]:
         # Nothing is pinned: both sides use one set.
         own = [sum(own)] * len(own)

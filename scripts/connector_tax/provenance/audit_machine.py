@@ -196,7 +196,8 @@ def _cpu_shares(lines: Sequence[Row]) -> dict[str, float]:
     shares: dict[str, float] = {}
     for side, name in enumerate(("loadgen", "server")):
         whole = (end["t_ns"] - begin["t_ns"]) / 1e6 * len(begin[name])
-        own = grown["own_ms"].sum() if shared else grown["own_ms"][side]
+        ours = grown["own_ms"].clip(0)
+        own = ours.sum() if shared else ours[side]
         rest = whole - grown["idle_ms"][side] - grown["steal_ms"][side] - own
         shares[name] = max(0.0, float(rest)) / whole
     return shares
