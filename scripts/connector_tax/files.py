@@ -119,6 +119,8 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file") from None
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise ArtifactError(f"{path}: {error.strerror}; allowed: a file") from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"{path}: not valid JSON: {error}") from error
 
@@ -138,14 +140,23 @@ def read_jsonl(path: Path) -> Iterator[Any]:
                     raise ArtifactError(f"{path}:{number}: not valid JSON: {error}") from error
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no such file") from None
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise ArtifactError(f"{path}: {error.strerror}; allowed: a file") from None
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{path}: not UTF-8: {error}") from error
 
 
 def sha256_file(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hex."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    """The SHA-256 of a file's bytes, in hex.
+
+    Raises:
+        ArtifactError: the file is missing.
+    """
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file") from None
 
 
 def sha256_json(value: Mapping[str, Any]) -> str:

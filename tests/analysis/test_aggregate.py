@@ -235,6 +235,22 @@ def test_a_changed_raw_file_is_refused(
     assert "changed after it was measured" in message
 
 
+@pytest.mark.parametrize("log", ["requests_A_r40", "metrics_A_r40"])
+def test_a_missing_log_is_refused_by_its_name(
+    small: Path, log: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small / CELL / f"{log}.jsonl"
+    path.unlink()
+    assert f"{path}: no such file" in refused(small, capsys)
+
+
+def test_a_folder_in_place_of_the_study_file_is_refused(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert aggregate(["--study", str(small)]) == 2
+    assert f"{small}: Is a directory; allowed: a file" in capsys.readouterr().err
+
+
 def test_a_bad_line_is_refused_by_file_and_line(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from snakemake.utils import update_config
@@ -9,12 +10,17 @@ from snakemake.utils import update_config
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_records import RehearsalSection, StudyDocument
 from connector_tax.config import ROOT, load_yaml
-from connector_tax.files import read_json, write_json
+from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.rehearsal import doctor, durations, plan
 from connector_tax.rehearsal.durations import modelled
 from connector_tax.study.design import resolve
 from connector_tax.study.durations import Durations, durations_content, read_durations
-from connector_tax.study.plan import expected_cell_s, planned_cells, remaining
+from connector_tax.study.plan import (
+    expected_cell_s,
+    planned_cells,
+    reference_rate,
+    remaining,
+)
 
 
 def shipped(*names: str) -> StudyDocument:
@@ -107,6 +113,15 @@ def test_what_was_modelled_is_kept_for_its_design_and_its_machine(tmp_path: Path
     other["rehearsal"] = {"accelerator": "H100", "model_config": "x"}
     assert read_durations({**study, "config": other}, tmp_path) is None
     assert read_durations({**study, "design_sha256": "0" * 64}, tmp_path) is None
+    write_json(tmp_path / paths.DURATIONS, {"design_sha256": study["design_sha256"]})
+    with pytest.raises(ArtifactError, match=r"durations\.json"):
+        read_durations(study, tmp_path)
+
+
+def test_reference_rates_without_a_rate_are_refused_by_name(tmp_path: Path) -> None:
+    write_json(tmp_path / paths.REFERENCE_RATES, {})
+    with pytest.raises(ArtifactError, match=r"reference_rates\.json"):
+        reference_rate(tmp_path, "B")
 
 
 def test_what_is_done_is_no_longer_expected_and_a_rate_of_its_own_is_followed(
@@ -122,9 +137,11 @@ def test_what_is_done_is_no_longer_expected_and_a_rate_of_its_own_is_followed(
     gated = remaining(study, tmp_path, known)
     assert before.wall_s - gated.wall_s == pytest.approx(6 * 60)
     # As expected: B' is left out. At other rates it is not, and its cells are not those expected.
-    write_json(tmp_path / paths.REFERENCE_RATES, {"ref_safe": 4.0, "ref_load": 4.0})
+    rates: Any = {"rates_rps": [], "saturation_rate_rps": {}, "criteria": {}, "left_out": {},
+                  "fallback_used": False, "ref_safe": 4.0, "ref_load": 4.0}  # fmt: skip
+    write_json(tmp_path / paths.REFERENCE_RATES, rates)
     assert remaining(study, tmp_path, known) == gated
-    write_json(tmp_path / paths.REFERENCE_RATES, {"ref_safe": 2.0, "ref_load": 4.0})
+    write_json(tmp_path / paths.REFERENCE_RATES, rates | {"ref_safe": 2.0})
     rows = {(r.launch.phase, r.cell): r for r in planned_cells(study, tmp_path, known)}
     assert rows["A", names["A"][0]].expected_s == 100.0
     assert rows["B", names["B"][0]].expected_s == expected_cell_s(study["config"], 2.0)

@@ -25,7 +25,8 @@ from connector_tax.study.shape_rates import (
 )
 from tests.study.driving import arguments, write_study
 
-REFERENCE = {"ref_safe": 1000.0, "ref_load": 1000.0}
+REFERENCE = {"ref_safe": 1000.0, "ref_load": 1000.0, "rates_rps": [], "criteria": {},
+             "saturation_rate_rps": {}, "left_out": {}, "fallback_used": False}  # fmt: skip
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import DurationsRecord
 from connector_tax.artifacts.study_records import RehearsalSection, StudyDocument
-from connector_tax.files import read_json
 
 # From launch to the first cell, s, where nothing else is known: what the launches of the shipped
 # studies took; with a GPU an assumption, without the time that weights take to be read.
@@ -88,10 +88,15 @@ def read_durations(study: StudyDocument, folder: Path) -> Durations | None:
     path = folder / paths.DURATIONS
     if not path.exists():
         return None
-    content = read_json(path)
-    if content.pop("design_sha256") != study["design_sha256"]:
+    content = read_record(path, DurationsRecord)
+    if content["design_sha256"] != study["design_sha256"]:
         return None
-    return Durations(**content) if content.pop("machine") == machine_named(study) else None
+    if content["machine"] != machine_named(study):
+        return None
+    return Durations(
+        content["startup_s"], content["probes_s"], content["source"],
+        content["rates_rps"], content["cells"],
+    )  # fmt: skip
 
 
 def known_durations(study: StudyDocument, folder: Path) -> Durations:

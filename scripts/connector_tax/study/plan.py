@@ -16,6 +16,8 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
 from connector_tax.files import ArtifactError, read_json
@@ -68,8 +70,7 @@ def reference_rate(folder: Path, phase: str) -> float | None:
     path = folder / paths.REFERENCE_RATES
     if phase == "A" or not path.exists():
         return None
-    rate: float | None = read_json(path)["ref_safe" if phase == "B" else "ref_load"]
-    return rate
+    return read_record(path, RatesRecord)["ref_safe" if phase == "B" else "ref_load"]
 
 
 def expected_cell_s(config: StudyConfig, rate_rps: float | None) -> float:

@@ -109,7 +109,8 @@ def superseded(launch: Launch, study_folder: Path) -> str | None:
     """
     folder = launch.folder(study_folder)
     label = f"{folder.name}.superseded"
-    numbers = [int(path.name.removeprefix(label)) for path in folder.parent.glob(f"{label}*")]
+    names = [path.name.removeprefix(label) for path in folder.parent.glob(f"{label}*")]
+    numbers = [int(name) for name in names if name.isdecimal()]
     return f"{label}{max(numbers)}" if numbers else None
 
 
