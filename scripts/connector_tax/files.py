@@ -20,6 +20,21 @@ class ArtifactError(Exception):
     """An artifact is missing, unreadable or malformed; the text names the file and the line."""
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Reads of the file at `path`.
+
+    Raises:
+        ArtifactError: there is no such file, or it is a folder.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no such file") from None
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise ArtifactError(f"{path}: {error.strerror}; allowed: a file") from None
+
+
 def fsync_directory(path: Path) -> None:
     """Make renames inside `path` durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -116,11 +131,8 @@ def read_json(path: Path) -> Any:
         ArtifactError: the file is missing or does not parse; names the file, line and column.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such file") from None
-    except (IsADirectoryError, NotADirectoryError) as error:
-        raise ArtifactError(f"{path}: {error.strerror}; allowed: a file") from None
+        with reading(path):
+            return json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError(f"{path}: not valid JSON: {error}") from error
 
@@ -132,16 +144,12 @@ def read_jsonl(path: Path) -> Iterator[Any]:
         ArtifactError: the file is missing, or a line does not parse; names file and line.
     """
     try:
-        with path.open(encoding="utf-8") as stream:
+        with reading(path), path.open(encoding="utf-8") as stream:
             for number, line in enumerate(stream, 1):
                 try:
                     yield json.loads(line)
                 except (json.JSONDecodeError, RecursionError) as error:
                     raise ArtifactError(f"{path}:{number}: not valid JSON: {error}") from error
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such file") from None
-    except (IsADirectoryError, NotADirectoryError) as error:
-        raise ArtifactError(f"{path}: {error.strerror}; allowed: a file") from None
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{path}: not UTF-8: {error}") from error
 
@@ -152,11 +160,8 @@ def sha256_file(path: Path) -> str:
     Raises:
         ArtifactError: the file is missing.
     """
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such file") from None
+    with reading(path), path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def sha256_json(value: Mapping[str, Any]) -> str:

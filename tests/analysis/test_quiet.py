@@ -14,7 +14,7 @@ from connector_tax.analysis.validity import Watched, assess, void_reasons
 from connector_tax.artifacts.cell_records import CheckRecord
 from connector_tax.artifacts.checks import BOUNDS, MACHINE_CHECKS
 from connector_tax.provenance.audit_machine import (
-    _cpu_shares,
+    cpu_shares,
     disturbed_chunks,
     foreign_gpu_processes,
     quiet_seqs,
@@ -96,7 +96,7 @@ def test_a_process_of_the_study_that_ended_unseen_is_nobody_elses_time(tmp_path:
     records[2]["counters"] |= {"idle_ms": [100, 190], "own_ms": [10, 100]}
     seen = machine(records, tmp_path)
     assert seen.cpus["server"].foreign == pytest.approx(10 / 200)
-    assert _cpu_shares(records[:-1])["server"] == pytest.approx(10 / 200)
+    assert cpu_shares(records[:-1])["server"] == pytest.approx(10 / 200)
 
 
 @pytest.mark.parametrize(

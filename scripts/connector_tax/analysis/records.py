@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from connector_tax.files import ArtifactError
+from connector_tax.files import ArtifactError, reading
 
 BLOCK_BYTES = 32 * 1024 * 1024
 
@@ -124,20 +124,17 @@ def empty_frame(kind: RecordKind) -> pl.DataFrame:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as stream:
-            rest = b""
-            while data := stream.read(BLOCK_BYTES):
-                cut = data.rfind(b"\n") + 1
-                if cut:
-                    yield rest + data[:cut]
-                    rest = data[cut:]
-                else:
-                    rest += data
-            if rest:
-                yield rest
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such file") from None
+    with reading(path), path.open("rb") as stream:
+        rest = b""
+        while data := stream.read(BLOCK_BYTES):
+            cut = data.rfind(b"\n") + 1
+            if cut:
+                yield rest + data[:cut]
+                rest = data[cut:]
+            else:
+                rest += data
+        if rest:
+            yield rest
 
 
 def _parse(path: Path, block: bytes, kind: RecordKind, before: int) -> pl.DataFrame:

@@ -10,7 +10,7 @@ from typing import Any, TextIO, TypeVar
 
 import msgspec
 
-from connector_tax.files import ArtifactError
+from connector_tax.files import ArtifactError, reading
 
 Row = TypeVar("Row")
 _ALLOWED = {str: "text", int: "an integer", float: "a finite number", bool: "true or false"}
@@ -55,12 +55,8 @@ def read_table(path: Path, row_type: type[Row]) -> list[Row]:
             and column, what was found and what is allowed.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
+        with reading(path), path.open(encoding="utf-8", newline="") as stream:
             return _rows(path, stream, row_type)
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such file") from None
-    except (IsADirectoryError, NotADirectoryError) as error:
-        raise ArtifactError(f"{path}: {error.strerror}; allowed: a file") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ArtifactError(f"{path}: not a CSV in UTF-8: {error}") from None
 

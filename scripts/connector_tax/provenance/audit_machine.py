@@ -35,7 +35,7 @@ def machine_checks(study: RawStudy, cell: RawCell) -> dict[str, Row]:
     )
     if cell.path("machine").exists():
         lines = cell.machine
-        values |= _cpu_shares(lines)
+        values |= cpu_shares(lines)
         values["throttled_periods"] = throttled_periods(lines)
         values["foreign_gpu_processes"] = foreign_gpu_processes(lines)
         values["quiet_requests"] = len(quiet_successes(study, cell) or ())
@@ -185,7 +185,7 @@ def foreign_gpu_processes(lines: Sequence[Row]) -> int | None:
     return len(set(itertools.chain(*told))) if told else None
 
 
-def _cpu_shares(lines: Sequence[Row]) -> dict[str, float]:
+def cpu_shares(lines: Sequence[Row]) -> dict[str, float]:
     begin = next(r for r in lines if r["kind"] == "begin")
     end = [r for r in lines if r["kind"] == "chunk"][-1]
     shared = begin["loadgen"] == begin["server"]

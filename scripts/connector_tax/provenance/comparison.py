@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from connector_tax.files import ArtifactError
+from connector_tax.files import ArtifactError, reading
 
 Table = list[dict[str, str]]
 Row = Mapping[str, Any]
@@ -74,11 +74,8 @@ def read_csv(path: Path) -> Table:
     Raises:
         ArtifactError: the file is missing, or a row has not as many fields as the head.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            rows = list(csv.DictReader(stream))
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such file") from None
+    with reading(path), path.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
     for number, row in enumerate(rows, 2):
         if None in row or None in row.values():
             raise ArtifactError(f"{path}:{number}: not as many fields as the head has columns")

@@ -13,7 +13,7 @@ from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures import spans
 from connector_tax.figures.names import FIGURES
 from connector_tax.figures.tables import StudyTables
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.files import read_json, reading
 from connector_tax.report import findings, resources, series, steps, taxes, validity
 from connector_tax.report import launches as runs
 from connector_tax.report.answer import answer
@@ -135,10 +135,8 @@ def _figure(study: StudyTables, name: str) -> FigureView:
 def _data(path: Path) -> str:
     """A file as a URL that holds it."""
     kinds = {".svg": "image/svg+xml", ".csv": "text/csv"}
-    try:
+    with reading(path):
         content = path.read_bytes()
-    except FileNotFoundError:
-        raise ArtifactError(f"{path}: no such file") from None
     return f"data:{kinds[path.suffix]};base64,{base64.b64encode(content).decode()}"
 
 
