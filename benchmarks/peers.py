@@ -90,7 +90,7 @@ def _own_command(_program: str, job: Job) -> list[str]:
         *("--rate", f"{job.rate_rps!r}", "--arrivals", "fixed", "--requests", f"{job.count}"),
         *("--duration", f"{job.count / job.rate_rps + 1:.3f}", "--prompt-tokens", "8"),
         *("--max-tokens", f"{job.tokens}", "--ignore-eos", "--no-affinity"),
-        *("--connections", "1024", "--output", str(job.folder / "own.jsonl")),
+        *("--connections", "2048", "--output", str(job.folder / "own.jsonl")),
         *("--summary", str(job.folder / "summary.json")),
     ]
 
