@@ -14,8 +14,8 @@ from connector_tax.analysis.block_model import (
     LaunchId,
     Layout,
     Term,
-    dunnett_p,
 )
+from connector_tax.analysis.multiplicity import dunnett_p
 
 NAMES = ("plain", "plain_2", "a", "b", "c", "d", "e")
 CONFIGURATION = {name: "plain" if name.startswith("plain") else name for name in NAMES}

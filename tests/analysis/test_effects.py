@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from connector_tax.analysis.block_model import POOLED, Estimate, dunnett_p
-from connector_tax.analysis.blocks_needed import blocks_needed, with_blocks
+from connector_tax.analysis.block_model import POOLED, Estimate
+from connector_tax.analysis.blocks_needed import blocks_needed
 from connector_tax.analysis.effects import Effect, Interval, TaxTable, WeightedTax
 from connector_tax.analysis.measure import Requests
+from connector_tax.analysis.multiplicity import dunnett_p
 from connector_tax.analysis.overload import Overload, mark
 from connector_tax.analysis.samples import LogSample, sample_launch
 from connector_tax.analysis.taxes import adjusted_p, verdict
@@ -309,13 +310,13 @@ def test_the_blocks_needed_are_the_first_that_decide() -> None:
     assert needed is not None
 
     def decided(blocks: int) -> bool:
-        later = with_blocks(effect.estimate, effect.added_df, blocks)
+        later = effect.estimate.with_blocks(effect.added_df, blocks)
         half = later.half_width(0.95)
         assert half is not None
         return dunnett_p(later, family) < 0.05 and later.point > half
 
     assert [decided(b) for b in range(4, needed + 3)] == [False] * (needed - 4) + [True] * 3
-    later = with_blocks(effect.estimate, effect.added_df, 12)
+    later = effect.estimate.with_blocks(effect.added_df, 12)
     assert later.error == pytest.approx(0.03 / 2)
     assert later.df == 17 + 9 * 8
 
@@ -325,7 +326,7 @@ def test_a_tax_inside_the_margin_needs_the_blocks_that_show_it() -> None:
     needed = blocks_needed(effect, [effect.estimate] * 7, 0.03, 0.95)
     assert needed is not None
     widths = [
-        with_blocks(effect.estimate, effect.added_df, b).half_width(0.95) or 0.0
+        effect.estimate.with_blocks(effect.added_df, b).half_width(0.95) or 0.0
         for b in (needed - 1, needed)
     ]
     assert np.expm1(widths[0]) >= 0.03 > np.expm1(widths[1])

@@ -1,14 +1,19 @@
 """H1 to H6 and the success criteria on studies whose true taxes are known."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import t as student
 
 from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.analysis.resolution import half_width
+from connector_tax.provenance.audit_study import RawStudy
+from connector_tax.provenance.recompute_findings import Findings as Recalculated
+from connector_tax.provenance.recompute_tables import Recomputed
 from tests.analysis.synthetic import (
     CONFIGURATIONS,
     TAXES,
@@ -92,6 +97,39 @@ def test_noise_makes_it_cannot_tell_and_not_a_guess(tmp_path: Path) -> None:
     by_id = analyse(tmp_path, taxes=with_taxes(mooncake_both=0.10), noise=1.0, launch_sigma=0.03)
     assert by_id["H1"]["verdict"] == "cannot tell"
     assert "holds 10%" in by_id["H1"]["sentence"]
+
+
+def test_what_cannot_be_told_says_how_many_blocks_would_tell(tmp_path: Path) -> None:
+    taxes = with_taxes(mooncake_both=0.14, noop_connector=0.05)
+    by_id = analyse(tmp_path, taxes=taxes, launch_sigma=0.1, noise=0.5, seed=3)
+    needed = {f"H{n}": by_id[f"H{n}"]["numbers"].get("blocks_needed") for n in range(1, 7)}
+    assert by_id["H1"]["verdict"] == "cannot tell"
+    assert f"it takes {needed['H1']} blocks." in by_id["H1"]["sentence"]
+    tax, launches = by_id["H1"]["numbers"]["tax_ttft_p90"], len(CONFIGURATIONS) + 1
+    df = 3 * launches - 3 - (len(CONFIGURATIONS) - 1)
+    assert tax["method"] == f"block model (df {df})"
+
+    def lowest(blocks: int) -> float:
+        """The interval's lower bound with so many blocks, as logs."""
+        half = (math.log1p(tax["hi"]) - math.log1p(tax["lo"])) / 2 / student.ppf(0.975, df)
+        later = student.ppf(0.975, df + (launches - 1) * (blocks - 3))
+        return float(math.log1p(tax["point"]) - half * math.sqrt(3 / blocks) * later)
+
+    first = next(blocks for blocks in range(4, 101) if lowest(blocks) >= math.log1p(0.10))
+    assert needed["H1"] == first
+    assert audited_blocks(tmp_path / "x") == needed
+
+
+def test_the_audit_finds_the_blocks_of_an_own_spread(tmp_path: Path) -> None:
+    by_id = analyse(tmp_path, taxes=with_taxes(mooncake_both=0.14), launch_sigma=0.04)
+    assert "own spread" in by_id["H1"]["numbers"]["tax_ttft_p90"]["method"]
+    assert by_id["H1"]["numbers"]["blocks_needed"] == audited_blocks(tmp_path / "x")["H1"] > 3
+
+
+def audited_blocks(root: Path) -> dict[str, Any]:
+    """The blocks that each hypothesis would take, a second time."""
+    again, _ = Recalculated(Recomputed(RawStudy(root / "study.json"))).criteria()
+    return {name: numbers.get("blocks_needed") for name, (_, numbers) in again.items()}
 
 
 def test_one_block_reports_numbers_without_verdicts(damaged: Path) -> None:

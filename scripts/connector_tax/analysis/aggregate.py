@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from connector_tax.analysis.conclusions import numbers_of
 from connector_tax.analysis.criteria import criteria
 from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.engine_settings import engine_rows
 from connector_tax.analysis.hook_tables import hook_rows
-from connector_tax.analysis.hypotheses import MOONCAKE, NIXL, findings, numbers_of
+from connector_tax.analysis.hypotheses import MOONCAKE, NIXL, findings
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.launch_records import read_launch_records
 from connector_tax.analysis.measure import (

@@ -5,20 +5,16 @@ configuration once and the baseline one or more times, so what changes from bloc
 in a contrast within blocks, and all launches together say how much two launches of one kind differ.
 
 Sources: docs/method.md, "The error model"; Montgomery, "Design and Analysis of Experiments",
-chapter 4 (randomised complete blocks); Dunnett, JASA 50 (1955) and Biometrics 20 (1964)
-(many-to-one comparisons); Hochberg & Tamhane, "Multiple Comparison Procedures" (1987), appendix 3
-(the integral).
+chapter 4 (randomised complete blocks).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
-from scipy.stats import chi
 from scipy.stats import f as fisher
 from scipy.stats import t as student
 
@@ -34,8 +30,6 @@ OWN = "own spread"
 # with five (70% without a test). A first level of 0.25 gives it 91%, and takes half of the power.
 OWN_ERROR_LEVEL = 0.05
 LEFT_OUT_LEVEL = 0.01
-# Points of the integral over the pooled standard deviation and over the baseline's error.
-_QUADRATURE = 96
 
 
 class LaunchId(NamedTuple):
@@ -130,6 +124,19 @@ class Estimate:
         if self.error is None:
             return None
         return float(student.ppf((1 + confidence) / 2, self.df)) * self.error
+
+    def with_blocks(self, added_df: int, blocks: int) -> "Estimate":
+        """As it would be in a study of so many blocks, each of which adds `added_df`."""
+        assert self.error is not None
+        present = len(self.blocks)
+        units = self.devices or present
+        df = self.df + added_df * (blocks - present)
+        grown = self.df * (units * blocks / present - 1) / (units - 1)
+        return replace(
+            self,
+            error=self.error * float(np.sqrt(present / blocks)),
+            df=grown if self.method == OWN or self.devices else df,
+        )
 
 
 class Layout:
@@ -344,53 +351,3 @@ def _correlation(terms: Sequence[Term], weights: Mapping[LaunchId, float]) -> fl
     own = sum(weight**2 for launch, weight in weights.items() if launch.name in ours)
     total = sum(weight**2 for weight in weights.values())
     return 1 - own / total if total else 0.0
-
-
-def dunnett_p(estimate: Estimate, family: Sequence[Estimate]) -> float:
-    """The adjusted two-sided p-value of one estimate of a family; the family includes it.
-
-    Contrasts with the pooled error share it and their baseline: P(max |T| > |t|) of the
-    multivariate t whose correlations are sqrt(rho_i rho_j), by Gauss quadrature. A contrast with an
-    error of its own is adjusted for the number of contrasts by Sidak's formula.
-
-    Raises:
-        ValueError: the estimate has no error.
-    """
-    if estimate.t is None or estimate.p is None:
-        raise ValueError("a contrast without a standard error has no p-value")
-    if estimate.method == OWN:
-        return sidak(estimate.p, len(family))
-    pooled = [member for member in family if member.method == POOLED]
-    inside = _all_inside(abs(estimate.t), estimate.df, pooled)
-    # The others do their own tests: at most their number more comparisons.
-    rest = (1 - estimate.p) ** (len(family) - len(pooled))
-    return float(np.clip(1 - inside * rest, estimate.p, 1.0))
-
-
-def sidak(p: float, comparisons: int) -> float:
-    """Sidak's adjustment of a p-value for a number of comparisons."""
-    return float(-np.expm1(comparisons * np.log1p(-min(p, 1 - 1e-16))))
-
-
-def _all_inside(bound: float, df: float, pooled: Sequence[Estimate]) -> float:
-    """P(all |T_i| <= bound) of contrasts that share one baseline and one pooled error."""
-    if not np.isfinite(bound):
-        return 1.0
-    scale, common, weights = _quadrature(df)
-    rounded = np.round([estimate.correlation for estimate in pooled], 12)
-    # Equal correlations, the usual case, have one factor.
-    rho, count = np.unique(rounded, return_counts=True)
-    own = np.sqrt(1 - rho)[:, None, None]
-    shift = np.sqrt(rho)[:, None, None] * common[None, None, :]
-    reach = bound * scale[None, :, None]
-    inside = ndtr((shift + reach) / own) - ndtr((shift - reach) / own)
-    over_common = np.prod(inside ** count[:, None, None], axis=0) @ weights
-    return float(over_common @ weights)
-
-
-@cache
-def _quadrature(df: int) -> tuple[Floats, Floats, Floats]:
-    """Quantiles of the pooled sd over the true one, of the baseline's error, and their weights."""
-    nodes, weights = np.polynomial.legendre.leggauss(_QUADRATURE)
-    share = (nodes + 1) / 2
-    return chi.ppf(share, df) / np.sqrt(df), ndtri(share), weights / 2

@@ -10,12 +10,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from connector_tax.analysis.conclusions import (
+    Conclusion,
+    numbers_of,
+    point_sentence,
+    shown,
+    undecided,
+)
 from connector_tax.analysis.effects import Effect
 from connector_tax.analysis.hypotheses import (
     MOONCAKE,
     NIXL,
     NOOP,
-    Conclusion,
     at_safe,
     dominance,
     framework_share,
@@ -23,10 +29,6 @@ from connector_tax.analysis.hypotheses import (
     h4,
     h5,
     h6,
-    numbers_of,
-    point_sentence,
-    shown,
-    undecided,
 )
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.taxes import Tables

@@ -6,20 +6,28 @@ the configuration's percentile minus the mean log of the block's launches of pla
 that of the block model, or of the within-launch bootstrap where that is wider.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from connector_tax.analysis.block_model import Estimate, LaunchId, Layout, Term
+from connector_tax.analysis.block_model import Estimate, LaunchId, Term
 from connector_tax.analysis.bootstrap import Floats, bootstrap_p
 from connector_tax.analysis.device_model import over_devices, same_p
 from connector_tax.analysis.devices import block_devices
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.overload import Overload, joined, mark
+from connector_tax.analysis.quantities import (
+    Part,
+    Quantity,
+    common_blocks,
+    linear_form,
+    mean_point,
+)
 from connector_tax.analysis.samples import LogSample, Where
-from connector_tax.artifacts.names import CellKey, configuration_of, no_number
+from connector_tax.artifacts.names import CellKey, no_number
 from connector_tax.artifacts.study_file import Study
 
 MIN_BLOCKS_FOR_VERDICT = 3
@@ -94,41 +102,6 @@ class Effect:
         return self.n_blocks >= MIN_BLOCKS_FOR_VERDICT
 
 
-class _Quantity:
-    """One metric of the launches of one phase and cell, and the contrasts formed from it."""
-
-    def __init__(self, samples: Mapping[LaunchId, LogSample], device_of: Mapping[int, str]) -> None:
-        self.samples = samples
-        self.layout = Layout(
-            {launch: sample.point for launch, sample in samples.items()},
-            {launch.name: configuration_of(launch.name) for launch in samples},
-            device_of,
-        )
-
-    def contrast(self, term: Term, blocks: Sequence[int]) -> float:
-        """d: the mean over the blocks of ours minus the mean of the baseline's launches."""
-        return float(self.layout.per_block([term], blocks).mean())
-
-    def deviations(self, term: Term, blocks: Sequence[int]) -> Floats:
-        """(resamples,) of `contrast` from its point, with the launches held fixed."""
-        total: Floats = np.zeros(1)
-        for block in blocks:
-            ours, base = self.launches(term, block)
-            total = total + self._deviation(ours)
-            total = total - np.mean([self._deviation(launch) for launch in base], axis=0)
-        mean: Floats = total / len(blocks)
-        return mean
-
-    def launches(self, term: Term, block: int) -> tuple[LaunchId, list[LaunchId]]:
-        """The term's launch of a block, and the valid launches of its baseline there."""
-        base = [LaunchId(name, block) for name in term.base]
-        return LaunchId(term.ours, block), [launch for launch in base if launch in self.samples]
-
-    def _deviation(self, launch: LaunchId) -> Floats:
-        sample = self.samples[launch]
-        return sample.replicates - sample.point
-
-
 class TaxTable:
     """The samples of every valid cell of a study, and the effects that can be formed from them.
 
@@ -155,7 +128,14 @@ class TaxTable:
         self._blocks = range(study.document["blocks"])
         self._baseline = study.baseline
         self._plains = {phase: study.plains(phase) for phase in study.document["run_order"]}
-        self._quantities: dict[tuple[str, str, str], _Quantity] = {}
+        self._quantities: dict[tuple[str, str, str], Quantity] = {}
+        self._ahead: int | None = None
+
+    def with_blocks(self, blocks: int) -> "TaxTable":
+        """The same points, with the block model's intervals as so many blocks would have them."""
+        table = copy.copy(self)
+        table._ahead = blocks
+        return table
 
     def tax(self, config: str, phase: str, cell: str, metric: str) -> Effect | None:
         """The tax with its interval, both formed on the log ratio; None without a shared block.
@@ -189,19 +169,20 @@ class TaxTable:
         return self._tax(quantity, term, (phase, cell), quantity.layout.estimate([term], device))
 
     def _tax(
-        self, quantity: _Quantity, term: Term, where: Where, estimate: Estimate | None
+        self, quantity: Quantity, term: Term, where: Where, estimate: Estimate | None
     ) -> Effect | None:
         if estimate is None:
             return None
         blocks, (phase, cell) = estimate.blocks, where
         replicates = estimate.point + quantity.deviations(term, blocks)
-        interval = _interval(estimate.point, estimate, replicates, self._confidence)
+        added_df = len(quantity.layout.pooled_launches) - 1
+        interval = self._interval(estimate.point, estimate, added_df, replicates, self._confidence)
         bounds = [None if b is None else float(np.expm1(b)) for b in (interval.lo, interval.hi)]
         return Effect(
             float(np.expm1(estimate.point)),
             interval._replace(lo=bounds[0], hi=bounds[1]),
             estimate,
-            len(quantity.layout.pooled_launches) - 1,
+            added_df,
             self._mark([(quantity, term, cell)], phase, blocks),
         )
 
@@ -217,7 +198,7 @@ class TaxTable:
             ValueError: the taxes are of several configurations in several cells.
         """
         parts = self._parts(terms)
-        blocks = _common_blocks(parts)
+        blocks = common_blocks(parts)
         if not blocks:
             return None
         point, forms = 0.0, []
@@ -227,16 +208,17 @@ class TaxTable:
             point += weight * float(np.expm1(d))
             replicates = replicates + weight * np.expm1(d + quantity.deviations(unit, blocks))
             forms.append(weight * float(np.exp(d)))
-        layout, linear = _linear_form(parts, forms)
+        layout, linear = linear_form(parts, forms)
         estimate = over_devices(layout, linear)
         assert estimate is not None
         level = self._confidence if confidence is None else confidence
         taxes = [self.tax(*term[1:]) for term in terms] if self.device_of else []
+        added_df = len(layout.pooled_launches) - 1
         return Effect(
             point,
-            _interval(point, estimate, replicates, level),
+            self._interval(point, estimate, added_df, replicates, level),
             estimate,
-            len(layout.pooled_launches) - 1,
+            added_df,
             self._mark(parts, terms[0].phase, blocks),
             differ=any(effect.differ for effect in taxes if effect is not None),
         )
@@ -244,7 +226,7 @@ class TaxTable:
     def points(self, terms: Sequence[WeightedTax]) -> list[float]:
         """The taxes of a combination, their weights aside, over its blocks."""
         parts = self._parts(terms)
-        blocks = _common_blocks(parts)
+        blocks = common_blocks(parts)
         return [float(np.expm1(quantity.contrast(unit, blocks))) for quantity, unit, _ in parts]
 
     def sample_sizes(self, config: str, phase: str, cell: str, metric: str) -> tuple[int, int]:
@@ -261,7 +243,7 @@ class TaxTable:
         quantity, term = self._quantity(phase, cell, metric), self._unit(config, phase)
         pairs = [quantity.launches(term, block) for block in quantity.layout.blocks([term])]
         ours = np.mean([quantity.samples[launch].point for launch, _ in pairs])
-        plain = np.mean([_mean_point(quantity, base) for _, base in pairs])
+        plain = np.mean([mean_point(quantity, base) for _, base in pairs])
         return float(np.exp(plain)), float(np.exp(ours))
 
     def plain_ms(self, phase: str, cell: str, metric: str) -> float | None:
@@ -271,7 +253,7 @@ class TaxTable:
         blocks = [base for block in self._blocks if (base := quantity.launches(term, block)[1])]
         if not blocks:
             return None
-        return float(np.exp(np.mean([_mean_point(quantity, base) for base in blocks])))
+        return float(np.exp(np.mean([mean_point(quantity, base) for base in blocks])))
 
     def lost(self, config: str, phase: str, cell: str, metric: str) -> list[tuple[str, int, str]]:
         """(status, block, reason) of every block in which the tax has no number, in block order."""
@@ -304,10 +286,10 @@ class TaxTable:
     def _unit(self, config: str, phase: str) -> Term:
         return Term(1.0, config, tuple(name for name in self._plains[phase] if name != config))
 
-    def _quantity(self, phase: str, cell: str, metric: str) -> _Quantity:
+    def _quantity(self, phase: str, cell: str, metric: str) -> Quantity:
         where = (phase, cell, metric)
         if where not in self._quantities:
-            self._quantities[where] = _Quantity(
+            self._quantities[where] = Quantity(
                 {
                     LaunchId(key.config, key.block): metrics[metric]
                     for key, metrics in self._samples.items()
@@ -319,13 +301,13 @@ class TaxTable:
             )
         return self._quantities[where]
 
-    def _parts(self, terms: Sequence[WeightedTax]) -> list["_Part"]:
+    def _parts(self, terms: Sequence[WeightedTax]) -> list[Part]:
         """Each tax's quantity, over the launches that have all of them, and its unit contrast."""
         quantities = [self._quantity(term.phase, term.cell, term.metric) for term in terms]
         shared = set.intersection(*(set(quantity.samples) for quantity in quantities))
         if any(len(quantity.samples) > len(shared) for quantity in quantities):
             quantities = [
-                _Quantity({k: q.samples[k] for k in sorted(shared)}, self.device_of)
+                Quantity({k: q.samples[k] for k in sorted(shared)}, self.device_of)
                 for q in quantities
             ]
         return [
@@ -333,7 +315,22 @@ class TaxTable:
             for quantity, term in zip(quantities, terms, strict=True)
         ]
 
-    def _mark(self, parts: Sequence["_Part"], phase: str, blocks: Sequence[int]) -> str:
+    def _interval(
+        self,
+        point: float,
+        estimate: Estimate,
+        added_df: int,
+        replicates: Floats,
+        confidence: float,
+    ) -> Interval:
+        if self._ahead is None or estimate.error is None:
+            return _interval(point, estimate, replicates, confidence)
+        later = estimate.with_blocks(added_df, self._ahead)
+        half = later.half_width(confidence)
+        assert half is not None
+        return Interval(point - half, point + half, _method(later), later.df, later.p, None)
+
+    def _mark(self, parts: Sequence[Part], phase: str, blocks: Sequence[int]) -> str:
         marks = []
         for quantity, term, cell in parts:
             pairs = [quantity.launches(term, block) for block in blocks]
@@ -341,34 +338,6 @@ class TaxTable:
             keys = [CellKey(launch.name, launch.block, phase, cell) for launch in launches]
             marks.append(mark(self._overloads[key] for key in keys if key in self._overloads))
         return joined(marks)
-
-
-_Part = tuple[_Quantity, Term, str]
-
-
-def _mean_point(quantity: _Quantity, launches: Iterable[LaunchId]) -> float:
-    return float(np.mean([quantity.samples[launch].point for launch in launches]))
-
-
-def _common_blocks(parts: Sequence[_Part]) -> tuple[int, ...]:
-    blocks = [set(quantity.layout.blocks([unit])) for quantity, unit, _ in parts]
-    return tuple(sorted(set.intersection(*blocks)))
-
-
-def _linear_form(parts: Sequence[_Part], forms: Sequence[float]) -> tuple[Layout, list[Term]]:
-    """The layout and the terms whose contrast is the sum of `forms` times the parts' contrasts."""
-    terms = [unit._replace(weight=v) for (_, unit, _), v in zip(parts, forms, strict=True)]
-    if len({cell for _, _, cell in parts}) == 1:
-        return parts[0][0].layout, terms
-    if len({unit for _, unit, _ in parts}) > 1:
-        raise ValueError("a combination is of one configuration, or in one cell")
-    launches = parts[0][0].samples
-    values = {
-        launch: sum(v * q.samples[launch].point for (q, _, _), v in zip(parts, forms, strict=True))
-        for launch in launches
-    }
-    names = {launch.name: configuration_of(launch.name) for launch in launches}
-    return Layout(values, names, parts[0][0].layout.device_of), [parts[0][1]]
 
 
 def _interval(point: float, estimate: Estimate, replicates: Floats, confidence: float) -> Interval:

@@ -1,97 +1,33 @@
 """H1 to H6 of the design, each a function from the tables to a verdict, its numbers and a sentence.
 
-Source: design, "Hypotheses" and "Success Criteria". Thresholds come from the configuration. A
-verdict is read off an interval, never off a point: supported when the whole interval is on the
-hypothesis' side, refuted when the whole interval is on the other, else cannot tell. Below three
-blocks nothing is decided: the unit of replication is the server launch. What the point estimate by
-itself would be called stands beside, and is no verdict.
+Source: design, "Hypotheses". Thresholds come from the configuration. Supported when the whole
+interval is on the hypothesis' side, refuted when the whole interval is on the other, else cannot
+tell; where more blocks would tell, their number stands beside (docs/method.md, "Verdicts").
 """
 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from dataclasses import replace
+from typing import Literal
 
-from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT, Effect, WeightedTax
-from connector_tax.analysis.overload import joined
+from connector_tax.analysis.blocks_needed import MOST_BLOCKS, fewest_blocks
+from connector_tax.analysis.conclusions import (
+    CANNOT_TELL,
+    REFUTED,
+    SUPPORTED,
+    Conclusion,
+    decided,
+    no_number,
+    numbers_of,
+    shown,
+)
+from connector_tax.analysis.effects import Effect, WeightedTax
 from connector_tax.analysis.taxes import Tables
-from connector_tax.artifacts.stage_records import ConclusionRecord, EffectNumbers
 from connector_tax.text import signed
 
-SUPPORTED, REFUTED, CANNOT_TELL = "supported", "refuted", "cannot tell"
 NOOP, MOONCAKE, NIXL = "noop_connector", "mooncake_both", "nixl_both"
 LMCACHE, MULTI = "lmcache_only", "multi_mooncake_lmcache"
-
-
-@dataclass(frozen=True)
-class Conclusion:
-    """What the study says about one hypothesis.
-
-    Attributes:
-        point_label: what the design calls the point estimate; None without one.
-    """
-
-    id: str
-    verdict: str
-    sentence: str
-    numbers: Mapping[str, Any]
-    point_label: str | None = None
-
-    def as_dict(self) -> ConclusionRecord:
-        """The finding as hypotheses.json has it."""
-        return cast(ConclusionRecord, asdict(self))
-
-
-def numbers_of(effect: Effect) -> EffectNumbers:
-    """An effect's point, interval, method and blocks for hypotheses.json; fractions."""
-    return {
-        "point": effect.point,
-        "lo": effect.interval.lo,
-        "hi": effect.interval.hi,
-        "method": effect.interval.method,
-        "n_blocks": effect.n_blocks,
-        "mark": effect.mark,
-    }
-
-
-def shown(effect: Effect, unit: str = "%") -> str:
-    """`+12.3% [+10.1%, +14.6%]`; unit `pp` for differences of taxes."""
-    space = "" if unit == "%" else " "
-
-    def text(value: float) -> str:
-        return f"{signed(100 * value, 1)}{space}{unit}"
-
-    if effect.interval.lo is None or effect.interval.hi is None:
-        return f"{text(effect.point)} ({effect.interval.method})"
-    return f"{text(effect.point)} [{text(effect.interval.lo)}, {text(effect.interval.hi)}]"
-
-
-def undecided(effects: Sequence[Effect]) -> str | None:
-    """Why effects cannot carry a verdict; None when they can."""
-    marks = joined(effect.mark for effect in effects)
-    if marks:
-        return f"Cannot tell, for these latencies are those of survivors: {marks}."
-    fewest = min(effect.n_blocks for effect in effects)
-    if fewest >= MIN_BLOCKS_FOR_VERDICT:
-        differ = any(effect.differ for effect in effects)
-        return "Cannot tell, for the devices differ." if differ else None
-    return (
-        f"Cannot tell from {fewest} launch{'es' if fewest > 1 else ''} of each configuration:"
-        f" a verdict needs {MIN_BLOCKS_FOR_VERDICT}."
-    )
-
-
-def no_number(identifier: str, tables: Tables, *terms: tuple[str, str, str, str]) -> Conclusion:
-    """The finding when a tax is missing: names the status and the reason of each that is."""
-    why = [
-        f"{config}: {status} (block {block}: {reason})"
-        for config, phase, cell, metric in terms
-        if tables.taxes.tax(config, phase, cell, metric) is None
-        for status, block, reason in tables.taxes.lost(config, phase, cell, metric)[:1]
-    ]
-    because = "; ".join(why) or "the taxes it compares have no block in common"
-    return Conclusion(identifier, CANNOT_TELL, f"Cannot tell: no number for {because}.", {})
 
 
 def at_safe(tables: Tables) -> str | None:
@@ -120,7 +56,7 @@ def h1(tables: Tables) -> Conclusion:
             f"below {bound:.0%}: on {engine} the prior's tax is not there.",
         )
     label = _place(tax.point, band, f"the {100 * band[0]:g} to {100 * band[1]:g}% band")
-    return _decided("H1", verdict, start, tail, numbers, [tax], label)
+    return decided("H1", verdict, start, tail, numbers, [tax], label)
 
 
 def h2(tables: Tables) -> Conclusion:
@@ -151,7 +87,7 @@ def h2(tables: Tables) -> Conclusion:
     elif gap.lo > high:
         verdict, tail = REFUTED, f"above {band}: on {engine} the gap is larger than the prior's."
     label = _place(gap.point, (low, high), f"the {band} band")
-    return _decided("H2", verdict, start, tail, numbers, [gap], label)
+    return decided("H2", verdict, start, tail, numbers, [gap], label)
 
 
 def at_rate(cell: str, *weights: tuple[float, str]) -> list[WeightedTax]:
@@ -194,7 +130,7 @@ def h3(tables: Tables) -> Conclusion:
     elif split.lo >= 0:
         verdict, tail = REFUTED, f"the framework is at least {share:.0%} of the tax."
     label = dominance(tables, noop.point, mooncake.point)
-    return _decided("H3", verdict, start, tail, numbers, [split, mooncake], label)
+    return decided("H3", verdict, start, tail, numbers, [split, mooncake], label)
 
 
 def dominance(tables: Tables, noop: float, mooncake: float) -> str:
@@ -260,7 +196,7 @@ def h4(tables: Tables) -> Conclusion:
     elif not_sub.hi < 0:
         verdict, tail = REFUTED, "sub-additive: a cost is shared."
     label = _additivity(multi.point, parts, tolerance)
-    return _decided("H4", verdict, start, tail, numbers, [multi, not_super, not_sub], label)
+    return decided("H4", verdict, start, tail, numbers, [multi, not_super, not_sub], label)
 
 
 def _additivity(multi: float, parts: float, tolerance: float) -> str:
@@ -339,7 +275,7 @@ def _growth(identifier: str, tables: Tables, metric: str, axis: Axis, across: Ax
         verdict, tail = REFUTED, f"no growth beyond the margin of {margin:.0%}."
     label = {"+": "grows", "-": "falls", "0": "does not change"}[str(numbers["sign"])]
     label = f"{label} with {noun} length"
-    return _decided(identifier, verdict, start, tail, numbers, [whole, *done], label)
+    return decided(identifier, verdict, start, tail, numbers, [whole, *done], label)
 
 
 def _shape(axis: str, length: int, other: int) -> str:
@@ -357,29 +293,6 @@ def _place(value: float, band: Sequence[float], name: str) -> str:
     return f"{where} {name}"
 
 
-def _decided(
-    identifier: str,
-    verdict: str,
-    start: str,
-    tail: str,
-    numbers: Mapping[str, Any],
-    effects: Sequence[Effect],
-    label: str,
-) -> Conclusion:
-    """The finding, unless nothing can be decided: then the numbers stand without a verdict."""
-    why = undecided(effects)
-    if why is not None:
-        sentence = f"{start}. {why} {point_sentence(label)}"
-        return Conclusion(identifier, CANNOT_TELL, sentence, numbers, label)
-    sentence = f"{start}. {tail[0].upper()}{tail[1:]}"
-    return Conclusion(identifier, verdict, sentence, numbers, label)
-
-
-def point_sentence(label: str) -> str:
-    """The point estimate's label where there is no verdict, said to be one."""
-    return f"The point estimate by itself: {label}; no verdict."
-
-
 HYPOTHESES: Mapping[str, tuple[Callable[[Tables], Conclusion], tuple[str, ...]]] = {
     "H1": (h1, (MOONCAKE,)),
     "H2": (h2, (MOONCAKE, NIXL)),
@@ -395,6 +308,25 @@ def findings(tables: Tables) -> list[Conclusion]:
     baseline = tables.study.baseline
     none = f"Cannot tell: taxes are against {baseline} here, which it is about."
     return [
-        Conclusion(name, CANNOT_TELL, none, {}) if baseline in about else judge(tables)
+        Conclusion(name, CANNOT_TELL, none, {}) if baseline in about else _judged(judge, tables)
         for name, (judge, about) in HYPOTHESES.items()
     ]
+
+
+def _judged(judge: Callable[[Tables], Conclusion], tables: Tables) -> Conclusion:
+    """The finding; where only its intervals are too wide, with the blocks that would decide it."""
+    finding = judge(tables)
+    if "blocks_needed" not in finding.numbers:
+        return finding
+
+    def would_tell(blocks: int) -> bool:
+        ahead = replace(tables, taxes=tables.taxes.with_blocks(blocks))
+        return judge(ahead).verdict != CANNOT_TELL
+
+    needed = fewest_blocks(tables.study.document["blocks"], would_tell)
+    count = f"{needed}" if needed else f"more than {MOST_BLOCKS}"
+    return replace(
+        finding,
+        sentence=f"{finding.sentence} With this estimate and spread it takes {count} blocks.",
+        numbers={**finding.numbers, "blocks_needed": needed},
+    )

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from connector_tax.analysis.block_model import Estimate, dunnett_p, sidak
+from connector_tax.analysis.block_model import Estimate
 from connector_tax.analysis.blocks_needed import blocks_needed
 from connector_tax.analysis.devices import devices_text
 from connector_tax.analysis.effects import Effect, TaxTable, WeightedTax
 from connector_tax.analysis.ingest import merged_reasons
+from connector_tax.analysis.multiplicity import dunnett_p, sidak
 from connector_tax.analysis.samples import METRICS
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import (

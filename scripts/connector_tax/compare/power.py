@@ -8,7 +8,6 @@ from scipy.stats import t as student
 
 from connector_tax import text
 from connector_tax.analysis.block_model import OWN, POOLED, Estimate
-from connector_tax.analysis.blocks_needed import with_blocks
 from connector_tax.analysis.device_model import DEVICES_FOR_VARIANCE
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.artifacts import tables
@@ -70,7 +69,7 @@ def plan_lines(
     plains = len(launches) - len(study.connectors)
     rows = []
     for blocks in BLOCKS:
-        grown = [with_blocks(e, len(launches) - 1, blocks) for e in estimates.values()]
+        grown = [e.with_blocks(len(launches) - 1, blocks) for e in estimates.values()]
         bounds = [decided_bound(e.error or 0.0, e.df, confidence) for e in grown]
         if spread is not None:
             error = spread * math.sqrt((1 + 1 / plains) / blocks)

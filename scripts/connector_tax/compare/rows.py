@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from connector_tax.analysis.block_model import sidak
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
+from connector_tax.analysis.multiplicity import sidak
 from connector_tax.analysis.resources import EXACT, LOG
 from connector_tax.artifacts.names import (
     DEVICES_DIFFER,

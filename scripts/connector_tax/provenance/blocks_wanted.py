@@ -1,7 +1,8 @@
-"""How many blocks would decide a tax that is inconclusive, a second time (docs/method.md)."""
+"""How many blocks would decide what cannot be told, a second time (docs/method.md)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,9 +11,52 @@ from connector_tax.provenance.recompute_taxes import (
     MOST_BLOCKS,
     VERDICT_BLOCKS,
     Compared,
+    Taxes,
     TaxEstimate,
+    Term,
+    Where,
     sidak,
 )
+
+
+class Ahead(Taxes):
+    """The same points, with the intervals that a study of `blocks` blocks would have."""
+
+    def __init__(self, now: Taxes) -> None:
+        super().__init__(
+            now.samples, now.loads, now.statistics, len(now.all_blocks), now.baseline, now.devices
+        )
+        self.blocks = len(now.all_blocks)
+        self._present: dict[object, TaxEstimate | None] = {}
+
+    def tax(self, where: Where, metric: str) -> TaxEstimate | None:
+        """The tax, its interval formed on the log ratio."""
+        effect = self._once((where, metric), lambda: Taxes.tax(self, where, metric))
+        if effect is None or effect.df is None:
+            return effect
+        return self._later(replace(effect, point=math.log1p(effect.point)), None).as_tax()
+
+    def combination(
+        self, terms: Sequence[Term], metric: str, confidence: float | None = None
+    ) -> TaxEstimate | None:
+        """The weighted sum of taxes."""
+        effect = self._once(
+            (tuple(terms), metric, confidence),
+            lambda: Taxes.combination(self, terms, metric, confidence),
+        )
+        if effect is None or effect.df is None:
+            return effect
+        return self._later(effect, confidence)
+
+    def _once(self, key: object, effect: Callable[[], TaxEstimate | None]) -> TaxEstimate | None:
+        if key not in self._present:
+            self._present[key] = effect()
+        return self._present[key]
+
+    def _later(self, effect: TaxEstimate, confidence: float | None) -> TaxEstimate:
+        error = math.sqrt(effect.variance * effect.n_blocks / self.blocks)
+        half = error * t_quantile(confidence or self.confidence, _freedom(effect, self.blocks))
+        return replace(effect, lo=effect.point - half, hi=effect.point + half)
 
 
 def blocks_wanted(

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from connector_tax.artifacts.study_records import CellPlan, HypothesesSection
+from connector_tax.provenance.blocks_wanted import Ahead
 from connector_tax.provenance.recompute import Row
-from connector_tax.provenance.recompute_taxes import Taxes, TaxEstimate, Where
+from connector_tax.provenance.recompute_taxes import MOST_BLOCKS, Taxes, TaxEstimate, Where
 
 NOOP, MOONCAKE, NIXL = "noop_connector", "mooncake_both", "nixl_both"
 LMCACHE, MULTI = "lmcache_only", "multi_mooncake_lmcache"
@@ -20,7 +21,7 @@ UNKNOWN: Finding = ("cannot tell", {})
 def hypotheses(
     taxes: Taxes, limits: HypothesesSection, safe_cell: str | None, shapes: Sequence[CellPlan]
 ) -> dict[str, Finding]:
-    """Verdict and effects of H1 to H6.
+    """Verdict and effects of H1 to H6; where more blocks would decide, their number.
 
     Args:
         taxes: the effects.
@@ -28,6 +29,21 @@ def hypotheses(
         safe_cell: the Phase A cell at ref_safe; None where that rate is not in the grid.
         shapes: the planned cells of Phase B.
     """
+    findings = _findings(taxes, limits, safe_cell, shapes)
+    wanting = {name for name, (_, numbers) in findings.items() if "blocks_needed" in numbers}
+    ahead = Ahead(taxes)
+    while wanting and ahead.blocks < MOST_BLOCKS:
+        ahead.blocks += 1
+        later = _findings(ahead, limits, safe_cell, shapes)
+        for name in [name for name in wanting if later[name][0] != "cannot tell"]:
+            findings[name][1]["blocks_needed"] = ahead.blocks
+            wanting.remove(name)
+    return findings
+
+
+def _findings(
+    taxes: Taxes, limits: HypothesesSection, safe_cell: str | None, shapes: Sequence[CellPlan]
+) -> dict[str, Finding]:
     findings = {f"H{n}": UNKNOWN for n in range(1, 7)}
     findings["H5"] = _growth(taxes, "ttft_p90", "input_tokens", "output_tokens", shapes)
     findings["H6"] = _growth(taxes, "tpot_p90", "output_tokens", "input_tokens", shapes)
@@ -48,8 +64,11 @@ def _at(config: str, cell: str) -> Where:
 
 
 def _decided(verdict_text: str, effects: Sequence[TaxEstimate], numbers: Row) -> Finding:
-    unknown = any(effect.undecided for effect in effects)
-    return ("cannot tell" if unknown else verdict_text), numbers
+    if any(effect.undecided for effect in effects):
+        return "cannot tell", numbers
+    if verdict_text == "cannot tell":
+        numbers["blocks_needed"] = None
+    return verdict_text, numbers
 
 
 def _h1(taxes: Taxes, limits: HypothesesSection, cell: str) -> Finding:

@@ -5,8 +5,8 @@ from itertools import groupby
 from statistics import median
 from typing import Literal
 
+from connector_tax.analysis.conclusions import CANNOT_TELL
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
-from connector_tax.analysis.hypotheses import CANNOT_TELL
 from connector_tax.analysis.taxes import CONFIRMATORY
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.names import NO_TAX, PHASES, TAX, Launch, configuration_of
