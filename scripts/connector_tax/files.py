@@ -158,7 +158,7 @@ def sha256_file(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hex.
 
     Raises:
-        ArtifactError: the file is missing.
+        ArtifactError: the file is missing, or a folder.
     """
     with reading(path), path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

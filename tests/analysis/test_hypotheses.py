@@ -91,6 +91,9 @@ def test_no_tax_leaves_nothing_to_split_or_to_add(tmp_path: Path) -> None:
     assert by_id["H1"]["verdict"] == "refuted"
     assert [by_id[h]["verdict"] for h in ("H3", "H4")] == ["cannot tell", "cannot tell"]
     assert "nothing to split" in by_id["H3"]["sentence"]
+    by_id = analyse(tmp_path / "faster", taxes=with_taxes(mooncake_both=-0.05))
+    assert by_id["H3"]["numbers"]["blocks_needed"] is None
+    assert "100 blocks would not decide it." in by_id["H3"]["sentence"]
 
 
 def test_noise_makes_it_cannot_tell_and_not_a_guess(tmp_path: Path) -> None:
@@ -118,6 +121,8 @@ def test_what_cannot_be_told_says_how_many_blocks_would_tell(tmp_path: Path) -> 
     first = next(blocks for blocks in range(4, 101) if lowest(blocks) >= math.log1p(0.10))
     assert needed["H1"] == first
     assert audited_blocks(tmp_path / "x") == needed
+    assert by_id["H4"]["verdict"] == "cannot tell"
+    assert "blocks_needed" not in by_id[4]["numbers"]
 
 
 def test_the_audit_finds_the_blocks_of_an_own_spread(tmp_path: Path) -> None:

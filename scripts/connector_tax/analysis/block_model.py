@@ -129,14 +129,11 @@ class Estimate:
         """As it would be in a study of so many blocks, each of which adds `added_df`."""
         assert self.error is not None
         present = len(self.blocks)
-        units = self.devices or present
         df = self.df + added_df * (blocks - present)
-        grown = self.df * (units * blocks / present - 1) / (units - 1)
-        return replace(
-            self,
-            error=self.error * float(np.sqrt(present / blocks)),
-            df=grown if self.method == OWN or self.devices else df,
-        )
+        if self.method == OWN or self.devices:
+            units = self.devices or present
+            df = self.df * (units * blocks / present - 1) / (units - 1)
+        return replace(self, error=self.error * float(np.sqrt(present / blocks)), df=df)
 
 
 class Layout:

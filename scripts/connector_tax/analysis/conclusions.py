@@ -32,6 +32,11 @@ class Conclusion:
     numbers: Mapping[str, Any]
     point_label: str | None = None
 
+    @property
+    def settled(self) -> Mapping[str, Any]:
+        """Its numbers, without the blocks that would decide it."""
+        return {key: value for key, value in self.numbers.items() if key != "blocks_needed"}
+
     def as_dict(self) -> ConclusionRecord:
         """The finding as hypotheses.json has it."""
         return cast(ConclusionRecord, asdict(self))

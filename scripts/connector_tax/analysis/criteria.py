@@ -132,7 +132,7 @@ def additivity(tables: Tables) -> Conclusion:
     if not finding.numbers:
         return Conclusion("4", NOT_MET, f"Not reported. {finding.sentence}", {})
     labels = {"supported": "linear", "refuted": "not linear"}
-    numbers = {**finding.numbers, "label": labels.get(finding.verdict, "undecided")}
+    numbers = {**finding.settled, "label": labels.get(finding.verdict, "undecided")}
     return Conclusion("4", MET, finding.sentence, numbers, finding.point_label)
 
 
@@ -143,7 +143,7 @@ def directions(tables: Tables) -> Conclusion:
     if not all(finding.numbers for finding in findings):
         return Conclusion("5", NOT_MET, f"Not reported. {sentence}", {})
     labels = "; ".join(str(finding.point_label) for finding in findings)
-    return Conclusion("5", MET, sentence, {f.id: f.numbers for f in findings}, labels)
+    return Conclusion("5", MET, sentence, {f.id: f.settled for f in findings}, labels)
 
 
 def artifacts(tables: Tables, cells: Sequence[Cell], step_timing: bool) -> Conclusion:

@@ -324,9 +324,9 @@ def _judged(judge: Callable[[Tables], Conclusion], tables: Tables) -> Conclusion
         return judge(ahead).verdict != CANNOT_TELL
 
     needed = fewest_blocks(tables.study.document["blocks"], would_tell)
-    count = f"{needed}" if needed else f"more than {MOST_BLOCKS}"
+    tail = f"it takes {needed} blocks" if needed else f"{MOST_BLOCKS} blocks would not decide it"
     return replace(
         finding,
-        sentence=f"{finding.sentence} With this estimate and spread it takes {count} blocks.",
+        sentence=f"{finding.sentence} With this estimate and spread {tail}.",
         numbers={**finding.numbers, "blocks_needed": needed},
     )

@@ -72,7 +72,7 @@ def read_csv(path: Path) -> Table:
     """The rows of a published CSV, a row without any value left out.
 
     Raises:
-        ArtifactError: the file is missing, or a row has not as many fields as the head.
+        ArtifactError: the file is missing or a folder, or a row has not as many fields as the head.
     """
     with reading(path), path.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
