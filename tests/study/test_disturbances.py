@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, sha256_file, write_json
@@ -50,6 +52,13 @@ def server_process(study_file: Path) -> psutil.Process | None:
         except psutil.Error:
             continue
     return None
+
+
+def generated_tokens(url: str) -> float:
+    """How many tokens a server has generated, by its metrics page."""
+    families = text_string_to_metric_families(httpx.get(url).text)
+    (family,) = (f for f in families if f.name == "vllm:generation_tokens")
+    return sum(s.value for s in family.samples if s.name.endswith("_total"))
 
 
 def cell_hashes(study_file: Path) -> dict[str, str]:
@@ -156,13 +165,19 @@ def test_a_load_generator_that_loses_a_worker_measures_nothing_more(study_file: 
     while not in_first_cell(study_file):
         assert driver.poll() is None, driver.communicate()
         time.sleep(0.005)
-    children = psutil.Process(driver.pid).children(recursive=True)
-    (worker,) = (p for p in children if "connector_tax.loadgen.worker" in " ".join(p.cmdline()))
-    # Before the cell begins the worker would be missed, not lost.
-    while not worker.net_connections("tcp"):
+    # Before the cell's first request the worker would be missed, not lost.
+    server = server_process(study_file)
+    assert server is not None
+    (url,) = (
+        f"http://127.0.0.1:{connection.laddr.port}/metrics"
+        for connection in server.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    )
+    while not generated_tokens(url):
         assert driver.poll() is None, driver.communicate()
         time.sleep(0.005)
-    time.sleep(0.3)
+    children = psutil.Process(driver.pid).children(recursive=True)
+    (worker,) = (p for p in children if "connector_tax.loadgen.worker" in " ".join(p.cmdline()))
     worker.kill()
     output, _ = driver.communicate(timeout=60)
     assert driver.returncode == 1, output
