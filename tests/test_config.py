@@ -194,6 +194,8 @@ OVERLAYS = {
     "executors.yaml": ("vllm-cpu.yaml",),
     "versions-cpu.yaml": ("vllm-cpu.yaml",),
     "extras.yaml": ("vllm-cpu.yaml",),
+    "poisson-cpu.yaml": ("vllm-cpu.yaml",),
+    "h3-cpu.yaml": ("vllm-cpu.yaml",),
     "layout.yaml": ("h20.yaml",),
 }
 
