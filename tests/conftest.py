@@ -26,6 +26,17 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def remade(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that is derived of that study, made again: its folder."""
+    from connector_tax.provenance.remade import remake
+
+    def make(folder: Path) -> None:
+        remake(audited / "results" / "synthetic" / "study.json", folder)
+
+    return made_once(tmp_path_factory, "remade", make) / "synthetic"
+
+
+@pytest.fixture(scope="session")
 def packed(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The archive of that study, in a folder which is otherwise a copy of it."""
     from connector_tax.provenance.archive import pack

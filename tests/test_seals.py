@@ -21,7 +21,11 @@ def folder(tmp_path: Path) -> Path:
 
 def study(margin: float, design: str = "d") -> Any:
     sections: dict[str, Any] = {key: {} for key in ("saturation", "reference", "hypotheses")}
-    return {"design_sha256": design, "config": {**sections, "statistics": {"margin": margin}}}
+    return {
+        "design_sha256": design,
+        "config": {**sections, "statistics": {"margin": margin}},
+        "configurations": [{"id": "plain", "label": "plain"}],
+    }
 
 
 def launched(folder: Path, name: str) -> dict[str, Any]:

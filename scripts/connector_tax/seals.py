@@ -1,29 +1,37 @@
-"""seals.jsonl: the chain that fixes a study's files and analysis settings while it is measured.
+"""seals.jsonl: the chain that fixes every file of a study while it is measured.
 
 Each line is a link and names the SHA-256 of the line before it. The first link of a design holds
-the analysis settings, before anything of that design is measured; then each launch that ends adds
-one with the hash of its index.json, which holds the hash of every other file of the launch. Every
-link also names the files of the study itself (gates, environment) that are new or changed since the
-link before. Whoever changes a measured file must forge every later link and the study's manifest,
-which names the last one; of an archived study that is MANIFEST.md.
+the analysis settings and the configurations' names, before anything of that design is measured;
+then each launch that ends adds one with the hash of its index.json, which holds the hash of every
+other file of the launch. Every link also names the study's further files (`study_files`) that are
+new or changed since the link before. Whoever changes a file must forge every later link and what
+names the last one; of an archived study that is MANIFEST.md.
 """
 
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.stage_records import AnalysisSettings, SealContent, SealLink
 from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
-from connector_tax.files import ArtifactError, locked, sha256_file, write_bytes
+from connector_tax.files import ArtifactError, locked, read_json, sha256_file, write_bytes
 
 FIRST = "0" * 64
-ANALYSIS_KEYS = ("saturation", "reference", "statistics", "hypotheses")
-STUDY_FILES = (paths.ENVIRONMENT, paths.ENV_TEXT, paths.PATCH_STATUS, paths.COMPLETE)
+Links = Sequence[tuple[str, SealLink]]
+# Made of what is sealed and made again from it, or of use only while the study runs.
+MADE = (
+    paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.MANIFEST, paths.MANIFEST_PAGE, paths.AUDIT,
+    paths.COMPLETE, paths.DURATIONS, paths.REHEARSAL_PAGE,
+)  # fmt: skip
+RUNNING = (paths.LOGS, paths.OWNERS, paths.DEVICES, paths.SEALS, paths.SEALS_LOCK)
+# Release 0.2 sealed these and the gates.
+SEALED_BY_0_2 = (paths.ENVIRONMENT, paths.ENV_TEXT, paths.PATCH_STATUS, paths.COMPLETE)
 
 
 def analysis_settings(config: StudyConfig) -> AnalysisSettings:
@@ -37,16 +45,18 @@ def analysis_settings(config: StudyConfig) -> AnalysisSettings:
 
 
 def changed_settings(folder: Path, study: StudyDocument) -> list[str]:
-    """`statistics.margins.ttft_p90: 0.03 -> 0.1` for each analysis setting that is not as sealed.
+    """`statistics.margins.ttft_p90: 0.03 -> 0.1` for each setting or name that is not as sealed.
 
     None for a study without a chain, and for one whose chain holds no settings of its design.
     """
     design = study["design_sha256"]
-    sealed = [link for _, link in read_links(folder) if link.get("design_sha256") == design]
-    if not sealed:
+    sealed = next((s for _, s in read_links(folder) if s.get("design_sha256") == design), None)
+    if sealed is None:
         return []
-    old = dict(_leaves(sealed[0]["settings"]))
-    new = dict(_leaves(analysis_settings(study["config"])))
+    old, new = dict(_leaves(sealed["settings"])), dict(_leaves(analysis_settings(study["config"])))
+    if "configurations" in sealed:
+        old |= dict(_leaves(sealed["configurations"], "configurations"))
+        new |= dict(_leaves(study["configurations"], "configurations"))
     return [
         f"{name}: {old.get(name, 'absent')} -> {new.get(name, 'absent')}"
         for name in dict.fromkeys((*old, *new))
@@ -58,6 +68,9 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+        for entry in value:
+            yield from _leaves(entry, f"{path}.{entry.get('id')}")
     else:
         yield path, json.dumps(value)
 
@@ -66,31 +79,57 @@ def read_links(folder: Path) -> list[tuple[str, SealLink]]:
     """SHA-256 and content of every link of a study's chain; none where there is no chain.
 
     Raises:
-        ArtifactError: a line is no JSON object.
+        ArtifactError: a line is no JSON object; names the line and the way out.
     """
     path = folder / paths.SEALS
     links = []
     for number, line in enumerate(_complete_lines(path), 1):
         try:
             link: SealLink = json.loads(line)
+            if not isinstance(link, dict):
+                raise ValueError(f"found {type(link).__name__}; allowed: an object")
         except ValueError as error:
-            raise ArtifactError(f"{path}:{number}: not valid JSON: {error}") from None
-        if not isinstance(link, dict):
-            raise ArtifactError(f"{path}:{number}: found {type(link).__name__}; allowed: an object")
+            raise ArtifactError(f"{path}:{number}: not a link: {error}. {_WAY_OUT}") from None
         links.append((hashlib.sha256(line).hexdigest(), link))
     return links
 
 
-def study_files(folder: Path) -> dict[str, str]:
-    """SHA-256 by path of what a study knows of itself besides its launches: gates, environment."""
-    own = [folder / name for name in STUDY_FILES]
-    own += sorted((folder / paths.PREFLIGHT).rglob("*"))
+_WAY_OUT = (
+    "Nothing was changed. Put the file back as it was, from a copy or an archive; without it "
+    "nobody can tell that the study is as measured: move its folder away and measure anew"
+)
+
+
+def study_files(folder: Path, links: Links = ()) -> dict[str, str]:
+    """SHA-256 by path of every file of a study that is in no launch's index.json.
+
+    That is what the launches share, the gates, the reference rates, and each launch that was
+    measured again (`<phase>.superseded<k>`).
+
+    Args:
+        links: the chain; one of release 0.2 covers fewer files.
+    """
+    if links and paths.STUDY not in links[0][1]["files"]:
+        own = [folder / name for name in SEALED_BY_0_2]
+        own += sorted((folder / paths.PREFLIGHT).rglob("*"))
+    else:
+        tops = [path for path in sorted(folder.iterdir()) if path.name not in (*MADE, *RUNNING)]
+        own = [file for top in tops for file in (top, *sorted(top.rglob("*")))]
     return {
-        path.relative_to(folder).as_posix(): sha256_file(path) for path in own if path.is_file()
+        path.relative_to(folder).as_posix(): sha256_file(path)
+        for path in own
+        if path.is_file() and not _elsewhere(path.relative_to(folder).parts)
     }
 
 
-def settled_files(links: list[tuple[str, SealLink]]) -> dict[str, str]:
+def _elsewhere(parts: tuple[str, ...]) -> bool:
+    """Whether a file is of a launch, which its index.json seals, or is just being written."""
+    of_launch = parts[0] == paths.RUNS and len(parts) > 4 and parts[3] in PHASES
+    compiled = parts[0] == paths.PATCH and "__pycache__" in parts
+    return of_launch or compiled or parts[-1].startswith(".")
+
+
+def settled_files(links: Links) -> dict[str, str]:
     """The study's own files as the links leave them: the last one that names a file counts."""
     files: dict[str, str | None] = {}
     for _, link in links:
@@ -98,13 +137,22 @@ def settled_files(links: list[tuple[str, SealLink]]) -> dict[str, str]:
     return {name: digest for name, digest in files.items() if digest is not None}
 
 
-def seal_settings(folder: Path, study: StudyDocument) -> None:
-    """Seal the analysis settings, unless this design's are sealed."""
+def seal_settings(folder: Path, study: StudyDocument) -> str | None:
+    """Seal the analysis settings and names, unless this design's are sealed; the link's SHA-256.
+
+    Raises:
+        ArtifactError: launches were sealed, and their chain is gone.
+    """
     design = study["design_sha256"]
     with _chain(folder) as links:
-        if not any(link.get("design_sha256") == design for _, link in links):
-            settings = analysis_settings(study["config"])
-            _append(folder, links, {"design_sha256": design, "settings": settings})
+        if any(link.get("design_sha256") == design for _, link in links):
+            return None
+        content: SealContent = {
+            "design_sha256": design,
+            "settings": analysis_settings(study["config"]),
+            "configurations": study["configurations"],
+        }
+        return _append(folder, links, content)
 
 
 def seal_launch(folder: Path, launch: str, index_file: Path, index: dict[str, Any]) -> None:
@@ -117,6 +165,9 @@ def seal_launch(folder: Path, launch: str, index_file: Path, index: dict[str, An
         launch: `plain/block0/A`.
         index_file: index.json of the launch.
         index: its content without `files` and `seal`.
+
+    Raises:
+        ArtifactError: launches were sealed, and their chain is gone.
     """
     measured = {entry["cell"] for entry in index["cells"] if entry["files"]}
     there = sorted(path for path in index_file.parent.rglob("*") if path.is_file())
@@ -135,15 +186,15 @@ def seal_launch(folder: Path, launch: str, index_file: Path, index: dict[str, An
 
 
 def seal_end(folder: Path) -> None:
-    """Seal complete.json."""
+    """Seal whatever is new since the last launch: the last link of a study."""
     with _chain(folder) as links:
-        if settled_files(links) != study_files(folder):
+        if settled_files(links) != study_files(folder, links):
             _append(folder, links, {})
 
 
-def _append(folder: Path, links: list[tuple[str, SealLink]], what: SealContent) -> None:
-    """Add a link; the chain is written anew, so that no reader sees half a line."""
-    before, now = settled_files(links), study_files(folder)
+def _append(folder: Path, links: Links, what: SealContent) -> str:
+    """Add a link; the chain is written anew, so that no reader sees half a line. Its SHA-256."""
+    before, now = settled_files(links), study_files(folder, links)
     link: SealLink = {
         "number": len(links),
         "previous": links[-1][0] if links else FIRST,
@@ -158,6 +209,7 @@ def _append(folder: Path, links: list[tuple[str, SealLink]], what: SealContent) 
     line = json.dumps(link, ensure_ascii=False, allow_nan=False).encode()
     path = folder / paths.SEALS
     write_bytes(path, b"".join(part + b"\n" for part in (*_complete_lines(path), line)))
+    return hashlib.sha256(line).hexdigest()
 
 
 def _complete_lines(path: Path) -> list[bytes]:
@@ -166,6 +218,15 @@ def _complete_lines(path: Path) -> list[bytes]:
 
 @contextlib.contextmanager
 def _chain(folder: Path) -> Iterator[list[tuple[str, SealLink]]]:
-    """The links, while nobody else adds one."""
+    """The links, while nobody else adds one.
+
+    Raises:
+        ArtifactError: there are none, and a launch was sealed.
+    """
     with locked(folder / paths.SEALS_LOCK):
-        yield read_links(folder)
+        links = read_links(folder)
+        for index_file in () if links else folder.glob(f"{paths.RUNS}/*/*/*/{paths.INDEX}"):
+            if "seal" in read_json(index_file):
+                told = f"holds no link, and {index_file} was sealed by one"
+                raise ArtifactError(f"{folder / paths.SEALS}: {told}. {_WAY_OUT}")
+        yield links

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from connector_tax.analysis.stationarity import BATCH, mser, stationarity
-from connector_tax.provenance.recompute import stationarity_columns
 
 
 def noise(seed: int, n: int = 200) -> np.ndarray:
@@ -40,4 +39,3 @@ def test_few_requests_cannot_tell() -> None:
 def test_nothing_is_said_of_values_that_settle_at_zero() -> None:
     values = np.where(np.arange(200) < 90, 5.0, 0.0)
     assert stationarity(values, 0.03) == (None, None, None, None)
-    assert set(stationarity_columns(values, 0.03).values()) == {None}

@@ -10,15 +10,12 @@ import io
 import json
 import math
 import os
-import shlex
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import Any, cast
 
 from connector_tax.analysis import aggregate
 from connector_tax.analysis.measure import summarise_cell
@@ -26,8 +23,9 @@ from connector_tax.analysis.validity import COUNTERS, assess, server_counters, v
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import ServerCounters
 from connector_tax.artifacts.checks import BOUNDS
-from connector_tax.artifacts.names import PHASES
+from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
@@ -38,13 +36,13 @@ from connector_tax.provenance.environment import text as env_text
 from connector_tax.report.page import render
 from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.study import complete
-from connector_tax.study.design import measured_design, run_order
+from connector_tax.study.design import cell_order, measured_design, run_order
 from connector_tax.study.prompts import planned_requests
-from connector_tax.study.server_command import served_model
+from connector_tax.study.server_command import ServerCommand, launch_script, served_model
 from connector_tax.vllm.launch import CPU_ADAPTER
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import complete_launch
-from tests.study_folder import NODE
+from tests.study_folder import DEFAULT, NODE
 
 SMALL: dict[str, Any] = {
     "phase_a": {"rates_rps": [40.0, 80.0]},
@@ -71,6 +69,7 @@ SECTIONS: dict[str, Any] = {
     },
     "metrics": {"interval_s": 0.5},
     "resources": {"idle_s": 2.0},
+    "precision": DEFAULT["precision"],
     "validity": dict(BOUNDS),
 }  # fmt: skip
 QUIET = {
@@ -113,8 +112,8 @@ def write_audited_study(folder: Path, *, drawn: bool = True, **given: Any) -> Pa
         if drawn:
             _draw(study_file)
         options = ["--study", str(study_file)]
-        assert manifest.main(options) == 0
         assert complete.main([*options, "--out", str(root / "complete.json")]) == 0
+        assert manifest.main(options) == 0
     return study_file
 
 
@@ -175,19 +174,27 @@ def _complete_launch(document: dict[str, Any], index_file: Path, minute: int) ->
     index |= dict(zip(("started_utc", "ended_utc"), times, strict=True))
     if index["status"] == "done":
         argv = ["python", "-m", "connector_tax.engine", "--configuration", index["configuration"]]
+        launch = Launch(index["config"], index["block"], index["phase"])
+        entries = {entry["id"]: entry for entry in document["configurations"]}
         description = {
-            "design_sha256": document["design_sha256"],
+            **{key: document[key] for key in ("study", "design_sha256")},
+            "configuration": entries[launch.configuration],
+            **{"config": launch.config, "block": launch.block, "phase": launch.phase},
+            "engine": document["config"]["engine"],
             "argv": argv,
             "environment": {"PYTHONPATH": CPU_ADAPTER},
+            "cells": cell_order(cast(StudyDocument, document), launch),
         }
         write_json(folder / "config.json", description)
         (ran,) = index["attempts"] or [{"node": NODE}]
         attempt = {"attempt": 1, "pid": 1, **ran, "supersedes": None}
+        moments = {"started_ns": minute * 60 * 10**9 + 1, "ended_ns": (minute * 60 + 50) * 10**9}
         index["attempts"] = [
-            {**attempt, **{key: index[key] for key in ("started_utc", "ended_utc")}}
+            {**attempt, **moments, **{key: index[key] for key in ("started_utc", "ended_utc")}}
         ]
         write_json(folder / "attempts.json", index["attempts"])
-        (folder / "launch.sh").write_text(f"#!/usr/bin/env bash\nexec {shlex.join(argv)}\n")
+        script = launch_script(ServerCommand(argv, description["environment"]), "x", "../..")
+        (folder / "launch.sh").write_text(script)
         index["timing"] = dict.fromkeys(("startup_s", "cells_s", "release_s", "wall_s"), 1.0)
         for entry in index["cells"]:
             reasons = _complete_cell(document, folder / entry["cell"], index)
@@ -218,8 +225,9 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
         seed=document["seed"],
         name=f"{where}/attempt{record['attempt']}1",
     )
+    record["cooldown"] = {"requests": 0, "ended_by": "answered"}
     for request, sent in zip(requests, planned, strict=True):
-        request["request_id"] = sent.request_id
+        request |= {"request_id": sent.request_id, "cooldown": False}
     record["prompts_sha256"] = hashlib.sha256(b"".join(r.body + b"\n" for r in planned)).hexdigest()
     metrics = list(read_jsonl(folder / f"metrics_{suffix}.jsonl"))
     steps = list(read_jsonl(folder / f"engine_step_{suffix}.jsonl"))
@@ -336,26 +344,7 @@ def seal(root: Path, cell: Path) -> None:
 
 def seal_manifest(root: Path) -> None:
     """Bring manifest.json and manifest.md up to date."""
-    rows = manifest.rows(root / "study.json")
-    write_json(root / "manifest.json", rows)
-    manifest.write_page(root, rows)
-
-
-def one_in_three(names: Iterable[str]) -> list[Any]:
-    """The names as parameters: each takes a whole audit, and the long suite takes the rest."""
-    marks = ((), pytest.mark.long, pytest.mark.long)
-    return [pytest.param(name, marks=marks[k % 3]) for k, name in enumerate(names)]
-
-
-def unseal(root: Path) -> None:
-    """Make the study one that was measured before studies were sealed."""
-    (root / "seals.jsonl").unlink()
-    for index_file in root.glob("runs/*/*/*/index.json"):
-        with edited_json(index_file) as index:
-            del index["seal"]
-            records = ("resources.json", "settings.json")
-            index["files"] = {k: v for k, v in index["files"].items() if k in records}
-    seal_manifest(root)
+    manifest.write(root / "study.json")
 
 
 @contextlib.contextmanager

@@ -8,9 +8,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from connector_tax.artifacts.study_file import load_study
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import sha256_json
 from connector_tax.provenance import audit
 from connector_tax.provenance.claims import FAIL, Claim, Ledger
+from connector_tax.provenance.remade import check_remade
+from connector_tax.report.page import render
 from connector_tax.study.design import measured_design
 from tests.provenance.audited_study import (
     edited_json,
@@ -27,10 +31,19 @@ AGGREGATE, TAXES = "analysis/aggregate.csv", "analysis/taxes.csv"
 INDEX = "runs/noop_connector/block0/A/index.json"
 
 
-def failures(study_file: Path) -> list[Claim]:
-    """The claims that fail, without those about what is made again, which takes processes."""
+def failures(study_file: Path, made: Path | None = None) -> list[Claim]:
+    """The claims that fail.
+
+    Args:
+        made: everything derived, made again of the study before it was changed; None: such claims
+            are left out.
+    """
     ledger = Ledger()
-    audit.check_study(audit.raw_study(study_file), study_file.parents[2] / "MANIFEST.md", ledger)
+    with ledger.guarded("study", "study.json"):
+        study = load_study(study_file)
+        audit.check_study(study, study_file.parents[2] / "MANIFEST.md", ledger)
+    if made is not None:
+        check_remade(study_file.parent, made, ledger)
     return [claim for claim in ledger.claims if claim.verdict == FAIL]
 
 
@@ -308,3 +321,30 @@ def swap_cells(root: Path) -> None:
     cells[0].rename(cells[0].with_name("x"))
     cells[1].rename(cells[0])
     cells[0].with_name("x").rename(cells[1])
+
+
+def labels_exchanged(root: Path) -> None:
+    """Two configurations take each other's name, and everything derived is made again."""
+    with edited_json(root / "study.json") as study:
+        entries = {entry["id"]: entry for entry in study["configurations"]}
+        one, other = entries["nixl_both"], entries["noop_connector"]
+        for key in ("label", "purpose"):
+            one[key], other[key] = other[key], one[key]
+    render_again(root)
+
+
+def render_again(root: Path) -> None:
+    replace(root / "report.html", render(StudyTables(root / "study.json")))
+
+
+def planted(name: str) -> Tamper:
+    return lambda root: replace(root / name, "x,y\n1,2\n")
+
+
+def text_replaced(name: str, old: str, new: str) -> Tamper:
+    def tamper(root: Path) -> None:
+        text = (root / name).read_text()
+        assert old in text
+        replace(root / name, text.replace(old, new, 1))
+
+    return tamper

@@ -1,29 +1,22 @@
 """The audit agrees with an honest study in every number, and names what is malformed."""
 
-import base64
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from connector_tax.figures import style
-from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
 from connector_tax.provenance import audit
-from connector_tax.provenance.audit_remade import published_files
-from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Ledger
+from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE
+from connector_tax.provenance.remade import differs, digest
 from connector_tax.report.answer import answer
-from tests.analysis.synthetic import SMALL_GRID, write_analysed_study
+from tests.analysis.synthetic import write_analysed_study
 from tests.provenance.audited_study import (
     edited_json,
     linked_copy,
-    one_in_three,
     replace,
     seal,
-    unseal,
 )
 from tests.provenance.tampering import INDEX, NOOP_CELL, TAXES, Tamper, csv_field, failures
 
@@ -40,61 +33,12 @@ def test_an_honest_study_passes_and_every_claim_is_written(audited: Path, tmp_pa
     assert written["counts"][FAIL] == 0
     assert sum(written["counts"].values()) == len(written["claims"])
     kinds = {claim["kind"] for claim in written["claims"]}
-    assert {"hashes", "records", "schedule", "counters", "validity", "skip", "run files"} < kinds
-    assert {"numbers", "figure", "summary", "manifest", "arrivals", "request ids"} < kinds
-    assert {"made again", "environment"} < kinds
-    doubtful = {c["kind"] for c in written["claims"] if c["verdict"] == NOT_CHECKABLE}
-    assert doubtful == set()
-
-
-def test_cells_measured_before_their_prompts_were_hashed_are_not_checkable(
-    audited: Path, tmp_path: Path
-) -> None:
-    folder = linked_copy(audited, tmp_path / "copy")
-    root = folder / "results" / "synthetic"
-    with edited_json(next((root / NOOP_CELL).glob("cell_*"))) as record:
-        del record["prompts_sha256"]
-    seal(root, root / NOOP_CELL)
-    unseal(root)
-    ledger = Ledger()
-    audit.check_study(audit.raw_study(root / "study.json"), folder / "MANIFEST.md", ledger)
-    claims = [c for c in ledger.claims if c.kind == "prompts"]
-    assert [c.message for c in claims if c.verdict == NOT_CHECKABLE] == [
-        "1 cell files, first noop_connector/block0/A/r40, hold no prompts_sha256: "
-        "recorded before cells kept it"
-    ]
-    assert len(claims) > 1
-    assert not any(c.verdict == FAIL for c in ledger.claims)
-    sealed = [(c.subject, c.message) for c in ledger.claims if c.kind == "seal"]
-    assert sealed == [("whole study", "measured before studies were sealed")]
-
-
-def test_every_number_of_three_blocks_is_recomputed(tmp_path: Path) -> None:
-    """Intervals, adjusted p, verdicts and hypotheses, with cells void, failed and skipped."""
-    root = tmp_path / "results" / "synthetic"
-    study_file = write_analysed_study(
-        root,
-        blocks=3,
-        seed=5,
-        ttft_growth=0.05,
-        steps_per_cell=60,
-        skipped={"mooncake_consumer": "the gate"},
-        failed={("lmcache_only", 2, "B"): "the server ended"},
-        void={("nixl_both", 1, "A", "r40"): "late"},
-        config={
-            **SMALL_GRID,
-            "statistics": {"resamples": 200},
-            "cell": {"floor_s": 2.0},
-        },
-    )
-    study = StudyTables(study_file)
-    for name in NAMES:
-        module = __import__(f"connector_tax.figures.{name}", fromlist=["draw"])
-        style.save(module.draw(study), root / "figures", name)
-    verdicts = {row.verdict for row in study.taxes}
-    assert {"TAX", "INCONCLUSIVE"} <= verdicts
-    wrong = [c for c in failures(study_file) if c.kind in ("numbers", "figure")]
-    assert wrong == []
+    assert {"seal", "design", "gate", "launch", "order", "overlap", "device"} < kinds
+    assert {"records", "schedule", "prompts", "counters", "identities", "steps"} < kinds
+    assert {"validity", "made again", "environment", "request ids"} < kinds
+    doubtful = [c["subject"] for c in written["claims"] if c["verdict"] == NOT_CHECKABLE]
+    assert doubtful == ["MANIFEST.md"]
+    assert "published nowhere" in written["seal"]
 
 
 def study_against_noop(folder: Path, blocks: int) -> StudyTables:
@@ -129,24 +73,6 @@ def test_taxes_are_against_the_baseline_that_a_study_names(tmp_path: Path) -> No
     assert answer(study).split(":")[0].endswith("(ref_safe) over noop connector")
 
 
-@pytest.mark.long
-def test_the_audit_finds_the_numbers_against_another_baseline(tmp_path: Path) -> None:
-    study = study_against_noop(tmp_path, blocks=3)
-    assert {row.verdict for row in study.taxes} >= {"TAX", "INCONCLUSIVE"}
-    wrong = [c for c in failures(study.root / "study.json") if c.kind == "numbers"]
-    assert wrong == []
-
-
-def test_the_audit_shares_no_code_with_what_it_audits() -> None:
-    code = (
-        "import sys, connector_tax.provenance.audit;"
-        "rooms = ('connector_tax.analysis', 'connector_tax.figures', 'connector_tax.report');"
-        "print([m for m in sys.modules if m.startswith(rooms) or m in ('scipy', 'polars')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def text_of(kind: str, text: str | bytes) -> Tamper:
     def tamper(root: Path) -> None:
         path = next((root / NOOP_CELL).glob(f"{kind}_*"))
@@ -169,7 +95,7 @@ def brackets_in_record(root: Path) -> None:
 
 
 MALFORMED: dict[str, tuple[Tamper, str]] = {
-    "an empty window": (empty_window, "noop_connector/block0/A/r40: malformed: ZeroDivisionError"),
+    "an empty window": (empty_window, "noop_connector/block0/A/r40: "),
     "a record of brackets": (brackets_in_record, "cell_A_r40.json: not valid JSON: maximum recur"),
     "requests of brackets": (
         text_of("requests", "[" * 200_000 + "\n"), "requests_A_r40.jsonl:1: not valid JSON"),
@@ -178,28 +104,25 @@ MALFORMED: dict[str, tuple[Tamper, str]] = {
     "no scrape": (text_of("metrics", ""), "noop_connector/block0/A/r40: "),
     "steps without their keys": (text_of("engine_step", "{}\n"), "noop_connector/block0/A/r40: "),
     "an index that is a list": (
-        lambda root: replace(root / INDEX, "[]"), "an index.json: malformed|index.json"),
+        lambda root: replace(root / INDEX, "[]"), "index.json"),
     "an index of brackets": (
         lambda root: replace(root / INDEX, "[" * 200_000), "index.json: not valid JSON"),
     "a study of brackets": (
         lambda root: replace(root / "study.json", "[" * 200_000), "study.json: not valid JSON"),
     "a study that is a list": (lambda root: replace(root / "study.json", "[]"), "found list"),
     "a chain that is no JSON": (
-        lambda root: replace(root / "seals.jsonl", "x\n"), "seals.jsonl:1: not valid JSON"),
+        lambda root: replace(root / "seals.jsonl", "x\n"), "seals.jsonl:1: not a link"),
     "a chain of nothing": (lambda root: replace(root / "seals.jsonl", "{}\n"), "key 'files'"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", one_in_three(MALFORMED))
+@pytest.mark.parametrize("what", MALFORMED)
 def test_what_is_malformed_fails_by_name(audited: Path, tmp_path: Path, what: str) -> None:
     folder = linked_copy(audited, tmp_path / "copy")
     root = folder / "results" / "synthetic"
     tamper, message = MALFORMED[what]
     tamper(root)
-    ledger = Ledger()
-    with ledger.guarded("study", "study.json"):
-        audit.check_study(audit.raw_study(root / "study.json"), folder / "MANIFEST.md", ledger)
-    shown = [f"{c.subject}: {c.message}" for c in ledger.claims if c.verdict == FAIL]
+    shown = [f"{c.subject}: {c.message}" for c in failures(root / "study.json")]
     assert any(re.search(message, text) for text in shown), shown
 
 
@@ -223,9 +146,9 @@ def test_the_command_ends_non_zero_and_names_what_fails(
     csv_field(TAXES, "tax", "0.02")(root)
     assert audit.main(arguments(folder)) == 1
     written = read_json(root / "audit.json")
-    failed = [(c["kind"], c["subject"]) for c in written["claims"] if c["verdict"] == FAIL]
-    assert failed == [("numbers", "taxes.csv"), ("made again", "analysis/taxes.csv")]
-    assert "FAIL numbers taxes.csv" in capsys.readouterr().out
+    failed = [c["subject"] for c in written["claims"] if c["verdict"] == FAIL]
+    assert failed == ["report's pictures", "analysis/taxes.csv"]
+    assert "FAIL made again analysis/taxes.csv" in capsys.readouterr().out
 
 
 def test_without_a_study_there_is_a_clear_message(
@@ -250,12 +173,29 @@ PICTURE = """<svg><clipPath id="p0123456789"/><clipPath id="pabcdef0123"/>
 def test_only_the_names_of_clip_paths_may_differ(
     tmp_path: Path, old: str, new: str, same: bool
 ) -> None:
-    digests = []
-    for text in (PICTURE, PICTURE.replace(old, new)):
-        encoded = base64.b64encode(text.encode()).decode()
-        (tmp_path / "figures").mkdir(exist_ok=True)
-        (tmp_path / "figures" / "one.svg").write_text(text)
-        (tmp_path / "report.html").write_text(f'<img src="data:image/svg+xml;base64,{encoded}">')
-        digests.append(published_files(tmp_path))
-    assert digests[0].keys() == {"figures/one.svg", "report.html"}
-    assert [digests[0][name] == digests[1][name] for name in digests[0]] == [same, same]
+    one, other = tmp_path / "one.svg", tmp_path / "other.svg"
+    one.write_text(PICTURE)
+    other.write_text(PICTURE.replace(old, new))
+    assert (digest(one) == digest(other)) == same
+
+
+@pytest.mark.parametrize(
+    ("published", "made", "wrong"),
+    [
+        ("<p>cost +5.70%</p>", "<p>cost +5.70%</p>", []),
+        ("<p>1.000000000001 s</p>", "<p>1.0 s</p>", []),
+        ("<p>cost +5.70%</p>", "<p>cost +5.71%</p>", ["5.7, made again 5.71"]),
+        ("<p>cost</p>", "<p>no cost</p>", ["published 'p cost', made again 'p no cost'"]),
+        ('<p title="a">x</p>', '<p title="b">x</p>', ["made again 'p title=b x'"]),
+        ('<img src="data:image/png;base64,AA=="/>', '<img src="data:image/png;base64,BB=="/>', []),
+    ],
+)
+def test_a_report_is_compared_by_its_words_and_numbers(
+    tmp_path: Path, published: str, made: str, wrong: list[str]
+) -> None:
+    files = [tmp_path / "published.html", tmp_path / "made.html"]
+    for file, text in zip(files, (published, made), strict=True):
+        file.write_text(text)
+    found = list(differs(*files))
+    assert len(found) == len(wrong)
+    assert all(text in line for text, line in zip(wrong, found, strict=True)), found

@@ -1,41 +1,38 @@
 """What was measured cannot be changed after: the chain of seals, and records against each other."""
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from connector_tax.files import read_json, write_json
+from connector_tax.artifacts.study_file import load_study
+from connector_tax.figures.tables import StudyTables
+from connector_tax.files import ArtifactError, read_json
 from connector_tax.provenance import audit, manifest
-from connector_tax.provenance.audit_seal import check_seals
-from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Claim, Ledger
-from connector_tax.seals import read_links, seal_launch, seal_settings
+from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Ledger
+from connector_tax.provenance.launches import check_launches
+from connector_tax.provenance.manifest import name_archive
+from connector_tax.report.page import render
+from connector_tax.seals import read_links, seal_end, seal_launch, seal_settings
 from tests.provenance.audited_study import (
     edited_json,
     edited_lines,
     linked_copy,
-    one_in_three,
     replace,
     seal,
     seal_manifest,
-    unseal,
     write_audited_study,
 )
-from tests.provenance.tampering import removed_and_sealed
+from tests.provenance.tampering import failures, removed_and_sealed
 
 Tamper = Callable[[Path], None]
 Lines = list[dict[str, Any]]
 LAUNCH = "runs/noop_connector/block0/A"
 CELL = f"{LAUNCH}/r40"
 SEALS = "seals.jsonl"
-
-
-def failures(root: Path) -> list[Claim]:
-    study, ledger = audit.raw_study(root / "study.json"), Ledger()
-    audit.check_study(study, root.parents[1] / "MANIFEST.md", ledger)
-    return [claim for claim in ledger.claims if claim.verdict == FAIL]
 
 
 def records(kind: str, change: Callable[[Lines], None]) -> Tamper:
@@ -165,16 +162,15 @@ def other_margin_sealed(chain: Lines) -> None:
 def whole_chain_forged(root: Path) -> None:
     """Steps are halved, and every hash there is but manifest.md's is made to fit."""
     records("engine_step", faster_steps)(root)
-    old = read_links(root)
-    names = [link.get("launch") for _, link in old]
+    names = [link.get("launch") for _, link in read_links(root)]
+    indexes = {name: read_json(root / "runs" / name / "index.json") for name in names if name}
+    for name in indexes:
+        (root / "runs" / name / "index.json").unlink()
     (root / SEALS).unlink()
     seal_settings(root, read_json(root / "study.json"))
-    for name in names:
-        if name is not None:
-            index_file = root / "runs" / name / "index.json"
-            index = read_json(index_file)
-            del index["seal"]
-            seal_launch(root, name, index_file, index)
+    for name, index in indexes.items():
+        del index["seal"]
+        seal_launch(root, name, root / "runs" / name / "index.json", index)
 
 
 def another_machine(root: Path) -> None:
@@ -203,7 +199,7 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
     "steps halved in time": (
         records("engine_step", faster_steps), "seal", "index.json changed after it was sealed"),
     "steps halved in time, the chain forged": (
-        whole_chain_forged, "seal", "manifest.md names .* no link of the chain"),
+        whole_chain_forged, "made again", "is not, byte for byte"),
     "one decoded token more": (
         records("engine_step", more_decode), "identities", "decode_tokens of the steps add up"),
     "TTFTs shortened": (
@@ -237,7 +233,7 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
         links(other_margin_sealed), "seal", "link 1 follows .*, not link 0"),
     "the log of a gate gone": (
         removed_and_sealed("preflight/verify_kv_consumer.log"),
-        "gate", "verify_kv_consumer.log is missing"),
+        "gate", r"preflight/verify_kv_consumer\.log'"),
     "the log of a gate rewritten": (
         rewritten("preflight/verify_kv_consumer.log", "SKIP", "INCLUDE"),
         "gate", "does not end with 'SKIP: verify_kv_consumer: not ready after 30 s'"),
@@ -251,7 +247,7 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
     "a line of the server's log": (
         rewritten(f"{LAUNCH}/vllm_stderr.log", "synthetic", "an honest server"),
         "seal", "vllm_stderr.log changed after it was sealed"),
-    "complete.json gone": (removed_and_sealed("complete.json"), "seal", "complete.json is missing"),
+    "complete.json gone": (removed_and_sealed("complete.json"), "made again", "is missing"),
     "a file put beside a launch": (
         lambda root: replace(root / LAUNCH / "note.txt", "x"), "seal", "note.txt came after the"),
     "the machine of the whole study": (
@@ -264,51 +260,141 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", one_in_three(TAMPERING))
-def test_tampering_is_caught(audited: Path, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("what", TAMPERING)
+def test_tampering_is_caught(audited: Path, remade: Path, tmp_path: Path, what: str) -> None:
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     tamper, kind, message = TAMPERING[what]
     tamper(root)
-    claims = failures(root)
+    claims = failures(root / "study.json", remade)
     messages = [claim.message for claim in claims if claim.kind == kind]
-    assert any(re.search(message, text) for text in messages), [(c.kind, c.message) for c in claims]
+    assert any(re.search(message, text) for text in messages), claims
 
 
-def test_a_study_measured_before_it_could_be_sealed_is_not_checkable(
+def published(folder: Path) -> Path:
+    """A copy's study.json, once MANIFEST.md names its seal."""
+    root = folder / "results" / "synthetic"
+    body = manifest.section_of((root / "manifest.md").read_text(), "synthetic")
+    assert body is not None
+    name_archive(folder / "MANIFEST.md", "synthetic", root / "env.txt", body, {})
+    return root / "study.json"
+
+
+def told(study_file: Path) -> tuple[str, list[tuple[str, str]]]:
+    """The audit's last line, and verdict and message of its claim about MANIFEST.md."""
+    ledger = Ledger()
+    manifest_file = study_file.parents[2] / "MANIFEST.md"
+    line = audit.check_study(load_study(study_file), manifest_file, ledger)
+    mine = [(c.verdict, c.message) for c in ledger.claims if c.subject == "MANIFEST.md"]
+    return line, mine
+
+
+def test_the_audit_says_whether_the_seal_was_published(audited: Path, tmp_path: Path) -> None:
+    folder = linked_copy(audited, tmp_path / "copy")
+    line, claims = told(folder / "results" / "synthetic" / "study.json")
+    assert "published nowhere: whoever can write this folder can have made it" in line
+    assert [verdict for verdict, _ in claims] == [NOT_CHECKABLE]
+    line, claims = told(published(folder))
+    assert "the one MANIFEST.md names" in line
+    assert "cannot be told from the folder alone" in line
+    assert [verdict for verdict, _ in claims] == ["PASS"]
+
+
+def test_a_link_added_after_the_published_one_fails(audited: Path, tmp_path: Path) -> None:
+    study_file = published(linked_copy(audited, tmp_path / "copy"))
+    root = study_file.parent
+    with edited_json(root / "study.json") as study:
+        study["created_utc"] = "2020-01-01"
+    seal_end(root)
+    seal_manifest(root)
+    line, claims = told(study_file)
+    assert claims == [(FAIL, "1 links were added after the published seal")]
+    assert "not the study that MANIFEST.md names" in line
+
+
+def test_another_seal_than_manifest_md_names_is_not_believed(audited: Path, tmp_path: Path) -> None:
+    """Sealed anew from the first link the folder is right in itself: only MANIFEST.md tells."""
+    study_file = published(linked_copy(audited, tmp_path / "copy"))
+    whole_chain_forged(study_file.parent)
+    seal_manifest(study_file.parent)
+    line, claims = told(study_file)
+    assert [verdict for verdict, _ in claims] == [NOT_CHECKABLE]
+    assert "not the study that MANIFEST.md names" in line
+
+
+def test_rows_of_manifest_md_are_those_of_the_study(audited: Path, tmp_path: Path) -> None:
+    study_file = published(linked_copy(audited, tmp_path / "copy"))
+    page = study_file.parents[2] / "MANIFEST.md"
+    replace(page, page.read_text().replace("| 2/0/0/0 |", "| 9/0/0/0 |", 1))
+    assert told(study_file)[1] == [(FAIL, "its rows are not manifest.json's")]
+
+
+def measured_again(root: Path) -> Path:
+    """A launch is moved aside and measured again, as `remeasure` does it; where the old one is."""
+    folder = root / LAUNCH
+    aside = folder.with_name("A.superseded1")
+    shutil.copytree(folder, aside)
+    index = read_json(folder / "index.json")
+    (folder / "index.json").unlink()
+    del index["seal"]
+    index["attempts"][0]["supersedes"] = aside.name
+    seal_launch(root, "noop_connector/block0/A", folder / "index.json", index)
+    seal_manifest(root)
+    return aside
+
+
+def test_a_launch_measured_again_is_told_and_its_first_run_is_kept(
     audited: Path, tmp_path: Path
 ) -> None:
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
-    unseal(root)
-    assert failures(root) == []
-    ledger = Ledger()
-    check_seals(audit.raw_study(root / "study.json"), root.parents[1] / "MANIFEST.md", ledger)
-    assert [c.verdict for c in ledger.claims] == [NOT_CHECKABLE]
+    aside = measured_again(root)
+    assert failures(root / "study.json") == []
+    rows = read_json(root / "manifest.json")
+    (row,) = [row for row in rows if row["phase"] == "A.superseded1"]
+    assert row["status"] == "measured again, not used"
+    assert row["cells"] == "2/0/0/0"
+    page = render(StudyTables(root / "study.json"))
+    assert "noop_connector/block0/A" in page[page.index("measured again on request") :][:400]
+    shutil.rmtree(aside)
+    seal_manifest(root)
+    messages = " ".join(claim.message for claim in failures(root / "study.json"))
+    assert "A.superseded1/index.json is missing" in messages
 
 
-def test_a_manifest_from_before_a_column_existed_is_no_failure(
-    audited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rates_changed_after_phase_b_began_fail(audited: Path, tmp_path: Path) -> None:
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
-    unseal(root)
-    rows = [{k: v for k, v in row.items() if k != "placement"}
-            for row in read_json(root / "manifest.json")]  # fmt: skip
-    (root / "manifest.json").unlink()
-    write_json(root / "manifest.json", rows)
-    with monkeypatch.context() as patch:
-        older = {k: v for k, v in manifest.COLUMNS.items() if k != "placement"}
-        patch.setattr(manifest, "COLUMNS", older)
-        manifest.write_page(root, rows)
-    assert failures(root) == []
+    with edited_json(root / "reference_rates.json") as rates:
+        rates["fallback_used"] = True
+    seal_end(root)
+    messages = [claim.message for claim in failures(root / "study.json")]
+    assert any("reference_rates.json changed at link" in text for text in messages)
+
+
+def test_the_time_of_day_may_be_set_back_while_a_study_runs(audited: Path, tmp_path: Path) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    ledger = Ledger()
+    for index_file in root.glob("runs/plain/block0/*/index.json"):
+        with edited_json(index_file) as index:
+            index["attempts"][0] |= {"started_utc": "2026-05-26T08:00:00.000+00:00"}
+    check_launches(load_study(root / "study.json"), ledger)
+    wrong = [c for c in ledger.claims if c.verdict == FAIL and c.kind in ("overlap", "order")]
+    assert wrong == []
+
+
+def test_a_chain_that_was_emptied_is_not_begun_anew(audited: Path, tmp_path: Path) -> None:
+    root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
+    replace(root / SEALS, "")
+    with pytest.raises(ArtifactError, match=r"holds no link, .* Put the file back"):
+        seal_settings(root, read_json(root / "study.json"))
+    replace(root / SEALS, "garbage\n")
+    with pytest.raises(ArtifactError, match=r"seals.jsonl:1: not a link: .* move its folder away"):
+        seal_settings(root, read_json(root / "study.json"))
 
 
 def test_a_changed_setting_is_told_in_the_report(audited: Path, tmp_path: Path) -> None:
-    from connector_tax.figures.tables import StudyTables as Study
-    from connector_tax.report.page import render
-
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
-    assert "Changed after the first measurement" not in render(Study(root / "study.json"))
+    assert "Changed after the first measurement" not in render(StudyTables(root / "study.json"))
     setting("config", "statistics", "margins", "tpot_p90", value=0.5)(root)
-    page = render(Study(root / "study.json"))
+    page = render(StudyTables(root / "study.json"))
     assert re.search(r"Changed after the first measurement.*margins.tpot_p90: 0.03 -&gt; 0.5", page)
 
 
@@ -335,5 +421,5 @@ def test_a_hundred_honest_studies_pass(tmp_path: Path) -> None:
     for number in range(100):
         folder = tmp_path / str(number)
         study_file = write_audited_study(folder, drawn=False, **honest(number))
-        wrong = [c for c in failures(study_file.parent) if c.kind not in ("figure", "report")]
+        wrong = [c for c in failures(study_file) if c.subject != "report.html"]
         assert wrong == [], number

@@ -1,4 +1,4 @@
-# The manifest, and the last word on completeness.
+# The manifest, which seals what is new since the last launch, and whether the study is complete.
 
 
 rule manifest:
@@ -9,6 +9,7 @@ rule manifest:
         study=f"{RESULTS}/study.json",
         environment=f"{RESULTS}/environment.json",
         patch=f"{RESULTS}/patch/patch_status.json",
+        revert=f"{RESULTS}/patch/revert_status.json",
     output:
         f"{RESULTS}/manifest.json",
         f"{RESULTS}/manifest.md",

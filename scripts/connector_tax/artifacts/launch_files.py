@@ -123,6 +123,8 @@ class AttemptRecord(TypedDict, total=False):
     pid: int
     started_utc: str
     ended_utc: str | None
+    started_ns: int
+    ended_ns: int
     node: NodeRecord
     quiet_level: QuietLevel | None
     supersedes: str | None

@@ -8,6 +8,7 @@ from typing import Any, NotRequired, TypedDict
 
 from connector_tax.artifacts.launch_files import QuietLevel
 from connector_tax.artifacts.study_records import (
+    ConfigurationEntry,
     HypothesesSection,
     ReferenceSection,
     RehearsalSection,
@@ -185,10 +186,11 @@ class AnalysisSettings(TypedDict):
 
 
 class SealContent(TypedDict, total=False):
-    """What a link seals: the settings of a design, or the index of a launch."""
+    """What a link seals: the settings and names of a design, or the index of a launch."""
 
     design_sha256: str
     settings: AnalysisSettings
+    configurations: list[ConfigurationEntry]
     launch: str
     index_sha256: str
 

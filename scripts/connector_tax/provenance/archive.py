@@ -26,22 +26,24 @@ from connector_tax.files import ArtifactError, read_json, sha256_file, write_byt
 from connector_tax.provenance.archive_limits import (
     FORMAT,
     HEADER,
-    MADE_HERE,
-    SEALED,
-    SINGLE,
+    PUBLISHED,
+    README,
+    REPORT_TEXT,
+    VERIFY,
+    WORKFLOW,
     ArchiveError,
     check_name,
     kind_of,
+    readme,
 )
 from connector_tax.provenance.audit import audit
-from connector_tax.provenance.audit_remade import published_files, versions
 from connector_tax.provenance.claims import FAIL
-from connector_tax.provenance.crate import crate, readme
 from connector_tax.provenance.manifest import name_archive, section_of
+from connector_tax.provenance.remade import PICTURES, digest, page_text, versions
 from connector_tax.provenance.tables import encode
-from connector_tax.provenance.unpack import private_folder, read_head, unpack
+from connector_tax.provenance.unpack import private_folder, unpack
+from connector_tax.seals import read_links, settled_files
 
-RAW_TREES = (paths.PREFLIGHT, paths.PATCH, paths.RUNS)
 LEVEL = 19
 
 
@@ -57,7 +59,8 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
         ArtifactError: the study is incomplete, a claim of it fails the audit, or what was packed
             would be refused by whoever unpacks it.
     """
-    failed = [claim for claim in audit(study_file, manifest).claims if claim.verdict == FAIL]
+    ledger, _ = audit(study_file, manifest)
+    failed = [claim for claim in ledger.claims if claim.verdict == FAIL]
     if failed:
         lines = [f"{claim.kind} {claim.subject}: {claim.message}" for claim in failed[:10]]
         raise ArtifactError(
@@ -73,47 +76,30 @@ def pack(study_file: Path, manifest: Path, target: Path) -> None:
         except ArchiveError as error:
             raise ArtifactError(f"{study_file.parent} is not archived: {error}") from None
         packed.replace(target)
-    _name(manifest, read_json(study_file)["study"], target, study_file.parent / paths.MANIFEST_PAGE)
-
-
-def _name(manifest: Path, study: str, archive: Path, page: Path) -> None:
-    """Name the archive in MANIFEST.md, above the rows that `page` has of the study."""
-    body = section_of(page, study)
-    if body is None:
-        raise ArtifactError(f"{page}: no rows of study {study}")
-    name_archive(manifest, study, archive, body)
-
-
-def convert(archive: Path, target: Path) -> None:
-    """Write what an archive holds as an archive of the present format.
-
-    Raises:
-        ArchiveError: the archive is damaged or hostile.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with private_folder(target) as folder:
-        header = unpack(archive, folder / "study")
-        old = read_json(folder / "study" / HEADER)
-        kept = {
-            key: value for key, value in old.items() if key not in ("format", "files", "tables")
-        }
-        write_bytes(target, _packed(kept, {name: folder / "study" / name for name in header.files}))
+    study, root = read_json(study_file)["study"], study_file.parent
+    body = section_of((root / paths.MANIFEST_PAGE).read_text(encoding="utf-8"), study)
+    assert body is not None
+    pictures = {p.name: sha256_file(p) for p in (root / paths.FIGURES).glob("*.png")}
+    name_archive(manifest, study, target, body, pictures)
 
 
 def _of_study(study_file: Path) -> bytes:
-    members = _members(study_file.parent)
-    study = read_json(study_file)
-    made = {"README.md": readme(study)}
-    outside = {name: path.read_bytes() for name, path in members.items() if "runs/" not in name}
-    made["ro-crate-metadata.json"] = crate(study, outside | made, sorted(members))
+    root, study = study_file.parent, read_json(study_file)
+    report = (root / paths.REPORT).read_text(encoding="utf-8")
+    made = {
+        README: readme(study, FORMAT).encode(),
+        VERIFY: Path(__file__).with_name(VERIFY).read_bytes(),
+        f"{PUBLISHED}/{REPORT_TEXT}": page_text(report).encode(),
+    }
+    drawn = [path for path in (root / paths.FIGURES).iterdir() if path.suffix in PICTURES]
     header = {
         "study": study["study"],
         "engine_label": study["engine_label"],
         "design_sha256": study["design_sha256"],
         "versions": versions(),
-        "redrawn": published_files(study_file.parent),
+        "redrawn": {f"{paths.FIGURES}/{path.name}": digest(path) for path in sorted(drawn)},
     }
-    return _packed(header, {**members, **made})
+    return _packed(header, {**_members(root), **made})
 
 
 def _packed(header: Mapping[str, Any], sources: Mapping[str, Path | bytes]) -> bytes:
@@ -158,20 +144,16 @@ def _entry(data: bytes) -> dict[str, Any]:
 
 
 def _members(root: Path) -> dict[str, Path]:
-    """Name in the archive to path on disk, the crate's description aside."""
-    members = {name: root / name for name in SINGLE if name not in MADE_HERE}
-    members |= {name: root / name for name in SEALED if (root / name).exists()}
-    for tree in RAW_TREES:
-        members |= _tree(root / tree, tree)
-    # The CSVs are enough: a replot makes the parquet tables again, and compares their hashes.
-    published = _tree(root / paths.ANALYSIS, "published/analysis")
-    members |= {name: path for name, path in published.items() if path.suffix != ".parquet"}
-    members |= {
-        f"published/figures/{path.name}": path for path in (root / paths.FIGURES).glob("*.csv")
-    }
-    members["workflow/Snakefile"] = ROOT / "workflow" / "Snakefile"
-    members |= _tree(ROOT / "workflow" / "rules", "workflow/rules")
-    members |= _tree(ROOT / "workflow" / "schemas", "workflow/schemas")
+    """Name in the archive to path on disk: all that is sealed, the seal, what was published."""
+    names = [paths.SEALS, paths.MANIFEST, paths.COMPLETE, *settled_files(read_links(root))]
+    members = {name: root / name for name in names} | _tree(root / paths.RUNS, paths.RUNS)
+    # The CSVs are enough of the tables: their parquet form holds the same.
+    for tree in (paths.ANALYSIS, paths.FIGURES):
+        published = (path for path in (root / tree).iterdir() if path.suffix in (".csv", ".json"))
+        members |= {f"{PUBLISHED}/{tree}/{path.name}": path for path in published}
+    members[f"{WORKFLOW}/Snakefile"] = ROOT / WORKFLOW / "Snakefile"
+    for part in ("rules", "schemas"):
+        members |= _tree(ROOT / WORKFLOW / part, f"{WORKFLOW}/{part}")
     for name, path in members.items():
         if path.is_symlink() or not path.is_file():
             raise ArtifactError(f"{path}: missing, or not a plain file")
@@ -210,21 +192,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     unpacking = commands.add_parser("unpack", help="check an archive and put it into a folder")
     unpacking.add_argument("--archive", type=Path, required=True)
     unpacking.add_argument("--out", type=Path, required=True)
-    converting = commands.add_parser("convert", help="write an archive in the present format")
-    converting.add_argument("--archive", type=Path, required=True)
-    converting.add_argument("--out", type=Path, required=True)
-    converting.add_argument("--manifest", type=Path, required=True, help="MANIFEST.md, to name it")
     return run_command(parser, argv, _carry_out)
 
 
 def _carry_out(arguments: argparse.Namespace) -> None:
     if arguments.command == "pack":
         pack(arguments.study, arguments.manifest, arguments.out)
-    elif arguments.command == "convert":
-        convert(arguments.archive, arguments.out)
-        study = read_head(arguments.out)[0].study
-        _name(arguments.manifest, study, arguments.out, arguments.manifest)
-    if arguments.command != "unpack":
         size = arguments.out.stat().st_size
         print(f"{arguments.out}: {size} bytes, sha256 {sha256_file(arguments.out)}")
     else:

@@ -10,26 +10,32 @@ from typing import Any, BinaryIO
 import zstandard
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import ArtifactError
 
-FORMAT = "connector-tax archive 2"
-# The first had no tables.
-READABLE = ("connector-tax archive 1", FORMAT)
+FORMAT = "connector-tax archive 3"
+# Release 0.2 wrote the second: without verify.py and the report's text.
+FORMAT_OF_0_2 = "connector-tax archive 2"
 HEADER = "archive.json"
 # Beside what was unpacked: of which archive it is.
 ORIGIN = "archive.sha256"
-MADE_HERE = ("README.md", "ro-crate-metadata.json")
-SINGLE = (
+README, VERIFY, CRATE = "README.md", "verify.py", "ro-crate-metadata.json"
+PUBLISHED, WORKFLOW = "published", "workflow"
+REPORT_TEXT = "report.txt"
+# What lies beside a study that was unpacked.
+BESIDE = (HEADER, ORIGIN, README, VERIFY, CRATE, PUBLISHED, WORKFLOW)
+REQUIRED = (
     paths.STUDY,
     paths.ENVIRONMENT,
     paths.ENV_TEXT,
     paths.REFERENCE_RATES,
     paths.MANIFEST,
-    *MADE_HERE,
+    paths.SEALS,
+    README,
 )
-# Of studies that were sealed while they were measured.
-SEALED = (paths.SEALS, paths.COMPLETE)
-TREES = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, "published", "workflow")
+SINGLE = (*REQUIRED, paths.COMPLETE, paths.MODEL, VERIFY, CRATE)
+TREES = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, PUBLISHED, WORKFLOW)
+OLD_DESIGN = re.compile(r"study\.superseded\d+\.json")
 # An honest study is 15 to 40 times its archive.
 FLOOR_BYTES = 64 << 20
 MOST_TIMES = 200
@@ -75,7 +81,7 @@ def check_header(value: Mapping[str, Any], most_bytes: int) -> ArchiveHeader:
     Raises:
         ValueError, KeyError, TypeError, AttributeError: it is not one.
     """
-    if value["format"] not in READABLE:
+    if value["format"] not in (FORMAT, FORMAT_OF_0_2):
         raise ValueError(f"format is {value['format']!r}, this version reads {FORMAT!r}")
     if not STUDY_NAME.fullmatch(value["study"]):
         raise ValueError(f"study {value['study']!r} is no study name")
@@ -96,7 +102,7 @@ def check_header(value: Mapping[str, Any], most_bytes: int) -> ArchiveHeader:
             raise ValueError(
                 f"more than {most_bytes} bytes in all, which is {MOST_TIMES} times the archive"
             )
-    missing = [name for name in SINGLE if name not in members]
+    missing = [name for name in REQUIRED if name not in members]
     if missing:
         raise ValueError(f"{missing[0]!r} is not among the members")
     return ArchiveHeader(
@@ -128,9 +134,33 @@ def check_name(name: str) -> None:
     """
     parts = PurePosixPath(name).parts
     plain = "/".join(parts) == name and all(NAME.fullmatch(part) for part in parts)
-    known = name in (*SINGLE, *SEALED) or (len(parts) > 1 and parts[0] in TREES)
+    known = name in SINGLE or OLD_DESIGN.fullmatch(name) or (len(parts) > 1 and parts[0] in TREES)
     if not plain or not known or len(name) > 200:
         raise ValueError(f"member {name!r} has no place in a study")
+
+
+def readme(study: StudyDocument, form: str) -> str:
+    """README.md of an archive of this format: what it is, and how to check it."""
+    verify = f"""- `python {VERIFY}` computes percentiles, taxes and hypotheses anew from
+  `tables/`, beside the published ones: one file to read; it needs pandas, scipy and pyarrow.
+"""
+    verify = "" if form == FORMAT_OF_0_2 else verify
+    return f"""# Connector-tax study {study["study"]}
+
+Engine: {study["engine_label"]}. Package {study["package_version"]}.
+Design {study["design_sha256"]}.
+
+- `runs/` raw records of every server launch, `published/` the tables and the numbers under each
+  figure as they were published, `archive.json` the size and SHA-256 of every file.
+- `tables/` holds the lines of `runs/*/*/*/*/*.jsonl` as parquet, a table for each kind of record;
+  unpacked, each is a file again, to the byte. With the project's package installed,
+  `python -c "from connector_tax.provenance.unpack import table; print(table('FILE', 'requests'))"`
+  reads them.
+{verify}\
+- In a checkout of the project, `snakemake --cores 1 replot --config archive=FILE` checks every
+  hash, redraws all figures and the report, and audits each published number against the raw
+  records. It starts no server and needs no network.
+"""
 
 
 class Frame(io.RawIOBase):

@@ -1,76 +1,156 @@
 """`snakemake audit`: every published claim of a study, checked against its raw records.
 
-Recomputes with its own plain implementation (`recompute*`; nothing from connector_tax.analysis or
-connector_tax.figures), so that the two can disagree. PASS: recomputed and equal. FAIL: not so, with
-the reason. NOT CHECKABLE: nothing in the folder can tell, with the reason.
+Three questions (docs/reviewers.md): are the files those that were sealed while the study was
+measured; is everything derived what the same code makes of them again; do the records agree with
+the seed, the design and each other. PASS: yes. FAIL: no, with the reason. NOT CHECKABLE: nothing in
+the folder can tell, with the reason.
 """
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import ArtifactError, write_json
-from connector_tax.provenance.archive_limits import HEADER
-from connector_tax.provenance.audit_blocks import check_blocks
-from connector_tax.provenance.audit_records import check_records
-from connector_tax.provenance.audit_remade import KIND, check_redrawn, check_remade
-from connector_tax.provenance.audit_resources import check_resources
-from connector_tax.provenance.audit_seal import check_seals
-from connector_tax.provenance.audit_study import RawStudy
-from connector_tax.provenance.audit_tables import check_published
+from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
+from connector_tax.provenance.archive_limits import (
+    BESIDE,
+    HEADER,
+    ORIGIN,
+    PUBLISHED,
+    README,
+    REPORT_TEXT,
+    readme,
+)
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
+from connector_tax.provenance.launches import check_launches
+from connector_tax.provenance.manifest import archive_of, rows
+from connector_tax.provenance.records import check_records, measured_cells
+from connector_tax.provenance.remade import (
+    KIND,
+    PICTURES,
+    TREES,
+    check_inlined,
+    check_judged,
+    check_picture,
+    check_remade,
+    check_summaries,
+    compare,
+    differences,
+    digest,
+    other_versions,
+    page_text,
+    rates_again,
+    remake,
+    words,
+)
+from connector_tax.provenance.sealed import check_published, check_seals
 
 VERDICTS = (PASS, FAIL, NOT_CHECKABLE)
 PLAIN_WIDTH = 160
 
 
-def audit(study_file: Path, manifest: Path) -> Ledger:
+def audit(study_file: Path, manifest: Path) -> tuple[Ledger, str]:
     """Check every claim of a study, or of one that was unpacked from an archive and redrawn.
 
     Args:
         study_file: results/<study>/study.json.
         manifest: MANIFEST.md.
 
+    Returns:
+        The claims, and what can be said of where the study comes from.
+
     Raises:
         ArtifactError: there is no study to audit.
     """
-    ledger = Ledger()
     if not study_file.is_file():
         raise ArtifactError(f"{study_file}: no such file")
+    ledger, told = Ledger(), "No seal."
     with ledger.guarded("study", "study.json"):
-        study = raw_study(study_file)
-        check_study(study, manifest, ledger)
+        study = load_study(study_file)
+        told = check_study(study, manifest, ledger)
         with ledger.guarded(KIND, "study"):
-            if study.published == study.root:
-                check_remade(study, ledger)
+            if (study.root / HEADER).is_file():
+                check_archived(study, manifest, ledger)
             else:
-                check_redrawn(study, manifest, ledger)
-    return ledger
+                with tempfile.TemporaryDirectory(prefix="audit-") as folder:
+                    check_remade(study.root, remake(study_file, Path(folder)), ledger)
+    return ledger, told
 
 
-def raw_study(study_file: Path) -> RawStudy:
-    """The folder of a study; one that was unpacked has its published tables beside the remade."""
-    root = study_file.parent
-    return RawStudy(study_file, root / "published" if (root / HEADER).is_file() else None)
-
-
-def check_study(study: RawStudy, manifest: Path, ledger: Ledger) -> None:
-    """Every claim but those about what is made again."""
+def check_study(study: Study, manifest: Path, ledger: Ledger) -> str:
+    """Every claim but those about what is made again; where the study comes from."""
+    told = "No seal."
     with ledger.guarded("seal", "study"):
-        check_seals(study, manifest, ledger)
+        beside = BESIDE if (study.root / HEADER).is_file() else ()
+        head = check_seals(study, ledger, beside)
+        told = check_published(study, head, manifest, ledger)
+    with ledger.guarded("launch", "study"):
+        check_launches(study, ledger)
     with ledger.guarded("records", "study"):
         check_records(study, ledger)
-    with ledger.guarded("blocks", "study"):
-        check_blocks(study, ledger)
-    with ledger.guarded("numbers", "study"):
-        check_published(study, ledger, manifest)
-    with ledger.guarded("launch records", "study"):
-        check_resources(study, ledger)
+        for cell in measured_cells(study, Ledger()):
+            check_judged(study, cell, ledger)
+    with ledger.guarded(KIND, "summaries"):
+        check_summaries(study, ledger)
+    with ledger.guarded(KIND, paths.REPORT):
+        check_inlined(study.root, ledger)
+    return told
+
+
+def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
+    """What an archive published, against what `replot` made of its records."""
+    root, header = study.root, read_json(study.root / HEADER)
+    problems = (
+        f"{name}: missing or changed since it was unpacked"
+        for name, entry in header["files"].items()
+        if not (root / name).is_file() or sha256_file(root / name) != entry["sha256"]
+    )
+    ledger.check("archive", "files", problems, "every hash as listed")
+    text = manifest.read_text(encoding="utf-8") if manifest.is_file() else ""
+    named = archive_of(text, header["study"])
+    own = (root / ORIGIN).read_text(encoding="utf-8").split()[0]
+    if named is None:
+        reason = f"{manifest.name} names no archive of study {header['study']}"
+        ledger.not_checkable("archive", "file", reason)
+    else:
+        wrong = [] if named == own else [f"sha256 is {own}, {manifest.name} names {named}"]
+        ledger.check("archive", "file", wrong, f"the one {manifest.name} names")
+    page = (root / README).read_text(encoding="utf-8")
+    same = page == readme(study.document, header["format"])
+    ledger.check(KIND, README, [] if same else ["is not what follows from the study"])
+    rates, lines = read_json(root / paths.REFERENCE_RATES), read_json(root / paths.MANIFEST)
+    ledger.check(KIND, paths.REFERENCE_RATES, differences(rates, rates_again(study), "rates"))
+    ledger.check(KIND, paths.MANIFEST, differences(lines, rows(root / paths.STUDY), "row"))
+    other = other_versions(header["versions"])
+    for tree in TREES:
+        names = {path.name for path in (root / PUBLISHED / tree).glob("*")}
+        names |= {p.name for p in (root / tree).glob("*") if p.suffix in (".csv", ".json")}
+        for name in sorted(names):
+            published = root / PUBLISHED / tree / name
+            compare(f"{tree}/{name}", published, root / tree / name, other, ledger)
+    for name, sha256 in header["redrawn"].items():
+        if Path(name).suffix in PICTURES:
+            check_picture(name, digest(root / name) == sha256, other, ledger)
+    _check_report(root, other, ledger)
+
+
+def _check_report(root: Path, other: Sequence[str], ledger: Ledger) -> None:
+    """The report by its words; release 0.2 published their hash only."""
+    text = root / PUBLISHED / REPORT_TEXT
+    if text.is_file():
+        made = page_text((root / paths.REPORT).read_text(encoding="utf-8"))
+        problems = differences(words(text.read_text(encoding="utf-8")), words(made), "word")
+        ledger.check(KIND, paths.REPORT, problems, "word for word")
+    else:
+        reason = f"published as a hash, by other versions: {', '.join(other) or 'none'}"
+        ledger.not_checkable(KIND, paths.REPORT, reason)
 
 
 def table(ledger: Ledger) -> Table:
@@ -84,8 +164,8 @@ def table(ledger: Ledger) -> Table:
     return shown
 
 
-def show(ledger: Ledger, console: Console) -> None:
-    """Print the table, then every claim that did not pass."""
+def show(ledger: Ledger, told: str, console: Console) -> None:
+    """Print the table, every claim that did not pass, and where the study comes from."""
     console.print(table(ledger))
     for verdict in (NOT_CHECKABLE, FAIL):
         for claim in ledger.claims:
@@ -94,6 +174,7 @@ def show(ledger: Ledger, console: Console) -> None:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
     counts = ", ".join(f"{ledger.count(verdict)} {verdict}" for verdict in VERDICTS)
     console.print(f"{len(ledger.claims)} claims: {counts}")
+    console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,13 +185,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _audit_study(arguments: argparse.Namespace) -> int:
-    ledger = audit(arguments.study, arguments.manifest)
-    show(ledger, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
+    ledger, told = audit(arguments.study, arguments.manifest)
+    show(ledger, told, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
     write_json(
-        arguments.study.parent / "audit.json",
+        arguments.study.parent / paths.AUDIT,
         {
             "study": arguments.study.parent.name,
             "counts": {verdict: ledger.count(verdict) for verdict in VERDICTS},
+            "seal": told,
             "claims": [claim.as_dict() for claim in ledger.claims],
         },
     )

@@ -2,7 +2,7 @@
 
 A study's own is results/<study>/manifest.md; MANIFEST.md holds those of the archived studies. Rows
 are in phase and run order. A study stands between two markers, so that another study's archive
-leaves it as it is, and everything can be parsed back (`parse`).
+leaves it as it is.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.launch_files import AttemptRecord
@@ -22,14 +23,13 @@ from connector_tax.artifacts.study_file import launches, read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import (
-    ArtifactError,
     locked,
     read_json,
     sha256_file,
     write_json,
     write_text,
 )
-from connector_tax.seals import read_links
+from connector_tax.seals import read_links, seal_end
 
 COLUMNS = {
     "date": "date (UTC)",
@@ -78,28 +78,25 @@ take.
 
 
 def rows(study_file: Path) -> list[dict[str, str]]:
-    """The manifest rows of one study, in phase and run order; values are plain text."""
+    """The manifest rows of one study, in phase and run order; values are plain text.
+
+    A launch that was measured again has a row for each run that was moved aside before its own.
+    """
     study = read_study(study_file)
     folder = study_file.parent
+    found = []
+    for launch in (launch for phase in PHASES for launch in launches(study, phase)):
+        own = launch.folder(folder)
+        aside = sorted(own.parent.glob(f"{own.name}.superseded*"), key=lambda p: (len(p.name), p))
+        found += [row(study, folder, launch, path) for path in (*aside, own)]
+    return found
+
+
+def row(study: StudyDocument, folder: Path, launch: Launch, path: Path) -> dict[str, str]:
+    """The manifest row of a launch of the study in `folder`, of its run that lies in `path`."""
     environment: EnvironmentRecord = read_json(folder / paths.ENVIRONMENT)
     timing = read_json(folder / paths.PATCH_STATUS)["step_timing_available"]
-    return [
-        row(study, folder, launch, environment, timing)
-        for phase in PHASES
-        for launch in launches(study, phase)
-    ]
-
-
-def row(
-    study: StudyDocument,
-    folder: Path,
-    launch: Launch,
-    environment: EnvironmentRecord,
-    step_timing: bool,
-) -> dict[str, str]:
-    """The manifest row of a launch of the study in `folder`."""
-    path = launch.folder(folder)
-    index = read_json(path / paths.INDEX)
+    index = read_json(path / paths.INDEX) if (path / paths.INDEX).exists() else _without_index(path)
     states = [cell["status"] for cell in index["cells"]]
     counts = "/".join(str(states.count(s)) for s in ("valid", "void", "skipped", "missing"))
     forms = study["config"]["engine"].get("forms", {})
@@ -109,12 +106,14 @@ def row(
     if (path / paths.LAUNCH_CONFIG).exists():
         launched = read_json(path / paths.LAUNCH_CONFIG)
         command, adapters = shlex.join(launched["argv"]), adapters_of(launched["environment"])
+    again = path.name != launch.phase
+    status = index["status"].upper() if index["status"] == "skipped" else index["status"]
     return {
         "date": index["started_utc"],
         "study": study["study"],
         "configuration": launch.config,
         "block": str(launch.block),
-        "phase": launch.phase,
+        "phase": path.name,
         "engine": study["engine_label"],
         **{
             key: str(versions.get(key))
@@ -123,16 +122,29 @@ def row(
         "gpu": "; ".join(environment["gpu"]),
         "device": "; ".join(dict.fromkeys(_devices(index["attempts"]))),
         "engine_files": "; ".join(dict.fromkeys(_engine_files(index["attempts"]))),
-        "step_timing": "available" if step_timing else "not available",
+        "step_timing": "available" if timing else "not available",
         "adapters": ", ".join(adapters),
         "paths": _paths(folder, launch.configuration),
         "placement": "; ".join(_placement_warnings(index["attempts"])),
-        "status": index["status"].upper() if index["status"] == "skipped" else index["status"],
+        "status": "measured again, not used" if again else status,
         "reason": (index["reason"] or "").split("\n")[0],
         "cells": counts,
         "directory": f"results/{study['study']}/{path.relative_to(folder).as_posix()}",
         "command": command,
         "sha256": artifacts_sha256(path),
+    }
+
+
+def _without_index(path: Path) -> dict[str, Any]:
+    """What a run that was moved aside without its index.json still says."""
+    attempts = read_json(path / paths.ATTEMPTS) if (path / paths.ATTEMPTS).exists() else []
+    cells = [read_json(file) for file in sorted(path.glob("*/cell_*.json"))]
+    return {
+        "started_utc": attempts[0]["started_utc"] if attempts else "not launched",
+        "attempts": attempts,
+        "status": "superseded",
+        "reason": None,
+        "cells": [{"status": "valid" if cell["valid"] else "void"} for cell in cells],
     }
 
 
@@ -217,46 +229,49 @@ def section(study: str, study_rows: Sequence[Mapping[str, str]], seal: str | Non
 
 def archive_of(text: str, study: str) -> str | None:
     """The SHA-256 that MANIFEST.md names for the study's archive; None where it names none."""
-    body = dict(_sections(text)).get(study, "")
-    line = re.search(
-        r"^Archive: `[^`]+`, \d+ bytes, sha256 `([0-9a-f]{64})`\.$", body, re.MULTILINE
-    )
-    return line[1] if line else None
+    return _named(text, study, r"^Archive: `[^`]+`, \d+ bytes, sha256 `([0-9a-f]{64})`\.$")
 
 
 def seal_of(text: str, study: str) -> str | None:
     """The last link that MANIFEST.md names of the study's chain; None where it names none."""
-    body = dict(_sections(text)).get(study, "")
-    line = re.search(r"^Seal: sha256 `([0-9a-f]{64})`\.$", body, re.MULTILINE)
+    return _named(text, study, r"^Seal: sha256 `([0-9a-f]{64})`\.$")
+
+
+def _named(text: str, study: str, pattern: str) -> str | None:
+    line = re.search(pattern, dict(_sections(text)).get(study, ""), re.MULTILINE)
     return line[1] if line else None
 
 
-def page_of(root: Path, manifest: Path) -> Path:
-    """The file with the rows of the study in `root`: its own, or MANIFEST.md if it has none."""
-    own = root / paths.MANIFEST_PAGE
-    return own if own.exists() else manifest
-
-
-def section_of(page: Path, study: str) -> str | None:
-    """The study's part of a manifest, markers included; None where it has none."""
-    text = page.read_text(encoding="utf-8") if page.exists() else ""
+def section_of(text: str, study: str) -> str | None:
+    """The study's part of a manifest's text, markers included; None where it has none."""
     return dict(_sections(text)).get(study)
 
 
-def name_archive(manifest: Path, study: str, archive: Path, body: str) -> None:
+def published_body(body: str) -> str:
+    """A study's section of MANIFEST.md without what packing adds: its archive and pictures."""
+    return re.sub(r"^(Archive: .*|Pictures: .*)\n\n", "", body, flags=re.MULTILINE)
+
+
+def name_archive(
+    manifest: Path, study: str, archive: Path, body: str, pictures: Mapping[str, str]
+) -> None:
     """Put a study's section into MANIFEST.md, its archive named above its rows.
 
     Concurrent updates wait for each other.
+
+    Args:
+        pictures: SHA-256 of each by file name.
     """
     line = (
         f"Archive: `results/archive/{archive.name}`, {archive.stat().st_size} bytes, "
         f"sha256 `{sha256_file(archive)}`."
     )
+    shown = ", ".join(f"`{name}` {digest}" for name, digest in sorted(pictures.items()))
     with locked(_lock(manifest)):
         text = manifest.read_text(encoding="utf-8") if manifest.exists() else ""
-        body = re.sub(r"^Archive: .*\n\n", "", body, flags=re.MULTILINE)
         head = f"## {study}\n\n"
-        write_text(manifest, merge(text, study, body.replace(head, f"{head}{line}\n\n", 1)))
+        added = f"{head}{line}\n\nPictures: {shown}.\n\n"
+        write_text(manifest, merge(text, study, published_body(body).replace(head, added, 1)))
 
 
 def merge(text: str, study: str, new_section: str) -> str:
@@ -264,34 +279,6 @@ def merge(text: str, study: str, new_section: str) -> str:
     sections = {name: body for name, body in _sections(text) if name != study}
     sections[study] = new_section
     return HEAD + "".join("\n" + sections[name] for name in sorted(sections))
-
-
-def parse(text: str) -> list[dict[str, str]]:
-    """Every row of a manifest, keyed like `COLUMNS`, with the columns that the study has.
-
-    Raises:
-        ArtifactError: a table has a column that `COLUMNS` does not name.
-    """
-    keys = {heading: key for key, heading in COLUMNS.items()}
-    rows = []
-    for study, body in _sections(text):
-        lines = body.split("\n")
-        shared = dict(line[2:].split(": ", 1) for line in lines if line.startswith("- "))
-        headings, _, *table = [_cells(line) for line in lines if line.startswith("| ")]
-        if unknown := [heading for heading in (*shared, *headings) if heading not in keys]:
-            allowed = ", ".join(keys)
-            raise ArtifactError(
-                f"manifest, study {study}: unknown column {unknown[0]!r}; allowed: {allowed}"
-            )
-        columns = [keys[heading] for heading in (*shared, *headings)]
-        for cells in table:
-            values = map(_unescape, (*shared.values(), *cells))
-            rows.append({"study": study, **dict(zip(columns, values, strict=True))})
-    return rows
-
-
-def _cells(line: str) -> list[str]:
-    return line.removeprefix("| ").removesuffix(" |").split(" | ")
 
 
 def _sections(text: str) -> list[tuple[str, str]]:
@@ -312,16 +299,6 @@ def _escape(value: str) -> str:
     return "".join(shown) or "-"
 
 
-def _unescape(value: str) -> str:
-    if value == "-":
-        return ""
-    return re.sub(
-        r"\\(?:u\{([0-9a-f]+)\}|(.))",
-        lambda escape: chr(int(escape[1], 16)) if escape[1] else escape[2],
-        value,
-    )
-
-
 def _lock(manifest: Path) -> Path:
     """Beside the manifest, which itself is replaced when it is written."""
     return manifest.with_name(f".{manifest.name}.lock")
@@ -333,17 +310,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(arguments: argparse.Namespace) -> None:
-    study_rows = rows(arguments.study)
-    write_json(arguments.study.parent / paths.MANIFEST, study_rows)
-    write_page(arguments.study.parent, study_rows)
+    seal_end(arguments.study.parent)
+    write(arguments.study)
 
 
-def write_page(root: Path, study_rows: Sequence[Mapping[str, str]]) -> None:
-    """Write the manifest.md of the study in `root`, with the last link of its chain."""
-    study = study_rows[0]["study"]
-    links = read_links(root)
-    body = section(study, study_rows, links[-1][0] if links else None)
-    write_text(root / paths.MANIFEST_PAGE, merge("", study, body))
+def write(study_file: Path) -> None:
+    """Write manifest.json and manifest.md of a study, with the last link of its chain."""
+    root, study_rows = study_file.parent, rows(study_file)
+    write_json(root / paths.MANIFEST, study_rows)
+    write_text(root / paths.MANIFEST_PAGE, page(root, study_rows))
+
+
+def page(root: Path, study_rows: Sequence[Mapping[str, str]]) -> str:
+    """The text of manifest.md of the study in `root`."""
+    study, links = study_rows[0]["study"], read_links(root)
+    return merge("", study, section(study, study_rows, links[-1][0] if links else None))
 
 
 if __name__ == "__main__":

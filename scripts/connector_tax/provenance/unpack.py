@@ -25,8 +25,8 @@ from connector_tax.files import ArtifactError, read_json, sha256_file, write_byt
 from connector_tax.provenance.archive_limits import (
     BLOCK,
     HEADER,
+    OLD_DESIGN,
     ORIGIN,
-    SEALED,
     SINGLE,
     TREES,
     ArchiveError,
@@ -82,8 +82,12 @@ def unpack(archive: Path, target: Path, records_of: str = "") -> ArchiveHeader:
         ArchiveError: the archive is damaged or hostile, or `target` is something else. Nothing has
             been written then but a temporary folder beside `target`, which is removed.
     """
-    known = {HEADER, *SINGLE, *SEALED, *TREES, *MADE_BY_REPLOT}
-    unknown = sorted({path.name for path in target.glob("*")} - known)
+    known = {HEADER, *SINGLE, *TREES, *MADE_BY_REPLOT}
+    unknown = [
+        path.name
+        for path in sorted(target.glob("*"))
+        if path.name not in known and not OLD_DESIGN.fullmatch(path.name)
+    ]
     if unknown:
         raise ArchiveError(f"{target}: holds {unknown[0]}, which no replot makes; move it away")
     try:

@@ -52,6 +52,13 @@ class LaunchReport:
     cells: list[CellState] = field(default_factory=list)
 
 
+def measured_again(study: StudyTables) -> list[str]:
+    """`plain/block0/A (kept in A.superseded1)` for each run that another took the place of."""
+    aside = study.root.glob(f"{paths.RUNS}/*/block*/*.superseded*")
+    names = sorted(path.relative_to(study.root / paths.RUNS).as_posix() for path in aside)
+    return [f"{name.partition('.')[0]} (kept in {name.rpartition('/')[2]})" for name in names]
+
+
 def read_launches(study: StudyTables) -> list[LaunchReport]:
     """All launches of the run order; one that left no index.json is `missing`."""
     return [

@@ -109,6 +109,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "bins": series.BINS,
         "counts": runs.count_states(launches),
         "lost_cells": validity.lost_cells(study, launches),
+        "measured_again": runs.measured_again(study),
         "reference_rates": validity.reference_rates(study),
         "overhead": runs.overhead(launches),
         "placements": runs.placements(launches),

@@ -16,7 +16,6 @@ from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import launches, read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, make_durable, write_json
-from connector_tax.seals import seal_end
 from connector_tax.study.remeasure import withdraw_failed
 
 
@@ -65,7 +64,6 @@ def _conclude(arguments: argparse.Namespace) -> int:
     if not failed:
         make_durable(arguments.study.parent)
         write_json(arguments.out, {"complete": True})
-        seal_end(arguments.study.parent)
         return 0
     for path, reason in failed:
         print(f"MISSING {path}: {reason}", file=sys.stderr)

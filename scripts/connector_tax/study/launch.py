@@ -376,7 +376,12 @@ def _drive(arguments: argparse.Namespace) -> int:
             signal.signal(signal.SIGTERM, driver.stop_at_next_boundary)
             lost = functools.partial(driver.die, "another driver has taken the launch over")
             with own_launch(arguments.study.parent, launch, lost):
-                seal_settings(arguments.study.parent, study)
+                sealed = seal_settings(arguments.study.parent, study)
+                if sealed is not None:
+                    progress.say(
+                        f"seal {sealed}: publish this line to show that margins and names came "
+                        "before the data"
+                    )
                 outcome = driver.run()
                 conclude(driver.study, launch, driver.folder, outcome)
             baseline = baseline_of(driver.study["config"])

@@ -119,6 +119,7 @@ class Attempts:
             "pid": os.getpid(),
             "started_utc": utc(),
             "ended_utc": None,
+            "started_ns": time.monotonic_ns(),
             "node": node,
             "quiet_level": quiet_level,
             "supersedes": supersedes,
@@ -129,7 +130,11 @@ class Attempts:
 
     def end(self) -> None:
         """The last attempt is over."""
-        self.entries[-1] |= {"ended_utc": utc(), "wall_s": time.monotonic() - self._begun}
+        self.entries[-1] |= {
+            "ended_utc": utc(),
+            "ended_ns": time.monotonic_ns(),
+            "wall_s": time.monotonic() - self._begun,
+        }
         write_json(self._path, self.entries)
 
 
