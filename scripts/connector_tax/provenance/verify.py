@@ -1,14 +1,13 @@
-"""Compute the results of an unpacked study again from its records, beside the published ones.
+"""Compute the results of an unpacked archive again from its records, beside the published ones.
 
     mkdir X && tar --zstd -xf default.tar.zst -C X && python X/verify.py X
 
 Needs pandas, pyarrow and scipy. It shares no code with the analysis: it is written from
-docs/method.md, whose sections it names. It ends with 1 where a number is further from the published
-one than 1e-8 of it (p_adjusted: see P_ADJUSTED_WITHIN), and with 2 where it cannot read the folder.
+docs/method.md, whose sections it names. It ends with 1 where a number differs by more than 1e-8 of
+it (p_adjusted: see ADJUSTED) or a text at all, and with 2 where the folder cannot be read.
 """
 
 import argparse
-import csv
 import hashlib
 import itertools
 import json
@@ -16,10 +15,10 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,18 +26,18 @@ from scipy import stats
 from scipy.special import ndtr
 
 WITHIN = 1e-8
-# The published integral of Dunnett's p is a sum over 96 x 96 points and off by up to 1.3e-5; the one
+# The published integral of Dunnett's p, a sum over 96 x 96 points, is off by up to 1.3e-5; the one
 # below is right to 1e-12. Verdicts, which are read off p_adjusted < 0.05, must be equal.
-P_ADJUSTED_WITHIN = 2e-5
-NOT_CHECKED = """Not checked: which cells are valid, pooled rows and machine columns of aggregate.csv,
+ADJUSTED = 2e-5
+NOT_CHECKED = """\
+Not checked: which cells are valid, pooled rows and machine columns of aggregate.csv, blocks_needed,
 amplification, steps, hooks, resources, criteria, sentences, reasons, figures, seals."""
 METRICS = ("ttft_p90", "tpot_p90", "ttft_p50", "tpot_p50", "e2e_p90")
-
 Launch = tuple[str, int]  # name in its block, block
 Key = tuple[str, int, str, str]  # launch name, block, phase, cell
 Row = dict[str, Any]
-CANNOT_TELL = "cannot tell"
 Tax = tuple[str, str, str, str]  # launch name, phase, cell, metric
+Sample = tuple[float, Any, int]  # log of a percentile, its bootstrap values less that, requests
 Test = tuple[float, float, float, int]  # of equal spread: p, F, the own variance, its df
 
 
@@ -47,7 +46,7 @@ def read_table(root: Path, kind: str, wanted: str) -> dict[str, pd.DataFrame]:
 
     A row is a line of a JSON-lines file. A column is `name:mark`, and the mark says how its values
     are stored: `i`, `b`, `s` as they are, `j` as JSON, `d` minus that of the line before, `c` (a
-    stamp) minus the stamp before it in the line, `r3` times 1000, or in `e` where that is not exact.
+    stamp) minus the stamp before it in the line, `r3` times 1000, or `e` where that is not exact.
     """
     frame = pd.read_parquet(root / "tables" / f"{kind}.parquet")
     values: Row = {"file": frame["file"]}
@@ -76,12 +75,11 @@ def undisturbed(lines: Any, rule: Row, starts: Any, ends: Any) -> Any:
     cpus = [len(json.loads(begin[side])) for side in ("loadgen", "server")]
     steal = (np.diff(totals, axis=0) / cpus).max(axis=1) / (np.diff(edges) / 1e6)
     samples = [json.loads(text) for text in chunks["memory_ns"]]
-    percent = rule["chunk_percentile"]
-    value = np.array([np.percentile(s, percent) if len(s) > 2 else np.nan for s in samples])
+    parts = [s if len(s) > 2 else [math.nan] for s in samples]  # no value: never quiet
+    value = np.array([np.percentile(part, rule["chunk_percentile"]) for part in parts])
     level = np.nanpercentile(value, rule["level_percentile"])
-    bounds = (rule["max_factor"], rule["max_chunk_steal"])
-    factor, most = (math.inf if bound is None else bound for bound in bounds)
-    quiet = (value <= factor * level) & (steal <= most)  # never where there is no value
+    most = {name: math.inf if bound is None else bound for name, bound in rule.items()}
+    quiet = (value <= most["max_factor"] * level) & (steal <= most["max_chunk_steal"])
     # A moment on an edge is of the later chunk, on the last edge of the last one.
     starts, ends, later = starts[:, None], ends[:, None], np.append(edges[1:-1], edges[-1] + 1)
     met = (starts < later) & (ends >= edges[:-1]) & ~quiet
@@ -103,40 +101,14 @@ class Cell:
         self.all["tpot"] = (last - first) / gaps / 1e6 if (gaps > 0).all() else np.nan
         self.quiet, self.watched = self.all, "quiet" in record
         if self.watched:
-            spans = due.to_numpy(), last.to_numpy(np.int64)
-            self.quiet = self.all[undisturbed(machine, record["quiet"]["rule"], *spans)]
+            rule, ends = record["quiet"]["rule"], last.to_numpy(np.int64)
+            self.quiet = self.all[undisturbed(machine, rule, due.to_numpy(), ends)]
         inside = metrics["ok"] & metrics["t_ns"].between(start, stop, inclusive="left")
         self.waiting = float(metrics.filter(like="values")[inside].fillna(0).sum(axis=1).median())
         tenth, e2e_s = max(1, len(ok) // 10), self.all["e2e"] / 1e3
         growth = max(0.0, e2e_s[-tenth:].median() - e2e_s[:tenth].median()) if len(ok) else 0.0
         self.effective_rps = len(ok) / (self.window_s + growth)
         self.ratio = self.effective_rps / (len(measured) / self.window_s) if len(measured) else None
-
-    def row(self, confidence: float, p99_from: int) -> Row:
-        """Columns of aggregate.csv; percentiles with their intervals from order statistics."""
-        row: Row = {
-            "status": "valid",
-            "n": len(self.quiet), "n_disturbed": len(self.all) - len(self.quiet),
-            "window_s": self.window_s, "rate_rps": self.rate, "waiting_p50": self.waiting,
-            "dropped": self.arrivals["dropped"], "effective_throughput_rps": self.effective_rps,
-            "throughput_ratio": self.ratio,
-        }  # fmt: skip
-        for latency, percent in itertools.product(("ttft", "tpot", "e2e"), (50, 90, 99)):
-            x = np.sort(self.quiet[latency].dropna())
-            value = lo = hi = None
-            if len(x) and (percent < 99 or len(x) >= p99_from):
-                value, tail = np.percentile(x, percent), (1 - confidence) / 2
-                low, high = stats.binom.ppf([tail, 1 - tail], len(x), percent / 100).astype(int)
-                lo = min(value, x[low - 1]) if low >= 1 else None
-                hi = max(value, x[high]) if high < len(x) else None
-            name = f"{latency}_p{percent}"
-            row |= {f"{name}_ms": value, f"{name}_lo_ms": lo, f"{name}_hi_ms": hi}
-        return row
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def configuration_of(launch: str) -> str:
@@ -148,7 +120,7 @@ class Study:
     """An unpacked archive."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.document = root, read_json(root / "study.json")
+        self.document: Row = json.loads((root / "study.json").read_text())
         self.config: Row = self.document["config"]
         self.statistics: Row = self.config["statistics"]
         self.confidence: float = self.statistics["confidence"]
@@ -168,10 +140,9 @@ class Study:
         for phase in order:
             for launch, cell in itertools.product(order[phase], self.planned[phase]):
                 key = (launch["config"], launch["block"], phase, cell["cell"])
-                tail = f"{phase}_{key[3]}"
-                folder = f"runs/{key[0]}/block{key[1]}/{phase}/{key[3]}"
+                folder, tail = f"runs/{key[0]}/block{key[1]}/{phase}/{key[3]}", f"{phase}_{key[3]}"
                 path = root / folder / f"cell_{tail}.json"
-                if path.exists() and (record := read_json(path))["valid"]:
+                if path.exists() and (record := json.loads(path.read_text()))["valid"]:
                     lines = [t.get(f"{folder}/{kind}_{tail}.jsonl") for kind, t in tables.items()]
                     self.cells[key] = Cell(record, *lines)
 
@@ -184,7 +155,7 @@ class Study:
         """The saturation criteria that fire in a valid cell."""
         bounds, cell = self.config["saturation"], self.cells[key]
         half = self.cells.get((*key[:3], self.grid.get(cell.rate / 2, "")))
-        growth = 0.0  # there is no half of it in the grid, or nothing was served
+        growth: Any = 0.0  # there is no half of it in the grid, or nothing was served
         if key[2] == "A" and half and len(half.all):
             growth = cell.all["ttft"].quantile(0.9) / half.all["ttft"].quantile(0.9)
         hits = {
@@ -195,43 +166,44 @@ class Study:
         return [name for name, hit in hits.items() if hit]
 
     def row(self, key: Key) -> Row:
-        """A valid cell's row of aggregate.csv."""
-        names = self.fired(key)
-        return self.cells[key].row(self.confidence, self.statistics["p99_min_samples"]) | {
-            "saturated": bool(names), "saturation_criteria": ";".join(names)
+        """A valid cell's row of aggregate.csv; percentiles with intervals from order statistics."""
+        cell, names, tail = self.cells[key], self.fired(key), (1 - self.confidence) / 2
+        row: Row = {
+            "rate_rps": cell.rate, "window_s": cell.window_s,
+            "n": len(cell.quiet), "n_disturbed": len(cell.all) - len(cell.quiet),
+            "dropped": cell.arrivals["dropped"], "effective_throughput_rps": cell.effective_rps,
+            "throughput_ratio": cell.ratio, "waiting_p50": cell.waiting,
+            "saturated": bool(names) if len(cell.all) else None,
+            "saturation_criteria": ";".join(names),
         }  # fmt: skip
+        for latency, percent in itertools.product(("ttft", "tpot", "e2e"), (50, 90, 99)):
+            ends: Row = dict.fromkeys(("", "_lo", "_hi"))
+            x = np.sort(cell.quiet[latency].dropna())
+            if len(x) and (percent < 99 or len(x) >= self.statistics["p99_min_samples"]):
+                low, high = stats.binom.ppf([tail, 1 - tail], len(x), percent / 100).astype(int)
+                ends[""] = value = float(np.percentile(x, percent))
+                ends["_lo"] = min(value, x[low - 1]) if low >= 1 else None
+                ends["_hi"] = max(value, x[high]) if high < len(x) else None
+            row |= {f"{latency}_p{percent}{end}_ms": number for end, number in ends.items()}
+        return row
 
     def reference_rates(self) -> Row:
         """Reference and saturation rates, and who has no say in them."""
-        state: dict[str, dict[float, bool | None]] = {config: {} for config in self.ids}
+        state: dict[str, dict[float, bool]] = {config: {} for config in self.ids}
         for config, (rate, at) in itertools.product(self.ids, self.grid.items()):
             here = [k for k in self.cells if (configuration_of(k[0]), *k[2:]) == (config, "A", at)]
             hits = [bool(self.fired(key)) for key in here if len(self.cells[key].all)]
-            state[config][rate] = 2 * sum(hits) >= len(hits) if hits else None
-        first = {
-            c: next((s for s in of.values() if s is not None), True) for c, of in state.items()
-        }
-        included = [config for config in self.ids if not first[config]]
-        rates: Row = {"left_out": {config: {} for config in self.ids if first[config]}}
+            if hits:
+                state[config][rate] = 2 * sum(hits) >= len(hits)
+        over = {c: next((r for r, hit in of.items() if hit), None) for c, of in state.items()}
+        included = [c for c, of in state.items() if not next(iter(of.values()), True)]
+        rates: Row = {"saturation_rate_rps": over}
         for name, configs in (("ref_safe", included), ("ref_load", [self.baseline])):
-            below = itertools.takewhile(
-                lambda r, c=configs: not any(state[x][r] for x in c), self.grid
-            )
-            good = [rate for rate in below if all(state[c][rate] is False for c in configs)]
-            rates[name] = good[-1] if good and self.baseline in included else None
-        rates["fallback_used"] = None in (rates["ref_safe"], rates["ref_load"])
-        fallback = self.config["reference"]["fallback_rps"]
-        rates |= {n: fallback for n in ("ref_safe", "ref_load") if rates[n] is None}
-        over = {c: [rate for rate, hit in of.items() if hit] for c, of in state.items()}
-        return rates | {"saturation_rate_rps": {c: min(over[c], default=None) for c in over}}
-
-
-class Sample(NamedTuple):
-    """A percentile of one launch's cell: its log, its bootstrap values' deviations, requests."""
-
-    y: float
-    deviations: Any
-    n: int
+            most = min(over[c] or math.inf for c in configs or [self.baseline])
+            good = [r for r in self.grid if r < most and all(r in state[c] for c in configs)]
+            none = not good or self.baseline not in included
+            rates[name] = self.config["reference"]["fallback_rps"] if none else good[-1]
+        return rates
 
 
 def samples(study: Study, whole: bool) -> dict[tuple[str, ...], dict[Launch, Sample]]:
@@ -250,10 +222,10 @@ def samples(study: Study, whole: bool) -> dict[tuple[str, ...], dict[Launch, Sam
         drawn = np.random.default_rng(words).multinomial(len(chunks), share, size=size)
         for metric in METRICS:
             values, percent = ok[metric[:-4]].to_numpy(), int(metric[-2:])
-            point = np.percentile(values, percent)
+            point = float(np.percentile(values, percent))
             again = resampled(values, drawn[:, chunk], percent)
             if min(point, again.min()) > 0:  # neither 0 nor without TPOT
-                sample = Sample(math.log(point), np.log(again / point), len(values))
+                sample = math.log(point), np.log(again / point), len(values)
                 found.setdefault((*key[2:], metric), {})[key[:2]] = sample
     return found
 
@@ -299,10 +271,9 @@ class Layout:
 
     def error(self, weights: Mapping[Launch, float]) -> tuple[float, float, Test | None]:
         """Standard error of a contrast, its df, and the test where a spread is its own."""
-        squares: dict[str, float] = {}
+        squares = dict.fromkeys((configuration_of(name) for name, _ in weights), 0.0)
         for (name, _), weight in weights.items():
-            c = configuration_of(name)
-            squares[c] = squares.get(c, 0.0) + weight**2
+            squares[configuration_of(name)] += weight**2
         larger = {c: t for c in squares if (t := self.spread.get(c)) and t[0] < 0.05}
         parts = [(squares.pop(c) * variance, df) for c, (_, _, variance, df) in larger.items()]
         parts.append((self.variance * sum(squares.values()), self.df))
@@ -318,12 +289,11 @@ class Effect:
     """A tax or a linear combination of taxes; its bounds are infinite where nothing repeats."""
 
     point: float
-    d: float  # what the error is of: the contrast of logs, or the combination's point
     n_blocks: int
     weights: Mapping[Launch, float]  # in d
     mark: str
-    confidence: float
-    se: float
+    t: float  # the contrast over its standard error, without its sign
+    p: float  # two-sided, of t
     df: float
     own: Test | None
     lo: float
@@ -332,20 +302,10 @@ class Effect:
     within_p: float  # the bootstrap's; 0 where nothing repeats
 
     @property
-    def t(self) -> float:
-        """The contrast over its standard error, without its sign."""
-        return 0.0 if self.d == 0 else abs(self.d) / self.se if self.se else math.inf
-
-    @property
-    def p(self) -> float:
-        """Two-sided p of t."""
-        return float(2 * stats.t.sf(self.t, self.df))
-
-    @property
     def numbers(self) -> Row:
         """As hypotheses.json has it."""
-        named = ("point", "lo", "hi", "method", "n_blocks", "mark")
-        return {name: getattr(self, name) for name in named}
+        names = ("point", "lo", "hi", "method", "n_blocks", "mark")
+        return {name: getattr(self, name) for name in names}
 
 
 class Taxes:
@@ -373,59 +333,53 @@ class Taxes:
             return None
         contrasts = [self.weights(tax, used) for tax in taxes]
         both = list(zip(contrasts, parts, strict=True))
-        d = [sum(x * part[la].y for la, x in w.items()) for w, part in both]
-        moved = [sum(x * part[la].deviations for la, x in w.items()) for w, part in both]
+        d = [sum(x * part[la][0] for la, x in w.items()) for w, part in both]
+        moved = [sum(x * part[la][1] for la, x in w.items()) for w, part in both]
         point = float(np.dot(weight, np.expm1(d)))
         scale = [1.0] if is_log else list(weight * np.exp(d))
         changed = np.array(d)[:, None] + np.array(moved)
-        replicates = changed[0] if is_log else np.dot(weight, np.expm1(changed))
+        drawn = changed[0] if is_log else np.dot(weight, np.expm1(changed))
         if len({tax[2] for tax in taxes}) > 1:  # of one configuration: z = sum of v y
             total = contrasts[0]
-            y = {la: sum(v * p[la].y for v, p in zip(scale, parts, strict=True)) for la in shared}
+            y = {la: sum(v * p[la][0] for v, p in zip(scale, parts, strict=True)) for la in shared}
         else:
-            y = {la: parts[0][la].y for la in shared}
+            y = {la: parts[0][la][0] for la in shared}
             pairs = list(zip(scale, contrasts, strict=True))
             total = {la: x for la in used if (x := sum(v * w.get(la, 0.0) for v, w in pairs))}
         layout = Layout(y)
-        named = zip(taxes, contrasts, strict=True)
-        marks = dict.fromkeys(mark for tax, w in named for mark in self.marks(tax, w))
+        marks = [m for tax, w in zip(taxes, contrasts, strict=True) for m in self.marks(tax, w)]
         n, level = len({block for _, block in total}), confidence or self.study.confidence
         centre, back = (d[0], math.expm1) if is_log else (point, float)
         se, df, own = layout.error(total)
-        effect = (point, centre, n, total, "; ".join(marks), level, se, df, own)
+        t = abs(centre) / se if se else math.inf if centre else 0.0
+        p, mark = float(2 * stats.t.sf(t, df)), "; ".join(dict.fromkeys(marks))
+        effect = (point, n, total, mark, t, p, df, own)
         if n < 2 or layout.df == 0:
             return Effect(*effect, -math.inf, math.inf, "one launch; launches not included", 0.0)
-        lo, hi = (float(q) for q in np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2]))
+        lo, hi = (float(q) for q in np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2]))
         method, half = "within-launch bootstrap", float(stats.t.ppf((1 + level) / 2, df)) * se
         if 2 * half >= hi - lo:
             lo, hi, method = centre - half, centre + half, f"block model (df {df})"
             if own:
                 method = f"own spread (df {df:.1f}; spread F {own[1]:.1f}, p {own[0]:.3f})"
-        smaller = min((replicates <= 0).sum(), (replicates >= 0).sum())
-        within = min(1.0, float(2 * (smaller + 1) / (len(replicates) + 1)))
-        return Effect(*effect, back(lo), back(hi), method, within)
+        within = 2 * (1 + min((drawn <= 0).sum(), (drawn >= 0).sum())) / (1 + len(drawn))
+        return Effect(*effect, back(lo), back(hi), method, min(1.0, float(within)))
 
     def marks(self, tax: Tax, launches: Iterable[Launch]) -> Iterable[str]:
         """Which of a tax's configurations were saturated or dropped arrivals ("Verdicts")."""
-        keys: dict[str, list[Key]] = {}
-        for name, block in launches:
-            keys.setdefault(configuration_of(name), []).append((name, block, tax[1], tax[2]))
-        for name, own in keys.items():
+        keys = [(configuration_of(name), (name, block, *tax[1:3])) for name, block in launches]
+        for name in dict.fromkeys(name for name, _ in keys):
+            own = [key for configuration, key in keys if configuration == name]
             if any(self.study.fired(key) for key in own):
                 yield f"{name} saturated"
             if dropped := sum(self.study.cells[key].arrivals["dropped"] for key in own):
                 yield f"{name} dropped {dropped} arrivals"
 
 
-def sidak(p: float, k: int) -> float:
-    """p adjusted for k comparisons."""
-    return -math.expm1(k * math.log1p(-min(p, 1 - 1e-16)))
-
-
 def adjusted(effect: Effect, family: Sequence[Effect]) -> float:
     """p of t, adjusted for the family that is compared with one baseline (Dunnett, Sidak)."""
     if effect.own:
-        return sidak(effect.p, len(family))
+        return 1 - (1 - effect.p) ** len(family)
     # Trapezoids over plain's error (standard normal) and the log of s over sigma (chi).
     z, log_s = np.linspace(-9, 9, 241), np.linspace(math.log(1e-4), math.log(30), 801)
     s, root, of_z = np.exp(log_s), math.sqrt(effect.df), stats.norm.pdf(z) * (z[1] - z[0])
@@ -441,7 +395,7 @@ def adjusted(effect: Effect, family: Sequence[Effect]) -> float:
     return min(1.0, max(effect.p, 1 - none))
 
 
-def verdict(effect: Effect, p: float | None, margin: float) -> str:
+def verdict(effect: Effect, p: float | None, margin: float, alpha: float) -> str:
     """The verdict of a tax whose adjusted p is given."""
     if effect.mark:
         return "no verdict (marked)"
@@ -449,7 +403,7 @@ def verdict(effect: Effect, p: float | None, margin: float) -> str:
         return "point estimate, no verdict"
     if -margin < effect.lo and effect.hi < margin:
         return "NO TAX"
-    return "TAX" if p < 1 - effect.confidence and effect.lo > 0 else "INCONCLUSIVE"
+    return "TAX" if p < alpha and effect.lo > 0 else "INCONCLUSIVE"
 
 
 def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
@@ -464,7 +418,7 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
         compared = [n for n in study.names[phase] if n not in (plains[:-1] or plains)]
         effects = {name: taxes.effect((1, (name, *where))) for name in compared}
         noise = effects.get(plains[-1])  # the A/A comparison
-        tested = [e for e in effects.values() if e and e.within_p and not e.mark and e != noise]
+        tested = [e for e in effects.values() if e and e.within_p and not e.mark and e is not noise]
         margin = study.statistics["margins"][metric]
         for config, effect in effects.items():
             row = rows[" ".join((config, *where))] = {
@@ -475,22 +429,22 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
             }  # fmt: skip
             if effect is None:
                 continue
-            family, p, w = [effect] if effect == noise else tested, None, effect.weights
-            if effect.within_p and not effect.mark:
-                p = max(adjusted(effect, family), sidak(effect.within_p, len(family)))
+            family, p, w = [effect] if effect is noise else tested, None, effect.weights
             of, within = taxes.samples[where], effect.within_p
-            config_ms = math.exp(sum(x * of[la].y for la, x in w.items() if x > 0))
-            plain_ms = math.exp(-sum(x * of[la].y for la, x in w.items() if x < 0))
+            if within and not effect.mark:
+                p = max(adjusted(effect, family), 1 - (1 - within) ** len(family))
+            config_ms = math.exp(sum(x * of[la][0] for la, x in w.items() if x > 0))
+            plain_ms = math.exp(-sum(x * of[la][0] for la, x in w.items() if x < 0))
             row |= {
                 "tax": effect.point, "tax_lo": effect.lo, "tax_hi": effect.hi,
                 "n_blocks": effect.n_blocks, "interval_method": effect.method, "mark": effect.mark,
                 "plain_ms": plain_ms, "config_ms": config_ms, "abs_ms": config_ms - plain_ms,
                 "abs_lo_ms": plain_ms * effect.lo, "abs_hi_ms": plain_ms * effect.hi,
-                "n_config": sum(of[la].n for la, x in w.items() if x > 0),
-                "n_plain": sum(of[la].n for la, x in w.items() if x < 0),
+                "n_config": sum(of[la][2] for la, x in w.items() if x > 0),
+                "n_plain": sum(of[la][2] for la, x in w.items() if x < 0),
                 "error_df": effect.df if within else None,
                 "p_value": max(effect.p, within) if within else None,
-                "p_adjusted": p, "verdict": verdict(effect, p, margin),
+                "p_adjusted": p, "verdict": verdict(effect, p, margin, 1 - study.confidence),
             }  # fmt: skip
             if watched and (all_in := whole.effect((1, (config, *where)))):
                 row |= {"tax_all": all_in.point, "tax_all_lo": all_in.lo, "tax_all_hi": all_in.hi}
@@ -521,7 +475,7 @@ def hypotheses(study: Study, taxes: Taxes, rates: Row) -> Row:
         inside, outside = low <= gap.lo and gap.hi <= high, gap.hi < low or gap.lo > high
         tell("H2", [gap], inside, outside, gap=gap.numbers)
     if tax and (split := at((1, noop), (-share, both))):
-        yes, no = tax.lo > 0 and split.hi < 0, tax.lo > 0 and split.lo >= 0
+        yes, no = split.hi < 0 < tax.lo, split.lo >= 0 and tax.lo > 0
         tell("H3", [tax, split], yes, no, noop_minus_share_of_mooncake=split.numbers)
     parts = ((1, 0, 0), (1, -1, -1), (off - 1, 1, 1), (1 + off, -1, -1))
     stack, *more = (at(*zip(weights, (multi, both, cache), strict=True)) for weights in parts)
@@ -530,37 +484,30 @@ def hypotheses(study: Study, taxes: Taxes, rates: Row) -> Row:
         yes = stack.lo > 0 and over.lo >= 0 and under.lo >= 0
         no = stack.lo > 0 and (over.hi < 0 or under.hi < 0)
         tell("H4", [stack, over, under], yes, no, multi_minus_sum=excess.numbers)
-    level = study.confidence
-    for name, metric, *axes in (
-        ("H5", "ttft_p90", "input_tokens", "output_tokens"),
-        ("H6", "tpot_p90", "output_tokens", "input_tokens"),
-    ):
-        cells = {(c[axes[0]], c[axes[1]]): c["cell"] for c in study.planned["B"]}
+    axes = ("input_tokens", "output_tokens")
+    for name, metric, (x, y) in (("H5", "ttft_p90", axes), ("H6", "tpot_p90", axes[::-1])):
+        cells = {(c[x], c[y]): (both, "B", c["cell"], metric) for c in study.planned["B"]}
         lengths, others = (sorted({shape[axis] for shape in cells}) for axis in (0, 1))
-        steps, several = (
-            list(itertools.pairwise(lengths)),
-            1 - (1 - level) / max(1, len(lengths) - 1),
-        )
-
-        def change(a: int, b: int, confidence: float, name: str = metric) -> Effect | None:
-            signs = itertools.product(((1, b), (-1, a)), others)
-            terms = [(w / len(others), (both, "B", cells[x, o], name)) for (w, x), o in signs]
-            return taxes.effect(*terms, confidence=confidence)
-
-        whole, grows = change(lengths[0], lengths[-1], level), [change(*s, level) for s in steps]
-        falls = [change(*step, several) for step in steps]
-        if steps and whole and all(grows) and all(falls) and study.baseline != both:
+        steps = [] if study.baseline == both else list(itertools.pairwise(lengths))
+        changes, alone = [], ((lengths[0], lengths[-1]), 1)  # whole; steps, alone and corrected
+        for (a, b), among in (alone, *itertools.product(steps, (1, len(steps)))):
+            ends = itertools.product(((b, 1 / len(others)), (a, -1 / len(others))), others)
+            terms = [(weight, cells[length, other]) for (length, weight), other in ends]
+            changes.append(taxes.effect(*terms, confidence=1 - (1 - study.confidence) / among))
+        known = [effect for effect in changes if effect]
+        if steps and len(known) == len(changes):
+            whole, grows, falls = known[0], known[1::2], known[2::2]
             yes = all(e.lo > 0 for e in grows)
             no = any(e.hi < 0 for e in falls) or whole.hi < study.statistics["margins"][metric]
-            numbers = {"whole": whole.numbers, "steps": [e.numbers for e in grows]}
-            tell(name, [whole, *grows], yes, no, **numbers)
+            numbers = [e.numbers for e in (whole, *grows)]
+            tell(name, [whole, *grows], yes, no, whole=numbers[0], steps=numbers[1:])
     return found
 
 
 def read_csv(path: Path, *keys: str) -> Row:
     """The rows of a CSV, as text, by their keys."""
-    with path.open(newline="", encoding="utf-8") as stream:
-        return {" ".join(row[key] for key in keys): row for row in csv.DictReader(stream)}
+    rows = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
+    return {" ".join(row[key] for key in keys): row for row in rows}
 
 
 def flat(where: str, value: Any) -> Row:
@@ -573,14 +520,12 @@ def flat(where: str, value: Any) -> Row:
 
 def same(where: str, published: Any, again: Any) -> bool:
     """Whether a published value, or its text in a CSV, is the one computed here."""
-    if isinstance(again, str | bool) or published in (None, ""):
-        none = again is None or again == "" or isinstance(again, float) and math.isinf(again)
-        return published in (None, "") if none else str(published).lower() == str(again).lower()
-    within = P_ADJUSTED_WITHIN if where.endswith("p_adjusted") else 1e-12
-    try:
-        return math.isclose(float(published), again, rel_tol=WITHIN, abs_tol=within)
-    except (TypeError, ValueError):
-        return False
+    if again in (None, "", -math.inf, math.inf) or published in (None, ""):
+        return published in (None, "") and again in (None, "", -math.inf, math.inf)
+    if isinstance(again, str | bool):
+        return str(published).lower() == str(again).lower()
+    number, adjusted = float(pd.to_numeric(published, errors="coerce")), "p_adjusted" in where
+    return math.isclose(number, again, rel_tol=WITHIN, abs_tol=ADJUSTED if adjusted else 1e-12)
 
 
 def shown(row: Row) -> str:
@@ -594,48 +539,44 @@ def verify(root: Path) -> int:
     """Compare all, print it, and return how many values differ."""
     study, folder = Study(root), root / "published/analysis"
     rates, taxes = study.reference_rates(), Taxes(study)
-    cells = read_csv(folder / "aggregate.csv", "config", "block", "phase", "cell")
-    told = read_json(folder / "hypotheses.json")["hypotheses"]
+    cells = read_csv(folder / "aggregate.csv", "status", "config", "block", "phase", "cell")
+    told = json.loads((folder / "hypotheses.json").read_text())["hypotheses"]
     published: Row = {
-        "reference_rates.json": read_json(root / "reference_rates.json"),
-        "aggregate.csv": {key: row for key, row in cells.items() if row["block"] != "all"},
+        "reference_rates.json": json.loads((root / "reference_rates.json").read_text()),
+        "aggregate.csv": {k: row for k, row in cells.items() if re.match(r"valid \S+ \d", k)},
         "taxes.csv": read_csv(folder / "taxes.csv", "config", "phase", "cell", "metric"),
         "hypotheses.json": {entry["id"]: entry for entry in told},
     }
     again: Row = {
         "reference_rates.json": rates,
-        "aggregate.csv": {" ".join(map(str, key)): study.row(key) for key in study.cells},
+        "aggregate.csv": {" ".join(map(str, ("valid", *k))): study.row(k) for k in study.cells},
         "taxes.csv": tax_rows(study, taxes, rates),
         "hypotheses.json": hypotheses(study, taxes, rates),
     }
+    for name in ("aggregate.csv", "taxes.csv"):
+        extra = set(published[name]) - set(again[name])
+        again[name] |= {key: {"row": "not in the records"} for key in extra}
     listed, found = flat("", published), flat("", again)
-    differ = {
-        place: f"published {listed.get(place, 'nothing')}, recomputed {value}"
-        for place, value in found.items()
-        if not same(place, listed.get(place), value)
-    }
-    for name, rows in published.items():
-        for key in rows.keys() - again[name].keys() if name.endswith(".csv") else ():
-            if rows[key]["status"] == "valid":
-                differ[f" {name} {key}"] = "published, and not among the records"
+    differ = [place for place, value in found.items() if not same(place, listed.get(place), value)]
 
     def state(place: str) -> str:
         return "DIFFERS" if any(where.startswith(f" {place} ") for where in differ) else "ok"
 
-    for reference, metric in itertools.product(("ref_safe", "ref_load"), METRICS):
-        heading = f"\n{metric} at {reference}, {rates[reference]} requests/s: published, recomputed"
+    different = ("ref_safe", "ref_load")[: len({rates["ref_safe"], rates["ref_load"]})]
+    for reference, metric in itertools.product(different, METRICS):
+        print(f"\n{metric} at {reference} ({rates[reference]:g}/s): published, recomputed, equal")
         for key, row in published["taxes.csv"].items():
             if (row["reference"], row["phase"], row["metric"]) == (reference, "A", metric):
-                print(heading, end="\n" if heading else "")
-                heading, mine = "", again["taxes.csv"].get(key, {})
-                print(f"{row['config']:23}{shown(row):27}{row['verdict'][:14]:15}", end="")
-                print(f"{shown(mine):27}{state(f'taxes.csv {key}')}")
+                mine, equal = again["taxes.csv"].get(key, {}), state(f"taxes.csv {key}")
+                print(f"{row['config']:23}{shown(row):27}{row['verdict'][:13]:14}", end="")
+                print(f"{shown(mine):27}{equal}")
     print("\nhypotheses: published, recomputed")
     for name, entry in again["hypotheses.json"].items():
         verdict = published["hypotheses.json"].get(name, {}).get("verdict", "nothing")
         print(f"{name:23}{verdict:42}{entry['verdict']:27}{state(f'hypotheses.json {name}')}")
-    print("", *(f"DIFFERS{where}: {what}" for where, what in differ.items()), sep="\n")
-    print(f"{len(found):,} values, {len(differ)} differ.\n{NOT_CHECKED}")
+    for place in differ:
+        print(f"DIFFERS{place}: published {listed.get(place)}, recomputed {found[place]}")
+    print(f"\n{len(found):,} values, {len(differ)} differ.\n{NOT_CHECKED}")
     return len(differ)
 
 
@@ -644,10 +585,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).resolve().parent)
     root = parser.parse_args().folder
-    missing = [name for name in ("study.json", "tables", "published") if not (root / name).exists()]
-    if missing:
-        parser.error(f"{root} is no unpacked archive: {missing[0]} is missing")
-    return 1 if verify(root) else 0
+    for name in ("study.json", "reference_rates.json", "tables", "published/analysis"):
+        if not (root / name).exists():
+            parser.error(f"{root} is no unpacked archive: it has no {name}")
+    if (root / "published/analysis/devices.csv").exists():
+        parser.error(f"{root}: measured on several devices, whose rules are not computed here")
+    try:
+        return 1 if verify(root) else 0
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        parser.error(f"{root}: a file is damaged or missing: {error!r}")
 
 
 if __name__ == "__main__":
