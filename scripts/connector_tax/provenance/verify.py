@@ -1,0 +1,600 @@
+"""Compute the results of an unpacked archive again from its records, beside the published ones.
+
+    mkdir X && tar --zstd -xf default.tar.zst -C X && python X/verify.py X
+
+Needs pandas, pyarrow and scipy. It shares no code with the analysis: it is written from
+docs/method.md, whose sections it names. It ends with 1 where a number differs by more than 1e-8 of
+it (p_adjusted: see ADJUSTED) or a text at all, and with 2 where the folder cannot be read.
+"""
+
+import argparse
+import hashlib
+import itertools
+import json
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+from scipy.special import ndtr
+
+WITHIN = 1e-8
+# The published integral of Dunnett's p, a sum over 96 x 96 points, is off by up to 1.3e-5; the one
+# below is right to 1e-12. Verdicts, which are read off p_adjusted < 0.05, must be equal.
+ADJUSTED = 2e-5
+NOT_CHECKED = """\
+Not checked: which cells are valid, pooled rows and machine columns of aggregate.csv, blocks_needed,
+amplification, steps, hooks, resources, criteria, sentences, reasons, figures, seals."""
+METRICS = ("ttft_p90", "tpot_p90", "ttft_p50", "tpot_p50", "e2e_p90")
+Launch = tuple[str, int]  # name in its block, block
+Key = tuple[str, int, str, str]  # launch name, block, phase, cell
+Row = dict[str, Any]
+Tax = tuple[str, str, str, str]  # launch name, phase, cell, metric
+Sample = tuple[float, Any, int]  # log of a percentile, its bootstrap values less that, requests
+Test = tuple[float, float, float, int]  # of equal spread: p, F, the own variance, its df
+
+
+def read_table(root: Path, kind: str, wanted: str) -> dict[str, pd.DataFrame]:
+    """The lines of each file of a kind, with the values whose names match.
+
+    A row is a line of a JSON-lines file. A column is `name:mark`, and the mark says how its values
+    are stored: `i`, `b`, `s` as they are, `j` as JSON, `d` minus that of the line before, `c` (a
+    stamp) minus the stamp before it in the line, `r3` times 1000, or `e` where that is not exact.
+    """
+    frame = pd.read_parquet(root / "tables" / f"{kind}.parquet")
+    values: Row = {"file": frame["file"]}
+    stamp: Any = 0
+    for column in frame.columns:
+        name, _, mark = column.rpartition(":")
+        if not re.fullmatch(wanted, name):
+            continue
+        value: Any = frame[column]
+        if mark[0] in "re":
+            value = value / 10 ** int(mark[1:] or 0)
+            value = values[name].fillna(value) if name in values else value
+        elif mark == "d":
+            value = stamp = frame.groupby("file", sort=False)[column].cumsum()
+        elif mark == "c":
+            value = stamp = stamp + value.fillna(0).astype(np.int64)
+        values[name] = value
+    return {str(name): lines for name, lines in pd.DataFrame(values).groupby("file", sort=False)}
+
+
+def undisturbed(lines: Any, rule: Row, starts: Any, ends: Any) -> Any:
+    """Which spans, ends included, lie within the watched chunks and in no disturbed one."""
+    begin, chunks = lines[lines["kind"] == "begin"].iloc[0], lines[lines["kind"] == "chunk"]
+    edges = np.array([begin["t_ns"], *chunks["t_ns"]])
+    totals = [json.loads(text) for text in lines["counters\tsteal_ms"].dropna()]
+    cpus = [len(json.loads(begin[side])) for side in ("loadgen", "server")]
+    steal = (np.diff(totals, axis=0) / cpus).max(axis=1) / (np.diff(edges) / 1e6)
+    samples = [json.loads(text) for text in chunks["memory_ns"]]
+    parts = [s if len(s) > 2 else [math.nan] for s in samples]  # no value: never quiet
+    value = np.array([np.percentile(part, rule["chunk_percentile"]) for part in parts])
+    level = np.nanpercentile(value, rule["level_percentile"])
+    most = {name: math.inf if bound is None else bound for name, bound in rule.items()}
+    quiet = (value <= most["max_factor"] * level) & (steal <= most["max_chunk_steal"])
+    # A moment on an edge is of the later chunk, on the last edge of the last one.
+    starts, ends, later = starts[:, None], ends[:, None], np.append(edges[1:-1], edges[-1] + 1)
+    met = (starts < later) & (ends >= edges[:-1]) & ~quiet
+    return ((starts >= edges[0]) & (ends <= edges[-1])).ravel() & ~met.any(axis=1)
+
+
+class Cell:
+    """A valid cell: its successes in order of arrival, its arrivals by status, its queue."""
+
+    def __init__(self, record: Row, requests: Any, metrics: Any, machine: Any) -> None:
+        start, stop = (record["window"][name] for name in ("t_warmup_end_ns", "t_stop_ns"))
+        self.rate, self.window_s = record["schedule"]["rate_rps"], (stop - start) / 1e9
+        measured = requests[requests["t_intended_ns"].between(start, stop, inclusive="left")]
+        self.arrivals = Counter(measured["status"])
+        ok = measured[measured["status"] == "ok"]
+        due, first, last = (ok[f"t_{s}_ns"] for s in ("intended", "first_token", "last_token"))
+        gaps, self.all = ok["completion_tokens"] - 1, pd.DataFrame({"since_s": (due - start) / 1e9})
+        self.all["ttft"], self.all["e2e"] = (first - due) / 1e6, (last - due) / 1e6
+        self.all["tpot"] = (last - first) / gaps / 1e6 if (gaps > 0).all() else np.nan
+        self.quiet, self.watched = self.all, "quiet" in record
+        if self.watched:
+            rule, ends = record["quiet"]["rule"], last.to_numpy(np.int64)
+            self.quiet = self.all[undisturbed(machine, rule, due.to_numpy(), ends)]
+        inside = metrics["ok"] & metrics["t_ns"].between(start, stop, inclusive="left")
+        self.waiting = float(metrics.filter(like="values")[inside].fillna(0).sum(axis=1).median())
+        tenth, e2e_s = max(1, len(ok) // 10), self.all["e2e"] / 1e3
+        growth = max(0.0, e2e_s[-tenth:].median() - e2e_s[:tenth].median()) if len(ok) else 0.0
+        self.effective_rps = len(ok) / (self.window_s + growth)
+        self.ratio = self.effective_rps / (len(measured) / self.window_s) if len(measured) else None
+
+
+def configuration_of(launch: str) -> str:
+    """What a launch is started with: plain for plain_2."""
+    return re.sub(r"_([2-9]|1\d|20)$", "", launch)
+
+
+class Study:
+    """An unpacked archive."""
+
+    def __init__(self, root: Path) -> None:
+        self.document: Row = json.loads((root / "study.json").read_text())
+        self.config: Row = self.document["config"]
+        self.statistics: Row = self.config["statistics"]
+        self.confidence: float = self.statistics["confidence"]
+        self.baseline: str = self.config.get("baseline", "plain")
+        self.ids: list[str] = [entry["id"] for entry in self.document["configurations"]]
+        self.planned: dict[str, list[Row]] = self.document["cells"]
+        self.grid: dict[float, str] = {c["rate_rps"]: c["cell"] for c in self.planned["A"]}
+        order: dict[str, list[Row]] = self.document["run_order"]
+        self.names = {p: list(dict.fromkeys(e["config"] for e in order[p])) for p in order}
+        self.cells: dict[Key, Cell] = {}
+        wanted = {
+            "requests": r"status|t_\w+_ns|completion_tokens",
+            "metrics": r"t_ns|ok|values\tvllm:num_requests_waiting(\{.*\})?",
+            "machine": r"kind|t_ns|memory_ns|loadgen|server|counters\tsteal_ms",
+        }
+        tables = {kind: read_table(root, kind, names) for kind, names in wanted.items()}
+        for phase in order:
+            for launch, cell in itertools.product(order[phase], self.planned[phase]):
+                key = (launch["config"], launch["block"], phase, cell["cell"])
+                folder, tail = f"runs/{key[0]}/block{key[1]}/{phase}/{key[3]}", f"{phase}_{key[3]}"
+                path = root / folder / f"cell_{tail}.json"
+                if path.exists() and (record := json.loads(path.read_text()))["valid"]:
+                    lines = [t.get(f"{folder}/{kind}_{tail}.jsonl") for kind, t in tables.items()]
+                    self.cells[key] = Cell(record, *lines)
+
+    def plains(self, phase: str) -> list[str]:
+        """The baseline's launches in a block, by number."""
+        mine = [name for name in self.names[phase] if configuration_of(name) == self.baseline]
+        return sorted(mine, key=lambda name: (len(name), name))
+
+    def fired(self, key: Key) -> list[str]:
+        """The saturation criteria that fire in a valid cell."""
+        bounds, cell = self.config["saturation"], self.cells[key]
+        half = self.cells.get((*key[:3], self.grid.get(cell.rate / 2, "")))
+        growth: Any = 0.0  # there is no half of it in the grid, or nothing was served
+        if key[2] == "A" and half and len(half.all):
+            growth = cell.all["ttft"].quantile(0.9) / half.all["ttft"].quantile(0.9)
+        hits = {
+            "throughput_ratio": (cell.ratio or 1) < bounds["throughput_ratio_min"],
+            "waiting": cell.waiting > bounds["waiting_p50_max"],
+            "ttft_ratio": growth > bounds["ttft_p90_ratio_max"],
+        }
+        return [name for name, hit in hits.items() if hit]
+
+    def row(self, key: Key) -> Row:
+        """A valid cell's row of aggregate.csv; percentiles with intervals from order statistics."""
+        cell, names, tail = self.cells[key], self.fired(key), (1 - self.confidence) / 2
+        row: Row = {
+            "rate_rps": cell.rate, "window_s": cell.window_s,
+            "n": len(cell.quiet), "n_disturbed": len(cell.all) - len(cell.quiet),
+            "dropped": cell.arrivals["dropped"], "effective_throughput_rps": cell.effective_rps,
+            "throughput_ratio": cell.ratio, "waiting_p50": cell.waiting,
+            "saturated": bool(names) if len(cell.all) else None,
+            "saturation_criteria": ";".join(names),
+        }  # fmt: skip
+        for latency, percent in itertools.product(("ttft", "tpot", "e2e"), (50, 90, 99)):
+            ends: Row = dict.fromkeys(("", "_lo", "_hi"))
+            x = np.sort(cell.quiet[latency].dropna())
+            if len(x) and (percent < 99 or len(x) >= self.statistics["p99_min_samples"]):
+                low, high = stats.binom.ppf([tail, 1 - tail], len(x), percent / 100).astype(int)
+                ends[""] = value = float(np.percentile(x, percent))
+                ends["_lo"] = min(value, x[low - 1]) if low >= 1 else None
+                ends["_hi"] = max(value, x[high]) if high < len(x) else None
+            row |= {f"{latency}_p{percent}{end}_ms": number for end, number in ends.items()}
+        return row
+
+    def reference_rates(self) -> Row:
+        """Reference and saturation rates, and who has no say in them."""
+        state: dict[str, dict[float, bool]] = {config: {} for config in self.ids}
+        for config, (rate, at) in itertools.product(self.ids, self.grid.items()):
+            here = [k for k in self.cells if (configuration_of(k[0]), *k[2:]) == (config, "A", at)]
+            hits = [bool(self.fired(key)) for key in here if len(self.cells[key].all)]
+            if hits:
+                state[config][rate] = 2 * sum(hits) >= len(hits)
+        over = {c: next((r for r, hit in of.items() if hit), None) for c, of in state.items()}
+        included = [c for c, of in state.items() if not next(iter(of.values()), True)]
+        rates: Row = {"saturation_rate_rps": over}
+        for name, configs in (("ref_safe", included), ("ref_load", [self.baseline])):
+            most = min(over[c] or math.inf for c in configs or [self.baseline])
+            good = [r for r in self.grid if r < most and all(r in state[c] for c in configs)]
+            none = not good or self.baseline not in included
+            rates[name] = self.config["reference"]["fallback_rps"] if none else good[-1]
+        return rates
+
+
+def samples(study: Study, whole: bool) -> dict[tuple[str, ...], dict[Launch, Sample]]:
+    """The samples of each phase, cell and metric (chunks, bootstrap)."""
+    of = {key: cell.all if whole else cell.quiet for key, cell in study.cells.items()}
+    found: dict[tuple[str, ...], dict[Launch, Sample]] = {}
+    for key, ok in of.items():
+        if not len(ok):
+            continue
+        life = max(r["e2e"].median() / 1e3 for k, r in of.items() if k[2:] == key[2:] and len(r))
+        length = max(study.statistics["chunk_s"], life, study.cells[key].window_s / 60)
+        chunks, chunk = np.unique(np.floor(ok["since_s"] / length), return_inverse=True)
+        stream = f"{study.document['seed']}/bootstrap/block{key[1]}/{key[2]}/{key[3]}"
+        words = np.frombuffer(hashlib.sha256(stream.encode()).digest(), np.uint32)
+        share, size = np.full(len(chunks), 1 / len(chunks)), study.statistics["resamples"]
+        drawn = np.random.default_rng(words).multinomial(len(chunks), share, size=size)
+        for metric in METRICS:
+            values, percent = ok[metric[:-4]].to_numpy(), int(metric[-2:])
+            point = float(np.percentile(values, percent))
+            again = resampled(values, drawn[:, chunk], percent)
+            if min(point, again.min()) > 0:  # neither 0 nor without TPOT
+                sample = math.log(point), np.log(again / point), len(values)
+                found.setdefault((*key[2:], metric), {})[key[:2]] = sample
+    return found
+
+
+def resampled(values: Any, times: Any, percent: float) -> Any:
+    """Percentile of the sample in which each value stands so many times, for each row of times."""
+    order = np.argsort(values, kind="stable")
+    upto = np.cumsum(times[:, order], axis=1)
+    position = (upto[:, -1] - 1) * (percent / 100)
+    ranks = np.floor(position), np.minimum(np.floor(position) + 1, upto[:, -1] - 1)
+    low, high = (values[order][(upto <= rank[:, None]).sum(axis=1)] for rank in ranks)
+    return low + (high - low) * (position % 1)
+
+
+class Layout:
+    """y = block + configuration + error by least squares over launches; s2, df and the tests."""
+
+    def __init__(self, y: Mapping[Launch, float]) -> None:
+        self.y, self.spread = y, dict[str, Test]()
+        rss, df = self.residual(y)
+        for c in {configuration_of(name) for name, _ in y}:
+            rest_rss, rest_df = self.residual(la for la in y if configuration_of(la[0]) != c)
+            if df > rest_df > 0:
+                variance, rest = max(0.0, rss - rest_rss) / (df - rest_df), rest_rss / rest_df
+                f = variance / rest if rest else math.inf if variance else 0.0
+                p = float(stats.f.sf(f, df - rest_df, rest_df))
+                self.spread[c] = (p, f, variance, df - rest_df)
+        far = {c for c, test in self.spread.items() if test[0] < 0.01}
+        rss, self.df = self.residual(la for la in y if configuration_of(la[0]) not in far)
+        self.variance = rss / max(1, self.df)
+
+    def residual(self, launches: Iterable[Launch]) -> tuple[float, int]:
+        """Residual sum of squares and degrees of freedom of a fit to some launches."""
+        rows = [(block, configuration_of(name), self.y[name, block]) for name, block in launches]
+        if not rows:
+            return 0.0, 0
+        block, group, y = (np.array(column) for column in zip(*rows, strict=True))
+        matrix = np.hstack([x[:, None] == np.unique(x) for x in (block, group)]).astype(float)
+        solution, _, rank, _ = np.linalg.lstsq(matrix, y, rcond=1e-9)
+        rss = float(((y - matrix @ solution) ** 2).sum())
+        rounding = len(y) * (1e-13 * max(1.0, np.abs(y).max())) ** 2
+        return (0.0 if rss <= rounding else rss), len(y) - int(rank)
+
+    def error(self, weights: Mapping[Launch, float]) -> tuple[float, float, Test | None]:
+        """Standard error of a contrast, its df, and the test where a spread is its own."""
+        squares = dict.fromkeys((configuration_of(name) for name, _ in weights), 0.0)
+        for (name, _), weight in weights.items():
+            squares[configuration_of(name)] += weight**2
+        larger = {c: t for c in squares if (t := self.spread.get(c)) and t[0] < 0.05}
+        parts = [(squares.pop(c) * variance, df) for c, (_, _, variance, df) in larger.items()]
+        parts.append((self.variance * sum(squares.values()), self.df))
+        variance = sum(part for part, _ in parts)
+        if not larger:
+            return math.sqrt(variance), self.df, None
+        df = variance**2 / sum(part**2 / df for part, df in parts)
+        return math.sqrt(variance), df, min(larger.values())
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A tax or a linear combination of taxes; its bounds are infinite where nothing repeats."""
+
+    point: float
+    n_blocks: int
+    weights: Mapping[Launch, float]  # in d
+    mark: str
+    t: float  # the contrast over its standard error, without its sign
+    p: float  # two-sided, of t
+    df: float
+    own: Test | None
+    lo: float
+    hi: float
+    method: str
+    within_p: float  # the bootstrap's; 0 where nothing repeats
+
+    @property
+    def numbers(self) -> Row:
+        """As hypotheses.json has it."""
+        names = ("point", "lo", "hi", "method", "n_blocks", "mark")
+        return {name: getattr(self, name) for name in names}
+
+
+class Taxes:
+    """The effects of a study; `whole`: with the requests of disturbed time."""
+
+    def __init__(self, study: Study, whole: bool = False) -> None:
+        self.study, self.samples = study, samples(study, whole)
+
+    def weights(self, tax: Tax, launches: Iterable[Launch]) -> dict[Launch, float]:
+        """The weight of each launch in d, over the blocks that have both sides; ours first."""
+        plain = {la for la in launches if la[0] in self.study.plains(tax[1]) and la[0] != tax[0]}
+        base = {block: [la for la in plain if la[1] == block] for _, block in plain}
+        ours = [la for la in launches if la[0] == tax[0] and la[1] in base]
+        w = {la: 1 / len(ours) for la in ours}
+        return w | {p: -1 / len(ours) / len(base[b]) for _, b in ours for p in base[b]}
+
+    def effect(self, *terms: tuple[float, Tax], confidence: float | None = None) -> Effect | None:
+        """A tax (one term of weight 1), or a linear combination of taxes: weights and taxes."""
+        taxes, weight, is_log = [tax for _, tax in terms], [w for w, _ in terms], len(terms) == 1
+        parts = [self.samples.get(tax[1:], {}) for tax in taxes]
+        shared = [launch for launch in parts[0] if all(launch in part for part in parts)]
+        each = [{block for _, block in self.weights(tax, shared)} for tax in taxes]
+        used = [launch for launch in shared if launch[1] in set.intersection(*each)]
+        if not used:
+            return None
+        contrasts = [self.weights(tax, used) for tax in taxes]
+        both = list(zip(contrasts, parts, strict=True))
+        d = [sum(x * part[la][0] for la, x in w.items()) for w, part in both]
+        moved = [sum(x * part[la][1] for la, x in w.items()) for w, part in both]
+        point = float(np.dot(weight, np.expm1(d)))
+        scale = [1.0] if is_log else list(weight * np.exp(d))
+        changed = np.array(d)[:, None] + np.array(moved)
+        drawn = changed[0] if is_log else np.dot(weight, np.expm1(changed))
+        if len({tax[2] for tax in taxes}) > 1:  # of one configuration: z = sum of v y
+            total = contrasts[0]
+            y = {la: sum(v * p[la][0] for v, p in zip(scale, parts, strict=True)) for la in shared}
+        else:
+            y = {la: parts[0][la][0] for la in shared}
+            pairs = list(zip(scale, contrasts, strict=True))
+            total = {la: x for la in used if (x := sum(v * w.get(la, 0.0) for v, w in pairs))}
+        layout = Layout(y)
+        marks = [m for tax, w in zip(taxes, contrasts, strict=True) for m in self.marks(tax, w)]
+        n, level = len({block for _, block in total}), confidence or self.study.confidence
+        centre, back = (d[0], math.expm1) if is_log else (point, float)
+        se, df, own = layout.error(total)
+        t = abs(centre) / se if se else math.inf if centre else 0.0
+        p, mark = float(2 * stats.t.sf(t, df)), "; ".join(dict.fromkeys(marks))
+        effect = (point, n, total, mark, t, p, df, own)
+        if n < 2 or layout.df == 0:
+            return Effect(*effect, -math.inf, math.inf, "one launch; launches not included", 0.0)
+        lo, hi = (float(q) for q in np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2]))
+        method, half = "within-launch bootstrap", float(stats.t.ppf((1 + level) / 2, df)) * se
+        if 2 * half >= hi - lo:
+            lo, hi, method = centre - half, centre + half, f"block model (df {df})"
+            if own:
+                method = f"own spread (df {df:.1f}; spread F {own[1]:.1f}, p {own[0]:.3f})"
+        within = 2 * (1 + min((drawn <= 0).sum(), (drawn >= 0).sum())) / (1 + len(drawn))
+        return Effect(*effect, back(lo), back(hi), method, min(1.0, float(within)))
+
+    def marks(self, tax: Tax, launches: Iterable[Launch]) -> Iterable[str]:
+        """Which of a tax's configurations were saturated or dropped arrivals ("Verdicts")."""
+        keys = [(configuration_of(name), (name, block, *tax[1:3])) for name, block in launches]
+        for name in dict.fromkeys(name for name, _ in keys):
+            own = [key for configuration, key in keys if configuration == name]
+            if any(self.study.fired(key) for key in own):
+                yield f"{name} saturated"
+            if dropped := sum(self.study.cells[key].arrivals["dropped"] for key in own):
+                yield f"{name} dropped {dropped} arrivals"
+
+
+def adjusted(effect: Effect, family: Sequence[Effect]) -> float:
+    """p of t, adjusted for the family that is compared with one baseline (Dunnett, Sidak)."""
+    if effect.own:
+        return 1 - (1 - effect.p) ** len(family)
+    # Trapezoids over plain's error (standard normal) and the log of s over sigma (chi).
+    z, log_s = np.linspace(-9, 9, 241), np.linspace(math.log(1e-4), math.log(30), 801)
+    s, root, of_z = np.exp(log_s), math.sqrt(effect.df), stats.norm.pdf(z) * (z[1] - z[0])
+    of_s = stats.chi.pdf(s * root, effect.df) * root * s * (log_s[1] - log_s[0])
+    s, of_s = s[of_s > 1e-18, None], of_s[of_s > 1e-18]
+    pooled = [np.array([*member.weights.values()]) for member in family if not member.own]
+    shares = [round(float((w[w < 0] ** 2).sum() / (w**2).sum()), 12) for w in pooled]  # plain's
+    inside = np.ones((len(s), len(z)))
+    for share, times in Counter(shares).items():
+        shift, reach, own = math.sqrt(share) * z, effect.t * s, math.sqrt(1 - share)
+        inside *= (ndtr((shift + reach) / own) - ndtr((shift - reach) / own)) ** times
+    none = float(of_s @ inside @ of_z) * (1 - effect.p) ** (len(family) - len(pooled))
+    return min(1.0, max(effect.p, 1 - none))
+
+
+def verdict(effect: Effect, p: float | None, margin: float, alpha: float) -> str:
+    """The verdict of a tax whose adjusted p is given."""
+    if effect.mark:
+        return "no verdict (marked)"
+    if p is None or effect.n_blocks < 3:
+        return "point estimate, no verdict"
+    if -margin < effect.lo and effect.hi < margin:
+        return "NO TAX"
+    return "TAX" if p < alpha and effect.lo > 0 else "INCONCLUSIVE"
+
+
+def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
+    """taxes.csv by configuration, phase, cell and metric."""
+    rows, whole = Row(), Taxes(study, whole=True)
+    watched = any(cell.watched for cell in study.cells.values())
+    cells = [(phase, cell) for phase, planned in study.planned.items() for cell in planned]
+    for (phase, cell), metric in itertools.product(cells, METRICS):
+        where, plains = (phase, cell["cell"], metric), study.plains(phase)
+        at = [r for r in ("ref_safe", "ref_load") if phase == "A" and rates[r] == cell["rate_rps"]]
+        confirmatory = any(name in study.statistics["confirmatory"] for name in at)
+        compared = [n for n in study.names[phase] if n not in (plains[:-1] or plains)]
+        effects = {name: taxes.effect((1, (name, *where))) for name in compared}
+        noise = effects.get(plains[-1])  # the A/A comparison
+        tested = [e for e in effects.values() if e and e.within_p and not e.mark and e is not noise]
+        margin = study.statistics["margins"][metric]
+        for config, effect in effects.items():
+            row = rows[" ".join((config, *where))] = {
+                "reference": {"B": "ref_safe", "Bp": "ref_load"}.get(phase, [*at, ""][0]),
+                "family": "confirmatory" if confirmatory else "exploratory", "margin": margin,
+                "tax": None, "verdict": None, "n_blocks": 0, "aa_tax": noise and noise.point,
+                "aa_lo": noise and noise.lo, "aa_hi": noise and noise.hi,
+            }  # fmt: skip
+            if effect is None:
+                continue
+            family, p, w = [effect] if effect is noise else tested, None, effect.weights
+            of, within = taxes.samples[where], effect.within_p
+            if within and not effect.mark:
+                p = max(adjusted(effect, family), 1 - (1 - within) ** len(family))
+            config_ms = math.exp(sum(x * of[la][0] for la, x in w.items() if x > 0))
+            plain_ms = math.exp(-sum(x * of[la][0] for la, x in w.items() if x < 0))
+            row |= {
+                "tax": effect.point, "tax_lo": effect.lo, "tax_hi": effect.hi,
+                "n_blocks": effect.n_blocks, "interval_method": effect.method, "mark": effect.mark,
+                "plain_ms": plain_ms, "config_ms": config_ms, "abs_ms": config_ms - plain_ms,
+                "abs_lo_ms": plain_ms * effect.lo, "abs_hi_ms": plain_ms * effect.hi,
+                "n_config": sum(of[la][2] for la, x in w.items() if x > 0),
+                "n_plain": sum(of[la][2] for la, x in w.items() if x < 0),
+                "error_df": effect.df if within else None,
+                "p_value": max(effect.p, within) if within else None,
+                "p_adjusted": p, "verdict": verdict(effect, p, margin, 1 - study.confidence),
+            }  # fmt: skip
+            if watched and (all_in := whole.effect((1, (config, *where)))):
+                row |= {"tax_all": all_in.point, "tax_all_lo": all_in.lo, "tax_all_hi": all_in.hi}
+    return rows
+
+
+def hypotheses(study: Study, taxes: Taxes, rates: Row) -> Row:
+    """Verdict and effects of H1 to H6 (docs/study.md, "Hypotheses"), as in hypotheses.json."""
+    limits, safe = study.config["hypotheses"], study.grid.get(rates["ref_safe"], "")
+    least, (low, high) = limits["h1_min_tax"], (pp / 100 for pp in limits["h2_gap_band_pp"])
+    share, off = limits["h3_framework_share"], limits["h4_tolerance"]
+    found: Row = {f"H{n}": {"verdict": "cannot tell", "numbers": {}} for n in range(1, 7)}
+
+    def at(*weights: tuple[float, str]) -> Effect | None:
+        terms = [(w, (config, "A", safe, "ttft_p90")) for w, config in weights]
+        return None if study.baseline in dict(weights).values() else taxes.effect(*terms)
+
+    def tell(name: str, used: Sequence[Effect], yes: bool, no: bool, **numbers: Any) -> None:
+        decides = all(effect.n_blocks > 2 and not effect.mark for effect in used)
+        verdict = "supported" if yes else "refuted" if no else "cannot tell"
+        found[name] = {"verdict": verdict if decides else "cannot tell", "numbers": numbers}
+
+    noop, both, nixl = "noop_connector", "mooncake_both", "nixl_both"
+    cache, multi = "lmcache_only", "multi_mooncake_lmcache"
+    if tax := at((1, both)):
+        tell("H1", [tax], tax.lo >= least, tax.hi < least, tax_ttft_p90=tax.numbers)
+    if gap := at((1, both), (-1, nixl)):
+        inside, outside = low <= gap.lo and gap.hi <= high, gap.hi < low or gap.lo > high
+        tell("H2", [gap], inside, outside, gap=gap.numbers)
+    if tax and (split := at((1, noop), (-share, both))):
+        yes, no = split.hi < 0 < tax.lo, split.lo >= 0 and tax.lo > 0
+        tell("H3", [tax, split], yes, no, noop_minus_share_of_mooncake=split.numbers)
+    parts = ((1, 0, 0), (1, -1, -1), (off - 1, 1, 1), (1 + off, -1, -1))
+    stack, *more = (at(*zip(weights, (multi, both, cache), strict=True)) for weights in parts)
+    if stack and all(more):
+        excess, over, under = (effect for effect in more if effect)
+        yes = stack.lo > 0 and over.lo >= 0 and under.lo >= 0
+        no = stack.lo > 0 and (over.hi < 0 or under.hi < 0)
+        tell("H4", [stack, over, under], yes, no, multi_minus_sum=excess.numbers)
+    axes = ("input_tokens", "output_tokens")
+    for name, metric, (x, y) in (("H5", "ttft_p90", axes), ("H6", "tpot_p90", axes[::-1])):
+        cells = {(c[x], c[y]): (both, "B", c["cell"], metric) for c in study.planned["B"]}
+        lengths, others = (sorted({shape[axis] for shape in cells}) for axis in (0, 1))
+        steps = [] if study.baseline == both else list(itertools.pairwise(lengths))
+        changes, alone = [], ((lengths[0], lengths[-1]), 1)  # whole; steps, alone and corrected
+        for (a, b), among in (alone, *itertools.product(steps, (1, len(steps)))):
+            ends = itertools.product(((b, 1 / len(others)), (a, -1 / len(others))), others)
+            terms = [(weight, cells[length, other]) for (length, weight), other in ends]
+            changes.append(taxes.effect(*terms, confidence=1 - (1 - study.confidence) / among))
+        known = [effect for effect in changes if effect]
+        if steps and len(known) == len(changes):
+            whole, grows, falls = known[0], known[1::2], known[2::2]
+            yes = all(e.lo > 0 for e in grows)
+            no = any(e.hi < 0 for e in falls) or whole.hi < study.statistics["margins"][metric]
+            numbers = [e.numbers for e in (whole, *grows)]
+            tell(name, [whole, *grows], yes, no, whole=numbers[0], steps=numbers[1:])
+    return found
+
+
+def read_csv(path: Path, *keys: str) -> Row:
+    """The rows of a CSV, as text, by their keys."""
+    rows = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
+    return {" ".join(row[key] for key in keys): row for row in rows}
+
+
+def flat(where: str, value: Any) -> Row:
+    """The leaves of records and lists, by where they stand."""
+    if not isinstance(value, dict | list):
+        return {where: value}
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    return {k: v for name, part in parts for k, v in flat(f"{where} {name}", part).items()}
+
+
+def same(where: str, published: Any, again: Any) -> bool:
+    """Whether a published value, or its text in a CSV, is the one computed here."""
+    if again in (None, "", -math.inf, math.inf) or published in (None, ""):
+        return published in (None, "") and again in (None, "", -math.inf, math.inf)
+    if isinstance(again, str | bool):
+        return str(published).lower() == str(again).lower()
+    number, adjusted = float(pd.to_numeric(published, errors="coerce")), "p_adjusted" in where
+    return math.isclose(number, again, rel_tol=WITHIN, abs_tol=ADJUSTED if adjusted else 1e-12)
+
+
+def shown(row: Row) -> str:
+    """`+12.34% [+10.12, +14.56]`."""
+    ends = [row.get(name) for name in ("tax", "tax_lo", "tax_hi")]
+    tax, lo, hi = (math.nan if end in (None, "") else 100 * float(end) for end in ends)
+    return f"{tax:+.2f}% [{lo:+.2f}, {hi:+.2f}]"
+
+
+def verify(root: Path) -> int:
+    """Compare all, print it, and return how many values differ."""
+    study, folder = Study(root), root / "published/analysis"
+    rates, taxes = study.reference_rates(), Taxes(study)
+    cells = read_csv(folder / "aggregate.csv", "status", "config", "block", "phase", "cell")
+    told = json.loads((folder / "hypotheses.json").read_text())["hypotheses"]
+    published: Row = {
+        "reference_rates.json": json.loads((root / "reference_rates.json").read_text()),
+        "aggregate.csv": {k: row for k, row in cells.items() if re.match(r"valid \S+ \d", k)},
+        "taxes.csv": read_csv(folder / "taxes.csv", "config", "phase", "cell", "metric"),
+        "hypotheses.json": {entry["id"]: entry for entry in told},
+    }
+    again: Row = {
+        "reference_rates.json": rates,
+        "aggregate.csv": {" ".join(map(str, ("valid", *k))): study.row(k) for k in study.cells},
+        "taxes.csv": tax_rows(study, taxes, rates),
+        "hypotheses.json": hypotheses(study, taxes, rates),
+    }
+    for name in ("aggregate.csv", "taxes.csv"):
+        extra = set(published[name]) - set(again[name])
+        again[name] |= {key: {"row": "not in the records"} for key in extra}
+    listed, found = flat("", published), flat("", again)
+    differ = [place for place, value in found.items() if not same(place, listed.get(place), value)]
+
+    def state(place: str) -> str:
+        return "DIFFERS" if any(where.startswith(f" {place} ") for where in differ) else "ok"
+
+    different = ("ref_safe", "ref_load")[: len({rates["ref_safe"], rates["ref_load"]})]
+    for reference, metric in itertools.product(different, METRICS):
+        print(f"\n{metric} at {reference} ({rates[reference]:g}/s): published, recomputed, equal")
+        for key, row in published["taxes.csv"].items():
+            if (row["reference"], row["phase"], row["metric"]) == (reference, "A", metric):
+                mine, equal = again["taxes.csv"].get(key, {}), state(f"taxes.csv {key}")
+                print(f"{row['config']:23}{shown(row):27}{row['verdict'][:13]:14}", end="")
+                print(f"{shown(mine):27}{equal}")
+    print("\nhypotheses: published, recomputed")
+    for name, entry in again["hypotheses.json"].items():
+        verdict = published["hypotheses.json"].get(name, {}).get("verdict", "nothing")
+        print(f"{name:23}{verdict:42}{entry['verdict']:27}{state(f'hypotheses.json {name}')}")
+    for place in differ:
+        print(f"DIFFERS{place}: published {listed.get(place)}, recomputed {found[place]}")
+    print(f"\n{len(found):,} values, {len(differ)} differ.\n{NOT_CHECKED}")
+    return len(differ)
+
+
+def main() -> int:
+    """Verify the folder of an unpacked archive."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).resolve().parent)
+    root = parser.parse_args().folder
+    for name in ("study.json", "reference_rates.json", "tables", "published/analysis"):
+        if not (root / name).exists():
+            parser.error(f"{root} is no unpacked archive: it has no {name}")
+    if (root / "published/analysis/devices.csv").exists():
+        parser.error(f"{root}: measured on several devices, whose rules are not computed here")
+    try:
+        return 1 if verify(root) else 0
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        parser.error(f"{root}: a file is damaged or missing: {error!r}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

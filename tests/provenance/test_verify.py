@@ -1,0 +1,109 @@
+"""verify.py, by itself in an unpacked archive, finds every number equal, and what was changed."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from connector_tax.config import ROOT
+from connector_tax.provenance import verify
+
+ARCHIVE = ROOT / "results" / "archive" / "default.tar.zst"
+CELL = "plain/block0/A/r40"
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("archive")
+    subprocess.run(["tar", "--zstd", "-xf", ARCHIVE, "-C", folder], check=True)
+    shutil.copy(verify.__file__, folder)
+    return folder
+
+
+def verified(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the copy that lies in the folder, without this project's package."""
+    command = [sys.executable, "-I", "-c", _ALONE, str(folder / "verify.py")]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+
+
+_ALONE = """
+import runpy, sys
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "connector_tax":
+            raise ImportError(f"{name} is not to be imported")
+sys.meta_path.insert(0, Refused())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def changed(unpacked: Path, tmp_path: Path, name: str) -> Path:
+    """A copy of one file in a copy of the folder whose other files are links."""
+    folder = tmp_path / "archive"
+    shutil.copytree(unpacked, folder, copy_function=lambda a, b: Path(b).symlink_to(a))
+    for own in (name, "verify.py"):
+        (folder / own).unlink()
+        shutil.copy(unpacked / own, folder / own)
+    return folder / name
+
+
+def test_every_number_of_the_archive_is_equal(unpacked: Path) -> None:
+    result = verified(unpacked)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " 0 differ." in result.stdout
+    assert "DIFFERS" not in result.stdout
+    assert max(len(line) for line in result.stdout.splitlines()) <= 100
+
+
+def test_a_changed_digit_of_a_published_tax_is_named(unpacked: Path, tmp_path: Path) -> None:
+    table = changed(unpacked, tmp_path, "published/analysis/taxes.csv")
+    header, *rows = table.read_text().splitlines()
+    row = next(r for r in rows if r.startswith("mooncake_both,A,r40") and ",ttft_p90," in r)
+    cells = row.split(",")
+    at = header.split(",").index("tax_hi")
+    cells[at] = cells[at][:5] + str((int(cells[at][5]) + 1) % 10) + cells[at][6:]
+    table.write_text(table.read_text().replace(row, ",".join(cells)))
+    result = verified(tmp_path / "archive")
+    assert result.returncode == 1, result.stderr
+    assert "DIFFERS taxes.csv mooncake_both A r40 ttft_p90 tax_hi" in result.stdout
+    assert " 1 differ." in result.stdout
+
+
+def test_a_changed_stamp_of_a_request_is_named(unpacked: Path, tmp_path: Path) -> None:
+    table = changed(unpacked, tmp_path, "tables/requests.parquet")
+    requests = pl.read_parquet(table).with_row_index()
+    ttft = sum(
+        pl.col(f"t_{name}_ns:c")
+        for name in ("issue", "worker", "conn", "send", "headers", "first_token")
+    )
+    mine = pl.col("file") == f"runs/{CELL}/requests_A_r40.jsonl"
+    measured = requests.filter(mine & ~pl.col("warmup:b") & ~pl.col("cooldown:b")).sort(ttft)
+    median = measured["index"][(len(measured) - 1) // 2]
+    later = pl.col("t_first_token_ns:c") + pl.when(pl.col("index") == median).then(1000).otherwise(
+        0
+    )
+    requests.with_columns(later).drop("index").write_parquet(table)
+    result = verified(tmp_path / "archive")
+    assert result.returncode == 1, result.stderr
+    assert "plain 0 A r40 ttft_p50_ms" in result.stdout
+    assert "DIFFERS taxes.csv" in result.stdout
+
+
+def test_a_folder_that_is_no_archive_is_refused(tmp_path: Path) -> None:
+    shutil.copy(verify.__file__, tmp_path)
+    result = verified(tmp_path)
+    assert result.returncode == 2
+    assert f"{tmp_path} is no unpacked archive: it has no study.json" in result.stderr
+
+
+def test_a_damaged_table_is_refused(unpacked: Path, tmp_path: Path) -> None:
+    table = changed(unpacked, tmp_path, "tables/machine.parquet")
+    table.write_bytes(table.read_bytes()[:1000])
+    result = verified(tmp_path / "archive")
+    assert result.returncode == 2
+    assert "a file is damaged or missing" in result.stderr
+    assert "Traceback" not in result.stderr
