@@ -115,7 +115,7 @@ def late_idle(record: Any) -> None:
 
 
 def show_secret(record: Any) -> None:
-    record["environment"]["kept"]["HF_TOKEN"] = "hf_abc"
+    record["environment"]["server"]["HF_TOKEN"] = "hf_abc"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def show_secret(record: Any) -> None:
             forged("settings.json", lambda r: r["settings"]["layout"].update(reason="unknown")),
             "launch records", "layout: value, source and reason contradict",
         ),
-        (forged("settings.json", show_secret), "launch records", "kept shows a secret"),
+        (forged("settings.json", show_secret), "launch records", "server shows a secret"),
         (cell_cpu("requests", 1.0), "server CPU", "1.0 requests, the server's counters say"),
         (cell_cpu("cpu_s", 1.0), "server CPU", "per 1,000 requests is not 1.0 s over"),
         (cell_cpu("from_ns", 2**60), "server CPU", "the readings do not enclose the cell"),
