@@ -41,7 +41,7 @@ def call(
 
 def test_one_version_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    changes = re.search(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    changes = re.search(r"^## ([\d.]+) \(20", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert changes is not None
     assert citation["version"] == changes[1] == __version__
     assert call("--version").stdout == f"connector-tax {__version__}\n"
