@@ -23,7 +23,6 @@ COMMANDS = {
     "doctor": Command("rehearsal.doctor", "study", "is this machine fit for a study?"),
     "rehearse": Command("rehearsal.__main__", "study", "a study in virtual time"),
     "plan": Command("rehearsal.plan", "study", "every launch and cell of a study, and its state"),
-    "launches": Command("analysis.launches", "study", "the launches of a Phase A, side by side"),
     "aggregate": Command("analysis.aggregate", "study", "raw records to tables"),
     "figures": Command("figures.__main__", "study", "tables to pictures"),
     "report": Command("report.__main__", "study", "tables and pictures to one HTML page"),
