@@ -31,12 +31,6 @@ COMMANDS = {
     "audit": Command("provenance.audit", "study", "every published number, a second way"),
     "archive": Command("provenance.archive", "study", "pack a study into one file, or unpack one"),
     "calibrate": Command("calibration.__main__", "study", "studies with known taxes"),
-    "calibrate-compare": Command(
-        "calibration.compare_report", "study", "pairs of studies with known differences"
-    ),
-    "calibrate-devices": Command(
-        "calibration.device_report", "study", "studies on two and four devices that differ"
-    ),
     "tiny-model": Command("vllm.tiny_model", "study", "write the tiny model of the CPU study"),
     "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),
 }
