@@ -27,8 +27,8 @@ test-long: .venv/dev.stamp  ## the slow suites: kills at 20 moments, coverage, r
 	$(call pytest,-m long -rs)
 
 # Where Slurm, root or a second CPU is missing, what needs it is skipped and says so.
-test-cluster: .venv/dev.stamp .venv/slurm.stamp  ## blocks on many devices: two Slurm nodes (root; apt install slurmd ...), slots, pods
-	$(call pytest,-rs tests/workflow/test_slurm.py tests/workflow/test_slots.py tests/workflow/test_kubernetes.py)
+test-cluster: .venv/dev.stamp .venv/slurm.stamp  ## blocks on many devices: two Slurm nodes (root; apt install slurmd ...), slots
+	$(call pytest,-rs tests/workflow/test_slurm.py tests/workflow/test_slots.py)
 
 lint: .venv/dev.stamp  ## linters and type checks
 	$(BIN)/ruff check .

@@ -93,8 +93,11 @@ def _complete(folder: Path, index: dict[str, Any]) -> None:
     layout = "HND" if index["configuration"] in ("mooncake_both", "nixl_both") else "NHD"
     resources = resources_record(**values, gpu_memory_mib=(None, NO_GPU))
     of_launch = {"launch": name, "attempt": 1}
-    environment = {"server": {}, "cleared": {"OMP_NUM_THREADS": "8"}, "kept": {}}
-    settings = {"settings": settings_record(layout, None, blocks), "environment": environment}
+    settings = {
+        "settings": settings_record(layout, None, blocks),
+        "environment": {"server": {}},
+        "cleared": ["OMP_NUM_THREADS"],
+    }
     write_json(folder / "resources.json", of_launch | resources)
     write_json(folder / "settings.json", of_launch | settings)
     for record_name in ("resources.json", "settings.json"):

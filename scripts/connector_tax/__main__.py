@@ -1,7 +1,4 @@
-"""`connector-tax COMMAND ...`: one command that lists and starts the others.
-
-Completion of commands and options in bash: `source <(connector-tax --completion)`.
-"""
+"""`connector-tax COMMAND ...`: one command that lists and starts the others."""
 
 import sys
 from collections.abc import Sequence
@@ -26,7 +23,6 @@ COMMANDS = {
     "doctor": Command("rehearsal.doctor", "study", "is this machine fit for a study?"),
     "rehearse": Command("rehearsal.__main__", "study", "a study in virtual time"),
     "plan": Command("rehearsal.plan", "study", "every launch and cell of a study, and its state"),
-    "launches": Command("analysis.launches", "study", "the launches of a Phase A, side by side"),
     "aggregate": Command("analysis.aggregate", "study", "raw records to tables"),
     "figures": Command("figures.__main__", "study", "tables to pictures"),
     "report": Command("report.__main__", "study", "tables and pictures to one HTML page"),
@@ -35,36 +31,16 @@ COMMANDS = {
     "audit": Command("provenance.audit", "study", "every published number, a second way"),
     "archive": Command("provenance.archive", "study", "pack a study into one file, or unpack one"),
     "calibrate": Command("calibration.__main__", "study", "studies with known taxes"),
-    "calibrate-compare": Command(
-        "calibration.compare_report", "study", "pairs of studies with known differences"
-    ),
-    "calibrate-devices": Command(
-        "calibration.device_report", "study", "studies on two and four devices that differ"
-    ),
     "tiny-model": Command("vllm.tiny_model", "study", "write the tiny model of the CPU study"),
     "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),
 }
-OPTIONS = ("--help", "--version", "--completion")
-# Options of a command are those its --help names.
-_COMPLETION = """\
-_connector_tax() {{
-  local words="{words}"
-  if ((COMP_CWORD > 1)); then
-    words=$(connector-tax "${{COMP_WORDS[1]}}" --help 2>/dev/null |
-      grep -oE -- '--[a-z-]+' | sort -u)
-  fi
-  mapfile -t COMPREPLY < <(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}")
-}}
-complete -o default -F _connector_tax connector-tax
-"""
 
 
 def usage() -> str:
     """The text of `--help`."""
     rows = "\n".join(f"  {name:18}{command.what}" for name, command in COMMANDS.items())
     return (
-        "usage: connector-tax COMMAND ...\n"
-        "       connector-tax --version | --completion\n\n"
+        "usage: connector-tax COMMAND ...\n       connector-tax --version\n\n"
         f"commands (each has its own --help):\n{rows}\n\n"
         "A whole study runs with Snakemake from a checkout: snakemake --cores 1 all"
     )
@@ -78,9 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if name == "--version":
         print(f"connector-tax {__version__}")
-        return 0
-    if name == "--completion":
-        print(_COMPLETION.format(words=" ".join([*COMMANDS, *OPTIONS])), end="")
         return 0
     if name not in COMMANDS:
         print(f"connector-tax: found {name!r}; allowed: {', '.join(COMMANDS)}", file=sys.stderr)

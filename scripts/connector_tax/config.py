@@ -5,7 +5,10 @@ names the file, the key's path, what was found and what is allowed, and nothing 
 when it is raised.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +27,28 @@ IS_CHECKOUT = (_FOLDER / "workflow" / "Snakefile").is_file()
 ROOT = _FOLDER if IS_CHECKOUT else Path.cwd()
 SCHEMAS = Path(__file__).with_name("schemas")
 DEFAULTS = Path(__file__).with_name("defaults")
+
+# Names of secrets; then names that are one's where the value is text and no number.
+_OF_A_SECRET = re.compile(
+    r"passw|passphrase|pwd|secret|credential|auth(?!ors?(?:[-_.]|$))|(?:api|access|private)[-_.]?key"
+    r"|(?:^|[-_.])sig(?:nature)?(?:[-_.]|$)",
+    re.IGNORECASE,
+)
+_PERHAPS = re.compile(r"token(?!iz|is)|key(?!file|[-_.]?path)", re.IGNORECASE)
+_NUMBER = re.compile(r"-?\d+(\.\d+)?|0x[\da-fA-F]+")
+# Of a command: nothing, a switch, a variable of the shell, a mark that is replaced.
+_HARMLESS = re.compile(r"|[Tt]rue|[Ff]alse|\$\{?[A-Z_\d]+\}?|%\w|\{[\w.]+\}")
+# Tokens by their form, a user or a password in a URL, a header.
+_FORM = re.compile(
+    r"\bhf_[A-Za-z0-9]{16,}|\b(?:sk|glpat|xox[abps])-[\w-]{16,}|\bgh[pousr]_\w{20,}"
+    r"|\bgithub_pat_\w{20,}|\bAKIA[A-Z0-9]{16}\b|\beyJ[\w-]+\.eyJ|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|://(?:[^/\s@:]*:(?!\$)[^/\s@]+|(?!\$)[^/\s@:]+)@"
+    r"|\b(?i:bearer\s+|authorization:\s*)(?!\$)\S{8}"
+)
+# In a command, a URL or JSON: --name value, name=value, "name": "value".
+_NAMED = re.compile(
+    r"""(--[\w-]+\s+|[\w.-]+=|["'][\w.-]+["']\s*:\s*)["']?([^\s&;,"']+)""",
+)
 
 
 class ConfigError(Exception):
@@ -66,6 +91,58 @@ def validate(value: Any, schema_name: str, source: str) -> None:
     if errors:
         lines = [line for error in errors for line in _offences(error)]
         raise ConfigError("\n".join(f"{source}: {line}" for line in dict.fromkeys(lines)))
+
+
+def is_secret(name: str, value: Any) -> bool:
+    """Whether `value`, which stands under `name`, is plausibly a secret."""
+    if value is None or isinstance(value, bool) or _HARMLESS.fullmatch(str(value)):
+        return False
+    if _OF_A_SECRET.search(name):
+        return True
+    if not isinstance(value, str):
+        return False
+    return (
+        (_PERHAPS.search(name) is not None and not _NUMBER.fullmatch(value))
+        or _FORM.search(value) is not None
+        or any(is_secret(m[1].strip(" =:\"'"), m[2]) for m in _NAMED.finditer(value))
+    )
+
+
+def refuse_secrets(value: Any, source: str) -> None:
+    """Check that no secret stands in a configuration: it is recorded, and published.
+
+    Raises:
+        ConfigError: one line for each that looks like one, without it.
+    """
+    found = [where for where, name, leaf in _leaves(value, "", "") if is_secret(name, leaf)]
+    if found:
+        raise ConfigError(
+            "\n".join(
+                f"{source}: {where}: found what looks like a secret (not shown); allowed: none, a"
+                " configuration is published; whoever runs the study has it in the environment"
+                for where in dict.fromkeys(found)
+            )
+        )
+
+
+def _leaves(value: Any, where: str, name: str) -> Iterator[tuple[str, str, Any]]:
+    """Path, name and value of each value in YAML, and in JSON that stands in it as text."""
+    if isinstance(value, str) and value.startswith(("{", "[")):
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            own = name if _OF_A_SECRET.search(name) else str(key)
+            yield from _leaves(inner, _join(where, str(key)), own)
+    elif isinstance(value, list):
+        before = ""
+        for position, inner in enumerate(value):
+            # The item after `--name` of a command is its value.
+            own = before if before.startswith("-") else name
+            yield from _leaves(inner, f"{where}[{position}]", own)
+            before = str(inner)
+    else:
+        yield where, name, value
 
 
 def _offences(error: "ValidationError") -> list[str]:
@@ -131,6 +208,7 @@ def load_configurations(path: Path) -> dict[str, ConfigurationEntry]:
         ConfigError: schema offences, an id that stands twice, or a child that is not defined.
     """
     value = load_yaml(path)
+    refuse_secrets(value, str(path))
     validate(value, "configurations.schema.yaml", str(path))
     return _by_id(value["configurations"], {}, f"{path}: configurations")
 
@@ -194,6 +272,7 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
     Raises:
         ConfigError: names the key, what was found and what is allowed.
     """
+    refuse_secrets(given, source)
     validate(dict(given), "config.schema.yaml", source)
     config = cast(StudyConfig, given)
     baseline = baseline_of(config)

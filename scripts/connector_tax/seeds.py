@@ -1,14 +1,19 @@
 """Random streams named by path, so that every random choice can be made again on its own."""
 
 import hashlib
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
-def named_generator(seed: str) -> np.random.Generator:
+def named_generator(seed: str) -> "np.random.Generator":
     """Return a generator that depends on the whole text of `seed` and on nothing else.
 
     `seed` is a path-like name that begins with the study's seed ("7/A/r25/arrivals"): two names
     give independent streams, and adding a consumer never shifts another one's numbers.
     """
+    # Imported late: Snakemake plans without numpy.
+    import numpy as np
+
     return np.random.default_rng(np.frombuffer(hashlib.sha256(seed.encode()).digest(), np.uint32))

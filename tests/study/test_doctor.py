@@ -95,6 +95,23 @@ def test_the_gpu_the_study_is_to_run_on_is_looked_at(
     assert tuple(rows[c][0] for c in ("GPU memory", "GPU load", "GPU clocks")) == verdicts
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("vllm-cpu", "Mooncake to every address, whatever is set"),
+        ("h20", "NIXL to the machine's own address, unless UCX_NET_DEVICES is lo"),
+    ],
+)
+def test_what_the_network_can_reach_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
+) -> None:
+    _, rows = findings(tmp_path, capsys, name)
+    verdict, text = rows["listening"]
+    assert verdict == "warn"
+    assert said in text
+    assert ("NIXL" in text) == (name == "h20")
+
+
 @pytest.mark.parametrize("status", [0, 6])
 def test_a_gpu_is_named_by_index_or_uuid_as_nvidia_smi_takes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int

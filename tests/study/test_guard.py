@@ -98,7 +98,7 @@ def test_jobs_keep_a_running_owner_and_no_other(monkeypatch: pytest.MonkeyPatch)
         (replace(owner, where="another-boot/1"), mine),
     ):
         monkeypatch.setenv(PARENT_VARIABLE, str(named))
-        set_job_environment()
+        set_job_environment(None)
         assert os.environ[PARENT_VARIABLE] == str(kept)
 
 

@@ -9,7 +9,14 @@ import pytest
 import yaml
 
 from connector_tax.artifacts.names import Launch
-from connector_tax.config import ROOT, ConfigError, check_study, load_yaml, validate
+from connector_tax.config import (
+    ROOT,
+    ConfigError,
+    check_study,
+    load_configurations,
+    load_yaml,
+    validate,
+)
 from connector_tax.files import read_json
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
 from connector_tax.study.server import Server
@@ -17,6 +24,7 @@ from connector_tax.study.server_command import command_for, free_port
 from tests.study.driving import write_study
 
 HOSTILE = "$(rm -rf ~)"
+CONFIGURATIONS = load_configurations(ROOT / "config" / "configurations.yaml")
 
 
 def test_every_value_a_rule_gives_to_the_shell_is_quoted() -> None:
@@ -83,18 +91,106 @@ def test_yaml_tags_are_not_constructed(tmp_path: Path) -> None:
         load_yaml(path)
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "VLLM_API_KEY", "AWS_SECRET_ACCESS_KEY", "PASSWORD"])
-def test_a_configuration_may_not_hold_a_secret(name: str) -> None:
-    value = config()
-    value["engine"] = yaml.safe_load((ROOT / "config" / "h20.yaml").read_text())["engine"]
-    validate(value, "config.schema.yaml", "config.yaml")
-    value["engine"]["environment"] = {name: "x"}
-    with pytest.raises(ConfigError, match=r"engine\.environment"):
-        validate(value, "config.schema.yaml", "config.yaml")
-    value["engine"]["environment"] = {}
-    value["engine"]["flags"] = {"--api-key": "x"}
-    with pytest.raises(ConfigError, match=r"engine\.flags"):
-        validate(value, "config.schema.yaml", "config.yaml")
+def with_engine(path: str, value: Any) -> dict[str, Any]:
+    """The default study with an engine of kind vllm in which `path` is `value`."""
+    study = config()
+    study["engine"] = load_yaml(ROOT / "config" / "vllm-cpu.yaml")["engine"]
+    *sections, key = path.split("/")
+    section = study["engine"]
+    for name in sections:
+        section = section.setdefault(name, {})
+    section[key] = value
+    return study
+
+
+SECRETS = [
+    ("environment/HF_TOKEN", "TheSecret"),
+    ("environment/VLLM_API_KEY", "TheSecret"),
+    ("environment/AWS_SECRET_ACCESS_KEY", "TheSecret"),
+    ("environment/PASSWORD", "TheSecret"),
+    ("environment/MOONCAKE_PWD", "TheSecret"),
+    ("environment/NIXL_AUTH", "TheSecret"),
+    ("environment/HTTP_AUTHORIZATION", "TheSecret"),
+    ("environment/LMCACHE_REMOTE_URL", "redis://user:TheSecret@cache:6379"),
+    ("environment/LMCACHE_REMOTE_URL", "https://TheSecret@cache"),
+    ("environment/HF_ENDPOINT", "https://hub.example/?a=1&X-Amz-Signature=TheSecret"),
+    ("environment/LMCACHE_EXTRA_CONFIG", '{"remote": {"password": "TheSecret"}}'),
+    ("environment/LMCACHE_EXTRA_CONFIG", '[{"remote": "hf_TheSecretTheSecretTheSecret"}]'),
+    ("flags/--api-key", "TheSecret"),
+    ("flags/--api-key", 12345678),
+    ("flags/--api-keys", "TheSecret"),
+    ("flags/--hf-token", "TheSecret"),
+    ("flags/--kv-transfer-config", '{"connector": "hf_TheSecretTheSecretTheSecret"}'),
+    ("flags/--hf-overrides", '{"auth": {"user": "TheSecret"}}'),
+    ("forms/plain/extra_config", {"store": {"accessKey": "TheSecret"}}),
+    ("forms/plain/extra_config", {"api_keys": ["TheSecret"]}),
+    ("forms/plain/transfer_config", {"header": "Authorization: Bearer TheSecret01"}),
+    ("model", "https://user:TheSecret@hub.example/model"),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), SECRETS, ids=lambda v: str(v).replace("/", "."))
+def test_a_study_may_not_hold_a_secret_and_the_refusal_does_not_show_it(
+    path: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_study(with_engine(path, value), "mine.yaml", list(CONFIGURATIONS))
+    key = re.escape("engine." + path.replace("/", "."))
+    assert re.match(rf"mine\.yaml: {key}\S*: found what looks like a secret", str(refused.value))
+    assert "TheSecret" not in str(refused.value)
+    assert "12345678" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["store", "--password", "TheSecret"],
+        ["store", "--password=TheSecret"],
+        ["bash", "-c", "STORE_TOKEN=TheSecret exec store"],
+        ["bash", "-c", "exec store --api-key TheSecret"],
+        ["bash", "-c", 'printf \'{"password": "TheSecret"}\' > x'],
+    ],
+    ids=" ".join,
+)
+def test_a_companion_may_not_be_given_a_secret(command: list[str]) -> None:
+    entry = {"id": "mine", "connector": None, "companions": {"store": command}}
+    with pytest.raises(ConfigError, match=r"connectors\[0\]\.companions\.store\[\d\]: found what"):
+        check_study({**config(), "connectors": [entry]}, "mine.yaml", list(CONFIGURATIONS))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("flags/--tokenizer", "./build/models/tiny-qwen3"),
+        ("flags/--max-num-batched-tokens", 8192),
+        ("flags/--return-tokens-as-token-ids", True),
+        ("flags/--hf-token", None),
+        ("flags/--hf-overrides", '{"num_key_value_heads": 8}'),
+        ("flags/--kv-transfer-config", '{"kv_connector_extra_config": {"backends": ["UCX"]}}'),
+        ("environment/TOKENIZERS_PARALLELISM", "false"),
+        ("environment/VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", "163840"),
+        ("environment/UCX_IB_PKEY", "0x8001"),
+        ("environment/VLLM_API_KEY", ""),
+        ("environment/LMCACHE_REMOTE_URL", "redis://127.0.0.1:6379"),
+        ("forms/plain/extra_config", {"stop_token_ids": [1, 2]}),
+        ("forms/plain/extra_config", {"url": "redis://:$STORE@127.0.0.1"}),
+    ],
+    ids=lambda v: str(v).replace("/", "."),
+)
+def test_what_only_sounds_like_a_secret_is_none(path: str, value: Any) -> None:
+    check_study(with_engine(path, value), "mine.yaml", list(CONFIGURATIONS))
+
+
+def test_the_shipped_connector_configurations_may_not_hold_a_secret(tmp_path: Path) -> None:
+    value = load_yaml(ROOT / "config" / "configurations.yaml")
+    value["configurations"][1]["extra_config"] = {"password": "TheSecret"}
+    path = tmp_path / "configurations.yaml"
+    path.write_text(yaml.safe_dump(value))
+    with pytest.raises(
+        ConfigError, match=r"configurations\[1\]\.extra_config\.password: found what"
+    ):
+        load_configurations(path)
 
 
 def test_engine_and_load_generator_listen_on_nothing_but_loopback_and_private_sockets(

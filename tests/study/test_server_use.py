@@ -13,7 +13,19 @@ from connector_tax.study.server import Server
 from connector_tax.study.server_command import ServerCommand
 from tests.study.driving import drive, failed_index_of, index_of, launch_folder, write_study
 
-CALLER = {"OMP_NUM_THREADS": "7", "VLLM_LOGGING_LEVEL": "DEBUG", "HF_TOKEN": "hf_secret"}
+CALLER = {
+    "OMP_NUM_THREADS": "7",
+    "HF_TOKEN": "hf_TheSecret01",
+    "OPENAI_API_KEY": "sk-TheSecret02",
+    "AWS_SECRET_ACCESS_KEY": "TheSecret03",
+    "VLLM_API_KEY": "TheSecret04",
+    "HF_ENDPOINT": "https://hub.example/?X-Amz-Signature=TheSecret05",
+    "MOONCAKE_PWD": "TheSecret06",
+    "NIXL_AUTH": "TheSecret07",
+    "LMCACHE_EXTRA_CONFIG": '{"remote": {"access": "TheSecret08"}}',
+    "RAY_REDIS_URL": "redis://user:TheSecret09@cache:6379",
+    "UCX_SESSION": "TheSecret10",
+}
 PAGE = """# TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{block_size="16",num_gpu_blocks="None",cache_dtype="fp8"} 1.0
 """
@@ -79,16 +91,21 @@ def test_settings_are_the_running_engines_and_a_missing_one_has_a_reason(
         assert (setting["value"] is None) == (setting["reason"] is not None)
 
 
-def test_the_callers_environment_is_recorded_and_does_not_reach_the_server(
+def test_no_file_of_a_launch_holds_a_secret_of_the_callers_environment(study_file: Path) -> None:
+    files = [path for path in study_file.parent.rglob("*") if path.is_file()]
+    assert launch_folder(study_file) / "settings.json" in files
+    assert [path for path in files if b"TheSecret" in path.read_bytes()] == []
+
+
+def test_the_callers_variables_do_not_reach_the_server_and_their_names_are_recorded(
     study_file: Path,
 ) -> None:
-    text = (launch_folder(study_file) / "settings.json").read_text()
-    assert "hf_secret" not in text
-    environment = json.loads(text)["environment"]
-    assert environment["cleared"]["OMP_NUM_THREADS"] == "7"
-    assert environment["cleared"]["VLLM_LOGGING_LEVEL"] == "DEBUG"
-    assert environment["kept"] == {"HF_TOKEN": "(secret)"}
-    assert environment["server"].keys() == {"AGENTIC_STEP_LOG_PATH", "PYTHONPATH", "HF_TOKEN"}
+    record = read_json(launch_folder(study_file) / "settings.json")
+    changing = {name for name in CALLER if name not in ("OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY")}
+    assert changing - {"HF_TOKEN"} <= set(record["cleared"])
+    server = record["environment"]["server"]
+    assert server.keys() == {"AGENTIC_STEP_LOG_PATH", "PYTHONPATH", "HF_TOKEN"}
+    assert server["HF_TOKEN"] is None
 
 
 def test_a_launch_cut_off_keeps_what_it_saw_and_the_next_attempt_sees_anew(tmp_path: Path) -> None:

@@ -1,7 +1,31 @@
 # Configuration, its checks, and what the other stages share.
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+from snakemake.utils import min_version
+
+min_version("9.17")  # the first that runs jobs by their `priority`
+
+# Where it is not installed, the package that lies beside this file, in the jobs too.
+SOURCES = None
+if find_spec("connector_tax") is None:
+    SOURCES = str(
+        Path(sys._getframe().f_code.co_filename).resolve().parents[2] / "scripts"
+    )
+    sys.path.insert(0, SOURCES)
+
+# Snakemake alone plans a study; its jobs need these too.
+LACKING = [
+    name
+    for name in ("msgspec", "numpy", "polars", "scipy", "uvloop", "zmq")
+    if find_spec(name) is None
+]
+HINT = (
+    f"not installed for {sys.executable}: {', '.join(LACKING)}. Snakemake alone plans a study; its jobs need"
+    " envs/pipeline.lock: `make .venv/pipeline.stamp`, then .venv/bin/snakemake; or `pip install '.[study]'`"
+)
 
 import connector_tax
 from snakemake.exceptions import WorkflowError
@@ -13,7 +37,7 @@ from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import launches
 from connector_tax.files import ArtifactError
 from connector_tax.study.block import end_s
-from connector_tax.study.design import resolve
+from connector_tax.study.design import planned
 from connector_tax.study.guard import (
     pass_warnings_on,
     remove_temporaries,
@@ -35,7 +59,7 @@ if not workflow.overwrite_configfiles and "archive" not in config:
     configfile: "config/config.yaml"
 
 
-set_job_environment()
+set_job_environment(SOURCES)
 pass_warnings_on()
 
 SOURCE = ", ".join(map(str, workflow.configfiles)) or "the configuration"
@@ -45,9 +69,11 @@ ARCHIVE = config.pop("archive", None)
 STUDIES = config.pop("studies", None)
 try:
     if ARCHIVE is None:
-        STUDY = resolve(config, SOURCE)
+        STUDY = planned(config, SOURCE)
         RESULTS = f"results/{STUDY['study']}"
     else:
+        if LACKING:
+            raise WorkflowError(HINT)
         # Imported here: it brings polars along, which planning a study does without.
         from connector_tax.provenance.unpack import read_head
 

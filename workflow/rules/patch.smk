@@ -29,6 +29,8 @@ rule patch_revert:
 
 
 onerror:
+    if LACKING:
+        raise WorkflowError(HINT)
     # Whatever ended the run: the same command measures every launch that failed.
     for launch_folder, reason in withdraw_failed(STUDY, Path(RESULTS)):
         print(f"MISSING {launch_folder}: {reason}", file=sys.stderr)

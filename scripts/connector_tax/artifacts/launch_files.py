@@ -198,7 +198,8 @@ class EngineRecord(TypedDict):
     """settings.json without what says which launch it is of."""
 
     settings: dict[str, SettingRecord]
-    environment: dict[str, dict[str, str]]
+    environment: dict[str, dict[str, str | None]]
+    cleared: NotRequired[list[str]]
 
 
 class SettingsRecord(EngineRecord):

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import msgspec
-
 from connector_tax.files import ArtifactError, read_json
 
 Record = TypeVar("Record")
@@ -32,6 +30,9 @@ def checked(value: Any, kind: type[Record], source: str) -> Record:
     Raises:
         ArtifactError: it is no such record; names the key, what stands there and what is allowed.
     """
+    # Imported late: Snakemake plans without it.
+    import msgspec
+
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

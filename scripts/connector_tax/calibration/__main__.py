@@ -1,7 +1,9 @@
 """Calibrate the pipeline: virtual studies, studies over real HTTP, injected faults, a report."""
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -12,7 +14,11 @@ from connector_tax.files import ArtifactError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the calibration and write its tables and its figure."""
-    parser = report.command_parser("calibration", main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m connector_tax.calibration", description=main.__doc__
+    )
+    parser.add_argument("--out", type=Path, default=Path("results/calibration"))
+    parser.add_argument("--seed", type=int, default=20260)
     parser.add_argument("--short", action="store_true", help="tens of seconds, few studies")
     parser.add_argument(
         "--only", choices=parts.NAMES, help="run one part again; the others keep their results"

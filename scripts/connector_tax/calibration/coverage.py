@@ -67,24 +67,6 @@ class Workers:
                 yield futures[future], future.result()
 
 
-def truth_logs(
-    workers: Workers, do: str, launches: int, tasks: Sequence[Mapping[str, Any]]
-) -> list[Logs]:
-    """What `do` gives of each task over many launches, which are shared out."""
-    shares = [
-        (of, {**task, "first": k, "launches": min(TRUTH_SHARE, launches - k)})
-        for of, task in enumerate(tasks)
-        for k in range(0, launches, TRUTH_SHARE)
-    ]
-    merged: list[Logs] = [{} for _ in tasks]
-    results = dict(workers.run(do, [share for _, share in shares]))
-    for number, (of, _) in enumerate(shares):
-        for name, by_metric in results[number].items():
-            for metric, values in by_metric.items():
-                merged[of].setdefault(name, {}).setdefault(metric, []).extend(values)
-    return merged
-
-
 def run_studies(
     workers: Workers, studies: int, seed: int, on_study: Callable[[int, int], None]
 ) -> pl.DataFrame:
@@ -104,13 +86,21 @@ def run_studies(
 
 def truths(workers: Workers, launches: int, cell: CellTimes, seed: int) -> Truths:
     """(spread, arrivals) to the true taxes; arguments as `truth.log_ratios` takes them."""
-    tasks: list[dict[str, Any]] = [
-        {"spread": s, "arrivals": a, "cell": cell, "seed": seed} for s in SPREADS for a in ARRIVALS
-    ]
-    return {
-        (task["spread"], task["arrivals"]): taxes_of(ratios)
-        for task, ratios in zip(tasks, truth_logs(workers, "truth", launches, tasks), strict=True)
-    }
+    shares: list[dict[str, Any]] = [
+        {"spread": s, "arrivals": a, "cell": cell, "seed": seed, "first": k,
+         "launches": min(TRUTH_SHARE, launches - k)}
+        for s in SPREADS
+        for a in ARRIVALS
+        for k in range(0, launches, TRUTH_SHARE)
+    ]  # fmt: skip
+    merged: dict[tuple[str, str], Logs] = {}
+    results = dict(workers.run("truth", shares))
+    for number, share in enumerate(shares):
+        of = merged.setdefault((share["spread"], share["arrivals"]), {})
+        for name, by_metric in results[number].items():
+            for metric, values in by_metric.items():
+                of.setdefault(name, {}).setdefault(metric, []).extend(values)
+    return {of: taxes_of(ratios) for of, ratios in merged.items()}
 
 
 def with_truth(outcomes: pl.DataFrame, of_cells: Truths, long_run: Truths) -> pl.DataFrame:

@@ -1,6 +1,5 @@
 """The calibration's report: one text with its tables, and one figure, from the parts' results."""
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,23 +35,6 @@ def write(out: Path) -> str:
         picture = draw(StudyTables(out / paths.STUDY), parts["virtual"])
         save(picture, out, "calibration", "Calibration: coverage and power")
     return text
-
-
-def command_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """The parser of a command of the calibration: where its files go, and the seed."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m connector_tax.{module}", description=description
-    )
-    parser.add_argument("--out", type=Path, default=Path("results/calibration"))
-    parser.add_argument("--seed", type=int, default=20260)
-    return parser
-
-
-def publish(path: Path, result: Row, text: str) -> None:
-    """Write `<path>.json` and `<path>.txt`, and print the text."""
-    write_json(path.with_suffix(".json"), result)
-    write_text(path.with_suffix(".txt"), text)
-    print(text)
 
 
 # The columns that say which studies a row is about.

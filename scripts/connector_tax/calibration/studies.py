@@ -1,7 +1,7 @@
 """Seeded studies in virtual time, taken through the real analysis, and what each one concluded."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,6 @@ from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests, read_requests
 from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.taxes import Tables, tax_rows
-from connector_tax.artifacts.launch_files import NodeRecord
 from connector_tax.artifacts.names import CellKey, Launch, configuration_of
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, launches
@@ -38,7 +37,6 @@ from connector_tax.study.design import launch_seed
 ORIGIN_NS = 10**15
 NS = 1_000_000_000
 METRICS = ("ttft_p90", "tpot_p90")
-# What a launch records of what it ran on, of devices that are told apart by name.
 # What reference_rates.json of a study of one rate holds.
 KNOWN_RATES: RatesRecord = {
     "ref_safe": RATE_RPS,
@@ -48,16 +46,6 @@ KNOWN_RATES: RatesRecord = {
     "criteria": {},
     "left_out": {},
     "fallback_used": False,
-}
-VIRTUAL_NODE: NodeRecord = {
-    "boot": "virtual",
-    "job": None,
-    "machine": "",
-    "devices": ["virtual"],
-    "gpus": [],
-    "cpu": "",
-    "cpus": "",
-    "quota_cpus": None,
 }
 
 Samples = Mapping[CellKey, dict[str, LogSample]]
@@ -131,22 +119,6 @@ def simulate(document: StudyDocument, engines: Mapping[str, EngineConfig]) -> Sa
     }
 
 
-def tax_table(
-    document: StudyDocument, samples: Samples, devices: Sequence[str] = ()
-) -> tuple[TaxTable, list[Row]]:
-    """The taxes of a simulated study, and the rows of its taxes.csv for METRICS.
-
-    Args:
-        document: the content of study.json.
-        samples: of every cell.
-        devices: the device of each block, where there are several.
-    """
-    study = Study(Path(), document)
-    table = TaxTable(study, [_cell(key, devices) for key in samples], samples, {})
-    rows = tax_rows(Tables(study, table, KNOWN_RATES, {}))
-    return table, [row for row in rows if row["metric"] in METRICS]
-
-
 def _serve(document: StudyDocument, launch: Launch, engine: EngineConfig, path: Path) -> Requests:
     rules = document["config"]["cell"]
     warmup_end = ORIGIN_NS + round(rules["warmup_s"] * NS)
@@ -167,10 +139,12 @@ def _serve(document: StudyDocument, launch: Launch, engine: EngineConfig, path: 
 def _outcomes(
     spread: str, arrivals: str, number: int, document: StudyDocument, samples: Samples
 ) -> list[TaxOutcome]:
-    table, rows = tax_table(document, samples)
+    study = Study(Path(), document)
+    table = TaxTable(study, [_cell(key) for key in samples], samples, {})
+    rows = tax_rows(Tables(study, table, KNOWN_RATES, {}))
     outcomes = []
-    for row in rows:
-        model = model_interval(table, row["config"], row["metric"])
+    for row in (row for row in rows if row["metric"] in METRICS):
+        model = _model_interval(table, row["config"], row["metric"])
         names = ("config", "metric", "tax", "verdict", "p_value", "p_adjusted")
         outcomes.append(
             TaxOutcome(
@@ -189,13 +163,12 @@ def _outcomes(
     return outcomes
 
 
-def _cell(key: CellKey, devices: Sequence[str]) -> Cell:
+def _cell(key: CellKey) -> Cell:
     configuration = configuration_of(key.config)
-    nodes: list[NodeRecord] = [{**VIRTUAL_NODE, "machine": devices[key.block]} for _ in devices[:1]]
-    return Cell(key, configuration, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE, tuple(nodes))
+    return Cell(key, configuration, "valid", None, Path(), {}, None, RATE_RPS, *SHAPE, ())
 
 
-def model_interval(table: TaxTable, config: str, metric: str) -> tuple[float, float]:
+def _model_interval(table: TaxTable, config: str, metric: str) -> tuple[float, float]:
     """The block model's 95% interval, which the analysis prints where the bootstrap's is inside."""
     effect = table.tax(config, PHASE, CELL, metric)
     assert effect is not None

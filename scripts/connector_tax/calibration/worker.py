@@ -5,18 +5,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from connector_tax.calibration.devices import device_study
-from connector_tax.calibration.pairs import pair_logs, virtual_pair
 from connector_tax.calibration.studies import virtual_study
 from connector_tax.calibration.truth import log_ratios
 
-# `study`, `device_study` and `pair` give outcomes, `truth` and `pair_truth` logs of many launches.
+# `study` gives outcomes, `truth` logs of many launches.
 SIMULATIONS: Mapping[str, Callable[..., Any]] = {
     "study": virtual_study,
     "truth": log_ratios,
-    "device_study": device_study,
-    "pair": virtual_pair,
-    "pair_truth": pair_logs,
 }
 
 

@@ -73,6 +73,17 @@ EMBEDDED_KEYS = ("id", "gate")
 def resolve(config: Mapping[str, Any], source: str) -> StudyDocument:
     """Turn a checked-in configuration into the content of `study.json`.
 
+    Takes and raises what `planned` does.
+    """
+    document = planned(config, source)
+    return {**document, "run_order": run_order(document["config"])}
+
+
+def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
+    """What `resolve` gives, but the launches of a block in the configuration's order.
+
+    Snakemake plans with it: which launches there are, and not when each runs, which takes numpy.
+
     Args:
         config: the merged Snakemake configuration.
         source: the configuration file's name, for errors.
@@ -111,7 +122,14 @@ def resolve(config: Mapping[str, Any], source: str) -> StudyDocument:
         "blocks": resolved["blocks"],
         "config": resolved,
         "configurations": chosen,
-        "run_order": run_order(resolved),
+        "run_order": {
+            phase: [
+                {"config": name, "block": block}
+                for block in range(resolved["blocks"])
+                for name in _names_of(resolved, phase)
+            ]
+            for phase in PHASES
+        },
         "cells": {phase: cells_of(resolved, phase) for phase in PHASES},
     }
 
@@ -142,17 +160,21 @@ def run_order(config: StudyConfig) -> dict[str, list[LaunchPlan]]:
     Each block holds the baseline `plain_launches` times and each other configuration once, all in
     random order: no launch has a place of its own, so that a drift within blocks meets all alike.
     """
-    baseline = baseline_of(config)
     orders: dict[str, list[LaunchPlan]] = {}
     for phase in PHASES:
-        members = members_of(config, phase)
         orders[phase] = []
         for block in range(config["blocks"]):
-            names = [m for m in members if m != baseline]
-            names += plain_names(config["plain_launches"], baseline)
+            names = _names_of(config, phase)
             named_generator(f"{config['seed']}/run_order/{phase}/block{block}").shuffle(names)
             orders[phase] += [{"config": name, "block": block} for name in names]
     return orders
+
+
+def _names_of(config: StudyConfig, phase: str) -> list[str]:
+    """The launches of a block in no order of their own."""
+    baseline = baseline_of(config)
+    names = [member for member in members_of(config, phase) if member != baseline]
+    return names + plain_names(config["plain_launches"], baseline)
 
 
 def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:

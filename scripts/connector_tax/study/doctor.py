@@ -32,6 +32,8 @@ from connector_tax.study.slots import enter_slot
 from connector_tax.vllm.environment import PYTHON, BuildError, check_python, files_of
 
 Verdict = Literal["ok", "warn", "fail"]
+# Which of the machine's network devices UCX listens on, NIXL's transport.
+UCX_DEVICES = "UCX_NET_DEVICES"
 # Which configurations fall away without a package, for the warning.
 NEEDED_BY = {"mooncake": "Mooncake", "nixl": "NIXL", "lmcache": "LMCache"}
 # A record's size, seen in studies of both engines.
@@ -74,6 +76,7 @@ def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     if engine["kind"] == "vllm":
         yield from _packages(engine)
         yield _model(engine, folder)
+        yield _listening(study)
         if engine["device"] == "cuda":
             yield from _gpus(engine)
             yield _triton(engine)
@@ -223,6 +226,23 @@ def _rdma(study: StudyDocument) -> Finding:
         return Finding("RDMA", "ok", "a device, or no configuration that asks for one")
     text = f"no device; set engine.forms.<id>.extra_config.mooncake_protocol: tcp for {lacking}"
     return Finding("RDMA", "fail", text.replace("'", ""))
+
+
+def _listening(study: StudyDocument) -> Finding:
+    """What the network can reach: all else of a launch listens on 127.0.0.1."""
+    engine, reachable = study["config"]["engine"], []
+    forms = [engine["forms"].get(entry["id"], {}) for entry in study["configurations"]]
+    for entry, form in zip(study["configurations"], forms, strict=True):
+        connector = form.get("connector", entry["connector"]) or ""
+        environment = {**engine["environment"], **form.get("environment", {})}
+        if connector.startswith("Mooncake"):
+            reachable.append("Mooncake to every address, whatever is set")
+        elif connector.startswith("Nixl") and environment.get(UCX_DEVICES) != "lo":
+            reachable.append(f"NIXL to the machine's own address, unless {UCX_DEVICES} is lo")
+    if not reachable:
+        return Finding("listening", "ok", "on 127.0.0.1 alone")
+    text = "; ".join(dict.fromkeys(reachable))
+    return Finding("listening", "warn", f"{text}: open to the network where no firewall is")
 
 
 def _cpus(study: StudyDocument) -> Iterator[Finding]:

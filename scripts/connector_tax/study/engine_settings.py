@@ -3,8 +3,8 @@
 Two configurations can differ by more than the connector: it may ask for another KV-cache layout, or
 leave fewer blocks. Each setting has its value and where it was read, or null and the reason: from
 the engine's own objects (`probe`: vllm.settings_probe), else `vllm:cache_config_info` (`metrics`),
-else the log. Beside the settings stand the environment variables the server runs with, and those of
-the caller that it has not.
+else the log. Beside the settings stand the environment variables the server runs with, and the
+names of those of the caller that it has not.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 from connector_tax.artifacts.launch_files import EngineRecord, SettingRecord
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import STEP_LOG_PREFIX, without_root
-from connector_tax.study.server_environment import caller_environment, can_change, shown
+from connector_tax.study.server_environment import can_change, cleared_names, shown
 
 SETTINGS = (
     "kv_cache_layout",
@@ -77,16 +77,11 @@ def engine_record(
     own = Path(f"/proc/{server.pid}/environ").read_bytes().decode(errors="replace")
     pairs = (line.partition("=") for line in own.split("\0") if line)
     running = {name: value for name, _, value in sorted(pairs) if can_change(name)}
-    environment = {
-        "server": shown(running),
-        **caller_environment(caller, server.environment.keys()),
-    }
+    environment = shown({name: without_root(value) for name, value in running.items()})
     return {
         "settings": {name: _setting(name, sources, kind) for name in SETTINGS},
-        "environment": {
-            which: {name: without_root(value) for name, value in values.items()}
-            for which, values in environment.items()
-        },
+        "environment": {"server": environment},
+        "cleared": cleared_names(caller, server.environment.keys()),
     }
 
 

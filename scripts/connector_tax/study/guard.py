@@ -99,13 +99,18 @@ def _where() -> str:
     return f"{boot_id()}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
-def set_job_environment() -> None:
+def set_job_environment(sources: str | None) -> None:
     """Make the jobs of this process (Snakemake) run its interpreter, and die with it.
 
     One that is itself the job of a running Snakemake keeps that as the owner of its jobs.
+
+    Args:
+        sources: where the jobs find this package; None: it is installed.
     """
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    os.environ.update({"PATH": path})
+    first = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": sources}
+    for name, folder in first.items():
+        if folder is not None:
+            os.environ[name] = os.pathsep.join(filter(None, [folder, os.environ.get(name)]))
     named = os.environ.get(PARENT_VARIABLE)
     owner = ProcessName.parse(named) if named else None
     if owner is None or not owner.is_here() or not owner.runs():

@@ -15,7 +15,6 @@ from connector_tax.artifacts.launch_files import DeviceClaim, NodeRecord
 from connector_tax.artifacts.study_records import StudyConfig
 from connector_tax.files import read_json, write_json, write_new_json
 from connector_tax.linux import format_cpus
-from connector_tax.loadgen.affinity import read_topology
 from connector_tax.machine import boot_id, command_output, cpu, machine_alias
 from connector_tax.study.device import DeviceError, devices_of, query_gpus
 from connector_tax.study.gpu_needs import numa_node
@@ -48,6 +47,9 @@ def describe_node(config: StudyConfig) -> NodeRecord:
     Raises:
         DeviceError: the GPUs the engine is to run on are not known.
     """
+    # Imported late: Snakemake plans without the load generator.
+    from connector_tax.loadgen.affinity import read_topology
+
     devices, topology = devices_of(config), read_topology()
     gpus = _gpus(devices) if config["engine"].get("device") == "cuda" else []
     return {

@@ -11,7 +11,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import PHASE_RULES, PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
@@ -142,6 +141,9 @@ def withdraw_failed(study: StudyDocument, folder: Path) -> list[tuple[Path, str]
     Returns:
         The folder of each launch whose index was withdrawn, and why it failed.
     """
+    # Imported late, as below: Snakemake plans without msgspec.
+    from connector_tax.artifacts.index import read_index
+
     failed = []
     for phase in PHASES:
         for launch in launches(study, phase):
@@ -156,6 +158,8 @@ def withdraw_failed(study: StudyDocument, folder: Path) -> list[tuple[Path, str]
 
 def _damage(launch_folder: Path) -> str | None:
     """The first file of a cell that is not what the launch's index says; None where all are."""
+    from connector_tax.artifacts.index import read_index
+
     try:
         index = read_index(launch_folder)
     except ArtifactError as error:

@@ -2,11 +2,10 @@
 
 A variable that happens to be set in the shell of whoever starts a study can change what is measured
 (a thread count, a log level, a transport). So launch.sh drops all that the study does not set
-itself, whoever runs it, and the launch's records say which there were.
+itself, whoever runs it, and the launch's records name those there were.
 """
 
 import fnmatch
-import re
 from collections.abc import Collection, Mapping
 
 # Shell patterns, of bash's `case` and of fnmatch alike.
@@ -46,9 +45,39 @@ CLEARED = (
 )
 # Which GPU, and where a model's files lie and who may fetch them: they belong to the machine.
 KEPT = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN")
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.I)
-_SECRET_IN_URL = re.compile(r"://[^/\s]*@")
-HIDDEN = "(secret)"
+# What vLLM, torch, OpenMP and the connectors do depends on these. No other value is recorded: it
+# may be a secret, and what the study itself sets stands in launch.sh.
+SHOWN = (
+    "AGENTIC_STEP_LOG_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HUB_OFFLINE",
+    "LD_PRELOAD",
+    "LMCACHE_CHUNK_SIZE",
+    "LMCACHE_LOCAL_CPU",
+    "LMCACHE_MAX_LOCAL_CPU_SIZE",
+    "LMCACHE_TRACK_USAGE",
+    "MKL_NUM_THREADS",
+    "MOONCAKE_CONFIG_PATH",
+    "NUMEXPR_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONHASHSEED",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "TRANSFORMERS_OFFLINE",
+    "UCX_NET_DEVICES",
+    "UCX_TLS",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_HOST_IP",
+    "VLLM_KV_CACHE_LAYOUT",
+    "VLLM_LOGGING_LEVEL",
+    "VLLM_MOONCAKE_BOOTSTRAP_PORT",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT",
+    "VLLM_NO_USAGE_STATS",
+)
 
 
 def unset_lines() -> list[str]:
@@ -63,21 +92,15 @@ def unset_lines() -> list[str]:
     ]
 
 
-def caller_environment(
-    caller: Mapping[str, str], of_the_study: Collection[str]
-) -> dict[str, dict[str, str]]:
-    """What of the caller's environment can change a server: `cleared` and `kept`, name to value.
+def cleared_names(caller: Mapping[str, str], of_the_study: Collection[str]) -> list[str]:
+    """The names of the caller's variables that could change a server and do not reach it.
 
     Args:
         caller: the environment launch.sh is started with.
         of_the_study: the names that launch.sh sets itself, so that the caller's value is lost.
     """
-    matching = {name: value for name, value in sorted(caller.items()) if can_change(name)}
-    kept = {name for name in matching if name in KEPT and name not in of_the_study}
-    return {
-        "cleared": shown({n: v for n, v in matching.items() if n not in kept}),
-        "kept": shown({n: v for n, v in matching.items() if n in kept}),
-    }
+    passed = set(KEPT) - set(of_the_study)
+    return sorted(name for name in caller if can_change(name) and name not in passed)
 
 
 def can_change(name: str) -> bool:
@@ -85,9 +108,8 @@ def can_change(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in CLEARED)
 
 
-def shown(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables with the values of secrets hidden; an empty one is none."""
+def shown(environment: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The variables with their values where these may be recorded, else with null."""
     return {
-        name: HIDDEN if value and (_SECRET.search(name) or _SECRET_IN_URL.search(value)) else value
-        for name, value in environment.items()
+        name: value if not value or name in SHOWN else None for name, value in environment.items()
     }

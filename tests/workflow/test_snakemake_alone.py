@@ -1,0 +1,72 @@
+"""The workflow under a Snakemake that was installed with nothing beside it."""
+
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from connector_tax.config import ROOT
+from tests.workflow.harness import environment, prepare
+from tests.workflow.test_dry_run import planned
+
+
+def needed_by(name: str, known: set[str]) -> set[str]:
+    """The distributions that `pip install <name>` brings, itself included."""
+    if name not in known:
+        known.add(name)
+        for line in distribution(name).requires or []:
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                needed_by(requirement.name.lower(), known)
+    return known
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that holds Snakemake and what it needs."""
+    folder = tmp_path_factory.mktemp("alone") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    paths = {"base": str(folder), "platbase": str(folder)}
+    site = Path(sysconfig.get_path("purelib", vars=paths))
+    for name in needed_by("snakemake", set()):
+        files = distribution(name).files or []
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(distribution(name).locate_file(top))))
+    return folder / "bin" / "python"
+
+
+def call(python: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in environment(folder).items() if not k.startswith("PYTHON")}
+    return subprocess.run(
+        [
+            *(str(python), "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")),
+            *("--directory", str(folder), "--cores", "1"),
+            *("--configfile", str(folder / "study.yaml"), *options),
+        ],
+        env=inherited,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_it_plans_the_whole_study(python: Path, tmp_path: Path) -> None:
+    done = call(python, prepare(tmp_path / "study"), "--dry-run", "--", "all")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert planned(done.stdout + done.stderr)["phase_a"] == 1
+
+
+@pytest.mark.parametrize("options", [(), ("--config", "archive=none.tar.zst")])
+def test_what_it_cannot_run_says_what_to_install(
+    python: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    done = call(python, prepare(tmp_path / "study"), *options)
+    assert done.returncode == 1
+    assert f"not installed for {python}" in done.stderr
+    assert "numpy" in done.stderr
+    assert "make .venv/pipeline.stamp" in done.stderr
