@@ -25,6 +25,7 @@ COMMANDS = {
     "engine-fit": Command("engine.fit", "study", "fit the engine's step cost to a step log"),
     "doctor": Command("rehearsal.doctor", "study", "is this machine fit for a study?"),
     "rehearse": Command("rehearsal.__main__", "study", "a study in virtual time"),
+    "remeasure": Command("study.remeasure", "study", "measure void launches of a study again"),
     "plan": Command("rehearsal.plan", "study", "every launch and cell of a study, and its state"),
     "launches": Command("analysis.launches", "study", "the launches of a Phase A, side by side"),
     "aggregate": Command("analysis.aggregate", "study", "raw records to tables"),
