@@ -22,6 +22,7 @@ COMMANDS = {
     "engine-fit": Command("engine.fit", "study", "fit the engine's step cost to a step log"),
     "doctor": Command("rehearsal.doctor", "study", "is this machine fit for a study?"),
     "rehearse": Command("rehearsal.__main__", "study", "a study in virtual time"),
+    "remeasure": Command("study.remeasure", "study", "measure void launches of a study again"),
     "plan": Command("rehearsal.plan", "study", "every launch and cell of a study, and its state"),
     "aggregate": Command("analysis.aggregate", "study", "raw records to tables"),
     "figures": Command("figures.__main__", "study", "tables to pictures"),

@@ -43,7 +43,7 @@ class Writer:
     nodes: Sequence[Mapping[str, Any]]
     offsets: Mapping[tuple[str, int], float]
     now_ns: int = 10**15
-    rates: dict[str, float] = field(default_factory=dict)
+    rates: Mapping[str, Any] = field(default_factory=dict)
 
 
 def true_tax(

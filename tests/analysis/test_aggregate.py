@@ -18,6 +18,8 @@ from tests.analysis.conftest import FAIL_REASON, SKIP_REASON, VOID_REASON
 from tests.analysis.synthetic import SMALL_GRID, TAXES, write_synthetic_study
 from tests.analysis.tables import FILES, edit, one, select, table
 
+NEVER_SATURATED = {"waiting_p50_max": 1e9, "throughput_ratio_min": 0.0, "ttft_p90_ratio_max": 1e9}
+
 
 def test_taxes_are_recovered_within_their_intervals(crisp: Path) -> None:
     rows = table(crisp, "taxes.csv")
@@ -280,21 +282,54 @@ def test_phase_b_of_another_reference_rate_is_refused(
     message = refused(small, capsys)
     assert f"{path}: rate_rps is" in message
     assert "mixtures are refused" in message
-    assert message.rstrip().endswith("--forcerun phase_b")
+    assert message.rstrip().endswith(f"connector-tax remeasure {small} --phase B")
 
 
 def test_reference_rates_that_the_raw_cells_do_not_give_are_refused(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    edit(
-        small / "study.json",
-        lambda study: (
-            study["config"]["saturation"].update(waiting_p50_max=1e9)
-            or study["config"]["saturation"].update(throughput_ratio_min=0.0)
-            or study["config"]["saturation"].update(ttft_p90_ratio_max=1e9)
-        ),
-    )
+    for index in small.glob("runs/*/block0/B*/index.json"):
+        index.unlink()
+        shutil.rmtree(index.parent)
+    edit(small / "study.json", lambda study: study["config"]["saturation"].update(NEVER_SATURATED))
     assert "ref_safe is 40.0, the raw cells and the thresholds" in refused(small, capsys)
+
+
+def test_the_reference_rates_stay_what_phase_b_was_measured_at(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(small / "study.json", lambda study: study["config"]["saturation"].update(NEVER_SATURATED))
+    command = ["--study", str(small / "study.json")]
+    assert reference(command) == 0
+    rates = json.loads((small / "reference_rates.json").read_text())
+    assert (rates["ref_safe"], rates["derived_now"]) == (40.0, {"ref_safe": 80.0})
+    assert (
+        "ref_safe stays 40 req/s, which Phase B was measured at; Phase A as it is now gives 80"
+        in (said := capsys.readouterr().out)
+    )
+    assert said.rstrip().endswith(f"connector-tax remeasure {small} --phase B")
+    # Without an index, as of a launch that was interrupted, the cells say it.
+    for index in small.glob("runs/*/block0/B/index.json"):
+        index.unlink()
+    assert reference(command) == 0
+    assert json.loads((small / "reference_rates.json").read_text()) == rates
+    for folder in small.glob("runs/*/block0/B"):
+        folder.rename(folder.with_name("B.superseded1"))
+    assert reference(command) == 0
+    assert json.loads((small / "reference_rates.json").read_text())["ref_safe"] == 80.0
+
+
+def test_a_phase_that_was_measured_at_two_rates_is_refused(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small / "runs" / "mooncake_both" / "block0" / "B" / "index.json"
+    edit(path, lambda index: index.update(rate_rps=20.0))
+    before = (small / "reference_rates.json").read_bytes()
+    assert reference(["--study", str(small / "study.json")]) == 2
+    message = capsys.readouterr().err
+    assert "launches of Phase B were measured at 20 and 40 req/s: mixtures are refused" in message
+    assert message.rstrip().endswith(f"connector-tax remeasure {small} --phase B")
+    assert (small / "reference_rates.json").read_bytes() == before
 
 
 def test_an_index_and_a_cell_that_disagree_are_refused(
@@ -307,10 +342,6 @@ def test_an_index_and_a_cell_that_disagree_are_refused(
 
 def test_a_launch_without_index_is_missing_not_forgotten(small: Path) -> None:
     (small / CELL.parent / "index.json").unlink()
-    assert reference(["--study", str(small / "study.json")]) == 0
-    for index in small.glob("runs/*/block0/B*/index.json"):
-        # The rates file names nixl_both as left out now; these launches used the earlier one.
-        index.unlink()
     assert aggregate(["--study", str(small / "study.json")]) == 0
     row = one(
         table(small, "taxes.csv"), config="nixl_both", phase="A", cell="r40", metric="ttft_p90"

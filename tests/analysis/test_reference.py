@@ -1,6 +1,7 @@
 """Saturation criteria and the choice of reference rates."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,8 @@ def test_the_command_says_what_no_rate_means_and_writes_nothing(
 ) -> None:
     study = write_synthetic_study(tmp_path / "x", steps_per_cell=10)
     (study.parent / "reference_rates.json").unlink()
+    for folder in study.parent.glob("runs/*/block0/B*"):
+        shutil.rmtree(folder)
     document = json.loads(study.read_text())
     document["config"]["saturation"]["throughput_ratio_min"] = 2.0
     study.write_text(json.dumps(document))
@@ -241,32 +244,50 @@ def test_the_command_says_what_no_rate_means_and_writes_nothing(
 
 
 def test_where_plain_is_void_the_error_names_the_command_that_measures_it_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     rates = [f"r{rate:g}" for rate in CONFIG["phase_a"]["rates_rps"]]
     plains = {(name, 0, "A", rate): "late" for name in ("plain", "plain_2") for rate in rates}
-    with pytest.raises(RuntimeError):
+    with pytest.raises(NoReferenceRateError) as error:
         write_synthetic_study(tmp_path / "x", steps_per_cell=10, void=plains)
-    message = capsys.readouterr().err
-    runs = tmp_path / "x" / "runs"
-    indexes = [f"{runs}/{name}/block0/A/index.json" for name in ("plain", "plain_2")]
-    assert f"--forcerun {' '.join(indexes)}" in message
-    assert "Add lower rates" not in message
+    names = "plain/block0/A plain_2/block0/A"
+    assert f"connector-tax remeasure {tmp_path / 'x'} --launch {names}" in str(error.value)
+    assert "Add lower rates" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("second", "advised"), [(CHECKS["idle_memory_factor"].void, True), ("late", False)]
 )
 def test_where_the_whole_machine_became_slower_the_error_says_what_to_remove(
-    second: str, advised: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    second: str, advised: bool, tmp_path: Path
 ) -> None:
     rates = [f"r{rate:g}" for rate in CONFIG["phase_a"]["rates_rps"]]
     slower = CHECKS["idle_memory_factor"].void
     void = {("plain", 0, "A", rate): slower for rate in rates}
     void |= {("plain_2", 0, "A", rate): second for rate in rates}
-    with pytest.raises(RuntimeError):
+    with pytest.raises(NoReferenceRateError) as error:
         write_synthetic_study(tmp_path / "x", steps_per_cell=10, void=void)
-    assert ("runs/*/block<k>" in capsys.readouterr().err) is advised
+    assert ("runs/*/block<k>" in str(error.value)) is advised
+
+
+def test_no_rate_is_derived_while_a_launch_of_phase_a_is_failed_or_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    died = "a worker of the load generator died in cell r40"
+    study = write_synthetic_study(
+        tmp_path / "x", steps_per_cell=10, failed={("nixl_both", 0, "A"): died}
+    )
+    rates = study.parent / "reference_rates.json"
+    rates.unlink()
+    assert main(["--study", str(study)]) == 2
+    message = capsys.readouterr().err
+    assert f"nixl_both/block0/A: {died}" in message
+    assert "The same command measures their missing cells first" in message
+    index = study.parent / "runs" / "nixl_both" / "block0" / "A" / "index.json"
+    index.rename(index.with_name("index.failed.json"))
+    assert main(["--study", str(study)]) == 2
+    assert "nixl_both/block0/A: not measured yet" in capsys.readouterr().err
+    assert not rates.exists()
 
 
 def test_several_blocks_and_a_void_cell(tmp_path: Path) -> None:

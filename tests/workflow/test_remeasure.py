@@ -1,16 +1,17 @@
 """Nothing is measured again silently, and nothing that was measured is ever deleted.
 
-One small study, up to its reference rates; then forced, in part and with a changed design.
+One small study's Phase A; then measured again, in part and with a changed design.
 """
 
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from connector_tax.files import read_json, sha256_file
+from connector_tax.files import read_json, sha256_file, write_json
 from tests.workflow.harness import gone, prepare, run, start, wait_for
 from tests.workflow.small import smaller
 
@@ -40,22 +41,63 @@ def text_of(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_forced_launch_is_measured_again_and_the_old_one_kept(folder: Path) -> None:
+def remeasure(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a study's folder."""
+    command = [sys.executable, "-m", "connector_tax", "remeasure", "results/tiny", *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def make_void(launch: Path, cell: str) -> None:
+    """Say of a valid cell that other processes used the server's CPUs."""
+    record = launch / cell / f"cell_A_{cell}.json"
+    content = read_json(record)
+    check = content["health"]["foreign_cpu_server"]
+    check |= {"value": 1.0, "bound": 0.1, "pass": False}
+    write_json(record, content | {"valid": False, "void_reasons": ["machine disturbed"]})
+    index = read_json(launch / "index.json")
+    entry = next(entry for entry in index["cells"] if entry["cell"] == cell)
+    entry |= {"status": "void", "reason": "machine disturbed"}
+    entry["files"][record.name] = sha256_file(record)
+    write_json(launch / "index.json", index)
+
+
+def test_a_launch_with_a_void_cell_is_measured_again_and_the_old_one_kept(folder: Path) -> None:
     launch = (folder / PLAIN_A).parent
+    make_void(launch, "r20")
     old = {cell: hashes(launch / cell) for cell in ("r20", "r40")}
-    done = run(folder, PLAIN_A, options=("--forcerun", PLAIN_A))
+    done = remeasure(folder)
     assert done.returncode == 0, text_of(done)
-    assert "measured again on request; the old launch is kept in" in text_of(done)
+    assert done.stdout.endswith(
+        "results/tiny: 1 launches moved aside and kept; the study's own command measures them\n"
+    )
     aside = launch.with_name("A.superseded1")
-    for cell, files in old.items():
-        assert hashes(aside / cell) == files
-        assert hashes(launch / cell) != files
+    assert {cell: hashes(aside / cell) for cell in old} == old
+    done = run(folder, PLAIN_A)
+    assert done.returncode == 0, text_of(done)
+    assert {cell: hashes(aside / cell) for cell in old} == old
+    assert all(hashes(launch / cell) != files for cell, files in old.items())
     assert read_json(launch / "index.json")["status"] == "done"
     (attempt,) = read_json(launch / "attempts.json")
     assert attempt["supersedes"] == "A.superseded1"
+    # The other launch of the block stands as it was.
+    assert not list(folder.glob("results/tiny/runs/noop_connector/block0/A.superseded*"))
 
 
-def test_without_force_nothing_is_measured_again(folder: Path) -> None:
+def test_nothing_is_moved_where_nothing_is_void(folder: Path) -> None:
+    before = sorted(folder.glob("results/tiny/runs/*/*/*"))
+    done = remeasure(folder)
+    assert done.returncode == 0, text_of(done)
+    assert done.stdout.endswith("0 launches moved aside and kept; nothing to measure\n")
+    assert sorted(folder.glob("results/tiny/runs/*/*/*")) == before
+
+
+def test_a_launch_that_is_not_the_studys_is_refused(folder: Path) -> None:
+    done = remeasure(folder, "--launch", "plain/block7/A")
+    assert done.returncode == 2
+    assert "--launch: found plain/block7/A; allowed: <name>/block<k>/<phase>" in done.stderr
+
+
+def test_unasked_nothing_is_measured_again(folder: Path) -> None:
     launch = (folder / PLAIN_A).parent
     before = hashes(launch)
     done = run(folder, PLAIN_A)
@@ -75,35 +117,28 @@ def test_a_changed_design_is_refused_with_every_way_out(folder: Path) -> None:
     try:
         (folder / "study.yaml").write_text(text.replace("floor_s: 0.6", "floor_s: 0.7"))
         refused = run(folder, PLAIN_A)
-        partly = run(folder, PLAIN_A, options=("--forcerun", "phase_a"))
     finally:
         (folder / "study.yaml").write_text(text)
-    for done in (refused, partly):
-        assert done.returncode != 0
-        assert "cell.floor_s: 0.6 -> 0.7" in text_of(done)
-        assert "its own name (key `study`)" in text_of(done)
-        assert "the old launches moved aside and kept: --forceall" in text_of(done)
+    assert refused.returncode != 0
+    assert "cell.floor_s: 0.6 -> 0.7" in text_of(refused)
+    assert "its own name (key `study`)" in text_of(refused)
+    assert "connector-tax remeasure results/tiny --all" in text_of(refused)
     assert read_json(folder / "results/tiny/study.json")["config"]["cell"]["floor_s"] == 0.6
 
 
-def test_forcing_what_snakemake_would_drop_is_refused(folder: Path) -> None:
-    before = hashes((folder / PLAIN_A).parent)
-    done = run(folder, PLAIN_A, options=("--forcerun", "preflight", PLAIN_A))
-    assert done.returncode != 0
-    assert "--forcerun: found preflight, phase_a; allowed: one of them at a time" in text_of(done)
-    assert hashes((folder / PLAIN_A).parent) == before
-
-
-def test_a_forced_new_design_moves_the_old_launch_aside(folder: Path) -> None:
+def test_a_new_design_is_measured_when_all_of_the_old_one_is_aside(folder: Path) -> None:
     launch = (folder / PLAIN_A).parent
     old = {cell: hashes(launch / cell) for cell in ("r20", "r40")}
     text = (folder / "study.yaml").read_text()
     (folder / "study.yaml").write_text(text.replace("floor_s: 0.6", "floor_s: 0.7"))
-    done = run(folder, PLAIN_A, options=("--forceall",))
+    done = remeasure(folder, "--all")
+    assert done.returncode == 0, text_of(done)
+    done = run(folder, PLAIN_A)
     assert done.returncode == 0, text_of(done)
     asides = sorted(launch.parent.glob("A.superseded*"))
     assert {cell: hashes(asides[-1] / cell) for cell in old} == old
     results = folder / "results" / "tiny"
+    assert (results / "preflight.superseded1" / "preflight_status.json").exists()
     assert read_json(results / "study.superseded1.json")["config"]["cell"]["floor_s"] == 0.6
     assert read_json(results / "study.json")["config"]["cell"]["floor_s"] == 0.7
     index = read_json(launch / "index.json")
@@ -118,8 +153,11 @@ def test_two_studies_at_once_in_one_folder_are_refused(folder: Path) -> None:
     # second takes to start.
     os.killpg(first.pid, signal.SIGSTOP)
     second = run(folder, PLAIN_A)
+    moved = remeasure(folder, "--all")
     os.killpg(first.pid, signal.SIGCONT)
     assert second.returncode != 0
     assert "cannot be locked" in text_of(second)
+    assert moved.returncode == 2
+    assert "results/tiny: found a run that holds it" in moved.stderr
     assert first.wait(timeout=60) == 0
     assert gone(folder, timeout_s=5) == []

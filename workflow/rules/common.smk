@@ -34,23 +34,17 @@ from snakemake.settings.types import SharedFSUsage
 from connector_tax.config import ConfigError
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES
-from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.study_file import every_launch, launches
 from connector_tax.files import ArtifactError
 from connector_tax.study.block import end_s
-from connector_tax.study.design import planned
+from connector_tax.study.design import planned, refuse_changed_design
 from connector_tax.study.guard import (
     pass_warnings_on,
     remove_temporaries,
     set_job_environment,
 )
 from connector_tax.study.node import read_claim
-from connector_tax.study.remeasure import (
-    check_design,
-    keep_old_design,
-    request_remeasuring,
-    withdraw_damaged,
-    withdraw_failed,
-)
+from connector_tax.study.remeasure import withdraw_damaged, withdraw_failed
 from connector_tax.study.slots import slot_of
 
 # A configuration named on the command line stands alone; it is not laid over the default.
@@ -89,11 +83,10 @@ for slot in SLOTS:
 
 
 def checked_design(wildcards):
-    """No value, but a check that study.json always needs; Snakemake knows by now what is forced.
+    """No value, but a check that study.json always needs.
 
     An input function would not do: where it fails, Snakemake takes study.json for a file without a rule.
     """
-    options = workflow.dag_settings
     shared = workflow.storage_settings.shared_fs_usage
     if workflow.is_main_process and SharedFSUsage.INPUT_OUTPUT not in shared:
         raise WorkflowError(
@@ -107,9 +100,8 @@ def checked_design(wildcards):
             " What the scheduler gives a job is its device."
         )
     try:
-        check_design(STUDY, Path(RESULTS), SOURCE, options.forceall)
-        request_remeasuring(STUDY, Path(RESULTS), options.forcerun, options.forceall)
-        if options.force_incomplete and not workflow.dryrun:
+        refuse_changed_design(Path(RESULTS, paths.STUDY), STUDY, SOURCE)
+        if workflow.dag_settings.force_incomplete and not workflow.dryrun:
             for line in withdraw_damaged(STUDY, Path(RESULTS)):
                 print(line, file=sys.stderr)
     except ConfigError as error:
@@ -125,8 +117,6 @@ onsuccess:
 
 onstart:
     remove_temporaries(Path(RESULTS))
-    if ARCHIVE is None:
-        keep_old_design(STUDY, Path(RESULTS))
 
 
 # What holds the packages of envs/pipeline.lock where they are not installed (--sdm apptainer); built from Containerfile.

@@ -31,9 +31,13 @@ rule patch_revert:
 onerror:
     if LACKING:
         raise WorkflowError(HINT)
-    # Whatever ended the run: the same command measures every launch that failed.
-    for launch_folder, reason in withdraw_failed(STUDY, Path(RESULTS)):
-        print(f"MISSING {launch_folder}: {reason}", file=sys.stderr)
+    # Whatever ended the run: the same command measures what failed or was damaged.
+    for launch, reason in withdraw_failed(
+        every_launch(STUDY), Path(RESULTS)
+    ).items():
+        print(f"MISSING {launch.folder(Path(RESULTS))}: {reason}", file=sys.stderr)
+    for line in withdraw_damaged(STUDY, Path(RESULTS)):
+        print(f"DAMAGED {line} by the same command", file=sys.stderr)
     if Path(RESULTS, "patch", "patch_status.json").exists():
         shell(
             f"python -m connector_tax.study.patch revert --study {RESULTS}/study.json"

@@ -34,6 +34,7 @@ from connector_tax.analysis.reference import (
     NoReferenceRateError,
     Sweep,
     judge_launches,
+    measured_rates,
     reference_rates,
 )
 from connector_tax.analysis.resolution import resolution_rows
@@ -175,7 +176,7 @@ def _check_rates(
 ) -> None:
     """Refuse a reference_rates.json that the raw cells and present thresholds do not give."""
     try:
-        again = reference_rates(study, cells, sweeps)
+        again = reference_rates(study, cells, sweeps, measured_rates(study))
     except NoReferenceRateError as error:
         raise ArtifactError(f"{path}: the raw cells give no reference rate: {error}") from None
     for name in ("ref_safe", "ref_load"):

@@ -13,7 +13,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import CellEntry, LaunchIndex, cell_state, read_index
 from connector_tax.artifacts.launch_files import NodeRecord
-from connector_tax.artifacts.names import PHASE_RULES, CellKey, Launch
+from connector_tax.artifacts.names import CellKey, Launch
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.study_records import CellPlan
@@ -117,9 +117,9 @@ def _check_index(
     if launch.phase != "A" and index.status != "skipped" and index.rate_rps != rate_rps:
         raise ArtifactError(
             f"{path}: rate_rps is {index.rate_rps}, the reference rate is now {rate_rps}:"
-            " the launch was measured at another rate; mixtures are refused. Set the saturation"
-            " criteria back, or measure the phase at the new rate, its launches kept aside:"
-            f" --forcerun {PHASE_RULES[launch.phase]}"
+            " the launch was measured at another rate; mixtures are refused. To measure the phase"
+            " at one rate, its launches kept aside:"
+            f" connector-tax remeasure {study.root} --phase {launch.phase}"
         )
     unknown = {entry.cell for entry in index.cells} - {c["cell"] for c in study.cells(launch.phase)}
     if unknown:
@@ -149,7 +149,8 @@ def _cell(
             raise ArtifactError(
                 f"{path}: rate_rps is {record['schedule']['rate_rps']}, the rate of this cell is "
                 f"now {rate_rps}: mixtures are refused. To measure the phase at the new rate, its "
-                f"launches kept aside: --forcerun {PHASE_RULES[launch.phase]}"
+                f"launches kept aside: connector-tax remeasure {folder.parents[3]} --phase "
+                f"{launch.phase}"
             )
     return Cell(
         key=key,

@@ -6,6 +6,9 @@ is the same for the baseline alone. Left out of the rule, with the reason: a con
 valid cell, and one that is saturated at the lowest rate it has. A rate at which an included
 configuration has no valid cell does not qualify. Every launch of the baseline counts. With several
 devices a rate qualifies that does on each of them.
+
+The rates wait until no launch of Phase A is missing or failed, and are fixed by the first cell that
+is measured at them: later changes of Phase A or of its thresholds are reported, and change neither.
 """
 
 import argparse
@@ -25,18 +28,24 @@ from connector_tax.analysis.saturation import (
 )
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import CHECKS
-from connector_tax.artifacts.names import CellKey, Launch, configuration_of
+from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.names import SAME_RATES, CellKey, Launch, configuration_of
 from connector_tax.artifacts.stage_records import RateCriteria, RatesRecord
-from connector_tax.artifacts.study_file import Study, load_study
+from connector_tax.artifacts.study_file import Study, launches, load_study
+from connector_tax.artifacts.study_records import Reference
 from connector_tax.commands import run_command, study_parser
-from connector_tax.files import ArtifactError, write_json
+from connector_tax.files import ArtifactError, read_json, write_json
 
 Sweep = dict[float, Judgement]
 States = dict[str, dict[float, bool | None]]
 
 
+# The phase that is measured at each.
+PHASE_OF: Mapping[Reference, str] = {"ref_safe": "B", "ref_load": "Bp"}
+
+
 class NoReferenceRateError(Exception):
-    """No rate qualifies and there is no fallback; the text says who is in the way."""
+    """There is no reference rate, or not yet; the text says who is in the way."""
 
 
 def read_loads(cells: Sequence[Cell]) -> dict[CellKey, CellLoad]:
@@ -75,8 +84,44 @@ def judgement(
     return judge(load, None, study.config["saturation"])
 
 
+def measured_rates(study: Study) -> dict[Reference, float]:
+    """The rate that each of Phases B and B' was measured at; none where no cell was.
+
+    Raises:
+        ArtifactError: launches of a phase were measured at several.
+    """
+    measured: dict[Reference, float] = {}
+    for name, phase in PHASE_OF.items():
+        folders = [launch.folder(study.root) for launch in launches(study.document, phase)]
+        indexes = [index for folder in folders if (index := read_index(folder)) is not None]
+        of_cells = (i.rate_rps for i in indexes if any(entry.files for entry in i.cells))
+        rates = {rate for rate in of_cells if rate is not None}
+        if len(rates) > 1:
+            raise ArtifactError(
+                f"launches of Phase {phase} were measured at"
+                f" {' and '.join(f'{rate:g}' for rate in sorted(rates))} req/s: mixtures are"
+                " refused. To measure the phase again at one rate, its launches kept aside:"
+                f" connector-tax remeasure {study.root} --phase {phase}"
+            )
+        # Of launches that were interrupted: no rate of a shape is above the phase's.
+        rates = rates or {
+            read_json(path)["schedule"]["rate_rps"]
+            for folder in folders
+            for path in folder.glob("*/cell_*.json")
+            if not path.parent.suffix
+        }
+        if rates:
+            measured[name] = max(rates)
+        elif any((i.reason or "").startswith(SAME_RATES) for i in indexes):
+            measured |= {name: measured["ref_safe"]} if "ref_safe" in measured else {}
+    return measured
+
+
 def reference_rates(
-    study: Study, cells: Sequence[Cell], sweeps: Mapping[tuple[str, int], Sweep]
+    study: Study,
+    cells: Sequence[Cell],
+    sweeps: Mapping[tuple[str, int], Sweep],
+    measured: Mapping[Reference, float] | None = None,
 ) -> RatesRecord:
     """The content of reference_rates.json.
 
@@ -84,6 +129,7 @@ def reference_rates(
         study: the study.
         cells: its Phase A cells, for the reasons of those that are not valid.
         sweeps: `judge_launches` of these cells.
+        measured: `measured_rates` of the study, which stay as they are; None: none yet.
 
     Raises:
         NoReferenceRateError: no rate qualifies and `reference.fallback_rps` is null.
@@ -97,16 +143,18 @@ def reference_rates(
     }
     included = [config for config in study.configurations if config not in left_out]
     baseline = study.baseline
-    ref_safe = _highest_qualifying(rates, [states[config] for config in included])
-    ref_load = _highest_qualifying(rates, [states[baseline]] if baseline in included else [])
-    if baseline not in included:
-        ref_safe = None
+    asked = included if baseline in included else []
+    qualifying: dict[Reference, float | None] = {
+        "ref_safe": _highest_qualifying(rates, [states[config] for config in asked]),
+        "ref_load": _highest_qualifying(rates, [states[baseline]] if asked else []),
+    }
     fallback = study.config["reference"]["fallback_rps"]
-    safe, load = (fallback if rate is None else rate for rate in (ref_safe, ref_load))
+    derived = {name: fallback if rate is None else rate for name, rate in qualifying.items()}
+    safe, load = ((measured or {}).get(name, rate) for name, rate in derived.items())
     if safe is None or load is None:
         why = _why_none(rates, states, included, left_out, baseline)
         raise NoReferenceRateError(f"{why}\n{_remedy(study, cells, {baseline, *included})}")
-    return {
+    record: RatesRecord = {
         "ref_safe": safe,
         "ref_load": load,
         "rates_rps": rates,
@@ -116,8 +164,14 @@ def reference_rates(
         },
         "criteria": criteria,
         "left_out": left_out,
-        "fallback_used": ref_safe is None or ref_load is None,
+        "fallback_used": False,
     }
+    record["fallback_used"] = any(
+        rate is None and record[name] == fallback for name, rate in qualifying.items()
+    )
+    if changed := {name: rate for name, rate in derived.items() if rate != record[name]}:
+        record["derived_now"] = changed
+    return record
 
 
 def _criteria(
@@ -190,13 +244,12 @@ def _why_none(
 def _remedy(study: Study, cells: Sequence[Cell], involved: Collection[str]) -> str:
     """What to do: measure again what is not valid, or where all is, another grid."""
     bad = [c for c in cells if c.status in ("void", "missing") and c.configuration in involved]
-    again = {
-        (Launch(c.key.config, c.key.block, c.key.phase).folder(study.root) / paths.INDEX).as_posix()
-        for c in bad
-    }
-    if again:
-        files = " ".join(sorted(again))
-        remedy = f"Cells are not valid. To measure their launches again: --forcerun {files}"
+    if bad:
+        names = sorted({Launch(c.key.config, c.key.block, c.key.phase).name for c in bad})
+        remedy = (
+            f"Cells are not valid. To measure their launches again: connector-tax remeasure"
+            f" {study.root} --launch {' '.join(names)}"
+        )
         slower = CHECKS["idle_memory_factor"].void
         if all(slower in (cell.reason or "") for cell in bad):
             remedy += (
@@ -218,10 +271,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _write_rates(arguments: argparse.Namespace) -> None:
     study = load_study(arguments.study)
-    cells = load_cells(study, "A")
-    rates = reference_rates(study, cells, judge_launches(study, cells, read_loads(cells)))
+    _refuse_unmeasured(study)
+    cells, measured = load_cells(study, "A"), measured_rates(study)
+    sweeps = judge_launches(study, cells, read_loads(cells))
+    rates = reference_rates(study, cells, sweeps, measured)
     write_json(study.root / paths.REFERENCE_RATES, rates)
     print(f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s")
+    for name, rate in rates.get("derived_now", {}).items():
+        phase = PHASE_OF[name]
+        now = "no rate" if rate is None else f"{rate:g} req/s"
+        print(
+            f"{name} stays {rates[name]:g} req/s, which Phase {phase} was measured at; Phase A as"
+            f" it is now gives {now}. To measure the phase at that, its launches kept aside:"
+            f" connector-tax remeasure {study.root} --phase {phase}"
+        )
+
+
+def _refuse_unmeasured(study: Study) -> None:
+    """Refuse to derive rates that the next run, with all of Phase A, would not derive."""
+    lines = []
+    for launch in launches(study.document, "A"):
+        index = read_index(launch.folder(study.root))
+        if index is None or index.status == "failed":
+            lines.append(f"{launch.name}: {index.reason if index else 'not measured yet'}")
+    if lines:
+        raise NoReferenceRateError(
+            "not derived, since launches of Phase A failed or are missing:\n  "
+            + "\n  ".join(lines)
+            + "\nThe same command measures their missing cells first, and keeps all others. A"
+            " configuration that cannot be measured must be left out of `configurations`, in a"
+            " study of another name."
+        )
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from connector_tax.artifacts.names import (
     PHASES,
     POINT_ESTIMATE,
     REFERENCES,
+    SAME_RATES,
     TAX,
     configuration_of,
 )
@@ -338,7 +339,7 @@ def _amplification_row(tables: Tables, config: str, metric: str) -> Row:
     if safe is None or load is None:
         return row | {"reason": "a reference rate is not a rate of Phase A"}
     if safe == load:
-        return row | {"reason": "ref_load equals ref_safe"}
+        return row | {"reason": SAME_RATES}
     taxes = tables.taxes
     terms = [
         WeightedTax(1, config, "A", load, metric),

@@ -23,6 +23,8 @@ REQUEST_STATUSES = ("ok", "error", "timeout", "cancelled", "dropped")
 PLAIN = "plain"
 METRICS = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90", "e2e_p90")
 REFERENCES: tuple[Reference, ...] = ("ref_safe", "ref_load")
+# Why Phase B' is skipped.
+SAME_RATES = "ref_load equals ref_safe"
 # What is said of a tax.
 TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"

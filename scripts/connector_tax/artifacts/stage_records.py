@@ -10,6 +10,7 @@ from connector_tax.artifacts.launch_files import QuietLevel
 from connector_tax.artifacts.study_records import (
     ConfigurationEntry,
     HypothesesSection,
+    Reference,
     ReferenceSection,
     RehearsalSection,
     SaturationSection,
@@ -145,6 +146,8 @@ class RatesRecord(TypedDict):
     criteria: dict[str, dict[str, RateCriteria]]
     left_out: dict[str, str]
     fallback_used: bool
+    # Where a phase was measured at a rate that Phase A gives no more.
+    derived_now: NotRequired[dict[Reference, float | None]]
 
 
 class ShapeRate(TypedDict):

@@ -86,6 +86,11 @@ def read_study(path: Path) -> StudyDocument:
     return checked(document, StudyDocument, str(path))
 
 
+def every_launch(study: StudyDocument) -> list[Launch]:
+    """The launches of all phases in run order."""
+    return [launch for phase in PHASES for launch in launches(study, phase)]
+
+
 def load_study(path: Path) -> Study:
     """Read `study.json`.
 

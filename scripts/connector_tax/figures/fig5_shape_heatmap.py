@@ -33,7 +33,7 @@ def draw(study: StudyTables) -> style.Picture:
     shown = list(table["config"].unique())
     inputs = sorted(table["input_tokens"].unique(), reverse=True)
     outputs = sorted(table["output_tokens"].unique())
-    limit = max(0.01, *map(abs, rows.numbers(table, ["tax"])))
+    limit = max([0.01, *map(abs, rows.numbers(table, ["tax"]))])
     lines = math.ceil(len(shown) / PER_ROW)
     height = lines * (CELL_IN * len(inputs) + 0.42) + 0.3
     figure = style.new_figure(study, style.PAGE_IN, height, _notes(study, table))

@@ -163,8 +163,10 @@ def latency_figure(study: StudyTables, metric: str) -> style.Picture:
         saturated = drawn[drawn["saturated"].eq(True)]
         upper.plot(saturated["x"], saturated["value"], zorder=4, **CROSS)
         tax_curve(lower, study, compared[compared["config"] == item.id], mark, share)
-    upper.set(yscale="log", ylabel=f"{label} (ms)")
-    style.log_ticks(upper.yaxis, *upper.get_ylim())
+    upper.set(ylabel=f"{label} (ms)")
+    if table["value"].notna().any():
+        upper.set(yscale="log")
+        style.log_ticks(upper.yaxis, *upper.get_ylim())
     upper.grid(axis="y")
     rate_axis(upper, study, named=True)
     rate_axis(lower, study)

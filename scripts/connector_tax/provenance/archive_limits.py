@@ -35,7 +35,8 @@ REQUIRED = (
 )
 SINGLE = (*REQUIRED, paths.COMPLETE, paths.MODEL, VERIFY, CRATE)
 TREES = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, PUBLISHED, WORKFLOW)
-OLD_DESIGN = re.compile(r"study\.superseded\d+\.json")
+# What `connector-tax remeasure --all` keeps of an earlier design.
+OLD_DESIGN = re.compile(r"(study|environment|env|model|preflight|patch)\.superseded\d+(\.\w+)?")
 # An honest study is 15 to 40 times its archive.
 FLOOR_BYTES = 64 << 20
 MOST_TIMES = 200
@@ -134,7 +135,7 @@ def check_name(name: str) -> None:
     """
     parts = PurePosixPath(name).parts
     plain = "/".join(parts) == name and all(NAME.fullmatch(part) for part in parts)
-    known = name in SINGLE or OLD_DESIGN.fullmatch(name) or (len(parts) > 1 and parts[0] in TREES)
+    known = name in SINGLE or OLD_DESIGN.fullmatch(parts[0]) or parts[0] in TREES and parts[1:]
     if not plain or not known or len(name) > 200:
         raise ValueError(f"member {name!r} has no place in a study")
 

@@ -155,7 +155,7 @@ def _rates(links: Links) -> Iterator[str]:
         settled = link["files"].get(paths.REFERENCE_RATES, settled)
         if "launch" in link and not link["launch"].endswith("/A"):
             fixed = fixed or settled
-        if fixed not in (None, settled):
+        if settled is not None and fixed not in (None, settled):
             yield f"{paths.REFERENCE_RATES} changed at link {link['number']}"
             fixed = settled
 

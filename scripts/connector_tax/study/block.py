@@ -2,18 +2,20 @@
 
 A block is what a tax is computed within, so it is the job: whoever runs jobs, on however many
 machines, cannot tear it. Each launch has a driver of its own (connector_tax.study.launch); one that
-fails costs only itself. A machine that cannot measure ends the block before the first of them
-(connector_tax.study.fit). SIGTERM and SIGUSR1, by which a scheduler may announce that the time is
-up, end the block at the end of a cell, SIGINT at once.
+fails costs only itself, and in Phase A, which all others wait for, is run once more. A machine that
+cannot measure ends the block before the first of them (connector_tax.study.fit). SIGTERM and
+SIGUSR1, by which a scheduler may announce that the time is up, end the block at the end of a cell,
+SIGINT at once.
 """
 
 import argparse
+import functools
 import json
 import math
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from connector_tax.artifacts import paths
@@ -25,6 +27,7 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError
 from connector_tax.linux import WARNING, die_with_parent, ignore_warning
 from connector_tax.study.device import DeviceError
+from connector_tax.study.remeasure import withdraw_failed
 from connector_tax.study.slots import enter_block_slot
 
 # Above this, an exit status says which signal ended the process.
@@ -70,8 +73,14 @@ def _drive(arguments: argparse.Namespace) -> int:
     # A launch that failed says so in its index and ends with 0; another status ends the block.
     try:
         files = require_fit(enter_block_slot(study, root, arguments.block), root)
-        commands = (_command(arguments, launch, files) for launch in drawn)
-        status = next(filter(None, map(ending.run, commands)), 0)
+        run = functools.partial(_run_launches, ending, arguments, files)
+        status = run(drawn)
+        if arguments.phase == "A" and not status:
+            # No reference rate is derived, and no other phase begun, without it.
+            failed = withdraw_failed(drawn, root)
+            for launch, reason in failed.items():
+                print(f"{launch.name} failed, and is run once more: {reason}", file=sys.stderr)
+            status = run(failed)
     except KeyboardInterrupt:
         status = SIGNALLED + signal.SIGINT
     if status > SIGNALLED:
@@ -80,6 +89,17 @@ def _drive(arguments: argparse.Namespace) -> int:
         for launch in drawn:
             (launch.folder(root) / paths.INDEX).unlink(missing_ok=True)
     return status
+
+
+def _run_launches(
+    ending: "_Ending",
+    arguments: argparse.Namespace,
+    files: dict[str, EngineFiles],
+    drawn: Iterable[Launch],
+) -> int:
+    """Run launches until one ends with another status than 0; that status."""
+    commands = (_command(arguments, launch, files) for launch in drawn)
+    return next(filter(None, map(ending.run, commands)), 0)
 
 
 def _command(

@@ -1,4 +1,4 @@
-"""Exit non-zero and list the launches that failed; else mark the study complete. Name void cells.
+"""Exit non-zero and list the launches that failed; else mark the study complete. Count void cells.
 
 A launch that failed gives up its index.json here (renamed to index.failed.json), so that the next
 run measures its missing cells; everything derived from the others stays. With `--phase` this is the
@@ -7,33 +7,44 @@ end of a run that measures one phase only, and marks nothing complete.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
-from connector_tax.artifacts.names import PHASES
+from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches, read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, make_durable, write_json
 from connector_tax.study.remeasure import withdraw_failed
+from connector_tax.study.void_cells import MACHINE_CAUSES, OVERLOADED, void_cause
 
 
-def void_cells(study_file: Path, phases: Sequence[str]) -> list[str]:
-    """A line for each void cell of the phases: where it is, and why it is void.
+def void_lines(ended: Iterable[Launch], study_folder: Path) -> list[str]:
+    """A line for each cause of void cells: how many, why, and what to do.
 
     Raises:
         ArtifactError: a launch has no index.json: it has not ended.
     """
-    study = read_study(study_file)
-    lines = []
-    for launch in (launch for phase in phases for launch in launches(study, phase)):
-        folder = launch.folder(study_file.parent)
+    causes: Counter[str] = Counter()
+    for launch in ended:
+        folder = launch.folder(study_folder)
         index = read_index(folder)
         if index is None:
             raise ArtifactError(f"{folder / paths.INDEX}: no such file")
-        void = [cell for cell in index.cells if cell.status == "void"]
-        lines += [f"VOID {launch.name}/{cell.cell}: {cell.reason}" for cell in void]
+        for cell in index.cells:
+            if cell.status == "void" and (cause := void_cause(folder, cell.cell)) is not None:
+                causes[cause] += 1
+    again = f"connector-tax remeasure {study_folder}, then the same command"
+    lines = []
+    for cause, number in causes.most_common():
+        mend = again
+        if cause == OVERLOADED:
+            mend = "it would be so again; offer less: `shape_rates`, or lower rates"
+        elif cause in MACHINE_CAUSES:
+            mend = f"end what else runs on the machine; {again}"
+        lines.append(f"VOID {number} {'cell' if number == 1 else 'cells'}: {cause}. {mend}")
     return lines
 
 
@@ -47,26 +58,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _conclude(arguments: argparse.Namespace) -> int:
+    study, folder = read_study(arguments.study), arguments.study.parent
     phases = [arguments.phase] if arguments.phase else PHASES
-    void = void_cells(arguments.study, phases)
-    failed = withdraw_failed(read_study(arguments.study), arguments.study.parent)
-    print("".join(f"{line}\n" for line in void), end="", file=sys.stderr)
-    if void:
-        folder = arguments.study.parent / paths.RUNS
-        print(
-            f"{len(void)} cells are void: measured twice, kept, and used nowhere. Where the "
-            "machine was disturbed, end what else runs on it. To measure a launch again: "
-            f"snakemake --forcerun {folder}/<configuration>/block<k>/<phase>/index.json",
-            file=sys.stderr,
-        )
-    if not failed and arguments.phase:
-        return 0
+    ended = [launch for phase in phases for launch in launches(study, phase)]
+    for line in void_lines(ended, folder):
+        print(line, file=sys.stderr)
+    failed = withdraw_failed(ended, folder)
     if not failed:
-        make_durable(arguments.study.parent)
-        write_json(arguments.out, {"complete": True})
+        if arguments.out:
+            make_durable(folder)
+            write_json(arguments.out, {"complete": True})
         return 0
-    for path, reason in failed:
-        print(f"MISSING {path}: {reason}", file=sys.stderr)
+    for launch, reason in failed.items():
+        print(f"MISSING {launch.folder(folder)}: {reason}", file=sys.stderr)
     print(
         f"{len(failed)} launches failed. Figures and report show the study without their cells; "
         "the same command measures what is missing.",

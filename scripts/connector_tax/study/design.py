@@ -266,7 +266,8 @@ def refuse_changed_design(existing: Path, resolved: StudyDocument, source: str) 
         f"{existing.parent} holds measurements of another design than {source} describes:\n  "
         + "\n  ".join(lines)
         + "\nNothing was started and nothing is overwritten. Give the changed design its own name "
-        "(key `study`), undo the change, or move the old study folder away."
+        "(key `study`), undo the change, or move all that was measured aside, where it is kept: "
+        f"connector-tax remeasure {existing.parent} --all"
     )
 
 

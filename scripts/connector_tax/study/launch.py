@@ -32,7 +32,7 @@ from connector_tax.artifacts.launch_files import (
 )
 from connector_tax.artifacts.names import PHASES, Launch, baseline_of
 from connector_tax.artifacts.rates import cell_rates, shape_limits
-from connector_tax.artifacts.study_file import launches, read_study
+from connector_tax.artifacts.study_file import every_launch, launches, read_study
 from connector_tax.artifacts.study_records import CellPlan
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
@@ -56,7 +56,6 @@ from connector_tax.study.probe import probe_overlay
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import (
     refuse_other_design,
-    supersede,
     superseded,
     withdraw_failed,
 )
@@ -123,9 +122,6 @@ class LaunchDriver:
             DeviceError: another launch holds the device, or it is not that of the block.
             ConfigError: the folder holds cells of another design.
         """
-        aside = supersede(self.launch, self._study_folder)
-        if aside is not None:
-            self.progress.say(f"measured again on request; the old launch is kept in {aside}")
         refuse_other_design(self.study, self.launch, self._study_folder)
         self._attempts = Attempts(self.folder)
         started, rate, status = utc(), None, "skipped"
@@ -386,7 +382,7 @@ def _drive(arguments: argparse.Namespace) -> int:
                 conclude(driver.study, launch, driver.folder, outcome)
             baseline = baseline_of(driver.study["config"])
             if outcome.status == "failed" and launch.configuration == baseline:
-                withdraw_failed(driver.study, arguments.study.parent)
+                withdraw_failed(every_launch(study), arguments.study.parent)
                 progress.say(
                     f"{launch.name} failed, and every tax is a comparison with {baseline}: the run "
                     f"ends here. The server's logs are in {driver.folder}. When the cause is "

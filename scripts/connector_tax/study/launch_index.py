@@ -19,7 +19,7 @@ from connector_tax.artifacts.index import (
 from connector_tax.artifacts.launch_files import AttemptRecord
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_records import CellPlan, StudyDocument
-from connector_tax.files import make_durable, read_json, write_json
+from connector_tax.files import ArtifactError, make_durable, read_json, write_json
 from connector_tax.seals import seal_launch
 from connector_tax.study import cell as cells
 from connector_tax.study.design import cell_order
@@ -97,7 +97,10 @@ def _entry(
     name = cell["cell"]
     if outcome.status == "skipped":
         return CellEntry(name, "skipped", outcome.reason, {})
-    content = cells.read_intact(folder, launch.phase, name)
+    try:
+        content = cells.read_intact(folder, launch.phase, name)
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}; the same command measures the cell again") from None
     if content is None:
         saturated = skip_reason(study, launch, folder, cell)
         status = "missing" if saturated is None else "skipped"

@@ -1,104 +1,128 @@
-"""Measuring again: only on explicit request, and nothing that was measured is deleted.
+"""Measure launches of a study again: only on request, and nothing that was measured is deleted.
 
-Snakemake's `--forcerun` (or `--forceall`) is the request. It deletes a forced job's index.json and
-runs the driver again, which by itself would keep the intact cells; so the Snakefile names the
-forced launches in CONNECTOR_TAX_REMEASURE, and the driver first renames the launch's folder to
-`<phase>.superseded<k>`. A changed design replaces the old one in its folder only by `--forceall`.
+    connector-tax remeasure results/<study>
+
+A launch's folder is renamed to `<phase>.superseded<k>`, which its next attempt names; the study's
+own command then measures what is missing. Without a choice these are the launches with a void cell.
+Those that failed need no moving: only their missing cells are measured. A cell that ended because
+the server was overloaded would end so again: its launch is measured again only by its name.
 """
 
-import os
-from collections.abc import Collection
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASE_RULES, PHASES, Launch
-from connector_tax.artifacts.study_file import launches
+from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.study_file import every_launch, read_study
 from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
 from connector_tax.files import (
     ArtifactError,
     fsync_directory,
     read_json,
     sha256_file,
-    write_bytes,
 )
-from connector_tax.study.design import has_begun, refuse_changed_design
+from connector_tax.study.void_cells import OVERLOADED, void_cause
 
-REMEASURE_VARIABLE = "CONNECTOR_TAX_REMEASURE"
-# Snakemake 9 forgets that a job is forced when a job above it is forced too and their link is
-# ancient(), which all links between these are.
-STAGES = ("preflight", "patch_apply", *PHASE_RULES.values())
-
-
-def request_remeasuring(
-    study: StudyDocument, folder: Path, forced: Collection[str], everything: bool
-) -> None:
-    """Tell the drivers which launches are forced.
-
-    Args:
-        study: the resolved design.
-        folder: results/<study>.
-        forced: what `--forcerun` names: rules and files.
-        everything: whether `--forceall` is given.
-
-    Raises:
-        ConfigError: several stages are forced at once, of which Snakemake would drop all but one.
-    """
-    names, stages = [], {name for name in STAGES if name in forced}
-    for phase in PHASES:
-        for launch in launches(study, phase):
-            index = (launch.folder(folder) / paths.INDEX).as_posix()
-            if everything or PHASE_RULES[phase] in forced or index in forced:
-                names.append(launch.name)
-                stages.add(PHASE_RULES[phase])
-    if len(stages) > 1 and not everything:
-        listed = [stage for stage in STAGES if stage in stages]
-        raise ConfigError(
-            f"--forcerun: found {', '.join(listed)}; allowed: one of them at a time, since "
-            "Snakemake would run the first and silently drop the others. Force one after the "
-            "other, or everything with --forceall."
-        )
-    # A job that Snakemake runs elsewhere reads the Snakefile again, without these options.
-    if names:
-        os.environ[REMEASURE_VARIABLE] = " ".join(names)
+# Of a study of another design; `--all` keeps them aside with its launches.
+DESIGN_FILES = (
+    *(paths.STUDY, paths.ENVIRONMENT, paths.ENV_TEXT, paths.MODEL),
+    *(paths.PREFLIGHT, paths.PATCH),
+)
 
 
-def check_design(study: StudyDocument, folder: Path, source: str, everything: bool) -> None:
-    """Refuse a changed design, unless everything is forced.
-
-    Raises:
-        ConfigError: names the keys that differ and the ways out.
-    """
-    if everything:
-        return
-    try:
-        refuse_changed_design(folder / paths.STUDY, study, source)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{error}\nTo measure the changed design in this folder, the old launches moved aside "
-            "and kept: --forceall"
-        ) from None
+class RemeasureError(Exception):
+    """Nothing was moved; the text says why."""
 
 
-def keep_old_design(study: StudyDocument, folder: Path) -> None:
-    """Copy study.json to `study.superseded<k>.json` if a begun study's design will change."""
-    path = folder / paths.STUDY
-    if not path.exists() or not has_begun(folder):
-        return
-    if read_json(path)["design_sha256"] == study["design_sha256"]:
-        return
-    write_bytes(paths.set_aside(path, "superseded"), path.read_bytes())
+def main(argv: Sequence[str] | None = None) -> int:
+    """Move launches aside, to be measured again by the study's own command."""
+    parser = argparse.ArgumentParser(
+        prog="connector-tax remeasure",
+        description=main.__doc__,
+        epilog="Without a choice: every launch with a void cell. Launches that failed are measured"
+        " again by the study's own command, whatever is chosen.",
+    )
+    parser.add_argument("study", type=Path, help="results/<study>")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--launch", nargs="+", metavar="NAME", help="such as plain/block0/A: these")
+    choice.add_argument("--phase", choices=PHASES, help="every launch of a phase")
+    choice.add_argument(
+        "--all", action="store_true", help="every launch, gate and the design: begin anew"
+    )
+    return run_command(parser, argv, _remeasure, (ArtifactError, RemeasureError))
 
 
-def supersede(launch: Launch, study_folder: Path) -> Path | None:
-    """Move the launch's folder aside if its measuring again was asked for; where it is now."""
+def _remeasure(arguments: argparse.Namespace) -> None:
+    folder: Path = arguments.study
+    study = read_study(folder / paths.STUDY)
+    _refuse_running(folder)
+    launches = every_launch(study)
+    if arguments.launch:
+        names = {launch.name: launch for launch in launches}
+        unknown = [name for name in arguments.launch if name not in names]
+        if unknown:
+            raise RemeasureError(
+                f"--launch: found {unknown[0]}; allowed: <name>/block<k>/<phase> of a launch in"
+                f" {folder / paths.STUDY}, such as {launches[0].name}"
+            )
+        chosen = [names[name] for name in dict.fromkeys(arguments.launch)]
+    elif arguments.phase or arguments.all:
+        chosen = [launch for launch in launches if arguments.phase in (None, launch.phase)]
+    else:
+        chosen = [launch for launch in launches if _worth_measuring(launch.folder(folder))]
+    moved = [launch for launch in chosen if supersede(launch, folder)]
+    failed = withdraw_failed(launches, folder)
+    if moved or arguments.all:
+        # Made again from what is measured then.
+        for name in (paths.REFERENCE_RATES, paths.COMPLETE):
+            (folder / name).unlink(missing_ok=True)
+    if arguments.all:
+        for path in (folder / name for name in DESIGN_FILES):
+            if path.exists():
+                path.rename(paths.set_aside(path, "superseded"))
+        fsync_directory(folder)
+    for launch, reason in failed.items():
+        print(f"{launch.name} failed: {reason}")
+    done = [f"{len(moved)} launches moved aside and kept"]
+    done += [f"{len(failed)} failed launches to be carried on with"] if failed else []
+    then = "the study's own command measures them" if moved or failed else "nothing to measure"
+    print(f"{folder}: {', '.join(done)}; {then}")
+
+
+def _refuse_running(folder: Path) -> None:
+    """Refuse while Snakemake, which has planned its jobs by what is there, holds the study."""
+    root = folder.resolve()
+    home = root.parents[1]
+    for lock in (home / ".snakemake" / "locks").glob("*"):
+        for line in lock.read_text(encoding="utf-8").splitlines():
+            if (home / line).is_relative_to(root):
+                raise RemeasureError(
+                    f"{folder}: found a run that holds it ({lock}); allowed: one that has ended."
+                    " Of a run that was killed: snakemake --unlock"
+                )
+
+
+def _worth_measuring(launch_folder: Path) -> bool:
+    """Whether a cell of the launch is void, for another reason than overload."""
+    from connector_tax.artifacts.index import read_index
+
+    index = read_index(launch_folder)
+    void = [entry.cell for entry in index.cells if entry.status == "void"] if index else []
+    return any(void_cause(launch_folder, cell) != OVERLOADED for cell in void)
+
+
+def supersede(launch: Launch, study_folder: Path) -> bool:
+    """Move the launch's folder aside; False where there is none."""
     folder = launch.folder(study_folder)
-    if launch.name not in os.environ.get(REMEASURE_VARIABLE, "").split() or not folder.exists():
-        return None
-    target = paths.set_aside(folder, "superseded")
-    folder.rename(target)
+    if not folder.exists():
+        return False
+    folder.rename(paths.set_aside(folder, "superseded"))
     fsync_directory(folder.parent)
-    return target
+    return True
 
 
 def superseded(launch: Launch, study_folder: Path) -> str | None:
@@ -122,37 +146,35 @@ def withdraw_damaged(study: StudyDocument, folder: Path) -> list[str]:
         A line for each index withdrawn, with the file that is not what it says.
     """
     lines = []
-    for phase in PHASES:
-        for launch in launches(study, phase):
-            path = launch.folder(folder)
-            damage = _damage(path)
-            if damage is not None:
-                (path / paths.INDEX).rename(path / paths.DAMAGED_INDEX)
-                fsync_directory(path)
-                lines.append(f"{launch.name}: {damage}; what is damaged is measured again")
+    for launch in every_launch(study):
+        path = launch.folder(folder)
+        damage = _damage(path)
+        if damage is not None:
+            (path / paths.INDEX).rename(path / paths.DAMAGED_INDEX)
+            fsync_directory(path)
+            lines.append(f"{launch.name}: {damage}; what is damaged is measured again")
     return lines
 
 
-def withdraw_failed(study: StudyDocument, folder: Path) -> list[tuple[Path, str]]:
-    """Have failed launches measured again by the next run: index.json becomes index.failed.json.
+def withdraw_failed(among: Iterable[Launch], folder: Path) -> dict[Launch, str]:
+    """Have failed launches measured again: their index.json becomes index.failed.json.
 
     The launch's driver keeps what is intact.
 
     Returns:
-        The folder of each launch whose index was withdrawn, and why it failed.
+        Each launch whose index was withdrawn, and why it failed.
     """
     # Imported late, as below: Snakemake plans without msgspec.
     from connector_tax.artifacts.index import read_index
 
-    failed = []
-    for phase in PHASES:
-        for launch in launches(study, phase):
-            path = launch.folder(folder)
-            index = read_index(path)
-            if index is not None and index.status == "failed":
-                (path / paths.INDEX).rename(path / paths.FAILED_INDEX)
-                fsync_directory(path)
-                failed.append((path, index.reason or ""))
+    failed = {}
+    for launch in among:
+        path = launch.folder(folder)
+        index = read_index(path)
+        if index is not None and index.status == "failed":
+            (path / paths.INDEX).rename(path / paths.FAILED_INDEX)
+            fsync_directory(path)
+            failed[launch] = index.reason or ""
     return failed
 
 
@@ -182,6 +204,10 @@ def refuse_other_design(study: StudyDocument, launch: Launch, study_folder: Path
     if path.exists() and read_json(path)["design_sha256"] != study["design_sha256"]:
         raise ConfigError(
             f"{path.parent} holds cells of another design than {study_folder / paths.STUDY}; they "
-            f"are kept. To measure it again, the old cells moved aside: "
-            f"--forcerun {(launch.folder(study_folder) / paths.INDEX).as_posix()}"
+            "are kept. To measure it again, the old cells moved aside: "
+            f"connector-tax remeasure {study_folder} --launch {launch.name}"
         )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

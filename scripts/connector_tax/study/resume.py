@@ -9,7 +9,7 @@ from pathlib import Path
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.launch_files import AttemptRecord, NodeRecord, QuietLevel
-from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.names import SAME_RATES, Launch
 from connector_tax.artifacts.record_reader import read_records
 from connector_tax.artifacts.stage_records import GateRecord, RatesRecord
 from connector_tax.artifacts.study_records import CellPlan, StudyDocument
@@ -33,7 +33,7 @@ def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
         return None
     rates: RatesRecord = read_json(study_folder / paths.REFERENCE_RATES)
     if launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:
-        return f"ref_load equals ref_safe ({rates['ref_safe']:g} req/s)"
+        return f"{SAME_RATES} ({rates['ref_safe']:g} req/s)"
     return None
 
 
