@@ -1,7 +1,8 @@
 """Writing and reading artifacts: whole or not at all.
 
 Every artifact is written to a temporary name in its own folder, fsynced and renamed, so a reader
-never sees half a file and a crash leaves the previous version in place.
+never sees half a file and a crash leaves the previous version in place. What is no regular file, a
+device or a pipe, is written to and never replaced.
 """
 
 import contextlib
@@ -10,10 +11,12 @@ import hashlib
 import json
 import os
 import platform
+import stat
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 class ArtifactError(Exception):
@@ -78,8 +81,43 @@ def locked(lock: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def standard_stream(path: Path) -> BinaryIO | None:
+    """The standard stream that `path` leads to (`-` is standard output); None: it is no such."""
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        with contextlib.suppress(OSError):  # no such file, or a closed descriptor
+            if str(path) == "-" or os.path.samestat(path.stat(), os.fstat(number)):
+                stream.flush()
+                return stream.buffer
+    return None
+
+
+@contextlib.contextmanager
+def writing_in_place(path: Path) -> Iterator[BinaryIO]:
+    """Writes to the file at `path` as it stands; a standard stream goes on after them.
+
+    Raises:
+        OSError: it cannot be opened or written.
+    """
+    stream = standard_stream(path)
+    if stream is None:
+        with path.open("wb") as own:
+            yield own
+    else:
+        yield stream
+        stream.flush()
+
+
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically and durably, creating parent folders."""
+    """Write `data` to `path` atomically and durably, creating parent folders; links are followed.
+
+    What is there and no regular file is written to as it stands, and so is a standard stream.
+    """
+    regular = not path.exists() or stat.S_ISREG(path.stat().st_mode)
+    if not regular or standard_stream(path) is not None:
+        with writing_in_place(path) as stream:
+            stream.write(data)
+        return
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(
         prefix=f".{path.name}.", suffix=f".{os.getpid()}@{platform.node()}.tmp", dir=path.parent

@@ -188,8 +188,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", action="append", required=True, metavar="ID",
                         help="may be given several times")  # fmt: skip
     parser.add_argument("--at", choices=REFERENCES, default="ref_safe", help="default: ref_safe")
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the summary")
+    parser.add_argument(
+        "--junit", type=Path, metavar="FILE", help="write JUnit XML (- is standard output)"
+    )
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the summary (- too)")
     planned = "print which bounds more blocks, in how many minutes, would decide"
     parser.add_argument("--plan", action="store_true", help=planned)
     arguments = parser.parse_args(argv)

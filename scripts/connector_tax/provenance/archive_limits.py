@@ -135,7 +135,7 @@ def check_name(name: str) -> None:
     """
     parts = PurePosixPath(name).parts
     plain = "/".join(parts) == name and all(NAME.fullmatch(part) for part in parts)
-    known = name in SINGLE or OLD_DESIGN.fullmatch(parts[0]) or parts[0] in TREES and parts[1:]
+    known = name in SINGLE or OLD_DESIGN.fullmatch(parts[0]) or (parts[0] in TREES and parts[1:])
     if not plain or not known or len(name) > 200:
         raise ValueError(f"member {name!r} has no place in a study")
 

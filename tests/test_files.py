@@ -1,0 +1,58 @@
+"""Writing where a file is none: pipes, devices, links and the standard streams stay what they are."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from connector_tax.files import write_bytes
+
+WRITE = """
+import sys
+from pathlib import Path
+from connector_tax.files import write_bytes
+print("before")
+write_bytes(Path(sys.argv[1]), b"data\\n")
+print("after")
+"""
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write_bytes(pipe, b"data")
+    assert pipe.is_fifo()
+    reader.join(5)
+    assert read == [b"data"]
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    target, link = tmp_path / "far" / "file", tmp_path / "link"
+    link.symlink_to(target)
+    for data in (b"new", b"newer"):
+        write_bytes(link, data)
+        assert link.is_symlink()
+        assert target.read_bytes() == data
+    assert sorted(path.name for path in target.parent.iterdir()) == ["file"]
+
+
+@pytest.mark.parametrize("path", ["-", "/dev/stdout", "FILE"])
+def test_standard_output_goes_on_after_what_was_written(path: str, tmp_path: Path) -> None:
+    file = tmp_path / "out"
+    arguments = [sys.executable, "-c", WRITE, str(file) if path == "FILE" else path]
+    with file.open("wb") as out:
+        subprocess.run(arguments, stdout=out, check=True)
+    assert file.read_text() == "before\ndata\nafter\n"
+
+
+def test_a_full_device_is_an_error_and_stays_a_device() -> None:
+    with pytest.raises(OSError, match="No space left"):
+        write_bytes(Path("/dev/full"), b"data")
+    assert Path("/dev/full").is_char_device()
