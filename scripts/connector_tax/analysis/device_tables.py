@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t as student
 
 from connector_tax.analysis.block_model import LaunchId, Layout, Term
 from connector_tax.analysis.device_model import over_devices
 from connector_tax.analysis.device_time import DeviceSteps, only
-from connector_tax.analysis.levels import levels
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
@@ -25,6 +25,7 @@ KINDS = ("decode", "prefill")
 ALL = "all"
 # A launch with fewer steps of a kind and size has no value of them.
 MIN_STEPS = 20
+MIN_LAUNCHES = 2
 
 
 class _Group(NamedTuple):
@@ -139,7 +140,7 @@ def _rows(
         values = {launch: getattr(of, name) for launch, of in launches.items()}
         return {launch: value for launch, value in values.items() if value is not None}
 
-    means = {n: levels(known(n), configuration_of, confidence) for n in _Launch._fields[1:]}
+    means = {n: _means(known(n), configuration_of, confidence) for n in _Launch._fields[1:]}
     exposed = known("exposed")
     layout = Layout(exposed, configuration_of, device_of)
     names = [name for name in configuration_of if any(i.name == name for i in launches)]
@@ -156,13 +157,35 @@ def _rows(
             if (level := means[column].get(config)) is None:
                 continue
             unit = "" if column == "exposed_share" else "_us"
-            row[f"{column}{unit}"] = level.point
+            row[f"{column}{unit}"] = level[0]
             if f"{column}_lo{unit}" in row:
-                row |= {f"{column}_lo{unit}": level.lo, f"{column}_hi{unit}": level.hi}
+                row |= {f"{column}_lo{unit}": level[1], f"{column}_hi{unit}": level[2]}
         others = tuple(plain for plain in plains if plain != name)
         if others and (config != study.baseline or name == plains[-1]):
             row |= _over_plain(layout, name, others, confidence)
         yield row
+
+
+def _means(
+    values: Mapping[LaunchId, float], configuration_of: Mapping[str, str], confidence: float
+) -> dict[str, tuple[float, float | None, float | None]]:
+    """By configuration the mean of its launches and its interval by Student's t, not below 0.
+
+    Of its own launches: a connector's exposed time differs between launches as plain's does not.
+    """
+    own: dict[str, list[float]] = {}
+    for launch, value in values.items():
+        own.setdefault(configuration_of[launch.name], []).append(value)
+    means: dict[str, tuple[float, float | None, float | None]] = {}
+    for config, of in own.items():
+        mean, n = float(np.mean(of)), len(of)
+        if n < MIN_LAUNCHES:
+            means[config] = (mean, None, None)
+            continue
+        quantile = float(student.ppf((1 + confidence) / 2, n - 1))
+        half = quantile * float(np.std(of, ddof=1)) / n**0.5
+        means[config] = (mean, max(0.0, mean - half), mean + half)
+    return means
 
 
 def _over_plain(
