@@ -46,8 +46,10 @@ def draw(study: StudyTables) -> style.Picture:
     notes = [f"on the diagonal: at most {EXPOSED:.0%} longer than the device's own time"]
     figure = style.new_figure(study, style.PAGE_IN, lines * PANEL_IN + 0.5, notes)
     grid = style.panels(figure, len(sizes), ACROSS, share_x=True)
+    times = most["device_time_us"].astype(float) / 1e3
+    ends = (0.9 * float(times.min()), 1.1 * float(times.max()))
     for axes, size in zip(grid.flat, sizes, strict=False):
-        _panel(study, axes, most[most["batch"] == size])
+        _panel(study, axes, most[most["batch"] == size], ends)
         axes.set_title(f"{size} sequence{'' if size == '1' else 's'} in the step")
     for axes in grid[:, 0]:
         axes.set_ylabel("period of a step (ms)")
@@ -66,9 +68,7 @@ def hidden_from(own: pd.DataFrame) -> float | None:
     return shortest
 
 
-def _panel(study: StudyTables, axes: Axes, table: pd.DataFrame) -> None:
-    times = table["device_time_us"].astype(float) / 1e3
-    ends = (0.9 * times.min(), 1.1 * times.max())
+def _panel(study: StudyTables, axes: Axes, table: pd.DataFrame, ends: tuple[float, float]) -> None:
     axes.plot(ends, ends, color="#9aa7b5", lw=0.8, zorder=0.5)
     for item in study.configurations:
         own = table[table["config"] == item.id]
