@@ -9,7 +9,7 @@ import pytest
 import yaml
 from snakemake.utils import update_config
 
-from connector_tax.artifacts.checks import BOUNDS
+from connector_tax.artifacts.checks import BOUNDS, DEVICE_BOUNDS
 from connector_tax.config import (
     ROOT,
     SCHEMAS,
@@ -38,7 +38,7 @@ def replaced(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return changed
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "h20.yaml"])
+@pytest.mark.parametrize("name", ["config.yaml", "h20.yaml", "h20-emulated.yaml"])
 def test_shipped_configurations_are_accepted(name: str) -> None:
     check_study(shipped(name), name, KNOWN)
     assert shipped(name)["precision"]["enabled"] is False
@@ -50,7 +50,9 @@ def test_a_bound_holds_as_declared_unless_the_study_sets_it() -> None:
     stricter = {**config, "validity": {"max_error_rate": 0.0}}
     assert resolve(stricter, "x")["config"]["validity"] == {**BOUNDS, "max_error_rate": 0.0}
     declared = load_yaml(SCHEMAS / "config.schema.yaml")["properties"]["validity"]["properties"]
-    assert {key: entry["default"] for key, entry in declared.items()} == BOUNDS
+    assert {key: entry["default"] for key, entry in declared.items()} == {**BOUNDS, **DEVICE_BOUNDS}
+    emulated = resolve(shipped("h20-emulated.yaml"), "x")["config"]["validity"]
+    assert emulated == {**BOUNDS, **DEVICE_BOUNDS}
 
 
 def test_h20_has_the_designs_numbers() -> None:
@@ -197,6 +199,11 @@ OVERLAYS = {
     "poisson-cpu.yaml": ("vllm-cpu.yaml",),
     "h3-cpu.yaml": ("vllm-cpu.yaml",),
     "layout.yaml": ("h20.yaml",),
+    "h100.yaml": ("h20.yaml",),
+    "h100-emulated.yaml": ("h20-emulated.yaml",),
+    "emulated-boundary.yaml": ("h20-emulated.yaml",),
+    "emulated-controls.yaml": ("h20-emulated.yaml",),
+    "emulated-cores.yaml": ("h20-emulated.yaml",),
 }
 
 
@@ -208,7 +215,7 @@ def test_an_overlay_is_laid_over_a_whole_configuration(overlay: str, base: str) 
     update_config(config, own)
     study = resolve(config, overlay)
     assert study["study"] == own["study"] != shipped(base)["study"]
-    assert study["config"]["configurations"] == own["configurations"]
+    assert study["config"]["configurations"] == config["configurations"]
     # What it does not name is the base's.
     assert study["config"]["quiet"] == shipped(base)["quiet"]
 

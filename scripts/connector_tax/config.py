@@ -293,6 +293,12 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
                     f"{source}: {key}[{position}]: found {identifier!r}; "
                     f"allowed: {', '.join(allowed)}"
                 )
+    device = config["engine"].get("device")
+    if "device_time" in config["engine"] and device != "emulated":
+        raise ConfigError(
+            f"{source}: engine.device_time: found with engine.device {device}; allowed: with "
+            "emulated alone"
+        )
     rates = config["phase_a"]["rates_rps"]
     if rates != sorted(rates):
         raise ConfigError(f"{source}: phase_a.rates_rps: found {rates}; allowed: ascending rates")

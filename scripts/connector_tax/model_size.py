@@ -58,8 +58,11 @@ class ModelSize:
         return self.layers * (self.dense + self.experts * (1 - untouched) * self.expert)
 
 
-def read_model(path: Path) -> ModelSize:
+def read_model(path: Path, key: str = "rehearsal.model_config") -> ModelSize:
     """The sizes of a model of the Llama, Qwen or Mixtral kind from its config.json.
+
+    Args:
+        key: where the path stands in the configuration, for an error.
 
     Raises:
         ConfigError: the file is missing, lacks a key, or describes another kind; names the key.
@@ -67,7 +70,7 @@ def read_model(path: Path) -> ModelSize:
     try:
         content = read_json(path)
     except ArtifactError as error:
-        raise ConfigError(f"rehearsal.model_config: {error}") from None
+        raise ConfigError(f"{key}: {error}") from None
     try:
         return _model(content)
     except KeyError as error:

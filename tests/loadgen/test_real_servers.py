@@ -25,7 +25,7 @@ from connector_tax.loadgen.__main__ import main
 from connector_tax.study.design import resolve
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import command_for
-from connector_tax.vllm.tiny_model import write_model
+from connector_tax.vllm.tiny_model import model_config, write_model
 from tests.engine.serving import free_port, launched
 from tests.loadgen.certificates import make_certificate
 
@@ -83,7 +83,7 @@ def vllm(folder: Path) -> Iterator[int]:
     """The port of vLLM's CPU build with a tiny model."""
     if not PYTHON.exists():
         pytest.skip(f"{PYTHON}: no vLLM environment there")
-    write_model(folder / "model")
+    write_model(folder / "model", model_config())
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
     config["engine"] |= {"python": str(PYTHON), "model": str(folder / "model")}
     study = resolve(config, "vllm-cpu")

@@ -34,8 +34,8 @@ from connector_tax.rehearsal.cell import REQUEST, VirtualCell
 from connector_tax.rehearsal.launch import rehearse_launch
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.page import COLUMNS, Section, markdown, show
-from connector_tax.rehearsal.roofline import Roofline, read_accelerator
 from connector_tax.rehearsal.study import RESAMPLES
+from connector_tax.roofline import Roofline, read_accelerator
 from connector_tax.study.design import resolve
 from tests.analysis.synthetic import write_synthetic_study
 from tests.study_folder import write_stages
@@ -49,7 +49,9 @@ QWEN = ROOT / "config/models/Qwen3-Coder-30B-A3B-Instruct.json"
 def at_the_peak() -> Roofline:
     """An H20 that reaches all of its peaks."""
     accelerator, efficiency = read_accelerator("H20")
-    whole = replace(efficiency, linear=1.0, attention=1.0, bandwidth=1.0, reserve_gib=0.0)
+    whole = replace(
+        efficiency, linear=1.0, attention=1.0, bandwidth=1.0, besides_us=0.0, reserve_gib=0.0
+    )
     return Roofline(read_model(QWEN), accelerator, whole, 1)
 
 

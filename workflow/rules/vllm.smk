@@ -1,8 +1,9 @@
 # What a real vLLM needs before it can be launched: its environment, the tiny model, a fit machine.
 
 import os
+import shlex
 
-from connector_tax.config import ROOT, is_fetched
+from connector_tax.config import ROOT, is_fetched, shipped
 from connector_tax.vllm.environment import PYTHON, PYTHON_VARIABLE, files_of
 
 # In the project's folder, whatever the working directory is: studies share an environment of 3 GB.
@@ -13,9 +14,16 @@ ENGINE_FILES = [
 ]
 MODEL = [f"{RESULTS}/model.json"] if is_fetched(STUDY["config"]["engine"]) else []
 VLLM_ENVIRONMENT = os.path.normpath(f"{PROJECT}/envs/{{environment}}/.venv")
-TINY_MODEL = os.path.normpath(f"{PROJECT}/build/models/tiny-qwen3")
+MODELS = os.path.normpath(f"{PROJECT}/build/models")
 # No parameter of the rule: another name of the interpreter is no reason to build 3 GB anew.
 os.environ[PYTHON_VARIABLE] = STUDY["config"]["engine"].get("build_python", PYTHON)
+
+
+def model_option(wildcards):
+    """Which config.json the model has: the tiny one's own, or that of an emulated device's model."""
+    asked = STUDY["config"]["engine"].get("device_time")
+    path = shipped(asked["model_config"]) if asked else None
+    return f"--config {shlex.quote(str(path))}" if path else ""
 
 
 rule vllm_environment:
@@ -32,16 +40,20 @@ rule vllm_environment:
 
 rule tiny_model:
     output:
-        expand(
-            f"{TINY_MODEL}/{{file}}.json",
-            file=["config", "generation_config", "tokenizer", "tokenizer_config"],
+        multiext(
+            f"{MODELS}/{{model}}/",
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
         ),
     log:
-        f"{TINY_MODEL}.log",
+        f"{MODELS}/{{model}}.log",
     params:
         folder=lambda wildcards, output: str(Path(output[0]).parent),
+        config=model_option,
     shell:
-        "python -m connector_tax.vllm.tiny_model --out {params.folder:q} 2>&1 | tee {log}"
+        "python -m connector_tax.vllm.tiny_model --out {params.folder:q} {params.config} 2>&1 | tee {log}"
 
 
 # A model that is named is fetched before anything is launched; a start-up does not wait for it.

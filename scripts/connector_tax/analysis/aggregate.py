@@ -15,6 +15,8 @@ from typing import Any
 
 from connector_tax.analysis.conclusions import numbers_of
 from connector_tax.analysis.criteria import criteria
+from connector_tax.analysis.device_tables import device_time_rows
+from connector_tax.analysis.device_time import DeviceSteps, read_device
 from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.engine_settings import engine_rows
 from connector_tax.analysis.hook_tables import hook_rows
@@ -64,6 +66,7 @@ class MeasuredCell:
     load: CellLoad | None
     quiet: QuietTime | None
     steps: Steps | None
+    device: DeviceSteps | None
 
 
 def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
@@ -78,7 +81,8 @@ def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
     quiet = None
     if machine is not None and cell.record is not None:
         quiet = quiet_time(machine, cell.record["quiet"]["rule"], cell.record["window"])
-    return MeasuredCell(requests, waiting, load, quiet, steps)
+    device = read_device(cell) if cell.sha256(paths.DEVICE_LOG) else None
+    return MeasuredCell(requests, waiting, load, quiet, steps, device)
 
 
 def sample_cells(
@@ -152,6 +156,11 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
         paths.RESOURCE_TABLE: resource_rows(launches, study.baseline, at_safe, confidence),
         paths.ENGINE_TABLE: engine_rows(launches, study.baseline),
     }
+    if study.config["engine"].get("device") == "emulated":
+        device = {key: m.device for key, m in measured.items() if m.device is not None}
+        tables_of[paths.DEVICE_STEPS] = device_time_rows(
+            study, device, step_table.configuration_of, taxes.device_of
+        )
     if taxes.device_of:
         tables_of[paths.DEVICE_TAXES] = device_rows(taxes, of_taxes)
     return {

@@ -1,5 +1,5 @@
 """Strict streaming reader of the raw JSON-lines records (docs/artifacts.md: requests,
-metrics, engine_step).
+metrics, engine_step, device).
 
 A file is read once, in blocks of whole lines: each block is hashed, then parsed by polars into the
 columns the analysis needs. Memory is bounded by the block, not by the file.
@@ -89,6 +89,24 @@ STEPS = RecordKind(
     # three callbacks, and plain has no hooks.
     optional=("engine_step_us", "hooks_us", "children_us"),
     nested=("hooks_us", "children_us"),
+)
+
+
+DEVICE = RecordKind(
+    columns={
+        "t_ns": INT,
+        "step_id": INT,
+        "t_start_ns": INT,
+        "t_end_ns": INT,
+        "t_since_ns": INT,
+        "prefill_tokens": INT,
+        "decode_seqs": INT,
+        "t_wait_ns": INT,
+        "t_woken_ns": INT,
+    },
+    required=("t_ns", "step_id", "t_start_ns", "t_end_ns", "prefill_tokens", "decode_seqs"),
+    allowed={},
+    required_if={},
 )
 
 

@@ -24,6 +24,7 @@ from connector_tax.artifacts.cell_records import (
 )
 from connector_tax.artifacts.checks import (
     CHECKS,
+    DEVICE_CHECKS,
     MACHINE_CHECKS,
     SUSPENDED_MS_MAX,
     UNSTAMPED_SHARE_MAX,
@@ -78,6 +79,7 @@ def assess(
     clock: str,
     bounds: Mapping[str, float],
     watched: "Watched | None" = None,
+    device: Mapping[str, float | None] | None = None,
 ) -> dict[str, CheckRecord]:
     """Every check of `CHECKS` for one cell: `{check: {"value", "bound", "pass"}}`.
 
@@ -96,6 +98,8 @@ def assess(
         bounds: the `validity` section of the configuration.
         watched: what is known of the machine; None: the study has no `quiet` section, and
             MACHINE_CHECKS are left out.
+        device: what DEVICE_CHECKS judge, by check (`device_time.device_values`; of the baseline
+            only: device_exposed_share); None: no device is emulated.
     """
     measured = in_window(records, window)
     counted = measured if watched is None else _counted(measured, watched)
@@ -112,10 +116,13 @@ def assess(
         "metrics_scrapes": _scrape_check(scrapes, window),
         "suspended_ms": _at_most(suspended_ms, SUSPENDED_MS_MAX),
     }
-    assert checks.keys() == CHECKS.keys() - MACHINE_CHECKS
-    if watched is None:
-        return checks
-    return checks | _machine_checks(counted, watched, wanted, bounds)
+    assert checks.keys() == CHECKS.keys() - {*MACHINE_CHECKS, *DEVICE_CHECKS}
+    if watched is not None:
+        checks |= _machine_checks(counted, watched, wanted, bounds)
+    for name, value in (device or {}).items():
+        # Each has one bound, but for faults, of which there may be none.
+        checks[name] = _at_most(value, sum(bounds[key] for key in CHECKS[name].bounds))
+    return checks
 
 
 def _counted(measured: Sequence[RequestLine], watched: "Watched") -> list[RequestLine]:

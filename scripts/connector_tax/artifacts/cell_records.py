@@ -90,6 +90,22 @@ class StepLine(TypedDict):
     children_us: NotRequired[dict[str, dict[str, float]]]
 
 
+class DeviceLine(TypedDict):
+    """One line of device_*.jsonl: a step of an emulated device."""
+
+    t_ns: int
+    step_id: int
+    t_start_ns: int
+    t_end_ns: int
+    t_since_ns: int | None
+    prefill_tokens: int
+    decode_seqs: int
+    kv_tokens: int
+    prefill_pairs: int
+    t_wait_ns: int | None
+    t_woken_ns: int | None
+
+
 class MachineCounters(TypedDict):
     """Totals when a line of machine_*.jsonl was written; of both sides where there are two."""
 

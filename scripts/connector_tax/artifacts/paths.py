@@ -40,6 +40,8 @@ AGGREGATE_JSON = "aggregate.json"
 TAXES = "taxes.csv"
 # Of a study on several devices only.
 DEVICE_TAXES = "devices.csv"
+# Of a study with an emulated device only.
+DEVICE_STEPS = "device_time.csv"
 AMPLIFICATION = "amplification.csv"
 STEPS = "steps.csv"
 STEP_TAXES = "step_taxes.csv"
@@ -79,11 +81,15 @@ STDERR_LOG = "vllm_stderr.log"
 SUMMARY = "summary.json"
 RESOURCES = "resources.json"
 SETTINGS = "settings.json"
+# Where the device is emulated: the coefficients of its time.
+DEVICE_TIME = "device_time.json"
 # What a launch must have left to be repeated and judged by somebody else.
 LAUNCH_FILES = (LAUNCH_CONFIG, LAUNCH_SCRIPT, STDOUT_LOG, STDERR_LOG, ENV_TEXT, SUMMARY)
 
 # Of a cell: one record, and a file of JSON lines of each of these kinds.
 CELL_LOGS = ("requests", "metrics", "engine_step", "machine")
+# One more where the device is emulated.
+DEVICE_LOG = "device"
 
 
 def cell_record(phase: str, cell: str) -> str:
@@ -92,7 +98,7 @@ def cell_record(phase: str, cell: str) -> str:
 
 
 def cell_log(kind: str, phase: str, cell: str) -> str:
-    """The name of a cell's file of one of CELL_LOGS."""
+    """The name of a cell's file of one of CELL_LOGS, or of DEVICE_LOG."""
     return f"{kind}_{phase}_{cell}.jsonl"
 
 

@@ -22,6 +22,16 @@ class FormSection(TypedDict):
     extra_config: NotRequired[Foreign]
 
 
+class DeviceTimeSection(TypedDict):
+    """`engine.device_time`: the emulated device."""
+
+    accelerator: str
+    model_config: str
+    launch_us: float
+    besides_us: float
+    sweep_us: NotRequired[list[float]]
+
+
 class EngineSection(TypedDict):
     """`engine`: the server that is measured; after `label` the keys of one kind of engine each."""
 
@@ -31,7 +41,10 @@ class EngineSection(TypedDict):
     definition: NotRequired[str]
     definition_content: NotRequired[Foreign]
     # vllm.
-    device: NotRequired[Literal["cpu", "cuda"]]
+    device: NotRequired[Literal["cpu", "cuda", "emulated"]]
+    # emulated: the device, and in study.json the coefficients of its time (roofline.py).
+    device_time: NotRequired[DeviceTimeSection]
+    device_time_content: NotRequired[Foreign]
     python: NotRequired[str]
     build_python: NotRequired[str]
     model: NotRequired[str]

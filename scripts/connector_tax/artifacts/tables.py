@@ -228,6 +228,34 @@ class HookRow:
 
 
 @dataclass(frozen=True)
+class DeviceStepRow:
+    """Steps of an emulated device that are alike, in one configuration (device_time.csv)."""
+
+    config: str
+    phase: str
+    cell: str
+    kind: str
+    batch: str
+    device_time_us: float | None
+    n_launches: int
+    n_steps: int
+    device_us: float
+    period_us: float | None
+    period_lo_us: float | None
+    period_hi_us: float | None
+    exposed_us: float | None
+    exposed_lo_us: float | None
+    exposed_hi_us: float | None
+    exposed_share: float | None
+    host_busy_us: float | None
+    host_busy_lo_us: float | None
+    host_busy_hi_us: float | None
+    over_plain_us: float | None
+    over_plain_lo_us: float | None
+    over_plain_hi_us: float | None
+
+
+@dataclass(frozen=True)
 class StepPoint:
     """One quantile of schedule() and of the whole engine step (analysis/step_cdf.csv).
 
@@ -290,6 +318,7 @@ ROW_TYPES: Mapping[str, type] = {
     paths.AGGREGATE: AggregateRow,
     paths.TAXES: TaxRow,
     paths.DEVICE_TAXES: DeviceTaxRow,
+    paths.DEVICE_STEPS: DeviceStepRow,
     paths.AMPLIFICATION: AmplificationRow,
     paths.STEP_TAXES: StepTaxRow,
     paths.HOOKS: HookRow,

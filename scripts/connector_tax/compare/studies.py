@@ -68,6 +68,7 @@ def refuse_unlike(a: StudyTables, b: StudyTables) -> None:
         )
     for what, one, other in (
         ("model", _model(a), _model(b)),
+        ("device time", *(s.settings["engine"].get("device_time") for s in (a, b))),
         ("baseline", a.baseline, b.baseline),
         ("arrival process", a.settings["arrivals"], b.settings["arrivals"]),
         ("confidence", *(s.settings["statistics"]["confidence"] for s in (a, b))),

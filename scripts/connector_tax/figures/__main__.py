@@ -7,14 +7,16 @@ from importlib import import_module
 
 from connector_tax.artifacts import paths
 from connector_tax.commands import run_command, study_parser
-from connector_tax.figures.names import NAMES
+from connector_tax.figures.names import FIGURES
 from connector_tax.figures.tables import StudyTables
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the named figures into the study's figures/ folder."""
     parser = study_parser("figures", main.__doc__)
-    parser.add_argument("names", nargs="+", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument(
+        "names", nargs="+", choices=FIGURES, metavar="NAME", help=", ".join(FIGURES)
+    )
     return run_command(parser, argv, _draw, label="figures: ")
 
 

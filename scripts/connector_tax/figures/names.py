@@ -3,8 +3,9 @@
 A figure is the module of this package that has its name.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+
+from connector_tax.artifacts.study_records import EngineSection
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Words:
     caption: str
 
 
-FIGURES: Mapping[str, Words] = {
+FIGURES: dict[str, Words] = {
     "fig1_ttft_vs_rate": Words(
         "Figure 1: TTFT p90 vs offered rate",
         "TTFT p90 against the offered rate in Phase A. Above in milliseconds, below as the tax over"
@@ -102,4 +103,19 @@ FIGURES: Mapping[str, Words] = {
         " Vertical lines are the reference rates.",
     ),
 }
+# Of every study; a further one where an emulated device takes times that the study sets.
 NAMES = tuple(FIGURES)
+BOUNDARY = "fig12_boundary"
+FIGURES[BOUNDARY] = Words(
+    "Figure 12: from which length of a step on the host's work is hidden",
+    "Period of a decode step, from the end of the step before to its own, against the time that the"
+    " emulated device takes for it, by the number of sequences in the step, with 95 % intervals"
+    " over launches. On the line y = x all of the host's work is hidden behind the device; above it"
+    " the device waits for the host.",
+)
+
+
+def figures_of(engine: EngineSection) -> tuple[str, ...]:
+    """The figures of a study with this `engine` section."""
+    sets_times = "sweep_us" in engine.get("device_time", {})
+    return (*NAMES, BOUNDARY) if sets_times else NAMES

@@ -155,6 +155,12 @@ class StudyTables:
         path = self.root / paths.ANALYSIS / paths.DEVICE_TAXES
         return read_table(path, DeviceTaxRow) if path.exists() else []
 
+    @cached_property
+    def device_steps(self) -> list[tables.DeviceStepRow]:
+        """The steps of an emulated device; empty where none is emulated."""
+        path = self.root / paths.ANALYSIS / paths.DEVICE_STEPS
+        return read_table(path, tables.DeviceStepRow) if path.exists() else []
+
     def pooled(self, phase: str) -> dict[tuple[str, str], AggregateRow]:
         """(configuration, cell) -> the row pooled over blocks, for one phase."""
         return {

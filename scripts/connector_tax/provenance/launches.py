@@ -72,7 +72,8 @@ def _design(study: Study) -> Iterator[str]:
     for key, value in expected.items():
         if document[key] != value:  # type: ignore[literal-required]
             yield f"{key} is not what the configuration and the seed give"
-    if ("emulated" in document["engine_label"]) != document["emulated"]:
+    emulated = document["emulated"] or config["engine"].get("device") == "emulated"
+    if ("emulated" in document["engine_label"]) != emulated:
         yield f"engine_label {document['engine_label']!r}, the engine is {kind!r}"
 
 

@@ -22,6 +22,7 @@ import polars as pl
 
 from connector_tax import __version__
 from connector_tax.analysis.aggregate import write_tables
+from connector_tax.analysis.device_time import device_values
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.quiet import read_machine
@@ -256,6 +257,13 @@ def _judged(study: Study, cell: Cell) -> Iterator[str]:
         machine = cell.file("machine")
         found = read_machine(machine, None) if machine.exists() else None
         watched = Watched(found, study.config["quiet"], level)
+    device = None
+    if study.config["engine"].get("device") == "emulated":
+        device = device_values(
+            read_jsonl(cell.file(paths.DEVICE_LOG)), read_jsonl(cell.file("engine_step"))
+        )
+        if cell.configuration != study.baseline:
+            del device["device_exposed_share"]
     checks = assess(
         records=list(read_jsonl(cell.file("requests"))),
         planned=record["counts"]["planned"],
@@ -269,6 +277,7 @@ def _judged(study: Study, cell: Cell) -> Iterator[str]:
         health=record["load_generator"],
         clock=record["clock"],
         bounds=study.config["validity"],
+        device=device,
         watched=watched,
     )
     reasons = void_reasons(checks)

@@ -1,8 +1,8 @@
 """The machine a study is rehearsed on: an engine for each configuration, in virtual time.
 
 Three kinds. A study on the embedded engine has its costs and taxes in its own design. Of a real
-vLLM, `rehearsal` in the configuration names an accelerator (`rehearsal.roofline`) or a launch of an
-archive whose step log is fitted (`engine.fit`). A connector's tax is what such a study is to find
+vLLM, `rehearsal` in the configuration names an accelerator (`roofline`) or a launch of an archive
+whose step log is fitted (`engine.fit`). A connector's tax is what such a study is to find
 out: there every configuration costs what plain does.
 """
 
@@ -29,14 +29,18 @@ from connector_tax.engine.scheduler import SchedulerOptions, StepPlan
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.model_size import read_model
 from connector_tax.provenance.unpack import unpack
-from connector_tax.rehearsal.roofline import Roofline, read_accelerator
+from connector_tax.roofline import (
+    KV_BLOCK,
+    MEMORY_FLAG,
+    MEMORY_SHARE,
+    Roofline,
+    read_accelerator,
+)
 from connector_tax.study.durations import ASSUMED_STARTUP_S
 
-KV_BLOCK = 16
 # vLLM's where its flags do not say: requests that run at once, and tokens of a step.
 VLLM_SEQUENCES = 256
 VLLM_STEP_TOKENS = 8192
-GPU_MEMORY_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
     accelerator, reached = read_accelerator(names["accelerator"])
     model = read_model(Path(names["model_config"]))
     roof = Roofline(model, accelerator, reached, int(flags.get("--tensor-parallel-size", 1)))
-    share = float(flags.get("--gpu-memory-utilization", GPU_MEMORY_SHARE))
+    share = float(flags.get(MEMORY_FLAG, MEMORY_SHARE))
     kv_tokens, longest = roof.kv_tokens(share), int(flags.get("--max-model-len", 0))
     if kv_tokens < longest or kv_tokens <= 0:
         raise ConfigError(
@@ -108,11 +112,12 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
             f"what {share:.0%} of {roof.gpus} x {accelerator.name} leaves for the KV cache beside "
             f"{model.parameters * model.weight_bytes / 2**30:.1f} GiB of weights"
         )
-    cost = _cost(reached.host_us, reached.step_sd, names.get("launch_sd", reached.launch_sd))
+    cost = _cost(0.0, reached.step_sd, names.get("launch_sd", reached.launch_sd))
     gpu = f"{roof.gpus} x {accelerator.name}" if roof.gpus > 1 else accelerator.name
     return Machine(
         engines=_same_for_all(study, cost, kv_tokens),
-        device_us=roof.device_us,
+        # The host prepares a step while the device computes the one before.
+        device_us=lambda plan: max(reached.host_us, roof.device_us(plan)),
         startup_s=roof.startup_s,
         front_ns=0,
         kv_tokens=kv_tokens,
@@ -122,8 +127,9 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
             f"{accelerator.memory_mib / 1024:.0f} GiB ({accelerator.source}).",
             f"Taken to reach {reached.linear:.0%} of the arithmetic in matrix products, "
             f"{reached.attention:.0%} in attention, {reached.bandwidth:.0%} of the bandwidth, and "
-            f"{reached.host_us / 1e3:g} ms a step besides: assumptions, to be replaced by a "
-            "measured step log.",
+            f"{reached.besides_us / 1e3:g} ms a step besides; beside it the host, "
+            f"{reached.host_us / 1e3:g} ms a step: assumptions, to be replaced by a measured step "
+            "log.",
             f"Model: {model.parameters / 1e9:.1f} billion weights, "
             f"{model.active_parameters / 1e9:.1f} used by a token, "
             f"{model.kv_bytes_per_token / 1024:.0f} KiB of KV cache a token "

@@ -11,10 +11,10 @@ from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures import spans
-from connector_tax.figures.names import FIGURES
+from connector_tax.figures.names import BOUNDARY, FIGURES, figures_of
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, reading
-from connector_tax.report import findings, resources, series, steps, taxes, validity
+from connector_tax.report import device_time, findings, resources, series, steps, taxes, validity
 from connector_tax.report import launches as runs
 from connector_tax.report.answer import answer
 from connector_tax.seals import changed_settings
@@ -30,7 +30,10 @@ RAW_FILES = (
     paths.REFERENCE_RATES,
     paths.PREFLIGHT_STATUS,
     paths.PATCH_STATUS,
-    *(f"{paths.ANALYSIS}/{name}" for name in (*paths.ANALYSIS_FILES, paths.DEVICE_TAXES)),
+    *(
+        f"{paths.ANALYSIS}/{name}"
+        for name in (*paths.ANALYSIS_FILES, paths.DEVICE_TAXES, paths.DEVICE_STEPS)
+    ),
 )
 
 
@@ -81,7 +84,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "watermark": "EMULATED" if study.emulated else None,
         "headline": answer(study),
         "changed_settings": changed_settings(study.root, study.document),
-        "figures": {name: _figure(study, name) for name in FIGURES},
+        "figures": {name: _figure(study, name) for name in figures_of(study.settings["engine"])},
         "hypotheses": findings.hypotheses(study),
         "not_asked": findings.not_asked(study),
         "criteria": findings.criteria(study),
@@ -98,6 +101,9 @@ def context(study: StudyTables) -> dict[str, Any]:
         "also_differs": resources.also_differs(study),
         "same_settings": resources.same_everywhere(study),
         "settings": resources.settings(study),
+        "device_time": device_time.steps(study),
+        "boundary": BOUNDARY,
+        "emulated_device": study.settings["engine"].get("device_time", {}).get("accelerator"),
         "step_taxes": steps.step_taxes(study) if step_timing else [],
         "hooks": steps.hooks(study) if step_timing else None,
         "spans": f"{spans.hidden(study)} {spans.placed(study)}".strip(),

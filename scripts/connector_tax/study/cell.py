@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from connector_tax.analysis.device_time import device_values
 from connector_tax.analysis.quiet import read_machine, rule_of
 from connector_tax.analysis.validity import (
     Watched,
@@ -34,7 +35,7 @@ from connector_tax.artifacts.cell_records import (
     ServerCounters,
     WindowRecord,
 )
-from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.names import Launch, baseline_of
 from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
 from connector_tax.files import (
@@ -216,6 +217,7 @@ def measure(
     requests_file, metrics_file, steps_file, machine_file = (
         partial / paths.cell_log(kind, launch.phase, name) for kind in paths.CELL_LOGS
     )
+    device_name = paths.cell_log(paths.DEVICE_LOG, launch.phase, name)
     started_utc = datetime.now(UTC).isoformat(timespec="milliseconds")
     if watch is not None:
         level, bounds = instruments.quiet_level_ns, study["config"]["validity"]
@@ -241,7 +243,9 @@ def measure(
         watch.close()
     records: list[RequestLine] = msgspec.to_builtins(result.records)
     write_bytes(requests_file, b"".join(msgspec.json.encode(r) + b"\n" for r in records))
-    write_bytes(steps_file, step_log.take(result.t_origin_ns, result.t_drained_ns))
+    steps = step_log.take(result.t_origin_ns, result.t_drained_ns)
+    write_bytes(steps_file, steps)
+    device = _take_device(study, launch, step_log, partial / device_name, steps)
     measured = cell_record(study, launch, prepared, result, records, started_utc)
     measured["suspended_ms"] = suspended_ms() - suspended_before
     counters: ServerCounters = {
@@ -268,6 +272,7 @@ def measure(
             quiet=watch.quiet,
             level_ns=instruments.quiet_level_ns,
         ),
+        device=device,
     )
     reasons = void_reasons(checks)
     if precision is not None and not result.health["workers_died"]:
@@ -293,6 +298,20 @@ def measure(
     partial.rename(folder / name)
     fsync_directory(folder)
     return content
+
+
+def _take_device(
+    study: StudyDocument, launch: Launch, step_log: LaunchStepLog, file: Path, steps: bytes
+) -> dict[str, float | None] | None:
+    """Write the log of an emulated device, and what its checks judge; None: there is none."""
+    if study["config"]["engine"].get("device") != "emulated":
+        return None
+    lines = step_log.take_device()
+    write_bytes(file, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    values = device_values(lines, [msgspec.json.decode(line) for line in steps.splitlines()])
+    if launch.configuration != baseline_of(study["config"]):
+        del values["device_exposed_share"]
+    return values
 
 
 def read_intact(folder: Path, phase: str, name: str) -> CellRecord | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from connector_tax import __version__
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.checks import BOUNDS
+from connector_tax.artifacts.checks import BOUNDS, DEVICE_BOUNDS
 from connector_tax.artifacts.names import (
     PHASES,
     Launch,
@@ -42,6 +42,7 @@ from connector_tax.config import (
     with_own,
 )
 from connector_tax.files import read_json, sha256_json, write_json
+from connector_tax.roofline import device_time
 from connector_tax.seeds import named_generator
 from connector_tax.study.slots import check_slots
 
@@ -95,10 +96,10 @@ def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
     given = check_study(config, source, list(configurations))
     check_slots(given, source)
     configurations = with_own(configurations, given, source)
-    resolved: StudyConfig = json.loads(
-        json.dumps({**given, "validity": {**BOUNDS, **given.get("validity", {})}})
-    )
+    resolved: StudyConfig = json.loads(json.dumps(given))
     engine = resolved["engine"]
+    bounds = {**BOUNDS, **(DEVICE_BOUNDS if engine.get("device") == "emulated" else {})}
+    resolved["validity"] = {**bounds, **given.get("validity", {})}
     if engine["kind"] == "embedded":
         definition = engine["definition"]
         engine["definition_content"] = load_yaml(shipped(definition))
@@ -110,6 +111,8 @@ def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
         ]
         if missing:
             raise ConfigError(f"{definition}: connectors: no entry for {', '.join(missing)}")
+    if "device_time" in engine:
+        engine["device_time_content"] = device_time(engine)
     chosen = [configurations[identifier] for identifier in resolved["configurations"]]
     return {
         "study": resolved["study"],

@@ -29,7 +29,10 @@ from connector_tax.study.plan import TO_MEASURE, expected_cell_s, planned_cells
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.study.size_needs import GIB, bodies_gib, lmcache_gib, model_cache, weights_gib
 from connector_tax.study.slots import enter_slot
+from connector_tax.vllm.device_time.clock import Batch
+from connector_tax.vllm.device_time.roofline import device_us
 from connector_tax.vllm.environment import PYTHON, BuildError, check_python, files_of
+from connector_tax.vllm.overlay import OverlayError, refuse_unfit_for_device_time
 
 Verdict = Literal["ok", "warn", "fail"]
 # Which of the machine's network devices UCX listens on, NIXL's transport.
@@ -58,7 +61,7 @@ LEAST_DRIVERS = {"12": 525, "13": 580}
 PORTS_OF_A_LAUNCH = 6
 CPUS = Path("/sys/devices/system/cpu")
 # Host memory of a server and the pipeline; with a GPU, its driver's and pinned buffers.
-SERVER_GIB = {"embedded": 0.5, "cpu": 4.0, "cuda": 16.0}
+SERVER_GIB = {"embedded": 0.5, "cpu": 4.0, "emulated": 4.0, "cuda": 16.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     engine = study["config"]["engine"]
     if engine["kind"] == "vllm":
         yield from _packages(engine)
+        if engine["device"] == "emulated":
+            yield _emulated_device(engine)
         yield _model(engine, folder)
         yield _listening(study)
         if engine["device"] == "cuda":
@@ -126,6 +131,22 @@ def _packages(engine: EngineSection) -> Iterator[Finding]:
         missing = versions[column] == ABSENT
         text = f"{ABSENT}; its configurations will be skipped" if missing else versions[column]
         yield Finding(label, "warn" if missing else "ok", text)
+
+
+def _emulated_device(engine: EngineSection) -> Finding:
+    """Whether the device can be emulated, and what it is; imports vLLM."""
+    device, name = engine["device_time_content"], "emulated device"
+    try:
+        for python in pythons_of(engine):
+            refuse_unfit_for_device_time(ROOT / python)
+    except OverlayError as error:
+        return Finding(name, "fail", str(error))
+    step_us = device_us(device, Batch(0, 1, 4096, 0))
+    text = (
+        f"{device['accelerator']}: {device['kv_blocks']} KV blocks of {device['block_size']}; a "
+        f"request of 4,096 tokens alone decodes in {step_us / 1e3:.2f} ms a step"
+    )
+    return Finding(name, "ok", text)
 
 
 def _built(stamp: Path, python: str) -> Finding:

@@ -14,7 +14,7 @@ from connector_tax.artifacts.study_records import RehearsalSection, StudyDocumen
 
 # From launch to the first cell, s, where nothing else is known: what the launches of the shipped
 # studies took; with a GPU an assumption, without the time that weights take to be read.
-ASSUMED_STARTUP_S = {"embedded": 2.0, "cpu": 28.0, "cuda": 60.0}
+ASSUMED_STARTUP_S = {"embedded": 2.0, "cpu": 28.0, "emulated": 28.0, "cuda": 60.0}
 # A gate's requests and its stop, s, beside the start-up.
 GATE_S = {"embedded": 1.0, "vllm": 10.0}
 

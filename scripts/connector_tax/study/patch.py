@@ -35,6 +35,7 @@ def apply(study: StudyDocument, folder: Path) -> PatchStatus:
 
     Raises:
         DeviceError: another launch holds the device.
+        OverlayError: the study's device is emulated, and that does not work.
     """
     engine = study["config"]["engine"]
     if engine["kind"] == "embedded":
@@ -59,6 +60,9 @@ def apply(study: StudyDocument, folder: Path) -> PatchStatus:
         status["steps_recorded"] = _prove(study, folder)
         status["step_timing_available"] = True
     except (overlay.OverlayError, GateError) as error:
+        if engine["device"] == "emulated":
+            # The device lies in the overlay: without it there is nothing to measure.
+            raise overlay.OverlayError(without_root(str(error))) from error
         status["reason"] = without_root(str(error))
         overlay.remove(folder / OVERLAY)
     return status

@@ -36,6 +36,7 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import ArtifactError, write_json, write_text
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
+from connector_tax.study.engine_settings import engine_record
 from connector_tax.study.gpu_memory import await_free_memory
 from connector_tax.study.guard import kill_leftovers, watch_parent
 from connector_tax.study.prompts import planned_requests
@@ -53,7 +54,12 @@ from connector_tax.study.server_command import (
 from connector_tax.study.slots import enter_block_slot
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import overlay
-from connector_tax.vllm.evidence import active_paths, fallback_reason, inactive_reason
+from connector_tax.vllm.evidence import (
+    active_paths,
+    fallback_reason,
+    inactive_reason,
+    unproved_device,
+)
 from connector_tax.vllm.launch import connector_classes, transfer_of
 
 FAILED_COUNTER = "vllm:engine_core_failed_total"
@@ -116,11 +122,29 @@ def run_gate(
         paths_taken = active_paths(log)
         note(f"paths: {', '.join(map(' '.join, paths_taken.items())) or 'none named'}")
         reason = inactive_reason(classes, log, steps) or fallback_reason(paths_taken)
+        if study["config"]["engine"]["device"] == "emulated":
+            reason = reason or _unproved_device(study, configuration, server, note)
         if reason is not None:
             raise GateError(reason)
         seen = "the step probe is not available" if steps is None else f"{len(steps)} step records"
         note(f"connector: {' > '.join(classes) or 'none'}; {seen}")
         return paths_taken
+
+
+def _unproved_device(
+    study: StudyDocument, configuration: str, server: Server, note: Callable[[str], None]
+) -> str | None:
+    """`vllm.evidence.unproved_device` of a server that has served its gate's requests."""
+    engine = study["config"]["engine"]
+    settings = engine_record(server, engine["kind"], os.environ, None)["settings"]
+    steps = LaunchStepLog(server.folder, engine["kind"]).take_device()
+    # A connector may switch asynchronous scheduling off: that is a result.
+    scheduling = {"async_scheduling": "--no-async-scheduling" not in server.argv}
+    flags = scheduling if configuration == baseline_of(study["config"]) else {}
+    proof = ("model_runner", "async_scheduling", "kv_blocks", "kv_cache_layout", "executor")
+    said = ", ".join(f"{name} {settings[name]['value']}" for name in proof)
+    note(f"device time emulated: {len(steps)} steps; {said}")
+    return unproved_device(engine, settings, steps, flags)
 
 
 @contextlib.contextmanager
@@ -316,7 +340,11 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
 
 @contextlib.contextmanager
 def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, str | None]]:
-    """The step probe for the gates of a real vLLM, removed after; else None and why."""
+    """The step probe for the gates of a real vLLM, removed after; else None and why.
+
+    Raises:
+        NoBaselineError: the device is to be emulated, and cannot.
+    """
     engine = study["config"]["engine"]
     if engine["kind"] == "embedded":
         yield None, None
@@ -325,9 +353,13 @@ def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, st
         for python in pythons_of(engine):
             if missing := overlay.describe_vllm(ROOT / python)["missing"]:
                 raise overlay.OverlayError(f"the vLLM of {python} lacks {', '.join(missing)}")
+            if engine["device"] == "emulated":
+                overlay.refuse_unfit_for_device_time(ROOT / python)
         overlay.install(folder)
     except overlay.OverlayError as error:
         reason = without_root(str(error))
+        if engine["device"] == "emulated":
+            raise NoBaselineError(f"nothing can be measured: {reason}") from error
         yield None, f"hooks cannot be seen, the step probe is not available: {reason}"
         return
     try:

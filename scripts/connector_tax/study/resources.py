@@ -101,7 +101,7 @@ def _memory(running: list[Process]) -> QuantityRecord:
 
 
 def _gpu_memory(running: list[Process], device: str) -> QuantityRecord:
-    if device == "cpu":
+    if device != "cuda":
         return _quantity({}, "no GPU: the engine's device is a CPU")
     used = gpu_memory_by_process()
     if isinstance(used, str):

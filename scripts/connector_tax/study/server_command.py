@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.paths import DEVICE_TIME
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.config import ROOT
 from connector_tax.linux import format_cpus
@@ -119,7 +120,8 @@ def command_for(
             )
         except LaunchError as error:
             raise ServerError(str(error)) from error
-        return ServerCommand(command.argv, command.environment, {}, command.companions)
+        files = {DEVICE_TIME: content} if (content := engine.get("device_time_content")) else {}
+        return ServerCommand(command.argv, command.environment, files, command.companions)
     argv = ["python", "-m", "connector_tax.engine", "--config", "engine.json"]
     argv += ["--configuration", launch.configuration]
     argv += ["--host", host, "--port", str(port)]

@@ -14,8 +14,14 @@ from pathlib import Path
 
 import msgspec
 
+from connector_tax.artifacts.cell_records import DeviceLine
 from connector_tax.study.server_command import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError
-from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write, step_records
+from connector_tax.vllm.step_records import (
+    ProbeSocketError,
+    ask_to_write,
+    device_records,
+    step_records,
+)
 
 _SUFFIXES = {"embedded": "jsonl", "vllm": "steps"}
 # After this time a drained server has recorded its last step: the embedded engine flushes, a vLLM
@@ -41,6 +47,8 @@ class LaunchStepLog:
         self._kind = kind
         self._folder = folder
         self._offsets: dict[Path, int] = {}
+        # Of an emulated device; another has none.
+        self._device = folder / f"{STEP_LOG_PREFIX}.device.steps"
 
     def _paths(self) -> list[Path]:
         """The file of each process: the scheduler's, the worker's, those of its further ranks."""
@@ -53,13 +61,13 @@ class LaunchStepLog:
 
     def remove(self) -> None:
         """Delete the files; the cells of the launch hold their records."""
-        for path in self._paths():
+        for path in [*self._paths(), self._device]:
             path.unlink(missing_ok=True)
             path.with_suffix(".socket").unlink(missing_ok=True)
 
     def mark(self) -> None:
         """Start a cell here."""
-        self._offsets = {path: self._size(path) for path in self._paths()}
+        self._offsets = {path: self._size(path) for path in [*self._paths(), self._device]}
 
     def take(self, origin_ns: int, drained_ns: int) -> bytes:
         """The JSON lines of all processes since `mark`, without steps from before `origin_ns`.
@@ -74,6 +82,12 @@ class LaunchStepLog:
             lines = self._since(path, self._offsets.get(path, 0)) if self._size(path) else []
             taken += dropwhile(lambda line: decoder.decode(line).t_ns < origin_ns, lines)
         return b"".join(taken)
+
+    def take_device(self) -> list[DeviceLine]:
+        """The steps of the emulated device since `mark`; call it after `take`."""
+        if not self._size(self._device):
+            return []
+        return list(device_records(self._device.read_bytes(), self._offsets.get(self._device, 0)))
 
     def _size(self, path: Path) -> int:
         """The length of one process's file, when all that was recorded is in it."""

@@ -26,7 +26,8 @@ PYTHON = "python3.11"
 PYTHON_VARIABLE = "CONNECTOR_TAX_BUILD_PYTHON"
 _LOCKED_VERSION = re.compile(r"^#.* --python-version (\d+\.\d+)", re.MULTILINE)
 _VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
-TINY_MODEL = "build/models/tiny-qwen3"
+# Models without weights, which this project writes (vllm/tiny_model.py).
+MODELS = "build/models"
 # Shared libraries the wheels expect of the system, by Debian package.
 SYSTEM_LIBRARIES = {"ibverbs": "libibverbs1", "numa": "libnuma1"}
 
@@ -60,14 +61,14 @@ def build(name: str, python: str) -> None:
 
 
 def files_of(engine: EngineSection) -> list[str]:
-    """The files a study's engine needs that this project makes: environment and tiny model."""
+    """The files a study's engine needs that this project makes: environment and model."""
     if engine["kind"] != "vllm":
         return []
     names = "|".join(map(re.escape, NAMES))
     own = (re.match(rf"envs/({names})/\.venv/", p) for p in pythons_of(engine))
     needed = [f"{match[0]}built.json" for match in own if match]
-    if engine["model"] == f"./{TINY_MODEL}":
-        needed.append(f"{TINY_MODEL}/config.json")
+    if engine["model"].startswith(f"./{MODELS}/"):
+        needed.append(f"{engine['model'][2:]}/config.json")
     return needed
 
 

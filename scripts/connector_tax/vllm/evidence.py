@@ -7,9 +7,11 @@ in the server's log (the class vLLM created, lines that say a part of it failed)
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from connector_tax.artifacts.cell_records import StepLine
+from connector_tax.artifacts.cell_records import DeviceLine, StepLine
+from connector_tax.artifacts.launch_files import SettingRecord
+from connector_tax.artifacts.study_records import EngineSection
 
 # vLLM's connector factory, and the step probe's own line, which names children too.
 _CREATED = re.compile(r"Creating v1 connector with name: (\w+)")
@@ -18,7 +20,12 @@ _WATCHED = re.compile(r"connector_tax step probe watches ([\w >]+) \((?:SCHEDULE
 _FAILED = re.compile(
     r"fail(?:ed|ure) to initiali[sz]e|initiali[sz]ation failed|is not available$", re.I
 )
-_NOT_THE_CONNECTOR = re.compile(r"\bTriton\b|\bSwapping\b", re.I)
+# Parts of vLLM that a machine may lack; it says so, and goes on without them.
+_NOT_THE_CONNECTOR = re.compile(
+    r"\b(?:Triton|Swapping|FlashInfer|Flash ?Attention|FlashMLA|DeepGEMM|deep_gemm|NCCL|NVSHMEM"
+    r"|NumPy|custom all-?reduce|symmetric memory|CUDA graphs?|Prometheus|Ray)\b",
+    re.I,
+)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _EXCEPTION = re.compile(r"[A-Za-z_.]+(?:Error|Exception): ")
 _TRACEBACK_LINES = 60
@@ -32,6 +39,8 @@ _PATHS = {
 # UCX names each lane of an endpoint with its transports: `am(tcp/lo cma/memory)`.
 _OWN_ENDPOINT = re.compile(r"UCX +INFO .* self cfg#\d+ (.+)")
 _TRANSPORT = re.compile(r"[a-z]\w*/[\w.:-]+")
+# Of FlashAttention; the first is its default.
+GPU_LAYOUTS = ("LBNHC", "LBHNC")
 SCHEDULER_HOOKS: tuple[Literal["build_meta_us"], ...] = ("build_meta_us",)
 WORKER_HOOKS: tuple[Literal["get_finished_us", "start_load_kv_us"], ...] = (
     "get_finished_us",
@@ -40,11 +49,11 @@ WORKER_HOOKS: tuple[Literal["get_finished_us", "start_load_kv_us"], ...] = (
 
 
 def failed_parts(log: str) -> list[str]:
-    """What the log says failed to initialise: the line, and the exception printed after it."""
+    """What of a connector the log says failed to initialise: the line, the exception after it."""
     lines = [_COLOUR.sub("", line).strip() for line in log.splitlines()]
     lines_of_failure = []
     for position, line in enumerate(lines):
-        if _FAILED.search(line):
+        if _FAILED.search(line) and not _NOT_THE_CONNECTOR.search(line):
             after = lines[position + 1 : position + 1 + _TRACEBACK_LINES]
             cause = next((text for text in after if _EXCEPTION.match(text)), "")
             line = line.removesuffix("Traceback (most recent call last):").strip()
@@ -89,11 +98,12 @@ def inactive_reason(
         log: the server's output and error log.
         steps: the step records of the gate's requests; None where the probe is not available.
     """
-    if failed := failed_parts(log):
-        return f"the server answers, but its log says: {failed[0][:300]}"
     created = _CREATED.findall(log)
     if not classes:
+        # Whatever else failed in it, it serves: what is without a connector is measured as it is.
         return f"plain, but the log names {', '.join(created)}" if created else None
+    if failed := failed_parts(log):
+        return f"the server answers, but its log says: {failed[0][:300]}"
     if not created:
         return "the log names no connector as created"
     if steps is None:
@@ -102,6 +112,41 @@ def inactive_reason(
     if absent := [name for name in classes if name not in watched]:
         return f"{', '.join(absent)} not created (the probe watches {', '.join(sorted(watched))})"
     return _unseen_hook(classes, steps)
+
+
+def unproved_device(
+    engine: EngineSection,
+    settings: Mapping[str, SettingRecord],
+    steps: Sequence[DeviceLine],
+    flags: Mapping[str, Any],
+) -> str | None:
+    """Why a server does not run beside the device that is emulated; None when it does.
+
+    Args:
+        engine: the study's `engine` section, whose device is emulated.
+        settings: what the running engine resolved.
+        steps: the device's log of the gate's requests.
+        flags: settings that must have the value given, because this configuration asks for it.
+    """
+    device = engine["device_time_content"]
+    wanted = {
+        "kv_blocks": device["kv_blocks"],
+        "block_size": device["block_size"],
+        "executor": "uni",
+        "model_runner": "vllm.v1.worker.cpu.model_runner.CPUModelRunner",
+        **flags,
+    }
+    for name, value in wanted.items():
+        if (found := settings[name]["value"]) != value:
+            why = settings[name]["reason"]
+            return f"{name} is {found!r}{f' ({why})' if why else ''}, beside a GPU it is {value!r}"
+    if (layout := settings["kv_cache_layout"]["value"]) not in GPU_LAYOUTS:
+        return f"kv_cache_layout is {layout!r}; allowed: {', '.join(GPU_LAYOUTS)}"
+    if not steps:
+        return "the emulated device recorded no step"
+    if unwaited := sum(step["t_wait_ns"] is None for step in steps):
+        return f"the host waited for no event of {unwaited} of {len(steps)} steps of the device"
+    return None
 
 
 def _unseen_hook(classes: Sequence[str], steps: Iterable[StepLine]) -> str | None:

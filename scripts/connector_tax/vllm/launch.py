@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from connector_tax.artifacts.paths import DEVICE_TIME
 from connector_tax.artifacts.study_records import ConfigurationEntry, EngineSection, FormSection
 from connector_tax.config import is_fetched
 
@@ -27,6 +28,7 @@ TMP_MARK = "{tmp}"
 ENTRY_POINT = "vllm.entrypoints.launchers.api_server.entry"
 CPU_ADAPTER = f"{ROOT_MARK}/scripts/connector_tax/vllm/cpu_adapter"
 STEP_LOG_VARIABLE = "AGENTIC_STEP_LOG_PATH"
+
 
 # Lines of a server whose engine is gone though its HTTP process still answers.
 DEAD_ENGINE = re.compile(r"EngineDeadError|EngineCore encountered (?:an issue|a fatal error)")
@@ -47,6 +49,11 @@ _ENVIRONMENT = {
 # So too, unless the study's own flags say otherwise: vLLM's own sampling, and none of the defaults
 # that a model's generation_config.json brings along, such as a repetition penalty.
 _FLAGS = {"--generation-config": "vllm"}
+# Where the device is emulated: what a GPU's server runs, which vLLM takes from a CPU's.
+_EMULATED_ENVIRONMENT = {
+    "CONNECTOR_TAX_DEVICE_TIME": DEVICE_TIME,
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+}
 # Ports vLLM's connectors listen on, whatever the configuration.
 _PORT_VARIABLES = ("VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT")
 _COMPANION_PORT = re.compile(r"\{([a-z_]+)\.port\}")
@@ -105,7 +112,9 @@ def vllm_command(
     python = _below_root(form.get("python", engine["python"]))
     argv = [python, "-m", ENTRY_POINT, "--model", _model(engine["model"])]
     argv += ["--served-model-name", engine["served_model_name"], "--host", host]
-    flags = _without_null({**_FLAGS, **engine["flags"], **form.get("flags", {})})
+    emulated = engine["device"] == "emulated"
+    own = {**_FLAGS, **(_emulated_flags(engine) if emulated else {})}
+    flags = _without_null({**own, **engine["flags"], **form.get("flags", {})})
     argv += ["--port", str(port), *_flags(flags)]
     fetched = is_fetched(engine)
     if fetched and "revision" in engine:
@@ -130,17 +139,33 @@ def vllm_command(
     transfer = transfer_config(by_id, configuration, engine["forms"], port_of)
     if transfer is not None:
         argv += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
-    path = [f"{ROOT_MARK}/scripts", *([CPU_ADAPTER] if engine["device"] == "cpu" else [])]
+    path = [f"{ROOT_MARK}/scripts", *([CPU_ADAPTER] if engine["device"] != "cuda" else [])]
     path += [_below_root(folder) for folder in engine.get("pythonpath", [])]
     environment = {
         **_ENVIRONMENT,
         **{name: str(free_port()) for name in _PORT_VARIABLES},
         **({"HF_HUB_OFFLINE": "1"} if fetched else {}),
+        **(_EMULATED_ENVIRONMENT if emulated else {}),
         **_without_null({**engine["environment"], **form.get("environment", {})}),
         **({STEP_LOG_VARIABLE: "engine_step"} if probe else {}),
         "PYTHONPATH": ":".join([*([probe] if probe else []), *path]),
     }
     return VllmCommand(argv, environment, list(companions.values()))
+
+
+def _emulated_flags(engine: EngineSection) -> dict[str, Any]:
+    """What vLLM finds out of a GPU by itself: its memory, and the defaults it has there.
+
+    Asynchronous scheduling is left to it: asked for, a connector that it does not go with would end
+    the server, where by default it is switched off.
+    """
+    device = engine["device_time_content"]
+    cache = device["kv_blocks"] * device["block_size"] * device["kv_bytes"]
+    return {
+        "--block-size": device["block_size"],
+        "--distributed-executor-backend": "uni",
+        "--kv-cache-memory-bytes": cache,
+    }
 
 
 def transfer_config(

@@ -1,9 +1,9 @@
 """Install and remove the step probe: an overlay folder on the server's PYTHONPATH.
 
-The overlay holds copies of step_probe/ and settings_probe.py and the metadata by which vLLM finds
-them as plugins; every file carries the CONNECTOR_TAX_PATCH marker. Installing means writing the
-folder, removing means deleting it, and both can be repeated. No file of the environment is touched,
-which the hash over the installed vLLM's sources shows.
+The overlay holds copies of step_probe/, device_time/ and settings_probe.py, and the metadata by
+which vLLM finds them as plugins; every file carries the CONNECTOR_TAX_PATCH marker. Installing
+means writing the folder, removing means deleting it, and both can be repeated. No file of the
+environment is touched, which the hash over the installed vLLM's sources shows.
 """
 
 import hashlib
@@ -11,13 +11,16 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
+from typing import Any
 
 from connector_tax.artifacts.stage_records import OverlayStatus, VllmDescription
 from connector_tax.files import fsync_directory, sha256_file, write_text
 
 MARKER = "CONNECTOR_TAX_PATCH"
 PROBE = "connector_tax_step_probe"
+DEVICE_TIME = "connector_tax_device_time"
 SETTINGS_PROBE = "connector_tax_settings_probe"
 _ROOM = Path(__file__).parent
 _VERSION = "1.0"
@@ -26,8 +29,9 @@ _PACKAGE = (
 )
 _FILES = {
     **{
-        f"{PROBE}/{path.name}": path.read_text(encoding="utf-8")
-        for path in sorted((_ROOM / "step_probe").glob("*.py"))
+        f"{package}/{path.name}": path.read_text(encoding="utf-8")
+        for package, folder in ((PROBE, "step_probe"), (DEVICE_TIME, "device_time"))
+        for path in sorted((_ROOM / folder).glob("*.py"))
     },
     f"{SETTINGS_PROBE}.py": (_ROOM / "settings_probe.py").read_text(encoding="utf-8"),
     f"{PROBE}-{_VERSION}.dist-info/METADATA": (
@@ -37,6 +41,7 @@ _FILES = {
     f"{PROBE}-{_VERSION}.dist-info/entry_points.txt": (
         f"# {MARKER}\n[vllm.general_plugins]\n{PROBE} = {PROBE}:register\n"
         f"{SETTINGS_PROBE} = {SETTINGS_PROBE}:register\n"
+        f"{DEVICE_TIME} = {DEVICE_TIME}:register\n"
     ),
 }
 
@@ -108,20 +113,39 @@ def describe_vllm(python: Path) -> VllmDescription:
     Raises:
         OverlayError: the interpreter is missing, or vLLM cannot be imported; the end of its output.
     """
+    described: VllmDescription = _asked(python, str(_ROOM / "step_probe" / "hook_points.py"))
+    return described
+
+
+def refuse_unfit_for_device_time(python: Path) -> None:
+    """Whether the device of the vLLM installed for `python` can be emulated.
+
+    Raises:
+        OverlayError: names what that vLLM lacks, or why it cannot be examined.
+    """
+    with tempfile.TemporaryDirectory(prefix="overlay-") as folder:
+        install(Path(folder))
+        missing = _asked(python, "-m", f"{DEVICE_TIME}.targets", pythonpath=folder)
+    if missing:
+        raise OverlayError(
+            f"{python}: no device can be emulated for this vLLM, which lacks {'; '.join(missing)}"
+        )
+
+
+def _asked(python: Path, *program: str, pythonpath: str | None = None) -> Any:
+    """The JSON that a program prints last, run by `python`."""
+    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    if pythonpath is not None:
+        environment["PYTHONPATH"] = pythonpath
     try:
         done = subprocess.run(
-            [python, _ROOM / "step_probe" / "hook_points.py"],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+            [python, *program], capture_output=True, text=True, timeout=300, env=environment
         )
     except OSError as error:
         raise OverlayError(f"{python}: cannot be run: {error}") from error
     if done.returncode != 0:
         raise OverlayError(f"{python}: vLLM cannot be examined:\n{done.stderr[-2000:]}")
-    described: VllmDescription = json.loads(done.stdout.splitlines()[-1])
-    return described
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def package_of(python: Path) -> Path:

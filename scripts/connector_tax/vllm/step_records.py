@@ -6,6 +6,8 @@ those timed of a MultiConnector's children, by name. A hook called by another ho
 object belongs to the outer one. Spans have four significant digits and none below 0.1 us, about
 what two readings of the clock take; `t_ns` is given to 10 us. Finer digits are noise that an
 archive has to carry.
+
+The file of an emulated device holds whole ns; its lines are those of docs/artifacts.md, device.
 """
 
 import math
@@ -18,7 +20,7 @@ from typing import Any, cast
 
 import msgspec
 
-from connector_tax.artifacts.cell_records import StepLine
+from connector_tax.artifacts.cell_records import DeviceLine, StepLine
 from connector_tax.vllm.step_probe.log import VALUES, socket_address
 from connector_tax.vllm.step_probe.probe import FIELDS
 
@@ -104,17 +106,40 @@ def step_records(file: bytes, offset: int = 0) -> Iterator[StepLine]:
     Raises:
         msgspec.DecodeError: the file does not begin with the probe's header.
     """
-    head, newline, _ = file.partition(b"\n")
-    if not newline:
+    if (header := _header(file)) is None:
         return
-    header = msgspec.json.decode(head, type=Header)
     hooks = header.hooks()
-    numbers = array("d")
-    body = memoryview(file)[max(offset, len(head) + 1) :]
-    numbers.frombytes(body[: len(body) // numbers.itemsize * numbers.itemsize])
     steps = _scheduler_steps if header.process == "scheduler" else _worker_steps
-    for step in steps(_timed(numbers)):
+    for step in steps(_timed(_numbers(file, offset))):
         yield _fields(header, hooks, step)
+
+
+def device_records(file: bytes, offset: int = 0) -> Iterator[DeviceLine]:
+    """The steps of a file of an emulated device, as `step_records` those of the probe's."""
+    if _header(file) is None:
+        return
+    for _, numbers in _timed(_numbers(file, offset)):
+        queued, end, step_id, start, since, *counts, wait, woken = map(int, numbers)
+        prefill, decode, kv, pairs = counts
+        yield {
+            "t_ns": queued, "step_id": step_id, "t_start_ns": start, "t_end_ns": end,
+            "t_since_ns": since or None, "prefill_tokens": prefill, "decode_seqs": decode,
+            "kv_tokens": kv, "prefill_pairs": pairs, "t_wait_ns": wait or None,
+            "t_woken_ns": woken or None,
+        }  # fmt: skip
+
+
+def _header(file: bytes) -> Header | None:
+    head, newline, _ = file.partition(b"\n")
+    return msgspec.json.decode(head, type=Header) if newline else None
+
+
+def _numbers(file: bytes, offset: int) -> "array[float]":
+    """What follows the header from `offset` on; a number that is not whole is left out."""
+    numbers = array("d")
+    body = memoryview(file)[max(offset, file.index(b"\n") + 1) :]
+    numbers.frombytes(body[: len(body) // numbers.itemsize * numbers.itemsize])
+    return numbers
 
 
 def _timed(numbers: Iterable[float]) -> Iterator[tuple[int, list[float]]]:

@@ -1,18 +1,18 @@
-"""The tiny model of the CPU study: a Qwen3 of 2 layers with a word-level tokenizer, no weights.
+"""Models without weights: a config.json and a word-level tokenizer, no hub and no network.
 
-vLLM fills the weights with random numbers (`--load-format dummy`), so a configuration file and a
-tokenizer are the whole model; both are written here, no hub and no network. Prompts are token ids,
-so the tokenizer only has to turn ids into text.
+The tiny model of the CPU study is a Qwen3 of 2 layers, whose weights vLLM fills with random numbers
+(`--load-format dummy`). That of an emulated device has the config.json of a model of full size, and
+no weights at all. Prompts are token ids, so the tokenizer only has to turn ids into text.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from connector_tax.files import write_json
+from connector_tax.files import read_json, write_json
 
 VOCAB_SIZE = 2048
 MAX_POSITIONS = 40960
@@ -44,9 +44,9 @@ def model_config() -> dict[str, Any]:
     }
 
 
-def tokenizer() -> dict[str, Any]:
+def tokenizer(vocab_size: int) -> dict[str, Any]:
     """tokenizer.json: one word for each token id, split at spaces."""
-    words = [UNKNOWN, BEGIN, END, *(f"w{i}" for i in range(3, VOCAB_SIZE))]
+    words = [UNKNOWN, BEGIN, END, *(f"w{i}" for i in range(3, vocab_size))]
     special = [
         {
             "id": i,
@@ -76,14 +76,14 @@ def tokenizer() -> dict[str, Any]:
     }
 
 
-def write_model(folder: Path) -> None:
-    """Write the model's four files to `folder`; the bytes are the same each time."""
-    write_json(folder / "tokenizer.json", tokenizer())
+def write_model(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write the four files of a model with this config.json; the bytes are the same each time."""
+    write_json(folder / "tokenizer.json", tokenizer(config["vocab_size"]))
     write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": MAX_POSITIONS,
+            "model_max_length": config["max_position_embeddings"],
             "unk_token": UNKNOWN,
             "bos_token": BEGIN,
             "eos_token": END,
@@ -91,18 +91,20 @@ def write_model(folder: Path) -> None:
     )
     write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
     # Last: its presence says that the model is whole.
-    write_json(folder / "config.json", model_config())
+    write_json(folder / "config.json", config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the tiny model."""
+    """Write a model without weights."""
     parser = argparse.ArgumentParser(
         prog="python -m connector_tax.vllm.tiny_model", description=main.__doc__
     )
     parser.add_argument("--out", type=Path, required=True, help="the model's folder")
-    folder = parser.parse_args(argv).out
-    write_model(folder)
-    print(json.dumps({"model": str(folder), "vocab_size": VOCAB_SIZE}))
+    parser.add_argument("--config", type=Path, help="its config.json (default: the tiny model's)")
+    arguments = parser.parse_args(argv)
+    config = model_config() if arguments.config is None else read_json(arguments.config)
+    write_model(arguments.out, config)
+    print(json.dumps({"model": str(arguments.out), "vocab_size": config["vocab_size"]}))
     return 0
 
 

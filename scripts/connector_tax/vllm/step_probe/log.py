@@ -22,6 +22,20 @@ VALUES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     # complete: 1, or 0 where sample_tokens() follows and ends the step.
     "worker": {"execute_model": ("step_id", "complete"), "sample_tokens": ()},
+    # Of an emulated device, in ns: from when a step was queued to its end.
+    "device": {
+        "step": (
+            "step_id",
+            "t_start_ns",
+            "t_since_ns",
+            "prefill_tokens",
+            "decode_seqs",
+            "kv_tokens",
+            "prefill_pairs",
+            "t_wait_ns",
+            "t_woken_ns",
+        ),
+    },
 }
 FIRST_HOOK = 3
 
@@ -47,7 +61,7 @@ class Log:
 
     Args:
         prefix: of the paths of its file and its socket.
-        process: scheduler or worker.
+        process: scheduler, worker or device.
         on_error: told of an error where no caller of the engine is to see it.
     """
 

@@ -1,0 +1,164 @@
+"""What a model costs on an accelerator: its coefficients of vllm/device_time/roofline.py, memory.
+
+The peaks are those of config/accelerators.yaml, the model's sizes those of its config.json.
+Communication between the GPUs of a tensor-parallel engine is left out.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from connector_tax.artifacts.study_records import EngineSection
+from connector_tax.config import ConfigError, load_yaml, shipped, validate
+from connector_tax.files import read_json
+from connector_tax.model_size import ModelSize, read_model
+from connector_tax.vllm.device_time.roofline import Batch, device_us
+
+TABLE = "config/accelerators.yaml"
+# vLLM's on a GPU, where its flags do not say.
+KV_BLOCK = 16
+MEMORY_FLAG = "--gpu-memory-utilization"
+MEMORY_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One row of the table; `fp8_tflops` is None where it has no fp8."""
+
+    name: str
+    bf16_tflops: float
+    fp8_tflops: float | None
+    bandwidth_gb_s: float
+    memory_mib: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What is reached of the peaks, and what a start takes; keys of the table."""
+
+    linear: float
+    attention: float
+    bandwidth: float
+    host_us: float
+    besides_us: float
+    reserve_gib: float
+    start_s: float
+    load_gb_s: float
+    step_sd: float
+    launch_sd: float
+
+
+def read_accelerator(
+    name: str, key: str = "rehearsal.accelerator"
+) -> tuple[Accelerator, Efficiency]:
+    """A row of the table, and its efficiencies: the table's, but for those of the row itself.
+
+    Args:
+        key: where the name stands in the configuration, for an error.
+
+    Raises:
+        ConfigError: the table is unusable, or has no row of this name.
+    """
+    path = shipped(TABLE)
+    table = load_yaml(path)
+    validate(table, "accelerators.schema.yaml", str(path))
+    rows = table["accelerators"]
+    if name not in rows:
+        raise ConfigError(f"{key}: found {name!r}; allowed: {', '.join(rows)}")
+    own = rows[name].pop("efficiency", {})
+    return Accelerator(name, **rows[name]), Efficiency(**{**table["efficiency"], **own})
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The cost of a step, and the memory, of a model on `gpus` accelerators.
+
+    Raises:
+        ConfigError: the model's weights are fp8 and the accelerator has none.
+    """
+
+    model: ModelSize
+    accelerator: Accelerator
+    efficiency: Efficiency
+    gpus: int
+
+    def __post_init__(self) -> None:
+        if self.model.weight_bytes == 1 and self.accelerator.fp8_tflops is None:
+            raise ConfigError(f"rehearsal.accelerator: {self.accelerator.name} has no fp8")
+
+    @cached_property
+    def coefficients(self) -> dict[str, float]:
+        """Of `device_us`: operations, bytes, and what is reached of the peaks in a second."""
+        model, gpu, reached = self.model, self.accelerator, self.efficiency
+        peak = gpu.fp8_tflops if model.weight_bytes == 1 else gpu.bf16_tflops
+        assert peak is not None
+        experts = model.layers * model.experts * model.expert
+        dense = model.layers * model.dense + model.embedding
+        return {
+            "layer_flops": 2 * (model.active_parameters - model.embedding),
+            "head_flops": 2 * model.embedding,
+            "expert_share": model.experts_per_token / model.experts if model.experts else 0,
+            "dense_bytes": dense * model.weight_bytes,
+            "expert_bytes": experts * model.weight_bytes,
+            "linear_flops_s": peak * 1e12 * reached.linear * self.gpus,
+            "bandwidth_bytes_s": gpu.bandwidth_gb_s * 1e9 * reached.bandwidth * self.gpus,
+            "attention_flops": 4 * model.layers * model.heads * model.head_dim,
+            "attention_flops_s": gpu.bf16_tflops * 1e12 * reached.attention * self.gpus,
+            "kv_bytes": model.kv_bytes_per_token,
+            "besides_us": reached.besides_us,
+        }
+
+    def device_us(self, batch: Batch) -> float:
+        """The device's time of a step, in microseconds."""
+        return device_us(self.coefficients, batch)
+
+    def kv_tokens(self, memory_share: float) -> int:
+        """Tokens that the KV cache has room for; negative where the weights do not fit."""
+        memory = self.accelerator.memory_mib * 2**20 * memory_share
+        memory -= self.efficiency.reserve_gib * 2**30
+        weights = self.model.parameters * self.model.weight_bytes
+        return int((memory * self.gpus - weights) // self.model.kv_bytes_per_token)
+
+    @property
+    def startup_s(self) -> float:
+        """From launch to ready."""
+        weights = self.model.parameters * self.model.weight_bytes
+        return self.efficiency.start_s + weights / self.efficiency.load_gb_s / 1e9
+
+
+def device_time(engine: EngineSection) -> dict[str, Any]:
+    """The content of a launch's device_time.json: what the emulated device of `engine` is.
+
+    Raises:
+        ConfigError: an unusable accelerator or model, or an engine of several GPUs; names the key.
+    """
+    asked, flags = engine["device_time"], engine["flags"]
+    for kind in ("tensor", "pipeline", "data"):
+        if int(flags.get(key := f"--{kind}-parallel-size", 1)) != 1:
+            raise ConfigError(f"engine.flags.{key}: found {flags[key]}; allowed: 1, or none")
+    path = shipped(asked["model_config"])
+    if engine["model"] != (wanted := f"./build/models/{path.stem}"):
+        raise ConfigError(
+            f"engine.model: found {engine['model']!r}; allowed: {wanted!r}, which is made of "
+            f"engine.device_time.model_config ({path})"
+        )
+    accelerator, reached = read_accelerator(asked["accelerator"], "engine.device_time.accelerator")
+    roof = Roofline(read_model(path, "engine.device_time.model_config"), accelerator, reached, 1)
+    blocks = roof.kv_tokens(float(flags.get(MEMORY_FLAG, MEMORY_SHARE))) // KV_BLOCK
+    if blocks <= 0:
+        raise ConfigError(
+            f"engine.device_time.accelerator: found {asked['accelerator']}; allowed: one whose "
+            "memory holds the model's weights"
+        )
+    sweep = {"sweep_us": asked["sweep_us"]} if "sweep_us" in asked else {}
+    return {
+        "accelerator": asked["accelerator"],
+        "architecture": read_json(path)["architectures"][0],
+        **roof.coefficients,
+        "besides_us": asked["besides_us"],
+        "launch_us": asked["launch_us"],
+        "block_size": KV_BLOCK,
+        "kv_blocks": blocks,
+        **sweep,
+    }

@@ -1,0 +1,136 @@
+# CONNECTOR_TAX_PATCH
+"""The emulated device: a queue that one server works off, and events that are moments of it.
+
+Nothing runs. What is queued is done at a moment that is known when it is queued, and whoever waits
+for it sleeps until then, without using the CPU.
+"""
+
+import ctypes
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+_now = time.monotonic_ns
+_PR_SET_TIMERSLACK = 29
+_set_process = ctypes.CDLL(None).prctl
+
+
+class Batch(NamedTuple):
+    """A step's batch, as `roofline.device_us` takes it."""
+
+    prefill_tokens: int
+    decode_seqs: int
+    kv_tokens: int
+    prefill_pairs: int
+
+
+class Step:
+    """A step in the queue; times of CLOCK_MONOTONIC in ns.
+
+    Attributes:
+        since_ns: from when on the engine had what it computes; 0: when the step before ended.
+        wait_ns: when the host began to wait for its end; 0 until then.
+        woken_ns: when it went on.
+    """
+
+    __slots__ = ("batch", "end_ns", "queued_ns", "since_ns", "start_ns", "step_id", "wait_ns",
+                 "woken_ns")  # fmt: skip
+
+    def __init__(
+        self, step_id: int, batch: Batch, since_ns: int, queued_ns: int, start_ns: int, end_ns: int
+    ) -> None:
+        self.step_id = step_id
+        self.batch = batch
+        self.since_ns = since_ns
+        self.queued_ns = queued_ns
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self.wait_ns = 0
+        self.woken_ns = 0
+
+    def numbers(self) -> tuple[int, ...]:
+        """In the order of step_probe.log.VALUES."""
+        return (self.queued_ns, self.end_ns, self.step_id, self.start_ns, self.since_ns,
+                *self.batch, self.wait_ns, self.woken_ns)  # fmt: skip
+
+
+class Device:
+    """The queue of one engine.
+
+    Args:
+        launch_us: the host's time for launching a step's kernels, on the CPU.
+        record: is given each step, in order, once the host has waited for it or a later one.
+    """
+
+    def __init__(self, launch_us: float, record: Callable[[Step], Any]) -> None:
+        self._launch_ns = round(launch_us * 1000)
+        self._record = record
+        self._unrecorded: deque[Step] = deque()
+        self.free_ns = 0
+        self.last: Step | None = None
+
+    def begin(self, step_id: int, batch: Batch, since_ns: int, duration_us: float) -> None:
+        """Queue a step behind what is there: the host launches its first kernel."""
+        queued = _now()
+        start = max(queued, self.free_ns)
+        self.free_ns = start + round(duration_us * 1000)
+        self.last = Step(step_id, batch, since_ns, queued, start, self.free_ns)
+        self._unrecorded.append(self.last)
+
+    def launched(self) -> None:
+        """The host has launched the last kernel of the step; it does not end before."""
+        step = self.last
+        assert step is not None
+        until = step.queued_ns + self._launch_ns
+        while (now := _now()) < until:
+            pass
+        step.end_ns = self.free_ns = max(step.end_ns, now)
+
+    def waited(self, step: Step, wait_ns: int) -> None:
+        """Note that the host has waited for a step, and hand over all up to it."""
+        if step.woken_ns:
+            return
+        step.wait_ns, step.woken_ns = wait_ns, _now()
+        while self._unrecorded:
+            done = self._unrecorded.popleft()
+            self._record(done)
+            if done is step:
+                break
+
+
+def event_class(device: Device) -> type:
+    """torch.cuda.Event of a device: `record` notes what is queued, `synchronize` waits for it."""
+
+    class Event:
+        __slots__ = ("step", "when_ns")
+        slack_set = False
+
+        def __init__(self, *_args: Any, **_options: Any) -> None:
+            self.step: Step | None = None
+            self.when_ns = 0
+
+        def record(self, _stream: Any = None) -> None:
+            self.step, self.when_ns = device.last, device.free_ns
+
+        def wait(self, _stream: Any = None) -> None:
+            pass
+
+        def query(self) -> bool:
+            return _now() >= self.when_ns
+
+        def elapsed_time(self, other: "Event") -> float:
+            return (other.when_ns - self.when_ns) / 1e6
+
+        def synchronize(self) -> None:
+            if not Event.slack_set:
+                # Of the thread that waits: the kernel's 50 us would lengthen each step.
+                _set_process(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+                Event.slack_set = True
+            begin = _now()
+            if (left := self.when_ns - begin) > 0:
+                time.sleep(left / 1e9)
+            if self.step is not None:
+                device.waited(self.step, begin)
+
+    return Event

@@ -1,0 +1,260 @@
+# CONNECTOR_TAX_PATCH
+"""What stands in the place of vLLM's own functions where the device is emulated.
+
+Replaced are: Triton's kernels, by calls that do nothing; the model, by one whose forward is a step
+of the device; CUDA events, by moments of its queue; sampling, by token ids made on the host; the
+metadata of attention, which no kernel reads; the KV cache's memory, by addresses; the restrictions
+of vLLM's CPU platform and CPU attention. All else is what a GPU's server runs.
+"""
+
+# mypy: disable-error-code="import-not-found"
+
+import importlib
+import mmap
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from connector_tax_step_probe.log import Log, mark
+
+from .clock import Batch, Device, Step, event_class
+from .roofline import device_us
+from .targets import KERNEL_TARGETS, RUNNER_TARGETS, TARGETS, missing
+
+SWEEP_STEPS = 50
+_STEP = mark(0)
+# Not in Python's mmap before 3.13.
+_MAP_NORESERVE = 0x4000
+
+
+class PatchError(Exception):
+    """This vLLM lacks something that is replaced; the text names it."""
+
+
+class _NoKernel:
+    """A Triton kernel that takes the host a call, and the device nothing."""
+
+    def __init__(self, function: Any) -> None:
+        self.fn = function
+        self.__name__ = getattr(function, "__name__", "kernel")
+
+    def __getitem__(self, _grid: Any) -> Any:
+        return self
+
+    def __call__(self, *_args: Any, **_options: Any) -> None:
+        return None
+
+    def warmup(self, *_args: Any, **_options: Any) -> None:
+        return None
+
+
+def _no_kernel(*args: Any, **_options: Any) -> Any:
+    return _NoKernel(args[0]) if args and callable(args[0]) else _NoKernel
+
+
+def without_kernels() -> None:
+    """Have every kernel that is imported from now on do nothing."""
+    triton = importlib.import_module("vllm.triton_utils").triton
+    triton.jit = _no_kernel
+    triton.next_power_of_2 = lambda n: 1 << (int(n) - 1).bit_length()
+
+
+class Emulation:
+    """The emulated device of one engine, and what vLLM calls in the place of a real one's.
+
+    Args:
+        coefficients: the content of device_time.json.
+        log: where its steps are recorded.
+    """
+
+    def __init__(self, coefficients: Mapping[str, Any], log: Log) -> None:
+        self._coefficients = coefficients
+        self._log = log
+        self.device = Device(coefficients["launch_us"], self._record)
+        self._output: Any = None
+        self._batch: Any = None
+        self._metadata: dict[str, Any] = {}
+        self._steps = 0
+        # When the engine core was given a request that no step has begun to compute.
+        self.arrived_ns: dict[str, int] = {}
+
+    def _record(self, step: Step) -> None:
+        numbers = self._log.numbers
+        numbers.extend((*step.numbers(), _STEP))
+        if len(numbers) > self._log.limit:
+            self._log.write()
+
+    def begin(self) -> bool:
+        """Queue the step that is being launched; whether its layers are launched one by one.
+
+        A GPU replays a step without prefill as one graph, in which no hook of a layer runs.
+        """
+        output, batch = self._output, self._batch
+        n = batch.num_scheduled_tokens
+        computed, prefilling = batch.num_computed_tokens_np[: len(n)], batch.is_prefilling_np
+        new, before = n[prefilling].astype("int64"), computed[prefilling].astype("int64")
+        decode = ~prefilling
+        shape = Batch(
+            int(new.sum()),
+            int(decode.sum()),
+            int(computed[decode].sum()),
+            int((new * before + new * (new + 1) // 2).sum()),
+        )
+        arrived = [self.arrived_ns.pop(r.req_id, 0) for r in output.scheduled_new_reqs]
+        carried_on = len(n) > len(arrived)
+        since = 0 if carried_on else min(arrived, default=0)
+        step_id = getattr(output, "connector_tax_step_id", 0)
+        self.device.begin(step_id, shape, since, self._duration_us(shape))
+        return bool(batch.has_prefill)
+
+    def _duration_us(self, batch: Batch) -> float:
+        sweep = self._coefficients.get("sweep_us")
+        if sweep is None:
+            return device_us(self._coefficients, batch)
+        # Each for SWEEP_STEPS steps, in turn, whatever the batch.
+        self._steps += 1
+        return float(sweep[self._steps // SWEEP_STEPS % len(sweep)])
+
+    def executes(self, output: Any) -> None:
+        """The runner is about to execute a step."""
+        self._output = output
+
+    def attention(self, batch: Any, kv_cache_config: Any) -> dict[str, Any]:
+        """Metadata of every layer's attention: something, for nobody reads it."""
+        self._batch = batch
+        if not self._metadata:
+            for group in kv_cache_config.kv_cache_groups:
+                self._metadata |= dict.fromkeys(group.layer_names, group)
+        return self._metadata
+
+
+def sample(_runner: Any, _hidden: Any, batch: Any, _grammar: Any) -> Any:
+    """A token id for each sequence that gets one, in the place of sampling."""
+    import torch
+
+    output = importlib.import_module("vllm.v1.worker.gpu.sample.output")
+    n = batch.num_reqs
+    computed = batch.num_computed_tokens_np[:n] + batch.num_scheduled_tokens[:n]
+    sampled = torch.from_numpy((computed >= batch.prefill_len_np[:n]).astype("int32"))
+    ids = torch.from_numpy(computed.astype("int64") % 20000 + 100).unsqueeze(1)
+    none = torch.zeros(n, dtype=torch.int32)
+    return output.SamplerOutput(ids, None, None, sampled, none), sampled, none
+
+
+class _TorchOfCache:
+    """torch, but for `zeros`: addresses without memory, for nobody reads or writes the KV cache."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+    def zeros(self, size: int, dtype: Any, **_device: Any) -> Any:
+        area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        return self._torch.frombuffer(area, dtype=dtype)
+
+
+def install(coefficients: Mapping[str, Any], prefix: str) -> None:
+    """Replace what is replaced in this process.
+
+    Raises:
+        PatchError: this vLLM lacks something of it, or has a Triton of its own.
+    """
+    _refuse(KERNEL_TARGETS)
+    if importlib.import_module("vllm.triton_utils").HAS_TRITON:
+        raise PatchError("the emulated device: Triton is installed; allowed: a vLLM without it")
+    without_kernels()
+    _refuse(TARGETS)
+    # Model runner V2 asks for it.
+    importlib.import_module("vllm.config.vllm").HAS_TRITON = True  # type: ignore[attr-defined]
+    _lift_restrictions()
+    emulation = Emulation(coefficients, Log(prefix, "device", _fail))
+    _replace_model(coefficients["architecture"], emulation)
+    _note_arrivals(emulation)
+    worker = importlib.import_module("vllm.v1.worker.worker_base").WorkerWrapperBase
+    init_device = worker.init_device
+
+    def emulated_init_device(self: Any, *args: Any, **options: Any) -> Any:
+        # Not before: the API server needs none of it.
+        _refuse(RUNNER_TARGETS)
+        _replace_runner(emulation)
+        return init_device(self, *args, **options)
+
+    worker.init_device = emulated_init_device
+
+
+def _refuse(targets: tuple[tuple[str, str], ...]) -> None:
+    if lacking := missing(targets):
+        raise PatchError(f"the emulated device does not fit this vLLM: {'; '.join(lacking)}")
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+def _lift_restrictions() -> None:
+    """Of the CPU platform, and of its attention: FlashAttention's block size and layouts."""
+    platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform
+    check = platform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: Any, config: Any) -> None:
+        scheduler, parallel = config.scheduler_config, config.parallel_config
+        asked = scheduler.async_scheduling, parallel.distributed_executor_backend
+        check(cls, config)
+        scheduler.async_scheduling, parallel.distributed_executor_backend = asked
+
+    platform.check_and_update_config = classmethod(check_and_update_config)
+    multiple_of = importlib.import_module("vllm.v1.attention.backend").MultipleOf
+    layout = importlib.import_module("vllm.v1.kv_cache_layout").KVCacheLayout
+    backend = importlib.import_module("vllm.v1.attention.backends.cpu_attn").CPUAttentionBackend
+    backend.get_supported_kernel_block_sizes = staticmethod(lambda _spec=None: [multiple_of(16)])
+    backend.supported_kv_cache_layouts = classmethod(lambda _cls: (layout.LBNHC, layout.LBHNC))
+
+
+def _replace_model(architecture: str, emulation: Emulation) -> None:
+    from .model import model_class
+
+    model = model_class(emulation.begin, emulation.device.launched)
+    importlib.import_module("vllm").ModelRegistry.register_model(architecture, model)
+
+
+def _note_arrivals(emulation: Emulation) -> None:
+    scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+    add_request = scheduler.add_request
+
+    def noted_add_request(self: Any, request: Any) -> None:
+        emulation.arrived_ns[request.request_id] = time.monotonic_ns()
+        add_request(self, request)
+
+    scheduler.add_request = noted_add_request
+
+
+def _replace_runner(emulation: Emulation) -> None:
+    import torch
+
+    # vLLM's own stand-ins for CUDA come first; a runner binds events when it makes them.
+    importlib.import_module("vllm.v1.worker.cpu.shm")
+    torch.cuda.Event = event_class(emulation.device)
+    cpu_worker = importlib.import_module("vllm.v1.worker.cpu_worker").CPUWorker
+    cpu_worker.determine_available_memory = lambda worker: worker.cache_config.kv_cache_memory_bytes
+    utils: Any = importlib.import_module("vllm.v1.worker.utils")
+    utils.allocate_kv_cache.__globals__["torch"] = _TorchOfCache(torch)
+
+    runner = importlib.import_module("vllm.v1.worker.gpu.model_runner").GPUModelRunner
+    execute = runner.execute_model
+
+    def noted_execute(self: Any, output: Any, *args: Any, **options: Any) -> Any:
+        emulation.executes(output)
+        return execute(self, output, *args, **options)
+
+    def prepare_attn(
+        _state: Any, batch: Any, _mode: Any, _tables: Any, _slots: Any, _groups: Any,
+        kv_cache_config: Any, **_options: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        return emulation.attention(batch, kv_cache_config)
+
+    runner.execute_model = noted_execute
+    runner.sample = sample
+    state = importlib.import_module("vllm.v1.worker.gpu.model_states.default").DefaultModelState
+    state.prepare_attn = prepare_attn

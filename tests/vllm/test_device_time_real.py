@@ -1,0 +1,61 @@
+"""A real vLLM beside an emulated device: `pytest -m long tests/vllm/test_device_time_real.py`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.config import ROOT, load_yaml
+from connector_tax.files import read_json
+from connector_tax.study import preflight
+from connector_tax.study.design import resolve
+from connector_tax.vllm import overlay
+from connector_tax.vllm.tiny_model import write_model
+from tests.vllm.test_real import PYTHON
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON}: no vLLM environment there"),
+]
+
+
+def gate(folder: Path, configuration: str, **flags: Any) -> list[str]:
+    """The notes of a configuration's gate in the study of the emulated H20."""
+    config = load_yaml(ROOT / "config/h20-emulated.yaml")
+    config["engine"]["python"] = str(PYTHON)
+    config["engine"]["flags"] |= flags
+    config["server"]["device"] = "vllm_tests"
+    model = ROOT / config["engine"]["model"]
+    if not (model / "config.json").exists():
+        write_model(model, read_json(ROOT / config["engine"]["device_time"]["model_config"]))
+    overlay.install(folder / "overlay")
+    notes: list[str] = []
+    preflight.run_gate(
+        resolve(config, "h20-emulated"), configuration, f"verify_{configuration}",
+        folder / "launch", notes.append, folder / "overlay",
+    )  # fmt: skip
+    return notes
+
+
+def test_nothing_that_is_replaced_is_missing() -> None:
+    overlay.refuse_unfit_for_device_time(PYTHON)
+
+
+@pytest.mark.parametrize("configuration", ["plain", "mooncake_both", "nixl_both"])
+def test_it_runs_the_host_path_of_a_gpu(tmp_path: Path, configuration: str) -> None:
+    notes = gate(tmp_path, configuration)
+    proof = next(note for note in notes if note.startswith("device time emulated"))
+    print(f"\n{configuration}: {proof}")
+    assert "160 steps" in proof
+    assert "vllm.v1.worker.cpu.model_runner.CPUModelRunner, async_scheduling True" in proof
+
+
+@pytest.mark.parametrize("configuration", ["lmcache_only", "multi_mooncake_lmcache"])
+def test_lmcache_runs_in_it_or_says_why_not(tmp_path: Path, configuration: str) -> None:
+    gate(tmp_path, configuration)
+
+
+def test_another_executor_than_a_gpus_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(preflight.GateError, match="executor is 'mp', beside a GPU it is 'uni'"):
+        gate(tmp_path, "plain", **{"--distributed-executor-backend": "mp"})
