@@ -259,9 +259,8 @@ def _judged(study: Study, cell: Cell) -> Iterator[str]:
         watched = Watched(found, study.config["quiet"], level)
     device = None
     if study.config["engine"].get("device") == "emulated":
-        device = device_values(
-            read_jsonl(cell.file(paths.DEVICE_LOG)), read_jsonl(cell.file("engine_step"))
-        )
+        steps, log = (list(read_jsonl(cell.file(k))) for k in ("engine_step", paths.DEVICE_LOG))
+        device = device_values(log, steps)
         if cell.configuration != study.baseline:
             del device["device_exposed_share"]
     checks = assess(
