@@ -17,13 +17,13 @@ VLLM_ENVIRONMENT = os.path.normpath(f"{PROJECT}/envs/{{environment}}/.venv")
 MODELS = os.path.normpath(f"{PROJECT}/build/models")
 # No parameter of the rule: another name of the interpreter is no reason to build 3 GB anew.
 os.environ[PYTHON_VARIABLE] = STUDY["config"]["engine"].get("build_python", PYTHON)
-
-
-def model_option(wildcards):
-    """Which config.json the model has: the tiny one's own, or that of an emulated device's model."""
-    asked = STUDY["config"]["engine"].get("device_time")
-    path = shipped(asked["model_config"]) if asked else None
-    return f"--config {shlex.quote(str(path))}" if path else ""
+# The tiny model has its own config.json, or that of an emulated device's model.
+DEVICE_TIME = STUDY["config"]["engine"].get("device_time")
+MODEL_OPTION = (
+    f"--config {shlex.quote(str(shipped(DEVICE_TIME['model_config'])))}"
+    if DEVICE_TIME
+    else ""
+)
 
 
 rule vllm_environment:
@@ -51,7 +51,7 @@ rule tiny_model:
         f"{MODELS}/{{model}}.log",
     params:
         folder=lambda wildcards, output: str(Path(output[0]).parent),
-        config=model_option,
+        config=MODEL_OPTION,
     shell:
         "python -m connector_tax.vllm.tiny_model --out {params.folder:q} {params.config} 2>&1 | tee {log}"
 
