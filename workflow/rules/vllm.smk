@@ -1,7 +1,6 @@
 # What a real vLLM needs before it can be launched: its environment, the tiny model, a fit machine.
 
 import os
-import shlex
 
 from connector_tax.config import ROOT, is_fetched, shipped
 from connector_tax.vllm.environment import PYTHON, PYTHON_VARIABLE, files_of
@@ -20,9 +19,7 @@ os.environ[PYTHON_VARIABLE] = STUDY["config"]["engine"].get("build_python", PYTH
 # The tiny model has its own config.json, or that of an emulated device's model.
 DEVICE_TIME = STUDY["config"]["engine"].get("device_time")
 MODEL_OPTION = (
-    f"--config {shlex.quote(str(shipped(DEVICE_TIME['model_config'])))}"
-    if DEVICE_TIME
-    else ""
+    ["--config", str(shipped(DEVICE_TIME["model_config"]))] if DEVICE_TIME else []
 )
 
 
@@ -53,7 +50,7 @@ rule tiny_model:
         folder=lambda wildcards, output: str(Path(output[0]).parent),
         config=MODEL_OPTION,
     shell:
-        "python -m connector_tax.vllm.tiny_model --out {params.folder:q} {params.config} 2>&1 | tee {log}"
+        "python -m connector_tax.vllm.tiny_model --out {params.folder:q} {params.config:q} 2>&1 | tee {log}"
 
 
 # A model that is named is fetched before anything is launched; a start-up does not wait for it.
