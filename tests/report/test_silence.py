@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from connector_tax.config import ROOT
-from connector_tax.files import read_json, read_jsonl
+from connector_tax.files import read_json, read_jsonl, write_json
 from connector_tax.provenance.unpack import unpack
 from connector_tax.report.silence import LEAST_S, Silence, longest_silence_s, silence
 from tests.study.driving import launch_folder, start_driver, write_study
@@ -49,13 +49,18 @@ def silence_of(cell: Path) -> Silence:
 def test_an_engine_that_is_stopped_in_a_cell_is_flagged(tmp_path: Path) -> None:
     study_file = write_study(tmp_path / "results" / "tiny")
     folder = launch_folder(study_file)
+    study = read_json(study_file)
+    study["config"]["cell"] |= {"floor_s": 2.0}
+    write_json(study_file, study)
     driver = start_driver(study_file)
     engine = None
     while engine is None and driver.poll() is None:
-        if list(folder.glob("r20.partial/metrics_*")):
-            engine = next(p for p in of_this_study(folder) if "connector_tax.engine" in p.cmdline())
-        time.sleep(0.005)
+        found = (p for p in of_this_study(folder) if "connector_tax.engine" in p.cmdline())
+        engine = next(found, None)
     assert isinstance(engine, psutil.Process)
+    while not any(path.stat().st_size for path in folder.glob("r20.partial/metrics_*")):
+        assert driver.poll() is None
+        time.sleep(0.005)
     os.kill(engine.pid, signal.SIGSTOP)
     # How long it stands still is what is measured.
     time.sleep(2 * LEAST_S)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.artifacts.cell_records import WindowRecord
+from connector_tax.artifacts.cell_records import MeasuredWindow
 from connector_tax.files import reading
 
 LEAST_S = 1.0
@@ -45,7 +45,7 @@ class _Request(msgspec.Struct):
     reads: list[tuple[int, int]] | None = None
 
 
-def silence(path: Path, steps_ns: NDArray[np.float64], window: WindowRecord) -> Silence | None:
+def silence(path: Path, steps_ns: NDArray[np.float64], window: MeasuredWindow) -> Silence | None:
     """The longest silence of a cell from the end of its warm-up on; None where it is not known.
 
     Args:
@@ -61,7 +61,7 @@ def silence(path: Path, steps_ns: NDArray[np.float64], window: WindowRecord) -> 
     if not firsts or not (reads or len(steps_ns)):
         return None
     lasts = [r.t_last_token_ns for r in sent if r.t_last_token_ns is not None]
-    lives = [(r.t_send_ns or 0, r.t_done_ns or window["t_drained_ns"]) for r in sent]
+    lives = [(r.t_send_ns or 0, r.t_done_ns or window["t_stop_ns"]) for r in sent]
     seen = np.concatenate([firsts, lasts, reads if reads else steps_ns]).astype(float)
     ttfts = [r.t_first_token_ns - r.t_send_ns for r in sent if r.t_first_token_ns and r.t_send_ns]
     bound_s = max(LEAST_S, TTFTS * min(ttfts) / 1e9)
