@@ -9,13 +9,14 @@ import pytest
 
 from connector_tax.artifacts.names import POINT_ESTIMATE
 from connector_tax.artifacts.tables import empty_row, table_text
+from connector_tax.figures.__main__ import main as draw
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json, write_text
 from connector_tax.report import answer
 from connector_tax.report.__main__ import main
 from connector_tax.report.page import render
-from tests.analysis.synthetic import write_analysed_study
+from tests.analysis.synthetic import CONFIGURATIONS, SMALL_GRID, write_analysed_study
 from tests.analysis.tables import edit_csv
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import LABELS, STEP_COST_US, Design
@@ -310,6 +311,27 @@ def test_the_report_of_what_the_analysis_writes(tmp_path: Path) -> None:
     assert "loop lag" in text
     assert source.count("<svg") > 100  # cells over time
     assert "H6" in text
+
+
+@pytest.mark.parametrize("phase", ["A", "B", "Bp"])
+def test_a_study_of_which_a_whole_phase_is_void_has_every_figure_and_a_report(
+    tmp_path: Path, phase: str
+) -> None:
+    why = "machine disturbed: slower than the quiet level"
+    cells = {"A": ["r40", "r80"], "B": ["128x16", "512x16"], "Bp": ["128x16"]}[phase]
+    names = (*CONFIGURATIONS, "plain_2")
+    study_file = write_analysed_study(
+        tmp_path / "s",
+        steps_per_cell=20,
+        void={(name, 0, phase, cell): why for name in names for cell in cells},
+        config={**SMALL_GRID, "reference": {"fallback_rps": 40.0}},
+    )
+    command = ["--study", str(study_file)]
+    assert draw([*NAMES, *command]) == 0
+    assert main(command) == 0
+    text = Page((tmp_path / "s" / "report.html").read_text()).text
+    assert f"No cell of Phase {phase} is valid: the study has no number of it." in text
+    assert why in text
 
 
 def test_resources_stand_beside_plain_with_their_intervals(full: StudyTables) -> None:

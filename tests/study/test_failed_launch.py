@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.files import read_json
-from connector_tax.study import complete, launch
+from connector_tax.artifacts.index import CellEntry, launch_index, write_index
+from connector_tax.artifacts.names import Launch
+from connector_tax.files import read_json, write_json
+from connector_tax.study import complete, launch, remeasure
 from connector_tax.study.guard import PARENT_VARIABLE
 from tests.study.driving import arguments, launch_folder, write_study
 
@@ -62,3 +64,39 @@ def test_a_failed_connector_goes_on_and_is_missing_at_the_end_of_its_phase(
     assert launch.main(arguments(study_file, "noop_connector")) == 0
     assert complete.main(end) == 0
     assert not (study_file.parent / "complete.json").exists()
+
+
+def test_void_cells_are_counted_by_cause_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study_file = write_study(tmp_path / "results" / "tiny")
+    study = read_json(study_file)
+    study["run_order"] = {
+        "A": [{"config": "plain", "block": n} for n in range(3)],
+        "B": [],
+        "Bp": [],
+    }
+    study_file.write_text(json.dumps(study))
+    early = {"early_send_ms": {"value": 1.0, "bound": 0.0, "pass": False}}
+    foreign = {"foreign_cpu_server": {"value": 1.0, "bound": 0.1, "pass": False}}
+    ends = {0: (early | foreign, "drained"), 1: (foreign, "drained"), 2: (early, "overloaded")}
+    for block, (health, ended_by) in ends.items():
+        ended = Launch("plain", block, "A")
+        for cell in ("r20", "r40"):
+            record = {"health": health, "cooldown": {"ended_by": ended_by}}
+            write_json(ended.folder(study_file.parent) / cell / f"cell_A_{cell}.json", record)
+        entries = [CellEntry(cell, "void", "long words " * 40, {}) for cell in ("r20", "r40")]
+        index = launch_index(study, ended, entries, started_utc="")
+        write_index(ended.folder(study_file.parent), index)
+    assert complete.main(["--study", str(study_file), "--phase", "A"]) == 0
+    again = f"connector-tax remeasure {study_file.parent}, then the same command"
+    assert capsys.readouterr().err.splitlines() == [
+        "VOID 4 cells: machine disturbed: other processes used the server's CPUs. "
+        f"end what else runs on the machine; {again}",
+        "VOID 2 cells: the server was overloaded. "
+        "it would be so again; offer less: `shape_rates`, or lower rates",
+    ]
+    # Nor is what would be overloaded again measured again unasked.
+    assert remeasure.main([str(study_file.parent)]) == 0
+    assert "2 launches moved aside" in capsys.readouterr().out
+    assert Launch("plain", 2, "A").folder(study_file.parent).exists()

@@ -17,6 +17,7 @@ from tests.workflow.small import smaller
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(300)]
 PLAIN_A = "results/tiny/runs/plain/block0/A/index.json"
+RATES = "results/tiny/reference_rates.json"
 
 
 def two_launches(text: str) -> str:
@@ -110,6 +111,45 @@ def test_unasked_nothing_is_measured_again(folder: Path) -> None:
     assert {n: h for n, h in after.items() if n != "index.json"} == {
         n: h for n, h in before.items() if n != "index.json"
     }
+
+
+def cut(launch: Path, cell: str) -> None:
+    """Cut a finished cell's requests file short."""
+    path = launch / cell / f"requests_A_{cell}.jsonl"
+    path.chmod(0o644)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def test_a_cell_that_was_cut_short_is_measured_again_by_the_same_command(folder: Path) -> None:
+    launch = (folder / PLAIN_A).parent
+    kept = hashes(launch / "r40")
+    cut(launch, "r20")
+    done = run(folder, RATES)
+    assert done.returncode != 0
+    # Whatever finds it first, the end of the run names it and says what happens to it.
+    assert (
+        "DAMAGED plain/block0/A: results/tiny/runs/plain/block0/A/r20/requests_A_r20.jsonl is "
+        "missing or not what index.json says; what is damaged is measured again by the same command"
+    ) in text_of(done)
+    done = run(folder, RATES)
+    assert done.returncode == 0, text_of(done)
+    assert (launch / "r20.damaged1").is_dir()
+    assert hashes(launch / "r40") == kept
+
+
+def test_a_cell_that_is_cut_short_before_its_launch_ends_is_named_too(folder: Path) -> None:
+    launch = (folder / PLAIN_A).parent
+    (launch / "index.json").unlink()
+    (launch / "r40").rename(launch / "r40.away1")
+    process = start(folder, PLAIN_A)
+    wait_for(lambda: any(launch.glob("r40.partial/metrics_*")), process)
+    cut(launch, "r20")
+    assert process.wait(timeout=60) != 0
+    said = "requests_A_r20.jsonl: missing or changed since it was measured; the same command"
+    assert said in (folder / "snakemake.log").read_text()
+    done = run(folder, PLAIN_A)
+    assert done.returncode == 0, text_of(done)
+    assert read_json(launch / "index.json")["status"] == "done"
 
 
 def test_a_changed_design_is_refused_with_every_way_out(folder: Path) -> None:

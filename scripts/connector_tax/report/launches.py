@@ -120,6 +120,14 @@ def count_states(launches: list[LaunchReport]) -> Counter[str]:
     return Counter(cell.status for launch in launches for cell in launch.cells)
 
 
+def void_phases(launches: list[LaunchReport]) -> list[str]:
+    """The phases that were measured, and none of whose cells is valid."""
+    states: dict[str, set[str]] = {}
+    for launch in launches:
+        states.setdefault(launch.phase, set()).update(cell.status for cell in launch.cells)
+    return [phase for phase, seen in states.items() if "void" in seen and "valid" not in seen]
+
+
 def placements(launches: list[LaunchReport]) -> Counter[str]:
     """Each warning about the CPUs of server and load generator, with the launches it holds for."""
     return Counter(text for launch in launches for text in launch.placement)

@@ -78,6 +78,7 @@ def context(study: StudyTables) -> dict[str, Any]:
     launches = runs.read_launches(study)
     drift = validity.drift_rows(study)
     step_timing = study.patch["step_timing_available"]
+    over_time = [(launch, series.series_of(study, launch)) for launch in launches]
     return {
         "study": study,
         "plain": study.against("plain"),
@@ -107,9 +108,13 @@ def context(study: StudyTables) -> dict[str, Any]:
         "step_taxes": steps.step_taxes(study) if step_timing else [],
         "hooks": steps.hooks(study) if step_timing else None,
         "spans": f"{spans.hidden(study)} {spans.placed(study)}".strip(),
-        "launches": [
-            (launch, validity.checks(launch), series.series_of(study, launch))
-            for launch in launches
+        "launches": [(launch, validity.checks(launch), cells) for launch, cells in over_time],
+        "void_phases": runs.void_phases(launches),
+        "silent": [
+            (launch, item)
+            for launch, cells in over_time
+            for item in cells
+            if item.cell.status == "valid" and item.silence and item.silence.flagged
         ],
         "series_columns": series.COLUMNS,
         "bins": series.BINS,

@@ -21,12 +21,14 @@ from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_jsonl
 from connector_tax.report.launches import CellState, LaunchReport
+from connector_tax.report.silence import Silence, silence
 
 BINS, HEIGHT = 48, 16  # of a drawing, in its own units
 COLUMNS = (
     "TTFT, ms", "TPOT, ms", "in flight", "waiting", "KV blocks used, %", "engine step, ms",
     "yardstick, ns",
 )  # fmt: skip
+STEP_SERIES = COLUMNS.index("engine step, ms")
 KV_USE = "vllm:kv_cache_usage_perc"
 
 Floats = NDArray[np.float64]
@@ -51,12 +53,14 @@ class CellSeries:
         warm: where the warm-up ends, in units of the drawing.
         failed: an SVG path with a stroke for each part in which a request failed or was dropped.
         drawings: one for each of COLUMNS; None where nothing was recorded.
+        silence: the longest time without a token; None where it is not known.
     """
 
     cell: CellState
     warm: int
     failed: str
     drawings: Sequence[Drawing | None]
+    silence: Silence | None
 
 
 def series_of(study: StudyTables, launch: LaunchReport) -> list[CellSeries]:
@@ -78,7 +82,11 @@ def _series(root: Path, cell: CellState) -> CellSeries:
     warm = round(BINS * (window["t_warmup_end_ns"] - start) / (stop - start))
     hit = np.flatnonzero(np.histogram(failed, edges)[0])
     strokes = "".join(f"M{part}.5 {HEIGHT}v-{HEIGHT}" for part in hit)
-    return CellSeries(cell, warm, strokes, [_drawing(*pair, edges) for pair in samples])
+    requests = paths.cell_log("requests", cell.record["phase"], cell.record["cell"])
+    quiet = None
+    if requests in cell.record["files"]:
+        quiet = silence((root / cell.link).with_name(requests), samples[STEP_SERIES][0], window)
+    return CellSeries(cell, warm, strokes, [_drawing(*pair, edges) for pair in samples], quiet)
 
 
 def _samples(path: Path, record: CellRecord, edges: Floats) -> tuple[list[Samples], Floats]:

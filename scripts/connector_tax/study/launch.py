@@ -78,9 +78,18 @@ from connector_tax.study.server_command import (
 from connector_tax.study.server_use import ServerUse
 from connector_tax.study.slots import enter_block_slot
 from connector_tax.study.steplog import LaunchStepLog
+from connector_tax.study.usage import busiest_other, every_cpu_ms, own_processes
+from connector_tax.study.void_cells import (
+    LATELY,
+    MACHINE_CAUSES,
+    recent_machine_voids,
+    void_cause,
+)
 from connector_tax.vllm.engine_files import engine_files
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
+# So many void cells of the last ones are said at once, where the machine is the cause.
+DISTURBED = 3
 
 
 class StopRequested(BaseException):
@@ -268,6 +277,7 @@ class LaunchDriver:
                     self.study, self.launch, cell, rate, attempt=attempt, measurement=measurement
                 )
                 self.progress.start_cell(cell["cell"], position, len(missing), rate)
+                began, used = time.monotonic(), every_cpu_ms()
                 content = cells.measure(
                     self.study, self.launch, prepared, instruments, self.progress.update
                 )
@@ -282,11 +292,28 @@ class LaunchDriver:
                     self.progress.say(f"cell {cell['cell']} {_counted(content['counts'])}")
                     break
                 self.progress.say(f"cell {cell['cell']} VOID: {'; '.join(content['void_reasons'])}")
+                self._say_disturbed(cell["cell"], instruments, used, time.monotonic() - began)
                 if content["cooldown"]["ended_by"] == "overloaded":
                     self.progress.say("overloaded: it would be so again, and is not measured again")
                     break
                 if measurement < MEASUREMENTS_OF_A_VOID_CELL:
                     cells.move_aside(self.folder, cell["cell"], "void")
+
+    def _say_disturbed(
+        self, cell: str, instruments: cells.Instruments, used: Mapping[int, float], seconds: float
+    ) -> None:
+        """Say who disturbs, where the machine has just made the third of the last cells void."""
+        cause = void_cause(self.folder, cell)
+        lately = recent_machine_voids(self._study_folder)
+        if cause not in MACHINE_CAUSES or len(lately) != DISTURBED:
+            return
+        own = own_processes(os.getpid(), instruments.server.pid)
+        who = busiest_other(used, {pid for side in own for pid in side}, seconds)
+        self.progress.say(
+            f"{DISTURBED} of the last {LATELY} cells are void for the machine's sake, this one:"
+            f" {cause}; {who or 'which process it was is not known'}. What is void at the end:"
+            f" connector-tax remeasure {self._study_folder}"
+        )
 
     def _machine_watch(
         self, stack: contextlib.ExitStack, plan: AffinityPlan, node: NodeRecord

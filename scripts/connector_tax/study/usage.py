@@ -4,16 +4,19 @@ Sources: proc(5); the kernel's admin-guide/cgroup-v2 and accounting/psi. Every n
 since some start, so that any two readings can be subtracted.
 """
 
+import contextlib
 import os
 import resource
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
 # Fields of a `cpuN` line of /proc/stat.
 _IDLE, _IOWAIT, _STEAL = 4, 5, 8
+# CPUs that a process must have used to be named as what disturbed.
+WORTH_NAMING = 0.02
 
 
 class ProcessTimes(NamedTuple):
@@ -54,6 +57,35 @@ def own_processes(driver: int, server_group: int) -> tuple[list[int], list[int]]
         elif line[-1] == driver:
             sides[0].append(pid)
     return sides
+
+
+def every_cpu_ms() -> dict[int, float]:
+    """CPU time of every process of the machine that /proc shows, in ms."""
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return {pid: seen.cpu_ms for pid in pids if (seen := process(pid)) is not None}
+
+
+def busiest_other(before: Mapping[int, float], own: Collection[int], seconds: float) -> str | None:
+    """Name, id and CPUs used of the busiest process that is not the study's; None: none is known.
+
+    Args:
+        before: `every_cpu_ms` of some seconds ago.
+        own: the study's processes.
+        seconds: how long ago that was.
+
+    One that has ended since is not seen, nor what runs outside this machine or container.
+    """
+    used = {
+        pid: cpu - before.get(pid, 0.0) for pid, cpu in every_cpu_ms().items() if pid not in own
+    }
+    pid = max(used, key=lambda pid: used[pid], default=0)
+    cpus = used.get(pid, 0.0) / 1e3 / seconds
+    if cpus < WORTH_NAMING:
+        return None
+    with contextlib.suppress(OSError):
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+        return f"{name} (process {pid}) used {cpus:.2f} CPUs"
+    return None
 
 
 def cpu_ms(pids: Iterable[int]) -> int:
