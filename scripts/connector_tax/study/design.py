@@ -42,7 +42,6 @@ from connector_tax.config import (
     with_own,
 )
 from connector_tax.files import read_json, sha256_json, write_json
-from connector_tax.roofline import device_time
 from connector_tax.seeds import named_generator
 from connector_tax.study.slots import check_slots
 
@@ -112,6 +111,9 @@ def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
         if missing:
             raise ConfigError(f"{definition}: connectors: no entry for {', '.join(missing)}")
     if "device_time" in engine:
+        # Imported here: a replot has no vLLM's room on its path, and plans no device.
+        from connector_tax.roofline import device_time
+
         engine["device_time_content"] = device_time(engine)
     chosen = [configurations[identifier] for identifier in resolved["configurations"]]
     return {
