@@ -23,7 +23,7 @@ BARE_MACHINE = """
 import socket, sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.startswith(("connector_tax.engine", "vllm", "torch")):
+        if name.startswith(("connector_tax.engine", "vllm")):
             raise ImportError(f"{name} is not on this machine")
 sys.meta_path.insert(0, Absent())
 class Offline(socket.socket):
