@@ -26,7 +26,12 @@ from connector_tax.analysis.device_time import device_values
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.quiet import read_machine
-from connector_tax.analysis.reference import judge_launches, read_loads, reference_rates
+from connector_tax.analysis.reference import (
+    judge_launches,
+    measured_rates,
+    read_loads,
+    reference_rates,
+)
 from connector_tax.analysis.validity import Watched, assess, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
@@ -86,7 +91,8 @@ def remake(study_file: Path, folder: Path) -> Path:
 def rates_again(study: Study) -> Any:
     """The content of reference_rates.json, from the cells of Phase A."""
     cells = load_cells(study, "A")
-    return reference_rates(study, cells, judge_launches(study, cells, read_loads(cells)))
+    sweeps = judge_launches(study, cells, read_loads(cells))
+    return reference_rates(study, cells, sweeps, measured_rates(study))
 
 
 def check_remade(root: Path, made: Path, ledger: Ledger) -> None:
