@@ -329,6 +329,12 @@ def linked_copy(source: Path, target: Path) -> Path:
 
 def seal(root: Path, cell: Path) -> None:
     """Make all hashes fit a changed cell again, as a forger would who knows the format."""
+    seal_cell(cell)
+    seal_manifest(root)
+
+
+def seal_cell(cell: Path) -> None:
+    """Make the hashes in a changed cell's record and in its launch's index.json fit again."""
     for record_file in cell.glob("cell_*.json"):
         record = read_json(record_file)
         record["files"] = {k: v for k, v in hashes(cell).items() if not k.startswith("cell_")}
@@ -339,7 +345,6 @@ def seal(root: Path, cell: Path) -> None:
         if entry["cell"] == cell.name:
             entry["files"] = hashes(cell)
     write_json(index_file, index)
-    seal_manifest(root)
 
 
 def seal_manifest(root: Path) -> None:

@@ -17,7 +17,7 @@ from connector_tax.provenance.claims import FAIL, Ledger
 from connector_tax.provenance.records import CHECKS, Records
 from connector_tax.provenance.remade import check_judged
 from connector_tax.study.design import resolve
-from tests.provenance.audited_study import edited_json, edited_lines
+from tests.provenance.audited_study import edited_json, edited_lines, seal_cell
 from tests.study.driving import drive, launch_folder, write_study
 
 # About 9 sequences decode at once; each costs a step 0.35 ms of about 7, so that a server which
@@ -133,6 +133,7 @@ def test_the_audit_notices_a_request_moved_into_the_window(crowded: Path, tmp_pa
         requests[-1]["cooldown"] = False
     with edited_json(folder / "cell_A_r20.json") as record:
         record["cooldown"]["requests"] += 1
+    seal_cell(folder)
     told = audit_failures(study_file)
     assert any("cooldown is False, its arrival says otherwise" in text for text in told)
     assert any("cooldown.requests is" in text for text in told)
