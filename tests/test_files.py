@@ -1,4 +1,4 @@
-"""Writing where a file is none: pipes, devices, links and the standard streams stay what they are."""
+"""Writing where a file is none: pipes, devices, links and standard streams stay what they are."""
 
 import os
 import subprocess
