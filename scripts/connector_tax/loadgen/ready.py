@@ -39,10 +39,8 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
     names = _models(answer) if listed else []
     if model is None:
         if len(names) != 1:
-            said = (
-                ", ".join(names)
-                or f"no model (status {answer.status_code}: {excerpt(answer.content)})"
-            )
+            text = f" {excerpt(answer.content)}".rstrip()
+            said = ", ".join(names) or f"no model (status {answer.status_code}){text}"
             raise LoadGeneratorError(f"{answer.url} names {said}; say which with --model")
         return names[0]
     if names and model not in names:
