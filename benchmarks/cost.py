@@ -35,7 +35,7 @@ def cpu_ns(pid: int) -> int:
     return time.clock_gettime_ns((~pid << 3) | 2)
 
 
-def costs(rate_rps: float, tokens: int, seconds: float, spin_us: float) -> tuple[float, float]:
+def costs(rate_rps: float, tokens: int, seconds: float) -> tuple[float, float]:
     """Microseconds per request of the worker and of the main process."""
     plan = one_cpu_each()
     (server_cpu,) = plan.server
@@ -43,9 +43,7 @@ def costs(rate_rps: float, tokens: int, seconds: float, spin_us: float) -> tuple
     offsets = make_offsets("poisson", rate_rps, seconds, "1/cost")
     body = json.dumps({"prompt": [1] * 16, "max_tokens": tokens}).encode()
     requests = [PlannedRequest(f"c{k}", body, 16, tokens) for k in range(len(offsets))]
-    options = LoadGeneratorOptions(
-        connections_per_worker=1024, cpus=plan, spin_us=spin_us, sleep_margin_us=spin_us
-    )
+    options = LoadGeneratorOptions(connections_per_worker=1024, cpus=plan, strict=True)
     with (
         EventServer(GAP_US, FIRST_US, server_cpu) as server,
         LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
@@ -57,6 +55,8 @@ def costs(rate_rps: float, tokens: int, seconds: float, spin_us: float) -> tuple
         before = [cpu_ns(pid) for pid in pids]
         result = generator.run_cell(offsets, requests, rule)
         worker, main = (cpu_ns(pid) - was for pid, was in zip(pids, before, strict=True))
+    wall_ns = result.t_drained_ns - result.t_origin_ns
+    worker -= round(result.health["processes"]["worker0"]["spin_share"] * wall_ns)
     failed = sum(record.status != "ok" for record in result.records)
     if failed:
         raise SystemExit(f"{failed} of {len(requests)} requests failed")
@@ -69,12 +69,11 @@ def main() -> int:
     parser.add_argument("--rates", default="1000,2000", help="of short requests, a second")
     parser.add_argument("--stream-rates", default="150,300", help="of requests of 64 events")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each row")
-    parser.add_argument("--spin-us", type=float, default=0.0)
     options = parser.parse_args()
     table = Table("requests/s", "tokens", "worker µs per request", "main µs", "worker µs per event")
     for tokens, rates in ((1, options.rates), (TOKENS, options.stream_rates)):
         for rate in map(float, rates.split(",")):
-            worker, own = costs(rate, tokens, options.seconds, options.spin_us)
+            worker, own = costs(rate, tokens, options.seconds)
             cells = f"{rate:g}", f"{tokens}", f"{worker:.0f}", f"{own:.0f}"
             table.add_row(*cells, f"{worker / tokens:.1f}")
     console = Console(width=110, highlight=False)

@@ -55,7 +55,7 @@ def measured(cell: VirtualCell) -> Requests:
     """The measured arrivals of a cell, as the analysis reads them."""
     start_ns, stop_ns = cell.plan.warmup_end_ns, cell.plan.stop_ns
     assert stop_ns is not None
-    arrived = [entry.record for entry in cell.plan.requests() if entry.record.measured]
+    arrived = [record for record in cell.plan.requests() if record.measured]
     ok = [record for record in arrived if record.status == "ok"]
     due, first, last = (
         np.array([getattr(record, name) for record in ok], dtype=np.float64)

@@ -75,6 +75,7 @@ def run_point(
         workers=1,
         connections_per_worker=min(inflight, 4000),
         cpus=plan,
+        strict=True,
         kernel_stamps=point.kernel_stamps,
     )
     server_run = (

@@ -26,7 +26,7 @@ from connector_tax.artifacts.index import LaunchIndex
 from connector_tax.artifacts.tables import COLUMNS, DEVICE_COLUMNS
 from connector_tax.config import ConfigError
 from connector_tax.engine.steplog import StepRecord
-from connector_tax.loadgen.messages import RequestRecord
+from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.provenance import manifest
 from connector_tax.provenance.claims import Claim
 
@@ -114,7 +114,7 @@ def declared() -> dict[str, set[str]]:
     """Entry of the dictionary to the fields the code declares, where it declares them."""
     return {
         **{name: set(record.__annotations__) - REHEARSED for name, record in RECORDS.items()},
-        "requests": {field.name for field in msgspec.structs.fields(RequestRecord)},
+        "requests": {*STUDY_FIELDS},
         "engine_step": {
             *(field.name for field in msgspec.structs.fields(StepRecord)),
             *PROBE_FIELDS,

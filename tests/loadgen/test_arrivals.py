@@ -27,6 +27,13 @@ def test_fixed_arrivals_stand_on_an_absolute_grid() -> None:
     assert np.abs(offsets - np.arange(3000) / 3.0 * 1e9).max() <= 0.5
 
 
+def test_jittered_arrivals_are_one_in_each_interval() -> None:
+    offsets = make_offsets("jittered", 4.0, 10_000.0, "7/j") / 1e9 * 4
+    assert (offsets.astype(int) == np.arange(40_000)).all()
+    assert stats.kstest(offsets % 1, stats.uniform.cdf).pvalue > 0.001
+    assert np.diff(offsets).std() == pytest.approx(6**-0.5, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("kind", "shape", "cv"),
     [("poisson", None, 1.0), ("gamma", 0.25, 2.0), ("gamma", 1.0, 1.0), ("gamma", 4.0, 0.5)],
@@ -51,7 +58,7 @@ def test_gamma_gaps_have_their_distribution() -> None:
 
 
 @given(
-    st.sampled_from(["fixed", "poisson"]),
+    st.sampled_from(["fixed", "jittered", "poisson"]),
     st.floats(0.05, 500),
     st.floats(0.1, 60),
     st.floats(0.1, 60),
@@ -78,7 +85,10 @@ def test_the_seed_is_its_whole_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("uniform", 1.0, 1.0, "s", None), "arrival kind is 'uniform'; allowed: fixed, poisson"),
+        (
+            ("uniform", 1.0, 1.0, "s", None),
+            "arrival kind is 'uniform'; allowed: fixed, jittered, poisson",
+        ),
         (("poisson", 0.0, 1.0, "s", None), "rate_rps"),
         (("poisson", math.nan, 1.0, "s", None), "rate_rps"),
         (("fixed", 1.0, math.inf, "s", None), "horizon_s"),

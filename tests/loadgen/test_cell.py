@@ -19,7 +19,7 @@ from connector_tax.loadgen import (
     make_offsets,
     open_loop,
 )
-from connector_tax.loadgen.messages import Cancel, Done
+from connector_tax.loadgen.messages import RequestRecord
 from tests.loadgen.fault_server import FaultServer, Hang, Pause, good_answer
 from tests.loadgen.running import planned, rule, run_scripts
 
@@ -37,23 +37,26 @@ def simulate(
     cell = Plan(open_loop(offsets_ns, [REQUEST] * len(offsets_ns), cell_rule), cell_rule)
     now_ns = 1_000_000_000
     cell.start(now_ns)
-    running: list[tuple[int, int]] = []
+    running: list[RequestRecord] = []
     while True:
-        while running and running[0][0] <= now_ns:
-            end_ns, seq = running.pop(0)
-            kind = "http_status" if fail_every and seq % fail_every == 0 else None
-            cell.take(Done(0, 0, seq, kind, t_done_ns=end_ns))
+        while running and (running[0].t_done_ns or 0) <= now_ns:
+            record = running.pop(0)
+            if fail_every and record.seq % fail_every == 0:
+                record.fail("http_status")
+            cell.take(record)
         items, next_ns = cell.step(now_ns, now_ns + LEAD_NS)
         for item in items:
-            assert not isinstance(item, Cancel)
-            assert item[0].due_ns <= now_ns + LEAD_NS, "handed out before its lead"
-            running.append((item[0].due_ns + round(service_s * 1e9), item[0].seq))
+            assert isinstance(item, tuple)
+            record = item[0]
+            assert record.t_intended_ns <= now_ns + LEAD_NS, "handed out before its lead"
+            record.t_done_ns = record.t_intended_ns + round(service_s * 1e9)
+            running.append(record)
         if next_ns is None:
             break
         assert next_ns > now_ns, "the plan would be asked in a tight loop"
         now_ns = max(now_ns + 1, next_ns - LEAD_NS)
-    for end_ns, seq in running:
-        cell.take(Done(0, 0, seq, t_done_ns=end_ns))
+    for record in running:
+        cell.take(record)
     return cell
 
 
@@ -89,7 +92,7 @@ def test_the_window_ends_as_the_rule_says(
     assert cell.stop_ns is not None
     cap_ns = cell.warmup_end_ns + round(cell_rule.cap_s * 1e9)
     assert cell.floor_ns <= cell.stop_ns <= cap_ns
-    records = [entry.record for entry in cell.requests()]
+    records = cell.requests()
     # Exactly the requests due before the end of arrivals, each once.
     due = offsets + cell.origin_ns
     assert cell.cooldown_end_ns >= cell.stop_ns

@@ -32,7 +32,9 @@ def simulate(
     offsets = make_offsets("fixed", RATE, 8.5, "unused")
     load = open_loop(offsets, [REQUEST] * len(offsets), cell_rule)
     cell = Plan(load, cell_rule, precision, may_count)
-    return play(cell, lambda issue: (issue.due_ns + 10_000_000, issue.due_ns + 20_000_000))
+    return play(
+        cell, lambda record: (record.t_intended_ns + 10**7, record.t_intended_ns + 2 * 10**7)
+    )
 
 
 def measured_s(cell: Plan) -> float:

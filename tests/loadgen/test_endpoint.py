@@ -18,7 +18,7 @@ from connector_tax.loadgen.health import check_processes
 from tests.loadgen.fault_server import FaultServer, good_answer
 from tests.loadgen.running import run_scripts
 
-FEW = LoadGeneratorOptions(connections_per_worker=4)
+FEW = LoadGeneratorOptions(connections_per_worker=4, strict=True)
 
 
 @pytest.mark.parametrize("first", ["::1", "127.0.0.9"])
@@ -63,12 +63,13 @@ def test_a_server_that_never_answers_a_connect_is_named_and_fails_the_checks() -
 LIMITED = """
 import resource, sys
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorError, LoadGeneratorOptions, Target
+from tests.loadgen.running import run_scripts
 soft, hard, port = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 try:
-    with LoadGenerator(Target("127.0.0.1", port), LoadGeneratorOptions()) as generator:
-        generator.begin(0, 1.0, "counts")
-        print(generator.end()["connections"]["worker0"])
+    with LoadGenerator(Target("127.0.0.1", port), LoadGeneratorOptions(strict=True)) as generator:
+        result = run_scripts(generator, ["good"], floor_s=0.1, cap_s=0.1)
+        print(result.health["connections"]["worker0"])
 except LoadGeneratorError as error:
     print(error)
 """

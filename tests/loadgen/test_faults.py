@@ -29,7 +29,7 @@ from tests.loadgen.fault_server import (
 )
 from tests.loadgen.running import run_scripts
 
-OPTIONS = LoadGeneratorOptions(workers=1, connections_per_worker=64)
+OPTIONS = LoadGeneratorOptions(workers=1, connections_per_worker=64, strict=True)
 
 GOOD = good_answer()
 BARE_HEAD = b"HTTP/1.1 200 OK\r\n\r\n"

@@ -1,6 +1,8 @@
 """One plan for every traffic: closed loop, ramps and sessions under the rule that ends a cell."""
 
 import heapq
+import math
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -19,7 +21,7 @@ from connector_tax.loadgen import (
     open_loop,
 )
 from connector_tax.loadgen.bodies import AHEAD, LookAhead
-from connector_tax.loadgen.messages import Cancel, Done
+from connector_tax.loadgen.messages import WAITS, RequestRecord, Window
 from connector_tax.loadgen.sessions import History, Node, Parent, Session, Singles
 from connector_tax.loadgen.traffic import Load
 from tests.loadgen.fault_server import FaultServer, Pause, Step, good_answer
@@ -39,23 +41,54 @@ def play(load: Load, cell_rule: CellRule, service_s: Callable[[int], float]) -> 
     plan = Plan(load, cell_rule)
     now_ns = ORIGIN_NS - LEAD_NS
     plan.start(ORIGIN_NS)
-    running: list[tuple[int, int]] = []
+    running: list[tuple[int, int, RequestRecord]] = []
+    waiting: deque[RequestRecord] = deque()
+    free_ns: deque[int] = deque()
+    closes_ns = [math.inf]
+
+    def send(record: RequestRecord, sent_ns: int) -> None:
+        record.t_done_ns = sent_ns + round(service_s(record.seq) * 1e9)
+        record.t_last_token_ns = record.t_done_ns
+        heapq.heappush(running, (record.t_done_ns, record.seq, record))
+
+    def take_places() -> None:
+        """What a worker does with the places of a closed loop."""
+        while waiting and free_ns and free_ns[0] < closes_ns[0]:
+            record = waiting.popleft()
+            record.t_intended_ns = free_ns.popleft()
+            send(record, record.t_intended_ns)
 
     def end(until_ns: float) -> None:
         while running and running[0][0] <= until_ns:
-            end_ns, seq = heapq.heappop(running)
-            plan.take(Done(0, 0, seq, t_done_ns=end_ns, t_last_token_ns=end_ns))
+            end_ns, _, record = heapq.heappop(running)
+            plan.take(record)
+            free_ns.append(end_ns)
+            take_places()
 
     while True:
         end(now_ns)
         items, next_ns = plan.step(now_ns, now_ns + LEAD_NS)
         for item in items:
-            assert not isinstance(item, Cancel)
-            assert item[0].due_ns <= now_ns + LEAD_NS, "handed out before its lead"
-            sent_ns = max(now_ns, item[0].due_ns)
-            heapq.heappush(running, (sent_ns + round(service_s(item[0].seq) * 1e9), item[0].seq))
+            if isinstance(item, Window):
+                if item.goes_on:
+                    due = {record.seq: record.t_intended_ns for _, _, record in running}
+                    plan.take_unanswered([s for s, due_ns in due.items() if due_ns < item.stop_ns])
+                else:
+                    closes_ns[0] = item.stop_ns
+                continue
+            assert isinstance(item, tuple)
+            record = item[0]
+            if record.t_intended_ns == WAITS:
+                waiting.append(record)
+                continue
+            assert record.t_intended_ns <= now_ns + LEAD_NS, "handed out before its lead"
+            send(record, max(now_ns, record.t_intended_ns))
+        take_places()
         if next_ns is None:
             end(np.inf)
+            for record in waiting:
+                plan.take(record)
+            assert plan.outstanding == 0
             return plan
         assert next_ns > now_ns, "the plan would be asked in a tight loop"
         wake_ns = next_ns - LEAD_NS
@@ -94,7 +127,7 @@ def test_a_closed_loop_ends_by_the_same_rule_and_keeps_its_load_until_then(
     cap_ns = plan.warmup_end_ns + round(cell_rule.cap_s * 1e9)
     assert plan.floor_ns <= plan.stop_ns <= cap_ns
     assert plan.stop_ns == cap_ns or plan.measured_ok >= enough
-    records = [entry.record for entry in plan.requests()]
+    records = plan.requests()
     spans = [(r.t_intended_ns, r.t_done_ns or 0) for r in records]
     for due_ns, _ in spans:
         at_once = sum(begin <= due_ns < done for begin, done in spans)
@@ -137,7 +170,7 @@ def test_sessions_go_on_in_the_cool_down_until_what_was_measured_is_answered() -
     )
     assert plan.cooldown_ended_by == "answered"
     entries = plan.requests()
-    assert [(e.node, e.record.cooldown, e.record.error_kind) for e in entries] == [
+    assert [(e.node, e.cooldown, e.error_kind) for e in entries] == [
         ("n0", False, None),
         ("a", False, None),
         ("n1", False, None),
@@ -215,7 +248,9 @@ def test_a_drop_ends_an_overloaded_cell_at_once_where_asked(end_overloaded: bool
     items, _ = plan.step(0, 500_000_000)
     assert len(items) == 6
     # Dropped in the warm-up: the cell lasts until the first measured moment, and ends there.
-    plan.take(Done(0, 0, 1, "inflight_cap"))
+    record = items[1][0]  # type: ignore[index]
+    record.fail("inflight_cap")
+    plan.take(record)
     assert plan.step(900_000_000, 950_000_000)[1] is not None
     _, next_ns = plan.step(1_200_000_000, 1_200_000_000)
     if not end_overloaded:

@@ -18,7 +18,7 @@ from connector_tax.loadgen import (
     make_offsets,
     open_loop,
 )
-from connector_tax.loadgen.messages import Cancel, Done, Issue
+from connector_tax.loadgen.messages import RequestRecord
 from connector_tax.loadgen.precision import relative_half_width
 from connector_tax.ranks import order_statistic_ranks
 from connector_tax.seeds import named_generator
@@ -34,14 +34,14 @@ def ranks(n: int) -> tuple[int | None, int | None]:
     return order_statistic_ranks(n, 90, 0.95)
 
 
-def play(cell: Plan, answer: Callable[[Issue], tuple[int, int]]) -> Plan:
+def play(cell: Plan, answer: Callable[[RequestRecord], tuple[int, int]]) -> Plan:
     """Run a cell on a virtual clock, a look every 250 ms.
 
     `answer` gives the times of a request's first and last token in ns.
     """
     now_ns, next_look_ns = 1_000_000_000, 1_000_000_000 + LOOK_NS
     cell.start(now_ns)
-    running: list[Done] = []
+    running: list[RequestRecord] = []
     while True:
         for done in [d for d in running if (d.t_done_ns or 0) <= now_ns]:
             running.remove(done)
@@ -51,14 +51,11 @@ def play(cell: Plan, answer: Callable[[Issue], tuple[int, int]]) -> Plan:
             next_look_ns += LOOK_NS
         items, next_ns = cell.step(now_ns, now_ns + LEAD_NS)
         for item in items:
-            assert not isinstance(item, Cancel)
-            first_ns, last_ns = answer(item[0])
-            running.append(
-                Done(
-                    0, 0, item[0].seq, t_first_token_ns=first_ns, t_last_token_ns=last_ns,
-                    t_done_ns=last_ns, completion_tokens=TOKENS,
-                )
-            )  # fmt: skip
+            assert isinstance(item, tuple)
+            record = item[0]
+            record.t_first_token_ns, record.t_last_token_ns = answer(record)
+            record.t_done_ns, record.completion_tokens = record.t_last_token_ns, TOKENS
+            running.append(record)
         if next_ns is None:
             return cell
         now_ns = max(now_ns + 1, next_ns - LEAD_NS)
@@ -74,9 +71,9 @@ def simulate(
     ttft = np.exp(rng.normal(np.log(2e7), sigma, len(offsets))).astype(int)
     tpot = np.exp(rng.normal(np.log(1e6), sigma, len(offsets))).astype(int)
 
-    def answer(issue: Issue) -> tuple[int, int]:
-        first_ns = issue.due_ns + int(ttft[issue.seq])
-        return first_ns, first_ns + int(tpot[issue.seq]) * (TOKENS - 1)
+    def answer(record: RequestRecord) -> tuple[int, int]:
+        first_ns = record.t_intended_ns + int(ttft[record.seq])
+        return first_ns, first_ns + int(tpot[record.seq]) * (TOKENS - 1)
 
     load = open_loop(offsets, [REQUEST] * len(offsets), cell_rule)
     return play(Plan(load, cell_rule, precision), answer)

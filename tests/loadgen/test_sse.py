@@ -31,7 +31,7 @@ def test_splitting_does_not_depend_on_cuts_or_line_ends(
     splitter = EventSplitter()
     got = b"".join(splitter.feed(piece) for piece in cut(stream, points))
     assert got == "".join("\n".join(lines) + "\n\n" for lines in events).encode()
-    assert not splitter.unfinished
+    assert splitter.rest == b""
 
 
 @given(ENDINGS, st.integers(1, 40), st.lists(st.integers(0, 10_000), max_size=30), st.booleans())
@@ -44,7 +44,7 @@ def test_counts_do_not_depend_on_cuts_or_line_ends(
     stream = b"".join(event(data, ending) for data in [*datas, "[DONE]"])
     accumulator = StreamAccumulator(chat=False, capture="counts")
     assert sum(accumulator.feed(piece) for piece in cut(stream, points)) == tokens
-    accumulator.finish()
+    assert not accumulator.lacks_done(strict=True)
     assert accumulator.usage is not None
     assert accumulator.usage.completion_tokens == tokens
     assert accumulator.finish_reason == "length"
@@ -76,7 +76,7 @@ def test_text_that_imitates_the_protocol_is_only_text(text: str) -> None:
 def test_several_events_in_one_read_with_the_end_among_them_are_all_seen() -> None:
     accumulator = StreamAccumulator(chat=False, capture="counts")
     assert accumulator.feed(b"".join(good_events())) == 3
-    accumulator.finish()
+    assert not accumulator.lacks_done(strict=True)
 
 
 def test_the_role_chunk_of_a_chat_is_not_a_token() -> None:

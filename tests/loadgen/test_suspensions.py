@@ -15,7 +15,7 @@ import zmq
 from connector_tax.loadgen import eager, stamps
 from connector_tax.loadgen.http import Connection
 from connector_tax.loadgen.loop_probe import LoopProbe
-from connector_tax.loadgen.messages import End, Issue, RequestFailed, ToWorker
+from connector_tax.loadgen.messages import End, RequestFailed, RequestRecord, ToWorker
 from connector_tax.loadgen.pool import Pool
 from connector_tax.loadgen.sse import StreamAccumulator
 from connector_tax.loadgen.transport import Receiver, Sender, private_socket
@@ -85,7 +85,9 @@ def server() -> Iterator[FaultServer]:
 def run(main: Callable[[Pool], Coroutine[Any, Any, None]], port: int, limit: int = 2) -> None:
     async def with_pool() -> None:
         loop = asyncio.get_running_loop()
-        pool = Pool(loop, socket.AF_INET, ("127.0.0.1", port), limit, kernel_stamps=True)
+        pool = Pool(
+            loop, socket.AF_INET, ("127.0.0.1", port), limit, kernel_stamps=True, strict=True
+        )
         await main(pool)
         pool.close()
 
@@ -103,7 +105,7 @@ def test_acquire_suspends_only_without_an_idle_connection(server: FaultServer) -
         first, opened = await suspensions(pool.acquire())
         assert opened >= 1
         pool.release(first)  # never used, hence not reusable: closed
-        assert await pool.fill() is None
+        assert await pool.open(2) is None
         a, suspended = await suspensions(pool.acquire())
         b, again = await suspensions(pool.acquire())
         assert (suspended, again) == (0, 0)
@@ -278,7 +280,9 @@ def test_the_receive_loop_takes_a_burst_with_one_suspension() -> None:
         sender = Sender(loop, push, backlog=1000)
         encode = msgspec.msgpack.Encoder().encode
         for seq in range(100):
-            assert sender.send(encode(Issue(seq, 0, "r", None, None)), b"body %d" % seq)
+            assert sender.send(
+                encode(RequestRecord(request_id="r", seq=seq, t_intended_ns=0)), b"body %d" % seq
+            )
         total = 0
         for seq in range(100):
             (message, body), suspended = await suspensions(receiver.recv())

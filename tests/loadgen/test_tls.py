@@ -30,7 +30,7 @@ from tests.loadgen.fault_server import (
 )
 from tests.loadgen.running import run_scripts
 
-FEW = LoadGeneratorOptions(connections_per_worker=4)
+FEW = LoadGeneratorOptions(connections_per_worker=4, strict=True)
 SCRIPTS: dict[str, list[Step]] = {
     "good": [good_answer()],
     "cut": [HEAD + chunked(*good_events()[:2], last=False), Fin],

@@ -130,7 +130,7 @@ def test_an_overloaded_cell_drops_times_out_and_ends() -> None:
     rule = CellRule(0.1, 2.0, 1000, 4.0, 0.5, 16, 0.6)
     cell, engine = virtual(rule, 20)
     cell.serve(engine)
-    kinds = [entry.record.error_kind for entry in cell.plan.requests()]
+    kinds = [entry.error_kind for entry in cell.plan.requests()]
     assert kinds.count("request_timeout") > 5
     assert kinds.count("drain_timeout") + kinds.count("inflight_cap") > 0
     assert cell.plan.outstanding == 0

@@ -107,6 +107,7 @@ class GeneratorRecord(TypedDict, total=False):
     target: TargetRecord
     workers: int
     connections_per_worker: int
+    strict: bool
     spin_us: float
     sleep_margin_us: float
     lead_ms: float

@@ -58,11 +58,7 @@ def request_records(
             RequestRecord(
                 request_id=str(number),
                 seq=number,
-                status="ok",
-                error_kind=None,
-                error_detail=None,
                 warmup=intended < warmup_end_ns,
-                cooldown=False,
                 t_intended_ns=intended,
                 t_issue_ns=intended,
                 t_worker_ns=intended,
@@ -74,9 +70,7 @@ def request_records(
                 t_done_ns=t_last,
                 prompt_tokens=shape[0],
                 completion_tokens=shape[1],
-                inflight_at_send=None,
                 worker=0,
-                reads=None,
             )
         )
     return records

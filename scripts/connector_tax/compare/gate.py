@@ -191,7 +191,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--junit", type=Path, metavar="FILE", help="write JUnit XML (- is standard output)"
     )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the summary (- too)")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the summary (-: stdout)"
+    )
     planned = "print which bounds more blocks, in how many minutes, would decide"
     parser.add_argument("--plan", action="store_true", help=planned)
     arguments = parser.parse_args(argv)

@@ -5,11 +5,12 @@ the origin, except that the fixed process starts at the origin itself. Offsets a
 a late request never delays the following ones (no drift), and no gap is ever truncated: cutting
 the exponential at 3/λ raises the rate by 5.2% and lowers the coefficient of variation to 0.88.
 
-| kind    | gap                            | mean | coefficient of variation |
-|---------|--------------------------------|------|--------------------------|
-| fixed   | 1/λ                            | 1/λ  | 0                        |
-| poisson | exponential(1/λ)               | 1/λ  | 1                        |
-| gamma   | gamma(shape k, scale 1/(λ k))  | 1/λ  | 1/√k                     |
+| kind     | gap                                | mean | coefficient of variation |
+|----------|------------------------------------|------|--------------------------|
+| fixed    | 1/λ                                | 1/λ  | 0                        |
+| jittered | k is due anywhere in [k/λ, (k+1)/λ) | 1/λ  | 1/√6                     |
+| poisson  | exponential(1/λ)                   | 1/λ  | 1                        |
+| gamma    | gamma(shape k, scale 1/(λ k))      | 1/λ  | 1/√k                     |
 """
 
 import math
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from connector_tax.seeds import named_generator
 
-ArrivalKind = Literal["fixed", "poisson", "gamma"]
+ArrivalKind = Literal["fixed", "jittered", "poisson", "gamma"]
 
 _NS = 1_000_000_000
 
@@ -50,6 +51,9 @@ def make_offsets(
     if kind == "fixed":
         count = math.ceil(horizon_s * rate_rps)
         offsets_s = np.arange(count + 1) / rate_rps
+    elif kind == "jittered":
+        count = math.ceil(horizon_s * rate_rps)
+        offsets_s = (np.arange(count + 1) + named_generator(seed).random(count + 1)) / rate_rps
     else:
         offsets_s = _random_offsets(rate_rps, horizon_s, seed, gamma_shape)
     offsets_ns = np.rint(offsets_s * _NS).astype(np.int64)

@@ -75,6 +75,25 @@ class RandomPrompts:
             yield PlannedRequest(f"{self.name}/{k}", body, self.tokens, self.completion_tokens)
 
 
+WORDS = (
+    *("the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are"),
+    *("as", "with", "his", "they", "at", "be", "this", "have", "from", "or", "one", "had", "by"),
+    *("word", "but", "not", "what", "all", "were", "we", "when", "your", "can", "said", "there"),
+)
+
+
+class RandomWords:
+    """Prompts of `count` common words, by the random stream of the name `seed`."""
+
+    def __init__(self, seed: str, count: int) -> None:
+        self._draw = named_generator(seed).integers
+        self._count = count
+
+    def __call__(self) -> str:
+        """The next prompt."""
+        return " ".join([WORDS[k] for k in self._draw(0, len(WORDS), size=self._count)])
+
+
 class LookAhead:
     """Makes the first request of sessions ahead, AHEAD at most; the others when they are due.
 
@@ -115,16 +134,19 @@ class SessionBodies:
         common: dict[str, Any],
         chat: bool,
         extra: dict[str, Any],
+        fresh_prompt: Callable[[], str] | None = None,
     ) -> None:
         """`common` begins every body and `extra` is merged into it last (temperature, ...).
 
-        Request ids are `<name>/<session>/<node>`.
+        Request ids are `<name>/<session>/<node>`. `fresh_prompt` makes a prompt for each request,
+        in place of its node's.
         """
         self._sessions = sessions
         self._name = name
         self._common = common
         self._chat = chat
         self._extra = extra
+        self._fresh_prompt = fresh_prompt
         self._encode = msgspec.json.Encoder().encode
 
     def build(self, session: int, node: int, history: History) -> PlannedRequest:
@@ -135,6 +157,8 @@ class SessionBodies:
         """
         graph = self._sessions[session]
         planned = graph.nodes[node]
+        if self._fresh_prompt is not None:
+            planned = msgspec.structs.replace(planned, prompt=self._fresh_prompt())
         body = {**self._common, "max_tokens": planned.max_tokens, **self._extra}
         prompt_tokens: int | None = None
         if self._chat:

@@ -22,18 +22,20 @@ import zmq
 from connector_tax.loadgen.inflight import InFlight, shared_memory
 from connector_tax.loadgen.loop_probe import LoopProbe
 from connector_tax.loadgen.messages import (
+    WAITS,
     Begin,
     Begun,
     Cancel,
-    Done,
     End,
     Ended,
     FromWorker,
     Health,
-    Issue,
     LoadGeneratorError,
+    RequestRecord,
     ToWorker,
+    Unanswered,
     Up,
+    Window,
     WorkerSettings,
 )
 from connector_tax.loadgen.transport import Receiver, Sender, private_socket
@@ -44,6 +46,10 @@ DEATH_GRACE_S = 0.05
 BACKLOG = 65536
 
 _T = TypeVar("_T")
+Item = tuple[RequestRecord, bytes] | Cancel | Window
+"""What is handed over: a request with its body, or a message to all who it concerns."""
+FromRun = RequestRecord | Unanswered
+"""What comes back in a run."""
 
 
 class Dispatcher:
@@ -65,12 +71,12 @@ class Dispatcher:
         self._workers: list[WorkerProcess] = []
         self._living: list[WorkerProcess] = []
         self._next = 0
-        self._outstanding: dict[int, WorkerProcess] = {}
-        self._inbox: deque[tuple[Issue, bytes] | Cancel] = deque()
+        self._outstanding: dict[int, tuple[WorkerProcess, RequestRecord]] = {}
+        self._inbox: deque[Item] = deque()
         self._wake_pending = False
         self._run_number = 0
         self._answers: dict[tuple[type, int], asyncio.Future[Any]] = {}
-        self._on_done: Callable[[Done], None] = _ignore
+        self._on_done: Callable[[FromRun], None] = _ignore
         self._on_death: Callable[[int, int], None] = _ignore_death
         self.late_results = 0
         self.died: list[int] = []
@@ -174,7 +180,7 @@ class Dispatcher:
     def begin(
         self,
         begin: Begin,
-        on_done: Callable[[Done], None],
+        on_done: Callable[[FromRun], None],
         on_death: Callable[[int, int], None],
     ) -> list[Begun]:
         """Prepare every living worker for a run; results then go to `on_done`, in this thread.
@@ -186,6 +192,8 @@ class Dispatcher:
         """
         self._on_done, self._on_death = on_done, on_death
         self._outstanding.clear()
+        for worker in self._workers:
+            worker.outstanding = 0
         self.late_results = 0
         return self._call(self._begin(begin))
 
@@ -215,8 +223,8 @@ class Dispatcher:
         answers = await asyncio.gather(*asked.values())
         return [health for health in answers if health is not None]
 
-    def submit(self, items: Iterable[tuple[Issue, bytes] | Cancel]) -> None:
-        """Hand over requests with their bodies, or cancellations, in order."""
+    def submit(self, items: Iterable[Item]) -> None:
+        """Hand over, in order."""
         self._inbox.extend(items)
         if not self._wake_pending:  # one wake-up for however many were appended meanwhile
             self._wake_pending = True
@@ -240,38 +248,51 @@ class Dispatcher:
 
     def _flush(self) -> None:
         self._wake_pending = False
-        requests: list[tuple[Issue, bytes]] = []
+        requests: list[tuple[RequestRecord, bytes]] = []
         while self._inbox:
             item = self._inbox.popleft()
+            if isinstance(item, tuple):
+                requests.append(item)
+                continue
+            self._send_requests(requests)
+            requests = []
             if isinstance(item, Cancel):
-                self._send_requests(requests)
-                requests = []
                 self._send_cancel(item)
             else:
-                requests.append(item)
+                self._broadcast(item)
         self._send_requests(requests)
 
-    def _send_requests(self, requests: list[tuple[Issue, bytes]]) -> None:
+    def _send_requests(self, requests: list[tuple[RequestRecord, bytes]]) -> None:
         """Send to the workers in turn, each its requests as one message."""
         if not self._living:
-            for issue, _ in requests:
-                self._fail(issue.seq, -1, "worker_died", "no worker is left")
+            for record, _ in requests:
+                self._fail(record, "worker_died", "no worker is left")
             return
-        batches: dict[WorkerProcess, list[tuple[Issue, bytes]]] = {}
-        for request in requests:
-            self._next = (self._next + 1) % len(self._living)
-            batches.setdefault(self._living[self._next], []).append(request)
+        batches: dict[WorkerProcess, list[tuple[RequestRecord, bytes]]] = {}
+        for record, body in requests:
+            worker = self._next_worker(record)
+            worker.outstanding += 1
+            batches.setdefault(worker, []).append((record, body))
         for worker, batch in batches.items():
             assert worker.sender is not None
             frames: list[bytes] = []
-            for issue, body in batch:
-                self._outstanding[issue.seq] = worker
-                frames += (self._encode(issue), body)
+            for record, body in batch:
+                record.run = self._run_number
+                self._outstanding[record.seq] = worker, record
+                frames += (self._encode(record), body)
             if worker.sender.send(*frames):
                 continue
-            for issue, _ in batch:
-                del self._outstanding[issue.seq]
-                self._fail(issue.seq, worker.index, "send_buffer_full", None)
+            for record, _ in batch:
+                del self._outstanding[record.seq]
+                worker.outstanding -= 1
+                self._fail(record, "send_buffer_full")
+
+    def _next_worker(self, record: RequestRecord) -> WorkerProcess:
+        if record.t_intended_ns == WAITS:
+            # It waits for a place: the worker whose requests end faster needs more of them.
+            return min(self._living, key=lambda worker: worker.outstanding)
+        self._next = (self._next + 1) % len(self._living)
+        return self._living[self._next]
 
     def _send_cancel(self, cancel: Cancel) -> None:
         if cancel.seqs is None:
@@ -279,9 +300,9 @@ class Dispatcher:
             return
         by_worker: dict[int, list[int]] = {}
         for seq in cancel.seqs:
-            holder = self._outstanding.get(seq)
-            if holder is not None:
-                by_worker.setdefault(holder.index, []).append(seq)
+            held = self._outstanding.get(seq)
+            if held is not None:
+                by_worker.setdefault(held[0].index, []).append(seq)
         for index, seqs in by_worker.items():
             sender = self._workers[index].sender
             assert sender is not None
@@ -321,21 +342,27 @@ class Dispatcher:
 
     def _on_message(self, message: Any, _raw: bytes | None) -> None:
         if type(message) is Ended:
-            for done in message.results:
-                self._take(done)
+            for record in message.results:
+                self._take(record)
             return
-        if type(message) is Done:
+        if type(message) is RequestRecord:
             self._take(message)
+            return
+        if type(message) is Unanswered:
+            self._on_done(message)
             return
         future = self._answers.pop((type(message), message.worker), None)
         if future is not None and not future.done():
             future.set_result(message)
 
-    def _take(self, done: Done) -> None:
-        if done.run == self._run_number and self._outstanding.pop(done.seq, None) is not None:
-            self._on_done(done)
-        else:
+    def _take(self, record: RequestRecord) -> None:
+        held = self._outstanding.get(record.seq)
+        if record.run != self._run_number or held is None:
             self.late_results += 1
+            return
+        del self._outstanding[record.seq]
+        held[0].outstanding -= 1
+        self._on_done(record)
 
     def _on_exit(self, worker: WorkerProcess) -> None:
         self._loop.remove_reader(worker.pidfd)
@@ -347,21 +374,22 @@ class Dispatcher:
     def _end_of_worker(self, worker: WorkerProcess) -> None:
         code = worker.process.wait()
         self._inflight.forget_worker(worker.index)
-        orphans = [seq for seq, holder in self._outstanding.items() if holder is worker]
-        for seq in orphans:
-            del self._outstanding[seq]
-            self._fail(seq, worker.index, "worker_died", f"worker exit status {code}")
+        orphans = [record for holder, record in self._outstanding.values() if holder is worker]
+        for record in orphans:
+            del self._outstanding[record.seq]
+            self._fail(record, "worker_died", f"worker exit status {code}")
         for (_, index), future in list(self._answers.items()):
             if index == worker.index and not future.done():
                 future.set_result(None)
         self._on_death(worker.index, len(self._living))
 
-    def _fail(self, seq: int, worker: int, kind: str, detail: str | None) -> None:
-        now_ns = time.monotonic_ns()
-        self._on_done(Done(self._run_number, worker, seq, kind, detail, t_done_ns=now_ns))
+    def _fail(self, record: RequestRecord, kind: str, detail: str | None = None) -> None:
+        record.fail(kind, detail)
+        record.t_done_ns = time.monotonic_ns()
+        self._on_done(record)
 
 
-def _ignore(_done: Done) -> None:
+def _ignore(_record: FromRun) -> None:
     pass
 
 

@@ -18,10 +18,9 @@ _OWN_HEADERS = {"content-length", "transfer-encoding", "x-request-id"}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The endpoint. Header values (credentials) are sent, and never logged or described.
+    """The endpoint; `path` may carry a query.
 
-    `path` may carry a query. A response without usage fails if `usage_required`; otherwise the
-    client's count of token events stands for the missing one, and the record says so.
+    Header values (credentials) are sent, and never logged or described.
     """
 
     host: str
@@ -30,7 +29,6 @@ class Target:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     stream: bool = True
     tls: TlsSettings | None = None
-    usage_required: bool = True
 
     def __post_init__(self) -> None:
         if not (self.path.isascii() and self.path.isprintable()) or " " in self.path:

@@ -13,28 +13,30 @@ from connector_tax.artifacts.cell_records import GeneratorHealth
 from connector_tax.artifacts.launch_files import AffinityRecord, GeneratorRecord
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.bodies import RequestSource
-from connector_tax.loadgen.dispatcher import Dispatcher
+from connector_tax.loadgen.dispatcher import Dispatcher, FromRun
 from connector_tax.loadgen.endpoint import Target, find_address, request_head
 from connector_tax.loadgen.issuer import IssuingThread
 from connector_tax.loadgen.messages import (
     Begin,
     Begun,
     Clock,
-    Done,
     LoadGeneratorError,
     RequestRecord,
     WorkerSettings,
 )
 from connector_tax.loadgen.plan import Plan, Progress
+from connector_tax.loadgen.pool import SPARE
 from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
 from connector_tax.loadgen.process import CollectorPause
-from connector_tax.loadgen.records import SessionRequest
 from connector_tax.loadgen.rule import CellRule, CooldownEnd, MayCount
-from connector_tax.loadgen.sessions import Capture
 from connector_tax.loadgen.traffic import Load, open_loop
 
 PROGRESS_S = 0.25
 START_DELAY_NS = 20_000_000
+LEAD_NS = 20_000_000
+"""A request travels to its worker so long before it is due."""
+RECORDS_AT_ONCE = 10
+"""Handed to `on_record` before the other threads get their turn."""
 # Of a worker, beside its connections: pipes, ipc sockets, timers, libraries.
 OTHER_FILES = 64
 
@@ -43,30 +45,23 @@ OTHER_FILES = 64
 class LoadGeneratorOptions:
     """How the load generator works; none of it changes what is sent or when it is due.
 
-    A request travels to its worker `lead_ms` before it is due. The worker's timer is set
-    `sleep_margin_us` before the due time; for the last `spin_us` it makes ready what the request
-    needs and spins instead of sleeping.
-    `connections_per_worker` are opened ahead and are the most one worker opens; a request that
-    finds none free waits for one (counted in health as pool_waits).
+    `connections_per_worker` is the most that one worker opens; a request that finds none free waits
+    for one (counted in health as pool_waits). With `strict`, for a server that is judged, all of
+    them are opened before a run, nothing is sent again, and nothing that a success lacks is
+    tolerated. Otherwise a few more than in use are kept open, and records say what was missing.
     """
 
     workers: int = 1
     connections_per_worker: int = 256
-    spin_us: float = 400.0
-    sleep_margin_us: float = 400.0
-    lead_ms: float = 20.0
+    strict: bool = False
     kernel_stamps: bool = True
     keep_reads: bool = True
     cpus: AffinityPlan | None = None
-    stop_on_worker_death: bool = True
 
     def __post_init__(self) -> None:
         for name in ("workers", "connections_per_worker"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("spin_us", "sleep_margin_us", "lead_ms"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
         if self.cpus is not None and len(self.cpus.workers) != self.workers:
             raise ValueError(f"the affinity plan is for {len(self.cpus.workers)} workers")
 
@@ -85,7 +80,7 @@ class CellResult:
     """
 
     records: list[RequestRecord]
-    requests: list[SessionRequest]
+    requests: list[RequestRecord]
     bodies_sha256: str
     t_origin_ns: int
     t_warmup_end_ns: int
@@ -105,7 +100,7 @@ class CellResult:
         assert plan.cooldown_ended_by is not None
         requests = plan.requests()
         return cls(
-            records=[entry.record for entry in requests if entry.record.t_issue_ns is not None],
+            records=[record for record in requests if record.t_issue_ns is not None],
             requests=requests,
             bodies_sha256=plan.bodies_sha256,
             t_origin_ns=plan.origin_ns,
@@ -142,6 +137,7 @@ class LoadGenerator:
         self.options = options
         self._run_number = 0
         self._begun: list[Begun] = []
+        self._issuer: IssuingThread | None = None
 
     def __enter__(self) -> "LoadGenerator":
         """Start everything.
@@ -191,12 +187,9 @@ class LoadGenerator:
             },
             "workers": options.workers,
             "connections_per_worker": options.connections_per_worker,
-            "spin_us": options.spin_us,
-            "sleep_margin_us": options.sleep_margin_us,
-            "lead_ms": options.lead_ms,
+            "strict": options.strict,
             "kernel_stamps": options.kernel_stamps,
             "keep_reads": options.keep_reads,
-            "stop_on_worker_death": options.stop_on_worker_death,
             "affinity": self.affinity,
         }
 
@@ -227,37 +220,51 @@ class LoadGenerator:
         on_progress: Callable[[Progress], None] | None = None,
         precision: PrecisionRule | None = None,
         may_count: MayCount | None = None,
+        on_record: Callable[[RequestRecord], None] | None = None,
     ) -> CellResult:
         """Send `load` until `rule` says that it is enough.
 
         `on_progress` is called about four times a second in the calling thread, where `precision`,
         a rule of this cell's own, is brought up to date too, and `may_count` (None: every success
-        counts) is asked which successes count towards `min_completed`.
+        counts) is asked which successes count towards `min_completed`. `on_record` is called there
+        with each request that has ended, once, and may drop what it holds.
 
         Raises:
             LoadGeneratorError: no worker is left to run it.
             Interrupted: after Ctrl-C, once everything outstanding has been cancelled.
         """
-        plan = Plan(load, rule, precision, may_count)
+        plan = Plan(load, rule, precision, may_count, on_record is not None)
         while plan.prepare():
             pass
         with CollectorPause():
-            cap = rule.inflight_cap or 0
-            self.begin(cap, rule.request_timeout_s, load.capture, load.waits_for_results)
-            lead_ns = round(self.options.lead_ms * 1e6)
-            plan.start(time.monotonic_ns() + lead_ns + START_DELAY_NS)
+            self._begin(load, rule)
+            plan.start(time.monotonic_ns() + LEAD_NS + START_DELAY_NS, self.options.workers)
 
             def report() -> None:
                 plan.look()
+                while on_record is not None and plan.ended:
+                    for _ in range(min(RECORDS_AT_ONCE, len(plan.ended))):
+                        on_record(plan.ended.popleft())
+                    time.sleep(0)  # lets the other threads go on
                 if on_progress is not None:
                     on_progress(plan.progress(time.monotonic_ns()))
 
             drained_ns, interrupted = self._drive(plan, report)
-            health = self.end()
+            health = self._end()
         result = CellResult.of(plan, drained_ns, self.clock, health)
+        if on_record is not None:
+            for record in result.requests[len(result.records) :]:
+                on_record(record)  # was not sent
         if interrupted:
             raise Interrupted(result)
         return result
+
+    def interrupt(self) -> bool:
+        """End a run as Ctrl-C does, from a signal's handler; False if none is under way."""
+        if self._issuer is None:
+            return False
+        self._issuer.interrupt()
+        return True
 
     # ---- the parts of a run
 
@@ -271,31 +278,31 @@ class LoadGenerator:
         """Where the stamps of this run come from; "kernel" only if every worker has it."""
         return "kernel" if all(begun.clock == "kernel" for begun in self._begun) else "worker"
 
-    def begin(
-        self,
-        inflight_cap: int,
-        request_timeout_s: float,
-        capture: Capture,
-        prompt: bool = True,
-    ) -> None:
-        """Prepare the workers for a run. An inflight_cap of 0 means none; `prompt`: see Begin."""
+    def _begin(self, load: Load, rule: CellRule) -> None:
+        """Prepare the workers for a run."""
+        options = self.options
         self._run_number += 1
-        self._issuer: IssuingThread | None = None
+        self._issuer = None
+        self._ahead = options.connections_per_worker
+        if not options.strict:
+            self._ahead = min(self._ahead, SPARE)
+            if load.offsets_ns is None:
+                self._ahead = -(-load.concurrency // options.workers)
         begin = Begin(
-            self._run_number,
-            inflight_cap,
-            round(request_timeout_s * 1e9),
-            self.options.keep_reads,
-            capture,
-            prompt,
+            run=self._run_number,
+            inflight_cap=rule.inflight_cap or 0,
+            request_timeout_ns=round(rule.request_timeout_s * 1e9),
+            keep_reads=options.keep_reads,
+            capture=load.capture,
+            connections=self._ahead,
+            prompt=load.waits_for_results,
+            closed=load.waits_in_workers,
         )
         self._begun = self._dispatcher.begin(begin, self._on_done, self._on_death)
 
     def _drive(self, plan: Plan, report: Callable[[], None]) -> tuple[int, bool]:
         """Run `plan` in its thread; return when it drained, and whether Ctrl-C ended it."""
-        lead_ns = round(self.options.lead_ms * 1e6)
-        issuer = self._issuer = IssuingThread(plan, self._dispatcher, lead_ns, self._main_cpus)
-        interrupted = False
+        issuer = self._issuer = IssuingThread(plan, self._dispatcher, LEAD_NS, self._main_cpus)
         issuer.start()
         while True:
             try:
@@ -303,37 +310,35 @@ class LoadGenerator:
                     break
                 report()
             except KeyboardInterrupt:
-                interrupted = True
                 issuer.interrupt()
             except BaseException:
                 issuer.interrupt()
                 issuer.join(60.0)
                 raise
-        if not interrupted:
-            report()
-        return issuer.t_drained_ns, interrupted
+        report()
+        return issuer.t_drained_ns, issuer.interrupted
 
-    def end(self) -> GeneratorHealth:
+    def _end(self) -> GeneratorHealth:
         """End the run; return the health of every process that is alive.
 
-        `workers` and `connections_per_worker` say how many there should be.
+        `workers` and `connections_per_worker` say how many there should have been at its beginning.
         """
         processes = {f"worker{h.worker}": h.values for h in self._dispatcher.end()}
         return {
             "processes": {"main": self._dispatcher.values(), **processes},
             "workers": self.options.workers,
             "workers_died": list(self._dispatcher.died),
-            "connections_per_worker": self.options.connections_per_worker,
+            "connections_per_worker": self._ahead,
             "connections": {f"worker{b.worker}": b.connections for b in self._begun},
             "connect_errors": self.connect_errors,
         }
 
-    def _on_done(self, done: Done) -> None:
+    def _on_done(self, result: FromRun) -> None:
         if self._issuer is not None:
-            self._issuer.put(done)
+            self._issuer.put(result)
 
-    def _on_death(self, _worker: int, living: int) -> None:
-        if self._issuer is not None and (living == 0 or self.options.stop_on_worker_death):
+    def _on_death(self, _worker: int, _living: int) -> None:
+        if self._issuer is not None:
             self._issuer.stop()
 
     def _worker_settings(self) -> list[WorkerSettings]:
@@ -353,10 +358,8 @@ class LoadGenerator:
                 head=request_head(target),
                 chat=target.chat,
                 stream=target.stream,
-                usage_required=target.usage_required,
+                strict=options.strict,
                 connections=options.connections_per_worker,
-                spin_ns=round(options.spin_us * 1e3),
-                sleep_margin_ns=round(options.sleep_margin_us * 1e3),
                 kernel_stamps=options.kernel_stamps,
             )
             for index in range(options.workers)

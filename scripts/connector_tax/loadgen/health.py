@@ -1,22 +1,52 @@
-"""Timing verification: did the load generator do what the schedule says?
+"""The checks of a run: did the load generator do what the schedule says?
 
 Every check has a value and a bound, is two-sided where the quantity can err both ways, and fails
-when its data are missing. The bounds are those a study has unless it sets its own.
+when its data are missing. Those that a study's cells have too have its names, bounds and sentences.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
 from connector_tax.artifacts.cell_records import GeneratorHealth
-from connector_tax.artifacts.checks import BOUNDS, UNSTAMPED_SHARE_MAX
+from connector_tax.artifacts.checks import BOUNDS, CHECKS, UNSTAMPED_SHARE_MAX
+from connector_tax.loadgen.generator import CellResult
 from connector_tax.loadgen.messages import Clock, RequestRecord
-from connector_tax.loadgen.records import SessionRequest, session_outcomes
+from connector_tax.loadgen.records import session_outcomes
+from connector_tax.loadgen.traffic import Load
 
 SESSION_DELAY_P99_MS = 5.0
-COUNTERS = ("undecodable", "oversized", "dropped_messages", "late_results")
+LOST = ("undecodable", "oversized", "dropped_messages")
+# Of the checks that a study has not: what is wrong where one fails.
+WRONG = {name: check.void for name, check in CHECKS.items()} | {
+    "dropped": "requests were dropped at the in-flight cap",
+    "intra_session_delay_p99_ms": "requests were sent late after their parents (p99)",
+    "intra_session_early_ms": "a request was sent before its parents had ended",
+    "concurrent_sessions_max": "more sessions were active than asked for",
+    "session_start_delay_p99_ms": "a free place was taken late (p99)",
+}
+_BUSY = "stop what else runs on its CPUs, give it more of them, or lower the load"
+# What a user can do where a check fails.
+ADVICE = {
+    "schedule_lag_p99_ms": _BUSY,
+    "early_send_ms": "a fault of the load generator: report it",
+    "sent_rate_ratio": "lower --rate, or raise --workers",
+    "error_rate": "read the failures above; lower the load, or raise --timeout",
+    "dropped": "the server does not keep up: lower --rate, or raise --inflight-cap",
+    "intra_session_delay_p99_ms": _BUSY,
+    "intra_session_early_ms": "a fault of the load generator: report it",
+    "concurrent_sessions_max": "a fault of the load generator: report it",
+    "session_start_delay_p99_ms": _BUSY,
+    "loop_lag_p99_ms": _BUSY,
+    "loop_lag_max_ms": _BUSY,
+    "cpu_share": "raise --workers, or lower the load",
+    "workers_died": "read the messages above; look whether memory ran out",
+    "silent_workers": "read the messages above; look whether memory ran out",
+    "unopened_connections": "lower --connections, or look why the server takes no more",
+    "unstamped_reads": "the clock was set during the run: repeat it",
+    "lost_messages": "raise --workers, or lower the load",
+}
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -28,8 +58,26 @@ class Check(msgspec.Struct, frozen=True):
     passed: bool
 
 
+def verify(result: CellResult, load: Load) -> list[Check]:
+    """Return every check that applies to this load."""
+    requests, stop_ns = result.requests, result.t_stop_ns
+    measured = [record for record in requests if record.measured]
+    checks = check_requests(measured)
+    if load.offsets_ns is None:
+        ramp_ns = round(load.rampup_s * 1e9)
+        places = Places(load.concurrency, result.t_origin_ns, ramp_ns)
+        checks += check_concurrency(requests, len(load.sessions), places, stop_ns)
+    elif len(load.sessions) > 1 and load.offsets_ns[-1] > load.offsets_ns[0]:
+        starts_ns = (load.offsets_ns + result.t_origin_ns).tolist()
+        due_ns = [t for t in starts_ns if result.t_warmup_end_ns <= t < stop_ns]
+        checks.append(check_sent_rate(measured, due_ns))
+    if any(record.parents for record in requests):
+        checks += check_intra_session(requests)
+    return checks + check_processes(result.health, result.clock)
+
+
 def check_requests(records: Sequence[RequestRecord]) -> list[Check]:
-    """Check lag, early sends, sent rate and errors of the requests of one run."""
+    """Check lag, early sends, dropped requests and errors."""
     sent = [r for r in records if r.t_send_ns is not None]
     lags_ms = [(r.t_send_ns - r.t_intended_ns) / 1e6 for r in sent if r.t_send_ns is not None]
     ttfts_ms = [
@@ -45,27 +93,24 @@ def check_requests(records: Sequence[RequestRecord]) -> list[Check]:
     attempted = sum(r.status != "cancelled" for r in records)
     return [
         _at_most("schedule_lag_p99_ms", _percentile(lags_ms, 99), lag_bound_ms),
-        _at_most("earliest_send_ms", -min(lags_ms) if lags_ms else None, 0.0),
+        _at_most("early_send_ms", -min(lags_ms) if lags_ms else None, 0.0),
         _at_most("error_rate", failed / attempted if attempted else None, BOUNDS["max_error_rate"]),
         _at_most("dropped", float(sum(r.status == "dropped" for r in records)), 0.0),
     ]
 
 
-def check_session_rate(
-    records: Sequence[SessionRequest], planned_starts_ns: Sequence[int]
-) -> Check:
+def check_sent_rate(records: Sequence[RequestRecord], planned_starts_ns: Sequence[int]) -> Check:
     """Check the rate at which sessions were dispatched against the plan, both ways.
 
     The first request that a session sent stands for its start; `planned_starts_ns` are the starts
     due within the run.
     """
     first: dict[str, int] = {}
-    for entry in records:
-        sent_ns = entry.record.t_send_ns
-        if sent_ns is not None and not entry.parents:
-            begin_ns = sent_ns - entry.wait_after_ready_ns
-            first[entry.session] = min(begin_ns, first.get(entry.session, begin_ns))
-    name = "session_rate_ratio"
+    for record in records:
+        if record.t_send_ns is not None and not record.parents:
+            begin_ns = record.t_send_ns - record.wait_after_ready_ns
+            first[record.session] = min(begin_ns, first.get(record.session, begin_ns))
+    name = "sent_rate_ratio"
     tolerance = BOUNDS["sent_rate_tolerance"]
     bound = f"1 ± {tolerance:g}"
     if len(first) < 2 or len(planned_starts_ns) < 2:
@@ -78,28 +123,28 @@ def check_session_rate(
     return Check(name, ratio, bound, abs(ratio - 1) <= tolerance)
 
 
-def check_intra_session(records: Sequence[SessionRequest]) -> list[Check]:
+def check_intra_session(records: Sequence[RequestRecord]) -> list[Check]:
     """Check that every request with parents was sent when they had ended plus its wait: not before,
     and not late. Computed anew from the stamps of the parents, not from the scheduler's due times.
     """
-    ended = {(entry.session, entry.node): entry.record.t_done_ns for entry in records}
+    ended = {(record.session, record.node): record.t_done_ns for record in records}
     delays_ms: list[float] = []
-    for entry in records:
-        sent_ns = entry.record.t_send_ns
-        if not entry.parents or sent_ns is None:
+    late, early = "intra_session_delay_p99_ms", "intra_session_early_ms"
+    for record in records:
+        if not record.parents or record.t_send_ns is None:
             continue
-        ends = [ended.get((entry.session, parent)) for parent in entry.parents]
+        ends = [ended.get((record.session, parent)) for parent in record.parents]
         if any(end is None for end in ends):
-            return [Check("intra_session_parents", None, "every parent recorded", False)]
-        due_ns = max(end for end in ends if end is not None) + entry.wait_after_ready_ns
-        delays_ms.append((sent_ns - due_ns) / 1e6)
+            return [Check(late, None, "every parent recorded", False)]
+        due_ns = max(end for end in ends if end is not None) + record.wait_after_ready_ns
+        delays_ms.append((record.t_send_ns - due_ns) / 1e6)
     return [
-        _at_most("intra_session_delay_p99_ms", _percentile(delays_ms, 99), SESSION_DELAY_P99_MS),
-        _at_most("intra_session_earliest_ms", -min(delays_ms) if delays_ms else None, 0.0),
+        _at_most(late, _percentile(delays_ms, 99), SESSION_DELAY_P99_MS),
+        _at_most(early, -min(delays_ms) if delays_ms else None, 0.0),
     ]
 
 
-class Ramp(NamedTuple):
+class Places(msgspec.Struct, frozen=True):
     """Closed loop: `target` sessions at once, rising linearly from `origin_ns` over `ramp_ns`."""
 
     target: int
@@ -108,7 +153,7 @@ class Ramp(NamedTuple):
 
 
 def check_concurrency(
-    records: Sequence[SessionRequest], sessions: int, ramp: Ramp, stop_ns: int
+    records: Sequence[RequestRecord], sessions: int, places: Places, stop_ns: int
 ) -> list[Check]:
     """Check that never more than the target's sessions were under way at once, and no fewer: each
     of the `sessions` must start when its place is there, which is when enough others have ended.
@@ -120,12 +165,12 @@ def check_concurrency(
     ends = sorted(end for o in outcomes if o.status != "cut" for end in [o.t_end_ns])
     delays_ms = []
     for k in range(sessions):
-        place = min(k + 1, ramp.target)
-        due_ns = ramp.origin_ns + ramp.ramp_ns * place // ramp.target
-        if k >= ramp.target:
-            if k - ramp.target >= len(ends):
+        place = min(k + 1, places.target)
+        due_ns = places.origin_ns + places.ramp_ns * place // places.target
+        if k >= places.target:
+            if k - places.target >= len(ends):
                 break
-            due_ns = max(due_ns, ends[k - ramp.target])
+            due_ns = max(due_ns, ends[k - places.target])
         if due_ns >= stop_ns:
             break
         delays_ms.append(((starts[k] if k < len(starts) else stop_ns) - due_ns) / 1e6)
@@ -134,40 +179,46 @@ def check_concurrency(
     edges = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
     highest = float(np.cumsum([step for _, step in edges]).max()) if edges else None
     return [
-        _at_most("concurrent_sessions_max", highest, float(ramp.target)),
+        _at_most("concurrent_sessions_max", highest, float(places.target)),
         _at_most("session_start_delay_p99_ms", late_ms, SESSION_DELAY_P99_MS),
     ]
 
 
 def check_processes(health: GeneratorHealth, clock: Clock) -> list[Check]:
-    """Check event-loop lag, CPU share and message counters of every process, that every worker
-    lives and opened its connections, and that the clock is the one it is said to be.
+    """Check event-loop lag, CPU share and message counters, each by the worst process, that every
+    worker lives and opened its connections, and that the clock is the one it is said to be.
     """
-    checks: list[Check] = []
-    for name, values in health["processes"].items():
-        lag, share = values.get("loop_lag_p99_ms"), values.get("cpu_share")
-        checks.append(_at_most(f"{name}_loop_lag_p99_ms", lag, BOUNDS["loop_lag_p99_ms"]))
-        checks.append(
-            _at_most(
-                f"{name}_loop_lag_max_ms", values.get("loop_lag_max_ms"), BOUNDS["loop_lag_max_ms"]
-            )
+    processes = health["processes"]
+    workers = [values for name, values in processes.items() if name != "main"]
+
+    def of(key: str, among: Sequence[dict[str, float]], join: Callable[..., float]) -> float | None:
+        values = [told[key] for told in among if key in told]
+        return join(values) if values and len(values) == len(among) else None
+
+    everyone = list(processes.values())
+    lost = [of(key, everyone, sum) for key in LOST]
+    lost.append(of("late_results", [processes["main"]], sum))
+    told = [count for count in lost if count is not None]
+    checks = [
+        _at_most(name, of(name, everyone, max), BOUNDS[bound])
+        for name, bound in (
+            ("loop_lag_p99_ms", "loop_lag_p99_ms"),
+            ("loop_lag_max_ms", "loop_lag_max_ms"),
+            ("cpu_share", "max_cpu_share"),
         )
-        checks.append(_at_most(f"{name}_cpu_share", share, BOUNDS["max_cpu_share"]))
-        counters = [c for c in COUNTERS if c != "late_results" or name == "main"]
-        told = [values[c] for c in counters if c in values]
-        lost = float(sum(told)) if len(told) == len(counters) else None
-        checks.append(_at_most(f"{name}_messages_lost", lost, 0.0))
-        if name != "main" and clock == "kernel":
-            reads, unstamped = values.get("reads"), values.get("unstamped_reads")
-            share = unstamped / reads if reads and unstamped is not None else None
-            checks.append(_at_most(f"{name}_unstamped_share", share, UNSTAMPED_SHARE_MAX))
-    workers = health["workers"]
-    silent = workers - sum(name != "main" for name in health["processes"])
-    unopened = workers * health["connections_per_worker"] - sum(health["connections"].values())
-    checks.append(_at_most("workers_died", float(len(health["workers_died"])), 0.0))
-    checks.append(_at_most("silent_workers", float(silent), 0.0))
-    checks.append(_at_most("unopened_connections", float(unopened), 0.0))
-    return checks
+    ]
+    if clock == "kernel":
+        reads, unstamped = of("reads", workers, sum), of("unstamped_reads", workers, sum)
+        share = unstamped / reads if reads and unstamped is not None else None
+        checks.append(_at_most("unstamped_reads", share, UNSTAMPED_SHARE_MAX))
+    wanted = health["workers"] * health["connections_per_worker"]
+    return [
+        *checks,
+        _at_most("lost_messages", sum(told) if len(told) == len(lost) else None, 0.0),
+        _at_most("workers_died", float(len(health["workers_died"])), 0.0),
+        _at_most("silent_workers", float(health["workers"] - len(workers)), 0.0),
+        _at_most("unopened_connections", wanted - sum(health["connections"].values()), 0.0),
+    ]
 
 
 def _at_most(name: str, value: float | None, bound: float) -> Check:

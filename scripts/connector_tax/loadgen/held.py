@@ -2,53 +2,43 @@
 
 import asyncio
 
-from connector_tax.loadgen.messages import Done, Issue, RequestFailed
+from connector_tax.loadgen.messages import RequestFailed, RequestRecord
 from connector_tax.loadgen.sse import Usage
 
 
 class HeldRequest:
-    """The request, its task and its time-out once it was fired, and its result so far."""
+    """The record with the body, its task and its time-out once it was fired, why it was ended."""
 
-    __slots__ = (
-        "abort",
-        "body",
-        "completion_tokens",
-        "done",
-        "prompt_tokens",
-        "request_id",
-        "task",
-        "timeout",
-    )
+    __slots__ = ("abort", "body", "record", "task", "timeout")
 
-    def __init__(self, issue: Issue, body: bytes, done: Done) -> None:
+    def __init__(self, record: RequestRecord, body: bytes) -> None:
+        self.record = record
         self.body = body
-        self.request_id = issue.request_id
-        self.prompt_tokens = issue.prompt_tokens
-        self.completion_tokens = issue.completion_tokens
-        self.done = done
         self.task: asyncio.Task[None] | None = None
         self.timeout: asyncio.TimerHandle | None = None
         self.abort: str | None = None
 
-    def count(self, usage: Usage | None, events: int | None, required: bool) -> None:
+    def count(self, usage: Usage | None, events: int | None, strict: bool) -> None:
         """Compare the server's count of tokens with what was asked for.
 
-        Without one, and if none is required, the number of token events of a stream is taken.
+        Without one, unless `strict`, the number of token events of a stream is taken.
 
         Raises:
             RequestFailed: `missing_usage` or `wrong_length`.
         """
-        done = self.done
-        if usage is None:
-            if required:
+        record = self.record
+        if usage is None or usage.completion_tokens is None:
+            if strict:
                 raise RequestFailed("missing_usage")
-            done.completion_tokens, done.counted_by = events, "client"
+            record.completion_tokens, record.counted_by = events, "client"
             return
-        done.prompt_tokens, done.completion_tokens = usage.prompt_tokens, usage.completion_tokens
-        done.counted_by = "server"
-        for name, wanted, got in (
-            ("prompt", self.prompt_tokens, usage.prompt_tokens),
-            ("completion", self.completion_tokens, usage.completion_tokens),
-        ):
-            if wanted is not None and wanted != got:
-                raise RequestFailed("wrong_length", f"{got} {name} tokens, asked for {wanted}")
+        prompt, completion = usage.prompt_tokens, usage.completion_tokens
+        record.prompt_tokens, record.completion_tokens = prompt, completion
+        record.counted_by = "server"
+        wanted_prompt, wanted = record.wanted
+        if wanted is not None and wanted != completion:
+            raise RequestFailed("wrong_length", f"{completion} completion tokens, not {wanted}")
+        if wanted_prompt is not None and wanted_prompt != prompt:
+            if strict:
+                raise RequestFailed("wrong_length", f"{prompt} prompt tokens, not {wanted_prompt}")
+            record.tolerated = "prompt_length"

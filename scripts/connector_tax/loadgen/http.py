@@ -19,10 +19,6 @@ from connector_tax.loadgen.stamps import KernelReader, PlainReader
 from connector_tax.loadgen.tls import TlsSession, tls_text
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-MAX_IDLE_S = 4.0
-"""A used connection that idled longer is not reused: uvicorn, which serves vLLM, closes after 5 s,
-and a request written in that moment fails although the server is well."""
-
 WAKE_CHUNKS = 16
 """A waiting response task is woken at once for headers, the end or a failure, else for every
 WAKE_CHUNKS reads or with the poller's sweep: the stamps are already taken, and one wake-up per read
@@ -61,6 +57,10 @@ class Connection:
         "busy",
         "closed",
         "idle_since_ns",
+        "location",
+        "pooled",
+        "received",
+        "reused",
         "sock",
         "t_done_ns",
         "t_headers_ns",
@@ -84,7 +84,9 @@ class Connection:
         self._read = read
         self._tls = tls
         self.closed = False
-        self.idle_since_ns: int | None = None  # None until it has served a request
+        self.idle_since_ns = _monotonic_ns()
+        self.pooled = False  # has waited for a request
+        self.reused = False  # has served one
         self._unsent: memoryview | None = None
         # Of the response being read.
         self._reset()
@@ -102,6 +104,8 @@ class Connection:
         self._complete = False
         self._keep_alive = False
         self._poisoned = False
+        self.received = False  # any byte
+        self.location: bytes | None = None
         self.t_headers_ns: int | None = None
         self.t_done_ns: int | None = None
 
@@ -240,6 +244,7 @@ class Connection:
 
     def _take(self, data: bytes | memoryview, stamp: int) -> None:
         had_headers, urgent = self._headers_done, False
+        self.received = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -302,10 +307,13 @@ class Connection:
         if self._complete:
             self._poisoned = True
 
-    def on_header(self, name: bytes, _value: bytes) -> None:
-        """Note whether the message says where it ends."""
-        if name.lower() in (b"content-length", b"transfer-encoding"):
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note whether the message says where it ends, and where else to ask."""
+        name = name.lower()
+        if name in (b"content-length", b"transfer-encoding"):
             self._framed = True
+        elif name == b"location":
+            self.location = value
 
     def on_headers_complete(self) -> None:
         """Take the status; interim (1xx) responses are skipped."""
@@ -330,6 +338,7 @@ class Connection:
     def release(self) -> bool:
         """End the response; True if the connection can carry another request."""
         self.busy = False
+        self.reused = True
         self.idle_since_ns = _monotonic_ns()
         reusable = (
             self._complete
@@ -340,13 +349,12 @@ class Connection:
         )
         return reusable and not self.closed
 
+    def give_up(self) -> None:
+        """Wait no longer for the rest of the response; what is buffered can be read."""
+        self._fail(RequestFailed("request_timeout"))
+
     def is_stale(self) -> bool:
-        """True if the server has closed this idle connection, sent something, or soon may close."""
-        if (
-            self.idle_since_ns is not None
-            and _monotonic_ns() - self.idle_since_ns > MAX_IDLE_S * 1e9
-        ):
-            return True
+        """True if the server has closed this idle connection, or sent something."""
         try:
             return not self._is_control(self._read()[0])
         except BlockingIOError:

@@ -11,8 +11,8 @@ import threading
 import time
 from collections import deque
 
-from connector_tax.loadgen.dispatcher import Dispatcher
-from connector_tax.loadgen.messages import Cancel, Done
+from connector_tax.loadgen.dispatcher import Dispatcher, FromRun
+from connector_tax.loadgen.messages import Cancel, Unanswered
 from connector_tax.loadgen.plan import Plan
 
 ABORT_GRACE_S = 2.0
@@ -31,10 +31,10 @@ class IssuingThread:
         self._dispatcher = dispatcher
         self._lead_ns = lead_ns
         self._cpus = cpus
-        self._results: deque[Done] = deque()
+        self._results: deque[FromRun] = deque()
         self._wake = threading.Event()
         self._ended = threading.Event()
-        self._interrupted = False
+        self.interrupted = False
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="loadgen-issue", daemon=True)
         self._error: BaseException | None = None
@@ -53,9 +53,9 @@ class IssuingThread:
             raise self._error
         return True
 
-    def put(self, done: Done) -> None:
+    def put(self, result: FromRun) -> None:
         """Deliver a result (event-loop thread)."""
-        self._results.append(done)
+        self._results.append(result)
         if self._plan.wakes_on_result:
             self._wake.set()
 
@@ -66,7 +66,7 @@ class IssuingThread:
 
     def interrupt(self) -> None:
         """As `stop`, and cancel what is outstanding (any thread)."""
-        self._interrupted = True
+        self.interrupted = True
         self.stop()
 
     def _run(self) -> None:
@@ -83,7 +83,11 @@ class IssuingThread:
 
     def _take_results(self) -> None:
         while self._results:
-            self._plan.take(self._results.popleft())
+            result = self._results.popleft()
+            if isinstance(result, Unanswered):
+                self._plan.take_unanswered(result.seqs)
+            else:
+                self._plan.take(result)
 
     def _sleep(self, until_ns: int) -> None:
         left_ns = until_ns - time.monotonic_ns()
@@ -115,7 +119,7 @@ class IssuingThread:
         deadline_ns = self._plan.stop_ns + round(self._plan.drain_s * 1e9)
         if self._wait_for_outstanding(deadline_ns, interruptible=True):
             return
-        kind = "interrupted" if self._interrupted else "drain_timeout"
+        kind = "interrupted" if self.interrupted else "drain_timeout"
         self._dispatcher.submit([Cancel(kind, None)])
         grace_ns = time.monotonic_ns() + round(ABORT_GRACE_S * 1e9)
         if not self._wait_for_outstanding(grace_ns, interruptible=False):
@@ -125,9 +129,11 @@ class IssuingThread:
         while True:
             self._wake.clear()
             self._take_results()
+            if cancels := self._plan.take_cancels():
+                self._dispatcher.submit(cancels)
             if self._plan.outstanding == 0:
                 return True
             now_ns = time.monotonic_ns()
-            if now_ns >= deadline_ns or (interruptible and self._interrupted):
+            if now_ns >= deadline_ns or (interruptible and self.interrupted):
                 return False
             self._sleep(min(deadline_ns, now_ns + POLL_NS))

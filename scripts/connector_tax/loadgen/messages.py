@@ -4,12 +4,16 @@ Between processes every record is msgpack in array form (field order is the wire
 a small integer; request bodies travel beside them as raw frames. Nothing is pickled.
 """
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import msgspec
 
 Clock = Literal["kernel", "worker"]
 CountedBy = Literal["server", "client"]
+Tolerated = Literal["no_done", "not_closed", "prompt_length"]
+WAITS = -1
+"""The due time of a request that waits in a worker for a place of a closed loop."""
 Status = Literal["ok", "error", "timeout", "cancelled", "dropped"]
 
 # Every way a request can end other than in success: kind -> (status, the text a user reads).
@@ -22,7 +26,7 @@ FAILURES: dict[str, tuple[Status, str]] = {
     ),
     "reset_before_headers": ("error", "the connection was reset before the response began"),
     "closed_before_headers": ("error", "the server closed the connection without a response"),
-    "http_status": ("error", "the response status was not 200"),
+    "http_status": ("error", "the server answered with another status than 200"),
     "malformed_http": ("error", "the response was not valid HTTP/1.1"),
     "reset_mid_response": ("error", "the connection was reset in the middle of the response"),
     "closed_mid_response": ("error", "the server closed the connection in mid-response"),
@@ -48,6 +52,14 @@ FAILURES: dict[str, tuple[Status, str]] = {
 }
 
 
+# What a success may lack where the load generator is not strict -> the text a user reads.
+TOLERATED: dict[Tolerated, str] = {
+    "no_done": "the stream ended in order and with a finish reason, but without [DONE]",
+    "not_closed": "the stream said [DONE], but its end did not come or was cut",
+    "prompt_length": "the server counted another number of prompt tokens than were sent",
+}
+
+
 class LoadGeneratorError(Exception):
     """The load generator's processes cannot do their work; the text says which and why."""
 
@@ -61,41 +73,85 @@ class RequestFailed(Exception):
         self.detail = detail
 
 
-class RequestRecord(msgspec.Struct, kw_only=True):
-    """One scheduled request, a line of a requests file; times are CLOCK_MONOTONIC ns.
+class RequestRecord(msgspec.Struct, kw_only=True, array_like=True, tag=0):
+    """One request, from its plan to its outcome; times are CLOCK_MONOTONIC ns.
 
+    The main process makes it, a worker fills in what came of it and sends it back.
     `t_issue_ns` is when the issuing thread handed the request on, ahead of its due time
     `t_intended_ns`; the worker holds it and sends at the due time. Schedule lag and "no early send"
     are judged on `t_send_ns - t_intended_ns`. `warmup` and `cooldown`: due before and after the
-    measured window of a cell.
+    measured window. `t_first_answer_ns`: when the first token came that is no reasoning.
+    `counted_by`: whose count of tokens it has, the server's usage or the client's of token events.
+    `first_read_tokens`: token events in the read that brought the first; `raw_reads`: pairs of
+    native int64 (t_ns, token events), a pair for each read that brought some. `retries`: sent
+    again, since a connection from the pool was dead. `tolerated`: what was missing of a success.
     """
 
     request_id: str
     seq: int
-    status: Status
-    error_kind: str | None
-    error_detail: str | None
-    warmup: bool
-    cooldown: bool
+    status: Status = "ok"
+    error_kind: str | None = None
+    error_detail: str | None = None
+    warmup: bool = False
+    cooldown: bool = False
     t_intended_ns: int
-    t_issue_ns: int | None
-    t_worker_ns: int | None
-    t_conn_ns: int | None
-    t_send_ns: int | None
-    t_headers_ns: int | None
-    t_first_token_ns: int | None
-    t_last_token_ns: int | None
-    t_done_ns: int | None
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    inflight_at_send: int | None
-    worker: int | None
-    reads: list[tuple[int, int]] | None
+    t_issue_ns: int | None = None
+    t_worker_ns: int | None = None
+    t_conn_ns: int | None = None
+    t_send_ns: int | None = None
+    t_headers_ns: int | None = None
+    t_first_token_ns: int | None = None
+    t_last_token_ns: int | None = None
+    t_done_ns: int | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    inflight_at_send: int | None = None
+    worker: int | None = None
+    raw_reads: bytes | None = None
+    session: str = ""
+    node: str = ""
+    parents: tuple[str, ...] = ()
+    wait_after_ready_ns: int = 0
+    t_first_answer_ns: int | None = None
+    first_read_tokens: int | None = None
+    counted_by: CountedBy | None = None
+    retries: int = 0
+    tolerated: Tolerated | None = None
+    # On the way only: the run, the counts asked for (None: unchecked), what children inherit.
+    run: int = 0
+    wanted: tuple[int | None, int | None] = (None, None)
+    output: str | list[int] | None = None
 
     @property
     def measured(self) -> bool:
         """True if the request was due in the measured window."""
         return not (self.warmup or self.cooldown)
+
+    @property
+    def reads(self) -> list[tuple[int, int]] | None:
+        """When reads brought token events, and how many each."""
+        if self.raw_reads is None:
+            return None
+        numbers = memoryview(self.raw_reads).cast("q").tolist()
+        return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+    def fail(self, kind: str, detail: str | None = None) -> None:
+        """Note that it ended in failure `kind`, a key of FAILURES."""
+        self.status, self.error_kind, self.error_detail = FAILURES[kind][0], kind, detail
+
+    def fields(self, names: Iterable[str]) -> dict[str, Any]:
+        """The named fields, in that order."""
+        return {name: getattr(self, name) for name in names}
+
+
+LINE_FIELDS = tuple(
+    "reads" if name == "raw_reads" else name
+    for name in RequestRecord.__struct_fields__
+    if name not in ("run", "wanted", "output")
+)
+"""A line of the command's requests file, in order."""
+STUDY_FIELDS = LINE_FIELDS[: LINE_FIELDS.index("session")]
+"""A line of a study's requests file: its requests have no sessions, and are all strict."""
 
 
 # ---- main process -> worker
@@ -128,27 +184,17 @@ class WorkerSettings(msgspec.Struct):
     head: str
     chat: bool
     stream: bool
-    usage_required: bool
+    strict: bool
     connections: int
-    spin_ns: int
-    sleep_margin_ns: int
     kernel_stamps: bool
 
 
-class Issue(msgspec.Struct, array_like=True, tag=1):
-    """Send the body in the next frame at `due_ns`. Token counts of None are not checked."""
-
-    seq: int
-    due_ns: int
-    request_id: str
-    prompt_tokens: int | None
-    completion_tokens: int | None
-
-
 class Begin(msgspec.Struct, array_like=True, tag=2):
-    """A run starts: fill the connection pool, reset the counters, answer `Begun`.
+    """A run starts: open `connections` of the pool, reset the counters, answer `Begun`.
 
     `prompt`: the plan waits for results; else each may be held for a few milliseconds.
+    `closed`: a closed loop of single requests. Those without a due time wait in the worker, and
+    one starts when another ends.
     """
 
     run: int
@@ -156,7 +202,9 @@ class Begin(msgspec.Struct, array_like=True, tag=2):
     request_timeout_ns: int
     keep_reads: bool
     capture: Literal["counts", "text", "token_ids"]
+    connections: int = 0
     prompt: bool = True
+    closed: bool = False
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=3):
@@ -170,7 +218,18 @@ class End(msgspec.Struct, array_like=True, tag=4):
     """The run is over: answer `Health`."""
 
 
-ToWorker = Issue | Begin | Cancel | End
+class Window(msgspec.Struct, array_like=True, tag=5):
+    """The measured window of a closed loop ends at `stop_ns`.
+
+    With `goes_on`, answer `Unanswered` then. Else start nothing from then on, and return what
+    still waits, as `run_ended`.
+    """
+
+    stop_ns: int
+    goes_on: bool
+
+
+ToWorker = RequestRecord | Begin | Cancel | End | Window
 
 
 # ---- worker -> main process
@@ -192,31 +251,6 @@ class Begun(msgspec.Struct, array_like=True, tag=2):
     clock: Clock
 
 
-class Done(msgspec.Struct, array_like=True, tag=3):
-    """A request ended. `reads` is pairs of native int64 (t_ns, token events), concatenated."""
-
-    run: int
-    worker: int
-    seq: int
-    error_kind: str | None = None
-    error_detail: str | None = None
-    t_worker_ns: int | None = None
-    t_conn_ns: int | None = None
-    t_send_ns: int | None = None
-    t_headers_ns: int | None = None
-    t_first_token_ns: int | None = None
-    t_last_token_ns: int | None = None
-    t_done_ns: int | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    inflight_at_send: int | None = None
-    reads: bytes | None = None
-    text: str | None = None
-    token_ids: list[int] | None = None
-    t_first_answer_ns: int | None = None
-    counted_by: CountedBy | None = None
-
-
 class Health(msgspec.Struct, array_like=True, tag=4):
     """What one worker says about its own run (see health.py)."""
 
@@ -230,7 +264,17 @@ class Ended(msgspec.Struct, array_like=True, tag=5):
     way, ZMQ's and the event loops.
     """
 
-    results: list[Done]
+    results: list[RequestRecord]
 
 
-FromWorker = Up | Begun | Done | Health | Ended
+class Unanswered(msgspec.Struct, array_like=True, tag=6):
+    """The requests of the window that a worker still has, when the window of a closed loop is over.
+
+    `seqs` were due before its end.
+    """
+
+    worker: int
+    seqs: list[int]
+
+
+FromWorker = Up | Begun | RequestRecord | Health | Ended | Unanswered

@@ -2,29 +2,49 @@
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 EXIT_CODES = """exit status:
-  0  every timing check passed and at most 1% of the requests failed
+  0  every check passed and at most 1% of the requests failed
   1  a check failed: the numbers are printed, but do not believe them
   2  bad arguments or session file
   3  the endpoint did not answer, no request succeeded, or the load generator could not run
-  130  interrupted; what had ended until then is printed and written
+  4  an output could not be written
+  130, 143, 129  ended by Ctrl-C, SIGTERM or SIGHUP; what had ended until then is kept
 
 Times of requests begin at their due time, also where they were sent late. In closed loop
 (--concurrency) a slow server is asked less often, and requests of one fixed length that start
 together end together and stay in step: for latencies under a given load use --rate."""
+
+# Option -> what it has no effect without (one of these), and its default where it has an effect.
+NEEDS: dict[str, tuple[tuple[str, ...], object]] = {
+    "arrivals": (("rate",), "poisson"),
+    "gamma_shape": (("arrivals",), None),
+    "inflight_cap": (("rate", "session_file"), None),
+    "stop_overloaded": (("inflight_cap",), False),
+    "rampup": (("concurrency",), 0.0),
+    "min_completed": (("max_duration", "stop_at_precision"), 0),
+    "max_duration": (("min_completed",), None),
+    "vocabulary": (("prompt_tokens",), 1000),
+    "keep_going": (("session_file",), False),
+    "requests": (("prompt", "prompt_tokens", "prompt_words"), None),
+    "max_tokens": (("prompt", "prompt_tokens", "prompt_words"), 64),
+}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     """Shows the default of every option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
+        default = action.default
+        if action.dest in NEEDS:
+            default = NEEDS[action.dest][1]
         text = action.help or ""
-        plain = action.default in (None, False, argparse.SUPPRESS) or not action.option_strings
-        return text if plain else f"{text} [%(default)s]".lstrip()
+        plain = default in (None, False, argparse.SUPPRESS) or not action.option_strings
+        return text if plain else f"{text} [{default}]".lstrip()
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -40,7 +60,39 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     _add_load(parser)
     _add_requests(parser)
     _add_output(parser)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    absent = [name for name in NEEDS if not _given(options, name)]
+    for name, (needed, _) in NEEDS.items():
+        if name not in absent and not any(_given(options, other) for other in needed):
+            parser.error(
+                f"{_option(name)} has no effect without {' or '.join(map(_option, needed))}"
+            )
+    for name in absent:
+        setattr(options, name, NEEDS[name][1])
+    return options
+
+
+def _given(options: argparse.Namespace, name: str) -> bool:
+    value = getattr(options, name)
+    return value is not None and value is not False
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _slo(text: str) -> tuple[str, float]:
+    name, _, limit = text.partition(":")
+    if name.upper() not in ("TTFT", "TTFA", "TPOT", "E2E") or not 0 < float(limit) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: ttft, ttfa, tpot or e2e, :, ms")
+    return name.upper(), float(limit)
+
+
+def _share(text: str) -> float:
+    share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: between 0 and 100%")
+    return share
 
 
 def _add_endpoint(parser: argparse.ArgumentParser) -> None:
@@ -60,27 +112,33 @@ def _add_endpoint(parser: argparse.ArgumentParser) -> None:
     add("--wait", type=float, default=10.0, help="s for the endpoint to answer before the run")
     add("--no-ready-check", action="store_true", help="do not ask it; needs --model")
     add("--no-stream", action="store_true", help="ask for whole responses")
-    add(
-        "--usage",
-        choices=["required", "client"],
-        default="required",
-        help="a response without token usage fails, or counts the token events that came",
-    )
+    add("--no-usage", action="store_true", help="do not ask for token usage; events are counted")
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
-    load = parser.add_argument_group("load (one of --rate and --concurrency)")
-    kind = load.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--rate", type=float, help="sessions started per second, open loop")
+    load = parser.add_argument_group(
+        "load (--rate, --concurrency, or a session file with start times)"
+    )
+    kind = load.add_mutually_exclusive_group()
+    kind.add_argument("--rate", type=float, help="sessions a second, open loop; inf: all at once")
     kind.add_argument("--concurrency", type=int, help="sessions kept active, closed loop")
     add = load.add_argument
-    add("--arrivals", choices=["fixed", "poisson", "gamma"], default="poisson", help="for --rate")
+    add("--requests", type=int, help="end when so many have been sent and have ended")
+    add("--duration", type=float, help="s that are measured [60, or until --requests are done]")
+    add("--arrivals", choices=["fixed", "jittered", "poisson", "gamma"], help="for --rate")
     add("--gamma-shape", type=float, help="1/shape is the squared variation; for --arrivals gamma")
-    add("--rampup", type=float, default=0.0, help="s, for --concurrency")
+    add("--rampup", type=float, help="s, for --concurrency")
     add("--warmup", type=float, default=0.0, help="s of load before what is measured")
-    add("--duration", type=float, default=60.0, help="s that are measured")
-    add("--min-completed", type=int, default=0, help="measure on until so many have succeeded")
+    add("--min-completed", type=int, help="measure on until so many have succeeded")
     add("--max-duration", type=float, help="s, the most that --min-completed may take")
+    add(
+        "--stop-at-precision",
+        type=_share,
+        metavar="5%",
+        help="end before --duration, when the intervals of TTFT and TPOT p90 are as narrow (half)",
+    )
+    add("--stop-overloaded", action="store_true", help="end when --inflight-cap is reached")
+    add("--max-errors", type=int, help="end when so many requests have failed")
     add(
         "--cooldown",
         action="store_true",
@@ -90,15 +148,15 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_requests(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what to send (one of the first three)")
+    what = parser.add_argument_group("what to send (one of the first four)")
     source = what.add_mutually_exclusive_group(required=True)
     source.add_argument("--session-file", type=Path, help="one session (a graph) per line")
     source.add_argument("--prompt", help="the same text in every request")
+    source.add_argument("--prompt-words", type=int, help="random words, fresh per request")
     source.add_argument("--prompt-tokens", type=int, help="random token ids, fresh per request")
     add = what.add_argument
-    add("--vocabulary", type=int, default=1000, help="token ids below this")
-    add("--requests", type=int, help="how many single-request sessions to make")
-    add("--max-tokens", type=int, default=64, help="of each answer")
+    add("--vocabulary", type=int, help="token ids below this")
+    add("--max-tokens", type=int, help="of each answer")
     add("--ignore-eos", action="store_true", help="exactly --max-tokens, checked")
     add("--body", type=json.loads, default={}, help="JSON merged into every body")
     add("--keep-going", action="store_true", help="after a failure in a session")
@@ -108,11 +166,19 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     add = how.add_argument
     add("--workers", type=int, default=1, help="processes that send")
-    add("--connections", type=int, default=256, help="per worker")
-    add("--inflight-cap", type=int, default=0, help="drop what is due beyond; 0: off")
+    add("--connections", type=int, help="the most of a worker [4096, or what open files allow]")
+    add("--inflight-cap", type=int, help="drop what is due beyond")
     add("--timeout", type=float, default=600.0, help="s per request")
     add("--drain", type=float, default=60.0, help="s after the end for what runs")
     add("--no-affinity", action="store_true", help="do not pin to CPUs")
+    add(
+        "--goodput",
+        type=_slo,
+        nargs="+",
+        default=[],
+        metavar="ttft:200",
+        help="ms: how many requests keep all of these",
+    )
     add("--summary", type=Path, help="JSON: configuration, checks, percentiles with intervals")
-    add("--output", type=Path, help="JSONL, one record per request")
+    add("--output", type=Path, help="JSONL, a record per request, as they end (- is stdout)")
     add("--session-output", type=Path, help="JSONL, one record per session")

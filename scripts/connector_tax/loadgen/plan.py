@@ -5,16 +5,18 @@ the last measured requests meet the same load as those between them.
 """
 
 import hashlib
+from collections import deque
 from dataclasses import dataclass
 
 from connector_tax.loadgen.bodies import LookAhead
-from connector_tax.loadgen.messages import Cancel, Done, Issue
+from connector_tax.loadgen.messages import WAITS, Cancel, RequestRecord, Window
 from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
-from connector_tax.loadgen.records import SessionRequest, make_record, status_of
 from connector_tax.loadgen.rule import CellRule, CooldownEnd, MayCount
-from connector_tax.loadgen.traffic import Load, Ready, SessionScheduler
+from connector_tax.loadgen.sessions import Node
+from connector_tax.loadgen.traffic import Load, Ready
 
 POLL_NS = 10_000_000
+Item = tuple[RequestRecord, bytes] | Cancel | Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class Plan:
     """What to send when, and when to stop. Called by the issuing thread, unless it says otherwise.
 
     `outstanding` requests were handed out and their result has not been taken. `stop_ns`, the end
-    of the measured window, is known at the latest when `step` has returned None.
+    of the measured window, is known at the latest when `step` has returned None. `ended` holds the
+    results for whoever takes them out (from another thread), if `keeps_ended`.
     """
 
     def __init__(
@@ -47,14 +50,16 @@ class Plan:
         rule: CellRule,
         precision: PrecisionRule | None = None,
         may_count: MayCount | None = None,
+        keeps_ended: bool = False,
     ) -> None:
         """See LoadGenerator.run for the arguments."""
         self._load = load
         self._rule = rule
         self._precision = precision
         self._may_count = may_count
+        self._keeps_ended = keeps_ended
+        self.ended: deque[RequestRecord] = deque()
         self.wakes_on_result = load.waits_for_results
-        self._keep_going = load.keep_going
         self._ahead = LookAhead(load.sessions, load.build)
         self._digest = hashlib.sha256()
         self._spans: list[tuple[int, int]] = []
@@ -65,25 +70,23 @@ class Plan:
         self.cooldown_ended_by: CooldownEnd | None = None
         self._interrupted = False
         self._overloaded = False
-        self._unanswered = 0  # of the window, once it has ended
-        # By seq.
-        self._sent: list[Ready] = []
-        self._request_ids: list[str] = []
-        self._issued_ns: list[int] = []
-        self._done: list[Done | None] = []
+        self._failing = False
+        self._records: list[RequestRecord | None] = []  # by seq; None: came back unsent
+        self._open: dict[int, Ready] = {}
+        self._unanswered: set[int] = set()  # of the window, once it has ended
+        self._told_workers = False  # that it has ended
+        self._untold = 0  # workers that have not said what they have of it
         self._last_due_ns: int | None = None
-        self._open: set[int] = set()
         self._cancels: list[int] = []
         self._seq_of: dict[tuple[int, int], int] = {}
         self._given_up: list[tuple[int, int, int]] = []  # session, node, when
         self.ok = self.measured_ok = self.failed = self.dropped = 0
 
-    def start(self, origin_ns: int) -> None:
-        """Fix the traffic to the clock."""
+    def start(self, origin_ns: int, workers: int = 1) -> None:
+        """Fix the traffic to the clock, for so many workers."""
         self.origin_ns = origin_ns
-        self._scheduler = SessionScheduler(
-            self._load.sessions, self._load.admission(origin_ns), not self._keep_going
-        )
+        self._workers = workers
+        self._scheduler = self._load.scheduler(origin_ns)
         self._horizon_ns = origin_ns + round(self._load.horizon_s * 1e9)
         self.warmup_end_ns = origin_ns + round(self._rule.warmup_s * 1e9)
         self.floor_ns = self.warmup_end_ns + round(self._rule.floor_s * 1e9)
@@ -100,20 +103,22 @@ class Plan:
         """Make one body ahead; False if there is none to make now."""
         return self._ahead.make_one()
 
-    def step(
-        self, now_ns: int, horizon_ns: int
-    ) -> tuple[list[tuple[Issue, bytes] | Cancel], int | None]:
+    def step(self, now_ns: int, horizon_ns: int) -> tuple[list[Item], int | None]:
         """Return what is due before `horizon_ns`, and when to ask again; None: no more to send."""
         if self.stop_ns is None:
             self._look_for_end(now_ns, horizon_ns)
-        items: list[tuple[Issue, bytes] | Cancel] = []
-        if self._cancels:
-            items.append(Cancel("session_failed", self._cancels))
-            self._cancels = []
+        items: list[Item] = [*self.take_cancels()]
+        if self.stop_ns is not None and self._load.waits_in_workers and not self._told_workers:
+            goes_on = self._rule.cooldown and not self._interrupted
+            self._told_workers = True
+            self._untold = self._workers if goes_on else 0
+            items.append(Window(self.stop_ns, goes_on))
         if self.stop_ns is not None:
             items += self._issue(now_ns, min(horizon_ns, self.stop_ns - 1))
         self.cooldown_ended_by = self._cooldown_end(now_ns)
         if self.cooldown_ended_by is not None:
+            if self._load.waits_in_workers and self._rule.cooldown:
+                items.append(Window(now_ns, False))
             return items, None
         items += self._issue(now_ns, horizon_ns)
         next_ns = self._scheduler.next_ns(now_ns)
@@ -122,31 +127,48 @@ class Plan:
             return items, min([*due_ns, horizon_ns + POLL_NS])
         # From the floor on, look every few ms whether enough have completed.
         look_ns = max(self.floor_ns, horizon_ns + POLL_NS)
+        if self._load.waits_in_workers or self._rule.max_errors is not None:
+            look_ns = horizon_ns + POLL_NS
         return items, min([*due_ns, look_ns, self._cap_ns])
 
-    def take(self, done: Done) -> None:
-        """Take the result of a request."""
-        seq = done.seq
-        ready = self._sent[seq]
-        self._done[seq] = done
-        self._open.discard(seq)
-        measured = self._is_measured(ready.due_ns)
-        if measured and self.stop_ns is not None:
-            self._unanswered -= 1
-        if done.error_kind is None:
-            self._take_success(done, ready.due_ns, measured)
-        elif status_of(done.error_kind) == "dropped":
+    def take_cancels(self) -> list[Cancel]:
+        """Return what is to be cancelled, since a request of its session has failed."""
+        cancels, self._cancels = self._cancels, []
+        return [Cancel("session_failed", cancels)] if cancels else []
+
+    def take(self, record: RequestRecord) -> None:
+        """Take a request that has ended."""
+        seq = record.seq
+        ready = self._open.pop(seq)
+        self._unanswered.discard(seq)
+        end_ns = record.t_intended_ns if record.t_done_ns is None else record.t_done_ns
+        if record.t_intended_ns == WAITS:
+            self._records[seq] = None
+            self._scheduler.complete(ready.session, ready.node_index, end_ns, None)
+            return
+        self._records[seq] = record
+        record.warmup = record.t_intended_ns < self.warmup_end_ns
+        record.cooldown = self._after_window(record.t_intended_ns)
+        if record.status == "ok":
+            self._take_success(record)
+        elif record.status == "dropped":
             self.dropped += 1
             self._take_drop()
         else:
             self.failed += 1
-        output: str | list[int] | None = None
-        if done.error_kind is None:
-            output = done.token_ids if done.token_ids is not None else done.text or ""
-        end_ns = ready.due_ns if done.t_done_ns is None else done.t_done_ns
+        output, record.output = record.output, None
+        if record.status == "ok" and output is None:
+            output = ""
         outcome = self._scheduler.complete(ready.session, ready.node_index, end_ns, output)
         self._cancels += [self._seq_of[ready.session, node] for node in outcome.cancel]
         self._given_up += [(ready.session, node, end_ns) for node in outcome.given_up]
+        if self._keeps_ended:
+            self.ended.append(record)
+
+    def take_unanswered(self, seqs: list[int]) -> None:
+        """Take what a worker has of the window of a closed loop."""
+        self._untold -= 1
+        self._unanswered |= self._open.keys() & seqs
 
     def stop(self, now_ns: int) -> None:
         """End the window now, if it has not ended, and send nothing after it."""
@@ -157,7 +179,10 @@ class Plan:
     def give_up(self, kind: str) -> None:
         """End every outstanding request with failure `kind`: its worker did not answer."""
         for seq in sorted(self._open):
-            self.take(Done(0, -1, seq, kind, "the worker did not answer"))
+            record = self._records[seq]
+            assert record is not None
+            record.fail(kind, "the worker did not answer")
+            self.take(record)
 
     def look(self) -> None:
         """Count what may be counted, and bring the precision up to date.
@@ -175,30 +200,28 @@ class Plan:
 
     # ---- inside
 
-    def _issue(self, now_ns: int, until_ns: int) -> list[tuple[Issue, bytes] | Cancel]:
+    def _issue(self, now_ns: int, until_ns: int) -> list[Item]:
         """Hand out what is due at or before `until_ns`."""
-        items: list[tuple[Issue, bytes] | Cancel] = []
+        items: list[Item] = []
         for ready in self._scheduler.pop_ready(now_ns, until_ns):
-            seq = len(self._sent)
+            seq = len(self._records)
             request = self._ahead.take(ready.session, ready.node_index, ready.history)
             self._digest.update(request.body)
             self._digest.update(b"\n")
-            self._sent.append(ready)
-            self._request_ids.append(request.request_id)
-            self._issued_ns.append(now_ns)
-            self._done.append(None)
-            self._open.add(seq)
+            record = _record(seq, ready.due_ns, ready.name, ready.node)
+            record.request_id = request.request_id
+            record.t_issue_ns = now_ns
+            record.wanted = request.prompt_tokens, request.completion_tokens
+            self._records.append(record)
+            self._open[seq] = ready
             if self.wakes_on_result:
                 self._seq_of[ready.session, ready.node_index] = seq
             due_ns = ready.due_ns
             if self._last_due_ns is None or due_ns > self._last_due_ns:
                 self._last_due_ns = due_ns
             if self.stop_ns is not None and self._is_measured(due_ns):
-                self._unanswered += 1
-            issue = Issue(
-                seq, due_ns, request.request_id, request.prompt_tokens, request.completion_tokens
-            )
-            items.append((issue, request.body))
+                self._unanswered.add(seq)
+            items.append((record, request.body))
         return items
 
     def _take_drop(self) -> None:
@@ -207,21 +230,27 @@ class Plan:
             self._overloaded = True
             self.drain_s = 0.0
 
-    def _take_success(self, done: Done, due_ns: int, measured: bool) -> None:
+    def _take_success(self, record: RequestRecord) -> None:
         self.ok += 1
-        self.measured_ok += measured
-        if measured and self._precision is not None:
-            self._precision.add(done, due_ns)
-        if measured and self._may_count is not None:
-            assert done.t_last_token_ns is not None
-            self._spans.append((due_ns, done.t_last_token_ns))
+        self.measured_ok += record.measured
+        if record.measured and self._precision is not None:
+            self._precision.add(record)
+        if record.measured and self._may_count is not None:
+            assert record.t_last_token_ns is not None
+            self._spans.append((record.t_intended_ns, record.t_last_token_ns))
 
     def _look_for_end(self, now_ns: int, horizon_ns: int) -> None:
-        if self._overloaded:
+        # In a closed loop not before its workers can be told.
+        soon_ns = horizon_ns if self._load.waits_in_workers else now_ns
+        most = self._rule.max_errors
+        if most is not None and self.failed >= most:
+            self._failing = True
+            self._end_window(self._end_after(max(soon_ns, self.warmup_end_ns)))
+        elif self._overloaded:
             if now_ns > self.warmup_end_ns:
                 self._end_window(self._end_after(now_ns))
         elif horizon_ns >= self.floor_ns and self._enough():
-            self._end_window(min(self._end_after(max(self.floor_ns, now_ns)), self._cap_ns))
+            self._end_window(min(self._end_after(max(self.floor_ns, soon_ns)), self._cap_ns))
         elif horizon_ns >= self._cap_ns:
             self._end_window(self._cap_ns)
         elif self._scheduler.finished and now_ns >= self._horizon_ns:
@@ -242,7 +271,10 @@ class Plan:
 
     def _end_window(self, stop_ns: int) -> None:
         self.stop_ns = stop_ns
-        self._unanswered = sum(self._is_measured(self._sent[seq].due_ns) for seq in self._open)
+        due = ((seq, ready.due_ns) for seq, ready in self._open.items())
+        self._unanswered = {
+            seq for seq, due_ns in due if due_ns != WAITS and self._is_measured(due_ns)
+        }
 
     def _is_measured(self, due_ns: int) -> bool:
         return self.warmup_end_ns <= due_ns and not self._after_window(due_ns)
@@ -256,7 +288,11 @@ class Plan:
             return None
         if self._overloaded:
             return "overloaded"
-        if self._unanswered == 0:
+        if self._failing:
+            return "errors"
+        # What a closed loop without a cool-down has of the window, only its workers know.
+        unknown = self._load.waits_in_workers and not self._rule.cooldown and self._open
+        if not self._unanswered and not self._untold and not unknown:
             return "answered"
         if self._interrupted:
             return "interrupted"
@@ -276,8 +312,10 @@ class Plan:
         """Return the counts; callable from any thread."""
         return Progress(
             (now_ns - self.origin_ns) / 1e9,
-            len(self._sent),
-            self.outstanding,
+            len(self._records),
+            min(self.outstanding, self._scheduler.active)
+            if self._load.waits_in_workers
+            else self.outstanding,
             self.ok,
             self.measured_ok,
             self.failed,
@@ -297,42 +335,33 @@ class Plan:
         """SHA-256 over the bodies handed out, in order, a newline after each."""
         return self._digest.hexdigest()
 
-    def requests(self) -> list[SessionRequest]:
+    def requests(self) -> list[RequestRecord]:
         """Return a record per request handed out, in that order, then those of the same sessions
         that were not sent: given up after a failure, or cut off by the end of the run.
         """
         assert self.stop_ns is not None
-        made = [
-            self._record(ready.session, ready.node_index, done, ready.due_ns)
-            for ready, done in zip(self._sent, self._done, strict=True)
-            if done is not None
-        ]
+        made = [record for record in self._records if record is not None]
         cut = [(session, node, self.stop_ns) for session, node in self._scheduler.unsent()]
         for kind, unsent in (("session_failed", self._given_up), ("run_ended", cut)):
             for session, node, when_ns in unsent:
-                done = Done(0, -1, len(made), kind, "not sent", t_done_ns=when_ns)
-                made.append(self._record(session, node, done, when_ns))
+                graph = self._load.sessions[session]
+                record = _record(len(made), when_ns, graph.id, graph.nodes[node])
+                record.warmup = when_ns < self.warmup_end_ns
+                record.cooldown = self._after_window(when_ns)
+                record.fail(kind, "not sent")
+                record.t_done_ns = when_ns
+                made.append(record)
         return made
 
-    def _record(self, session: int, node: int, done: Done, due_ns: int) -> SessionRequest:
-        graph = self._load.sessions[session]
-        planned = graph.nodes[node]
-        handed_out = done.seq < len(self._sent)
-        return SessionRequest(
-            session=graph.id,
-            node=planned.id,
-            parents=[parent.node for parent in planned.parents],
-            wait_after_ready_ns=round(planned.wait_after_ready_s * 1e9),
-            t_first_answer_ns=done.t_first_answer_ns,
-            counted_by=done.counted_by,
-            record=make_record(
-                done,
-                request_id=self._request_ids[done.seq]
-                if handed_out
-                else f"{graph.id}/{planned.id}",
-                warmup=due_ns < self.warmup_end_ns,
-                cooldown=self._after_window(due_ns),
-                due_ns=due_ns,
-                issued_ns=self._issued_ns[done.seq] if handed_out else None,
-            ),
-        )
+
+def _record(seq: int, due_ns: int, session: str, node: Node) -> RequestRecord:
+    """A request that has no outcome yet."""
+    return RequestRecord(
+        request_id=f"{session}/{node.id}",
+        seq=seq,
+        t_intended_ns=due_ns,
+        session=session,
+        node=node.id,
+        parents=tuple([parent.node for parent in node.parents]),
+        wait_after_ready_ns=round(node.wait_after_ready_s * 1e9),
+    )

@@ -3,7 +3,9 @@
 import asyncio
 import socket
 import ssl
+import time
 from collections import deque
+from collections.abc import Callable
 
 from connector_tax.loadgen.http import Connection, os_text
 from connector_tax.loadgen.messages import RequestFailed
@@ -19,14 +21,25 @@ from connector_tax.loadgen.tls import TlsClient, tls_text
 READ_BYTES = 256 * 1024
 FILL_S = 5.0
 """How long opening connections ahead may take, in all."""
+MAX_IDLE_S = 4.0
+"""A connection that idled longer is not used: uvicorn, which serves vLLM, closes after 5 s, and a
+request written in that moment fails although the server is well. Balancers forget idle ones too."""
+SPARE = 4
+SPARE_PART = 4
+"""So many connections, or this part of those in use if that is more, are kept open for what comes
+next. Few: a server may have a thread for each connection and no more."""
+LOOK_S = 0.5
 
 
 class Pool:
     """At most `limit` connections to one address; the most recently used idle one goes first.
 
-    Last in, first out keeps the working set warm. Waiters are served first in, first out.
-    `connecting` limits how many handshakes run at once, so that a burst does not overflow the
-    server's accept queue.
+    Last in, first out keeps the working set warm. Waiters are served first in, first out. At most
+    CONNECTING handshakes run at once, so that a burst does not overflow the server's accept queue.
+
+    Between `open` and `pause` some spare connections are kept open, and idle ones are renewed
+    before they are too old. With `strict` neither: the server is a known one, all connections are
+    opened before a run, and only one that has idled since it was used is too old.
     """
 
     CONNECTING = 32
@@ -39,6 +52,8 @@ class Pool:
         limit: int,
         kernel_stamps: bool,
         tls: TlsClient | None = None,
+        strict: bool = False,
+        max_idle_s: float = MAX_IDLE_S,
     ) -> None:
         self._loop = loop
         self._family = family
@@ -47,10 +62,15 @@ class Pool:
         self.stamps = StampCounts()
         self._kernel_stamps = kernel_stamps
         self._tls = tls
+        self._strict = strict
+        self._max_idle_ns = round(max_idle_s * 1e9)
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._poller = Poller(loop)
-        self._idle: list[Connection] = []
+        self._idle: deque[Connection] = deque()  # the right end is used first
         self._size = 0
+        self._spares: set[asyncio.Task[None]] = set()
+        self._look: asyncio.TimerHandle | None = None
+        self._refused_ns = 0
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
         self._connecting = asyncio.Semaphore(self.CONNECTING)
         self.waited = 0
@@ -67,12 +87,23 @@ class Pool:
 
     def take(self) -> Connection | None:
         """An idle connection, or None."""
+        connection = self._take()
+        if self._look is not None:
+            self._open_spares()
+        return connection
+
+    def _take(self) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            if not connection.is_stale():
+            if not self._is_stale(connection):
                 return connection
             self._discard(connection)
         return None
+
+    def _is_stale(self, connection: Connection) -> bool:
+        trusted = self._strict and not connection.reused
+        old = time.monotonic_ns() - connection.idle_since_ns > self._max_idle_ns
+        return (old and not trusted) or connection.is_stale()
 
     async def acquire(self) -> Connection:
         """Return a connection; suspends only if none is idle.
@@ -81,7 +112,7 @@ class Pool:
             RequestFailed: `connect_refused` or `connect_failed`.
         """
         while True:
-            idle = self.take()
+            idle = self._take()
             if idle is not None:
                 return idle
             if self._size < self._limit:
@@ -104,7 +135,7 @@ class Pool:
                 raise
             if connection_or_none is None:
                 continue
-            if not connection_or_none.is_stale():
+            if not self._is_stale(connection_or_none):
                 return connection_or_none
             self._discard(connection_or_none)
 
@@ -115,9 +146,10 @@ class Pool:
         else:
             self._discard(connection)
 
-    async def fill(self) -> str | None:
-        """Open connections up to the limit, for FILL_S at most; return what stopped it, or None."""
-        missing = self._limit - self._size
+    async def open(self, count: int) -> str | None:
+        """Open connections up to `count`, for FILL_S at most; return what stopped it, or None."""
+        self.drop_stale()
+        missing = max(0, min(count, self._limit) - self._size)
         self._size += missing
         tasks = [self._loop.create_task(self._connect()) for _ in range(missing)]
         problem: str | None = None
@@ -136,23 +168,68 @@ class Pool:
                 problem = f"connect_failed: {type(outcome).__name__}: {outcome}"
         # A server may close what it accepted before this connection was idle.
         self.drop_stale()
+        if not self._strict and self._look is None:
+            self._look = self._loop.call_later(LOOK_S, self._renew)
         return problem
 
+    def pause(self) -> None:
+        """Keep nothing open for what comes next, until `open`."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+
     def drop_stale(self) -> None:
-        """Close every idle connection that would not be reused."""
-        for connection in [c for c in self._idle if c.is_stale()]:
+        """Close every idle connection that would not be used."""
+        self.drop_idle(self._is_stale)
+
+    def drop_idle(self, which: Callable[[Connection], bool] = lambda _: True) -> None:
+        """Close idle connections."""
+        for connection in [c for c in self._idle if which(c)]:
             self._idle.remove(connection)
             self._discard(connection)
 
+    def _renew(self) -> None:
+        """Replace idle connections before they are too old."""
+        self._look = self._loop.call_later(LOOK_S, self._renew)
+        at_ns = time.monotonic_ns() + round(LOOK_S * 1e9) - self._max_idle_ns
+        self.drop_idle(lambda connection: connection.idle_since_ns < at_ns)
+        self._open_spares()
+
+    def _open_spares(self) -> None:
+        """Open connections for the requests to come, in the background."""
+        opening = len(self._spares)
+        busy = self._size - len(self._idle) - opening
+        missing = max(SPARE, busy // SPARE_PART) - len(self._idle) - opening
+        if missing <= 0 or time.monotonic_ns() < self._refused_ns:
+            return
+        for _ in range(min(missing, self._limit - self._size)):
+            self._size += 1
+            task = self._loop.create_task(self._open_spare())
+            self._spares.add(task)
+            task.add_done_callback(self._spares.discard)
+
+    async def _open_spare(self) -> None:
+        try:
+            connection = await self._connect()
+        except RequestFailed:  # the request that needs one will say so
+            self._refused_ns = time.monotonic_ns() + round(LOOK_S * 1e9)
+            return
+        if not self._wake_next(connection):
+            connection.pooled = True
+            self._idle.appendleft(connection)
+
     def close(self) -> None:
         """Close the idle connections; none may be in use."""
-        while self._idle:
-            self._discard(self._idle.pop())
+        self.pause()
+        for task in self._spares:
+            task.cancel()
+        self.drop_idle()
         self._poller.close()
 
     def put_back(self, connection: Connection) -> None:
         """Give a connection that carries no request to the next waiter, or keep it idle."""
         if not self._wake_next(connection):
+            connection.pooled = True
             self._idle.append(connection)
 
     def _wake_next(self, connection: Connection | None) -> bool:

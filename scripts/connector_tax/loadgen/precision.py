@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
-from connector_tax.loadgen.messages import Done
+from connector_tax.loadgen.messages import RequestRecord
 
 PERCENT = 90
 
@@ -63,17 +63,13 @@ class PrecisionRule:
         self._tpot_ns: list[float] = []
         self.seen = HalfWidths(0, None, None)
 
-    def add(self, done: Done, due_ns: int) -> None:
-        """Take a success of at least two tokens (issuing thread)."""
-        first_ns, last_ns, tokens = (
-            done.t_first_token_ns,
-            done.t_last_token_ns,
-            done.completion_tokens,
-        )
+    def add(self, record: RequestRecord) -> None:
+        """Take a success (issuing thread). A TPOT needs two tokens; of fewer it is 0."""
+        first_ns, last_ns = record.t_first_token_ns, record.t_last_token_ns
         assert first_ns is not None
         assert last_ns is not None
-        assert tokens is not None
-        self._fresh.append((first_ns - due_ns, (last_ns - first_ns) / (tokens - 1)))
+        gaps = max((record.completion_tokens or 0) - 1, 1)
+        self._fresh.append((first_ns - record.t_intended_ns, (last_ns - first_ns) / gaps))
 
     def look(self, counted: Sequence[bool] | None = None) -> None:
         """Bring `seen` up to date; from one thread only, which need not be the issuing one.

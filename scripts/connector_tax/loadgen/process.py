@@ -10,6 +10,9 @@ from pathlib import Path
 
 from connector_tax.linux import signal_at_parents_end
 
+# Not SIGTERM, which whoever ends a job sends to all of its processes.
+PARENT_ENDED = signal.SIGRTMIN
+
 
 class CollectorPause:
     """Keeps Python's cyclic collector out of a run."""
@@ -33,8 +36,8 @@ def peak_memory_mb() -> float:
 
 def die_with(parent: int, leave: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
     """Have the kernel signal this process when its parent ends; also watch the stdin pipe."""
-    loop.add_signal_handler(signal.SIGTERM, leave)
-    signal_at_parents_end(signal.SIGTERM)
+    loop.add_signal_handler(PARENT_ENDED, leave)
+    signal_at_parents_end(PARENT_ENDED)
     loop.add_reader(sys.stdin.fileno(), leave)
     if os.getppid() != parent:  # it ended before prctl took effect
         leave()

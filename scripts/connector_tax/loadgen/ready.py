@@ -7,6 +7,7 @@ import httpx
 
 from connector_tax.loadgen.endpoint import Target
 from connector_tax.loadgen.messages import LoadGeneratorError
+from connector_tax.loadgen.sse import excerpt
 from connector_tax.loadgen.tls import TlsClient
 
 PAUSE_S = 0.2
@@ -24,16 +25,22 @@ def wait_ready(target: Target, model: str | None, wait_s: float) -> str:
         model: the one the user names; None: the only one of the list.
 
     Raises:
-        LoadGeneratorError: no answer within `wait_s`, or the model cannot be told.
+        LoadGeneratorError: no answer within `wait_s`, no permission, or the model cannot be told.
     """
     path = target.path.partition("?")[0]
     base = path.removesuffix("/chat/completions").removesuffix("/completions")
     listed = base != path
     answer = _answer(target, f"{base}/models" if listed else path, wait_s)
+    if answer.status_code in (401, 403):
+        raise LoadGeneratorError(
+            f"{answer.url} answers {answer.status_code}: {excerpt(answer.content)}; "
+            "give a key with --api-key-env or --header"
+        )
     names = _models(answer) if listed else []
     if model is None:
         if len(names) != 1:
-            said = ", ".join(names) or f"no model (status {answer.status_code})"
+            text = f" {excerpt(answer.content)}".rstrip()
+            said = ", ".join(names) or f"no model (status {answer.status_code}){text}"
             raise LoadGeneratorError(f"{answer.url} names {said}; say which with --model")
         return names[0]
     if names and model not in names:

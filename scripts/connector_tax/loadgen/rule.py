@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-CooldownEnd = Literal["answered", "drain", "schedule", "interrupted", "off", "overloaded"]
+CooldownEnd = Literal["answered", "drain", "schedule", "interrupted", "off", "overloaded", "errors"]
 """Why traffic ended: every measured request has its result; the drain time was over; all sessions
-were over before that; the run was told to stop; the rule has no cool-down; `end_overloaded`."""
+were over before that; the run was told to stop; the rule has no cool-down; `end_overloaded`;
+`max_errors`."""
 # Of the measured successes so far, each as (intended time, last token) in ns: which may be counted
 # towards `min_completed`. The answer for one success may change from call to call.
 MayCount = Callable[[Sequence[tuple[int, int]]], Sequence[bool]]
@@ -24,6 +25,7 @@ class CellRule:
     result. What is still running `drain_s` after the window is cancelled. A request due while
     `inflight_cap` (None: any number) are in flight is dropped; with `end_overloaded` the first one
     ends window and traffic, not before the warm-up is over, and what is running is cancelled.
+    `max_errors` (None: any number) that failed end both too.
     """
 
     warmup_s: float
@@ -35,13 +37,14 @@ class CellRule:
     request_timeout_s: float
     cooldown: bool = True
     end_overloaded: bool = False
+    max_errors: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "inflight_cap" and value is None:
+            if field.name in ("inflight_cap", "max_errors") and value is None:
                 continue
-            least = 1 if field.name == "inflight_cap" else 0
+            least = 1 if field.name in ("inflight_cap", "max_errors") else 0
             if not (math.isfinite(value) and value >= least):
                 raise ValueError(f"{field.name} is {value!r}; it must be a number >= {least}")
         if self.cap_s < self.floor_s:

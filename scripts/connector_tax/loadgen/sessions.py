@@ -7,7 +7,8 @@ A session file has one JSON object per line:
       {"id": "b", "prompt": "And then?", "max_tokens": 16, "wait_after_ready_s": 0.5,
        "parents": [{"node": "a", "history": true}]}]}
 
-`prompt` is text or a list of token ids. A node becomes ready when every parent has ended, and is
+A session may have a `start_s`, as in a trace; then all have one. `prompt` is text or a list of
+token ids. A node becomes ready when every parent has ended, and is
 due `wait_after_ready_s` later. Its history is every turn (prompt and output) that its history
 parents know, their own included, each turn once, in the order of the parents.
 """
@@ -42,10 +43,14 @@ class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A graph of requests; parents stand before their children in `nodes`."""
+    """A graph of requests; parents stand before their children in `nodes`.
+
+    `start_s`: when it starts, after the beginning of the run; None: as the traffic says.
+    """
 
     id: str
     nodes: Annotated[tuple[Node, ...], Meta(min_length=1)]
+    start_s: Annotated[float, Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
         for name in (self.id, *(node.id for node in self.nodes)):

@@ -65,9 +65,9 @@ class EventSplitter:
         return not (self._pending or self._after_cr)
 
     @property
-    def unfinished(self) -> bool:
-        """True while bytes of an event without its blank line are held."""
-        return self._pending_bytes > 0
+    def rest(self) -> bytes:
+        """What has come of an event without its blank line."""
+        return b"".join(self._pending)
 
     def _keep(self, piece: bytes) -> None:
         self._pending.append(piece)
@@ -88,8 +88,8 @@ class EventSplitter:
 class Usage(msgspec.Struct):
     """`usage` of a response."""
 
-    prompt_tokens: int
-    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
 
 
 class Message(msgspec.Struct):
@@ -235,18 +235,29 @@ class StreamAccumulator:
                 self._plain_head, self._plain_tail = block[:start], block[end:]
         return events
 
-    def finish(self) -> None:
-        """Check that the stream said it was complete.
+    @property
+    def ended_well(self) -> bool:
+        """True once the stream has said that it is whole, and why it ended."""
+        return self.done and self.finish_reason is not None
+
+    def lacks_done(self, strict: bool) -> bool:
+        """Check what a stream that ended in order has said; True if only [DONE] is missing.
 
         Raises:
-            RequestFailed: `missing_done`, or `missing_finish` when [DONE] came and no choice said
-                why it ended.
+            RequestFailed: `missing_done`; `missing_finish` when [DONE] came and no choice said why
+                it ended; as `decode_response` where the body is JSON and no stream.
         """
-        if not self.done:
-            cut = " in the middle of an event" if self._splitter.unfinished else ""
+        if self.done:
+            if self.finish_reason is None:
+                raise RequestFailed("missing_finish", f"after {self.token_events} tokens")
+            return False
+        rest = self._splitter.rest
+        if self._first_block and rest.lstrip().startswith(b"{"):
+            decode_response(rest)
+        if strict or self.finish_reason is None or rest:
+            cut = " in the middle of an event" if rest else ""
             raise RequestFailed("missing_done", f"ended{cut} after {self.token_events} tokens")
-        if self.finish_reason is None:
-            raise RequestFailed("missing_finish", f"after {self.token_events} tokens")
+        return True
 
     def _decode_block(self, block: bytes) -> None:
         if self._first_block:
@@ -319,7 +330,7 @@ def decode_response(payload: bytes) -> Response:
     """
     try:
         response = _decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestFailed("malformed_event", f"{error}: {excerpt(payload)}") from None
     if response.error is not None or response.object == "error":
         raise RequestFailed("error_event", excerpt(payload))
@@ -332,7 +343,7 @@ def whole_ids(token_ids: list[int], usage: Usage | None) -> list[int]:
     Raises:
         RequestFailed: `missing_token_ids`.
     """
-    if usage is not None and len(token_ids) != usage.completion_tokens:
+    if usage is not None and len(token_ids) != (usage.completion_tokens or 0):
         raise RequestFailed(
             "missing_token_ids", f"{len(token_ids)} ids for {usage.completion_tokens} tokens"
         )
@@ -341,4 +352,4 @@ def whole_ids(token_ids: list[int], usage: Usage | None) -> list[int]:
 
 def excerpt(payload: bytes) -> str:
     """Return the first 200 bytes of `payload` as text for an error's detail."""
-    return payload[:200].decode(errors="replace")
+    return " ".join(payload[:200].decode(errors="replace").split())

@@ -1,72 +1,95 @@
 """The summary of a run: counts, rates and latency percentiles, as data and as a table."""
 
+from array import array
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TextIO
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from connector_tax.loadgen.generator import CellResult
-from connector_tax.loadgen.health import Check
-from connector_tax.loadgen.messages import FAILURES
-from connector_tax.loadgen.records import SessionRequest
+from connector_tax.loadgen.health import ADVICE, WRONG, Check
+from connector_tax.loadgen.messages import FAILURES, TOLERATED, RequestRecord
 from connector_tax.ranks import order_statistic_ranks
 
 P99_MIN_SAMPLES = 1000
 CONFIDENCE = 0.95
 PERCENTS = (50, 90, 99)
+TEXTS = 3
+"""The commonest texts of a kind of failure that are told."""
+SHARED_FIRST_MAX = 0.01
 
 
-def latencies_ms(entries: Sequence[SessionRequest]) -> dict[str, list[float]]:
-    """Return the latencies of the successes, in ms, from the intended send time.
+def latencies_ms(record: RequestRecord) -> dict[str, float]:
+    """Return the latencies of a success, in ms, from the intended send time.
 
     TTFT is that of the first token, TTFA of the first that is no reasoning.
-    TPOT = (last token - first token) / (completion_tokens - 1). ITL is the gap between successive
-    reads that brought tokens; tokens that came in one read have no gap of their own.
+    TPOT = (last token - first token) / (completion_tokens - 1).
     """
-    series: dict[str, list[float]] = {"TTFT": [], "TTFA": [], "TPOT": [], "ITL": [], "E2E": []}
-    for entry in entries:
-        r = entry.record
-        if r.status != "ok" or r.t_first_token_ns is None or r.t_last_token_ns is None:
-            continue
-        series["TTFT"].append((r.t_first_token_ns - r.t_intended_ns) / 1e6)
-        if entry.t_first_answer_ns is not None:
-            series["TTFA"].append((entry.t_first_answer_ns - r.t_intended_ns) / 1e6)
-        series["E2E"].append((r.t_last_token_ns - r.t_intended_ns) / 1e6)
-        span_ms = (r.t_last_token_ns - r.t_first_token_ns) / 1e6
-        if r.completion_tokens is not None and r.completion_tokens > 1 and span_ms > 0:
-            series["TPOT"].append(span_ms / (r.completion_tokens - 1))
-        stamps = [t_ns for t_ns, _ in r.reads or ()]
-        series["ITL"].extend((np.diff(stamps) / 1e6).tolist())
-    return series
+    due_ns, first_ns, last_ns = (
+        record.t_intended_ns,
+        record.t_first_token_ns,
+        record.t_last_token_ns,
+    )
+    if record.status != "ok" or first_ns is None or last_ns is None:
+        return {}
+    latencies = {"TTFT": (first_ns - due_ns) / 1e6, "E2E": (last_ns - due_ns) / 1e6}
+    if record.t_first_answer_ns is not None:
+        latencies["TTFA"] = (record.t_first_answer_ns - due_ns) / 1e6
+    if (record.completion_tokens or 0) > 1 and last_ns > first_ns:
+        latencies["TPOT"] = (last_ns - first_ns) / 1e6 / ((record.completion_tokens or 0) - 1)
+    return latencies
 
 
-def summarise(result: CellResult, checks: Sequence[Check]) -> dict[str, Any]:
+def summarise(
+    result: CellResult,
+    checks: Sequence[Check],
+    itl_ms: "array[float]",
+    slos_ms: Sequence[tuple[str, float]],
+) -> dict[str, Any]:
     """Return what the measured requests say. Times are in s and ms.
 
     Rates are over the time from the beginning of the window to the last answer to it.
+
+    Args:
+        itl_ms: gaps between successive reads that brought tokens; sorted here.
+        slos_ms: latencies that a request must keep to count as good.
     """
-    measured = [entry for entry in result.requests if entry.record.measured]
-    records = [entry.record for entry in measured]
+    records = [record for record in result.requests if record.measured]
     window_s = max((result.t_stop_ns - result.t_warmup_end_ns) / 1e9, 1e-9)
     last_ns = max((r.t_done_ns or 0 for r in records), default=0)
     served_s = max((last_ns - result.t_warmup_end_ns) / 1e9, window_s)
-    ok = [entry for entry in measured if entry.record.status == "ok"]
-    tokens = sum(entry.record.completion_tokens or 0 for entry in ok)
-    kinds = sorted({r.error_kind for r in records if r.error_kind is not None})
+    ok = [record for record in records if record.status == "ok"]
+    tokens = sum(record.completion_tokens or 0 for record in ok)
+    latencies = [latencies_ms(record) for record in ok]
+    series = {
+        name: np.sort([row[name] for row in latencies if name in row])
+        for name in ("TTFT", "TTFA", "TPOT", "E2E")
+    }
+    gaps = np.frombuffer(itl_ms, np.float32)
+    gaps.sort()
+    series["ITL"] = gaps
+    waits = sum(values.get("pool_waits", 0) for values in result.health["processes"].values())
     return {
         "window_s": window_s,
         "served_s": served_s,
         "requests": len(records),
         "unmeasured": len(result.requests) - len(records),
         "ok": len(ok),
-        "failed": {kind: sum(r.error_kind == kind for r in records) for kind in kinds},
-        "counted_by_client": sum(entry.counted_by == "client" for entry in ok),
+        "failed": _failures(records),
+        "retried": sum(record.retries for record in records),
+        "tolerated": Counter(record.tolerated for record in ok if record.tolerated is not None),
+        "counted_by_client": sum(record.counted_by == "client" for record in ok),
+        "waited_for_connection": int(waits),
+        "first_token_shared": sum((record.first_read_tokens or 1) > 1 for record in ok),
         "requests_per_s": len(ok) / served_s,
         "tokens_per_s": tokens / served_s,
-        "latency_ms": {k: _quantiles(k, v) for k, v in latencies_ms(measured).items() if v},
+        "latency_ms": {k: _quantiles(k, v) for k, v in series.items() if len(v)},
+        "goodput": _goodput(latencies, slos_ms, len(records), served_s) if slos_ms else None,
         "clock": result.clock,
         "traffic_ended_by": result.cooldown_ended_by,
         "bodies_sha256": result.bodies_sha256,
@@ -75,58 +98,115 @@ def summarise(result: CellResult, checks: Sequence[Check]) -> dict[str, Any]:
     }
 
 
-def _quantiles(name: str, values: Sequence[float]) -> dict[str, Any]:
-    """n, mean and percentiles with their order-statistic intervals, null where n is too small.
+def _failures(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """By kind: how many, and the commonest texts with their counts."""
+    texts: dict[str, Counter[str]] = {}
+    for record in records:
+        if record.error_kind is not None:
+            texts.setdefault(record.error_kind, Counter())[record.error_detail or ""] += 1
+    return {
+        kind: {
+            "count": counts.total(),
+            "texts": {text: count for text, count in counts.most_common(TEXTS) if text},
+        }
+        for kind, counts in sorted(texts.items())
+    }
+
+
+def _goodput(
+    latencies: Sequence[dict[str, float]],
+    slos_ms: Sequence[tuple[str, float]],
+    requests: int,
+    served_s: float,
+) -> dict[str, Any]:
+    """How many requests kept every one of `slos_ms`; a latency that does not exist is kept."""
+    good = sum(all(row.get(name, 0.0) <= limit for name, limit in slos_ms) for row in latencies)
+    return {
+        "slo_ms": dict(slos_ms),
+        "good": good,
+        "share": good / requests if requests else None,
+        "requests_per_s": good / served_s,
+    }
+
+
+def _quantiles(name: str, ordered: "NDArray[np.floating[Any]]") -> dict[str, Any]:
+    """n, mean, max and percentiles with their order-statistic intervals, null where there is none.
 
     ITL has no intervals: the gaps of one stream are not independent.
     """
-    ordered = np.sort(values)
     n = len(ordered)
-    row: dict[str, Any] = {"n": n, "mean": float(np.mean(ordered))}
+    row: dict[str, Any] = {"n": n, "mean": float(np.mean(ordered, dtype=np.float64))}
     for percent in PERCENTS:
+        position = (n - 1) * percent / 100
+        below, above = ordered[int(position)], ordered[min(int(position) + 1, n - 1)]
+        row[f"p{percent}"] = float(below + (above - below) * (position % 1))
         low, high = order_statistic_ranks(n, percent, CONFIDENCE)
-        refused = percent == 99 and n < P99_MIN_SAMPLES
-        row[f"p{percent}"] = None if refused else float(np.percentile(ordered, percent))
-        known = not refused and name != "ITL" and low is not None and high is not None
-        row[f"p{percent}_interval"] = (
-            [float(ordered[low - 1]), float(ordered[high - 1])]
-            if known and low is not None and high is not None
-            else None
-        )
-    return row
+        unknown = name == "ITL" or low is None or high is None
+        row[f"p{percent}_interval"] = None
+        if not unknown and (percent != 99 or n >= P99_MIN_SAMPLES):
+            row[f"p{percent}_interval"] = [float(ordered[k - 1]) for k in (low or 1, high or 1)]
+    return row | {"max": float(ordered[-1])}
 
 
 def print_summary(summary: dict[str, Any], stream: TextIO) -> None:
-    """Print outcome counts, latencies and the timing verification."""
-    console = Console(file=stream, width=100, highlight=False)
+    """Print outcome counts, latencies and what the checks found."""
+    console = Console(file=stream, width=110, highlight=False, markup=False)
     console.print(
         f"{summary['requests']} requests in {summary['window_s']:.1f} s, answered in "
         f"{summary['served_s']:.1f} s: {summary['ok']} ok ({summary['requests_per_s']:.2f} "
         f"requests/s, {summary['tokens_per_s']:.1f} tokens/s)"
     )
-    for kind, count in summary["failed"].items():
-        console.print(f"  {count} {kind}: {FAILURES[kind][1]}", markup=False)
-    if summary["counted_by_client"]:
+    for kind, failures in summary["failed"].items():
+        console.print(f"  {failures['count']} {kind}: {FAILURES[kind][1]}")
+        for text, count in failures["texts"].items():
+            console.print(f"      {count} x {text}")
+    for note in (*_notes(summary), *summary.get("notes", ())):
+        console.print(f"note: {note}")
+    if (goodput := summary["goodput"]) is not None:
+        limits = ", ".join(f"{name} {limit:g} ms" for name, limit in goodput["slo_ms"].items())
+        share = "-" if goodput["share"] is None else f"{100 * goodput['share']:.1f}%"
         console.print(
-            f"  {summary['counted_by_client']} without usage: tokens are the token events that came"
+            f"goodput within {limits}: {goodput['requests_per_s']:.2f} requests/s, {share} of all"
         )
-    for note in summary.get("notes", ()):
-        console.print(f"note: {note}", markup=False)
-    latency = Table("ms", "n", "mean", "p50", "p90", "p99", title="latency of successes, 95% CI")
-    for name, row in summary["latency_ms"].items():
-        cells = [_cell(row[f"p{percent}"], row[f"p{percent}_interval"]) for percent in PERCENTS]
-        latency.add_row(name, str(row["n"]), f"{row['mean']:.3f}", *cells)
-    console.print(latency)
-    table = Table("check", "value", "bound", "", title="timing verification")
-    for check in summary["checks"]:
-        value = "no data" if check["value"] is None else f"{check['value']:.4g}"
-        table.add_row(check["name"], value, check["bound"], "pass" if check["passed"] else "FAIL")
-    console.print(table)
+    if summary["latency_ms"]:
+        latency = Table("ms", "n", "mean", "p50", "p90", "p99", "max",
+                        title="latency of successes, 95% CI")  # fmt: skip
+        for name, row in summary["latency_ms"].items():
+            cells = [_cell(row[f"p{percent}"], row[f"p{percent}_interval"]) for percent in PERCENTS]
+            latency.add_row(name, f"{row['n']}", f"{row['mean']:.3f}", *cells, f"{row['max']:.3f}")
+        console.print(latency)
+    checks = summary["checks"]
+    console.print(f"{sum(check['passed'] for check in checks)} of {len(checks)} checks pass")
+    for check in checks:
+        if not check["passed"]:
+            value = "no data" if check["value"] is None else f"{check['value']:.4g}"
+            name = check["name"]
+            console.print(f"FAIL {name} is {value}, allowed {check['bound']}: {WRONG[name]}")
+            console.print(f"     {ADVICE[name]}")
 
 
-def _cell(value: float | None, interval: Sequence[float] | None) -> str:
-    if value is None:
-        return "n too small"
+def _notes(summary: dict[str, Any]) -> list[str]:
+    """What a reader should know of numbers that are there."""
+    ok, shared = summary["ok"], summary["first_token_shared"]
+    notes = [f"{count} of {ok}: {TOLERATED[name]}" for name, count in summary["tolerated"].items()]
+    if summary["counted_by_client"]:
+        notes.append(
+            f"{summary['counted_by_client']} of {ok} without usage: tokens are the token events "
+            "that came, so a server that puts two tokens into one event is counted short"
+        )
+    if shared > SHARED_FIRST_MAX * ok:
+        notes.append(
+            f"{shared} of {ok}: the first read brought several tokens, so TTFT is that of a later "
+            "one (the server sends them together, or this machine reads too late)"
+        )
+    if summary["retried"]:
+        notes.append(f"{summary['retried']} sent again: a connection from the pool was dead")
+    if summary["waited_for_connection"]:
+        notes.append(f"{summary['waited_for_connection']} waited for a connection (--connections)")
+    return notes
+
+
+def _cell(value: float, interval: Sequence[float] | None) -> str:
     if interval is None:
         return f"{value:.3f}"
     return f"{value:.3f} ({interval[0]:.3f} to {interval[1]:.3f})"

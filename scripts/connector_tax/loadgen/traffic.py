@@ -7,7 +7,11 @@ One scheduler serves both kinds of traffic; they differ only in when the next se
   target(t) = floor(N t / ramp) during the ramp and N after it. The ramp is a function of time
   alone, so sessions that outlast it neither hold it up nor let it overshoot.
 
-The scheduler has no clock: it is told the time, and the same code runs on a virtual one in tests.
+In a closed loop whose sessions have one request each the next ones wait in the workers, and start
+there when one ends (`ClosedSingles`).
+
+The schedulers have no clock: they are told the time, and the same code runs on a virtual one in
+tests.
 """
 
 import heapq
@@ -19,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.loadgen.bodies import Build, RequestSource
+from connector_tax.loadgen.messages import WAITS
 from connector_tax.loadgen.rule import CellRule
 from connector_tax.loadgen.sessions import (
     Capture,
@@ -101,19 +106,30 @@ class Load:
 
     @property
     def waits_for_results(self) -> bool:
-        """True if the end of a request can make another one due, or end it."""
-        return self.offsets_ns is None or any(len(s.nodes) > 1 for s in self._graphs)
+        """True if the main process makes requests due, or ends them, when another one ends."""
+        return any(len(s.nodes) > 1 for s in self._graphs)
+
+    @property
+    def waits_in_workers(self) -> bool:
+        """True if requests wait in the workers until another one ends."""
+        return self.offsets_ns is None and not self.waits_for_results
 
     @property
     def _graphs(self) -> Iterable[Session]:
         """The sessions that may have more than one request."""
         return () if isinstance(self.sessions, Singles) else self.sessions
 
-    def admission(self, origin_ns: int) -> SessionAdmission:
-        """When sessions may start, by the clock."""
+    def scheduler(self, origin_ns: int) -> "SessionScheduler | ClosedSingles":
+        """What says which requests are due, by the clock."""
+        rampup_ns = round(self.rampup_s * 1e9)
+        if self.waits_in_workers:
+            return ClosedSingles(self.sessions, self.concurrency, origin_ns, rampup_ns)
+        admission: SessionAdmission
         if self.offsets_ns is not None:
-            return RateAdmission((self.offsets_ns + origin_ns).tolist())
-        return ConcurrencyAdmission(self.concurrency, origin_ns, round(self.rampup_s * 1e9))
+            admission = RateAdmission((self.offsets_ns + origin_ns).tolist())
+        else:
+            admission = ConcurrencyAdmission(self.concurrency, origin_ns, rampup_ns)
+        return SessionScheduler(self.sessions, admission, not self.keep_going)
 
 
 def open_loop(offsets_ns: NDArray[np.int64], requests: RequestSource, rule: CellRule) -> Load:
@@ -163,13 +179,14 @@ class _State:
 
 
 class Ready(NamedTuple):
-    """A request to send at `due_ns`."""
+    """A request to send at `due_ns`; WAITS: when it gets a place. `name` is its session's."""
 
     due_ns: int
     session: int
     node_index: int
     node: Node
     history: History
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +314,7 @@ class SessionScheduler:
         state.in_flight.add(node_index)
         node = state.session.nodes[node_index]
         history = self._history(state, node) if node.parents else ()
-        return Ready(due_ns, session, node_index, node, history)
+        return Ready(due_ns, session, node_index, node, history, state.session.id)
 
     @staticmethod
     def _history(state: _State, node: Node) -> History:
@@ -318,6 +335,90 @@ class SessionScheduler:
     def _enqueue(self, session: int, node_index: int, due_ns: int) -> None:
         heapq.heappush(self._queue, (due_ns, self._arrivals, session, node_index))
         self._arrivals += 1
+
+
+class ClosedSingles:
+    """Hands out sessions of one request each, so many at once; asked as SessionScheduler.
+
+    Place k, of `target`, is there at origin + rampup (k + 1) / target: the request that takes it is
+    due then. The others have no due time (WAITS), and wait in a worker for a place: STOCK of them,
+    or as many as there are places, so that none stays empty until the next look here.
+    """
+
+    STOCK = 128
+
+    def __init__(self, sessions: Sessions, target: int, origin_ns: int, rampup_ns: int) -> None:
+        self._sessions = sessions
+        self._target = target
+        self._origin_ns = origin_ns
+        self._rampup_ns = rampup_ns
+        self._places = 0  # handed out with a due time
+        self._handed = 0
+        self._ended = 0
+
+    @property
+    def started(self) -> int:
+        """How many sessions have started."""
+        return self._ended + self.active
+
+    @property
+    def active(self) -> int:
+        """How many sessions have started and not ended."""
+        return min(self._places, self._handed - self._ended)
+
+    @property
+    def finished(self) -> bool:
+        """True when nothing is active and no session will start."""
+        return self.exhausted and self._ended == self._handed
+
+    @property
+    def exhausted(self) -> bool:
+        """True when all sessions have been handed out."""
+        return self._handed >= len(self._sessions)
+
+    def pop_ready(self, now_ns: int, horizon_ns: int) -> list[Ready]:  # noqa: ARG002
+        """Take the places due at or before `horizon_ns`, and what is to wait for one."""
+        ready: list[Ready] = []
+        while not self.exhausted:
+            place_ns = self.next_ns(horizon_ns)
+            if place_ns is not None and place_ns <= horizon_ns:
+                self._places += 1
+                ready.append(self._hand_out(place_ns))
+            elif self._may_stock():
+                ready.append(self._hand_out(None))
+            else:
+                break
+        return ready
+
+    def _may_stock(self) -> bool:
+        left = len(self._sessions) - self._handed
+        waiting = self._handed - self._ended - self._places
+        most = max(self.STOCK, self._places) if self._places else 0
+        return left > self._target - self._places and waiting < most
+
+    def _hand_out(self, place_ns: int | None) -> Ready:
+        index, self._handed = self._handed, self._handed + 1
+        session = self._sessions[index]
+        node = session.nodes[0]
+        due_ns = WAITS if place_ns is None else place_ns + _wait_ns(node)
+        return Ready(due_ns, index, 0, node, (), session.id)
+
+    def next_ns(self, now_ns: int) -> int | None:  # noqa: ARG002
+        """Return when the next place is there; None: all are."""
+        if self._places == self._target:
+            return None
+        return self._origin_ns - (-self._rampup_ns * (self._places + 1) // self._target)
+
+    def complete(
+        self, _session: int, _node_index: int, _end_ns: int, _output: str | list[int] | None
+    ) -> Outcome:
+        """Take the end of a request, or its return, if it was never sent."""
+        self._ended += 1
+        return _NOTHING_MORE
+
+    def unsent(self) -> list[tuple[int, int]]:
+        """As for sessions: none has requests to come."""
+        return []
 
 
 def _wait_ns(node: Node) -> int:

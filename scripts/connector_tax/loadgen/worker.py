@@ -19,7 +19,6 @@ import shutil
 import signal
 import sys
 import time
-from array import array
 from pathlib import Path
 
 import msgspec
@@ -28,39 +27,38 @@ import zmq
 
 from connector_tax.linux import TimerFd, set_time_slice
 from connector_tax.loadgen import eager
+from connector_tax.loadgen.answer import AnswerReader
 from connector_tax.loadgen.held import HeldRequest
 from connector_tax.loadgen.http import Connection
 from connector_tax.loadgen.inflight import InFlight
 from connector_tax.loadgen.loop_probe import LoopProbe
 from connector_tax.loadgen.messages import (
+    WAITS,
     Begin,
     Begun,
     Cancel,
     Clock,
-    Done,
     End,
     Ended,
     FromWorker,
     Health,
-    Issue,
     RequestFailed,
+    RequestRecord,
     ToWorker,
+    Unanswered,
     Up,
+    Window,
     WorkerSettings,
 )
+from connector_tax.loadgen.places import PAUSE_AFTER, Places
 from connector_tax.loadgen.pool import Pool
 from connector_tax.loadgen.process import die_with, peak_memory_mb
-from connector_tax.loadgen.sse import (
-    StreamAccumulator,
-    decode_response,
-    excerpt,
-    text_of,
-    whole_ids,
-)
 from connector_tax.loadgen.stamps import kernel_stamps_offered
 from connector_tax.loadgen.tls import TlsClient
 from connector_tax.loadgen.transport import MAX_MESSAGE, Receiver, Sender, private_socket
 
+SPIN_NS = 400_000
+"""The timer is set so much before a due time; what is left is spun, not slept."""
 # The shortest there is: main-process threads on the same CPU let the worker go first.
 _TIME_SLICE_NS = 100_000
 # A spin reads answers a few at a time, while there is time for them before the next send.
@@ -71,6 +69,8 @@ _FIRES_PER_TURN = 8
 _SPIN_PART = 4
 # How long a result may wait for others, where no plan waits for it.
 _HOLD_S = 0.005
+# Of a connection that waited in the pool, before any byte of an answer.
+_DEAD = ("reset_before_headers", "closed_before_headers")
 _monotonic_ns = time.monotonic_ns
 
 
@@ -105,16 +105,21 @@ class Worker:
             settings.connections,
             self._kernel_stamps,
             None if tls is None else TlsClient(tls.name, tls.ca_file, tls.insecure),
+            settings.strict,
         )
         self._inflight = inflight
         self._timer = TimerFd(loop, self._fire_due)
         self._probe = LoopProbe(loop)
         self._background: set[asyncio.Task[None]] = set()
-        # Of the run.
-        self._run = Begin(0, 0, 0, False, "counts")
+        self._begin_run(Begin(0, 0, 0, False, "counts"))
+
+    def _begin_run(self, run: Begin) -> None:
+        self._run = run
+        self._answers = AnswerReader(self._loop, self._settings, run, self._pool.release)
+        self._places = Places(self._loop, self._take_place) if run.closed else None
         self._held: list[tuple[int, int]] = []  # heap of (due_ns, seq)
         self._requests_by_seq: dict[int, HeldRequest] = {}
-        self._ended: list[Done] = []
+        self._ended: list[RequestRecord] = []
         self._spun_ns = 0
         self._fired_due_ns = 0
 
@@ -126,7 +131,7 @@ class Worker:
         while True:
             message, body = await self._requests.recv()
             match message:
-                case Issue():
+                case RequestRecord():
                     self._hold(message, body or b"")
                 case Begin():
                     task = self._loop.create_task(self._begin(message))
@@ -134,14 +139,14 @@ class Worker:
                     task.add_done_callback(self._background.discard)
                 case Cancel():
                     self._cancel(message)
+                case Window():
+                    self._end_window(message)
                 case End():
                     self._end()
 
     async def _begin(self, begin: Begin) -> None:
-        self._pool.drop_stale()
-        problem = await self._pool.fill()
-        self._run = begin
-        self._spun_ns = 0
+        problem = await self._pool.open(begin.connections)
+        self._begin_run(begin)
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -153,6 +158,7 @@ class Worker:
         self._send(Begun(self._index, begin.run, self._pool.idle, problem, clock))
 
     def _end(self) -> None:
+        self._pool.pause()
         self._send_ended()
         values = self._probe.values()
         wall_ns = max(_monotonic_ns() - self._probe.start_ns, 1)
@@ -173,19 +179,53 @@ class Worker:
         self._send(Health(self._run.run, self._index, values))
 
     def _cancel(self, cancel: Cancel) -> None:
+        if cancel.seqs is None and self._places is not None:
+            self._places.close()
         seqs = list(self._requests_by_seq) if cancel.seqs is None else cancel.seqs
         for seq in seqs:
             request = self._requests_by_seq.get(seq)
             if request is not None:
                 self._abort(request, cancel.kind)
 
+    def _end_window(self, window: Window) -> None:
+        places, seen = self._places, self._requests_by_seq
+        assert places is not None
+
+        def at_end() -> None:
+            if window.goes_on:
+                due = {seq: held.record.t_intended_ns for seq, held in seen.items()}
+                seqs = [seq for seq, due_ns in due.items() if WAITS < due_ns < window.stop_ns]
+                self._send(Unanswered(self._index, seqs))
+                return
+            for request in places.close():
+                self._finish(request, RequestFailed("run_ended"))
+
+        if not window.goes_on:
+            places.stop_ns = window.stop_ns
+        # Timers of the loop have steps of a millisecond, and may be early.
+        left_s = (window.stop_ns - _monotonic_ns()) / 1e9
+        self._loop.call_later(max(0.0, left_s) + 0.002, at_end)
+
     # ---- due times
 
-    def _hold(self, issue: Issue, body: bytes) -> None:
-        done = Done(self._run.run, self._index, issue.seq, t_worker_ns=_monotonic_ns())
-        self._requests_by_seq[issue.seq] = HeldRequest(issue, body, done)
-        heapq.heappush(self._held, (issue.due_ns, issue.seq))
-        if self._held[0][1] == issue.seq:
+    def _hold(self, record: RequestRecord, body: bytes) -> None:
+        record.t_worker_ns, record.worker = _monotonic_ns(), self._index
+        request = self._requests_by_seq[record.seq] = HeldRequest(record, body)
+        if record.t_intended_ns == WAITS:
+            assert self._places is not None
+            self._places.add(request)
+            return
+        heapq.heappush(self._held, (record.t_intended_ns, record.seq))
+        if self._held[0][1] == record.seq:
+            self._fire_due()
+
+    def _take_place(self, request: HeldRequest, due_ns: int) -> None:
+        """Send the next request of a closed loop, which is due now, or in a while."""
+        request.record.t_intended_ns = due_ns
+        if due_ns <= _monotonic_ns():
+            self._fire(request, due_ns)
+        else:
+            heapq.heappush(self._held, (due_ns, request.record.seq))
             self._fire_due()
 
     def _fire_due(self) -> None:
@@ -194,18 +234,16 @@ class Worker:
         At most one spin and _FIRES_PER_TURN requests in a turn of the loop: where requests are
         dense, results and messages are served between them.
         """
-        held, settings = self._held, self._settings
-        spun = False
+        held, spun = self._held, False
         for _ in range(_FIRES_PER_TURN):
             if not held:
                 return
             due_ns, seq = held[0]
             part_ns = max(due_ns - self._fired_due_ns, 0) // _SPIN_PART
-            spin_ns = min(settings.spin_ns, part_ns)
+            spin_ns = min(SPIN_NS, part_ns)
             ahead_ns = due_ns - _monotonic_ns()
             if ahead_ns > spin_ns:
-                margin_ns = min(settings.sleep_margin_ns, part_ns)
-                self._timer.arm(due_ns - (margin_ns if ahead_ns > margin_ns else spin_ns))
+                self._timer.arm(due_ns - spin_ns)
                 return
             if ahead_ns > 0 and spun:
                 break
@@ -216,7 +254,7 @@ class Worker:
             if request is not None:  # else cancelled while it was held
                 self._fire(request, due_ns)
         if held:
-            self._timer.arm(held[0][0] - settings.spin_ns)
+            self._timer.arm(held[0][0] - SPIN_NS)
 
     def _fire(self, request: HeldRequest, due_ns: int) -> None:
         """Send at `due_ns`: make ready, then spin the rest, reading what answers come meanwhile."""
@@ -226,7 +264,8 @@ class Worker:
             max(left_s, 0), self._abort, request, "request_timeout"
         )
         connection = self._pool.take()
-        head = self._head % (request.request_id.encode(), len(request.body))
+        record = request.record
+        head = self._head % (record.request_id.encode(), len(request.body))
         begin_ns = now_ns = _monotonic_ns()
         while now_ns < due_ns:
             if due_ns - now_ns > _READ_MARGIN_NS:
@@ -239,11 +278,11 @@ class Worker:
                 self._pool.put_back(connection)
             self._finish(request, RequestFailed("inflight_cap", f"{run.inflight_cap} in flight"))
             return
-        request.done.inflight_at_send = self._inflight.count() - 1
+        record.inflight_at_send = self._inflight.count() - 1
         request.task = eager.start(self._loop, self._serve(request, head, connection))
 
     def _abort(self, request: HeldRequest, kind: str) -> None:
-        if request.done.seq not in self._requests_by_seq:
+        if self._requests_by_seq.get(request.record.seq) is not request:
             return
         request.abort = kind
         if request.task is None:
@@ -257,13 +296,25 @@ class Worker:
         self, request: HeldRequest, head: bytes, connection: Connection | None
     ) -> None:
         failure: RequestFailed | None = None
-        done = request.done
+        record = request.record
         try:
-            if connection is None:
-                connection = await self._pool.acquire()
-            done.t_conn_ns = _monotonic_ns()
-            done.t_send_ns = connection.write(head, request.body)
-            await self._respond(request, connection)
+            while True:
+                if connection is None:
+                    connection = await self._pool.acquire()
+                try:
+                    record.t_conn_ns = _monotonic_ns()
+                    sent_ns = connection.write(head, request.body)
+                    record.t_send_ns = record.t_send_ns or sent_ns
+                    await self._answers.read(request, connection)
+                    break
+                except RequestFailed as error:
+                    if not self._may_retry(record, connection, error):
+                        raise
+                record.t_send_ns = record.t_send_ns or record.t_conn_ns
+                record.retries += 1
+                self._pool.release(connection)
+                self._pool.drop_idle()  # the others have waited too
+                connection = None
         except RequestFailed as error:
             # A copy, which was never raised: the traceback of `error` holds this frame and those
             # below with their bodies, and the collector does not run during a cell.
@@ -274,85 +325,45 @@ class Worker:
             failure = RequestFailed("internal_error", f"{type(error).__name__}: {error}")
         finally:
             if connection is not None:
-                done.t_headers_ns = connection.t_headers_ns
-                if failure is None:
-                    done.t_done_ns = connection.t_done_ns
+                record.t_headers_ns = connection.t_headers_ns
+                if failure is None and record.t_done_ns is None:
+                    record.t_done_ns = connection.t_done_ns
                 if connection.busy:
                     self._pool.release(connection)
         self._inflight.leave(self._index)
         self._finish(request, failure)
 
-    async def _respond(self, request: HeldRequest, connection: Connection) -> None:
-        status = await connection.read_headers()
-        if status != 200:
-            body = await connection.read_body()
-            raise RequestFailed("http_status", f"{status}: {excerpt(body)}")
-        if self._settings.stream:
-            await self._consume_stream(request, connection)
-        else:
-            await self._consume_body(request, connection)
+    def _may_retry(
+        self, record: RequestRecord, connection: Connection, error: RequestFailed
+    ) -> bool:
+        """Once, where a connection from the pool was dead already: the server saw no request.
 
-    async def _consume_stream(self, request: HeldRequest, connection: Connection) -> None:
-        done, run, settings = request.done, self._run, self._settings
-        accumulator = StreamAccumulator(settings.chat, run.capture)
-        reads = array("q") if run.keep_reads else None
-        try:
-            while chunks := await connection.read_chunks():
-                for stamp, chunk in chunks:
-                    events = accumulator.feed(chunk)
-                    if events:
-                        if done.t_first_token_ns is None:
-                            done.t_first_token_ns = stamp
-                        if done.t_first_answer_ns is None and accumulator.answered:
-                            done.t_first_answer_ns = stamp
-                        done.t_last_token_ns = stamp
-                        if reads is not None:
-                            reads.append(stamp)
-                            reads.append(events)
-        finally:
-            if reads is not None:
-                done.reads = reads.tobytes()
-            done.t_done_ns = connection.t_done_ns
-        self._pool.release(connection)  # early: the next request need not wait for the checks
-        accumulator.finish()
-        if run.capture == "text":
-            done.text = "".join(accumulator.text)
-        elif run.capture == "token_ids":
-            done.token_ids = whole_ids(accumulator.token_ids, accumulator.usage)
-        request.count(accumulator.usage, accumulator.token_events, settings.usage_required)
-
-    async def _consume_body(self, request: HeldRequest, connection: Connection) -> None:
-        done, run, settings = request.done, self._run, self._settings
-        body = await connection.read_body()
-        done.t_done_ns = connection.t_done_ns
-        self._pool.release(connection)
-        response = decode_response(body)
-        choice = response.choices[0] if response.choices else None
-        if choice is None or choice.finish_reason is None:
-            raise RequestFailed("missing_done", "no choice with a finish reason")
-        done.t_first_token_ns = done.t_last_token_ns = done.t_first_answer_ns = done.t_done_ns
-        if run.capture == "text":
-            done.text = text_of(choice)
-        elif run.capture == "token_ids":
-            done.token_ids = whole_ids(choice.token_ids or [], response.usage)
-        request.count(response.usage, None, settings.usage_required)
+        Never against a server that is judged (`strict`).
+        """
+        dead = error.kind in _DEAD and connection.pooled and not connection.received
+        return dead and record.retries == 0 and not self._settings.strict
 
     def _finish(self, request: HeldRequest, failure: RequestFailed | None) -> None:
-        done = request.done
-        if self._requests_by_seq.pop(done.seq, None) is None:
+        record = request.record
+        if self._requests_by_seq.get(record.seq) is not request:
             return
+        del self._requests_by_seq[record.seq]
         if request.timeout is not None:
             request.timeout.cancel()
         if failure is not None:
-            done.error_kind, done.error_detail = failure.kind, failure.detail
-            if done.t_done_ns is None:
-                done.t_done_ns = _monotonic_ns()
+            record.fail(failure.kind, failure.detail)
+            record.tolerated = None
+        if failure is not None and record.t_done_ns is None:
+            record.t_done_ns = _monotonic_ns()
         if self._run.prompt:
-            self._send(done)
+            self._send(record)
             return
-        self._ended.append(done)
+        self._ended.append(record)
         if len(self._ended) == 1:
             self._loop.call_later(_HOLD_S, self._send_ended)
+        if self._places is not None and record.t_intended_ns != WAITS:
+            assert record.t_done_ns is not None
+            self._places.free(record.t_done_ns, record.error_kind in PAUSE_AFTER)
 
     def _send_ended(self) -> None:
         ended, self._ended = self._ended, []
@@ -362,21 +373,23 @@ class Worker:
         if len(frame) <= MAX_MESSAGE:
             self._results.send(frame)
             return
-        for done in ended:
-            self._send(done)
+        for record in ended:
+            self._send(record)
 
     def _send(self, message: FromWorker) -> None:
         frame = self._encode(message)
-        if len(frame) > MAX_MESSAGE and isinstance(message, Done):
-            size = f"{len(frame)} bytes"
-            message = Done(message.run, message.worker, message.seq, "oversized_message", size)
+        if len(frame) > MAX_MESSAGE and isinstance(message, RequestRecord):
+            message.fail("oversized_message", f"{len(frame)} bytes")
+            message.raw_reads = message.output = None
             frame = self._encode(message)
         self._results.send(frame)
 
 
 def main() -> None:
     """Run until the main process says or shows that it is over."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process to handle
+    # They are for the main process to handle, whether the group gets them or it alone.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     os.write(sys.stdout.fileno(), b"up\n")  # one write, whatever buffering the user has set
     settings = msgspec.json.decode(sys.stdin.readline(), type=WorkerSettings)
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -16,13 +16,15 @@ START_S = 60.0
 class WorkerProcess:
     """Started by the constructor, on `cpus` if there are any.
 
-    `sender` is its way in, once there is one; `pidfd` becomes readable when it ends.
+    `sender` is its way in, once there is one; `pidfd` becomes readable when it ends;
+    `outstanding` requests were sent to it and have not come back.
     """
 
     def __init__(self, settings: WorkerSettings, cpus: tuple[int, ...] | None) -> None:
         self.settings = settings
         self.index = settings.worker
         self.sender: Sender | None = None
+        self.outstanding = 0
         own = os.sched_getaffinity(0)
         if cpus is not None:
             # Inherited, so that the worker's memory comes from its own node from the first page on.

@@ -1,7 +1,9 @@
 """From the command line to what is sent: the endpoint, when to stop, sessions and their bodies."""
 
 import argparse
+import math
 import os
+import resource
 import secrets
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,13 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.loadgen.arrivals import make_offsets
-from connector_tax.loadgen.bodies import Build, RandomPrompts, SessionBodies
+from connector_tax.loadgen.bodies import Build, RandomPrompts, RandomWords, SessionBodies
 from connector_tax.loadgen.endpoint import Target
+from connector_tax.loadgen.generator import OTHER_FILES
 from connector_tax.loadgen.messages import TlsSettings
 from connector_tax.loadgen.rule import CellRule
 from connector_tax.loadgen.sessions import Node, Sessions, Singles, needed_capture, read_sessions
 from connector_tax.loadgen.tls import TlsClient
 from connector_tax.loadgen.traffic import Load
+
+UNLIMITED_S = 1e8
+CONNECTIONS = 4096
+"""What a worker may open, unless told or limited: in open loop a slow server needs many."""
+MANY = 10**12
+"""Sessions of a closed loop whose number nobody has limited."""
 
 
 def make_target(options: argparse.Namespace) -> Target:
@@ -55,7 +64,6 @@ def make_target(options: argparse.Namespace) -> Target:
             headers=_headers(options),
             stream=not options.no_stream,
             tls=tls,
-            usage_required=options.usage == "required",
         )
     except ValueError as error:
         raise ValueError(f"--url or --header: {error}") from None
@@ -86,27 +94,58 @@ def make_rule(options: argparse.Namespace) -> CellRule:
     Raises:
         ValueError: the options make no sense; names the option.
     """
-    for name in ("duration", "timeout", "max_tokens", "workers", "connections"):
-        if getattr(options, name) <= 0:
+    for name in ("duration", "timeout", "max_tokens", "workers", "connections", "requests",
+                 "concurrency", "rate", "max_errors", "inflight_cap"):  # fmt: skip
+        value = getattr(options, name)
+        if value is not None and not value > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be positive")
-    for name in ("warmup", "min_completed", "drain", "inflight_cap", "rampup"):
-        if getattr(options, name) < 0:
+    for name in ("warmup", "min_completed", "drain", "rampup"):
+        if not 0 <= getattr(options, name) < math.inf:
             raise ValueError(f"--{name.replace('_', '-')} must not be negative")
-    if (options.min_completed > 0) != (options.max_duration is not None):
-        raise ValueError("--min-completed and --max-duration go together")
-    longest_s = options.duration if options.max_duration is None else options.max_duration
-    if longest_s < options.duration:
+    floor_s, longest_s = options.duration, options.max_duration
+    if floor_s is None:
+        floor_s = 60.0 if options.requests is None else UNLIMITED_S
+        floor_s = min(floor_s, longest_s or UNLIMITED_S)
+    if longest_s is None:
+        longest_s = floor_s
+    if longest_s < floor_s:
         raise ValueError("--max-duration must not be below --duration")
+    least = options.min_completed
+    if options.stop_at_precision is not None:
+        # So many that an interval has some meaning; its ends are seen again and again.
+        floor_s, least = 0.0, max(least, 100)
     return CellRule(
         warmup_s=options.warmup,
-        floor_s=options.duration,
-        min_completed=options.min_completed,
+        floor_s=floor_s,
+        min_completed=least,
         cap_s=longest_s,
         drain_s=options.drain,
-        inflight_cap=options.inflight_cap or None,
+        inflight_cap=options.inflight_cap,
         request_timeout_s=options.timeout,
         cooldown=options.cooldown,
+        end_overloaded=options.stop_overloaded,
+        max_errors=options.max_errors,
     )
+
+
+def most_connections(options: argparse.Namespace) -> int:
+    """Return how many connections a worker may open.
+
+    Raises:
+        ValueError: a closed loop needs more than --connections allows.
+    """
+    places: int = -(-(options.concurrency or 0) // options.workers)
+    if options.connections is None:
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        room = CONNECTIONS if files == resource.RLIM_INFINITY else files - OTHER_FILES
+        return max(1, places, min(CONNECTIONS, room))
+    if options.connections < places:
+        raise ValueError(
+            f"--connections is {options.connections}; --concurrency {options.concurrency} needs "
+            f"{places} for each of {options.workers} workers"
+        )
+    connections: int = options.connections
+    return connections
 
 
 def make_load(options: argparse.Namespace, target: Target, rule: CellRule) -> Load:
@@ -115,80 +154,96 @@ def make_load(options: argparse.Namespace, target: Target, rule: CellRule) -> Lo
     Raises:
         ValueError, OSError: the options or the session file are wrong.
     """
-    offsets = _offsets(options, rule)
-    if offsets is None and options.session_file is None and options.requests is None:
-        raise ValueError("--concurrency needs --requests or --session-file")
-    sessions, build = _sessions(options, target, len(() if offsets is None else offsets))
-    if offsets is None:
-        return Load(
-            sessions,
-            build,
-            concurrency=options.concurrency,
-            rampup_s=options.rampup,
-            keep_going=options.keep_going,
-        )
-    count = min(len(sessions), len(offsets))
+    sessions: Sessions | None = None
+    if options.session_file is not None:
+        sessions = read_sessions(options.session_file)
+        _check_prompts(sessions, target)
+    starts_s = [session.start_s for session in sessions or () if session.start_s is not None]
+    if sum((options.rate is not None, options.concurrency is not None, bool(starts_s))) != 1:
+        raise ValueError("one of --rate, --concurrency and start_s in --session-file is needed")
+    count = options.requests if sessions is None else len(sessions)
+    offsets: NDArray[np.int64] | None = None
+    if options.rate is not None:
+        offsets = _offsets(options, rule, count)
+        count = len(offsets)
+    elif sessions is not None and starts_s:
+        if len(starts_s) < len(sessions):
+            raise ValueError(f"{options.session_file}: start_s stands in some sessions only")
+        sessions = sorted(sessions, key=lambda session: session.start_s or 0.0)
+        offsets = np.rint(np.sort(starts_s) * 1e9).astype(np.int64)
+    if sessions is None:
+        node = Node("0", options.prompt or "", options.max_tokens)
+        sessions = Singles(MANY if count is None else count, node)
+    elif len(sessions) != count:
+        sessions = [sessions[k] for k in range(count or 0)]
+    # Where sessions are fewer than arrivals, the run ends with the last of them.
+    all_arrive = options.session_file is None and options.requests is None
     return Load(
-        sessions if count == len(sessions) else [sessions[k] for k in range(count)],
-        build,
-        offsets[:count],
-        # Where sessions are fewer than arrivals, the run ends with the last of them.
-        horizon_s=rule.warmup_s + rule.cap_s if count == len(offsets) else 0.0,
+        sessions,
+        _bodies(options, target, sessions),
+        offsets,
+        concurrency=options.concurrency or 0,
+        rampup_s=options.rampup,
+        horizon_s=rule.warmup_s + rule.cap_s if all_arrive else 0.0,
         keep_going=options.keep_going,
     )
 
 
-def _offsets(options: argparse.Namespace, rule: CellRule) -> NDArray[np.int64] | None:
-    if options.rate is None:
-        if options.concurrency < 1:
-            raise ValueError("--concurrency must be at least 1")
-        return None
-    offsets = make_offsets(
-        options.arrivals,
-        options.rate,
-        rule.schedule_s,
-        f"{options.seed}/arrivals",
-        options.gamma_shape,
-    )
+def _offsets(options: argparse.Namespace, rule: CellRule, count: int | None) -> NDArray[np.int64]:
+    """The arrivals of --rate: `count` at most, and as far as the run may last."""
+    if math.isinf(options.rate):
+        if count is None or options.arrivals != "poisson":
+            raise ValueError("--rate inf needs --requests or --session-file, and has no --arrivals")
+        return np.zeros(count, np.int64)
+    horizon_s = rule.schedule_s
+    if count is not None:
+        # Far beyond the count-th arrival: of any process, for the same ones come again.
+        horizon_s = min(horizon_s, 2 * (count + 10 * math.sqrt(count) + 10) / options.rate)
+    offsets = np.empty(0, np.int64)
+    while True:
+        offsets = make_offsets(
+            options.arrivals,
+            options.rate,
+            horizon_s,
+            f"{options.seed}/arrivals",
+            options.gamma_shape,
+        )[:count]
+        if count is None or len(offsets) == count or horizon_s >= rule.schedule_s:
+            break
+        horizon_s = min(2 * horizon_s, rule.schedule_s)
     if len(offsets) == 0:
         raise ValueError("no session starts within --duration")
     return offsets
 
 
-def _sessions(options: argparse.Namespace, target: Target, arrivals: int) -> tuple[Sessions, Build]:
-    """The sessions of the file, or of one request each: as many as asked for, or as arrive."""
+def _bodies(options: argparse.Namespace, target: Target, sessions: Sessions) -> Build:
+    """What makes the body of each request."""
     if not isinstance(options.body, dict):
         raise ValueError(f"--body: found {options.body!r}; allowed: a JSON object")
-    if options.requests is not None and options.requests < 1:
-        raise ValueError("--requests must be at least 1")
-    count = arrivals if options.requests is None else options.requests
-    sessions: Sessions = Singles(count, Node("0", options.prompt or "", options.max_tokens))
-    if options.session_file is not None:
-        sessions = read_sessions(options.session_file)
-        _check_prompts(sessions, target)
     common: dict[str, Any] = {"model": options.model, "stream": target.stream}
-    if target.stream and target.usage_required:
+    if target.stream and not options.no_usage:
         common["stream_options"] = {"include_usage": True}
-    if needed_capture(sessions) == "token_ids":
+    if needed_capture(() if isinstance(sessions, Singles) else sessions) == "token_ids":
         common["return_token_ids"] = True
     run_id = secrets.token_hex(4)  # of this run alone, so that a server's log can tell runs apart
     extra = {**({"ignore_eos": True} if options.ignore_eos else {}), **options.body}
+    for name in ("prompt_tokens", "prompt_words", "vocabulary"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: found {value}; allowed: at least 1")
+    if options.prompt_words is not None:
+        words = RandomWords(f"{options.seed}/prompts", options.prompt_words)
+        return SessionBodies(sessions, run_id, common, target.chat, extra, words).build
     if options.prompt_tokens is None:
-        return sessions, SessionBodies(sessions, run_id, common, target.chat, extra).build
+        return SessionBodies(sessions, run_id, common, target.chat, extra).build
     if target.chat:
-        raise ValueError("--prompt-tokens makes token ids; a chat endpoint takes text")
-    for name, value in (
-        ("prompt-tokens", options.prompt_tokens),
-        ("vocabulary", options.vocabulary),
-    ):
-        if value < 1:
-            raise ValueError(f"--{name}: found {value}; allowed: at least 1")
+        raise ValueError("--prompt-tokens makes ids; a chat endpoint takes text: --prompt-words")
     body = {**common, "max_tokens": options.max_tokens, **extra}
     requests = iter(
         RandomPrompts(
             name=run_id,
             seed=f"{options.seed}/prompts",
-            count=count,
+            count=len(sessions),
             tokens=options.prompt_tokens,
             first_id=0,
             end_id=options.vocabulary,
@@ -197,7 +252,7 @@ def _sessions(options: argparse.Namespace, target: Target, arrivals: int) -> tup
             completion_tokens=body["max_tokens"] if body.get("ignore_eos") else None,
         )
     )
-    return sessions, lambda _session, _node, _history: next(requests)
+    return lambda _session, _node, _history: next(requests)
 
 
 def _check_prompts(sessions: Sessions, target: Target) -> None:

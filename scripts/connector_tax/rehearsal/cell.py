@@ -13,7 +13,7 @@ from connector_tax.engine.scheduler import Sequence as Served
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.loadgen import CellRule, Plan, PlannedRequest
 from connector_tax.loadgen.generator import PROGRESS_S
-from connector_tax.loadgen.messages import Cancel, Done
+from connector_tax.loadgen.messages import RequestRecord
 
 LEAD_NS = 20_000_000
 LOOK_NS = round(PROGRESS_S * 1e9)
@@ -49,9 +49,8 @@ class VirtualCell:
     front_ns: int = 0
     scrapes: list[Scrape] = field(default_factory=list)
     busy_ns: int = 0
-    _due: deque[tuple[int, int]] = field(default_factory=deque)
-    _live: dict[int, tuple[int, Served]] = field(default_factory=dict)
-    _first_ns: dict[int, int] = field(default_factory=dict)
+    _due: deque[RequestRecord] = field(default_factory=deque)
+    _live: dict[int, tuple[RequestRecord, Served]] = field(default_factory=dict)
     _wake_ns: int | None = 0
 
     def serve(self, engine: VirtualEngine) -> None:
@@ -61,7 +60,7 @@ class VirtualCell:
         look_ns = scrape_ns = self._wake_ns = origin_ns
         while self._wake_ns is not None or self._due or engine.scheduler.has_work:
             if not engine.scheduler.has_work:
-                events = [self._due[0][0]] if self._due else []
+                events = [self._due[0].t_intended_ns] if self._due else []
                 events += [self._wake_ns] if self._wake_ns is not None else []
                 engine.now_ns = max(engine.now_ns, min(events))
             while look_ns <= engine.now_ns:
@@ -86,26 +85,27 @@ class VirtualCell:
         items, next_ns = self.plan.step(now_ns, now_ns + LEAD_NS)
         for item in items:
             # Single requests: none has others of its session to cancel.
-            assert not isinstance(item, Cancel)
-            self._due.append((item[0].due_ns, item[0].seq))
+            assert isinstance(item, tuple)
+            self._due.append(item[0])
         self._wake_ns = None if next_ns is None else max(now_ns + 1, next_ns - LEAD_NS)
 
     def _arrive(self, engine: VirtualEngine) -> None:
         cap = self.rule.inflight_cap
-        while self._due and self._due[0][0] <= engine.now_ns:
-            due_ns, seq = self._due.popleft()
+        while self._due and self._due[0].t_intended_ns <= engine.now_ns:
+            record = self._due.popleft()
             if cap is not None and len(self._live) >= cap:
-                self.plan.take(Done(0, 0, seq, "inflight_cap"))
+                record.fail("inflight_cap")
+                self.plan.take(record)
                 continue
-            self._live[seq] = due_ns, engine.add(seq, *self.shape)
+            self._live[record.seq] = record, engine.add(record.seq, *self.shape)
 
     def _expire(self, engine: VirtualEngine) -> None:
         """Give up what has outlived its time-out, and everything when the drain is over."""
         now_ns = engine.now_ns
         timeout_ns = round(self.rule.request_timeout_s * 1e9)
         while self._live:
-            seq, (due_ns, _) = next(iter(self._live.items()))
-            if due_ns + timeout_ns > now_ns:
+            seq, (record, _) = next(iter(self._live.items()))
+            if record.t_intended_ns + timeout_ns > now_ns:
                 break
             self._abort(engine, seq, "request_timeout")
         if self._wake_ns is not None:
@@ -116,29 +116,24 @@ class VirtualCell:
                 self._abort(engine, seq, "drain_timeout")
 
     def _abort(self, engine: VirtualEngine, seq: int, kind: str) -> None:
-        due_ns, sequence = self._live.pop(seq)
+        record, sequence = self._live.pop(seq)
         engine.scheduler.abort(sequence)
-        first_ns = self._first_ns.get(seq)
-        self.plan.take(
-            Done(
-                0, 0, seq, kind, t_send_ns=due_ns, t_first_token_ns=first_ns,
-                t_done_ns=engine.now_ns,
-            )
-        )  # fmt: skip
+        record.fail(kind)
+        record.t_send_ns, record.t_done_ns = record.t_intended_ns, engine.now_ns
+        self.plan.take(record)
 
     def _answer(self, emitted: Sequence[Served], now_ns: int) -> None:
+        last_ns = now_ns + self.front_ns
         for served in emitted:
-            seq = served.sink
-            self._first_ns.setdefault(seq, now_ns + self.front_ns)
+            record, _ = self._live[served.sink]
+            if record.t_first_token_ns is None:
+                record.t_first_token_ns = record.t_headers_ns = last_ns
             if not served.finished:
                 continue
-            due_ns, _ = self._live.pop(seq)
-            first_ns, last_ns = self._first_ns.pop(seq), now_ns + self.front_ns
-            self.plan.take(
-                Done(
-                    0, 0, seq, t_worker_ns=due_ns, t_conn_ns=due_ns, t_send_ns=due_ns,
-                    t_headers_ns=first_ns, t_first_token_ns=first_ns, t_last_token_ns=last_ns,
-                    t_done_ns=last_ns, prompt_tokens=served.prompt_len,
-                    completion_tokens=served.output_len,
-                )
-            )  # fmt: skip
+            del self._live[served.sink]
+            record.t_worker_ns = record.t_conn_ns = record.t_send_ns = record.t_intended_ns
+            record.t_last_token_ns = record.t_done_ns = last_ns
+            record.prompt_tokens = served.prompt_len
+            record.completion_tokens = served.output_len
+            record.worker = 0
+            self.plan.take(record)

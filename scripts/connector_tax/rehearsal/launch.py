@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.files import sha256_file, write_bytes, write_json
 from connector_tax.loadgen import CellResult, Plan, open_loop
+from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.rehearsal.cell import REQUEST, VirtualCell
 from connector_tax.rehearsal.machine import Machine, machine_of
 from connector_tax.study.cell import PreparedCell, cell_record, cell_rule, prepare
@@ -125,7 +126,8 @@ def _rehearse_cell(
     folder.mkdir(parents=True)
     logs = {kind: paths.cell_log(kind, launch.phase, name) for kind in paths.CELL_LOGS}
     result = CellResult.of(cell.plan, engine.now_ns, "worker", HEALTHY)
-    write_bytes(folder / logs["requests"], _lines(result.records))
+    lines = [record.fields(STUDY_FIELDS) for record in result.records]
+    write_bytes(folder / logs["requests"], _lines(lines))
     write_bytes(folder / logs["metrics"], _metrics(cell))
     write_bytes(folder / logs["engine_step"], b"")
     record = _judged(study, launch, prepared, cell, result)
@@ -169,7 +171,7 @@ def _judged(
 ) -> CellRecord:
     """The cell's record, judged as a measured one is; the machine is taken to be undisturbed."""
     config = study["config"]
-    records: list[RequestLine] = msgspec.to_builtins(result.records)
+    records = [cast(RequestLine, record.fields(STUDY_FIELDS)) for record in result.records]
     record = cell_record(study, launch, prepared, result, records, BEGUN)
     ok = [r for r in records if is_answered(r)]
     counters: dict[str, float | None] = {

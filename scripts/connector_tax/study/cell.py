@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import msgspec
 import numpy as np
@@ -59,6 +59,7 @@ from connector_tax.loadgen import (
     make_offsets,
 )
 from connector_tax.loadgen.affinity import AffinityPlan
+from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.study.design import successes_wanted
 from connector_tax.study.machine import MachineWatch, live_rule
 from connector_tax.study.precision import precision_record, precision_rule
@@ -147,6 +148,7 @@ def load_generator(study: StudyDocument, server: Server, plan: AffinityPlan) -> 
         LoadGeneratorOptions(
             workers=options["workers"],
             connections_per_worker=options["connections_per_worker"],
+            strict=True,
             keep_reads=options["keep_reads"],
             cpus=plan,
         ),
@@ -241,7 +243,7 @@ def measure(
     after = _final_scrape(sampler, before, result)
     if watch is not None:
         watch.close()
-    records: list[RequestLine] = msgspec.to_builtins(result.records)
+    records = [cast(RequestLine, record.fields(STUDY_FIELDS)) for record in result.records]
     write_bytes(requests_file, b"".join(msgspec.json.encode(r) + b"\n" for r in records))
     steps = step_log.take(result.t_origin_ns, result.t_drained_ns)
     write_bytes(steps_file, steps)

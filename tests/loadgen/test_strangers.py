@@ -1,0 +1,370 @@
+"""Servers nobody here wrote, as they are: few threads, short memories, odd ends, and dead ones."""
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
+from connector_tax.loadgen.__main__ import main
+from tests.loadgen.fault_server import (
+    HEAD,
+    FaultServer,
+    Fin,
+    Hang,
+    Pause,
+    Step,
+    chunked,
+    event,
+    good_answer,
+    good_events,
+    refused_port,
+    token,
+)
+from tests.loadgen.running import run_scripts
+
+GOOD = good_answer()
+
+
+def command(port: int, folder: Path, *arguments: str) -> tuple[int, dict[str, Any], list[Any]]:
+    """The exit status, the summary and the records of a run."""
+    summary, output = folder / "summary.json", folder / "out.jsonl"
+    status = main(
+        [
+            *("--url", f"http://127.0.0.1:{port}", "--model", "m", "--no-affinity"),
+            *("--no-ready-check", "--prompt", "p", "--summary", str(summary)),
+            *("--output", str(output), *arguments),
+        ]
+    )
+    return status, json.loads(summary.read_text()), list(map(json.loads, output.open()))
+
+
+def serve(*script: Step) -> FaultServer:
+    return FaultServer({"x": list(script)}, lambda _body: "x")
+
+
+# ---- connections
+
+
+@contextlib.contextmanager
+def listening(serve_one: Callable[[socket.socket], None], threads: int) -> Iterator[int]:
+    """A server with a thread for each connection, and no more of them; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pool = ThreadPoolExecutor(threads)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    pool.submit(serve_one, listener.accept()[0])
+
+        accepting = threading.Thread(target=accept, daemon=True)
+        accepting.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def answer(connection: socket.socket, times: int | None = None) -> None:
+    """Answer requests until the client goes away, or so many."""
+    with connection, connection.makefile("rb") as stream:
+        while times is None or times > 0:
+            length = 0
+            while line := stream.readline():
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line.split(b":")[1])
+                if line == b"\r\n":
+                    break
+            if not line:
+                return
+            stream.read(length)
+            connection.sendall(GOOD)
+            times = None if times is None else times - 1
+
+
+def test_a_server_with_eight_threads_serves_what_it_can(tmp_path: Path) -> None:
+    with listening(answer, 8) as port:
+        _, summary, _ = command(
+            port, tmp_path, "--rate", "20", "--requests", "10", "--timeout", "5"
+        )
+    assert (summary["ok"], summary["retried"]) == (10, 0)
+
+
+def test_connections_that_a_balancer_has_forgotten_cost_one_retry(tmp_path: Path) -> None:
+    """It resets a connection that was idle when something is sent on it."""
+
+    def forgetful(connection: socket.socket) -> None:
+        connection.settimeout(0.2)
+        try:
+            connection.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            connection.settimeout(None)
+            if connection.recv(1, socket.MSG_PEEK):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+            return
+        connection.settimeout(None)
+        answer(connection, 1)
+
+    sessions = tmp_path / "sessions.jsonl"
+    nodes = [{"id": "a", "prompt": "p", "max_tokens": 3}]
+    starts = [0.0, *[0.8] * 8]
+    lines = [{"id": f"s{k}", "start_s": t, "nodes": nodes} for k, t in enumerate(starts)]
+    sessions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with listening(forgetful, 64) as port:
+        arguments = ["--url", f"http://127.0.0.1:{port}", "--model", "m", "--no-ready-check"]
+        summary = tmp_path / "summary.json"
+        main([*arguments, "--session-file", str(sessions), "--summary", str(summary)])
+        said = json.loads(summary.read_text())
+        assert (said["ok"], said["failed"]) == (9, {})
+        assert said["retried"] >= 1
+        # A server that is judged is not asked twice.
+        options = LoadGeneratorOptions(connections_per_worker=2, strict=True)
+        with LoadGenerator(Target("127.0.0.1", port), options) as generator:
+            records = run_scripts(generator, ["x", "x"]).records  # half a second apart
+    assert [r.error_kind for r in records] == [None, "reset_before_headers"]
+    assert records[1].retries == 0
+
+
+def test_a_dead_server_is_not_hammered_and_the_run_can_end_for_it(tmp_path: Path) -> None:
+    with refused_port() as port:
+        load = ("--concurrency", "8", "--duration", "1.5", "--max-errors", "1000")
+        status, summary, _ = command(port, tmp_path, *load)
+        assert status == 3
+        assert summary["failed"]["connect_refused"]["count"] <= 16  # each place once a second
+        _, summary, records = command(port, tmp_path, *load[:2], "--max-errors", "5")
+    assert 5 <= len(records) <= 16
+    assert summary["traffic_ended_by"] == "errors"
+
+
+# ---- ends
+
+
+def test_a_stream_without_done_is_a_success_that_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(HEAD + chunked(*good_events()[:-1])) as server:
+        status, summary, records = command(server.port, tmp_path, "--rate", "50", "--requests", "5")
+    assert status in (0, 1)
+    assert summary["tolerated"] == {"no_done": 5}
+    assert {r["tolerated"] for r in records} == {"no_done"}
+    assert "5 of 5: the stream ended in order and with a finish reason" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("end", [Hang, Fin])
+def test_a_stream_that_has_said_done_keeps_its_place_no_longer(end: Step, tmp_path: Path) -> None:
+    with serve(HEAD + chunked(*good_events(), last=False), end) as server:
+        began = time.monotonic()
+        _, summary, records = command(
+            server.port, tmp_path, "--concurrency", "2", "--requests", "4"
+        )
+        assert time.monotonic() - began < 30  # not two time-outs of 600 s
+    assert (summary["ok"], summary["tolerated"]) == (4, {"not_closed": 4})
+    for record in records:
+        assert record["t_done_ns"] - record["t_last_token_ns"] < 0.9e9  # when [DONE] came
+
+
+# ---- what failures say
+
+
+def status(code: str, body: bytes, extra: bytes = b"", cut: int = 0) -> list[Step]:
+    head = f"HTTP/1.1 {code}\r\ncontent-length: {len(body) + cut}\r\n".encode()
+    return [head + extra + b"\r\n" + body, *([Fin] if cut else [])]
+
+
+SAID: dict[str, tuple[list[Step], str, str]] = {
+    "429": (status("429 Slow", b'{"error":"slow down"}'), "http_status", '429: {"error":"slow do'),
+    "cut": (status("500 Oops", b"broken", cut=9), "http_status", "500: broken (closed_mid_resp"),
+    "307": (status("307 Go", b"", b"Location: /v2/x\r\n"), "http_status", "307 to /v2/x"),
+    "302": (status("302 Go", b""), "http_status", "302 without Location"),
+    "json": (
+        [HEAD + chunked(b'{"error":{"message":"no such model"}}')],
+        "error_event",
+        "no such model",
+    ),
+    "utf-8": (
+        [HEAD + chunked(event(token()).replace(b"tok", b"\xff\xfe"))],
+        "malformed_event",
+        "",
+    ),
+}
+
+
+def test_failures_say_what_the_server_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FaultServer({name: script for name, (script, *_) in SAID.items()}) as server:
+        options = LoadGeneratorOptions()
+        with LoadGenerator(Target("127.0.0.1", server.port), options) as generator:
+            records = run_scripts(generator, list(SAID), floor_s=0.3, cap_s=0.3).records
+    for record in records:
+        _, kind, text = SAID[record.request_id]
+        assert record.error_kind == kind, record
+        assert text in (record.error_detail or "")
+    several = iter(["429", "429", "307", "302", "cut", "429", "307"])
+    scripts = {name: SAID[name][0] for name in SAID}
+    with FaultServer(scripts, lambda _body: next(several)) as server:
+        _, summary, _ = command(server.port, tmp_path, "--concurrency", "1", "--requests", "7")
+    failed = summary["failed"]["http_status"]
+    assert failed["count"] == 7
+    assert list(failed["texts"].values()) == [3, 2, 1]
+    printed = capsys.readouterr().out
+    assert "7 http_status" in printed
+    assert '3 x 429: {"error":"slow down"}' in printed
+
+
+def test_a_ready_check_without_permission_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 401 No\r\ncontent-length: 7\r\n\r\nwho? me")
+        connection.close()
+
+    with listening(refuse, 2) as port:
+        url = f"http://127.0.0.1:{port}"
+        assert main(["--url", url, "--model", "m", "--rate", "1", "--prompt", "p"]) == 3
+    assert f"{url}/v1/models answers 401: who? me; give a key" in capsys.readouterr().err
+
+
+def test_siblings_of_a_failure_in_the_drain_are_cancelled(tmp_path: Path) -> None:
+    nodes = [{"id": name, "prompt": name, "max_tokens": 3} for name in ("slow", "bad")]
+    sessions = tmp_path / "sessions.jsonl"
+    sessions.write_text(json.dumps({"id": "s", "nodes": nodes}) + "\n")
+    scripts: dict[str, list[Step]] = {"slow": [Hang], "bad": [Pause(0.6), *status("500 No", b"")]}
+    with FaultServer(scripts, lambda body: body["prompt"]) as server:
+        began = time.monotonic()
+        main(
+            [
+                *("--url", f"http://127.0.0.1:{server.port}", "--model", "m", "--no-ready-check"),
+                *("--rate", "5", "--arrivals", "fixed", "--duration", "0.3", "--drain", "30"),
+                *("--session-file", str(sessions), "--output", str(tmp_path / "out.jsonl")),
+            ]
+        )
+        assert time.monotonic() - began < 20
+    kinds = [json.loads(line)["error_kind"] for line in (tmp_path / "out.jsonl").open()]
+    assert sorted(kinds) == ["http_status", "session_failed"]
+
+
+# ---- what is kept
+
+
+def start(port: int, output: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "connector_tax.loadgen", "--model", "m", "--no-ready-check"),
+            *("--url", f"http://127.0.0.1:{port}", "--prompt", "p", "--rate", "50"),
+            *("--duration", "60", "--output", str(output), *arguments),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def until_kept(process: "subprocess.Popen[bytes]", output: Path) -> None:
+    """Wait until records stand in the file while the run goes on."""
+    deadline = time.monotonic() + 30
+    while not output.exists() or not output.stat().st_size:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_to_the_whole_job_costs_no_record(number: signal.Signals, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    with serve(GOOD) as server:
+        process = start(server.port, output)
+        until_kept(process, output)
+        os.killpg(process.pid, number)
+        printed, _ = process.communicate(timeout=20)
+    lines = output.read_text().splitlines()
+    if number == signal.SIGKILL:
+        assert len(lines) > 5
+        return
+    assert process.returncode == 128 + number
+    assert b"latency of successes" in printed
+    kinds = Counter(json.loads(line)["error_kind"] for line in lines)
+    assert kinds[None] > 5
+    assert kinds.keys() <= {None, "interrupted"}
+
+
+def test_a_full_disk_costs_the_file_and_not_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve(GOOD) as server:
+        load = ("--rate", "50", "--requests", "5", "--prompt", "p", "--output", "/dev/full")
+        url = f"http://127.0.0.1:{server.port}"
+        assert main(["--url", url, "--model", "m", "--no-ready-check", *load]) == 4
+    printed = capsys.readouterr()
+    assert "5 requests" in printed.out
+    assert f"/dev/full: {os.strerror(errno.ENOSPC)}" in printed.err
+    assert Path("/dev/full").is_char_device()
+
+
+def test_records_go_to_standard_output_and_the_table_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serve(GOOD) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        load = ("--rate", "inf", "--requests", "5", "--prompt", "p", "--output", "-")
+        main(["--url", url, "--model", "m", "--no-ready-check", *load])
+    printed = capsys.readouterr()
+    records = [json.loads(line) for line in printed.out.splitlines()]
+    assert {r["status"] for r in records} == {"ok"}
+    assert len({r["t_intended_ns"] for r in records}) == 1
+    assert "5 requests" in printed.err
+
+
+# ---- the command people expect
+
+
+def test_requests_are_all_sent_and_end_the_run(tmp_path: Path) -> None:
+    with serve(GOOD) as server:
+        for load in (("--rate", "200"), ("--concurrency", "3"), ("--rate", "inf")):
+            _, summary, records = command(server.port, tmp_path, *load, "--requests", "70")
+            assert summary["ok"] == len(records) == 70
+        _, _, records = command(server.port, tmp_path, "--concurrency", "2", "--duration", "0.3")
+    assert len(records) > 70
+
+
+def test_prompts_of_words_are_distinct_and_goodput_counts(tmp_path: Path) -> None:
+    with serve(Pause(0.05), GOOD) as server:
+        arguments = [
+            *("--url", f"http://127.0.0.1:{server.port}", "--model", "m", "--no-ready-check"),
+            *("--chat", "--prompt-words", "12", "--concurrency", "4", "--requests", "20"),
+            *("--summary", str(tmp_path / "s.json")),
+        ]
+        main([*arguments, "--goodput", "ttft:10000", "tpot:10000"])
+        all_good = json.loads((tmp_path / "s.json").read_text())["goodput"]
+        main([*arguments, "--goodput", "e2e:40"])
+        none_good = json.loads((tmp_path / "s.json").read_text())["goodput"]
+        prompts = [body["messages"][0]["content"] for body in server.bodies[:20]]
+    assert {len(prompt.split()) for prompt in prompts} == {12}
+    assert len(set(prompts)) == 20
+    assert (all_good["share"], none_good["share"]) == (1, 0)
+    assert all_good["requests_per_s"] > 0
+
+
+def test_a_run_ends_when_it_is_precise_or_the_server_overloaded(tmp_path: Path) -> None:
+    with serve(GOOD[:-200], Pause(0.005), GOOD[-200:]) as server:
+        load = ("--rate", "300", "--duration", "30")
+        # Intervals that any sample of a hundred has.
+        _, summary, _ = command(server.port, tmp_path, *load, "--stop-at-precision", "99.9%")
+    assert summary["ok"] >= 100
+    assert summary["window_s"] < 30
+    with serve(Hang) as server:
+        limit = ("--inflight-cap", "3", "--stop-overloaded")
+        _, summary, records = command(server.port, tmp_path, *load, *limit)
+    assert summary["traffic_ended_by"] == "overloaded"
+    assert "inflight_cap" in {r["error_kind"] for r in records}
