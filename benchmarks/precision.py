@@ -25,18 +25,18 @@ import numpy as np
 from benchmarks import run_alone
 from benchmarks.precision_report import FULL, Replication, Truth, Verdicts, report
 from connector_tax.analysis.aggregate import sample_cells
-from connector_tax.analysis.effects import TaxTable
+from connector_tax.analysis.effects import TaxTable, overloads
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.measure import Requests
-from connector_tax.analysis.overload import overloads
 from connector_tax.analysis.reference import NoReferenceRateError, judge_launches, reference_rates
-from connector_tax.analysis.samples import METRICS as EFFECTS
 from connector_tax.analysis.saturation import CellLoad, load_of
 from connector_tax.analysis.taxes import Tables, tax_rows
+from connector_tax.artifacts.metrics import LATENCY_METRICS
 from connector_tax.artifacts.names import REFERENCES, CellKey, Launch, plain_names
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.artifacts.tables import TAX
 from connector_tax.config import ConfigError, load_yaml
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.virtual import VirtualEngine
@@ -140,10 +140,13 @@ class Outcome:
         samples = sample_cells(self.study, self.requests)
         taxes = TaxTable(self.study, self.cells, samples, overloaded)
         verdicts: Verdicts = {
-            (row["config"], name, row["metric"]): str(row["verdict"])
-            for row in tax_rows(Tables(self.study, taxes, rates, {}))
+            (row["config"], name, row["metric"]): str(row.get("verdict"))
+            for row in tax_rows(Tables(self.study, taxes, rates))
             for name in REFERENCES[: 1 if rates["ref_safe"] == rates["ref_load"] else 2]
-            if row["phase"] == "A" and row["rate_rps"] == rates[name] and row["metric"] in METRICS
+            if row["quantity"] == TAX
+            and row["phase"] == "A"
+            and row["rate_rps"] == rates[name]
+            and row["metric"] in METRICS
         }
         return rates, verdicts
 
@@ -207,7 +210,7 @@ def true_taxes(
             cell.serve(VirtualEngine(load_config(definition, name), seed))
             requests = measured(cell)
             for metric in METRICS:
-                column, percent = EFFECTS[metric]
+                _, column, percent, _ = LATENCY_METRICS[metric]
                 log = float(np.log(np.percentile(getattr(requests, column), percent)))
                 logs.setdefault((name, metric), []).append(log)
     taxes = {(plain_names(2)[-1], metric): Truth(0.0, 0.0) for metric in METRICS}

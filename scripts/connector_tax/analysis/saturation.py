@@ -2,8 +2,7 @@
 
 Source: docs/study.md, "Saturation and the reference rates". With several blocks each valid launch
 is judged by itself; the configuration is saturated at a rate when at least half of its valid
-launches are (a tie counts as saturated: a reference rate errs on the low side), and with several
-devices when it is on one of them.
+launches are (a tie counts as saturated: a reference rate errs on the low side).
 """
 
 from collections.abc import Mapping, Sequence
@@ -113,25 +112,6 @@ def combine(judgements: Sequence[Judgement], bounds: SaturationSection) -> RateC
         ),
         "backlog_growth": [_median_or_none(column) for column in zip(*quarters, strict=True)],
     }
-
-
-def worst(devices: Sequence[Sequence[Judgement]], bounds: SaturationSection) -> RateCriteria:
-    """`combine` over several devices, each with its own launches: the worst of them decides.
-
-    Returns:
-        as `combine`, values over all launches; saturated, or a criterion fired, where it is so on
-        one device, and `saturated` None where it is on none and one has no valid launch.
-    """
-    entry = combine([judged for device in devices for judged in device], bounds)
-    each = [combine(device, bounds) for device in devices]
-    if len(each) < 2:
-        return entry
-    states = [own["saturated"] for own in each]
-    entry["saturated"] = True if True in states else None if None in states else False
-    for name in CRITERIA:
-        if entry[name]["fired"] is not None:
-            entry[name]["fired"] = any(own[name]["fired"] for own in each)
-    return entry
 
 
 def _at_least_half(flags: Sequence[bool]) -> bool | None:

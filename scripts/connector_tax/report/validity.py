@@ -10,8 +10,7 @@ from connector_tax.artifacts.cell_records import CheckRecord, CountsRecord
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import CellState, LaunchReport
-from connector_tax.report.tables import Table, TableCell, TableRow, table
-from connector_tax.report.taxes import number, percent
+from connector_tax.report.tables import Table, TableCell, TableRow, number, percent, table
 
 CRITERIA: dict[Literal["throughput_ratio", "waiting", "ttft_ratio"], str] = {
     "throughput_ratio": "throughput / rate", "waiting": "queue", "ttft_ratio": "TTFT ratio",
@@ -129,7 +128,7 @@ def drift_rows(study: StudyTables) -> list[DriftRow]:
     """Plain's earliest against its latest launch of each block, wherever both cells are valid."""
     valid = {
         (row.config, row.block, row.phase, row.cell): row
-        for row in study.aggregate
+        for row in study.cell_rows
         if row.block != POOLED and row.status == "valid" and row.configuration == study.baseline
     }
     rows = []
@@ -143,8 +142,8 @@ def drift_rows(study: StudyTables) -> list[DriftRow]:
             continue
         later = valid[ran[-1], block, phase, cell]
         for metric, before, after in (
-            ("TTFT p90", earlier.ttft_p90_ms, later.ttft_p90_ms),
-            ("TPOT p90", earlier.tpot_p90_ms, later.tpot_p90_ms),
+            ("TTFT p90", earlier.number("ttft_p90_ms"), later.number("ttft_p90_ms")),
+            ("TPOT p90", earlier.number("tpot_p90_ms"), later.number("tpot_p90_ms")),
         ):
             if before and after is not None:
                 rows.append(DriftRow(block, phase, cell, metric, before, after))
