@@ -11,8 +11,9 @@ import pytest
 from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.reference import main as reference
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import EffectRow
+from connector_tax.artifacts.tables import ROW_TYPES, EffectRow
 from connector_tax.files import ArtifactError, sha256_file
 from tests.analysis.conftest import FAIL_REASON, SKIP_REASON, VOID_REASON
 from tests.analysis.synthetic import SMALL_GRID, TAXES, write_synthetic_study

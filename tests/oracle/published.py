@@ -1,7 +1,7 @@
 """What release 0.2 published of a study, in the form of the present tables.
 
-Its ten tables by the keys of cells.csv and effects.csv, without the columns that are no more. How an
-interval was made is told in more words of steps and resources now, and is not compared there.
+Its ten tables by the keys of cells.csv and effects.csv, without the columns that are no more. How
+an interval was made is told in more words of steps and resources now, and is not compared there.
 """
 
 import csv

@@ -25,7 +25,7 @@ ARCHIVES = ("default", "vllm-cpu")
 @pytest.fixture(scope="module", params=ARCHIVES)
 def study(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an unpacked archive with the present tables beside the published ones."""
-    name = request.param
+    name = str(request.param)
 
     def make(root: Path) -> None:
         unpack(ROOT / f"results/archive/{name}.tar.zst", root / name)

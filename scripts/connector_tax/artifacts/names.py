@@ -28,8 +28,8 @@ SAME_RATES = "ref_load equals ref_safe"
 TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"
 MARKED = "no verdict (marked)"
-# `plain_last` in studies measured before `plain_launches` existed. No configuration's id ends so.
-_FURTHER_LAUNCH = re.compile(r"(.+)_([2-9]|1\d|20|last)")
+# No configuration's id ends so.
+_FURTHER_LAUNCH = re.compile(r"(.+)_([2-9]|1\d|20)")
 
 
 @dataclass(frozen=True, slots=True)
