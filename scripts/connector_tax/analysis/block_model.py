@@ -225,6 +225,10 @@ class Launches:
             weights[here & is_base] = -1 / len(blocks) / (here & is_base).sum()
         return weights
 
+    def value(self, weights: Floats) -> float:
+        """The weighted sum of the launches; of equal values an exact zero, weights adding to it."""
+        return float(weights @ (self.y - self.y[0]))
+
     def contrast(self, ours: str, base: Sequence[str]) -> Estimate | None:
         """The launches `ours` against those of `base`; None without a block that has both."""
         blocks = self.blocks(ours, base)
@@ -237,7 +241,7 @@ class Launches:
         is larger than that of the others have its variance instead, with Satterthwaite's degrees
         of freedom for the sum.
         """
-        point, (variance, df) = float(weights @ self.y), self.pooled
+        point, (variance, df) = self.value(weights), self.pooled
         if df == 0:
             return Estimate(point, None, 0, blocks)
         used = set(self.config[weights != 0].tolist())

@@ -229,7 +229,7 @@ class TaxTable:
         for term in terms:
             launches = parts[term[2:]]
             weights = launches.weights(term.config, base, blocks)
-            d = float(weights @ launches.y)
+            d = launches.value(weights)
             taxes.append(float(np.expm1(d)))
             point += term.weight * taxes[-1]
             replicates = replicates + term.weight * np.expm1(_replicates(launches, weights))

@@ -16,10 +16,10 @@ from connector_tax.analysis.ingest import Cell, merged_reasons
 from connector_tax.analysis.measure import Requests, request_columns
 from connector_tax.analysis.quiet import QuietTime
 from connector_tax.analysis.reference import Sweep, judgement
-from connector_tax.analysis.saturation import CRITERIA, CellLoad
+from connector_tax.analysis.saturation import CellLoad
 from connector_tax.analysis.stationarity import warming_up
 from connector_tax.analysis.steps import Steps, step_columns
-from connector_tax.artifacts.metrics import LATENCY_METRICS, margin_of
+from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS, margin_of
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import POOLED, STEP_COLUMNS, Row

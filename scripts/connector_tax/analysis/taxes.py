@@ -79,7 +79,9 @@ def tax_rows(made: Tables) -> list[Row]:
         for planned in made.study.cells(phase):
             for metric in METRICS:
                 rows += _family(made, phase, planned, metric)
-    return sorted(rows, key=lambda row: row["quantity"] == tables.TAX_ALL)
+    plains = (name for phase in PHASES for name in made.study.plains(phase))
+    order = {name: i for i, name in enumerate((*made.study.configurations, *plains))}
+    return sorted(rows, key=lambda row: (row["quantity"], order[row["config"]]))
 
 
 def _family(made: Tables, phase: str, planned: CellPlan, metric: str) -> list[Row]:

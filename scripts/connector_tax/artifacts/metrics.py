@@ -1,10 +1,11 @@
-"""The latency metrics: a line here is a percentile in every table, in the report and in `compare`.
+"""The latency metrics and the criteria of saturation: each declared here, once.
 
-A metric with a margin is compared with the baseline's and judged; one without stands in cells.csv.
+A line of LATENCY_METRICS is a percentile in every table, in the report and in `compare`: compared
+with the baseline's and judged where it has a margin, in cells.csv alone where it has none.
 """
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 # How a launch's sample of each latency is named: of `analysis.measure.Requests`.
 Latency = Literal["ttft_ms", "tpot_ms", "e2e_ms"]
@@ -48,3 +49,35 @@ def margin_of(margins: Mapping[str, float], metric: str) -> float:
     own = LATENCY_METRICS[metric].margin
     assert own is not None
     return margins.get(metric, own)
+
+
+class SaturationCriterion(NamedTuple):
+    """One sign of saturation; its value: `analysis.saturation.VALUES`.
+
+    Attributes:
+        bound: its key in the section `saturation`, and `default` where that has none.
+        above: it fires above the bound, else below it.
+        label: in a figure's cell.
+        said: what is measured.
+    """
+
+    bound: str
+    default: float
+    above: bool
+    label: str
+    said: str
+
+    def bound_of(self, bounds: Mapping[str, Any]) -> float:
+        """Its bound in a section `saturation`."""
+        return float(bounds.get(self.bound, self.default))
+
+
+CRITERIA = {
+    "throughput_ratio": SaturationCriterion(
+        "throughput_ratio_min", 0.95, False, "rate", "effective throughput / rate"
+    ),
+    "waiting": SaturationCriterion(
+        "waiting_p50_max", 1.0, True, "queue", "median of waiting requests"
+    ),
+    "ttft_ratio": SaturationCriterion("ttft_p90_ratio_max", 1.5, True, "TTFT", "p90(r) / p90(r/2)"),
+}

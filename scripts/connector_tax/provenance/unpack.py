@@ -205,7 +205,7 @@ def _restore(frame: Frame, header: ArchiveHeader, folder: Path, records_of: str)
 
 
 def table(archive: str | Path, name: str) -> pl.DataFrame:
-    """A table of an archive: the records of a kind (`requests`), or a published one (`effects.csv`).
+    """A table of an archive: records of a kind (`requests`), or a published one (`effects.csv`).
 
     Of records `file` names the file they are of; the other columns are those of docs/artifacts.md.
 

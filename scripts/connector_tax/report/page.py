@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from connector_tax import text
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.metrics import CRITERIA
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures import spans
 from connector_tax.figures.names import BOUNDARY, FIGURES, figures_of
@@ -115,6 +116,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "lost_cells": validity.lost_cells(study, launches),
         "measured_again": runs.measured_again(study),
         "reference_rates": validity.reference_rates(study),
+        "criteria_said": " / ".join(criterion.said for criterion in CRITERIA.values()),
         "overhead": runs.overhead(launches),
         "placements": runs.placements(launches),
         "warming_up": [row for row in study.cell_rows if row.warming_up and row.block != POOLED],
