@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import ROW_TYPES, EffectRow
 from connector_tax.config import ROOT
+from connector_tax.figures.names import NAMES
+from connector_tax.figures.style import csv_text
+from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
+from connector_tax.provenance.remade import differs
 from connector_tax.provenance.unpack import unpack
 from tests.oracle import published
 from tests.shared import made_once
@@ -85,3 +90,13 @@ def test_every_verdict_number_and_sentence_is_as_published(study: Path) -> None:
     now = read_json(study / paths.ANALYSIS / paths.HYPOTHESES)
     assert now.keys() == was.keys()
     assert list(differences("", was, now)) == []
+
+
+def test_every_figure_has_the_numbers_that_were_published(study: Path, tmp_path: Path) -> None:
+    tables = StudyTables(study / paths.STUDY)
+    for name in NAMES:
+        picture = import_module(f"connector_tax.figures.{name}").draw(tables)
+        drawn = tmp_path / f"{name}.csv"
+        drawn.write_text(csv_text(picture.table))
+        was = study / "published" / paths.FIGURES / drawn.name
+        assert list(differs(was, drawn)) == [], name
