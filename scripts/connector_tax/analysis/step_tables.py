@@ -4,7 +4,7 @@ Source: docs/method.md, "Steps". A step tax is a difference of medians in us, by
 the callbacks and hooks, which plain does not have, are means over the configuration's own launches.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,34 +43,42 @@ def step_rows(
         cells: the steps of its valid cells; empty where the study has no step timing.
         unavailable: why the study has no step timing; None when it has.
     """
+    by_cell = _by_cell(cells)
     return [
         row
         for where in dict.fromkeys((cell.key.phase, cell.key.cell) for cell in planned)
-        for here in [{key: steps for key, steps in cells.items() if key[2:] == where}]
         for metric in STEP_METRICS
-        for row in _step_rows(study, where, metric, here, unavailable)
+        for row in _step_rows(study, where, metric, by_cell.get(where, {}), unavailable)
     ]
+
+
+def _by_cell(cells: Mapping[CellKey, Steps]) -> dict[tuple[str, str], dict[LaunchId, Steps]]:
+    """(phase, cell) to the steps of its launches."""
+    by_cell: dict[tuple[str, str], dict[LaunchId, Steps]] = {}
+    for key, steps in cells.items():
+        by_cell.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = steps
+    return by_cell
 
 
 def _step_rows(
     study: Study,
     where: tuple[str, str],
     metric: str,
-    cells: Mapping[CellKey, Steps],
+    launched: Mapping[LaunchId, Steps],
     unavailable: str | None,
 ) -> Iterator[Row]:
     plains, confidence = study.plains(where[0]), study.config["statistics"]["confidence"]
     medians = {
-        LaunchId(key.config, key.block): float(np.percentile(values, 50))
-        for key, steps in cells.items()
+        launch: float(np.percentile(values, 50))
+        for launch, steps in launched.items()
         if len(values := getattr(steps, STEP_METRICS[metric][0]))
     }
     configs = compared(study, where[0])
     if metric == CALLBACKS and study.bare_baseline:
         # The baseline has none: means of the launches in the blocks in which it has steps.
         configs = [config for config in configs if config not in plains]
-        blocks = {key.block for key, steps in cells.items()
-                  if key.config in plains and len(steps.duration_us)}  # fmt: skip
+        blocks = {launch.block for launch, steps in launched.items()
+                  if launch.name in plains and len(steps.duration_us)}  # fmt: skip
         own = {launch: us for launch, us in medians.items() if launch.block in blocks}
         numbers = {config: level.columns for config, level in levels(own, confidence).items()}
     else:
@@ -80,14 +88,14 @@ def _step_rows(
         row: Row = {"quantity": tables.STEP, "config": config, "phase": where[0], "cell": where[1]}
         row |= {"metric": metric, "unit": "us", "scale": tables.RAW, "status": "valid"}
         if not (known := numbers.get(config)):
-            reason = unavailable or _lost(study.baseline, config, metric, cells)
+            reason = unavailable or _lost(study.baseline, config, metric, launched)
             known = {"status": "missing", "reason": reason}
         yield row | known
 
 
-def _lost(baseline: str, config: str, metric: str, cells: Mapping[CellKey, Steps]) -> str:
+def _lost(baseline: str, config: str, metric: str, launched: Iterable[LaunchId]) -> str:
     """Why there is no step tax in any block of a cell."""
-    valid = {key.config for key in cells}
+    valid = {launch.name for launch in launched}
     if config not in valid:
         return f"no valid cell of {config}"
     plain = any(configuration_of(name) == baseline for name in valid)
@@ -98,9 +106,8 @@ def _lost(baseline: str, config: str, metric: str, cells: Mapping[CellKey, Steps
 def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
     """step_cdf.csv: schedule() and the engine step in a Phase A cell, by configuration."""
     launches: dict[str, list[Steps]] = {}
-    for key, steps in cells.items():
-        if (key.phase, key.cell) == ("A", cell):
-            launches.setdefault(configuration_of(key.config), []).append(steps)
+    for launch, steps in _by_cell(cells).get(("A", cell or ""), {}).items():
+        launches.setdefault(configuration_of(launch.name), []).append(steps)
     return [
         {"config": config, **point}
         for config, members in launches.items()
@@ -142,10 +149,7 @@ def hook_rows(cells: Mapping[CellKey, Steps], confidence: float) -> list[Row]:
         confidence: of the intervals.
     """
     rows: list[Row] = []
-    by_cell: dict[tuple[str, str], dict[LaunchId, Steps]] = {}
-    for key, steps in cells.items():
-        by_cell.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = steps
-    for (phase, cell), launches in by_cell.items():
+    for (phase, cell), launches in _by_cell(cells).items():
         ran: dict[str, set[Hook]] = {}
         for launch, steps in launches.items():
             ran.setdefault(configuration_of(launch.name), set()).update(steps.hooks)
