@@ -42,8 +42,9 @@ from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.loadgen import Plan, make_offsets, open_loop
 from connector_tax.rehearsal.cell import REQUEST, VirtualCell
+from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.cell import cell_rule
-from connector_tax.study.design import cell_order, launch_seed, resolve
+from connector_tax.study.design import cell_order, resolve
 from connector_tax.study.durations import assumed
 from connector_tax.study.plan import launch_overhead_s
 from connector_tax.study.precision import precision_rule, saturation_skips
