@@ -19,6 +19,10 @@ PATCH_STATUS = f"{PATCH}/patch_status.json"
 REVERT_STATUS = f"{PATCH}/revert_status.json"
 RUNS = "runs"
 REFERENCE_RATES = "reference_rates.json"
+# Of a study that is looked at while it is measured.
+LOOKS = "looks.json"
+# Of a study that `ab` made: its arguments.
+ARGUMENTS = "ab.json"
 ANALYSIS = "analysis"
 FIGURES = "figures"
 REPORT = "report.html"

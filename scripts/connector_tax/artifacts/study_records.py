@@ -42,6 +42,8 @@ class ServedSection(TypedDict):
     # Of a text prompt, as the server counts them.
     tokens_per_word: NotRequired[float]
     fixed_tokens: NotRequired[int]
+    # What a request may hold: vLLM's keys (vllm), usage (openai), neither (bare).
+    body: NotRequired[str]
     # Whether an answer has exactly the tokens asked for (ignore_eos).
     exact_output: NotRequired[bool]
     # Whether /metrics has vLLM's counters.
