@@ -42,7 +42,7 @@ from connector_tax.study.server_command import ServerCommand, launch_script, ser
 from connector_tax.vllm.launch import CPU_ADAPTER
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import complete_launch
-from tests.study_folder import DEFAULT, NODE
+from tests.study_folder import NODE
 
 SMALL: dict[str, Any] = {
     "phase_a": {"rates_rps": [40.0, 80.0]},
@@ -69,7 +69,6 @@ SECTIONS: dict[str, Any] = {
     },
     "metrics": {"interval_s": 0.5},
     "resources": {"idle_s": 2.0},
-    "precision": DEFAULT["precision"],
     "validity": dict(BOUNDS),
 }  # fmt: skip
 QUIET = {

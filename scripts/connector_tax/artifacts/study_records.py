@@ -155,16 +155,6 @@ class CellSection(TypedDict):
     end_overloaded: NotRequired[bool]
 
 
-class PrecisionSection(TypedDict):
-    """`precision`: cells that last until their percentiles are as precise as wanted."""
-
-    enabled: bool
-    target_relative_half_width: float
-    min_completed_floor: int
-    certain_throughput_ratio: float
-    skip_rate_factor: float
-
-
 class LoadGeneratorSection(TypedDict):
     """`load_generator`: its processes and connections."""
 
@@ -291,7 +281,6 @@ class StudyConfig(TypedDict):
     phase_b: PhaseBSection
     phase_bp: PhaseBpSection
     cell: CellSection
-    precision: NotRequired[PrecisionSection]
     load_generator: NotRequired[LoadGeneratorSection]
     metrics: NotRequired[MetricsSection]
     quiet: NotRequired[QuietSection]
