@@ -208,7 +208,7 @@ def test_an_overlay_is_laid_over_a_whole_configuration(overlay: str, base: str) 
     assert study["config"]["quiet"] == shipped(base)["quiet"]
 
 
-@pytest.mark.parametrize("key", sorted(shipped("config.yaml")))
+@pytest.mark.parametrize("key", sorted(set(shipped("config.yaml")) - {"phase_b", "phase_bp"}))
 def test_every_key_is_required(key: str) -> None:
     config = shipped("config.yaml")
     del config[key]

@@ -46,6 +46,7 @@ from connector_tax.provenance import manifest
 from connector_tax.provenance.claims import Ledger
 from connector_tax.report.page import render
 from connector_tax.seals import MADE
+from connector_tax.servers.kinds import engine_of
 
 KIND = "made again"
 TREES = (paths.ANALYSIS, paths.FIGURES)
@@ -283,6 +284,7 @@ def _judged(study: Study, cell: Cell) -> Iterator[str]:
         bounds=study.config["validity"],
         device=device,
         watched=watched,
+        counted_by_server=engine_of(study.config["engine"]).served.get("counters", True),
     )
     reasons = void_reasons(checks)
     said = {"valid": record["valid"], "void_reasons": record["void_reasons"]}

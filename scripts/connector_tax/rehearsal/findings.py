@@ -210,7 +210,7 @@ def advice(rehearsal: Rehearsal) -> Iterator[str]:
     yield from _about_rates(rehearsal)
     if rates is None:
         yield "phase_a.rates_rps: add lower rates; without a reference rate nothing follows."
-    elif rates["ref_safe"] == rates["ref_load"] and config["phase_bp"]["configurations"]:
+    elif rates["ref_safe"] == rates["ref_load"] and "phase_bp" in config:
         yield "phase_bp: skipped where ref_load equals ref_safe, as here."
     preempted = sum(r["rehearsed"]["preemptions"] for r in rehearsal.records.values())
     if preempted:

@@ -34,8 +34,9 @@ from connector_tax.loadgen import CellResult, Plan, open_loop
 from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.rehearsal.cell import REQUEST, VirtualCell
 from connector_tax.rehearsal.machine import Machine, machine_of
+from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.cell import PreparedCell, cell_record, cell_rule, prepare
-from connector_tax.study.design import cell_order, launch_seed
+from connector_tax.study.design import cell_order
 from connector_tax.study.launch import MEASUREMENTS_OF_A_VOID_CELL
 from connector_tax.study.plan import reference_rate
 from connector_tax.study.resume import launch_skip_reason

@@ -54,19 +54,19 @@ from connector_tax.loadgen import (
     LoadGenerator,
     LoadGeneratorOptions,
     Progress,
-    RandomPrompts,
+    RequestSource,
     Target,
     make_offsets,
 )
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.messages import STUDY_FIELDS
+from connector_tax.servers.kinds import engine_of
 from connector_tax.study.machine import MachineWatch, live_rule
 from connector_tax.study.processes import ServerProcesses, cpu_between
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.resources import cell_cpu
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server
-from connector_tax.study.server_command import served_model
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.study.usage import suspended_ms
 
@@ -99,7 +99,7 @@ class PreparedCell:
     attempt: int
     arrivals_seed: str
     offsets_ns: NDArray[np.int64]
-    requests: RandomPrompts
+    requests: RequestSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +141,14 @@ def cell_rule(config: StudyConfig, phase: str) -> CellRule:
 def load_generator(study: StudyDocument, server: Server, plan: AffinityPlan) -> LoadGenerator:
     """The load generator of the study's `load_generator` section, aimed at `server`."""
     options = study["config"]["load_generator"]
+    served = engine_of(study["config"]["engine"]).served
+    path = "/v1/chat/completions" if served.get("chat") else "/v1/completions"
     return LoadGenerator(
-        Target(host=server.host, port=server.port),
+        Target(host=server.host, port=server.port, path=path),
         LoadGeneratorOptions(
             workers=options["workers"],
             connections_per_worker=options["connections_per_worker"],
-            strict=True,
+            strict=served.get("counters", True),
             keep_reads=options["keep_reads"],
             cpus=plan,
         ),
@@ -180,10 +182,8 @@ def prepare(
         arrivals_seed,
         gamma_shape=config["arrivals"]["gamma_shape"],
     )
-    model, vocab_size = served_model(config["engine"])
     requests = planned_requests(
-        model=model,
-        vocab_size=vocab_size,
+        engine_of(config["engine"]).served,
         input_tokens=cell["input_tokens"],
         output_tokens=cell["output_tokens"],
         count=len(offsets),
@@ -271,6 +271,7 @@ def measure(
             level_ns=instruments.quiet_level_ns,
         ),
         device=device,
+        counted_by_server=engine_of(study["config"]["engine"]).served.get("counters", True),
     )
     reasons = void_reasons(checks)
     if watch is not None:
