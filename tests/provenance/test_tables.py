@@ -84,7 +84,8 @@ def test_an_archive_has_a_table_of_each_kind_of_log() -> None:
     sources: dict[str, Path | bytes] = {name.format(kind): lines for kind in paths.ALL_LOGS}
     packed = zstandard.ZstdDecompressor().decompressobj().decompress(_packed({}, sources))
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        assert (head := tar.extractfile(HEADER)) is not None
+        head = tar.extractfile(HEADER)
+        assert head is not None
         tables = json.load(head)["tables"]
     kinds = {table: entry["files"] for table, entry in tables.items()}
     assert kinds == {f"tables/{kind}.parquet": [name.format(kind)] for kind in paths.ALL_LOGS}
