@@ -132,7 +132,7 @@ class MachineLine(TypedDict):
     compute_ns: NotRequired[list[int]]
     # chunk.
     at_us: NotRequired[list[int]]
-    gpu: NotRequired[list[dict[str, Any]]]
+    gpu: NotRequired[list[list[Any]]]
     foreign_gpu_pids: NotRequired[list[int] | None]
     # begin.
     interval_ms: NotRequired[float]
@@ -226,6 +226,7 @@ class CellCpu(TypedDict):
     cpu_s: float | None
     requests: float | None
     cpu_s_per_1000: QuantityRecord
+    engine_queued: NotRequired[QuantityRecord]
 
 
 class GeneratorHealth(TypedDict):

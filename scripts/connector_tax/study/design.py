@@ -95,7 +95,7 @@ def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
     configurations = with_own(configurations, given, source)
     resolved: StudyConfig = json.loads(json.dumps(given))
     engine = resolved["engine"]
-    bounds = {**BOUNDS, **(DEVICE_BOUNDS if engine.get("device") == "emulated" else {})}
+    bounds = {**BOUNDS, **DEVICE_BOUNDS.get(engine.get("device", ""), {})}
     resolved["validity"] = {**bounds, **given.get("validity", {})}
     kind = engine_of(engine)
     kind.resolve(resolved["configurations"])
