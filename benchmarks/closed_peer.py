@@ -21,4 +21,5 @@ async def main(port: int, places: int, tokens: int, ramp_s: float, seconds: floa
     await asyncio.wait([loops], timeout=seconds)
 
 
-asyncio.run(main(*map(int, sys.argv[1:4]), *map(float, sys.argv[4:])))  # type: ignore[arg-type]
+if __name__ == "__main__":
+    asyncio.run(main(*map(int, sys.argv[1:4]), *map(float, sys.argv[4:])))
