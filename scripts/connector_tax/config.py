@@ -318,12 +318,6 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
             f"{source}: quiet.chunk_ms: found {quiet['chunk_ms']}; allowed: at least {MIN_SAMPLES} "
             f"times quiet.interval_ms ({quiet['interval_ms']}), else no chunk has samples enough"
         )
-    certain = config["precision"]["certain_throughput_ratio"]
-    if certain > config["saturation"]["throughput_ratio_min"]:
-        raise ConfigError(
-            f"{source}: precision.certain_throughput_ratio: found {certain}; allowed: at most "
-            f"saturation.throughput_ratio_min ({config['saturation']['throughput_ratio_min']})"
-        )
     generator = config["load_generator"]
     connections = generator["workers"] * generator["connections_per_worker"]
     if connections < cell["inflight_cap"]:

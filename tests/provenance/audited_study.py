@@ -43,7 +43,7 @@ from connector_tax.study.server_command import launch_script
 from connector_tax.vllm.launch import CPU_ADAPTER
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import complete_launch
-from tests.study_folder import DEFAULT, NODE
+from tests.study_folder import NODE
 
 SMALL: dict[str, Any] = {
     "phase_a": {"rates_rps": [40.0, 80.0]},
@@ -70,7 +70,6 @@ SECTIONS: dict[str, Any] = {
     },
     "metrics": {"interval_s": 0.5},
     "resources": {"idle_s": 2.0},
-    "precision": DEFAULT["precision"],
     "validity": dict(BOUNDS),
 }  # fmt: skip
 QUIET = {

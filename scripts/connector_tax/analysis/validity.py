@@ -349,6 +349,9 @@ def _machine_checks(
     for name, value in (("throttled_periods", throttled), ("foreign_gpu_processes", foreign_gpu)):
         if machine is not None and value is None:
             del checks[name]
+    if machine is not None and (share := machine.gpu_clock_share) is not None:
+        checks["gpu_slowed"] = _at_most(machine.gpu_slowed, 0)
+        checks["gpu_clock_share"] = _at_least(share, bounds["min_gpu_clock_share"])
     return checks
 
 

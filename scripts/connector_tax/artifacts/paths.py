@@ -94,6 +94,8 @@ LAUNCH_FILES = (LAUNCH_CONFIG, LAUNCH_SCRIPT, STDOUT_LOG, STDERR_LOG, ENV_TEXT, 
 CELL_LOGS = ("requests", "metrics", "engine_step", "machine")
 # One more where the device is emulated.
 DEVICE_LOG = "device"
+# An archive has a table of each.
+ALL_LOGS = (*CELL_LOGS, DEVICE_LOG)
 
 
 def cell_record(phase: str, cell: str) -> str:
@@ -102,7 +104,7 @@ def cell_record(phase: str, cell: str) -> str:
 
 
 def cell_log(kind: str, phase: str, cell: str) -> str:
-    """The name of a cell's file of one of CELL_LOGS, or of DEVICE_LOG."""
+    """The name of a cell's file of one of ALL_LOGS."""
     return f"{kind}_{phase}_{cell}.jsonl"
 
 

@@ -182,16 +182,6 @@ class CellSection(TypedDict):
     end_overloaded: NotRequired[bool]
 
 
-class PrecisionSection(TypedDict):
-    """`precision`: cells that last until their percentiles are as precise as wanted."""
-
-    enabled: bool
-    target_relative_half_width: float
-    min_completed_floor: int
-    certain_throughput_ratio: float
-    skip_rate_factor: float
-
-
 class LoadGeneratorSection(TypedDict):
     """`load_generator`: its processes and connections."""
 
@@ -319,7 +309,6 @@ class StudyConfig(TypedDict):
     phase_b: NotRequired[PhaseBSection]
     phase_bp: NotRequired[PhaseBpSection]
     cell: CellSection
-    precision: NotRequired[PrecisionSection]
     load_generator: NotRequired[LoadGeneratorSection]
     metrics: NotRequired[MetricsSection]
     quiet: NotRequired[QuietSection]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
+from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.launch_files import (
     AttemptRecord,
     LaunchConfig,
@@ -29,7 +29,6 @@ from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.claims import Ledger
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import cell_order, cells_of, measured_design, run_order
-from connector_tax.study.precision import skip_reason
 
 # Of a node, what may change without another device: a reboot, the next job of a scheduler.
 PASSING = ("boot", "job", "exclusive")
@@ -133,10 +132,9 @@ def _launch(study: Study, launch: Launch, index: LaunchIndex | None) -> Iterator
     if index.rate_rps != rate:
         yield f"rate_rps is {index.rate_rps}, reference_rates.json says {rate}"
     folder = launch.folder(study.root)
-    for cell in planned:
-        status, reason = cell_state(index, index.entry(cell["cell"]))
-        if status == "skipped" and reason != skip_reason(study.document, launch, folder, cell):
-            yield f"{cell['cell']} is skipped, and no rule leaves it out"
+    for entry in index.cells:
+        if entry.status == "skipped":
+            yield f"{entry.cell} is skipped, and its launch is not"
     if index.status == "done":
         yield from _run_files(study, launch, folder)
 

@@ -47,7 +47,6 @@ from connector_tax.provenance.claims import Ledger
 from connector_tax.report.page import render
 from connector_tax.seals import MADE
 from connector_tax.servers.kinds import engine_of
-from connector_tax.study.design import successes_wanted
 
 KIND = "made again"
 TREES = (paths.ANALYSIS, paths.FIGURES)
@@ -276,7 +275,7 @@ def _judged(study: Study, cell: Cell) -> Iterator[str]:
         shape=(record["input_tokens"], record["output_tokens"]),
         window=record["window"],
         cell=study.config["cell"],
-        wanted=successes_wanted(study.config),
+        wanted=study.config["cell"]["min_completed"],
         suspended_ms=record["suspended_ms"],
         counters=record["server_counters"],
         scrapes=list(read_jsonl(cell.file("metrics"))),

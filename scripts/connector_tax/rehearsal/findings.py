@@ -234,7 +234,7 @@ def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
         yield f"phase_a.rates_rps: {baseline} is never saturated; ref_load is only the grid's end."
         return
     beyond = saturated[1:]
-    if beyond and not rehearsal.study.config["precision"]["enabled"]:
+    if beyond:
         minutes = sum(
             record["rehearsed"]["seconds"]
             for (launch, cell), record in rehearsal.records.items()
@@ -243,7 +243,7 @@ def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
         names = ", ".join(row["cell"] for row in beyond)
         yield (
             f"phase_a.rates_rps: {baseline} saturates at {saturated[0]['cell']}; {names} take "
-            f"{minutes / 60:.0f} min and feed no verdict (precision.enabled leaves them out)."
+            f"{minutes / 60:.0f} min and feed no verdict."
         )
 
 

@@ -58,7 +58,7 @@ MEASUREMENT_KEYS = (
     "phase_bp",
     "shape_rates",
     "cell",
-    "precision",
+    "precision",  # of studies of 0.2
     "load_generator",
     "metrics",
     "quiet",
@@ -95,7 +95,7 @@ def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
     configurations = with_own(configurations, given, source)
     resolved: StudyConfig = json.loads(json.dumps(given))
     engine = resolved["engine"]
-    bounds = {**BOUNDS, **(DEVICE_BOUNDS if engine.get("device") == "emulated" else {})}
+    bounds = {**BOUNDS, **DEVICE_BOUNDS.get(engine.get("device", ""), {})}
     resolved["validity"] = {**bounds, **given.get("validity", {})}
     kind = engine_of(engine)
     kind.resolve(resolved["configurations"])
@@ -196,24 +196,10 @@ def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:
 
 
 def cell_order(study: StudyDocument, launch: Launch) -> list[CellPlan]:
-    """The launch's cells in the seeded order they run.
-
-    With precision-targeted cells Phase A runs in ascending order of rate: a rate can only be
-    skipped when the launch's lower rates are known. Every launch then has each rate at the same
-    position, so that a drift within launches meets all configurations alike.
-    """
+    """The launch's cells in the seeded order they run."""
     cells = list(study["cells"][launch.phase])
-    if launch.phase == "A" and study["config"]["precision"]["enabled"]:
-        return cells
     order = named_generator(f"{study['seed']}/cell_order/{launch.name}").permutation(len(cells))
     return [cells[position] for position in order]
-
-
-def successes_wanted(config: StudyConfig) -> int:
-    """The successes a cell must have before it may stop."""
-    precision = config["precision"]
-    wanted = precision["min_completed_floor"] if precision["enabled"] else None
-    return config["cell"]["min_completed"] if wanted is None else wanted
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:

@@ -52,7 +52,6 @@ from connector_tax.study.machine import MachineWatch, block_quiet_level
 from connector_tax.study.node import claim_device, describe_node
 from connector_tax.study.owner import OwnerError, own_launch
 from connector_tax.study.plan import reference_rate
-from connector_tax.study.precision import skip_reason
 from connector_tax.study.probe import probe_overlay
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import (
@@ -260,10 +259,6 @@ class LaunchDriver:
         for position, cell in enumerate(missing, 1):
             rate = rates[cell["cell"]]
             assert rate is not None
-            reason = skip_reason(self.study, self.launch, self.folder, cell)
-            if reason is not None:
-                self.progress.say(f"cell {cell['cell']} skipped: {reason}")
-                continue
             for measurement in range(1, MEASUREMENTS_OF_A_VOID_CELL + 1):
                 if self._stop_requested:
                     self.progress.say("SIGTERM: stopped at the end of a cell")
