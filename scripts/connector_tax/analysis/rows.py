@@ -49,7 +49,7 @@ SUMMED = ("n", "window_s", "dropped", "n_disturbed", *STEP_COUNTS)
 def aggregate_rows(
     study: Study,
     cells: Sequence[Cell],
-    measured: Mapping[CellKey, tuple[Requests, float, CellLoad | None, QuietTime | None]],
+    measured: Mapping[CellKey, tuple[Requests, float | None, CellLoad | None, QuietTime | None]],
     sweeps: Mapping[tuple[str, int], Sweep],
     steps: Mapping[CellKey, Steps],
 ) -> list[Row]:
@@ -94,7 +94,7 @@ def _identity(study: Study, cell: Cell) -> Row:
     return row
 
 
-def _measured_columns(study: Study, requests: Requests, waiting: float) -> Row:
+def _measured_columns(study: Study, requests: Requests, waiting: float | None) -> Row:
     statistics = study.config["statistics"]
     row = request_columns(requests, statistics["confidence"], statistics["p99_min_samples"])
     return {

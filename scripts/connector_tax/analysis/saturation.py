@@ -25,7 +25,7 @@ class CellLoad:
     """What saturation is judged from, in one valid cell."""
 
     throughput_ratio: float
-    waiting_p50: float
+    waiting_p50: float | None
     ttft_p90_ms: float
     backlog_by_quarter_s: list[float | None]
 
@@ -49,7 +49,7 @@ class Judgement:
         return ";".join(name for name in CRITERIA if self.fired[name])
 
 
-def load_of(requests: Requests, waiting: float) -> CellLoad | None:
+def load_of(requests: Requests, waiting: float | None) -> CellLoad | None:
     """The load figures of a cell; None when nothing succeeded in it."""
     ratio = requests.throughput_ratio
     ttft_ms = requests.everything.ttft_ms
@@ -74,7 +74,9 @@ def judge(load: CellLoad, half_rate: CellLoad | None, bounds: SaturationSection)
         ratio,
         {
             "throughput_ratio": load.throughput_ratio < bounds["throughput_ratio_min"],
-            "waiting": load.waiting_p50 > bounds["waiting_p50_max"],
+            "waiting": None
+            if load.waiting_p50 is None
+            else load.waiting_p50 > bounds["waiting_p50_max"],
             "ttft_ratio": None if ratio is None else ratio > bounds["ttft_p90_ratio_max"],
         },
     )

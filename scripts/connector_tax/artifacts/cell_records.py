@@ -189,23 +189,6 @@ class CountsRecord(TypedDict):
     measured_ok: int
 
 
-class HalfWidthsRecord(TypedDict):
-    """Relative half-widths of the p90 intervals over n successes; null: n is too small."""
-
-    n: int
-    ttft_p90: float | None
-    tpot_p90: float | None
-
-
-class PrecisionRecord(TypedDict):
-    """`precision`: what ended the window, the half-widths then and at last, and the throughput."""
-
-    stopped_by: str
-    at_stop: HalfWidthsRecord | None
-    achieved: HalfWidthsRecord
-    throughput_ratio: float | None
-
-
 class CellQuiet(TypedDict):
     """`quiet`: the rule that the cell's requests were judged by."""
 
@@ -288,7 +271,6 @@ class MeasuredCellRecord(TypedDict):
     clock: str
     attempt: int
     suspended_ms: NotRequired[int]
-    precision: NotRequired[PrecisionRecord]
     quiet: NotRequired[CellQuiet]
     server_counters: NotRequired[ServerCounters]
     server_cpu: NotRequired[CellCpu]

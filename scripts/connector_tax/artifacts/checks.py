@@ -20,12 +20,14 @@ class CheckKind(NamedTuple):
             not set them; empty where the bound is no matter of choice.
         machine: only of a cell whose machine was watched (a study with a `quiet` section).
         device: only where this is the engine's device.
+        counter: only of a cell whose server counts under vLLM's names.
     """
 
     void: str
     bounds: Mapping[str, float] = {}
     machine: bool = False
     device: str | None = None
+    counter: bool = False
 
 
 CHECKS: Mapping[str, CheckKind] = {
@@ -41,13 +43,17 @@ CHECKS: Mapping[str, CheckKind] = {
     "error_rate": CheckKind("too many requests failed", {"max_error_rate": 0.01}),
     "window_s": CheckKind("the window was cut short, or is longer than its cap"),
     "measured_ok": CheckKind("too few requests of the window succeeded"),
-    "server_success_excess": CheckKind("successes counted by client and server differ"),
-    "server_prompt_tokens_excess": CheckKind("prompt tokens counted by client and server differ"),
-    "server_generation_tokens_excess": CheckKind(
-        "generated tokens counted by client and server differ"
+    "server_success_excess": CheckKind(
+        "successes counted by client and server differ", counter=True
     ),
-    "prefix_cache_hits": CheckKind("the prefix cache was hit"),
-    "external_prefix_cache_hits": CheckKind("the external prefix cache was hit"),
+    "server_prompt_tokens_excess": CheckKind(
+        "prompt tokens counted by client and server differ", counter=True
+    ),
+    "server_generation_tokens_excess": CheckKind(
+        "generated tokens counted by client and server differ", counter=True
+    ),
+    "prefix_cache_hits": CheckKind("the prefix cache was hit", counter=True),
+    "external_prefix_cache_hits": CheckKind("the external prefix cache was hit", counter=True),
     "loop_lag_p99_ms": CheckKind(
         "an event loop of the load generator lagged", {"loop_lag_p99_ms": 5.0}
     ),
@@ -64,7 +70,9 @@ CHECKS: Mapping[str, CheckKind] = {
     ),
     "unstamped_reads": CheckKind("reads lack the kernel's stamp though the clock is the kernel's"),
     "lost_messages": CheckKind("messages were dropped, undecodable or oversized"),
-    "metrics_scrapes": CheckKind("/metrics was not read inside the window, or a scrape failed"),
+    "metrics_scrapes": CheckKind(
+        "/metrics was not read inside the window, or a scrape failed", counter=True
+    ),
     "suspended_ms": CheckKind("the machine was suspended"),
     "quiet_requests": CheckKind("machine disturbed: too few requests in quiet time", machine=True),
     "idle_memory_factor": CheckKind(
@@ -114,6 +122,7 @@ CHECKS: Mapping[str, CheckKind] = {
     ),
 }  # fmt: skip
 MACHINE_CHECKS = tuple(name for name, check in CHECKS.items() if check.machine)
+COUNTER_CHECKS = tuple(name for name, check in CHECKS.items() if check.counter)
 DEVICE_CHECKS = tuple(name for name, check in CHECKS.items() if check.device == "emulated")
 
 

@@ -36,7 +36,7 @@ from connector_tax.roofline import (
     Roofline,
     read_accelerator,
 )
-from connector_tax.study.durations import ASSUMED_STARTUP_S
+from connector_tax.servers.kinds import engine_of
 
 # vLLM's where its flags do not say: requests that run at once, and tokens of a step.
 VLLM_SEQUENCES = 256
@@ -71,7 +71,7 @@ def machine_of(study: StudyDocument) -> Machine:
         ConfigError: it names none, or one that cannot be had; names the key.
     """
     engine, names = study["config"]["engine"], study["config"].get("rehearsal")
-    if engine["kind"] == "embedded":
+    if "definition_content" in engine:
         return _embedded(study)
     if names is None:
         raise ConfigError(
@@ -92,7 +92,7 @@ def _embedded(study: StudyDocument) -> Machine:
     return Machine(
         engines=engines,
         device_us=None,
-        startup_s=ASSUMED_STARTUP_S["embedded"],
+        startup_s=engine_of(study["config"]["engine"]).startup_s,
         front_ns=0,
         kv_tokens=options.kv_blocks * options.kv_block_size,
         source=("Step costs and taxes are those of the embedded engine's own definition.",),

@@ -17,7 +17,6 @@ from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.study import cell as cells
 from connector_tax.study.design import cell_order
 from connector_tax.study.guard import kill_leftovers, remove_temporary_folder
-from connector_tax.study.precision import skip_reason
 from connector_tax.study.server import LOGS, remove_root_path
 
 Say = Callable[[str], None]
@@ -61,13 +60,11 @@ def missing_cells(
     Args:
         rates: by cell, in requests/s.
     """
-    # All are looked at before any is taken to make another needless.
-    unfinished = [
+    return [
         cell
         for cell in cell_order(study, launch)
         if not _is_finished(folder, launch.phase, cell["cell"], rates[cell["cell"]], say)
     ]
-    return [cell for cell in unfinished if skip_reason(study, launch, folder, cell) is None]
 
 
 def _is_finished(folder: Path, phase: str, name: str, rate_rps: float | None, say: Say) -> bool:
