@@ -100,8 +100,11 @@ def _embedded(study: StudyDocument) -> Machine:
 
 
 def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
-    flags = study["config"]["engine"]["flags"]
+    engine = study["config"]["engine"]
+    flags, emulated = engine["flags"], engine["device"] == "emulated"
     accelerator, reached = read_accelerator(names["accelerator"])
+    if emulated:
+        reached = replace(reached, besides_us=engine["device_time"]["besides_us"])
     model = read_model(Path(names["model_config"]))
     roof = Roofline(model, accelerator, reached, int(flags.get("--tensor-parallel-size", 1)))
     share = float(flags.get(MEMORY_FLAG, MEMORY_SHARE))
@@ -118,7 +121,8 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
         engines=_same_for_all(study, cost, kv_tokens),
         # The host prepares a step while the device computes the one before.
         device_us=lambda plan: max(reached.host_us, roof.device_us(plan)),
-        startup_s=roof.startup_s,
+        # Beside an emulated device there are no weights to read, and nothing to compile.
+        startup_s=ASSUMED_STARTUP_S["emulated"] if emulated else roof.startup_s,
         front_ns=0,
         kv_tokens=kv_tokens,
         source=(
