@@ -23,7 +23,8 @@ import yaml
 
 from connector_tax.artifacts import cell_records, launch_files, stage_records, study_records
 from connector_tax.artifacts.index import LaunchIndex
-from connector_tax.artifacts.tables import COLUMNS, DEVICE_COLUMNS
+from connector_tax.artifacts.metrics import LATENCY_METRICS
+from connector_tax.artifacts.tables import COLUMNS
 from connector_tax.config import ConfigError
 from connector_tax.engine.steplog import StepRecord
 from connector_tax.loadgen.messages import STUDY_FIELDS
@@ -70,8 +71,9 @@ def dictionary() -> dict[str, Any]:
 def expanded(name: str) -> list[str]:
     """The names `name` stands for: `{a,b}_ms` is a_ms and b_ms.
 
-    The last brace varies fastest.
+    `{metrics}` stands for every latency metric. The last brace varies fastest.
     """
+    name = name.replace("{metrics}", f"{{{','.join(LATENCY_METRICS)}}}")
     parts = re.split(r"\{([^}]*)\}", name)
     choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(parts)]
     return ["".join(choice) for choice in itertools.product(*choices)]
@@ -121,7 +123,7 @@ def declared() -> dict[str, set[str]]:
         },
         "index": {field.name for field in msgspec.structs.fields(LaunchIndex)},
         **{
-            name: {*COLUMNS[e["table"]], *DEVICE_COLUMNS.get(e["table"], ())}
+            name: {*COLUMNS[e["table"]]}
             for name, e in dictionary()["files"].items()
             if e.get("table") in COLUMNS
         },

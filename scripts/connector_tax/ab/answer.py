@@ -12,7 +12,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import ResourceRow
+from connector_tax.artifacts.tables import RAW, RESOURCE, EffectRow
 from connector_tax.compare.gate import ABOVE, BELOW, NO_NUMBER, STATUS, WORST_FIRST
 
 WORDS = {"ttft_p50": "TTFT", "tpot_p50": "TPOT"}
@@ -33,7 +33,7 @@ class Answer:
     blocks: int
     minutes: float
     findings: Sequence[Finding]
-    resources: Sequence[ResourceRow]
+    resources: Sequence[EffectRow]
     archive: Path
 
     def text(self) -> str:
@@ -81,11 +81,9 @@ class Answer:
     def _besides(self, config: str) -> list[str]:
         found = []
         for name, word, unit, decimals in BESIDES:
-            row = next(
-                (r for r in self.resources if (r.config, r.resource) == (config, name)), None
-            )
-            if row is not None and row.difference is not None:
-                found.append(f"{word} {text.signed(row.difference, decimals)} {unit}")
+            row = next((r for r in self.resources if (r.config, r.metric) == (config, name)), None)
+            if row is not None and (difference := _difference(row)[0]) is not None:
+                found.append(f"{word} {text.signed(difference, decimals)} {unit}")
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -99,8 +97,8 @@ class Answer:
             "margin": self.study.config["statistics"]["margins"]["ttft_p50"],
             "findings": [asdict(finding) for finding in self.findings],
             "resources": [
-                {"config": r.config, "resource": r.resource, "unit": r.unit,
-                 "difference": r.difference, "lo": r.difference_lo, "hi": r.difference_hi}
+                {"config": r.config, "resource": r.metric, "unit": r.unit,
+                 **dict(zip(("difference", "lo", "hi"), _difference(r), strict=True))}
                 for r in taken
             ],
             "report": str(self.study.root / paths.REPORT),
@@ -128,5 +126,13 @@ def answer_of(study: Study, blocks: int, findings: Sequence[Finding], archive: P
     """The answer, what the servers took read from the analysed study."""
     indexes = (read_index(launch.folder(study.root)) for launch in launches(study.document, "A"))
     spent_s = sum(index.timing["wall_s"] for index in indexes if index is not None)
-    rows = read_table(study.root / paths.ANALYSIS / paths.RESOURCE_TABLE, ResourceRow)
-    return Answer(study, blocks, spent_s / 60, findings, rows, archive)
+    rows = read_table(study.root / paths.ANALYSIS / paths.EFFECTS, EffectRow)
+    resources = [row for row in rows if row.quantity == RESOURCE]
+    return Answer(study, blocks, spent_s / 60, findings, resources, archive)
+
+
+def _difference(row: EffectRow) -> list[float | None]:
+    """What a configuration takes more, in the row's unit, and its interval."""
+    scale = 1.0 if row.scale == RAW else row.base
+    ends = (row.estimate, row.lo, row.hi)
+    return [None if end is None or scale is None else end * scale for end in ends]

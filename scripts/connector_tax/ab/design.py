@@ -10,7 +10,7 @@ import psutil
 
 from connector_tax.ab.arguments import BASELINE
 from connector_tax.ab.ask import HOST
-from connector_tax.artifacts.names import METRICS
+from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.study_records import EngineSection, ServedSection
 from connector_tax.config import DEFAULTS, load_yaml
 from connector_tax.nvidia_smi import GpuError, query_gpus

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from connector_tax.analysis.block_model import Estimate, LaunchId, Layout, Term
+from connector_tax.analysis.block_model import Estimate, Launches, LaunchId
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import Launch, configuration_of
@@ -76,12 +76,12 @@ def look(study: Study, blocks: int) -> list[Finding]:
     names = {name: configuration_of(name) for name in study.configs("A")}
     findings = []
     for metric in METRICS:
-        layout = Layout(values[metric], names)
+        medians = Launches.of(values[metric])
         base = [v for (name, _), v in values[metric].items() if names[name] == study.baseline]
         base_ms = math.exp(sum(base) / len(base)) if base else None
         margin = study.config["statistics"]["margins"][metric]
         for config in candidates:
-            estimate = layout.estimate([Term(1.0, config, tuple(plains))])
+            estimate = medians.contrast(config, plains)
             if estimate is None:
                 verdict = SATURATED if saturated else CANNOT_TELL
                 missing = Finding(config, metric, None, None, None, verdict, False, base_ms, None)
@@ -90,8 +90,9 @@ def look(study: Study, blocks: int) -> list[Finding]:
             judged = _judged(estimate, level, len(candidates), margin)
             needed = None
             if judged[2] == CANNOT_TELL and estimate.error is not None:
-                added_df = len(layout.pooled_launches) - 1
-                needed = _blocks_needed(estimate, added_df, levels[-1], len(candidates), margin)
+                needed = _blocks_needed(
+                    estimate, medians.added_df, levels[-1], len(candidates), margin
+                )
             tax, (lo, hi, verdict, within) = math.expm1(estimate.point), judged
             findings.append(Finding(config, metric, tax, lo, hi, verdict, within, base_ms, needed))
     return findings

@@ -229,11 +229,9 @@ class ConclusionRecord(TypedDict):
 
 
 class HypothesesRecord(TypedDict):
-    """hypotheses.json; `prior` and the rows of `resolution`: analysis/aggregate.py."""
+    """hypotheses.json."""
 
     engine_label: str
     emulated: bool
     hypotheses: list[ConclusionRecord]
     criteria: list[ConclusionRecord]
-    prior: dict[str, Any]
-    resolution: list[dict[str, Any]]

@@ -1,14 +1,11 @@
-"""study.json as its readers take it: an older study's in the present form."""
+"""study.json as its readers take it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from connector_tax.artifacts.names import (
-    METRICS,
     PHASES,
-    REFERENCES,
     Launch,
     baseline_of,
     launched_plains,
@@ -68,11 +65,7 @@ class Study:
 
 
 def read_study(path: Path) -> StudyDocument:
-    """The content of study.json in the present form.
-
-    A study measured before `plain_launches` existed launched plain first in each block and, with
-    `closing_plain`, a second time last, under the name `plain_last`; its one margin held for every
-    metric, and its confirmatory family had no key.
+    """The content of study.json.
 
     Raises:
         ArtifactError: the file is missing or not JSON, or a key is missing or of another type.
@@ -80,9 +73,6 @@ def read_study(path: Path) -> StudyDocument:
     document = read_json(path)
     if not isinstance(document, dict):
         raise ArtifactError(f"{path}: found {type(document).__name__}; allowed: an object")
-    config = document.get("config")
-    if isinstance(config, dict) and "closing_plain" in config:
-        document["config"] = _present_form(config)
     return checked(document, StudyDocument, str(path))
 
 
@@ -108,13 +98,3 @@ def load_study(path: Path) -> Study:
 def launches(study: StudyDocument, phase: str) -> list[Launch]:
     """The launches of a phase in run order."""
     return [Launch(e["config"], e["block"], phase) for e in study["run_order"][phase]]
-
-
-def _present_form(config: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {key: value for key, value in config.items() if key != "closing_plain"}
-    settings["plain_launches"] = 2 if config["closing_plain"] else 1
-    statistics = dict(config["statistics"])
-    margin = statistics.pop("margin")
-    statistics["margins"] = dict.fromkeys(METRICS, margin)
-    statistics["confirmatory"] = list(REFERENCES)
-    return {**settings, "statistics": statistics}
