@@ -57,7 +57,7 @@ class MeasuredCell:
     """Everything read from one valid cell."""
 
     requests: Requests
-    waiting_p50: float
+    waiting_p50: float | None
     load: CellLoad | None
     quiet: QuietTime | None
     steps: Steps | None
