@@ -149,7 +149,7 @@ def keys_of(schema: Mapping[str, Any]) -> Iterator[Key]:
     def walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[Key]:
         if "$ref" in node:
             node = {**_at(schema, node["$ref"]), **{k: v for k, v in node.items() if k != "$ref"}}
-        parts = [node, node.get("then", {}), node.get("else", {})]
+        parts = [node, node.get("then", {}), *_branches(node.get("else", {}))]
         children: dict[str, Any] = {}
         for part in parts:
             for name, child in part.get("properties", {}).items():
@@ -171,6 +171,14 @@ def keys_of(schema: Mapping[str, Any]) -> Iterator[Key]:
             yield from walk(child, (*path, name))
 
     return walk(schema, ())
+
+
+def _branches(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A node and what it chooses between; what is otherwise comes first."""
+    if node:
+        yield node
+        yield from _branches(node.get("else", {}))
+        yield from _branches(node.get("then", {}))
 
 
 def _at(schema: Mapping[str, Any], reference: str) -> Mapping[str, Any]:

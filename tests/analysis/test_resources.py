@@ -18,7 +18,7 @@ from connector_tax.analysis.launch_records import (
     LaunchRecords,
     read_launch_records,
 )
-from connector_tax.analysis.resources import RESOURCES, resource_rows
+from connector_tax.analysis.resources import QUEUED, RESOURCES, resource_rows
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
@@ -209,7 +209,8 @@ def rows_of(study_file: Path) -> tuple[list[Row], list[Row]]:
 def test_a_study_measured_before_launches_kept_records_says_so(study_file: Path) -> None:
     resources, engine = rows_of(study_file)
     assert {(row["status"], row["reason"]) for row in resources} == {("missing", NOT_RECORDED)}
-    assert {row["metric"] for row in resources} == {resource.name for resource in RESOURCES}
+    known = {resource.name for resource in RESOURCES} - {QUEUED}
+    assert {row["metric"] for row in resources} == known
     assert {row["reason"] for row in engine} == {NOT_RECORDED}
 
 
@@ -221,6 +222,7 @@ def test_records_are_read_from_the_launches_and_a_changed_one_is_refused(study_f
         r.name for r in RESOURCES if r.name != "gpu_memory_mib"
     }
     assert of_noop["cpu_s_per_1000"]["n_blocks"] == 2
+    assert 0 < of_noop[QUEUED]["base"] < 0.1
     assert all("setting" in row for row in engine)
     path = study_file.parent / "runs" / "plain" / "block0" / "A" / "resources.json"
     write_json(path, read_json(path) | {"startup_s": 0.5})

@@ -87,5 +87,5 @@ def test_a_configuration_that_was_served_in_another_way_is_named(root: Path) -> 
 
 def test_of_the_embedded_engine_nothing_is_said(root: Path) -> None:
     study = study_with(root, "cuda", {"async_scheduling": "true"})
-    study.settings["engine"]["kind"] = "embedded"
+    del study.settings["engine"]["device"]
     assert (spans.hidden(study), spans.placed(study)) == ("", "")

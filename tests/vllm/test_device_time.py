@@ -17,8 +17,8 @@ from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.engine.scheduler import StepPlan
 from connector_tax.model_size import read_model
 from connector_tax.roofline import Roofline, read_accelerator
+from connector_tax.servers.kinds import command_for
 from connector_tax.study.design import resolve
-from connector_tax.study.server_command import command_for
 from connector_tax.vllm import overlay
 from connector_tax.vllm.device_time.clock import Batch, Device, Step, event_class
 from connector_tax.vllm.device_time.roofline import device_us

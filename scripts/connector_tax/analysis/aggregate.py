@@ -39,7 +39,7 @@ from connector_tax.analysis.resources import resource_rows
 from connector_tax.analysis.rows import cell_rows
 from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.saturation import CellLoad, load_of
-from connector_tax.analysis.step_tables import StepTable, hook_rows
+from connector_tax.analysis.step_tables import cdf_rows, hook_rows, step_rows
 from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
 from connector_tax.analysis.taxes import Tables, gap_rows, tax_rows
 from connector_tax.artifacts import paths
@@ -57,7 +57,7 @@ class MeasuredCell:
     """Everything read from one valid cell."""
 
     requests: Requests
-    waiting_p50: float
+    waiting_p50: float | None
     load: CellLoad | None
     quiet: QuietTime | None
     steps: Steps | None
@@ -135,13 +135,12 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
         steps,
     )
     launches, at_safe = read_launch_records(sweep_cells), made.cell_at("ref_safe")
-    step_table = StepTable(study, cells, steps, no_steps)
     confidence = study.config["statistics"]["confidence"]
     device = {key: m.device for key, m in measured.items() if m.device is not None}
     effects = [
         *tax_rows(made),
         *gap_rows(made),
-        *step_table.rows(),
+        *step_rows(study, cells, steps, no_steps),
         *hook_rows(steps, confidence),
         *(device_rows(study, device) if device else []),
         *resource_rows(launches, study.baseline, at_safe, confidence),
@@ -149,7 +148,7 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
     tables_of = {
         paths.CELLS: rows,
         paths.EFFECTS: [_placed(made, row) for row in effects],
-        paths.STEP_CDF: step_table.cdf_rows(at_safe),
+        paths.STEP_CDF: cdf_rows(steps, at_safe),
         paths.ENGINE_TABLE: engine_rows(launches, study.baseline),
     }
     return {

@@ -306,6 +306,11 @@ class Level(NamedTuple):
     method: str | None
     n_launches: int
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The level as columns of effects.csv."""
+        return dict(zip(("estimate", "lo", "hi", "method", "n_blocks"), self, strict=True))
+
 
 def levels(values: Mapping[LaunchId, float], confidence: float) -> dict[str, Level]:
     """The mean of each configuration's launches, by configuration; of values of 0 or more.

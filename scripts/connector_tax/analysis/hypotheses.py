@@ -30,6 +30,11 @@ SUPPORTED, REFUTED, CANNOT_TELL = "supported", "refuted", "cannot tell"
 MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
 NOOP, MOONCAKE, NIXL = "noop_connector", "mooncake_both", "nixl_both"
 LMCACHE, MULTI = "lmcache_only", "multi_mooncake_lmcache"
+# The configurations that each hypothesis is about.
+ABOUT = {
+    "H1": (MOONCAKE,), "H2": (MOONCAKE, NIXL), "H3": (NOOP, MOONCAKE),
+    "H4": (MULTI, MOONCAKE, LMCACHE), "H5": (MOONCAKE,), "H6": (MOONCAKE,),
+}  # fmt: skip
 SIDES: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
     "lo >=": ("lo", operator.ge), "lo >": ("lo", operator.gt), "lo <=": ("lo", operator.le),
     "hi <=": ("hi", operator.le), "hi <": ("hi", operator.lt),
@@ -286,9 +291,7 @@ def _asked(made: Tables) -> dict[str, Question | str]:
             )
         }
     asked |= {"H5": h5, "H6": h6}
-    about = {"H1": [MOONCAKE], "H2": [MOONCAKE, NIXL], "H3": [NOOP, MOONCAKE],
-             "H4": [MULTI, MOONCAKE, LMCACHE], "H5": [MOONCAKE], "H6": [MOONCAKE]}  # fmt: skip
-    return {name: none if study.baseline in about[name] else q for name, q in asked.items()}
+    return {name: none if study.baseline in ABOUT[name] else q for name, q in asked.items()}
 
 
 def at_rate(cell: str, *weights: tuple[float, str]) -> Contrast:

@@ -203,8 +203,10 @@ def gauge_values(record: ScrapeLine, gauge: str) -> list[float]:
     return [float(value) for name, value in values if name.partition("{")[0] == gauge]
 
 
-def waiting_p50(path: Path, sha256: str | None, window: MeasuredWindow) -> float:
+def waiting_p50(path: Path, sha256: str | None, window: MeasuredWindow) -> float | None:
     """Median of vllm:num_requests_waiting over the scrapes inside the measured window.
+
+    None of a server whose /metrics has nothing under vLLM's names.
 
     Raises:
         ArtifactError: the file's hash differs, no scrape lies in the window, or a scrape lacks the
@@ -214,20 +216,23 @@ def waiting_p50(path: Path, sha256: str | None, window: MeasuredWindow) -> float
         raise ArtifactError(
             f"{path}: sha256 is not what index.json says: the file changed after it was measured"
         )
-    depths = []
+    depths, of_vllm = [], False
     for number, record in enumerate(read_jsonl(path), 1):
         try:
             inside = window["t_warmup_end_ns"] <= record["t_ns"] < window["t_stop_ns"]
             if not (inside and record["ok"]):
                 continue
             series = gauge_values(record, WAITING)
+            of_vllm = of_vllm or any(name.startswith("vllm:") for name in record["values"])
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{path}:{number}: not a metrics record: {error!r}") from None
+        if not series and not of_vllm:
+            continue
         if not series:
             raise ArtifactError(f"{path}:{number}: no {WAITING} among the values")
         depths.append(sum(series))
     if not depths:
-        raise ArtifactError(f"{path}: no successful scrape inside the measured window")
+        return None
     return float(np.median(depths))
 
 
@@ -260,7 +265,7 @@ def measure_machine(cell: Cell) -> WatchedMachine | None:
     return read_machine(cell.file("machine"), _listed_sha256(cell, "machine"))
 
 
-def measure_waiting(cell: Cell) -> float:
+def measure_waiting(cell: Cell) -> float | None:
     """`waiting_p50` of a valid cell, its file checked against the index."""
     assert cell.record is not None
     return waiting_p50(cell.file("metrics"), _listed_sha256(cell, "metrics"), cell.record["window"])

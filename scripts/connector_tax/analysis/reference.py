@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
+from connector_tax.analysis.devices import block_devices
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.saturation import (
@@ -259,6 +260,8 @@ def _write_rates(arguments: argparse.Namespace) -> None:
     study = load_study(arguments.study)
     _refuse_unmeasured(study)
     cells, measured = load_cells(study, "A"), measured_rates(study)
+    # Refuses two types of device before more is measured on them.
+    block_devices(cells)
     sweeps = judge_launches(study, cells, read_loads(cells))
     rates = reference_rates(study, cells, sweeps, measured)
     write_json(study.root / paths.REFERENCE_RATES, rates)

@@ -6,7 +6,7 @@ the baseline's, from the launches of Phase A, by the block model (docs/method.md
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from connector_tax.artifacts.tables import LOG, RAW, Row
 from connector_tax.files import ArtifactError
 
 SERVER = "server"
+# Studies measured before it was kept have no row of it.
+QUEUED: Final = "engine_queued"
+CpuQuantity = Literal["cpu_s_per_1000", "engine_queued"]
 EXACT = "exact"
 
 
@@ -51,18 +54,22 @@ def _plain_number(value: float) -> QuantityRecord:
     return {"value": value, "parts": {}, "reason": None}
 
 
-def _cell_cpu(launch: LaunchRecords, cell: str | None) -> QuantityRecord:
-    """CPU seconds per 1,000 requests in the Phase A cell at ref_safe."""
-    if cell is None:
-        return {"value": None, "parts": {}, "reason": "ref_safe is not a rate of Phase A"}
-    measured = launch.cells[cell]
-    if measured.status != "valid" or measured.record is None:
-        return {
-            "value": None,
-            "parts": {},
-            "reason": f"{cell}: {measured.status}: {measured.reason}",
-        }
-    return measured.record["server_cpu"]["cpu_s_per_1000"]
+def _cell_cpu(name: CpuQuantity) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
+    """A quantity of `server_cpu` in the Phase A cell at ref_safe."""
+
+    def read(launch: LaunchRecords, cell: str | None) -> QuantityRecord:
+        if cell is None:
+            return {"value": None, "parts": {}, "reason": "ref_safe is not a rate of Phase A"}
+        measured = launch.cells[cell]
+        if measured.status != "valid" or measured.record is None:
+            reason = f"{cell}: {measured.status}: {measured.reason}"
+            return {"value": None, "parts": {}, "reason": reason}
+        use = measured.record["server_cpu"]
+        if name == QUEUED and name not in use:
+            return {"value": None, "parts": {}, "reason": f"{cell}: measured before it was kept"}
+        return use[name]
+
+    return read
 
 
 def _setting(name: str) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
@@ -78,7 +85,8 @@ def _setting(name: str) -> Callable[[LaunchRecords, str | None], QuantityRecord]
 RESOURCES = (
     # Zero is possible, so that there are no logs.
     Resource("idle_cpu", "CPU s per s", RAW, _of("idle_cpu")),
-    Resource("cpu_s_per_1000", "CPU s per 1000 requests", LOG, _cell_cpu),
+    Resource("cpu_s_per_1000", "CPU s per 1000 requests", LOG, _cell_cpu("cpu_s_per_1000")),
+    Resource(QUEUED, "s per s", RAW, _cell_cpu(QUEUED)),
     Resource("memory_pss_mib", "MiB", LOG, _of("before_load", "memory_pss_mib")),
     Resource("memory_pss_loaded_mib", "MiB", LOG, _of("after_load", "memory_pss_mib")),
     Resource("gpu_memory_mib", "MiB", LOG, _of("before_load", "gpu_memory_mib")),
@@ -112,12 +120,18 @@ def resource_rows(
     """
     plains = list(dict.fromkeys(r.launch.name for r in launches if r.configuration == baseline))
     others = dict.fromkeys(r.configuration for r in launches if r.configuration != baseline)
-    samples = [_sample(resource, launches, cell) for resource in RESOURCES]
+    samples = [_sample(resource, launches, cell) for resource in _kept(launches)]
     return [
         _row(sample, name, plains, confidence)
         for name in (*others, *plains[1:][-1:])
         for sample in samples
     ]
+
+
+def _kept(launches: Sequence[LaunchRecords]) -> list[Resource]:
+    cells = (c.record for launch in launches for c in launch.cells.values())
+    queued = any(QUEUED in record.get("server_cpu", {}) for record in cells if record is not None)
+    return [resource for resource in RESOURCES if queued or resource.name != QUEUED]
 
 
 def _sample(resource: Resource, launches: Sequence[LaunchRecords], cell: str | None) -> _Sample:

@@ -47,7 +47,7 @@ SUMMED = (
 def cell_rows(
     study: Study,
     cells: Sequence[Cell],
-    measured: Mapping[CellKey, tuple[Requests, float, CellLoad | None, QuietTime | None]],
+    measured: Mapping[CellKey, tuple[Requests, float | None, CellLoad | None, QuietTime | None]],
     sweeps: Mapping[tuple[str, int], Sweep],
     steps: Mapping[CellKey, Steps],
 ) -> list[Row]:
@@ -91,7 +91,7 @@ def _identity(study: Study, cell: Cell) -> Row:
     return row
 
 
-def _measured_columns(study: Study, requests: Requests, waiting: float) -> Row:
+def _measured_columns(study: Study, requests: Requests, waiting: float | None) -> Row:
     statistics = study.config["statistics"]
     row = request_columns(requests, statistics["confidence"], statistics["p99_min_samples"])
     return {

@@ -22,7 +22,7 @@ class CellLoad:
     """What saturation is judged from, in one valid cell."""
 
     throughput_ratio: float
-    waiting_p50: float
+    waiting_p50: float | None
     ttft_p90_ms: float
     backlog_by_quarter_s: list[float | None]
 
@@ -55,7 +55,7 @@ class Judgement:
         return ";".join(name for name in CRITERIA if self.fired[name])
 
 
-def load_of(requests: Requests, waiting: float) -> CellLoad | None:
+def load_of(requests: Requests, waiting: float | None) -> CellLoad | None:
     """The load figures of a cell; None when nothing succeeded in it."""
     ratio = requests.throughput_ratio
     ttft_ms = requests.everything.ttft_ms

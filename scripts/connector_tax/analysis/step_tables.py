@@ -4,8 +4,7 @@ Source: docs/method.md, "Steps". A step tax is a difference of medians in us, by
 the callbacks and hooks, which plain does not have, are means over the configuration's own launches.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from connector_tax.analysis.block_model import Launches, LaunchId, known_launche
 from connector_tax.analysis.hooks import Hook
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.steps import Steps, step_cdf
+from connector_tax.analysis.taxes import compared
 from connector_tax.artifacts import tables
 from connector_tax.artifacts.names import CellKey, configuration_of
 from connector_tax.artifacts.study_file import Study
@@ -29,99 +29,95 @@ STEP_METRICS: Mapping[str, tuple[str, str]] = {
 HOOK_UNITS = {"p50": "us", "mean": "us", "share": "fraction", "empty": "us"}
 
 
-@dataclass(frozen=True)
-class StepTable:
-    """The steps of every valid cell, and the rows made of them.
+def step_rows(
+    study: Study,
+    planned: Sequence[Cell],
+    cells: Mapping[CellKey, Steps],
+    unavailable: str | None,
+) -> list[Row]:
+    """The step taxes of each configuration but the baseline and of its last launch, by cell.
 
-    Attributes:
+    Args:
         study: the study.
         planned: every planned cell of it.
         cells: the steps of its valid cells; empty where the study has no step timing.
         unavailable: why the study has no step timing; None when it has.
     """
+    by_cell = _by_cell(cells)
+    return [
+        row
+        for where in dict.fromkeys((cell.key.phase, cell.key.cell) for cell in planned)
+        for metric in STEP_METRICS
+        for row in _step_rows(study, where, metric, by_cell.get(where, {}), unavailable)
+    ]
 
-    study: Study
-    planned: Sequence[Cell]
-    cells: Mapping[CellKey, Steps]
-    unavailable: str | None
 
-    def rows(self) -> list[Row]:
-        """The step taxes of each configuration but the baseline and of its last launch, by cell."""
-        where = dict.fromkeys((cell.key.phase, cell.key.cell) for cell in self.planned)
-        return [row for at in where for metric in STEP_METRICS for row in self._rows(at, metric)]
+def _by_cell(cells: Mapping[CellKey, Steps]) -> dict[tuple[str, str], dict[LaunchId, Steps]]:
+    """(phase, cell) to the steps of its launches."""
+    by_cell: dict[tuple[str, str], dict[LaunchId, Steps]] = {}
+    for key, steps in cells.items():
+        by_cell.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = steps
+    return by_cell
 
-    def cdf_rows(self, cell: str | None) -> list[Row]:
-        """step_cdf.csv: schedule() and the engine step in a Phase A cell, by configuration."""
-        launches: dict[str, list[Steps]] = {}
-        for key, steps in self.cells.items():
-            if (key.phase, key.cell) == ("A", cell):
-                launches.setdefault(configuration_of(key.config), []).append(steps)
-        return [
-            {"config": config, **point}
-            for config, members in launches.items()
-            for point in step_cdf(
-                {
-                    "step_duration_us": [steps.duration_us for steps in members],
-                    "engine_step_us": [steps.engine_us for steps in members],
-                }
-            )
-        ]
 
-    def _rows(self, where: tuple[str, str], metric: str) -> Iterator[Row]:
-        study, (phase, cell) = self.study, where
-        plains, bare = study.plains(phase), study.bare_baseline and metric == CALLBACKS
-        launches = Launches.of(self._medians(where, metric))
-        confidence = study.config["statistics"]["confidence"]
-        based = launches.only(np.isin(launches.block, launches.block[self._is_plain(launches)]))
-        own = dict(zip(based.ids, based.y.tolist(), strict=True))
-        means = levels(
-            {launch: y for launch, y in own.items() if launch.name not in plains}, confidence
-        ) if bare else {}  # fmt: skip
-        compared = [c for c in study.configs(phase) if c not in (plains[:-1] or plains)]
-        for config in compared:
-            row = {"quantity": tables.STEP, "config": config, "phase": phase, "cell": cell}
-            row |= {"metric": metric, "unit": "us", "scale": tables.RAW}
-            if bare and config in plains:
-                continue
-            if config in means:
-                numbers: Row = dict(zip(("estimate", "lo", "hi", "method", "n_blocks"),
-                                        means[config], strict=True))  # fmt: skip
-            else:
-                numbers = {} if bare else contrast_columns(launches, config, plains, confidence)
-            status = {"status": "valid"} if numbers else {
-                "status": "missing", "reason": self._lost(config, where, metric)
-            }  # fmt: skip
-            yield row | numbers | status
+def _step_rows(
+    study: Study,
+    where: tuple[str, str],
+    metric: str,
+    launched: Mapping[LaunchId, Steps],
+    unavailable: str | None,
+) -> Iterator[Row]:
+    plains, confidence = study.plains(where[0]), study.config["statistics"]["confidence"]
+    medians = {
+        launch: float(np.percentile(values, 50))
+        for launch, steps in launched.items()
+        if len(values := getattr(steps, STEP_METRICS[metric][0]))
+    }
+    configs = compared(study, where[0])
+    if metric == CALLBACKS and study.bare_baseline:
+        # The baseline has none: means of the launches in the blocks in which it has steps.
+        configs = [config for config in configs if config not in plains]
+        blocks = {launch.block for launch, steps in launched.items()
+                  if launch.name in plains and len(steps.duration_us)}  # fmt: skip
+        own = {launch: us for launch, us in medians.items() if launch.block in blocks}
+        numbers = {config: level.columns for config, level in levels(own, confidence).items()}
+    else:
+        launches = Launches.of(medians)
+        numbers = {c: contrast_columns(launches, c, plains, confidence) for c in configs}
+    for config in configs:
+        row: Row = {"quantity": tables.STEP, "config": config, "phase": where[0], "cell": where[1]}
+        row |= {"metric": metric, "unit": "us", "scale": tables.RAW, "status": "valid"}
+        if not (known := numbers.get(config)):
+            reason = unavailable or _lost(study.baseline, config, metric, launched)
+            known = {"status": "missing", "reason": reason}
+        yield row | known
 
-    def _medians(self, where: tuple[str, str], metric: str) -> dict[LaunchId, float]:
-        """The median of each launch; 0 for the callbacks of a baseline without a connector."""
-        bare = self.study.bare_baseline and metric == CALLBACKS
-        medians: dict[LaunchId, float] = {}
-        for key, steps in self.cells.items():
-            if (key.phase, key.cell) != where:
-                continue
-            plain = configuration_of(key.config) == self.study.baseline
-            values = getattr(steps, STEP_METRICS[metric][0])
-            if bare and plain:
-                values = np.zeros(len(steps.duration_us))
-            if len(values):
-                medians[LaunchId(key.config, key.block)] = float(np.percentile(values, 50))
-        return medians
 
-    def _is_plain(self, launches: Launches) -> Any:
-        return launches.config == self.study.baseline
+def _lost(baseline: str, config: str, metric: str, launched: Iterable[LaunchId]) -> str:
+    """Why there is no step tax in any block of a cell."""
+    valid = {launch.name for launch in launched}
+    if config not in valid:
+        return f"no valid cell of {config}"
+    plain = any(configuration_of(name) == baseline for name in valid)
+    why = STEP_METRICS[metric][1] if plain else f"{baseline} is not valid here"
+    return f"no block with {config} and {baseline}: {why}"
 
-    def _lost(self, config: str, where: tuple[str, str], metric: str) -> str:
-        """Why there is no step tax in any block."""
-        if self.unavailable is not None:
-            return self.unavailable
-        valid = {key.config for key in self.cells if (key.phase, key.cell) == where}
-        if config not in valid:
-            return f"no valid cell of {config}"
-        baseline = self.study.baseline
-        plain = any(configuration_of(name) == baseline for name in valid)
-        why = STEP_METRICS[metric][1] if plain else f"{baseline} is not valid here"
-        return f"no block with {config} and {baseline}: {why}"
+
+def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
+    """step_cdf.csv: schedule() and the engine step in a Phase A cell, by configuration."""
+    launches: dict[str, list[Steps]] = {}
+    for launch, steps in _by_cell(cells).get(("A", cell or ""), {}).items():
+        launches.setdefault(configuration_of(launch.name), []).append(steps)
+    return [
+        {"config": config, **point}
+        for config, members in launches.items()
+        for point in step_cdf(
+            {
+                "step_duration_us": [steps.duration_us for steps in members],
+                "engine_step_us": [steps.engine_us for steps in members],
+            }
+        )
+    ]
 
 
 def contrast_columns(
@@ -153,10 +149,7 @@ def hook_rows(cells: Mapping[CellKey, Steps], confidence: float) -> list[Row]:
         confidence: of the intervals.
     """
     rows: list[Row] = []
-    by_cell: dict[tuple[str, str], dict[LaunchId, Steps]] = {}
-    for key, steps in cells.items():
-        by_cell.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = steps
-    for (phase, cell), launches in by_cell.items():
+    for (phase, cell), launches in _by_cell(cells).items():
         ran: dict[str, set[Hook]] = {}
         for launch, steps in launches.items():
             ran.setdefault(configuration_of(launch.name), set()).update(steps.hooks)
@@ -178,11 +171,10 @@ def _hook_rows(costs: Mapping[LaunchId, Mapping[str, Any]], confidence: float) -
         for config, level in levels(known, confidence).items():
             own = [c for launch, c in costs.items() if configuration_of(launch.name) == config]
             counted = sum(cost["n_ran" if metric == "p50" else "n_steps"] for cost in own)
-            row: Row = {"config": config, "metric": metric, "unit": unit, "scale": tables.RAW}
-            row |= {"estimate": level.point, "n_blocks": level.n_launches, "n": counted}
-            if metric != "empty":
-                row |= {"lo": level.lo, "hi": level.hi, "method": level.method}
-            yield row | {"status": "valid"}
+            row = level.columns | {"config": config, "metric": metric, "unit": unit, "n": counted}
+            if metric == "empty":
+                row |= dict.fromkeys(("lo", "hi", "method"))
+            yield row | {"scale": tables.RAW, "status": "valid"}
 
 
 def _cost(steps: Steps, hook: Hook) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class MachineLine(TypedDict):
     compute_ns: NotRequired[list[int]]
     # chunk.
     at_us: NotRequired[list[int]]
-    gpu: NotRequired[list[dict[str, Any]]]
+    gpu: NotRequired[list[list[Any]]]
     foreign_gpu_pids: NotRequired[list[int] | None]
     # begin.
     interval_ms: NotRequired[float]
@@ -189,23 +189,6 @@ class CountsRecord(TypedDict):
     measured_ok: int
 
 
-class HalfWidthsRecord(TypedDict):
-    """Relative half-widths of the p90 intervals over n successes; null: n is too small."""
-
-    n: int
-    ttft_p90: float | None
-    tpot_p90: float | None
-
-
-class PrecisionRecord(TypedDict):
-    """`precision`: what ended the window, the half-widths then and at last, and the throughput."""
-
-    stopped_by: str
-    at_stop: HalfWidthsRecord | None
-    achieved: HalfWidthsRecord
-    throughput_ratio: float | None
-
-
 class CellQuiet(TypedDict):
     """`quiet`: the rule that the cell's requests were judged by."""
 
@@ -243,6 +226,7 @@ class CellCpu(TypedDict):
     cpu_s: float | None
     requests: float | None
     cpu_s_per_1000: QuantityRecord
+    engine_queued: NotRequired[QuantityRecord]
 
 
 class GeneratorHealth(TypedDict):
@@ -287,7 +271,6 @@ class MeasuredCellRecord(TypedDict):
     clock: str
     attempt: int
     suspended_ms: NotRequired[int]
-    precision: NotRequired[PrecisionRecord]
     quiet: NotRequired[CellQuiet]
     server_counters: NotRequired[ServerCounters]
     server_cpu: NotRequired[CellCpu]

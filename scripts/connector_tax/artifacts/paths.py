@@ -19,6 +19,10 @@ PATCH_STATUS = f"{PATCH}/patch_status.json"
 REVERT_STATUS = f"{PATCH}/revert_status.json"
 RUNS = "runs"
 REFERENCE_RATES = "reference_rates.json"
+# Of a study that is looked at while it is measured.
+LOOKS = "looks.json"
+# Of a study that `ab` made: its arguments.
+ARGUMENTS = "ab.json"
 ANALYSIS = "analysis"
 FIGURES = "figures"
 REPORT = "report.html"
@@ -68,6 +72,8 @@ LAUNCH_FILES = (LAUNCH_CONFIG, LAUNCH_SCRIPT, STDOUT_LOG, STDERR_LOG, ENV_TEXT, 
 CELL_LOGS = ("requests", "metrics", "engine_step", "machine")
 # One more where the device is emulated.
 DEVICE_LOG = "device"
+# An archive has a table of each.
+ALL_LOGS = (*CELL_LOGS, DEVICE_LOG)
 
 
 def cell_record(phase: str, cell: str) -> str:
@@ -76,7 +82,7 @@ def cell_record(phase: str, cell: str) -> str:
 
 
 def cell_log(kind: str, phase: str, cell: str) -> str:
-    """The name of a cell's file of one of CELL_LOGS, or of DEVICE_LOG."""
+    """The name of a cell's file of one of ALL_LOGS."""
     return f"{kind}_{phase}_{cell}.jsonl"
 
 

@@ -32,10 +32,33 @@ class DeviceTimeSection(TypedDict):
     sweep_us: NotRequired[list[float]]
 
 
+class ServedSection(TypedDict):
+    """What a server serves and how it is asked; of kind command, `engine.served` of study.json."""
+
+    model: str
+    # None: the server takes no token ids, and is sent text.
+    vocab_size: int | None
+    chat: NotRequired[bool]
+    # Of a text prompt, as the server counts them.
+    tokens_per_word: NotRequired[float]
+    fixed_tokens: NotRequired[int]
+    # What a request may hold: vLLM's keys (vllm), usage (openai), neither (bare).
+    body: NotRequired[str]
+    # Whether an answer has exactly the tokens asked for (ignore_eos).
+    exact_output: NotRequired[bool]
+    # Whether /metrics has vLLM's counters.
+    counters: NotRequired[bool]
+    # Why the step probe is not in it; None: it is.
+    no_steps: NotRequired[str | None]
+    max_model_len: NotRequired[int | None]
+    version: NotRequired[str | None]
+
+
 class EngineSection(TypedDict):
     """`engine`: the server that is measured; after `label` the keys of one kind of engine each."""
 
-    kind: Literal["embedded", "vllm"]
+    # A module of servers.
+    kind: str
     label: str
     # embedded: the file, and in study.json what stands in it (schemas/embedded.schema.yaml).
     definition: NotRequired[str]
@@ -55,6 +78,10 @@ class EngineSection(TypedDict):
     environment: NotRequired[Foreign]
     pythonpath: NotRequired[list[str]]
     forms: NotRequired[dict[str, FormSection]]
+    # command: by configuration; what runs beside each; what the servers said of themselves.
+    commands: NotRequired[dict[str, str]]
+    beside: NotRequired[list[str]]
+    served: NotRequired[ServedSection]
 
 
 class ServerSection(TypedDict):
@@ -115,7 +142,7 @@ class ConfigurationEntry(TypedDict):
 class ArrivalsSection(TypedDict):
     """`arrivals`: the arrival process."""
 
-    process: Literal["fixed", "poisson", "gamma"]
+    process: Literal["fixed", "jittered", "poisson", "gamma"]
     gamma_shape: float | None
 
 
@@ -153,16 +180,6 @@ class CellSection(TypedDict):
     inflight_cap: int
     request_timeout_s: float
     end_overloaded: NotRequired[bool]
-
-
-class PrecisionSection(TypedDict):
-    """`precision`: cells that last until their percentiles are as precise as wanted."""
-
-    enabled: bool
-    target_relative_half_width: float
-    min_completed_floor: int
-    certain_throughput_ratio: float
-    skip_rate_factor: float
 
 
 class LoadGeneratorSection(TypedDict):
@@ -246,6 +263,7 @@ class StatisticsSection(TypedDict):
     confirmatory: list[Reference]
     chunk_s: float
     p99_min_samples: int
+    looks: NotRequired[list[float]]
 
 
 class PriorSection(TypedDict):
@@ -288,10 +306,9 @@ class StudyConfig(TypedDict):
     connectors: NotRequired[list[ConnectorSection]]
     arrivals: ArrivalsSection
     phase_a: PhaseASection
-    phase_b: PhaseBSection
-    phase_bp: PhaseBpSection
+    phase_b: NotRequired[PhaseBSection]
+    phase_bp: NotRequired[PhaseBpSection]
     cell: CellSection
-    precision: NotRequired[PrecisionSection]
     load_generator: NotRequired[LoadGeneratorSection]
     metrics: NotRequired[MetricsSection]
     quiet: NotRequired[QuietSection]

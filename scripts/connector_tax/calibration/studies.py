@@ -33,7 +33,7 @@ from connector_tax.calibration.virtual import request_records, serve
 from connector_tax.engine.config import EngineConfig
 from connector_tax.loadgen import make_offsets
 from connector_tax.loadgen.messages import STUDY_FIELDS
-from connector_tax.study.design import launch_seed
+from connector_tax.servers.embedded import launch_seed
 
 ORIGIN_NS = 10**15
 NS = 1_000_000_000

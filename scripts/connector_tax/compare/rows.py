@@ -24,7 +24,7 @@ from connector_tax.figures.tables import StudyTables
 
 LATENCY = "latency"
 HIGHER, LOWER, SAME = "HIGHER", "LOWER", "SAME"
-# The comparison of plain with itself; its launch has another name in older studies.
+# The comparison of plain with itself; its launch is named by its number in the block.
 AA = "plain (A/A)"
 
 Key = tuple[str, str, str, str, str]  # quantity, configuration, phase, cell, metric

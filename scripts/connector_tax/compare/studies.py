@@ -16,6 +16,7 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.provenance.unpack import unpack
 from connector_tax.seals import analysis_settings
+from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import differences, measured_design
 
 Where = tuple[str, str]  # phase, cell
@@ -135,9 +136,12 @@ def _load_text(row: CellRow) -> str:
 
 def _model(study: StudyTables) -> Any:
     engine = study.settings["engine"]
-    if engine["kind"] == "embedded":
-        return engine["definition_content"]["model"]
-    return {key: engine[key] for key in ("served_model_name", "vocab_size")}
+    # The embedded engine's model is more than what is served: its lengths count.
+    definition = engine.get("definition_content")
+    if definition:
+        return definition["model"]
+    served = engine_of(engine).served
+    return served["model"], served["vocab_size"]
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from connector_tax.provenance import manifest
 from connector_tax.provenance.claims import Ledger
 from connector_tax.report.page import render
 from connector_tax.seals import MADE
-from connector_tax.study.design import successes_wanted
+from connector_tax.servers.kinds import engine_of
 
 KIND = "made again"
 TREES = (paths.ANALYSIS, paths.FIGURES)
@@ -272,7 +272,7 @@ def _judged(study: Study, cell: Cell) -> Iterator[str]:
         shape=(record["input_tokens"], record["output_tokens"]),
         window=record["window"],
         cell=study.config["cell"],
-        wanted=successes_wanted(study.config),
+        wanted=study.config["cell"]["min_completed"],
         suspended_ms=record["suspended_ms"],
         counters=record["server_counters"],
         scrapes=list(read_jsonl(cell.file("metrics"))),
@@ -281,6 +281,7 @@ def _judged(study: Study, cell: Cell) -> Iterator[str]:
         bounds=study.config["validity"],
         device=device,
         watched=watched,
+        counted_by_server=engine_of(study.config["engine"]).served.get("counters", True),
     )
     reasons = void_reasons(checks)
     said = {"valid": record["valid"], "void_reasons": record["void_reasons"]}

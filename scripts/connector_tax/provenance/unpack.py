@@ -224,7 +224,7 @@ def table(archive: str | Path, name: str) -> pl.DataFrame:
         ]
     if not frames:
         raise ArchiveError(
-            f"{archive}: no table {name!r}; allowed: {', '.join(paths.CELL_LOGS)}, {paths.EFFECTS}"
+            f"{archive}: no table {name!r}; allowed: {', '.join(paths.ALL_LOGS)}, {paths.EFFECTS}"
         )
     return pl.concat(frames, how="diagonal_relaxed")
 

@@ -210,7 +210,7 @@ def advice(rehearsal: Rehearsal) -> Iterator[str]:
     yield from _about_rates(rehearsal)
     if rates is None:
         yield "phase_a.rates_rps: add lower rates; without a reference rate nothing follows."
-    elif rates["ref_safe"] == rates["ref_load"] and config["phase_bp"]["configurations"]:
+    elif rates["ref_safe"] == rates["ref_load"] and "phase_bp" in config:
         yield "phase_bp: skipped where ref_load equals ref_safe, as here."
     preempted = sum(r["rehearsed"]["preemptions"] for r in rehearsal.records.values())
     if preempted:
@@ -234,7 +234,7 @@ def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
         yield f"phase_a.rates_rps: {baseline} is never saturated; ref_load is only the grid's end."
         return
     beyond = saturated[1:]
-    if beyond and not rehearsal.study.config["precision"]["enabled"]:
+    if beyond:
         minutes = sum(
             record["rehearsed"]["seconds"]
             for (launch, cell), record in rehearsal.records.items()
@@ -243,7 +243,7 @@ def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
         names = ", ".join(row["cell"] for row in beyond)
         yield (
             f"phase_a.rates_rps: {baseline} saturates at {saturated[0]['cell']}; {names} take "
-            f"{minutes / 60:.0f} min and feed no verdict (precision.enabled leaves them out)."
+            f"{minutes / 60:.0f} min and feed no verdict."
         )
 
 

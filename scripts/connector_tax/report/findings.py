@@ -3,17 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from connector_tax.analysis.hypotheses import ABOUT
 from connector_tax.artifacts.stage_records import ConclusionRecord
 from connector_tax.figures.tables import StudyTables
 
-NEEDS = {
-    "H1": ("mooncake_both",),
-    "H2": ("mooncake_both", "nixl_both"),
-    "H3": ("mooncake_both", "noop_connector"),
-    "H4": ("mooncake_both", "lmcache_only", "multi_mooncake_lmcache"),
-    "H5": ("mooncake_both",),
-    "H6": ("mooncake_both",),
-}
 AXES: dict[str, Literal["input_tokens", "output_tokens"]] = {
     "H5": "input_tokens",
     "H6": "output_tokens",
@@ -59,7 +52,7 @@ def _asked(study: StudyTables, hypothesis: str) -> bool:
     known = {item.id for item in study.configurations}
     lengths = {cell[AXES[hypothesis]] for cell in study.cells("B")} if hypothesis in AXES else None
     enough = lengths is None or len(lengths) > 1
-    return enough and known.issuperset(NEEDS[hypothesis])
+    return enough and known.issuperset(ABOUT[hypothesis])
 
 
 def hypotheses(study: StudyTables) -> list[tuple[str, str, ConclusionRecord]]:
@@ -73,7 +66,7 @@ def hypotheses(study: StudyTables) -> list[tuple[str, str, ConclusionRecord]]:
 
 def not_asked(study: StudyTables) -> list[str]:
     """The hypotheses that need a configuration or a length that the study does not have."""
-    return [name for name in NEEDS if not _asked(study, name)]
+    return [name for name in ABOUT if not _asked(study, name)]
 
 
 def criteria(study: StudyTables) -> list[tuple[str, str, str]]:

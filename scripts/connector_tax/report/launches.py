@@ -26,12 +26,6 @@ class CellState:
     record: CellRecord | None
     link: str | None
 
-    @property
-    def failed_checks(self) -> list[str]:
-        """Names of the validity checks that did not pass."""
-        health = self.record["health"] if self.record else {}
-        return [name for name, check in health.items() if not check["pass"]]
-
 
 @dataclass(frozen=True)
 class LaunchReport:
