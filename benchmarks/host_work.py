@@ -40,13 +40,14 @@ from connector_tax.commands import run_command
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.machine import cpu
+from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import resolve
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.processes import ServerProcesses
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server import Server
-from connector_tax.study.server_command import affinity_plan, served_model
+from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import overlay
 from connector_tax.vllm.tiny_model import write_model
@@ -133,14 +134,14 @@ def _measure(
     ) as server:
         os.sched_setaffinity(0, affinity_plan(study).loadgen)
         conditions = conditions_of(server)
-        model, vocabulary = served_model(study["config"]["engine"])
+        engine = study["config"]["engine"]
         requests = iter(planned_requests(
-            model=model, vocab_size=vocabulary, input_tokens=INPUT_TOKENS,
+            engine_of(engine).served, input_tokens=INPUT_TOKENS,
             output_tokens=OUTPUT_TOKENS, count=(rounds + 1) * len(conditions),
             seed=study["seed"], name="host_work",
         ))  # fmt: skip
-        log, processes = LaunchStepLog(where, "vllm"), ServerProcesses(server.pid, {})
-        sweep = study["config"]["engine"]["device_time"]["sweep_us"]
+        log, processes = LaunchStepLog(where, engine), ServerProcesses(server.pid, {})
+        sweep = engine["device_time"]["sweep_us"]
         values: dict[str, list[NDArray[np.float64]]] = {name: [] for name in conditions}
         headers = {"Content-Type": "application/json"}
         with httpx.Client(
