@@ -122,7 +122,7 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
         # The host prepares a step while the device computes the one before.
         device_us=lambda plan: max(reached.host_us, roof.device_us(plan)),
         # Beside an emulated device there are no weights to read, and nothing to compile.
-        startup_s=ASSUMED_STARTUP_S["emulated"] if emulated else roof.startup_s,
+        startup_s=engine_of(engine).startup_s if emulated else roof.startup_s,
         front_ns=0,
         kv_tokens=kv_tokens,
         source=(
