@@ -52,6 +52,7 @@ def test_an_emulated_device_is_rehearsed_as_it_is_emulated() -> None:
     )
     machine, plan = machine_of(study), StepPlan(decode_seqs=16, kv_tokens=67_200)
     coefficients = study["config"]["engine"]["device_time_content"]
+    assert machine.device_us is not None
     assert machine.device_us(plan) == pytest.approx(device_us(coefficients, plan))
     # No weights are read, nothing is compiled.
     assert machine.startup_s < machine_of(real).startup_s
