@@ -92,7 +92,7 @@ def scheduling(folder: Path, rounds: int) -> None:
             raise ArtifactError("the server is not pinned: this machine has too few CPUs")
 
         def conditions(server: Server, plan: Any = plan, said: Any = asynchronous) -> Conditions:
-            place = f"asynchronous {said}, API server on {{}} CPU"
+            place = f"{'' if said else 'no '}async, API server on {{}} CPU"
             return {
                 place.format("the engine's"): lambda: _move(server.pid, plan.server),
                 place.format("another"): lambda: _move(server.pid, plan.loadgen),
