@@ -1,5 +1,7 @@
 """What a number was measured on: the processor, the kernel, the versions, the load."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -8,10 +10,13 @@ import subprocess
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from connector_tax import __version__
-from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import IS_CHECKOUT, ROOT
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import EngineSection
 
 # Manifest column -> distributions that provide it, first found wins.
 ENGINE_PACKAGES = {

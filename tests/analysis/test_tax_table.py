@@ -1,18 +1,13 @@
 """The tax table: baseline, families, marks, one block, plain's launches, older studies."""
 
-import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from connector_tax.analysis.aggregate import main as aggregate
-from connector_tax.analysis.reference import main as reference
-from connector_tax.files import sha256_file
 from tests.analysis.conftest import VOID_REASON
-from tests.analysis.synthetic import SMALL_GRID, TAXES, write_analysed_study, write_synthetic_study
-from tests.analysis.tables import FILES, edit, one, select, table
+from tests.analysis.synthetic import SMALL_GRID, TAXES, write_analysed_study
+from tests.analysis.tables import one, select, table
 
 
 def test_the_last_plain_shows_no_tax_and_stands_beside_every_tax(crisp: Path) -> None:
@@ -115,36 +110,3 @@ def test_plain_launched_once_has_taxes_and_no_aa(tmp_path: Path) -> None:
     assert {row["config"] for row in rows} == set(TAXES)
     assert {row["aa_tax"] for row in rows} == {""}
     assert all(row["tax_lo"] != "" for row in rows)
-
-
-def test_an_archived_study_with_a_closing_plain_gives_the_same_numbers(
-    tmp_path: Path,
-) -> None:
-    small = write_synthetic_study(tmp_path / "x", steps_per_cell=20, config=SMALL_GRID).parent
-    old = tmp_path / "old"
-    shutil.copytree(small, old)
-    for launch in (old / "runs").glob("plain_2/*/*"):
-        text = (launch / "index.json").read_text()
-        for record in launch.glob("*/cell_*.json"):
-            before = sha256_file(record)
-            record.write_text(record.read_text().replace("plain_2", "plain_last"))
-            text = text.replace(before, sha256_file(record))
-        (launch / "index.json").write_text(text.replace("plain_2", "plain_last"))
-    (old / "runs" / "plain_2").rename(old / "runs" / "plain_last")
-
-    def as_it_was(study: dict[str, Any]) -> None:
-        config = study["config"]
-        assert config.pop("plain_launches") == 2
-        config["closing_plain"] = True
-        del config["statistics"]["confirmatory"]
-        config["statistics"]["margin"] = config["statistics"].pop("margins")["ttft_p90"]
-        for entry in (entry for order in study["run_order"].values() for entry in order):
-            entry["config"] = entry["config"].replace("plain_2", "plain_last")
-
-    edit(old / "study.json", as_it_was)
-    for root in (small, old):
-        assert reference(["--study", str(root / "study.json")]) == 0
-        assert aggregate(["--study", str(root / "study.json")]) == 0
-    for name in FILES:
-        then = (old / "analysis" / name).read_text().replace("plain_last", "plain_2")
-        assert then == (small / "analysis" / name).read_text()

@@ -43,7 +43,7 @@ def slow_engine() -> dict[str, Any]:
 
 def default_study(**precision: Any) -> StudyDocument:
     config = load_yaml(ROOT / "config" / "config.yaml")
-    config["precision"] |= precision
+    config["precision"] = precision
     return resolve(config, "config.yaml")
 
 

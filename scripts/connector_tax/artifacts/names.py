@@ -4,13 +4,17 @@ A block holds each configuration once, under its id, and the baseline `plain_lau
 the names `plain`, `plain_2`, `plain_3` and so on where it is `plain`.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from connector_tax.artifacts.study_records import Reference, StudyConfig
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import Reference, StudyConfig
+
 
 # The rate sweep, the shapes at ref_safe, the shapes at ref_load; in the order they run.
 PHASES = ("A", "B", "Bp")
@@ -30,8 +34,8 @@ TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"
 MARKED = "no verdict (marked)"
 DEVICES_DIFFER = "no verdict (devices differ)"
-# `plain_last` in studies measured before `plain_launches` existed. No configuration's id ends so.
-_FURTHER_LAUNCH = re.compile(r"(.+)_([2-9]|1\d|20|last)")
+# No configuration's id ends so.
+_FURTHER_LAUNCH = re.compile(r"(.+)_([2-9]|1\d|20)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,15 @@ the result; a study folder belongs to one design, recognised by the SHA-256 of e
 measurement depends on.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from connector_tax import __version__
 from connector_tax.artifacts import paths
@@ -25,13 +27,6 @@ from connector_tax.artifacts.names import (
     members_of,
     plain_names,
 )
-from connector_tax.artifacts.study_records import (
-    CellPlan,
-    ConfigurationEntry,
-    LaunchPlan,
-    StudyConfig,
-    StudyDocument,
-)
 from connector_tax.config import (
     ConfigError,
     check_study,
@@ -44,6 +39,15 @@ from connector_tax.config import (
 from connector_tax.files import read_json, sha256_json, write_json
 from connector_tax.seeds import named_generator
 from connector_tax.study.slots import check_slots
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import (
+        CellPlan,
+        ConfigurationEntry,
+        LaunchPlan,
+        StudyConfig,
+        StudyDocument,
+    )
 
 MEASUREMENT_KEYS = (
     "seed",
@@ -95,14 +99,14 @@ def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
     given = check_study(config, source, list(configurations))
     check_slots(given, source)
     configurations = with_own(configurations, given, source)
-    resolved: StudyConfig = json.loads(json.dumps(given))
+    resolved = given
     engine = resolved["engine"]
     bounds = {**BOUNDS, **(DEVICE_BOUNDS if engine.get("device") == "emulated" else {})}
-    resolved["validity"] = {**bounds, **given.get("validity", {})}
+    resolved["validity"] = {**bounds, **given["validity"]}
     if engine["kind"] == "embedded":
         definition = engine["definition"]
         engine["definition_content"] = load_yaml(shipped(definition))
-        validate(engine["definition_content"], "embedded.schema.yaml", definition)
+        validate(engine["definition_content"], "embedded", definition)
         missing = [
             c
             for c in resolved["configurations"]
