@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,10 +21,9 @@ import yaml
 
 from connector_tax.artifacts.checks import MIN_SAMPLES
 from connector_tax.artifacts.names import PHASE_RULES, PHASES, baseline_of, members_of
+from connector_tax.artifacts.offences import join, meant, offences
 
 if TYPE_CHECKING:
-    from jsonschema.exceptions import ValidationError
-
     from connector_tax.artifacts.study_records import (
         ConfigurationEntry,
         EngineSection,
@@ -144,14 +142,8 @@ def validate(value: Any, schema_name: str, source: str) -> None:
     Raises:
         ConfigError: one line for each offence: `source: key.path: found ..., allowed ...`.
     """
-    # Imported late: a launch validates nothing, and its server would start 100 ms later.
-    from jsonschema import Draft202012Validator
-
-    validator = Draft202012Validator(_schema(schema_name))
-    errors = sorted(validator.iter_errors(value), key=lambda error: [str(p) for p in error.path])
-    if errors:
-        lines = [line for error in errors for line in _offences(error)]
-        raise ConfigError("\n".join(f"{source}: {line}" for line in dict.fromkeys(lines)))
+    if lines := offences(value, _schema(schema_name)):
+        raise ConfigError("\n".join(f"{source}: {line}" for line in lines))
 
 
 def is_secret(name: str, value: Any) -> bool:
@@ -194,7 +186,7 @@ def _leaves(value: Any, where: str, name: str) -> Iterator[tuple[str, str, Any]]
     if isinstance(value, Mapping):
         for key, inner in value.items():
             own = name if _OF_A_SECRET.search(name) else str(key)
-            yield from _leaves(inner, _join(where, str(key)), own)
+            yield from _leaves(inner, join(where, str(key)), own)
     elif isinstance(value, list):
         before = ""
         for position, inner in enumerate(value):
@@ -204,70 +196,6 @@ def _leaves(value: Any, where: str, name: str) -> Iterator[tuple[str, str, Any]]
             before = str(inner)
     else:
         yield where, name, value
-
-
-def _offences(error: ValidationError) -> list[str]:
-    from jsonschema.exceptions import best_match
-
-    if error.context:
-        deepest = best_match(error.context)
-        if deepest is not None:
-            error = deepest
-    where = _dotted(error.absolute_path)
-    schema: Any = error.schema
-    wanted: Any = error.validator_value
-    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
-        allowed = sorted(schema.get("properties", {}))
-        unknown = [key for key in error.instance if key not in allowed]
-        return [
-            f"{_join(where, key)}: unknown key;{meant(key, allowed)} allowed here: "
-            + ", ".join(allowed)
-            for key in unknown
-        ]
-    if error.validator == "required":
-        section: Any = error.instance
-        missing = [key for key in wanted if key not in section]
-        return [f"{_join(where, key)}: missing; it is required" for key in missing]
-    near = meant(error.instance, wanted) if error.validator == "enum" else ""
-    return [f"{where or 'the file'}: found {error.instance!r};{near} allowed: {_allowed(error)}"]
-
-
-def meant(found: Any, known: Iterable[Any]) -> str:
-    """` did you mean ...?` where a known word is like the one found; else nothing."""
-    near = difflib.get_close_matches(str(found), map(str, known), 1)
-    return f" did you mean {near[0]}?" if near else ""
-
-
-def _allowed(error: ValidationError) -> str:
-    value: Any = error.validator_value
-    texts: dict[str, Callable[[], str]] = {
-        "enum": lambda: "one of " + ", ".join("null" if v is None else str(v) for v in value),
-        "const": lambda: repr(value),
-        "type": lambda: " or ".join(value) if isinstance(value, list) else str(value),
-        "minimum": lambda: f">= {value}",
-        "maximum": lambda: f"<= {value}",
-        "exclusiveMinimum": lambda: f"> {value}",
-        "exclusiveMaximum": lambda: f"< {value}",
-        "pattern": lambda: f"text matching {value}",
-        "minItems": lambda: f"at least {value} items",
-        "maxItems": lambda: f"at most {value} items",
-        "uniqueItems": lambda: "no item twice",
-        "minLength": lambda: f"at least {value} characters",
-        "maxLength": lambda: f"at most {value} characters",
-    }
-    describe = texts.get(str(error.validator))
-    return describe() if describe else error.message
-
-
-def _dotted(path: Iterable[str | int]) -> str:
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
-
-
-def _join(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
 
 
 def load_configurations(path: Path) -> dict[str, ConfigurationEntry]:

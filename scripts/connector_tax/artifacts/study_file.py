@@ -14,7 +14,6 @@ from connector_tax.artifacts.names import (
     launched_plains,
 )
 from connector_tax.artifacts.record_reader import read_record
-from connector_tax.files import ArtifactError
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
@@ -87,17 +86,8 @@ def every_launch(study: StudyDocument) -> list[Launch]:
 
 
 def load_study(path: Path) -> Study:
-    """Read `study.json`.
-
-    Raises:
-        ArtifactError: as `read_study`, or a phase is missing.
-    """
-    document = read_study(path)
-    for key, planned in (("run_order", document["run_order"]), ("cells", document["cells"])):
-        missing = [phase for phase in PHASES if phase not in planned]
-        if missing:
-            raise ArtifactError(f"{path}: {key}: phase {missing[0]!r} is missing")
-    return Study(path.parent, document)
+    """Read `study.json`; raises as `read_study`."""
+    return Study(path.parent, read_study(path))
 
 
 def launches(study: StudyDocument, phase: str) -> list[Launch]:

@@ -836,7 +836,7 @@ class StudyConfig(TypedDict):
 
 LaunchName = Annotated[str, says(pattern="^[a-z][a-z0-9_]{0,63}$")]
 CellName = Annotated[str, says(pattern="^[a-z0-9][a-z0-9.-]{0,63}$")]
-Phase = Literal["A", "B", "Bp"]
+Phase = Annotated[str, says(pattern="^(A|B|Bp)$")]
 
 
 class LaunchPlan(TypedDict):
@@ -885,9 +885,10 @@ class StudyDocument(DesignLabel):
         says("the entries that take part", min_length=1, max_length=1000),
     ]
     run_order: Annotated[
-        dict[str, Annotated[list[LaunchPlan], says(max_length=100_000)]],
-        says("phase to launches, in the order they run"),
+        dict[Phase, Annotated[list[LaunchPlan], says(max_length=100_000)]],
+        says("phase to launches, in the order they run", min_length=3),
     ]
     cells: Annotated[
-        dict[str, Annotated[list[CellPlan], says(max_length=1000)]], says("phase to cells")
+        dict[Phase, Annotated[list[CellPlan], says(max_length=1000)]],
+        says("phase to cells", min_length=3),
     ]
