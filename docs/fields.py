@@ -263,7 +263,7 @@ def _null(rule: str) -> str:
 
 def _declared(where: str, name: str, hint: Any) -> Field:
     meanings = [m.description for m in getattr(hint, "__metadata__", ()) if m.description]
-    if typing.get_origin(hint) is typing.NotRequired:
+    if typing.get_origin(hint) in (typing.NotRequired, typing.Required):
         return _declared(where, name, typing.get_args(hint)[0])
     if not meanings:
         raise FieldsError(f"{where}: declared without a meaning")

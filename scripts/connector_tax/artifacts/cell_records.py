@@ -4,7 +4,7 @@ Times are CLOCK_MONOTONIC in ns. A key that is NotRequired lacks where it does n
 studies measured before it existed.
 """
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeGuard
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, TypeGuard
 
 from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.study_records import QuietRule
@@ -130,89 +130,65 @@ class MachineCounters(TypedDict):
     faults: int
 
 
-class MachineLine(TypedDict):
+class MachineLine(TypedDict, total=False):
     """One line of machine_*.jsonl: which fields it has depends on its kind."""
 
-    kind: Annotated[Literal["look", "begin", "chunk"], says("look, begin or chunk")]
-    t_ns: Annotated[
-        int, says("CLOCK_MONOTONIC: of a look its beginning, else when the counters were read")
+    kind: Required[Annotated[Literal["look", "begin", "chunk"], says("look, begin or chunk")]]
+    t_ns: Required[
+        Annotated[
+            int, says("CLOCK_MONOTONIC: of a look its beginning, else when the counters were read")
+        ]
     ]
     # look.
-    when: NotRequired[
-        Annotated[Literal["before", "after"], says("before or after; absent but in a look")]
-    ]
-    cpus: NotRequired[
-        Annotated[
-            list[int],
-            says(
-                "the logical CPUs it sampled in turn; empty where nothing is pinned; absent but"
-                " in a look"
-            ),
-        ]
+    when: Annotated[Literal["before", "after"], says("before or after; absent but in a look")]
+    cpus: Annotated[
+        list[int],
+        says(
+            "the logical CPUs it sampled in turn; empty where nothing is pinned; absent but"
+            " in a look"
+        ),
     ]
     # look and chunk.
-    memory_ns: NotRequired[
-        Annotated[list[int], says("CPU time of the loads of each sample; absent from begin")]
-    ]
-    compute_ns: NotRequired[
-        Annotated[list[int], says("CPU time of the arithmetic of each sample; absent from begin")]
+    memory_ns: Annotated[list[int], says("CPU time of the loads of each sample; absent from begin")]
+    compute_ns: Annotated[
+        list[int], says("CPU time of the arithmetic of each sample; absent from begin")
     ]
     # chunk.
-    at_us: NotRequired[
-        Annotated[
-            list[int],
-            says(
-                "when each sample began, after the t_ns of the line before; absent but in a chunk"
-            ),
-        ]
+    at_us: Annotated[
+        list[int],
+        says("when each sample began, after the t_ns of the line before; absent but in a chunk"),
     ]
-    gpu: NotRequired[
-        Annotated[
-            list[dict[str, Any]],
-            says(
-                "a chunk's rows of nvidia-smi: index, SM and memory clock, temperature, power, "
-                "throttle reasons; absent without a GPU"
-            ),
-        ]
+    gpu: Annotated[
+        list[dict[str, Any]],
+        says(
+            "a chunk's rows of nvidia-smi: index, SM and memory clock, temperature, power, "
+            "throttle reasons; absent without a GPU"
+        ),
     ]
-    foreign_gpu_pids: NotRequired[
-        Annotated[
-            list[int] | None,
-            says(
-                "processes seen on the study's GPUs in the chunk that are not the study's; "
-                "absent without a GPU; null: nvidia-smi named none of the study's processes in "
-                "the chunk"
-            ),
-        ]
+    foreign_gpu_pids: Annotated[
+        list[int] | None,
+        says(
+            "processes seen on the study's GPUs in the chunk that are not the study's; "
+            "absent without a GPU; null: nvidia-smi named none of the study's processes in "
+            "the chunk"
+        ),
     ]
     # begin.
-    interval_ms: NotRequired[
-        Annotated[float, says("as in the configuration's quiet; absent but in begin")]
-    ]
-    working_set_mib: NotRequired[
-        Annotated[float, says("as in the configuration's quiet; absent but in begin")]
-    ]
-    elements: NotRequired[Annotated[int, says("loads of one sample; absent but in begin")]]
-    chunk_ms: NotRequired[
-        Annotated[float, says("as in the configuration's quiet; absent but in begin")]
-    ]
-    loadgen: NotRequired[
-        Annotated[list[int], says("the logical CPUs of each side; absent but in begin")]
-    ]
-    server: NotRequired[
-        Annotated[list[int], says("the logical CPUs of each side; absent but in begin")]
-    ]
+    interval_ms: Annotated[float, says("as in the configuration's quiet; absent but in begin")]
+    working_set_mib: Annotated[float, says("as in the configuration's quiet; absent but in begin")]
+    elements: Annotated[int, says("loads of one sample; absent but in begin")]
+    chunk_ms: Annotated[float, says("as in the configuration's quiet; absent but in begin")]
+    loadgen: Annotated[list[int], says("the logical CPUs of each side; absent but in begin")]
+    server: Annotated[list[int], says("the logical CPUs of each side; absent but in begin")]
     # begin and chunk.
-    counters: NotRequired[
-        Annotated[
-            MachineCounters,
-            says(
-                "totals. idle_ms, steal_ms and own_ms (the study's own processes) of both "
-                "sides; pressure_us of cpu and memory, throttled periods, each null where the "
-                "kernel does not tell; suspended_ms; CPU time and page faults of the watching "
-                "process; absent from a look"
-            ),
-        ]
+    counters: Annotated[
+        MachineCounters,
+        says(
+            "totals. idle_ms, steal_ms and own_ms (the study's own processes) of both "
+            "sides; pressure_us of cpu and memory, throttled periods, each null where the "
+            "kernel does not tell; suspended_ms; CPU time and page faults of the watching "
+            "process; absent from a look"
+        ),
     ]
 
 
@@ -285,8 +261,7 @@ class CellQuiet(TypedDict):
 
 # Not a class: `pass` is no name of Python's.
 CheckRecord = TypedDict(
-    "CheckRecord",
-    {"value": float | None, "bound": float | list[float], "pass": bool},
+    "CheckRecord", {"value": float | None, "bound": float | list[float], "pass": bool}
 )
 """One check of `health` (artifacts/checks.py:CHECKS); a bound of two is a range."""
 
@@ -316,15 +291,15 @@ class CellCpu(TypedDict):
     cpu_s_per_1000: QuantityRecord
 
 
-class GeneratorHealth(TypedDict):
+class GeneratorHealth(TypedDict, total=False):
     """`load_generator`: counters by process, who died, connections by worker."""
 
-    processes: dict[str, dict[str, float]]
-    workers: NotRequired[int]
-    workers_died: NotRequired[list[int]]
-    connections_per_worker: NotRequired[int]
-    connections: NotRequired[dict[str, int]]
-    connect_errors: NotRequired[list[str]]
+    processes: Required[dict[str, dict[str, float]]]
+    workers: int
+    workers_died: list[int]
+    connections_per_worker: int
+    connections: dict[str, int]
+    connect_errors: list[str]
 
 
 class RehearsedRecord(TypedDict):

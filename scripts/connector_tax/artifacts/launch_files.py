@@ -5,19 +5,19 @@ studies measured before it existed.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, Required, TypedDict
 
 from connector_tax.artifacts.cell_records import QuantityRecord
 from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.study_records import CellPlan, ConfigurationEntry, EngineSection
 
 
-class QuietLevel(TypedDict):
+class QuietLevel(TypedDict, total=False):
     """`quiet_level`: ns of a load and of a sample's arithmetic on the idle server's CPUs."""
 
-    memory_ns: float
-    compute_ns: NotRequired[float]
-    looks: NotRequired[int]
+    memory_ns: Required[float]
+    compute_ns: float
+    looks: int
 
 
 class ClaimedNode(TypedDict):

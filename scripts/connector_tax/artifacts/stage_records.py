@@ -4,7 +4,7 @@ As they lie on disk; what each means: docs/artifacts.md. A key that is NotRequir
 does not apply, or in studies measured before it existed.
 """
 
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, Required, TypedDict
 
 from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.launch_files import QuietLevel
@@ -55,36 +55,30 @@ class VllmDescription(TypedDict):
     missing: list[str]
 
 
-class PatchStatus(TypedDict):
+class PatchStatus(TypedDict, total=False):
     """patch_status.json; from `vllm` on of a real vLLM only."""
 
-    step_timing_available: Annotated[bool, says("steps and hooks are timed")]
-    method: NotRequired[Annotated[str, says("how")]]
-    reason: NotRequired[Annotated[str | None, says("why it is not; null: available")]]
-    targets: NotRequired[
-        Annotated[list[HookTarget], says("wrapped methods: hook, file, line, SHA-256 of the file")]
+    step_timing_available: Required[Annotated[bool, says("steps and hooks are timed")]]
+    method: Annotated[str, says("how")]
+    reason: Annotated[str | None, says("why it is not; null: available")]
+    targets: Annotated[
+        list[HookTarget], says("wrapped methods: hook, file, line, SHA-256 of the file")
     ]
-    vllm: NotRequired[Annotated[str, says("its version; absent but for a vLLM")]]
-    missing: NotRequired[
-        Annotated[list[str], says("hook points this vLLM lacks; absent but for a vLLM")]
+    vllm: Annotated[str, says("its version; absent but for a vLLM")]
+    missing: Annotated[list[str], says("hook points this vLLM lacks; absent but for a vLLM")]
+    overlay: Annotated[
+        dict[str, str], says("SHA-256 of the overlay's files; absent but for a vLLM")
     ]
-    overlay: NotRequired[
-        Annotated[dict[str, str], says("SHA-256 of the overlay's files; absent but for a vLLM")]
+    vllm_sources_sha256_before: Annotated[
+        str, says("over all sources of the installed vLLM; absent but for a vLLM")
     ]
-    vllm_sources_sha256_before: NotRequired[
-        Annotated[str, says("over all sources of the installed vLLM; absent but for a vLLM")]
+    leftovers: Annotated[
+        list[str],
+        says("files of the environment with the probe's marker: none; absent but for a vLLM"),
     ]
-    leftovers: NotRequired[
-        Annotated[
-            list[str],
-            says("files of the environment with the probe's marker: none; absent but for a vLLM"),
-        ]
-    ]
-    steps_recorded: NotRequired[
-        Annotated[
-            dict[str, int],
-            says("by process, in the launch that proved it; steps; absent but for a vLLM"),
-        ]
+    steps_recorded: Annotated[
+        dict[str, int],
+        says("by process, in the launch that proved it; steps; absent but for a vLLM"),
     ]
 
 
@@ -99,14 +93,14 @@ class OverlayStatus(TypedDict):
     leftovers: list[str]
 
 
-class RevertStatus(TypedDict):
+class RevertStatus(TypedDict, total=False):
     """revert_status.json; after `removed` of a real vLLM only."""
 
-    reverted: bool
-    removed: list[str]
-    vllm_sources_sha256_before: NotRequired[str]
-    vllm_sources_sha256_after: NotRequired[str]
-    leftovers: NotRequired[list[str]]
+    reverted: Required[bool]
+    removed: Required[list[str]]
+    vllm_sources_sha256_before: str
+    vllm_sources_sha256_after: str
+    leftovers: list[str]
 
 
 class ModelRecord(TypedDict):

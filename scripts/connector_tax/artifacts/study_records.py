@@ -4,7 +4,7 @@ Each is declared here once (artifacts/declare.py). Times are seconds and rates r
 name says otherwise.
 """
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 
 from connector_tax.artifacts.declare import says
 
@@ -37,19 +37,19 @@ Environment = dict[
 Ids = Annotated[list[Identifier], says(min_length=1, uniqueItems=True)]
 
 
-class FormSection(TypedDict):
+class FormSection(TypedDict, total=False):
     """What differs for one configuration here from config/configurations.yaml."""
 
-    python: NotRequired[
-        Annotated[Text, says("interpreter of another environment, for another vLLM or connector")]
+    python: Annotated[
+        Text, says("interpreter of another environment, for another vLLM or connector")
     ]
-    connector: NotRequired[Annotated[ClassName, says("another class")]]
-    flags: NotRequired[Annotated[Flags, says("added to engine.flags; null takes a flag away")]]
-    environment: NotRequired[
-        Annotated[Environment, says("added to engine.environment; null takes a variable away")]
+    connector: Annotated[ClassName, says("another class")]
+    flags: Annotated[Flags, says("added to engine.flags; null takes a flag away")]
+    environment: Annotated[
+        Environment, says("added to engine.environment; null takes a variable away")
     ]
-    transfer_config: NotRequired[Annotated[Foreign, says("added to vLLM's KVTransferConfig")]]
-    extra_config: NotRequired[Annotated[Foreign, says("added to the configuration's extra_config")]]
+    transfer_config: Annotated[Foreign, says("added to vLLM's KVTransferConfig")]
+    extra_config: Annotated[Foreign, says("added to the configuration's extra_config")]
 
 
 class DeviceTimeSection(TypedDict):
@@ -80,108 +80,86 @@ class DeviceTimeSection(TypedDict):
     ]
 
 
-class EngineSection(TypedDict):
+class EngineSection(TypedDict, total=False):
     """The server that is measured; what it has besides `kind` and `label` depends on the kind."""
 
-    kind: Annotated[Literal["embedded", "vllm"], says("which sort of server")]
-    label: Annotated[
-        str, says("stands in every record, table and figure", min_length=1, max_length=60)
+    kind: Required[Annotated[Literal["embedded", "vllm"], says("which sort of server")]]
+    label: Required[
+        Annotated[
+            str, says("stands in every record, table and figure", min_length=1, max_length=60)
+        ]
     ]
-    definition: NotRequired[
-        Annotated[Text, says("step cost and connector taxes, a file", kinds=["embedded"])]
-    ]
+    definition: Annotated[Text, says("step cost and connector taxes, a file", kinds=["embedded"])]
     # No study's file may have these two.
-    definition_content: NotRequired[
-        Annotated[Foreign, says("in study.json: what stands in `definition`", kinds=[])]
+    definition_content: Annotated[
+        Foreign, says("in study.json: what stands in `definition`", kinds=[])
     ]
-    device_time_content: NotRequired[
-        Annotated[Foreign, says("in study.json: coefficients of the device's time", kinds=[])]
+    device_time_content: Annotated[
+        Foreign, says("in study.json: coefficients of the device's time", kinds=[])
     ]
-    device: NotRequired[
-        Annotated[
-            Literal["cpu", "cuda", "emulated"],
-            says("emulated: its time is waited for (device_time)", kinds=["vllm"]),
-        ]
+    device: Annotated[
+        Literal["cpu", "cuda", "emulated"],
+        says("emulated: its time is waited for (device_time)", kinds=["vllm"]),
     ]
-    device_time: NotRequired[
-        Annotated[
-            DeviceTimeSection,
-            says(
-                "with device emulated, whose label must hold the words `device time emulated`",
-                kinds=["vllm"],
-                optional=True,
-            ),
-        ]
+    device_time: Annotated[
+        DeviceTimeSection,
+        says(
+            "with device emulated, whose label must hold the words `device time emulated`",
+            kinds=["vllm"],
+            optional=True,
+        ),
     ]
-    python: NotRequired[
-        Annotated[Text, says("interpreter of the environment vLLM is installed in", kinds=["vllm"])]
+    python: Annotated[
+        Text, says("interpreter of the environment vLLM is installed in", kinds=["vllm"])
     ]
-    build_python: NotRequired[
-        Annotated[
-            Text,
-            says(
-                "interpreter that an environment of this project is built with, of the version"
-                " that its lock is for; absent: python3.11. No part of the design",
-                kinds=["vllm"],
-                optional=True,
-            ),
-        ]
+    build_python: Annotated[
+        Text,
+        says(
+            "interpreter that an environment of this project is built with, of the version"
+            " that its lock is for; absent: python3.11. No part of the design",
+            kinds=["vllm"],
+            optional=True,
+        ),
     ]
-    model: NotRequired[
-        Annotated[
-            Text,
-            says(
-                "given to --model; fetched by this name before anything starts; ./folder: of the"
-                " project",
-                kinds=["vllm"],
-            ),
-        ]
+    model: Annotated[
+        Text,
+        says(
+            "given to --model; fetched by this name before anything starts; ./folder: of the"
+            " project",
+            kinds=["vllm"],
+        ),
     ]
-    revision: NotRequired[
-        Annotated[
-            str,
-            says(
-                "commit, branch or tag of a model that is fetched by name; absent: what the hub"
-                " calls main then. environment.json has the commit",
-                pattern="^[A-Za-z0-9][A-Za-z0-9._/-]*$",
-                kinds=["vllm"],
-                optional=True,
-            ),
-        ]
+    revision: Annotated[
+        str,
+        says(
+            "commit, branch or tag of a model that is fetched by name; absent: what the hub"
+            " calls main then. environment.json has the commit",
+            pattern="^[A-Za-z0-9][A-Za-z0-9._/-]*$",
+            kinds=["vllm"],
+            optional=True,
+        ),
     ]
-    served_model_name: NotRequired[
-        Annotated[Text, says("name the server gives the model", kinds=["vllm"])]
+    served_model_name: Annotated[Text, says("name the server gives the model", kinds=["vllm"])]
+    vocab_size: Annotated[
+        int, says("prompts are random token ids below this", ge=100, kinds=["vllm"])
     ]
-    vocab_size: NotRequired[
-        Annotated[int, says("prompts are random token ids below this", ge=100, kinds=["vllm"])]
+    flags: Annotated[
+        Flags, says("vLLM's command-line flags, in this order; true: the bare flag", kinds=["vllm"])
     ]
-    flags: NotRequired[
-        Annotated[
-            Flags,
-            says("vLLM's command-line flags, in this order; true: the bare flag", kinds=["vllm"]),
-        ]
+    environment: Annotated[
+        Environment, says("added to the server's; the same for every configuration", kinds=["vllm"])
     ]
-    environment: NotRequired[
-        Annotated[
-            Environment,
-            says("added to the server's; the same for every configuration", kinds=["vllm"]),
-        ]
+    pythonpath: Annotated[
+        list[Annotated[str, says(pattern="^[^:]+$")]],
+        says(
+            "folders of the project, or absolute, in which connectors' modules are",
+            kinds=["vllm"],
+            optional=True,
+        ),
     ]
-    pythonpath: NotRequired[
-        Annotated[
-            list[Annotated[str, says(pattern="^[^:]+$")]],
-            says(
-                "folders of the project, or absolute, in which connectors' modules are",
-                kinds=["vllm"],
-                optional=True,
-            ),
-        ]
-    ]
-    forms: NotRequired[
-        Annotated[
-            dict[Identifier, FormSection],
-            says("by configuration: what differs for it here", kinds=["vllm"]),
-        ]
+    forms: Annotated[
+        dict[Identifier, FormSection],
+        says("by configuration: what differs for it here", kinds=["vllm"]),
     ]
 
 
@@ -245,56 +223,45 @@ Companions = Annotated[
 ]
 
 
-class ConfigurationEntry(TypedDict):
+class ConfigurationEntry(TypedDict, total=False):
     """A configuration of config/configurations.yaml, or of a study's own `connectors`.
 
     Those of a study document's `configurations` have all but `companions`.
     """
 
-    id: Annotated[ConfigurationId, says("names folders, colours and rows everywhere")]
-    label: NotRequired[
-        Annotated[str, says("in figures and tables; absent: the id", min_length=1, max_length=40)]
+    id: Required[Annotated[ConfigurationId, says("names folders, colours and rows everywhere")]]
+    label: Annotated[
+        str, says("in figures and tables; absent: the id", min_length=1, max_length=40)
     ]
-    connector: Annotated[
-        ClassName | None, says("class vLLM loads through --kv-transfer-config; null: none")
-    ]
-    module_path: NotRequired[
+    connector: Required[
         Annotated[
-            ModuleName | None,
-            says("module of a class vLLM does not ship; null: vLLM's own registry", default=None),
+            ClassName | None, says("class vLLM loads through --kv-transfer-config; null: none")
         ]
     ]
-    role: NotRequired[
-        Annotated[Role | None, says("vLLM's kv_role; absent: kv_both with a connector")]
+    module_path: Annotated[
+        ModuleName | None,
+        says("module of a class vLLM does not ship; null: vLLM's own registry", default=None),
     ]
-    extra_config: NotRequired[
-        Annotated[
-            Foreign,
-            says(
-                "kv_connector_extra_config; {name.port} starts that companion and is its port",
-                default={},
-            ),
-        ]
+    role: Annotated[Role | None, says("vLLM's kv_role; absent: kv_both with a connector")]
+    extra_config: Annotated[
+        Foreign,
+        says(
+            "kv_connector_extra_config; {name.port} starts that companion and is its port",
+            default={},
+        ),
     ]
-    children: NotRequired[
-        Annotated[
-            list[Identifier], says("ids of the connectors a MultiConnector holds", default=[])
-        ]
+    children: Annotated[
+        list[Identifier], says("ids of the connectors a MultiConnector holds", default=[])
     ]
-    gate: NotRequired[
-        Annotated[
-            Literal["verify_noop_connector", "verify_kv_consumer", "verify_multi_connector"] | None,
-            says(
-                "gate of its own; null: the general one on a real vLLM, none on the embedded"
-                " engine",
-                default=None,
-            ),
-        ]
+    gate: Annotated[
+        Literal["verify_noop_connector", "verify_kv_consumer", "verify_multi_connector"] | None,
+        says(
+            "gate of its own; null: the general one on a real vLLM, none on the embedded engine",
+            default=None,
+        ),
     ]
-    purpose: NotRequired[
-        Annotated[Text, says("why it is measured", default="Defined by the study.")]
-    ]
-    companions: NotRequired[Companions]
+    purpose: Annotated[Text, says("why it is measured", default="Defined by the study.")]
+    companions: Companions
 
 
 class ConfigurationsFile(TypedDict):
@@ -366,8 +333,7 @@ class PhaseASection(TypedDict):
     """The rate sweep at one shape."""
 
     rates_rps: Annotated[
-        list[Positive],
-        says("requests/s, ascending; a cell each", min_length=1, uniqueItems=True),
+        list[Positive], says("requests/s, ascending; a cell each", min_length=1, uniqueItems=True)
     ]
     input_tokens: Annotated[Tokens, says("prompt length of every cell")]
     output_tokens: Annotated[OutputTokens, says("completion length of every cell")]
@@ -465,8 +431,7 @@ class PrecisionSection(TypedDict):
         ),
     ]
     skip_rate_factor: Annotated[
-        float,
-        says("its rates from this multiple on are recorded as skipped", ge=1, default=2),
+        float, says("its rates from this multiple on are recorded as skipped", ge=1, default=2)
     ]
 
 
@@ -481,8 +446,7 @@ class LoadGeneratorSection(TypedDict):
         bool, says("pin session, workers and server apart", default=True)
     ]
     keep_reads: Annotated[
-        bool,
-        says("record the stamp of every socket read, a third of the archive", default=False),
+        bool, says("record the stamp of every socket read, a third of the archive", default=False)
     ]
 
 
@@ -630,34 +594,28 @@ class ReferenceSection(TypedDict):
     ]
 
 
-class RehearsalSection(TypedDict):
+class RehearsalSection(TypedDict, total=False):
     """What a rehearsal takes the machine of a real vLLM to be; no measurement depends on it.
 
     An accelerator and a model, or a launch of an archive whose step log is fitted.
     """
 
-    accelerator: NotRequired[Annotated[Text, says("a row of config/accelerators.yaml")]]
-    model_config: NotRequired[Annotated[Text, says("the model's config.json")]]
-    archive: NotRequired[
-        Annotated[Text, says("an archive of a study of the same engine and model")]
+    accelerator: Annotated[Text, says("a row of config/accelerators.yaml")]
+    model_config: Annotated[Text, says("the model's config.json")]
+    archive: Annotated[Text, says("an archive of a study of the same engine and model")]
+    launch: Annotated[
+        str,
+        says(
+            "a launch of that study, such as plain/block0/A",
+            pattern="^[a-z][a-z0-9_]*/block[0-9]+/(A|B|Bp)$",
+        ),
     ]
-    launch: NotRequired[
-        Annotated[
-            str,
-            says(
-                "a launch of that study, such as plain/block0/A",
-                pattern="^[a-z][a-z0-9_]*/block[0-9]+/(A|B|Bp)$",
-            ),
-        ]
-    ]
-    launch_sd: NotRequired[
-        Annotated[
-            Share,
-            says(
-                "relative spread from launch to launch; absent: that of config/accelerators.yaml,"
-                " with an archive 0"
-            ),
-        ]
+    launch_sd: Annotated[
+        Share,
+        says(
+            "relative spread from launch to launch; absent: that of config/accelerators.yaml,"
+            " with an archive 0"
+        ),
     ]
 
 
@@ -682,8 +640,7 @@ class StatisticsSection(TypedDict):
         ),
     ]
     chunk_s: Annotated[
-        Positive,
-        says("contiguous time-chunks resampled together; at least a request's life"),
+        Positive, says("contiguous time-chunks resampled together; at least a request's life")
     ]
     p99_min_samples: Annotated[int, says("below this a p99 is refused", ge=100, default=1000)]
 
@@ -710,20 +667,17 @@ class HypothesesSection(TypedDict):
     ]
     h2_prior_gap_pp: Annotated[float, says("the prior's gap, percentage points", default=7.0)]
     h2_gap_band_pp: Annotated[
-        Band,
-        says("H2: gaps that count as preserved, percentage points", default=[5.0, 10.0]),
+        Band, says("H2: gaps that count as preserved, percentage points", default=[5.0, 10.0])
     ]
     h3_framework_share: Annotated[
         Fraction,
         says("H3: share of the tax below which the framework is the smaller part", default=0.50),
     ]
     h3_implementation_share: Annotated[
-        Fraction,
-        says("criterion 3: share below which the implementation dominates", default=0.30),
+        Fraction, says("criterion 3: share below which the implementation dominates", default=0.30)
     ]
     h4_tolerance: Annotated[
-        Fraction,
-        says("H4: departure from additivity, share of the stack's tax", default=0.30),
+        Fraction, says("H4: departure from additivity, share of the stack's tax", default=0.30)
     ]
     max_hours: Annotated[Positive, says("criterion 7: wall clock of the measurements", default=6.0)]
     prior: Annotated[PriorSection, says("what is reproduced", default={})]
@@ -763,8 +717,7 @@ class StudyConfig(TypedDict):
         ),
     ]
     blocks: Annotated[
-        int,
-        says("launches of each configuration; verdicts need at least 3", ge=1, le=1000),
+        int, says("launches of each configuration; verdicts need at least 3", ge=1, le=1000)
     ]
     baseline: NotRequired[
         Annotated[Identifier, says("the configuration that taxes are against; absent: plain")]
@@ -881,8 +834,7 @@ class StudyDocument(DesignLabel):
         StudyConfig, says("the configuration, with the embedded engine's file inside")
     ]
     configurations: Annotated[
-        list[ConfigurationEntry],
-        says("the entries that take part", min_length=1, max_length=1000),
+        list[ConfigurationEntry], says("the entries that take part", min_length=1, max_length=1000)
     ]
     run_order: Annotated[
         dict[Phase, Annotated[list[LaunchPlan], says(max_length=100_000)]],
