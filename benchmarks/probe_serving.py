@@ -29,12 +29,12 @@ from scipy import stats
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import ArtifactError
-from connector_tax.loadgen import PlannedRequest, RandomPrompts
+from connector_tax.loadgen import PlannedRequest, RequestSource
 from connector_tax.machine import cpu
+from connector_tax.servers.kinds import STEP_LOG_PREFIX, engine_of
 from connector_tax.study.device import devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests
-from connector_tax.study.server_command import STEP_LOG_PREFIX, served_model
 from connector_tax.vllm.step_probe.log import socket_address
 from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write
 
@@ -211,11 +211,9 @@ def _measure(
     return measured
 
 
-def _requests(study: StudyDocument, name: str, tokens: int, count: int) -> RandomPrompts:
-    model, vocabulary = served_model(study["config"]["engine"])
+def _requests(study: StudyDocument, name: str, tokens: int, count: int) -> RequestSource:
     return planned_requests(
-        model=model,
-        vocab_size=vocabulary,
+        engine_of(study["config"]["engine"]).served,
         input_tokens=INPUT_TOKENS,
         output_tokens=tokens,
         count=count,

@@ -38,12 +38,13 @@ from connector_tax.commands import run_command
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.loadgen import CellResult, Progress, make_offsets
 from connector_tax.machine import cpu
+from connector_tax.servers.kinds import engine_of
 from connector_tax.study.cell import cell_rule, load_generator
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.machine import MachineWatch
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.prompts import planned_requests
-from connector_tax.study.server_command import affinity_plan, served_model
+from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.yardstick import LOOK_PAUSE_S, LOOK_SAMPLES, Yardstick
 
 FACTORS = (1.1, 1.2, 1.3, 1.5, 2.0)
@@ -186,10 +187,9 @@ def _launch(
             arrivals["process"], rate, rule.warmup_s + whole_s, f"{number}/quiet",
             gamma_shape=arrivals["gamma_shape"],
         )  # fmt: skip
-        model, vocabulary = served_model(study["config"]["engine"])
         sweep = study["config"]["phase_a"]
         requests = planned_requests(
-            model=model, vocab_size=vocabulary, input_tokens=sweep["input_tokens"],
+            engine_of(study["config"]["engine"]).served, input_tokens=sweep["input_tokens"],
             output_tokens=sweep["output_tokens"], count=len(offsets), seed=study["seed"],
             name=f"quiet/{number}",
         )  # fmt: skip

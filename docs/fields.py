@@ -26,8 +26,8 @@ import yaml
 from connector_tax.artifacts import cell_records, launch_files, stage_records, study_records
 from connector_tax.artifacts.checks import CHECKS
 from connector_tax.artifacts.index import LaunchIndex
-from connector_tax.artifacts.names import METRICS
-from connector_tax.artifacts.tables import COLUMNS, DEVICE_COLUMNS
+from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS
+from connector_tax.artifacts.tables import COLUMNS
 from connector_tax.config import ROOT, SCHEMAS
 from connector_tax.engine.config import EngineFile
 from connector_tax.engine.steplog import StepRecord
@@ -69,7 +69,6 @@ RECORDS: Mapping[str, Any] = {
 REHEARSED = {"rehearsed"}
 # Fields the step probe adds to the engine's own record (vllm/step_records.py).
 PROBE_FIELDS = ("update_us", "hooks_us", "children_us")
-MARGIN = {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "default": 0.03}
 
 
 class FieldsError(Exception):
@@ -103,14 +102,31 @@ def schema_of(kind: type) -> dict[str, Any]:
         scheduler["properties"] |= admission["properties"]
     if kind is study_records.StudyConfig:
         bounds = {key: b.schema() for check in CHECKS.values() for key, b in check.bounds.items()}
-        margins = {metric: MARGIN | {"description": f"of a tax of {metric}"} for metric in METRICS}
+        margins = {
+            name: _number(f"of a tax of {metric.label}", metric.margin, maximum=1)
+            for name, metric in LATENCY_METRICS.items()
+            if metric.margin is not None
+        }
+        criteria = {
+            criterion.bound: _number(
+                f"{criterion.said} {'above' if criterion.above else 'below'} this",
+                criterion.default,
+            )
+            for criterion in CRITERIA.values()
+        }
         for section, key, known in (
             ("StudyConfig", "validity", bounds),
+            ("StudyConfig", "saturation", criteria),
             ("StatisticsSection", "margins", margins),
         ):
             closed = {"properties": known, "additionalProperties": False}
             definitions[section]["properties"][key] |= closed
     return schema
+
+
+def _number(meaning: str, default: float, **limits: float) -> dict[str, Any]:
+    own = {"type": "number", "exclusiveMinimum": 0, "default": default}
+    return {"description": meaning, **own, **limits}
 
 
 def _records(kind: Any) -> Iterator[type]:
@@ -181,10 +197,10 @@ def keys_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
                 raise FieldsError(f"{path}.{name}: declared without a meaning")
             if child.get("default", {}) != {}:
                 meaning += f" (default {json.dumps(child['default'])})"
-            elif child.get("optional", not needed and not {"default", "kinds"} & child.keys()):
+            elif not needed and not {"default", "kinds", "optional"} & child.keys():
                 meaning += " (optional)"
-            if "kinds" in child:
-                meaning += f" (engine.kind {', '.join(child['kinds'])})"
+            for word, kinds in (("", child.get("kinds")), ("optional, ", child.get("optional"))):
+                meaning += f" ({word}engine.kind {', '.join(kinds)})" if kinds else ""
             own = f"{path}.{name}" if path else name
             yield own, "" if inner else allowed(child, resolved), meaning
             yield from inner
@@ -228,8 +244,9 @@ def dictionary() -> dict[str, Any]:
 def expanded(name: str) -> list[str]:
     """The names `name` stands for: `{a,b}_ms` is a_ms and b_ms.
 
-    The last brace varies fastest.
+    `{metrics}` stands for every latency metric. The last brace varies fastest.
     """
+    name = name.replace("{metrics}", f"{{{','.join(LATENCY_METRICS)}}}")
     parts = re.split(r"\{([^}]*)\}", name)
     choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(parts)]
     return ["".join(choice) for choice in itertools.product(*choices)]
@@ -293,11 +310,7 @@ def declared() -> dict[str, set[str]]:
         "requests": {*STUDY_FIELDS},
         "engine_step": {*(f.name for f in msgspec.structs.fields(StepRecord)), *PROBE_FIELDS},
         "device_lines": {*cell_records.DeviceLine.__annotations__},
-        **{
-            name: {*COLUMNS[e["table"]], *DEVICE_COLUMNS.get(e["table"], ())}
-            for name, e in files.items()
-            if e.get("table") in COLUMNS
-        },
+        **{name: {*COLUMNS[e["table"]]} for name, e in files.items() if e.get("table") in COLUMNS},
         "manifest": set(manifest.COLUMNS),
         "audit": {field.name for field in dataclass_fields(Claim)},
     }

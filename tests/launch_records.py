@@ -123,4 +123,5 @@ def cell_cpu_record(record: dict[str, Any], cpu_s: float) -> dict[str, Any]:
         "cpu_s": cpu_s,
         "requests": requests,
         "cpu_s_per_1000": quantity(1000 * cpu_s / requests),
+        "engine_queued": quantity(cpu_s / 1000),
     }

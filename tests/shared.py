@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from connector_tax.artifacts.study_records import EngineSection
+
+# The section of a real vLLM where nothing is launched.
+VLLM: EngineSection = {"kind": "vllm", "label": "real vLLM"}
+
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """The folder `name` of this test run, filled by the process that asks first.

@@ -55,10 +55,12 @@ def test_what_a_file_leaves_out_has_its_default_and_what_it_says_stays() -> None
 
 
 def test_the_default_study_is_the_one_that_was_archived() -> None:
-    archived = read_head(ROOT / "results" / "archive" / "default.tar.zst")[1]
+    archived: Any = read_head(ROOT / "results" / "archive" / "default.tar.zst")[1]
     study = resolve(shipped("config.yaml"), "config.yaml")
-    later = ("created_utc", "package_version")
-    assert {**study, **{key: archived[key] for key in later}} == archived  # type: ignore[literal-required]
+    # A section of 0.2.
+    del archived["config"]["precision"]
+    for key in ("config", "configurations", "run_order", "cells"):
+        assert study[key] == archived[key]
 
 
 def test_a_bound_holds_as_declared_unless_the_study_sets_it() -> None:
@@ -67,7 +69,7 @@ def test_a_bound_holds_as_declared_unless_the_study_sets_it() -> None:
     stricter = {**config, "validity": {"max_error_rate": 0.0}}
     assert resolve(stricter, "x")["config"]["validity"] == {**BOUNDS, "max_error_rate": 0.0}
     emulated = resolve(shipped("h20-emulated.yaml"), "x")["config"]["validity"]
-    assert emulated == {**BOUNDS, **DEVICE_BOUNDS}
+    assert emulated == {**BOUNDS, **DEVICE_BOUNDS["emulated"]}
 
 
 def test_h20_has_the_designs_numbers() -> None:
@@ -155,17 +157,6 @@ def test_h20_has_the_designs_numbers() -> None:
         ("study", "../elsewhere", "study: found '../elsewhere'; allowed: text matching"),
         ("cell.cap_s", 1, "cell.cap_s: found 1; allowed: at least cell.floor_s"),
         ("quiet.chunk_ms", 120, "quiet.chunk_ms: found 120; allowed: at least 3 times"),
-        (
-            "precision.min_completed_floor",
-            35,
-            "precision.min_completed_floor: found 35; allowed: >=",
-        ),
-        ("precision.target_relative_half_width", 0, "target_relative_half_width: found 0; allowed"),
-        (
-            "precision.certain_throughput_ratio",
-            0.96,
-            "found 0.96; allowed: at most saturation.throughput_ratio_min (0.95)",
-        ),
         ("load_generator.connections_per_worker", 8, "must be at least cell.inflight_cap (256)"),
         ("phase_bp.configurations", ["plain", "x"], "phase_bp.configurations[1]: found 'x'"),
         ("phase_b.configurations", ["plain", "x"], "phase_b.configurations[1]: found 'x'"),
@@ -262,9 +253,7 @@ def test_an_overlay_is_laid_over_a_whole_configuration(overlay: str, base: str) 
     assert study["config"]["quiet"] == resolve(shipped(base), base)["config"]["quiet"]
 
 
-@pytest.mark.parametrize(
-    "key", ["study", "blocks", "engine", "phase_a", "phase_b", "phase_bp", "cell", "statistics"]
-)
+@pytest.mark.parametrize("key", ["study", "blocks", "engine", "phase_a", "cell", "statistics"])
 def test_what_makes_a_study_is_required(key: str) -> None:
     config = shipped("config.yaml")
     del config[key]

@@ -274,7 +274,11 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
     known = [*known, *(entry["id"] for entry in config.get("connectors", []))]
     for key, ids in (
         ("configurations", config["configurations"]),
-        *((f"{PHASE_RULES[p]}.configurations", members_of(config, p)) for p in PHASES[1:]),
+        *(
+            (f"{PHASE_RULES[p]}.configurations", members_of(config, p))
+            for p in PHASES[1:]
+            if PHASE_RULES[p] in config
+        ),
     ):
         allowed = known if key == "configurations" else config["configurations"]
         if baseline not in ids:
@@ -303,12 +307,6 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
             f"{source}: quiet.chunk_ms: found {quiet['chunk_ms']}; allowed: at least {MIN_SAMPLES} "
             f"times quiet.interval_ms ({quiet['interval_ms']}), else no chunk has samples enough"
         )
-    certain = config["precision"]["certain_throughput_ratio"]
-    if certain > config["saturation"]["throughput_ratio_min"]:
-        raise ConfigError(
-            f"{source}: precision.certain_throughput_ratio: found {certain}; allowed: at most "
-            f"saturation.throughput_ratio_min ({config['saturation']['throughput_ratio_min']})"
-        )
     generator = config["load_generator"]
     connections = generator["workers"] * generator["connections_per_worker"]
     if connections < cell["inflight_cap"]:
@@ -326,10 +324,12 @@ def _check_engine(engine: EngineSection, source: str) -> None:
     kind = engine["kind"]
     lines = []
     for key, child in _schema("config")["$defs"]["EngineSection"]["properties"].items():
-        kinds = child.get("kinds", [kind])
-        if key in engine and kind not in kinds:
+        if not {"kinds", "optional"} & child.keys():
+            continue
+        needed, optional = child.get("kinds", []), child.get("optional", [])
+        if key in engine and kind not in [*needed, *optional]:
             lines.append(f"engine.{key}: found with engine.kind {kind}; allowed: no such key")
-        elif key not in engine and kind in kinds and not child.get("optional"):
+        elif key not in engine and kind in needed:
             lines.append(f"engine.{key}: missing; it is required")
     device = engine.get("device")
     if (device == "emulated") != ("device_time" in engine):
@@ -371,5 +371,5 @@ def pythons_of(engine: EngineSection) -> list[str]:
 
 def is_fetched(engine: EngineSection) -> bool:
     """Whether the model is named, to be fetched from a hub, and is no folder of this machine."""
-    named = engine["kind"] == "vllm" and not engine["model"].startswith("./")
-    return named and not Path(engine["model"]).is_absolute()
+    model = engine.get("model", "./")
+    return not (model.startswith("./") or Path(model).is_absolute())

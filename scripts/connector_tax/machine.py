@@ -1,7 +1,5 @@
 """What a number was measured on: the processor, the kernel, the versions, the load."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -10,13 +8,8 @@ import subprocess
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from connector_tax import __version__
 from connector_tax.config import IS_CHECKOUT, ROOT
-
-if TYPE_CHECKING:
-    from connector_tax.artifacts.study_records import EngineSection
 
 # Manifest column -> distributions that provide it, first found wins.
 ENGINE_PACKAGES = {
@@ -101,13 +94,9 @@ def packages(python: Path | None) -> dict[str, str]:
     return versions
 
 
-def engine_versions(engine: EngineSection) -> dict[str, str]:
-    """Versions of vLLM and the connectors for the manifest, with vLLM's git SHA if it tells."""
-    if engine["kind"] == "embedded":
-        versions = dict.fromkeys(ENGINE_PACKAGES, ABSENT)
-        versions["vllm"] = f"embedded engine {__version__}"
-        return {**versions, "vllm_sha": git_sha()}
-    present = {name.lower(): version for name, version in packages(ROOT / engine["python"]).items()}
+def engine_versions(python: str) -> dict[str, str]:
+    """Versions of vLLM and the connectors of an interpreter, with vLLM's git SHA if it tells."""
+    present = {name.lower(): version for name, version in packages(ROOT / python).items()}
     versions = {
         column: next((present[name] for name in names if name in present), ABSENT)
         for column, names in ENGINE_PACKAGES.items()

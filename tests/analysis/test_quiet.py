@@ -10,7 +10,7 @@ import pytest
 from connector_tax.analysis.quiet import WatchedMachine, read_machine, undisturbed
 from connector_tax.analysis.validity import Watched, assess, void_reasons
 from connector_tax.artifacts.cell_records import CheckRecord
-from connector_tax.artifacts.checks import BOUNDS, MACHINE_CHECKS
+from connector_tax.artifacts.checks import BOUNDS, CHECKS, DEVICE_BOUNDS, MACHINE_CHECKS
 
 RULE: Any = {
     "chunk_percentile": 50, "level_percentile": 10, "max_factor": 1.5, "max_chunk_steal": 0.05,
@@ -113,6 +113,36 @@ def test_processes_of_others_on_the_gpus_void_the_cell(
     )  # fmt: skip
 
 
+OF_GPU = ["a GPU was slowed by its heat or its power supply: gpu_slowed 1, allowed 0",
+          "a GPU ran far below its highest clock: gpu_clock_share 0.5, allowed 0.6"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("readings", "found"),
+    [
+        ([(1980, "0x0"), (1800, "0x4"), (210, "0x1")], []),
+        ([(990, "0x0"), (1000, "0x2"), (980, "0x2")], OF_GPU[1:]),
+        ([(1980, "0x0"), (1400, "0x40"), (1980, "0x0")], OF_GPU[:1]),
+        ([(900, "0x8"), (990, "0x0"), (1000, "0x0")], OF_GPU),
+        ([(210, "0x1"), ("[N/A]", "0x0"), (990, "[N/A]")], None),
+        ([], None),
+    ],
+    ids=["fast, one reading idle", "half", "hot", "hot and half", "not told", "no GPU"],
+)
+def test_a_slow_gpu_voids_the_cell(
+    tmp_path: Path, readings: list[tuple[Any, str]], found: list[str] | None
+) -> None:
+    records = lines([([100] * 3, 0, 0)] * 3)
+    for chunk, (clock, reasons) in zip(records[2:-1], readings, strict=False):
+        other = ["GPU-b", 1980, 1980, "0x0", 2619, 40, 90.0]
+        chunk["gpu"] = [["GPU-a", clock, 1980, reasons, 2619, 40, 90.0]]
+        chunk["gpu"] += [other] if found is not None else []
+    seen = machine(records, tmp_path)
+    health = checks(Watched(machine=seen, quiet=RULE | {"min_quiet_share": 0.5}, level_ns=50.0))
+    assert ("gpu_clock_share" in health) == (found is not None)
+    assert [r for r in void_reasons(health) if r.startswith("a GPU")] == (found or [])
+
+
 def test_a_chunk_nobody_watched_is_disturbed_whatever_the_rule(tmp_path: Path) -> None:
     seen = machine(lines([([100] * count, 0, 0) for count in (3, 2, 3, 0)]), tmp_path)
     for factor in (1.5, None):
@@ -126,12 +156,12 @@ def checks(watched: Watched | None) -> dict[str, CheckRecord]:
     return assess(
         records=[], planned=0, shape=(1, 1), counters={"before": {}, "after": {}}, scrapes=[],
         window={"t_warmup_end_ns": 1, "t_stop_ns": 2}, cell=cell, wanted=10, suspended_ms=0,
-        health={"processes": {"main": {}}}, clock="worker", bounds=dict.fromkeys(BOUNDS, 1.0),
-        watched=watched,
+        health={"processes": {"main": {}}}, clock="worker", watched=watched,
+        bounds={**dict.fromkeys(BOUNDS, 1.0), **DEVICE_BOUNDS["cuda"]},
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MACHINE_CHECKS)
+@pytest.mark.parametrize("name", [n for n in MACHINE_CHECKS if CHECKS[n].device is None])
 def test_a_machine_that_was_to_be_watched_and_was_not_voids_the_cell(name: str) -> None:
     assert name not in checks(None)
     quiet = RULE | {"min_quiet_share": 0.5}

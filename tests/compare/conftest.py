@@ -26,7 +26,6 @@ ENGINE: Mapping[str, Any] = {
 MORE = {
     "engine": ENGINE,
     "server": {**DEFAULT["server"], "release_s": 1.0},
-    "precision": {**DEFAULT["precision"], "enabled": False},
 }
 IN_B = {**TAXES, "nixl_both": 0.20, "lmcache_only": 0.20}
 

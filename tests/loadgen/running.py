@@ -1,5 +1,6 @@
-"""Short runs of the real load generator for the tests."""
+"""Short runs of the real load generator for the tests, and single requests on a connection."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from connector_tax.loadgen import (
     LoadGenerator,
     PlannedRequest,
 )
+from connector_tax.loadgen.http import Connection, Reader
+from connector_tax.loadgen.messages import RequestFailed
 
 
 def rule(**changes: Any) -> CellRule:
@@ -46,3 +49,41 @@ def run_scripts(generator: LoadGenerator, scripts: Sequence[str], **changes: Any
     return generator.run_cell(
         spread(len(scripts), window_s), [planned(script) for script in scripts], cell_rule
     )
+
+
+class Response(Reader):
+    """What a connection told of a response; `ended` once it is over."""
+
+    def __init__(self) -> None:
+        self.status = self.head_ns = self.end_ns = 0
+        self.chunks: list[tuple[bytes, int]] = []
+        self.failure: RequestFailed | None = None
+        self.ended = asyncio.Event()
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(chunk for chunk, _ in self.chunks)
+
+    def on_head(self, status: int, stamp: int) -> None:
+        self.status, self.head_ns = status, stamp
+
+    def on_body(self, chunk: bytes, stamp: int) -> None:
+        self.chunks.append((chunk, stamp))
+
+    def on_end(self, stamp: int) -> None:
+        self.end_ns = stamp
+        self.ended.set()
+
+    def on_failure(self, failure: RequestFailed) -> None:
+        self.failure = failure
+        self.ended.set()
+
+
+async def ask(connection: Connection, script: str) -> Response:
+    """Send a request for `script`, and read the response."""
+    body = json.dumps({"script": script}).encode()
+    response = Response()
+    head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    connection.write(head, body, response)
+    await asyncio.wait_for(response.ended.wait(), 5)
+    return response

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from connector_tax.loadgen import worker as worker_module
-from connector_tax.loadgen.held import HeldRequest
+from connector_tax.loadgen.answer import HeldRequest
 from connector_tax.loadgen.inflight import InFlight, shared_memory
 from connector_tax.loadgen.messages import (
     Begin,
@@ -43,7 +43,7 @@ def test_results_leave_together_unless_that_is_too_much_for_a_message(
         worker._results.send = send  # type: ignore[method-assign, assignment]
         for seq in range(3):
             record = RequestRecord(request_id="r", seq=seq, t_intended_ns=1, output="x" * 300)
-            request = HeldRequest(record, b"")
+            request = HeldRequest(worker, record, b"")
             worker._requests_by_seq[seq] = request
             worker._finish(request, None)
         assert frames == []

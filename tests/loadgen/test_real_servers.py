@@ -22,9 +22,9 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import write_json
 from connector_tax.loadgen.__main__ import main
+from connector_tax.servers.kinds import command_for
 from connector_tax.study.design import resolve
 from connector_tax.study.server import Server
-from connector_tax.study.server_command import command_for
 from connector_tax.vllm.tiny_model import model_config, write_model
 from tests.engine.serving import free_port, launched
 from tests.loadgen.certificates import make_certificate

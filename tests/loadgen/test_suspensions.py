@@ -1,7 +1,6 @@
-"""Every await of the hot path suspends only when nothing is buffered, and drains what is."""
+"""Awaits of the hot path suspend only when nothing is buffered; reads are stamped as they come."""
 
 import asyncio
-import json
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
@@ -12,8 +11,7 @@ import pytest
 import uvloop
 import zmq
 
-from connector_tax.loadgen import eager, stamps
-from connector_tax.loadgen.http import Connection
+from connector_tax.loadgen import stamps
 from connector_tax.loadgen.loop_probe import LoopProbe
 from connector_tax.loadgen.messages import End, RequestFailed, RequestRecord, ToWorker
 from connector_tax.loadgen.pool import Pool
@@ -29,6 +27,7 @@ from tests.loadgen.fault_server import (
     good_events,
     token,
 )
+from tests.loadgen.running import ask
 
 T = TypeVar("T")
 
@@ -69,13 +68,6 @@ async def suspensions(coroutine: Coroutine[Any, Any, T]) -> tuple[T, int]:
     return await counted, counted.suspensions
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until `condition` holds."""
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0)
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[FaultServer]:
     with FaultServer(SCRIPTS) as running:
@@ -95,11 +87,6 @@ def run(main: Callable[[Pool], Coroutine[Any, Any, None]], port: int, limit: int
         runner.run(with_pool())
 
 
-def ask(connection: Connection, script: str) -> None:
-    body = json.dumps({"script": script}).encode()
-    connection.write(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body), body)
-
-
 def test_acquire_suspends_only_without_an_idle_connection(server: FaultServer) -> None:
     async def main(pool: Pool) -> None:
         first, opened = await suspensions(pool.acquire())
@@ -112,16 +99,13 @@ def test_acquire_suspends_only_without_an_idle_connection(server: FaultServer) -
         waiting = asyncio.ensure_future(suspensions(pool.acquire()))
         await asyncio.sleep(0)
         assert not waiting.done()
-        ask(a, "whole")
-        await a.read_headers()
-        await a.read_body()
+        await ask(a, "whole")
         pool.release(a)
         handed, waited = await waiting
         assert handed is a
         assert waited == 1
         for connection in (a, b):
-            ask(connection, "whole")
-            await connection.read_body()
+            await ask(connection, "whole")
             pool.release(connection)
         assert pool.idle == 2
         # Last in, first out: the working set stays warm.
@@ -139,10 +123,8 @@ def test_a_step_of_the_wall_clock_never_reaches_a_stamp(
         connection = await pool.acquire()
         monkeypatch.setattr(stamps, "_time_ns", lambda: time.time_ns() + step_s * 10**9)
         before = time.monotonic_ns()
-        ask(connection, "whole")
-        await connection.read_body()
-        assert connection.t_headers_ns is not None
-        assert before <= connection.t_headers_ns <= time.monotonic_ns()
+        response = await ask(connection, "whole")
+        assert before <= response.head_ns <= time.monotonic_ns()
         assert pool.stamps.unstamped > 0
         pool.release(connection)
 
@@ -164,15 +146,14 @@ def test_an_interruption_between_the_two_clocks_does_not_move_a_stamp(
         connection = await pool.acquire()
         server, _ = await asyncio.get_running_loop().sock_accept(listening)
         with server:
-            ask(connection, "any")
+            asked = asyncio.ensure_future(ask(connection, "any"))
             await asyncio.sleep(0.05)
             monkeypatch.setattr(stamps, "_time_ns", interrupted)
             sent_ns = time.monotonic_ns()
             server.send(BODY)
-            await connection.read_body()
+            response = await asked
         assert len(calls) > 1
-        assert connection.t_headers_ns is not None
-        assert sent_ns <= connection.t_headers_ns < sent_ns + 5_000_000
+        assert sent_ns <= response.head_ns < sent_ns + 5_000_000
         assert (pool.stamps.reads, pool.stamps.unstamped, pool.stamps.clock_gaps) == (1, 0, 1)
         pool.release(connection)
 
@@ -181,61 +162,24 @@ def test_an_interruption_between_the_two_clocks_does_not_move_a_stamp(
         run(main, listening.getsockname()[1])
 
 
-def test_headers_and_body_suspend_only_until_they_are_buffered(server: FaultServer) -> None:
+def test_each_read_is_told_with_its_stamp(server: FaultServer) -> None:
     async def main(pool: Pool) -> None:
+        for script, body in (("whole", b"0123456789"), ("late", b"0123456789")):
+            connection = await pool.acquire()
+            response = await ask(connection, script)
+            assert (response.status, response.body) == (200, body)
+            pool.release(connection)
         connection = await pool.acquire()
-        ask(connection, "whole")
-        await until(lambda: connection.t_done_ns is not None)
-        assert await suspensions(connection.read_headers()) == (200, 0)
-        assert await suspensions(connection.read_body()) == (b"0123456789", 0)
+        response = await ask(connection, "halves")
+        assert [chunk for chunk, _ in response.chunks] == [b"01234", b"56789"]
         pool.release(connection)
-
         connection = await pool.acquire()
-        ask(connection, "late")
-        assert await suspensions(connection.read_headers()) == (200, 1)
-        assert (await connection.read_body()) == b"0123456789"
-        pool.release(connection)
-
-        connection = await pool.acquire()
-        ask(connection, "halves")
-        await connection.read_headers()
-        assert await suspensions(connection.read_body()) == (b"0123456789", 1)
-        pool.release(connection)
-
-    run(main, server.port)
-
-
-def test_a_late_reader_gets_every_buffered_chunk_in_one_await(server: FaultServer) -> None:
-    async def main(pool: Pool) -> None:
-        connection = await pool.acquire()
-        ask(connection, "stream")
-        await connection.read_headers()
-        await until(lambda: connection.t_done_ns is not None)
-        chunks, suspended = await suspensions(connection.read_chunks())
-        assert suspended == 0
+        response = await ask(connection, "stream")
         # One for each arrival, with its stamp: two events are one where the reader was held up.
-        assert b"".join(chunk for _, chunk in chunks) == b"".join(good_events())
-        times = [stamp for stamp, _ in chunks]
+        assert response.body == b"".join(good_events())
+        times = [stamp for _, stamp in response.chunks]
         assert times == sorted(set(times))
-        assert await suspensions(connection.read_chunks()) == ([], 0)
-        pool.release(connection)
-
-    run(main, server.port)
-
-
-def test_a_prompt_reader_suspends_once_per_arrival(server: FaultServer) -> None:
-    async def main(pool: Pool) -> None:
-        connection = await pool.acquire()
-        ask(connection, "stream")
-        await connection.read_headers()
-        seen = 0
-        while True:
-            chunks, suspended = await suspensions(connection.read_chunks())
-            if not chunks:
-                break
-            assert suspended == 1
-            seen += len(chunks)
-        assert seen == len(good_events())
+        assert response.head_ns <= times[0] <= times[-1] <= response.end_ns
         pool.release(connection)
 
     run(main, server.port)
@@ -247,8 +191,7 @@ def test_a_cancelled_waiter_passes_its_connection_on(server: FaultServer) -> Non
         first = asyncio.ensure_future(pool.acquire())
         second = asyncio.ensure_future(pool.acquire())
         await asyncio.sleep(0)
-        ask(held, "whole")
-        await held.read_body()
+        await ask(held, "whole")
         pool.release(held)  # goes to the first waiter, which is cancelled in the same moment
         first.cancel()
         assert await asyncio.wait_for(second, 5) is held
@@ -306,78 +249,6 @@ def test_one_feed_counts_every_complete_event() -> None:
     block = b"".join(event(token()) for _ in range(500))
     assert accumulator.feed(block[:-7]) == 499
     assert accumulator.feed(block[-7:]) == 1
-
-
-def test_a_coroutine_that_never_suspends_runs_at_once_and_makes_no_task() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        seen: list[str] = []
-
-        async def straight() -> None:
-            seen.append("straight")
-
-        async def with_pause() -> None:
-            seen.append("before")
-            await asyncio.sleep(0)
-            seen.append("after")
-
-        assert eager.start(loop, straight()) is None
-        task = eager.start(loop, with_pause())
-        assert seen == ["straight", "before"]
-        assert task is not None
-        await task
-        assert seen[-1] == "after"
-
-    uvloop.run(main())
-
-
-def test_a_task_started_at_once_can_be_cancelled_where_it_waits() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        outcome: list[str] = []
-
-        async def waits() -> None:
-            try:
-                await loop.create_future()
-            except asyncio.CancelledError:
-                outcome.append("cancelled")
-
-        task = eager.start(loop, waits())
-        assert task is not None
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        assert outcome == ["cancelled"]
-        assert not task.cancelled()
-
-    uvloop.run(main())
-
-
-def test_a_task_cancelled_in_the_turn_in_which_it_started_resumes_and_frees_what_it_awaits() -> (
-    None
-):
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        outcome: list[str] = []
-        awaited = loop.create_future()
-
-        async def waits() -> None:
-            try:
-                await awaited
-            except asyncio.CancelledError:
-                outcome.append("cancelled")
-                await asyncio.sleep(0)
-            outcome.append("ended")
-
-        task = eager.start(loop, waits())
-        assert task is not None
-        task.cancel()
-        await asyncio.wait([task])
-        assert outcome == ["cancelled", "ended"]
-        assert awaited.cancelled()
-        assert not task.cancelled()
-
-    uvloop.run(main())
 
 
 def test_a_hold_up_of_the_loop_counts_as_long_as_it_was() -> None:

@@ -35,14 +35,15 @@ from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
 from connector_tax.report.page import render
 from connector_tax.seals import seal_launch, seal_settings
+from connector_tax.servers.kinds import ServerCommand, engine_of
 from connector_tax.study import complete
 from connector_tax.study.design import cell_order, measured_design, run_order
 from connector_tax.study.prompts import planned_requests
-from connector_tax.study.server_command import ServerCommand, launch_script, served_model
+from connector_tax.study.server_command import launch_script
 from connector_tax.vllm.launch import CPU_ADAPTER
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import complete_launch
-from tests.study_folder import DEFAULT, NODE
+from tests.study_folder import NODE
 
 SMALL: dict[str, Any] = {
     "phase_a": {"rates_rps": [40.0, 80.0]},
@@ -69,7 +70,6 @@ SECTIONS: dict[str, Any] = {
     },
     "metrics": {"interval_s": 0.5},
     "resources": {"idle_s": 2.0},
-    "precision": DEFAULT["precision"],
     "validity": dict(BOUNDS),
 }  # fmt: skip
 QUIET = {
@@ -215,10 +215,8 @@ def _complete_cell(document: dict[str, Any], folder: Path, index: dict[str, Any]
     record_file = folder / f"cell_{suffix}.json"
     record: dict[str, Any] = read_json(record_file)
     requests = list(read_jsonl(folder / f"requests_{suffix}.jsonl"))
-    model, vocab_size = served_model(document["config"]["engine"])
     planned = planned_requests(
-        model=model,
-        vocab_size=vocab_size,
+        engine_of(document["config"]["engine"]).served,
         input_tokens=record["input_tokens"],
         output_tokens=record["output_tokens"],
         count=len(requests),

@@ -251,8 +251,8 @@ def test_any_table_is_one_call(packed: Path, audited: Path) -> None:
     lines = (audited / "results" / "synthetic" / name).read_text().splitlines()
     mine = requests.filter(pl.col("file") == name)
     assert mine["t_send_ns"].to_list() == [json.loads(line)["t_send_ns"] for line in lines]
-    assert table(packed, "taxes.csv").height > 10
-    allowed = ", ".join((*paths.CELL_LOGS, "taxes.csv"))
+    assert table(packed, "effects.csv").height > 10
+    allowed = ", ".join((*paths.ALL_LOGS, "effects.csv"))
     with pytest.raises(ArchiveError, match=f"no table 'x'; allowed: {allowed}"):
         table(packed, "x")
 

@@ -1,14 +1,20 @@
 """Records that stand in a table come out of it to the byte, or they stay as they are."""
 
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from connector_tax.artifacts import paths
+from connector_tax.provenance.archive import _packed
+from connector_tax.provenance.archive_limits import HEADER
 from connector_tax.provenance.tables import decode, encode, read_table
 
 keys = st.sampled_from(
@@ -67,6 +73,22 @@ def test_records_as_they_are_written_are_kept(tmp_path: Path) -> None:
     columns = pl.read_parquet(tmp_path / "x").columns
     assert "step_duration_us:r1" in columns
     assert "hooks_us\tx:r1" in columns
+
+
+DEVICE = {"t_ns": 10**12, "step_id": 7, "t_start_ns": 10**12 + 5, "t_wait_ns": None, "kv_tokens": 3}
+
+
+def test_an_archive_has_a_table_of_each_kind_of_log() -> None:
+    name = "runs/plain/block0/A/r1/{}_A_r1.jsonl"
+    lines = text([DEVICE, DEVICE | {"t_wait_ns": 10**12 + 9}], False)
+    sources: dict[str, Path | bytes] = {name.format(kind): lines for kind in paths.ALL_LOGS}
+    packed = zstandard.ZstdDecompressor().decompressobj().decompress(_packed({}, sources))
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        head = tar.extractfile(HEADER)
+        assert head is not None
+        tables = json.load(head)["tables"]
+    kinds = {table: entry["files"] for table, entry in tables.items()}
+    assert kinds == {f"tables/{kind}.parquet": [name.format(kind)] for kind in paths.ALL_LOGS}
 
 
 @pytest.mark.parametrize(

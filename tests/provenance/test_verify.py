@@ -69,7 +69,7 @@ def test_a_changed_digit_of_a_published_tax_is_named(unpacked: Path, tmp_path: P
     table.write_text(table.read_text().replace(row, ",".join(cells)))
     result = verified(tmp_path / "archive")
     assert result.returncode == 1, result.stderr
-    assert "DIFFERS taxes.csv mooncake_both A r40 ttft_p90 tax_hi" in result.stdout
+    assert "DIFFERS taxes mooncake_both A r40 ttft_p90 tax_hi" in result.stdout
     assert " 1 differ." in result.stdout
 
 
@@ -90,7 +90,7 @@ def test_a_changed_stamp_of_a_request_is_named(unpacked: Path, tmp_path: Path) -
     result = verified(tmp_path / "archive")
     assert result.returncode == 1, result.stderr
     assert "plain 0 A r40 ttft_p50_ms" in result.stdout
-    assert "DIFFERS taxes.csv" in result.stdout
+    assert "DIFFERS taxes" in result.stdout
 
 
 def test_a_folder_that_is_no_archive_is_refused(tmp_path: Path) -> None:

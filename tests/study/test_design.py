@@ -12,11 +12,11 @@ from scipy.stats import chisquare
 from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, ConfigError, filled, load_yaml
 from connector_tax.files import write_json
+from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.design import (
     cell_order,
     cells_of,
     differences,
-    launch_seed,
     refuse_changed_design,
     resolve,
     run_order,

@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from connector_tax.config import ROOT
 from connector_tax.files import read_json, sha256_file, write_json
-from connector_tax.study import cell, launch, resume, server_command
+from connector_tax.servers import kinds
+from connector_tax.study import cell, launch, resume
 from connector_tax.study.guard import LAUNCH_VARIABLE, PARENT_VARIABLE
 from connector_tax.study.server import LOGS
 from tests.study.driving import (
@@ -94,7 +95,7 @@ def test_a_port_somebody_takes_is_replaced_and_both_are_recorded(
     study_file: Path, impostor_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The race between choosing a port and listening on it, lost once."""
-    free = server_command.free_port
+    free = kinds.free_port
     ports = iter([impostor_port])
     monkeypatch.setattr(launch, "free_port", lambda host: next(ports, None) or free(host))
     assert launch.main(arguments(study_file)) == 0

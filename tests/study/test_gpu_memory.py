@@ -10,10 +10,10 @@ import pytest
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
 from connector_tax.files import read_json, write_json
+from connector_tax.servers.kinds import ServerError
 from connector_tax.study import gpu_memory, launch, preflight
 from connector_tax.study.device import DeviceError
 from connector_tax.study.guard import PARENT_VARIABLE
-from connector_tax.study.server_command import ServerError
 from tests.study.driving import arguments, failed_index_of, launch_folder, write_study
 
 CONFIG: Any = {

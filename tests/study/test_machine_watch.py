@@ -199,9 +199,10 @@ def test_a_damaged_file_is_refused(
 STUB = f"""#!/bin/sh
 [ "$1" = "--query-gpu={",".join(FIELDS)}" ] || exit 9
 [ "$2 $3" = "--format=csv,noheader,nounits --loop-ms=1000" ] || exit 9
-echo "0, 1980, 2619, 41, 118.52, 0x0000000000000000"
-echo "1, 345, 2619, 30, [N/A], 0x0000000000000001"
-printf "0, 1965, 26"
+echo "GPU-a, 1980, 1980, 0x0000000000000000, 2619, 41, 118.52"
+echo "GPU-b, 600, 1980, 0x0000000000000040, 2619, 90, 90.1"
+echo "GPU-a, 345, 1980, 0x0000000000000001, 2619, 30, [N/A]"
+printf "GPU-a, 1965, 19"
 exec sleep 60
 """
 
@@ -213,23 +214,30 @@ def test_gpu_rows_come_as_numbers_line_by_line(
     stub.write_text(STUB)
     stub.chmod(stub.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    rows = [[0.0, 1980.0, 2619.0, 41.0, 118.52, "0x0000000000000000"],
-            [1.0, 345.0, 2619.0, 30.0, "[N/A]", "0x0000000000000001"]]  # fmt: skip
-    readings = GpuReadings()
+    rows = [["GPU-a", 1980.0, 1980.0, "0x0000000000000000", 2619.0, 41.0, 118.52],
+            ["GPU-a", 345.0, 1980.0, "0x0000000000000001", 2619.0, 30.0, "[N/A]"]]  # fmt: skip
+    readings = GpuReadings(["GPU-a"])
     taken: list[list[Any]] = []
     deadline = time.monotonic() + 10
     while len(taken) < 2 and time.monotonic() < deadline:
         taken += readings.take()
-    # The third row is not whole.
+    # The last row is not whole, and GPU-b of no interest.
     assert taken + readings.take() == rows
     readings.close()
+    stub.write_text(
+        "#!/bin/sh\nwhile echo GPU-a, 990, 1980, 0x20, 1, 90, 400; do sleep 0.05; done\n"
+    )
     path = tmp_path / "machine.jsonl"
     with MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch:
         watch.open(path, sleeper, slow_ns=None)
-        time.sleep(1.3)
+        deadline = time.monotonic() + 20
+        while not any(line.get("gpu") for line in watch.recent()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         watch.close()
-    seconds = [line for line in read_jsonl(path) if line["kind"] == "chunk"]
-    assert all("gpu" in line for line in seconds)
+    seen = read_machine(path, None)
+    assert seen.gpu_slowed
+    assert seen.gpu_clock_share == 0.5
 
 
 def test_processes_of_others_on_the_studys_gpus_are_seen(

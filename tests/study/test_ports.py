@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from connector_tax.files import read_json, write_json
-from connector_tax.study import preflight, server_command
+from connector_tax.servers import kinds
+from connector_tax.servers.kinds import ServerCommand
+from connector_tax.study import preflight
 from connector_tax.study.guard import PARENT_VARIABLE
 from connector_tax.study.server import PortTakenError, Server
-from connector_tax.study.server_command import ServerCommand
 from tests.study.driving import as_user, write_study
 
 IMPOSTOR = """
@@ -33,7 +34,7 @@ WAIT = """
 import sys
 from pathlib import Path
 from connector_tax.study.server import PortTakenError, Server
-from connector_tax.study.server_command import ServerCommand
+from connector_tax.servers.kinds import ServerCommand
 server = Server(Path(sys.argv[1]), ServerCommand(["sleep", "100"], {}), "t", "127.0.0.1",
                 int(sys.argv[2]))
 server.start()
@@ -87,7 +88,7 @@ def test_a_server_that_finds_its_port_taken_is_tried_on_another(
     code = "import socket, sys; socket.socket().bind(('127.0.0.1', int(sys.argv[1])))"
     command = ServerCommand(["python", "-c", code, str(impostor[1])], {})
     # Another port is looked at than the one that is taken: a companion's.
-    server = Server(tmp_path, command, "t", "127.0.0.1", server_command.free_port("127.0.0.1"))
+    server = Server(tmp_path, command, "t", "127.0.0.1", kinds.free_port("127.0.0.1"))
     server.start()
     with pytest.raises(PortTakenError, match="Address already in use"):
         server.wait_ready(20)
@@ -109,7 +110,7 @@ def gated_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_port_taken_at_a_gate_is_replaced(
     gated_study: Path, impostor: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free, ports = server_command.free_port, iter([impostor[1]])
+    free, ports = kinds.free_port, iter([impostor[1]])
     monkeypatch.setattr(preflight, "free_port", lambda host: next(ports, None) or free(host))
     assert preflight.main(["--study", str(gated_study)]) == 0
     status = read_json(gated_study.parent / "preflight" / "preflight_status.json")

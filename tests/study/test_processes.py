@@ -85,6 +85,17 @@ def test_cpu_time_is_exact_and_keeps_what_ended(worker: Worker, line: str) -> No
     assert 0.19 <= use.cpu_s < 0.45
 
 
+def test_what_the_engines_thread_waits_for_a_cpu_is_known(worker: Worker) -> None:
+    processes = ServerProcesses(worker.process.pid, {})
+    worker.do("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})")
+    before = processes.read()
+    # Twice as much work as the CPU can do: half of the time is spent in the run queue.
+    worker.do("c = subprocess.Popen(child(BURN_02)); burn(0.2); c.wait()")
+    use = cpu_between(before, processes.read())
+    assert use.engine_queued_s is not None
+    assert use.engine_queued_s > 0.05
+
+
 def _when_the_child_has_burned(worker: Worker) -> tuple[ServerProcesses, Reading]:
     """The worker's processes, and a reading of them with 0.2 s of CPU time in its child."""
     processes = ServerProcesses(worker.process.pid, {})
@@ -149,7 +160,7 @@ def test_memory_is_the_share_of_each_process_and_counts_shared_pages_once(worker
 def test_memory_that_cannot_be_read_is_null_and_never_another_kind_of_memory() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    process = Process(gone.pid, "true", "server", 1, False, 0, 0)
+    process = Process(gone.pid, "true", "server", 1, False, 0, 0, None)
     memory = resources._memory([process])
     assert memory["value"] is None
     assert f"/proc/{gone.pid}/smaps_rollup" in str(memory["reason"])

@@ -19,8 +19,8 @@ from connector_tax.config import (
 )
 from connector_tax.files import read_json
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
+from connector_tax.servers.kinds import command_for, free_port
 from connector_tax.study.server import Server
-from connector_tax.study.server_command import command_for, free_port
 from tests.study.driving import write_study
 
 HOSTILE = "$(rm -rf ~)"

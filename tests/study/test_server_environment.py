@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from connector_tax.config import ROOT
+from connector_tax.servers.kinds import ServerCommand, free_port
 from connector_tax.study.server import Server
-from connector_tax.study.server_command import ServerCommand, free_port, launch_script
+from connector_tax.study.server_command import launch_script
 from connector_tax.study.server_environment import (
     KEPT,
     can_change,

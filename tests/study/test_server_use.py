@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from connector_tax.files import read_json, sha256_file
+from connector_tax.servers.kinds import ServerCommand
 from connector_tax.study.engine_settings import SETTINGS, engine_record
 from connector_tax.study.server import Server
-from connector_tax.study.server_command import ServerCommand
+from tests.shared import VLLM
 from tests.study.driving import drive, failed_index_of, index_of, launch_folder, write_study
 
 CALLER = {
@@ -154,7 +155,7 @@ def test_the_probe_tells_first_then_the_metrics_then_the_log(standing: Server) -
         standing.pid,
         {"block_size": [128, None], "async_scheduling": [None, unset]},
     )
-    settings = engine_record(standing, "vllm", {}, PAGE)["settings"]
+    settings = engine_record(standing, VLLM, {}, PAGE)["settings"]
     assert (settings["block_size"]["value"], settings["block_size"]["source"]) == (128, "probe")
     assert (settings["kv_cache_dtype"]["value"], settings["kv_cache_dtype"]["source"]) == (
         "fp8",
@@ -177,5 +178,5 @@ def test_the_probe_tells_first_then_the_metrics_then_the_log(standing: Server) -
 
 def test_a_page_that_is_no_exposition_tells_nothing(standing: Server) -> None:
     page = 'vllm:cache_config_info{block_size= 1\n"'
-    settings = engine_record(standing, "vllm", {}, page)["settings"]
+    settings = engine_record(standing, VLLM, {}, page)["settings"]
     assert settings["block_size"]["value"] is None

@@ -15,11 +15,12 @@ from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.files import write_json
 from connector_tax.loadgen import Progress
 from connector_tax.rehearsal import plan as plan_command
+from connector_tax.servers.kinds import command_for
 from connector_tax.study import plan, progress
 from connector_tax.study.design import resolve
 from connector_tax.study.device import DeviceError, devices_of
 from connector_tax.study.node import claim_device, describe_node
-from connector_tax.study.server_command import command_for, launch_script
+from connector_tax.study.server_command import launch_script
 from connector_tax.study.slots import enter_block_slot, enter_slot, slot_of
 from tests.study.driving import write_study
 from tests.workflow.harness import TINY

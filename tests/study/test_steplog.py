@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.study.server_command import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError
+from connector_tax.servers.kinds import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import step_records
 from connector_tax.vllm.step_probe.log import mark
 from connector_tax.vllm.step_probe.probe import Probe
+from tests.shared import VLLM
 
 
 def lines(*stamps: int) -> bytes:
@@ -21,7 +22,7 @@ def lines(*stamps: int) -> bytes:
 
 def test_a_cell_takes_the_whole_records_written_since_its_start(tmp_path: Path) -> None:
     scheduler, worker = (tmp_path / f"{STEP_LOG_PREFIX}.{p}.jsonl" for p in STEP_LOG_PROCESSES)
-    log = LaunchStepLog(tmp_path, "embedded")
+    log = LaunchStepLog(tmp_path, {"kind": "embedded", "label": ""})
     before = lines(1, 2)
     scheduler.write_bytes(before)
     log.mark()
@@ -59,7 +60,7 @@ def test_a_vllm_is_asked_for_what_it_holds_at_both_ends_of_a_cell(tmp_path: Path
 
         thread = threading.Thread(target=serve)
         thread.start()
-        log = LaunchStepLog(tmp_path, "vllm")
+        log = LaunchStepLog(tmp_path, VLLM)
         log.mark()
         taken = [json.loads(line)["step_id"] for line in log.take(0, 0).splitlines()]
         assert taken == [2, 3]
@@ -79,13 +80,13 @@ def test_a_vllm_that_does_not_answer_is_a_server_that_failed(
         silent.bind(str(tmp_path / f"{STEP_LOG_PREFIX}.scheduler.socket"))
         silent.listen()
         with pytest.raises(ServerError, match=r"hangs: .*scheduler\.socket: no answer in 0\.1 s"):
-            LaunchStepLog(tmp_path, "vllm").mark()
+            LaunchStepLog(tmp_path, VLLM).mark()
 
 
 def test_every_rank_of_a_worker_has_a_file_of_its_own_and_all_are_taken(tmp_path: Path) -> None:
     prefix = tmp_path / STEP_LOG_PREFIX
     ranks = [Probe(str(prefix)).worker for _ in range(3)]
-    log = LaunchStepLog(tmp_path, "vllm")
+    log = LaunchStepLog(tmp_path, VLLM)
     log.mark()
     for number, rank in enumerate(ranks):
         rank.numbers.extend([1.0, 1.001 + number, 7.0, 1.0, mark(0)])

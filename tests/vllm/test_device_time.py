@@ -17,8 +17,8 @@ from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.engine.scheduler import StepPlan
 from connector_tax.model_size import read_model
 from connector_tax.roofline import Roofline, read_accelerator
+from connector_tax.servers.kinds import command_for
 from connector_tax.study.design import resolve
-from connector_tax.study.server_command import command_for
 from connector_tax.vllm import overlay
 from connector_tax.vllm.device_time.clock import Batch, Device, Step, event_class
 from connector_tax.vllm.device_time.roofline import device_us
@@ -276,19 +276,19 @@ def test_what_the_device_waits_for_is_counted_from_when_the_engine_had_it() -> N
 
 
 def test_the_checks_of_a_cell() -> None:
-    values = device_values(LINES, PROBED)
+    values = device_values(LINES, PROBED, is_baseline=True)
     assert values == {
         "device_log_faults": 0,
         "device_woken_late_ms": 0.01,
         "device_exposed_share": 0.5,
     }
-    assert device_values(LINES, PROBED[:2])["device_log_faults"] == 1
-    assert device_values(LINES[:2], PROBED)["device_log_faults"] == 1
+    assert device_values(LINES, PROBED[:2], is_baseline=True)["device_log_faults"] == 1
+    assert device_values(LINES[:2], PROBED, is_baseline=True)["device_log_faults"] == 1
     early = [LINES[0], changed(LINES[1], t_start_ns=1_299_000), LINES[2]]
-    assert device_values(early, PROBED)["device_log_faults"] == 1
+    assert device_values(early, PROBED, is_baseline=True)["device_log_faults"] == 1
     idle = [LINES[0], changed(LINES[1], t_start_ns=1_400_000, t_end_ns=2_400_000), LINES[2]]
-    assert device_values(idle, PROBED)["device_log_faults"] == 1
-    assert set(device_values([], PROBED).values()) == {None}
+    assert device_values(idle, PROBED, is_baseline=True)["device_log_faults"] == 1
+    assert set(device_values([], PROBED, is_baseline=True).values()) == {None}
 
 
 # ---- the proof of a gate

@@ -12,8 +12,9 @@ from snakemake.utils import update_config
 
 from connector_tax.config import ROOT, load_yaml, pythons_of
 from connector_tax.provenance.manifest import adapters_of
+from connector_tax.servers.kinds import ServerCommand
 from connector_tax.study.design import resolve
-from connector_tax.study.server_command import ServerCommand, launch_script
+from connector_tax.study.server_command import launch_script
 from connector_tax.vllm.launch import (
     DEAD_ENGINE,
     LaunchError,

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.study.server_command import STEP_LOG_PREFIX
+from connector_tax.servers.kinds import STEP_LOG_PREFIX
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import overlay
 from connector_tax.vllm.step_probe.probe import STEPS_OF_A_RANK
 from connector_tax.vllm.step_records import ask_to_write
+from tests.shared import VLLM
 from tests.vllm import stub
 
 # Records have four digits, so a sum of two may be off by this share.
@@ -364,7 +365,7 @@ def test_two_processes_do_not_share_a_file(tree: Path, probe: Path, tmp_path: Pa
 def test_data_parallel_engine_cores_have_a_file_each_and_share_no_step(
     tree: Path, probe: Path, tmp_path: Path
 ) -> None:
-    log = LaunchStepLog(tmp_path, "vllm")
+    log = LaunchStepLog(tmp_path, VLLM)
     log.mark()
     for rank in (0, 1):
         stub.drive(tree, probe, tmp_path / STEP_LOG_PREFIX, rank=rank)

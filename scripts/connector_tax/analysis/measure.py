@@ -17,7 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.percentiles import P99_REFUSED, quantiles
+from connector_tax.analysis.percentiles import quantile
 from connector_tax.analysis.quiet import (
     Bools,
     Chunks,
@@ -28,6 +28,7 @@ from connector_tax.analysis.quiet import (
 from connector_tax.analysis.records import REQUESTS, empty_frame, read_records
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow, ScrapeLine
+from connector_tax.artifacts.metrics import FAR_TAIL, LATENCY_METRICS
 from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 
@@ -202,8 +203,10 @@ def gauge_values(record: ScrapeLine, gauge: str) -> list[float]:
     return [float(value) for name, value in values if name.partition("{")[0] == gauge]
 
 
-def waiting_p50(path: Path, sha256: str | None, window: MeasuredWindow) -> float:
+def waiting_p50(path: Path, sha256: str | None, window: MeasuredWindow) -> float | None:
     """Median of vllm:num_requests_waiting over the scrapes inside the measured window.
+
+    None of a server whose /metrics has nothing under vLLM's names.
 
     Raises:
         ArtifactError: the file's hash differs, no scrape lies in the window, or a scrape lacks the
@@ -213,20 +216,23 @@ def waiting_p50(path: Path, sha256: str | None, window: MeasuredWindow) -> float
         raise ArtifactError(
             f"{path}: sha256 is not what index.json says: the file changed after it was measured"
         )
-    depths = []
+    depths, of_vllm = [], False
     for number, record in enumerate(read_jsonl(path), 1):
         try:
             inside = window["t_warmup_end_ns"] <= record["t_ns"] < window["t_stop_ns"]
             if not (inside and record["ok"]):
                 continue
             series = gauge_values(record, WAITING)
+            of_vllm = of_vllm or any(name.startswith("vllm:") for name in record["values"])
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{path}:{number}: not a metrics record: {error!r}") from None
+        if not series and not of_vllm:
+            continue
         if not series:
             raise ArtifactError(f"{path}:{number}: no {WAITING} among the values")
         depths.append(sum(series))
     if not depths:
-        raise ArtifactError(f"{path}: no successful scrape inside the measured window")
+        return None
     return float(np.median(depths))
 
 
@@ -259,7 +265,7 @@ def measure_machine(cell: Cell) -> WatchedMachine | None:
     return read_machine(cell.file("machine"), _listed_sha256(cell, "machine"))
 
 
-def measure_waiting(cell: Cell) -> float:
+def measure_waiting(cell: Cell) -> float | None:
     """`waiting_p50` of a valid cell, its file checked against the index."""
     assert cell.record is not None
     return waiting_p50(cell.file("metrics"), _listed_sha256(cell, "metrics"), cell.record["window"])
@@ -301,16 +307,16 @@ def summarise_cell(cell_dir: Path, *, confidence: float = 0.95, p99_min_samples:
 
 
 def request_columns(requests: Requests, confidence: float, p99_min_samples: int) -> Row:
-    """The aggregate table's columns that come from the requests alone; ms and 1/s."""
+    """The columns of cells.csv that come from the requests alone; ms and 1/s."""
     row: Row = {"n": requests.n, "window_s": requests.window_s}
     refused = requests.n < p99_min_samples
-    for metric in ("ttft", "tpot", "e2e"):
-        values = getattr(requests, f"{metric}_ms")
-        for percent, quantile in quantiles(values, confidence, p99_min_samples).items():
-            row[f"{metric}_p{percent}_ms"] = quantile.value
-            row[f"{metric}_p{percent}_lo_ms"] = quantile.lo
-            row[f"{metric}_p{percent}_hi_ms"] = quantile.hi
-    row["p99_reason"] = P99_REFUSED if refused else None
+    for name, metric in LATENCY_METRICS.items():
+        unknown = refused and metric.percent >= FAR_TAIL
+        values = np.empty(0) if unknown else getattr(requests, metric.latency)
+        ends = quantile(values, metric.percent, confidence)
+        row |= {
+            f"{name}{bound}_ms": end for bound, end in zip(("", "_lo", "_hi"), ends, strict=True)
+        }
     row["ttft_from_send_p90_ms"] = (
         float(np.percentile(requests.ttft_from_send_ms, 90)) if requests.n else None
     )

@@ -149,6 +149,12 @@ class CpuUse:
     foreign: float
 
 
+# Reasons for a low clock in nvidia-smi's mask: the GPU is idle; the hardware slowed it (heat, power
+# brake), or the driver did for its heat. A power cap under load is none of them.
+_IDLE = 0x1
+_SLOWED = 0x8 | 0x20 | 0x40 | 0x80
+
+
 @dataclass(frozen=True)
 class WatchedMachine:
     """A cell's machine file.
@@ -166,6 +172,8 @@ class WatchedMachine:
         faults: its page faults in that time.
         throttled: periods the control group was throttled in; None: not counted.
         foreign_gpu: processes of others on the study's GPUs; None: no GPUs, or not told.
+        gpu_slowed: readings of a busy GPU that heat or its power supply slowed; None: the same.
+        gpu_clock_share: SM clock while busy over the highest, median, of the slowest GPU.
     """
 
     edges_ns: Ints
@@ -181,6 +189,8 @@ class WatchedMachine:
     faults: int
     throttled: int | None
     foreign_gpu: int | None
+    gpu_slowed: int | None
+    gpu_clock_share: float | None
 
     def chunks(self, quiet: QuietRule) -> Chunks:
         """The cell's chunks by the rule `quiet`."""
@@ -225,6 +235,7 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
         end = lines[-1]
         first, last = begin["counters"], end["counters"]
         wall_ms = (end["t_ns"] - begin["t_ns"]) / 1e6
+        gpu_slowed, gpu_clock_share = _gpu_use(lines)
         return WatchedMachine(
             edges_ns=edges,
             steal=np.array(steal),
@@ -244,6 +255,8 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
             if last["throttled"] is None
             else int(last["throttled"] - first["throttled"]),
             foreign_gpu=_foreign_gpu(lines),
+            gpu_slowed=gpu_slowed,
+            gpu_clock_share=gpu_clock_share,
         )
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ArtifactError(f"{path}: not a machine file: {error!r}") from None
@@ -252,6 +265,22 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
 def _foreign_gpu(lines: Sequence[MachineLine]) -> int | None:
     told = [pids for line in lines if (pids := line.get("foreign_gpu_pids")) is not None]
     return len({pid for pids in told for pid in pids}) if told else None
+
+
+def _gpu_use(lines: Sequence[MachineLine]) -> tuple[int | None, float | None]:
+    """`gpu_slowed` and `gpu_clock_share` of a WatchedMachine, of the rows of study.gpu."""
+    slowed = 0
+    shares: dict[str, list[float]] = {}
+    for uuid, clock, highest, reasons, *_ in (r for line in lines for r in line.get("gpu", [])):
+        # Not every GPU tells everything; in an idle one clocks are low.
+        numbers = isinstance(clock, int | float) and isinstance(highest, int | float)
+        mask = int(reasons, 16) if numbers and str(reasons).startswith("0x") else _IDLE
+        if not mask & _IDLE:
+            slowed += bool(mask & _SLOWED)
+            shares.setdefault(uuid, []).append(clock / highest)
+    if not shares:
+        return None, None
+    return slowed, min(float(np.median(of_gpu)) for of_gpu in shares.values())
 
 
 def _cpu_use(

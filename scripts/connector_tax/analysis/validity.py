@@ -24,6 +24,7 @@ from connector_tax.artifacts.cell_records import (
 )
 from connector_tax.artifacts.checks import (
     CHECKS,
+    COUNTER_CHECKS,
     DEVICE_CHECKS,
     MACHINE_CHECKS,
     SUSPENDED_MS_MAX,
@@ -80,6 +81,7 @@ def assess(
     bounds: Mapping[str, float],
     watched: "Watched | None" = None,
     device: Mapping[str, float | None] | None = None,
+    counted_by_server: bool = True,
 ) -> dict[str, CheckRecord]:
     """Every check of `CHECKS` for one cell: `{check: {"value", "bound", "pass"}}`.
 
@@ -100,6 +102,8 @@ def assess(
             MACHINE_CHECKS are left out.
         device: what DEVICE_CHECKS judge, by check (`device_time.device_values`; of the baseline
             only: device_exposed_share); None: no device is emulated.
+        counted_by_server: whether the server counts under vLLM's names; else COUNTER_CHECKS are
+            left out.
     """
     measured = in_window(records, window)
     counted = measured if watched is None else _counted(measured, watched)
@@ -110,13 +114,15 @@ def assess(
         "unaccounted_requests": _at_most(abs(planned - len(records)) + _unfinished(records), 0),
         "error_rate": _at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
         **_window_checks(measured, window, cell, wanted),
-        **_server_checks(ok, len(failed), shape, counters),
         **_generator_checks(health, bounds),
         "unstamped_reads": _at_most(_unstamped_share(health, clock), UNSTAMPED_SHARE_MAX),
-        "metrics_scrapes": _scrape_check(scrapes, window),
         "suspended_ms": _at_most(suspended_ms, SUSPENDED_MS_MAX),
     }
-    assert checks.keys() == CHECKS.keys() - {*MACHINE_CHECKS, *DEVICE_CHECKS}
+    if counted_by_server:
+        checks |= _server_checks(ok, len(failed), shape, counters)
+        checks["metrics_scrapes"] = _scrape_check(scrapes, window)
+    absent = () if counted_by_server else COUNTER_CHECKS
+    assert checks.keys() == CHECKS.keys() - {*MACHINE_CHECKS, *DEVICE_CHECKS, *absent}
     if watched is not None:
         checks |= _machine_checks(counted, watched, wanted, bounds)
     for name, value in (device or {}).items():
@@ -343,6 +349,9 @@ def _machine_checks(
     for name, value in (("throttled_periods", throttled), ("foreign_gpu_processes", foreign_gpu)):
         if machine is not None and value is None:
             del checks[name]
+    if machine is not None and (share := machine.gpu_clock_share) is not None:
+        checks["gpu_slowed"] = _at_most(machine.gpu_slowed, 0)
+        checks["gpu_clock_share"] = _at_least(share, bounds["min_gpu_clock_share"])
     return checks
 
 

@@ -159,10 +159,10 @@ class MachineLine(TypedDict, total=False):
         says("when each sample began, after the t_ns of the line before; absent but in a chunk"),
     ]
     gpu: Annotated[
-        list[dict[str, Any]],
+        list[list[Any]],
         says(
-            "a chunk's rows of nvidia-smi: index, SM and memory clock, temperature, power, "
-            "throttle reasons; absent without a GPU"
+            "a chunk's rows of nvidia-smi: uuid, SM clock and its highest, throttle reasons, memory"
+            " clock, temperature, power; of the study's GPUs alone; absent without a GPU"
         ),
     ]
     foreign_gpu_pids: Annotated[
@@ -236,23 +236,6 @@ class CountsRecord(TypedDict):
     measured_ok: int
 
 
-class HalfWidthsRecord(TypedDict):
-    """Relative half-widths of the p90 intervals over n successes; null: n is too small."""
-
-    n: int
-    ttft_p90: float | None
-    tpot_p90: float | None
-
-
-class PrecisionRecord(TypedDict):
-    """`precision`: what ended the window, the half-widths then and at last, and the throughput."""
-
-    stopped_by: str
-    at_stop: HalfWidthsRecord | None
-    achieved: HalfWidthsRecord
-    throughput_ratio: float | None
-
-
 class CellQuiet(TypedDict):
     """`quiet`: the rule that the cell's requests were judged by."""
 
@@ -289,6 +272,7 @@ class CellCpu(TypedDict):
     cpu_s: float | None
     requests: float | None
     cpu_s_per_1000: QuantityRecord
+    engine_queued: NotRequired[QuantityRecord]
 
 
 class GeneratorHealth(TypedDict, total=False):
@@ -357,14 +341,6 @@ class MeasuredCellRecord(TypedDict):
             says(
                 "how long the machine was suspended during the cell; null: measured before this"
                 " was noted"
-            ),
-        ]
-    ]
-    precision: NotRequired[
-        Annotated[
-            PrecisionRecord,
-            says(
-                "stopped_by, at_stop, achieved, throughput_ratio; absent unless precision.enabled"
             ),
         ]
     ]

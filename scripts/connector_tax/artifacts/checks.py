@@ -39,13 +39,15 @@ class CheckKind(NamedTuple):
         void: what is wrong where it fails.
         bounds: what it is judged by; empty where the bound is no matter of choice.
         machine: only of a cell whose machine was watched (a study with a `quiet` section).
-        device: only of a cell whose device is emulated.
+        device: only where this is the engine's device.
+        counter: only of a cell whose server counts under vLLM's names.
     """
 
     void: str
     bounds: Mapping[str, Bound] = {}
     machine: bool = False
-    device: bool = False
+    device: str | None = None
+    counter: bool = False
 
 
 _FOREIGN_CPU = {
@@ -84,13 +86,17 @@ CHECKS: Mapping[str, CheckKind] = {
     ),
     "window_s": CheckKind("the window was cut short, or is longer than its cap"),
     "measured_ok": CheckKind("too few requests of the window succeeded"),
-    "server_success_excess": CheckKind("successes counted by client and server differ"),
-    "server_prompt_tokens_excess": CheckKind("prompt tokens counted by client and server differ"),
-    "server_generation_tokens_excess": CheckKind(
-        "generated tokens counted by client and server differ"
+    "server_success_excess": CheckKind(
+        "successes counted by client and server differ", counter=True
     ),
-    "prefix_cache_hits": CheckKind("the prefix cache was hit"),
-    "external_prefix_cache_hits": CheckKind("the external prefix cache was hit"),
+    "server_prompt_tokens_excess": CheckKind(
+        "prompt tokens counted by client and server differ", counter=True
+    ),
+    "server_generation_tokens_excess": CheckKind(
+        "generated tokens counted by client and server differ", counter=True
+    ),
+    "prefix_cache_hits": CheckKind("the prefix cache was hit", counter=True),
+    "external_prefix_cache_hits": CheckKind("the external prefix cache was hit", counter=True),
     "loop_lag_p99_ms": CheckKind(
         "an event loop of the load generator lagged", {
             "loop_lag_p99_ms": Bound(
@@ -117,7 +123,9 @@ CHECKS: Mapping[str, CheckKind] = {
     ),
     "unstamped_reads": CheckKind("reads lack the kernel's stamp though the clock is the kernel's"),
     "lost_messages": CheckKind("messages were dropped, undecodable or oversized"),
-    "metrics_scrapes": CheckKind("/metrics was not read inside the window, or a scrape failed"),
+    "metrics_scrapes": CheckKind(
+        "/metrics was not read inside the window, or a scrape failed", counter=True
+    ),
     "suspended_ms": CheckKind("the machine was suspended"),
     "quiet_requests": CheckKind("machine disturbed: too few requests in quiet time", machine=True),
     "idle_memory_factor": CheckKind(
@@ -149,8 +157,23 @@ CHECKS: Mapping[str, CheckKind] = {
     "foreign_gpu_processes": CheckKind(
         "machine disturbed: processes of others were on the study's GPUs", machine=True
     ),
+    # So too.
+    "gpu_slowed": CheckKind(
+        "a GPU was slowed by its heat or its power supply", machine=True, device="cuda"
+    ),
+    "gpu_clock_share": CheckKind(
+        "a GPU ran far below its highest clock",
+        {
+            "min_gpu_clock_share": Bound(
+                0.6, "SM clock of a busy GPU over its highest, median of a cell's readings", most=1
+            )
+        },
+        machine=True,
+        device="cuda",
+    ),
     "device_log_faults": CheckKind(
-        "steps of the emulated device are missing, or are not where its queue has them", device=True
+        "steps of the emulated device are missing, or are not where its queue has them",
+        device="emulated",
     ),
     "device_woken_late_ms": CheckKind(
         "the host went on too late after a step of the emulated device (p50)",
@@ -159,7 +182,7 @@ CHECKS: Mapping[str, CheckKind] = {
                 0.1, "how long after a step of an emulated device the host went on, median"
             )
         },
-        device=True,
+        device="emulated",
     ),
     # Of the baseline alone: that the others leave the device idle is what is measured.
     "device_exposed_share": CheckKind(
@@ -171,22 +194,23 @@ CHECKS: Mapping[str, CheckKind] = {
                 most=1,
             )
         },
-        device=True,
+        device="emulated",
     ),
 }  # fmt: skip
 MACHINE_CHECKS = tuple(name for name, check in CHECKS.items() if check.machine)
-DEVICE_CHECKS = tuple(name for name, check in CHECKS.items() if check.device)
+COUNTER_CHECKS = tuple(name for name, check in CHECKS.items() if check.counter)
+DEVICE_CHECKS = tuple(name for name, check in CHECKS.items() if check.device == "emulated")
 
 
-def _bounds(*, device: bool) -> dict[str, float]:
+def _bounds(device: str | None) -> dict[str, float]:
     kinds = [check for check in CHECKS.values() if check.device == device]
     return {key: bound.default for check in kinds for key, bound in check.bounds.items()}
 
 
-# What a study is judged by where its `validity` section does not say otherwise; the second with an
-# emulated device only.
-BOUNDS: Mapping[str, float] = _bounds(device=False)
-DEVICE_BOUNDS: Mapping[str, float] = _bounds(device=True)
+# What a study is judged by where its `validity` section does not say otherwise; the second with
+# that device only.
+BOUNDS: Mapping[str, float] = _bounds(None)
+DEVICE_BOUNDS: Mapping[str, Mapping[str, float]] = {d: _bounds(d) for d in ("cuda", "emulated")}
 # The share of reads that may lack a stamp: a wall clock set anew takes it from those under way.
 UNSTAMPED_SHARE_MAX = 0.01
 # Two clocks cannot be read at one moment; a suspend lasts seconds.

@@ -25,7 +25,6 @@ CELL_STATUSES = ("valid", "void", "skipped", "missing")
 REQUEST_STATUSES = ("ok", "error", "timeout", "cancelled", "dropped")
 # The configuration without a connector, and the baseline where a study names no other.
 PLAIN = "plain"
-METRICS = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90", "e2e_p90")
 REFERENCES: tuple[Reference, ...] = ("ref_safe", "ref_load")
 # Why Phase B' is skipped.
 SAME_RATES = "ref_load equals ref_safe"
@@ -33,7 +32,6 @@ SAME_RATES = "ref_load equals ref_safe"
 TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"
 MARKED = "no verdict (marked)"
-DEVICES_DIFFER = "no verdict (devices differ)"
 # No configuration's id ends so.
 _FURTHER_LAUNCH = re.compile(r"(.+)_([2-9]|1\d|20)")
 

@@ -14,7 +14,6 @@ from connector_tax.artifacts.study_records import (
     Reference,
     ReferenceSection,
     RehearsalSection,
-    SaturationSection,
     StatisticsSection,
 )
 
@@ -269,7 +268,7 @@ class DurationsRecord(TypedDict):
 class AnalysisSettings(TypedDict):
     """The sections of a configuration that decide what the measurements are said to mean."""
 
-    saturation: SaturationSection
+    saturation: dict[str, float]
     reference: ReferenceSection
     statistics: StatisticsSection
     hypotheses: HypothesesSection
@@ -350,7 +349,7 @@ class ConclusionRecord(TypedDict):
 
 
 class HypothesesRecord(TypedDict):
-    """hypotheses.json; `prior` and the rows of `resolution`: analysis/aggregate.py."""
+    """hypotheses.json."""
 
     engine_label: Annotated[str, says("the engine's label")]
     emulated: Annotated[bool, says("measured on the embedded engine")]
@@ -365,18 +364,4 @@ class HypothesesRecord(TypedDict):
     criteria: Annotated[
         list[ConclusionRecord],
         says("id (1 to 7), verdict (met, not met, cannot tell), sentence, numbers"),
-    ]
-    prior: Annotated[
-        dict[str, Any],
-        says(
-            "at, rate_rps, rows: prior and measured TTFT p90 (s) and tax (fraction) of "
-            "plain, NIXL, Mooncake"
-        ),
-    ]
-    resolution: Annotated[
-        list[dict[str, Any]],
-        says(
-            "source, metric, where, sigma (of logarithms), n, half_width: what n requests "
-            "can resolve"
-        ),
     ]

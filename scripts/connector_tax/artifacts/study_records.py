@@ -30,9 +30,11 @@ Role = Literal["kv_producer", "kv_consumer", "kv_both"]
 # A flag's value is whatever vLLM takes, but no list or mapping.
 Flag = Annotated[Any, says(type=["string", "number", "boolean", "null"])]
 Flags = dict[Annotated[str, says(pattern="^--[a-z][a-z0-9-]*$")], Flag]
+# Null takes a variable away.
+Variable = Annotated[Any, says(type=["string", "null"])]
 Environment = dict[
     Annotated[str, says(pattern="^(?!(PYTHONPATH|AGENTIC_STEP_LOG_PATH)$)[A-Z_][A-Z0-9_]*$")],
-    str | None,
+    Variable,
 ]
 Ids = Annotated[list[Identifier], says(min_length=1, uniqueItems=True)]
 
@@ -80,10 +82,50 @@ class DeviceTimeSection(TypedDict):
     ]
 
 
+class ServedSection(TypedDict):
+    """What a server serves and how it is asked."""
+
+    model: Annotated[str, says("the name that requests ask for")]
+    vocab_size: Annotated[
+        Annotated[int, says(ge=100)] | None,
+        says("token ids below it are taken; null: text is sent"),
+    ]
+    chat: NotRequired[Annotated[bool, says("only /v1/chat/completions is answered")]]
+    tokens_per_word: NotRequired[
+        Annotated[Positive, says("of a text prompt, as the server counts")]
+    ]
+    fixed_tokens: NotRequired[
+        Annotated[int, says("of a text prompt without a word, as the server counts")]
+    ]
+    body: NotRequired[
+        Annotated[
+            str,
+            says(
+                "what a request may hold: vLLM's keys, usage, neither",
+                enum=["vllm", "openai", "bare"],
+            ),
+        ]
+    ]
+    exact_output: NotRequired[
+        Annotated[bool, says("an answer has exactly the tokens asked for (ignore_eos)")]
+    ]
+    counters: NotRequired[Annotated[bool, says("/metrics has vLLM's counters")]]
+    no_steps: NotRequired[
+        Annotated[str | None, says("why the step probe is not in it; null: it is")]
+    ]
+    max_model_len: NotRequired[
+        Annotated[int | None, says("tokens of a request, as /v1/models says")]
+    ]
+    version: NotRequired[Annotated[str | None, says("what /version answers")]]
+
+
 class EngineSection(TypedDict, total=False):
     """The server that is measured; what it has besides `kind` and `label` depends on the kind."""
 
-    kind: Required[Annotated[Literal["embedded", "vllm"], says("which sort of server")]]
+    # A module of servers.
+    kind: Required[
+        Annotated[str, says("which sort of server", enum=["embedded", "vllm", "command"])]
+    ]
     label: Required[
         Annotated[
             str, says("stands in every record, table and figure", min_length=1, max_length=60)
@@ -99,14 +141,13 @@ class EngineSection(TypedDict, total=False):
     ]
     device: Annotated[
         Literal["cpu", "cuda", "emulated"],
-        says("emulated: its time is waited for (device_time)", kinds=["vllm"]),
+        says("emulated: its time is waited for (device_time)", kinds=["vllm", "command"]),
     ]
     device_time: Annotated[
         DeviceTimeSection,
         says(
             "with device emulated, whose label must hold the words `device time emulated`",
-            kinds=["vllm"],
-            optional=True,
+            optional=["vllm"],
         ),
     ]
     python: Annotated[
@@ -117,8 +158,7 @@ class EngineSection(TypedDict, total=False):
         says(
             "interpreter that an environment of this project is built with, of the version"
             " that its lock is for; absent: python3.11. No part of the design",
-            kinds=["vllm"],
-            optional=True,
+            optional=["vllm"],
         ),
     ]
     model: Annotated[
@@ -135,8 +175,7 @@ class EngineSection(TypedDict, total=False):
             "commit, branch or tag of a model that is fetched by name; absent: what the hub"
             " calls main then. environment.json has the commit",
             pattern="^[A-Za-z0-9][A-Za-z0-9._/-]*$",
-            kinds=["vllm"],
-            optional=True,
+            optional=["vllm"],
         ),
     ]
     served_model_name: Annotated[Text, says("name the server gives the model", kinds=["vllm"])]
@@ -147,19 +186,42 @@ class EngineSection(TypedDict, total=False):
         Flags, says("vLLM's command-line flags, in this order; true: the bare flag", kinds=["vllm"])
     ]
     environment: Annotated[
-        Environment, says("added to the server's; the same for every configuration", kinds=["vllm"])
+        Environment,
+        says(
+            "added to the server's; the same for every configuration",
+            kinds=["vllm"],
+            optional=["command"],
+        ),
     ]
     pythonpath: Annotated[
         list[Annotated[str, says(pattern="^[^:]+$")]],
         says(
             "folders of the project, or absolute, in which connectors' modules are",
-            kinds=["vllm"],
-            optional=True,
+            optional=["vllm", "command"],
         ),
     ]
     forms: Annotated[
         dict[Identifier, FormSection],
         says("by configuration: what differs for it here", kinds=["vllm"]),
+    ]
+    commands: Annotated[
+        dict[Identifier, Text],
+        says(
+            "by configuration: the command line that starts its server; {port} is its port",
+            kinds=["command"],
+        ),
+    ]
+    beside: Annotated[
+        list[Annotated[str, says(pattern="[{]port[}]")]],
+        says(
+            "commands that run beside each candidate; the server knows the port of the first as"
+            " {beside1.port}",
+            optional=["command"],
+        ),
+    ]
+    served: Annotated[
+        ServedSection,
+        says("what the servers said of themselves before the study", kinds=["command"]),
     ]
 
 
@@ -322,7 +384,9 @@ class AcceleratorsFile(TypedDict):
 class ArrivalsSection(TypedDict):
     """The arrival process."""
 
-    process: Annotated[Literal["fixed", "poisson", "gamma"], says("of requests", default="fixed")]
+    process: Annotated[
+        Literal["fixed", "jittered", "poisson", "gamma"], says("of requests", default="fixed")
+    ]
     gamma_shape: Annotated[
         Positive | None,
         says("with gamma, and only then: shape of the intervals' distribution", default=None),
@@ -393,45 +457,6 @@ class CellSection(TypedDict):
                 " to its cap, and is measured twice"
             ),
         ]
-    ]
-
-
-class PrecisionSection(TypedDict):
-    """Cells that stop at a precision, hopeless rates left out."""
-
-    enabled: Annotated[
-        bool,
-        says(
-            "true: Phase A runs its rates in ascending order, so that rates can be skipped",
-            default=False,
-        ),
-    ]
-    target_relative_half_width: Annotated[
-        Fraction,
-        says(
-            "of the 95% intervals of TTFT p90 and TPOT p90; both reached: the cell stops",
-            default=0.05,
-        ),
-    ]
-    # Below 36 samples no order statistic bounds a p90 from above with 95% confidence.
-    min_completed_floor: Annotated[
-        int,
-        says(
-            "in place of cell.min_completed; never earlier than cell.floor_s or later than cap_s",
-            ge=36,
-            default=50,
-        ),
-    ]
-    certain_throughput_ratio: Annotated[
-        Fraction,
-        says(
-            "a launch is certainly saturated at a rate where it serves less than this share; at"
-            " most saturation.throughput_ratio_min",
-            default=0.8,
-        ),
-    ]
-    skip_rate_factor: Annotated[
-        float, says("its rates from this multiple on are recorded as skipped", ge=1, default=2)
     ]
 
 
@@ -559,20 +584,6 @@ class ResourcesSection(TypedDict):
     ]
 
 
-class SaturationSection(TypedDict):
-    """A configuration is saturated at a rate when any criterion fires."""
-
-    throughput_ratio_min: Annotated[
-        Fraction, says("effective throughput over offered rate below this", default=0.95)
-    ]
-    waiting_p50_max: Annotated[
-        NonNegative, says("median of vllm:num_requests_waiting above this", default=1.0)
-    ]
-    ttft_p90_ratio_max: Annotated[
-        float, says("TTFT p90(r) over TTFT p90(r/2) above this", ge=1, default=1.5)
-    ]
-
-
 class ShapeRatesSection(TypedDict):
     """Plain is asked after Phase A how much of each shape it can serve; more is not offered."""
 
@@ -624,7 +635,7 @@ class StatisticsSection(TypedDict):
 
     confidence: Annotated[float, says("of every interval", ge=0.5, lt=1, default=0.95)]
     resamples: Annotated[int, says("of the bootstrap", ge=100, le=1_000_000, default=2000)]
-    # Its keys are artifacts/names.py:METRICS.
+    # Its keys are artifacts/metrics.py:METRICS.
     margins: Annotated[
         dict[str, float],
         says("a tax whose whole interval lies within plus or minus this is NO TAX", default={}),
@@ -643,6 +654,16 @@ class StatisticsSection(TypedDict):
         Positive, says("contiguous time-chunks resampled together; at least a request's life")
     ]
     p99_min_samples: Annotated[int, says("below this a p99 is refused", ge=100, default=1000)]
+    looks: NotRequired[
+        Annotated[
+            list[Annotated[float, says(gt=0, lt=0.2)]],
+            says(
+                "levels of the looks after the second block and on; what a look decides is not"
+                " measured further, and their sum is the level of the whole",
+                min_length=1,
+            ),
+        ]
+    ]
 
 
 class PriorSection(TypedDict):
@@ -759,10 +780,9 @@ class StudyConfig(TypedDict):
     ]
     arrivals: Annotated[ArrivalsSection, says(default={})]
     phase_a: PhaseASection
-    phase_b: PhaseBSection
-    phase_bp: PhaseBpSection
+    phase_b: NotRequired[PhaseBSection]
+    phase_bp: NotRequired[PhaseBpSection]
     cell: CellSection
-    precision: NotRequired[Annotated[PrecisionSection, says(default={})]]
     load_generator: NotRequired[Annotated[LoadGeneratorSection, says(default={})]]
     metrics: NotRequired[Annotated[MetricsSection, says(default={})]]
     quiet: NotRequired[Annotated[QuietSection, says(default={})]]
@@ -772,7 +792,11 @@ class StudyConfig(TypedDict):
         dict[str, float],
         says("bounds of the cell checks; a cell outside any of them is void", default={}),
     ]
-    saturation: Annotated[SaturationSection, says(default={})]
+    # Its keys are artifacts/metrics.py:CRITERIA.
+    saturation: Annotated[
+        dict[str, float],
+        says("a configuration is saturated at a rate when any criterion fires", default={}),
+    ]
     shape_rates: NotRequired[
         Annotated[
             ShapeRatesSection | None,

@@ -104,7 +104,7 @@ def study_document(
     }
     if cell is not None:
         config["cell"] = {**config["cell"], **cell}
-    config["phase_bp"] = {"configurations": [], "shapes": []}
+    del config["phase_bp"]
     order = run_order(config)
     return {
         "study": "calibration",

@@ -18,7 +18,7 @@ from connector_tax.artifacts.names import PLAIN, Launch
 from connector_tax.calibration import harness
 from connector_tax.calibration.design import PHASE, OwnCell, study_document
 from connector_tax.calibration.live import LiveCell, measure_launch
-from connector_tax.study.server_command import ServerError
+from connector_tax.servers.kinds import ServerError
 
 VOID, VALID, FAILED = "void", "valid", "failed"
 TIMEOUT_S = 3.0

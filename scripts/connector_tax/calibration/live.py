@@ -17,12 +17,13 @@ from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.calibration.design import PHASE
 from connector_tax.engine.truth import LaunchTruth, RequestTruth
 from connector_tax.files import read_jsonl
+from connector_tax.servers.kinds import command_for, free_port
 from connector_tax.study import cell as cells
 from connector_tax.study.device import devices_of, hold_devices
 from connector_tax.study.processes import ServerProcesses
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server
-from connector_tax.study.server_command import affinity_plan, command_for, free_port, server_cpus
+from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.study.steplog import LaunchStepLog
 
 TRUTH_LOG = "truth.jsonl"
@@ -72,7 +73,7 @@ def measure_launch(document: StudyDocument, launch: Launch, root: Path) -> LiveC
                 ServerProcesses(server.pid, {}),
                 generator,
                 sampler,
-                LaunchStepLog(folder, "embedded"),
+                LaunchStepLog(folder, document["config"]["engine"]),
                 watch=None,
                 quiet_level_ns=None,
             ),

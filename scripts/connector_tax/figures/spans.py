@@ -16,7 +16,7 @@ RUNNER_V2 = re.compile(r"\.worker\.\w+\.model_runner\.")
 def hidden(study: StudyTables) -> str:
     """Whether a request waits for the host's spans: sentences, none of an engine but vLLM."""
     engine = study.settings.get("engine", {})
-    if engine.get("kind") != "vllm":
+    if "device" not in engine:
         return ""
     if engine["device"] == "cpu":
         return "Every span is time of the CPU, which computes the model too: none is hidden."

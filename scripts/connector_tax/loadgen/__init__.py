@@ -7,7 +7,12 @@ from connector_tax.loadgen.affinity import (
     read_topology,
 )
 from connector_tax.loadgen.arrivals import ArrivalKind, make_offsets
-from connector_tax.loadgen.bodies import PlannedRequest, RandomPrompts
+from connector_tax.loadgen.bodies import (
+    PlannedRequest,
+    RandomPrompts,
+    RandomWords,
+    RequestSource,
+)
 from connector_tax.loadgen.endpoint import Target
 from connector_tax.loadgen.generator import (
     CellResult,
@@ -38,7 +43,9 @@ __all__ = [
     "PrecisionRule",
     "Progress",
     "RandomPrompts",
+    "RandomWords",
     "RequestRecord",
+    "RequestSource",
     "Target",
     "Topology",
     "make_offsets",

@@ -4,12 +4,12 @@ It reads its socket itself instead of through an asyncio transport, because only
 receive time come along with the bytes. Every read is stamped before it is decrypted or parsed.
 """
 
-import asyncio
 import errno
 import socket
 import ssl
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import httptools
 
@@ -18,32 +18,40 @@ from connector_tax.loadgen.poller import Poller
 from connector_tax.loadgen.stamps import KernelReader, PlainReader
 from connector_tax.loadgen.tls import TlsSession, tls_text
 
-MAX_BODY_BYTES = 64 * 1024 * 1024
-WAKE_CHUNKS = 16
-"""A waiting response task is woken at once for headers, the end or a failure, else for every
-WAKE_CHUNKS reads or with the poller's sweep: the stamps are already taken, and one wake-up per read
-would cost as much as the read itself."""
-
 _monotonic_ns = time.monotonic_ns
 _WOULD_BLOCK = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR}
 
 
+class Reader(Protocol):
+    """Takes one response, as it arrives. After `on_end` or `on_failure` it hears nothing more."""
+
+    def on_head(self, status: int, stamp: int) -> None:
+        """The head is whole."""
+
+    def on_body(self, chunk: bytes, stamp: int) -> None:
+        """A read brought so much of the body."""
+
+    def on_end(self, stamp: int) -> None:
+        """The response is whole."""
+
+    def on_failure(self, failure: RequestFailed) -> None:
+        """The connection failed before that."""
+
+
 class Connection:
-    """One connection. At most one response at a time is read from it.
+    """One connection. At most one response at a time is read from it, by `reader`.
+
+    The reader is called while a read is handled, and may release the connection then.
 
     The stamp of a read is when the kernel received the last segment in it, or, without kernel
-    stamps, when the read returned. Chunks of the body that arrive together share it.
+    stamps, when the read returned.
     """
 
     __slots__ = (
-        "_chunks",
         "_complete",
-        "_drained",
-        "_failure",
         "_framed",
         "_headers_done",
         "_keep_alive",
-        "_loop",
         "_on_idle_data",
         "_parser",
         "_parts",
@@ -53,22 +61,18 @@ class Connection:
         "_status",
         "_tls",
         "_unsent",
-        "_waiter",
-        "busy",
         "closed",
         "idle_since_ns",
         "location",
         "pooled",
+        "reader",
         "received",
         "reused",
         "sock",
-        "t_done_ns",
-        "t_headers_ns",
     )
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
         poller: Poller,
         sock: socket.socket,
         read: KernelReader | PlainReader,
@@ -76,7 +80,6 @@ class Connection:
         on_idle_data: "Callable[[Connection], None]",
     ) -> None:
         # Of the connection.
-        self._loop = loop
         self._poller = poller
         self.sock = sock
         self._on_idle_data = on_idle_data
@@ -89,36 +92,32 @@ class Connection:
         self.reused = False  # has served one
         self._unsent: memoryview | None = None
         # Of the response being read.
-        self._reset()
-        self.busy = False
+        self._begin(None)
         poller.add(self)
 
-    def _reset(self) -> None:
-        self._chunks: list[tuple[int, bytes]] = []
+    def _begin(self, reader: Reader | None) -> None:
+        self.reader = reader
         self._parts: list[bytes] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._failure: RequestFailed | None = None
-        self._status = 0
         self._framed = False
+        self._status = 0
         self._headers_done = False
         self._complete = False
         self._keep_alive = False
         self._poisoned = False
         self.received = False  # any byte
         self.location: bytes | None = None
-        self.t_headers_ns: int | None = None
-        self.t_done_ns: int | None = None
 
     # ---- request
 
-    def write(self, head: bytes, body: bytes) -> int:
+    def write(self, head: bytes, body: bytes, reader: Reader) -> int:
         """Begin a request: hand it to the kernel as far as it takes it; return the stamp before.
+
+        Its response goes to `reader`.
 
         Raises:
             RequestFailed: `reset_before_headers` if the peer is already gone.
         """
-        self._reset()
-        self.busy = True
+        self._begin(reader)
         parts = (head, body) if self._tls is None else (self._tls.encrypt(head, body),)
         stamp = self._read.not_before_ns = _monotonic_ns()
         try:
@@ -147,75 +146,22 @@ class Connection:
         if self._unsent is None:
             self._poller.want_write(self, False)
 
-    # ---- response: each await suspends only when nothing is buffered
-
-    async def read_headers(self) -> int:
-        """Return the response status.
-
-        Raises:
-            RequestFailed: the response did not begin, or is not HTTP.
-        """
-        while not self._headers_done:
-            if self._failure is not None:
-                raise self._failure
-            await self._wait()
-        return self._status
-
-    async def read_chunks(self) -> list[tuple[int, bytes]]:
-        """Return all body bytes buffered since the last call, as (stamp, bytes) per socket read.
-
-        An empty list means the message is complete.
-
-        Raises:
-            RequestFailed: the connection failed in mid-response (all earlier bytes were returned).
-        """
-        while not self._chunks:
-            if self._complete:
-                return []
-            if self._failure is not None:
-                raise self._failure
-            await self._wait()
-        chunks, self._chunks = self._chunks, []
-        return chunks
-
-    async def read_body(self) -> bytes:
-        """Return the whole body.
-
-        Raises:
-            RequestFailed: as `read_chunks`; `oversized_event` beyond MAX_BODY_BYTES.
-        """
-        size = 0
-        body: list[bytes] = []
-        while chunks := await self.read_chunks():
-            for _, chunk in chunks:
-                size += len(chunk)
-                body.append(chunk)
-            if size > MAX_BODY_BYTES:
-                raise RequestFailed("oversized_event", f"body over {MAX_BODY_BYTES} bytes")
-        return b"".join(body)
-
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
     # ---- reading
 
     def on_readable(self) -> None:
-        """Read once, stamp, parse, wake the waiting task."""
+        """Read once, stamp, parse, tell the reader."""
+        if self.closed:  # in the same batch, for another socket's sake
+            return
         try:
             data, stamp = self._read()
         except OSError as error:
             if error.errno not in _WOULD_BLOCK:
                 self._on_reset(error)
             return
-        if not self.busy:
+        if self.reader is None:
             if not self._is_control(data):
                 self._on_idle_data(self)  # closed by the server, or bytes nobody asked for
-            return
-        if not data:
+        elif not data:
             self._on_end()
         elif self._tls is None:
             self._take(data, stamp)
@@ -228,9 +174,11 @@ class Connection:
         except ssl.SSLError as error:
             self._fail(RequestFailed("tls_failed", tls_text(error)))
             return
+        if tls.ended:
+            self._poisoned = True
         if plain:
             self._take(plain, stamp)
-        if tls.ended:
+        if tls.ended and self.reader is not None:
             self._on_end()
 
     def _is_control(self, data: memoryview) -> bool:
@@ -243,44 +191,41 @@ class Connection:
             return False
 
     def _take(self, data: bytes | memoryview, stamp: int) -> None:
-        had_headers, urgent = self._headers_done, False
+        reader, had_headers = self.reader, self._headers_done
+        assert reader is not None
         self.received = True
+        malformed: RequestFailed | None = None
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._poisoned = True
-            if not self._complete:
-                self._fail(RequestFailed("malformed_http", str(error)))
+            malformed = RequestFailed("malformed_http", str(error))
         if self._headers_done and not had_headers:
-            self.t_headers_ns = stamp
-            urgent = True
+            reader.on_head(self._status, stamp)
         parts = self._parts
         if parts:
-            self._chunks.append((stamp, parts[0] if len(parts) == 1 else b"".join(parts)))
             self._parts = []
-        if self._complete and self.t_done_ns is None:
-            self.t_done_ns = stamp
-        if urgent or self._complete or len(self._chunks) >= WAKE_CHUNKS:
-            self.wake()
-        elif len(self._chunks) == 1:
-            self._poller.wake_later(self)
+            reader.on_body(parts[0] if len(parts) == 1 else b"".join(parts), stamp)
+        if self.reader is not reader:  # it has seen enough
+            return
+        if self._complete:
+            reader.on_end(stamp)
+        elif malformed is not None:
+            self._fail(malformed)
 
     def _on_end(self) -> None:
         self._poisoned = True
-        if self._headers_done and not self._framed and not self._complete:
+        reader = self.reader
+        if reader is not None and self._headers_done and not self._framed:
             # Neither length nor chunks: the end of the connection is the end of the message.
             self._complete = True
-            self.t_done_ns = _monotonic_ns()
-            self.wake()
+            reader.on_end(_monotonic_ns())
         else:
-            self._fail(
-                RequestFailed(
-                    "closed_mid_response" if self._headers_done else "closed_before_headers"
-                )
-            )
+            kind = "closed_mid_response" if self._headers_done else "closed_before_headers"
+            self._fail(RequestFailed(kind))
 
     def _on_reset(self, error: OSError) -> None:
-        if not self.busy:
+        if self.reader is None:
             self._on_idle_data(self)
             return
         kind = "reset_mid_response" if self._headers_done else "reset_before_headers"
@@ -290,15 +235,8 @@ class Connection:
         self._poisoned = True
         # A dead socket stays readable for ever; without this the loop would spin on it.
         self._poller.remove(self)
-        if not self._complete and self._failure is None:
-            self._failure = failure
-        self.wake()
-
-    def wake(self) -> None:
-        """Let the waiting task look at what is buffered."""
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if self.reader is not None:
+            self.reader.on_failure(failure)
 
     # ---- parser callbacks
 
@@ -337,7 +275,7 @@ class Connection:
 
     def release(self) -> bool:
         """End the response; True if the connection can carry another request."""
-        self.busy = False
+        self.reader = None
         self.reused = True
         self.idle_since_ns = _monotonic_ns()
         reusable = (
@@ -348,10 +286,6 @@ class Connection:
             and self._unsent is None
         )
         return reusable and not self.closed
-
-    def give_up(self) -> None:
-        """Wait no longer for the rest of the response; what is buffered can be read."""
-        self._fail(RequestFailed("request_timeout"))
 
     def is_stale(self) -> bool:
         """True if the server has closed this idle connection, or sent something."""
@@ -369,10 +303,8 @@ class Connection:
         self.closed = True
         self._poller.remove(self)
         self.sock.close()
-        # These refer back to the connection (a failure by the traceback of having been raised);
-        # the collector does not run during a cell.
+        # These refer back to the connection; the collector does not run during a cell.
         del self._parser, self._read, self._tls
-        self._failure = None
 
 
 def os_text(error: OSError) -> str:

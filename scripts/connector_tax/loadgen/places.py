@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from connector_tax.loadgen.held import HeldRequest
+from connector_tax.loadgen.answer import HeldRequest
 
 PAUSE_S = 1.0
 PAUSE_AFTER = frozenset(

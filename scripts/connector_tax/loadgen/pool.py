@@ -281,4 +281,4 @@ class Pool:
             if self._kernel_stamps
             else PlainReader(sock, self._buffer)
         )
-        return Connection(self._loop, self._poller, sock, read, tls, self._on_idle_data)
+        return Connection(self._poller, sock, read, tls, self._on_idle_data)

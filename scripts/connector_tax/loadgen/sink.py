@@ -16,6 +16,8 @@ from connector_tax.files import standard_stream
 from connector_tax.loadgen.messages import LINE_FIELDS, RequestRecord
 from connector_tax.loadgen.plan import Progress
 
+PENDING_BYTES = 1 << 20
+"""Of lines before they are written, whether or not it is time to show how the run goes."""
 RECENT = 200
 """Successes over which the running percentiles are taken."""
 
@@ -32,7 +34,7 @@ class RecordSink:
         self.itl_ms = array("f")
         self.problem: str | None = None
         self._path = path
-        self._lines: list[bytes] = []
+        self._lines = bytearray()
         self._written = 0  # bytes, all of them whole lines
         self._stream: BinaryIO | FileIO | None = None
         if path is not None:
@@ -46,7 +48,9 @@ class RecordSink:
     def take(self, record: RequestRecord) -> None:
         """Take a request that has ended."""
         if self._stream is not None:
-            self._lines.append(self._encode(record.fields(LINE_FIELDS)) + b"\n")
+            self._lines += self._encode(record.fields(LINE_FIELDS)) + b"\n"
+            if len(self._lines) > PENDING_BYTES:
+                self._flush()
         if record.status == "ok" and record.t_first_token_ns is not None:
             self._recent_ms.append((record.t_first_token_ns - record.t_intended_ns) / 1e6)
             self._tokens += record.completion_tokens or 0
@@ -81,7 +85,7 @@ class RecordSink:
         self._stream = None
 
     def _flush(self) -> None:
-        data, self._lines = memoryview(b"".join(self._lines)), []
+        data, self._lines = memoryview(self._lines), bytearray()
         stream = self._stream
         if stream is None or not data:
             return

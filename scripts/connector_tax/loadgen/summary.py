@@ -140,11 +140,12 @@ def _quantiles(name: str, ordered: "NDArray[np.floating[Any]]") -> dict[str, Any
         position = (n - 1) * percent / 100
         below, above = ordered[int(position)], ordered[min(int(position) + 1, n - 1)]
         row[f"p{percent}"] = float(below + (above - below) * (position % 1))
-        low, high = order_statistic_ranks(n, percent, CONFIDENCE)
-        unknown = name == "ITL" or low is None or high is None
         row[f"p{percent}_interval"] = None
-        if not unknown and (percent != 99 or n >= P99_MIN_SAMPLES):
-            row[f"p{percent}_interval"] = [float(ordered[k - 1]) for k in (low or 1, high or 1)]
+        if name == "ITL" or (percent == 99 and n < P99_MIN_SAMPLES):
+            continue
+        low, high = order_statistic_ranks(n, percent, CONFIDENCE)
+        if low is not None and high is not None:
+            row[f"p{percent}_interval"] = [float(ordered[low - 1]), float(ordered[high - 1])]
     return row | {"max": float(ordered[-1])}
 
 

@@ -1,9 +1,9 @@
 """The worker process: requests in over ZMQ, HTTP out and back, results out over ZMQ.
 
-    await requests.recv -> hold until due -> fire -> [eager task: acquire, write, respond] -> result
+    await requests.recv -> hold until due -> fire: write -> answer, read by read -> result
 
-The receive loop never awaits the pool: a request that has to wait for a connection waits in its own
-task, and the next one is received meanwhile. Stamps are taken here and nowhere else.
+A request has a task only while it waits for a connection; the next one is received meanwhile.
+Stamps are taken here and nowhere else.
 
 Started as `python -m connector_tax.loadgen.worker`, with its settings as one line of JSON on stdin
 (headers may hold credentials, which a command line would show to every user). The pipe stays open:
@@ -26,9 +26,7 @@ import uvloop
 import zmq
 
 from connector_tax.linux import TimerFd, set_time_slice
-from connector_tax.loadgen import eager
-from connector_tax.loadgen.answer import AnswerReader
-from connector_tax.loadgen.held import HeldRequest
+from connector_tax.loadgen.answer import HeldRequest, as_failure
 from connector_tax.loadgen.http import Connection
 from connector_tax.loadgen.inflight import InFlight
 from connector_tax.loadgen.loop_probe import LoopProbe
@@ -61,9 +59,8 @@ SPIN_NS = 400_000
 """The timer is set so much before a due time; what is left is spun, not slept."""
 # The shortest there is: main-process threads on the same CPU let the worker go first.
 _TIME_SLICE_NS = 100_000
-# A spin reads answers a few at a time, while there is time for them before the next send.
+# A spin reads answers one at a time, while there is time for one before the next send.
 _READ_MARGIN_NS = 80_000
-_READS_PER_LOOK = 4
 _FIRES_PER_TURN = 8
 # At most this part of the time between two sends is spun: dense requests bring other work.
 _SPIN_PART = 4
@@ -80,8 +77,8 @@ class Worker:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, settings: WorkerSettings, inflight: InFlight
     ) -> None:
-        self._loop = loop
-        self._settings = settings
+        self.loop = loop
+        self.settings = settings
         self._index = settings.worker
         self._head = settings.head.encode("latin-1").replace(b"%", b"%%") + (
             b"X-Request-Id: %b\r\nContent-Length: %d\r\n\r\n"
@@ -114,9 +111,8 @@ class Worker:
         self._begin_run(Begin(0, 0, 0, False, "counts"))
 
     def _begin_run(self, run: Begin) -> None:
-        self._run = run
-        self._answers = AnswerReader(self._loop, self._settings, run, self._pool.release)
-        self._places = Places(self._loop, self._take_place) if run.closed else None
+        self.run = run
+        self._places = Places(self.loop, self._take_place) if run.closed else None
         self._held: list[tuple[int, int]] = []  # heap of (due_ns, seq)
         self._requests_by_seq: dict[int, HeldRequest] = {}
         self._ended: list[RequestRecord] = []
@@ -134,7 +130,7 @@ class Worker:
                 case RequestRecord():
                     self._hold(message, body or b"")
                 case Begin():
-                    task = self._loop.create_task(self._begin(message))
+                    task = self.loop.create_task(self._begin(message))
                     self._background.add(task)
                     task.add_done_callback(self._background.discard)
                 case Cancel():
@@ -176,7 +172,7 @@ class Worker:
         }
         gc.enable()
         gc.unfreeze()
-        self._send(Health(self._run.run, self._index, values))
+        self._send(Health(self.run.run, self._index, values))
 
     def _cancel(self, cancel: Cancel) -> None:
         if cancel.seqs is None and self._places is not None:
@@ -204,13 +200,13 @@ class Worker:
             places.stop_ns = window.stop_ns
         # Timers of the loop have steps of a millisecond, and may be early.
         left_s = (window.stop_ns - _monotonic_ns()) / 1e9
-        self._loop.call_later(max(0.0, left_s) + 0.002, at_end)
+        self.loop.call_later(max(0.0, left_s) + 0.002, at_end)
 
     # ---- due times
 
     def _hold(self, record: RequestRecord, body: bytes) -> None:
         record.t_worker_ns, record.worker = _monotonic_ns(), self._index
-        request = self._requests_by_seq[record.seq] = HeldRequest(record, body)
+        request = self._requests_by_seq[record.seq] = HeldRequest(self, record, body)
         if record.t_intended_ns == WAITS:
             assert self._places is not None
             self._places.add(request)
@@ -258,20 +254,21 @@ class Worker:
 
     def _fire(self, request: HeldRequest, due_ns: int) -> None:
         """Send at `due_ns`: make ready, then spin the rest, reading what answers come meanwhile."""
-        run = self._run
+        run = self.run
         left_s = (due_ns + run.request_timeout_ns - _monotonic_ns()) / 1e9
-        request.timeout = self._loop.call_later(
+        request.timeout = self.loop.call_later(
             max(left_s, 0), self._abort, request, "request_timeout"
         )
         connection = self._pool.take()
         record = request.record
-        head = self._head % (record.request_id.encode(), len(request.body))
+        request.head = self._head % (record.request_id.encode(), len(request.body))
         begin_ns = now_ns = _monotonic_ns()
         while now_ns < due_ns:
             if due_ns - now_ns > _READ_MARGIN_NS:
-                self._pool.serve_ready(_READS_PER_LOOK)
+                self._pool.serve_ready(1)
             now_ns = _monotonic_ns()
         self._spun_ns += now_ns - begin_ns
+        request.sent = True
         # Judged at the due time, as the cap is on requests in flight and not on those prepared.
         if not self._inflight.enter(self._index):
             if connection is not None:
@@ -279,69 +276,86 @@ class Worker:
             self._finish(request, RequestFailed("inflight_cap", f"{run.inflight_cap} in flight"))
             return
         record.inflight_at_send = self._inflight.count() - 1
-        request.task = eager.start(self._loop, self._serve(request, head, connection))
+        if connection is None:
+            self._connect(request)
+        else:
+            self._write(request, connection)
 
     def _abort(self, request: HeldRequest, kind: str) -> None:
-        if self._requests_by_seq.get(request.record.seq) is not request:
-            return
-        request.abort = kind
-        if request.task is None:
-            self._finish(request, RequestFailed(kind))
-        else:
-            request.task.cancel()
+        if self._requests_by_seq.get(request.record.seq) is request:
+            request.fail(RequestFailed(kind))
 
     # ---- one request
 
-    async def _serve(
-        self, request: HeldRequest, head: bytes, connection: Connection | None
-    ) -> None:
-        failure: RequestFailed | None = None
-        record = request.record
+    def _connect(self, request: HeldRequest) -> None:
+        """Send once there is a connection."""
+
+        async def connect() -> None:
+            try:
+                connection = await self._pool.acquire()
+            except Exception as error:  # whatever it is must reach the record
+                request.task = None
+                self._finish(request, as_failure(error))
+                return
+            request.task = None
+            self._write(request, connection)
+
+        request.task = self.loop.create_task(connect())
+
+    def _write(self, request: HeldRequest, connection: Connection) -> None:
+        record, request.connection = request.record, connection
+        record.t_conn_ns = _monotonic_ns()
         try:
-            while True:
-                if connection is None:
-                    connection = await self._pool.acquire()
-                try:
-                    record.t_conn_ns = _monotonic_ns()
-                    sent_ns = connection.write(head, request.body)
-                    record.t_send_ns = record.t_send_ns or sent_ns
-                    await self._answers.read(request, connection)
-                    break
-                except RequestFailed as error:
-                    if not self._may_retry(record, connection, error):
-                        raise
-                record.t_send_ns = record.t_send_ns or record.t_conn_ns
-                record.retries += 1
-                self._pool.release(connection)
-                self._pool.drop_idle()  # the others have waited too
-                connection = None
-        except RequestFailed as error:
-            # A copy, which was never raised: the traceback of `error` holds this frame and those
-            # below with their bodies, and the collector does not run during a cell.
-            failure = RequestFailed(error.kind, error.detail)
-        except asyncio.CancelledError:
-            failure = RequestFailed(request.abort or "internal_error", "cancelled")
-        except Exception as error:  # whatever it is must reach the record, or the run would wait
-            failure = RequestFailed("internal_error", f"{type(error).__name__}: {error}")
-        finally:
-            if connection is not None:
-                record.t_headers_ns = connection.t_headers_ns
-                if failure is None and record.t_done_ns is None:
-                    record.t_done_ns = connection.t_done_ns
-                if connection.busy:
-                    self._pool.release(connection)
-        self._inflight.leave(self._index)
-        self._finish(request, failure)
+            sent_ns = connection.write(request.head, request.body, request)
+        except Exception as error:  # whatever it is must reach the record
+            self.on_answered(request, as_failure(error))
+            return
+        record.t_send_ns = record.t_send_ns or sent_ns
+
+    def on_whole(self, request: HeldRequest) -> None:
+        """In closed loop the next request goes before this one's answer is checked."""
+        self._leave(request)
+
+    def on_answered(self, request: HeldRequest, failure: RequestFailed | None) -> None:
+        """Take the end of a request; send it again if it met a dead connection."""
+        record, connection = request.record, request.connection
+        if connection is None or not self._may_retry(record, connection, failure):
+            self._finish(request, failure)
+            return
+        record.t_send_ns = record.t_send_ns or record.t_conn_ns
+        record.retries += 1
+        self._pool.release(connection)
+        self._pool.drop_idle()  # the others have waited too
+        request.connection = None
+        self._connect(request)
 
     def _may_retry(
-        self, record: RequestRecord, connection: Connection, error: RequestFailed
+        self, record: RequestRecord, connection: Connection, failure: RequestFailed | None
     ) -> bool:
         """Once, where a connection from the pool was dead already: the server saw no request.
 
         Never against a server that is judged (`strict`).
         """
-        dead = error.kind in _DEAD and connection.pooled and not connection.received
-        return dead and record.retries == 0 and not self._settings.strict
+        dead = failure is not None and failure.kind in _DEAD
+        dead = dead and connection.pooled and not connection.received
+        return dead and record.retries == 0 and not self.settings.strict
+
+    def _leave(self, request: HeldRequest) -> None:
+        """Give up what a request holds: its connection, and its place among those in flight."""
+        if not request.sent:
+            return
+        request.sent = False
+        record = request.record
+        if request.task is not None:
+            request.task.cancel()
+        if request.connection is not None:
+            self._pool.release(request.connection)
+            request.connection = None
+        if record.inflight_at_send is not None:
+            self._inflight.leave(self._index)
+        if self._places is not None:
+            assert record.t_done_ns is not None
+            self._places.free(record.t_done_ns, record.error_kind in PAUSE_AFTER)
 
     def _finish(self, request: HeldRequest, failure: RequestFailed | None) -> None:
         record = request.record
@@ -350,20 +364,18 @@ class Worker:
         del self._requests_by_seq[record.seq]
         if request.timeout is not None:
             request.timeout.cancel()
+        request.stop()
         if failure is not None:
             record.fail(failure.kind, failure.detail)
             record.tolerated = None
-        if failure is not None and record.t_done_ns is None:
-            record.t_done_ns = _monotonic_ns()
-        if self._run.prompt:
+            record.t_done_ns = record.t_done_ns or _monotonic_ns()
+        self._leave(request)
+        if self.run.prompt:
             self._send(record)
             return
         self._ended.append(record)
         if len(self._ended) == 1:
-            self._loop.call_later(_HOLD_S, self._send_ended)
-        if self._places is not None and record.t_intended_ns != WAITS:
-            assert record.t_done_ns is not None
-            self._places.free(record.t_done_ns, record.error_kind in PAUSE_AFTER)
+            self.loop.call_later(_HOLD_S, self._send_ended)
 
     def _send_ended(self) -> None:
         ended, self._ended = self._ended, []

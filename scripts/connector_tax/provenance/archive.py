@@ -116,7 +116,7 @@ def _packed(header: Mapping[str, Any], sources: Mapping[str, Path | bytes]) -> b
     order = sorted(contents, key=lambda name: (name != paths.STUDY, name))
     files = {name: _entry(contents[name]) for name in order}
     tables = {}
-    for kind in paths.CELL_LOGS:
+    for kind in paths.ALL_LOGS:
         raw = {name: contents[name] for name in order if kind_of(name) == kind}
         table, encoded = encode(raw)
         if encoded:

@@ -33,7 +33,7 @@ REQUIRED = (
     paths.SEALS,
     README,
 )
-SINGLE = (*REQUIRED, paths.COMPLETE, paths.MODEL, VERIFY, CRATE)
+SINGLE = (*REQUIRED, paths.COMPLETE, paths.MODEL, paths.LOOKS, paths.ARGUMENTS, VERIFY, CRATE)
 TREES = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, PUBLISHED, WORKFLOW)
 # What `connector-tax remeasure --all` keeps of an earlier design.
 OLD_DESIGN = re.compile(r"(study|environment|env|model|preflight|patch)\.superseded\d+(\.\w+)?")
@@ -90,7 +90,7 @@ def check_header(value: Mapping[str, Any], most_bytes: int) -> ArchiveHeader:
     files = {name: _entry(name, entry, most_bytes) for name, entry in value["files"].items()}
     members = dict(files)
     for table, entry in tables.items():
-        if table not in [f"tables/{kind}.parquet" for kind in paths.CELL_LOGS]:
+        if table not in [f"tables/{kind}.parquet" for kind in paths.ALL_LOGS]:
             raise ValueError(f"{table!r} is no table of a study")
         for name in entry["files"]:
             if members.pop(name, None) is None:
@@ -124,7 +124,7 @@ def kind_of(name: str) -> str | None:
     """Which table the file is in; None for one that is in none."""
     file = name.rpartition("/")[2]
     fits = name.startswith("runs/") and file.endswith(".jsonl")
-    return next((kind for kind in paths.CELL_LOGS if fits and file.startswith(f"{kind}_")), None)
+    return next((kind for kind in paths.ALL_LOGS if fits and file.startswith(f"{kind}_")), None)
 
 
 def check_name(name: str) -> None:

@@ -20,10 +20,11 @@ from connector_tax.artifacts.stage_records import EnvironmentRecord, ModelRecord
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT, is_fetched, pythons_of
+from connector_tax.config import ROOT, is_fetched
 from connector_tax.files import ArtifactError, write_json, write_text
 from connector_tax.machine import command_output, cpu, engine_versions, git_sha, packages
 from connector_tax.nvidia_smi import GpuError, query_gpus
+from connector_tax.servers.kinds import engine_of
 
 
 def gpus() -> list[str]:
@@ -47,7 +48,7 @@ def capture(study: StudyDocument) -> EnvironmentRecord:
     engine = study["config"]["engine"]
     environment: dict[str, Any] = {
         "engine_label": study["engine_label"],
-        **engine_versions(engine),
+        **engine_of(engine).versions(),
         **_further_engines(engine),
         "gpu": gpus() or ["no GPU"],
         "gpu_driver": gpu_driver(),
@@ -65,11 +66,7 @@ def capture(study: StudyDocument) -> EnvironmentRecord:
 
 def _further_engines(engine: EngineSection) -> dict[str, dict[str, dict[str, str]]]:
     """The versions behind each interpreter that only some configurations are served with."""
-    if engine["kind"] == "embedded":
-        return {}
-    further = {
-        python: engine_versions(engine | {"python": python}) for python in pythons_of(engine)[1:]
-    }
+    further = {python: engine_versions(python) for python in engine_of(engine).pythons[1:]}
     return {"further_engines": further} if further else {}
 
 
@@ -101,10 +98,9 @@ def _write_environment(arguments: argparse.Namespace) -> None:
     environment = capture(study)
     listings = {"pipeline packages": packages(None)}
     engine = study["config"]["engine"]
-    if engine["kind"] == "vllm":
-        listings["engine packages"] = packages(ROOT / engine["python"])
-        for python in pythons_of(engine)[1:]:
-            listings[f"engine packages of {python}"] = packages(ROOT / python)
+    for number, python in enumerate(engine_of(engine).pythons):
+        title = f"engine packages of {python}" if number else "engine packages"
+        listings[title] = packages(ROOT / python)
     folder = arguments.study.parent
     if is_fetched(engine):
         environment["model"] = read_record(folder / paths.MODEL, ModelRecord)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import LaunchIndex, cell_state, read_index
+from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.launch_files import (
     AttemptRecord,
     LaunchConfig,
@@ -24,10 +24,11 @@ from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import GateRecord, RatesRecord
 from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_records import ConfigurationEntry
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.claims import Ledger
+from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import cell_order, cells_of, measured_design, run_order
-from connector_tax.study.precision import skip_reason
 
 # Of a node, what may change without another device: a reboot, the next job of a scheduler.
 PASSING = ("boot", "job", "exclusive")
@@ -43,7 +44,7 @@ def check_launches(study: Study, ledger: Ledger) -> None:
     ledger.check("design", "study.json", _design(study), "follows from configuration and seed")
     ledger.check("environment", "environment.json", _environment(study), "what env.txt says")
     for entry in study.document["configurations"]:
-        ledger.check("gate", entry["id"], _gate(study, entry["id"], entry["gate"]))
+        ledger.check("gate", entry["id"], _gate(study, entry))
     ended: dict[Launch, LaunchIndex] = {}
     for launch in (launch for phase in PHASES for launch in launches(study.document, phase)):
         with ledger.guarded("launch", launch.name):
@@ -58,14 +59,14 @@ def check_launches(study: Study, ledger: Ledger) -> None:
 def _design(study: Study) -> Iterator[str]:
     document, config = study.document, study.config
     design = measured_design(config, document["configurations"])
-    kind = config["engine"]["kind"]
+    kind = engine_of(config["engine"])
     expected = {
         "design_sha256": sha256_json(design),
         "study": config["study"],
         "seed": config["seed"],
         "blocks": config["blocks"],
         "engine_label": config["engine"]["label"],
-        "emulated": kind == "embedded",
+        "emulated": kind.emulated,
         "run_order": run_order(config),
         "cells": {phase: cells_of(config, phase) for phase in PHASES},
     }
@@ -74,7 +75,8 @@ def _design(study: Study) -> Iterator[str]:
             yield f"{key} is not what the configuration and the seed give"
     emulated = document["emulated"] or config["engine"].get("device") == "emulated"
     if ("emulated" in document["engine_label"]) != emulated:
-        yield f"engine_label {document['engine_label']!r}, the engine is {kind!r}"
+        label, named = document["engine_label"], config["engine"]["kind"]
+        yield f"engine_label {label!r}, the engine is {named!r}"
 
 
 def _environment(study: Study) -> Iterator[str]:
@@ -94,12 +96,12 @@ def _gates(study: Study) -> dict[str, GateRecord]:
     return gates
 
 
-def _gate(study: Study, configuration: str, gate: str | None) -> Iterator[str]:
+def _gate(study: Study, entry: ConfigurationEntry) -> Iterator[str]:
     """What pre-flight decided stands in the log of the gate."""
-    said = _gates(study)[configuration]
+    said = _gates(study)[entry["id"]]
     evidence = said.get("evidence")
     if evidence is None:
-        if study.config["engine"]["kind"] != "embedded" or gate or not said["include"]:
+        if engine_of(study.config["engine"]).gate_of(entry) or not said["include"]:
             yield "left out without a gate, or preflight_status.json names no log of its gate"
         return
     decision = f"{'INCLUDE' if said['include'] else 'SKIP'}: {said['reason']}"
@@ -130,10 +132,9 @@ def _launch(study: Study, launch: Launch, index: LaunchIndex | None) -> Iterator
     if index.rate_rps != rate:
         yield f"rate_rps is {index.rate_rps}, reference_rates.json says {rate}"
     folder = launch.folder(study.root)
-    for cell in planned:
-        status, reason = cell_state(index, index.entry(cell["cell"]))
-        if status == "skipped" and reason != skip_reason(study.document, launch, folder, cell):
-            yield f"{cell['cell']} is skipped, and no rule leaves it out"
+    for entry in index.cells:
+        if entry.status == "skipped":
+            yield f"{entry.cell} is skipped, and its launch is not"
     if index.status == "done":
         yield from _run_files(study, launch, folder)
 

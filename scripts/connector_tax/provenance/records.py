@@ -23,8 +23,8 @@ from connector_tax.artifacts.study_file import Study
 from connector_tax.files import read_json, read_jsonl
 from connector_tax.loadgen import make_offsets
 from connector_tax.provenance.claims import Ledger
+from connector_tax.servers.kinds import engine_of
 from connector_tax.study.prompts import planned_requests
-from connector_tax.study.server_command import served_model
 
 Line = dict[str, Any]
 FAILED = ("error", "timeout", "cancelled")
@@ -44,7 +44,7 @@ class Records:
     def __init__(self, study: Study, cell: Cell) -> None:
         assert cell.record is not None
         self.study, self.cell, self.record = study, cell, cell.record
-        self.name = "/".join((cell.key.config, f"block{cell.key.block}", *cell.key[2:]))
+        self.name = cell.name
         self.requests: list[Line] = list(read_jsonl(cell.file("requests")))
         self.metrics: list[Line] = list(read_jsonl(cell.file("metrics")))
         self.steps: list[Line] = list(read_jsonl(cell.file("engine_step")))
@@ -145,11 +145,10 @@ def _prompts(records: Records) -> Iterator[str]:
     wrong = [k for k, name in enumerate(ids) if name != f"{stream}/{k}"]
     if wrong:
         yield f"{len(wrong)} request ids are not {stream}/<seq>, first: {ids[wrong[0]]!r}"
-    model, vocab_size = served_model(records.study.config["engine"])
+    served = engine_of(records.study.config["engine"]).served
     digest = hashlib.sha256()
     for request in planned_requests(
-        model=model,
-        vocab_size=vocab_size,
+        served,
         input_tokens=records.cell.input_tokens,
         output_tokens=records.cell.output_tokens,
         count=len(ids),
@@ -185,11 +184,16 @@ def _requests(records: Records) -> Iterator[str]:
     if record["label"] != records.study.document["engine_label"]:
         yield f"label is {record['label']!r}"
     yield from _counts(records)
+    served = engine_of(records.study.config["engine"]).served
+    # Of text the server alone knows the length; one that ends an answer where it likes says so.
+    checked = (served["vocab_size"] is not None, served.get("exact_output", True))
     for r in records.requests:
         where = f"seq {r['seq']}"
         if r["status"] not in REQUEST_STATUSES:
             yield f"{where}: status {r['status']!r}"
-        if r["status"] == "ok" and (r["prompt_tokens"], r["completion_tokens"]) != shape:
+        found = (r["prompt_tokens"], r["completion_tokens"])
+        as_asked = (not known or a == b for known, a, b in zip(checked, found, shape, strict=True))
+        if r["status"] == "ok" and not all(as_asked):
             asked = f"{shape[0]}x{shape[1]}"
             yield f"{where}: {r['prompt_tokens']}x{r['completion_tokens']}, asked {asked}"
         if r["status"] in FAILED and not r["error_kind"]:
@@ -240,13 +244,22 @@ def _stamps(r: Line, window: Mapping[str, Any]) -> Iterator[str]:
 # ---- the server's word for it
 
 
+def counted_by_server(records: Records) -> bool:
+    """Whether its server counts under vLLM's names."""
+    return engine_of(records.study.config["engine"]).served.get("counters", True)
+
+
 def _counters(records: Records) -> Iterator[str]:
     said = records.record["server_counters"]
     for moment, scrape in zip(("before", "after"), records.ends, strict=True):
         if said[moment] != server_counters(scrape["values"]):  # type: ignore[literal-required]
             yield f"server_counters.{moment} is not what the {moment} scrape holds"
     growth = records.growth
-    if records.cell.status != "valid" or any(r["status"] in FAILED for r in records.requests):
+    if (
+        not counted_by_server(records)
+        or records.cell.status != "valid"
+        or any(r["status"] in FAILED for r in records.requests)
+    ):
         return
     counted = {
         "success": len(records.ok),
@@ -262,7 +275,7 @@ def _counters(records: Records) -> Iterator[str]:
 
 def _identities(records: Records) -> Iterator[str]:
     """What client, server and step records of a valid cell say of the same requests."""
-    if records.cell.status != "valid":
+    if records.cell.status != "valid" or not counted_by_server(records):
         return
     missing = [name for name, grown in records.growth.items() if grown is None]
     if missing:

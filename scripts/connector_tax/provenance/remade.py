@@ -46,7 +46,7 @@ from connector_tax.provenance import manifest
 from connector_tax.provenance.claims import Ledger
 from connector_tax.report.page import render
 from connector_tax.seals import MADE
-from connector_tax.study.design import successes_wanted
+from connector_tax.servers.kinds import engine_of
 
 KIND = "made again"
 TREES = (paths.ANALYSIS, paths.FIGURES)
@@ -250,8 +250,7 @@ def check_inlined(root: Path, ledger: Ledger) -> None:
 
 def check_judged(study: Study, cell: Cell, ledger: Ledger) -> None:
     """Judge a measured cell again, by the very code that judged it, from its raw records."""
-    name = "/".join((cell.key.config, f"block{cell.key.block}", *cell.key[2:]))
-    ledger.check("validity", name, _judged(study, cell), cell.status)
+    ledger.check("validity", cell.name, _judged(study, cell), cell.status)
 
 
 def _judged(study: Study, cell: Cell) -> Iterator[str]:
@@ -266,16 +265,14 @@ def _judged(study: Study, cell: Cell) -> Iterator[str]:
     device = None
     if study.config["engine"].get("device") == "emulated":
         steps, log = (list(read_jsonl(cell.file(k))) for k in ("engine_step", paths.DEVICE_LOG))
-        device = device_values(log, steps)
-        if cell.configuration != study.baseline:
-            del device["device_exposed_share"]
+        device = device_values(log, steps, cell.configuration == study.baseline)
     checks = assess(
         records=list(read_jsonl(cell.file("requests"))),
         planned=record["counts"]["planned"],
         shape=(record["input_tokens"], record["output_tokens"]),
         window=record["window"],
         cell=study.config["cell"],
-        wanted=successes_wanted(study.config),
+        wanted=study.config["cell"]["min_completed"],
         suspended_ms=record["suspended_ms"],
         counters=record["server_counters"],
         scrapes=list(read_jsonl(cell.file("metrics"))),
@@ -284,6 +281,7 @@ def _judged(study: Study, cell: Cell) -> Iterator[str]:
         bounds=study.config["validity"],
         device=device,
         watched=watched,
+        counted_by_server=engine_of(study.config["engine"]).served.get("counters", True),
     )
     reasons = void_reasons(checks)
     said = {"valid": record["valid"], "void_reasons": record["void_reasons"]}
@@ -310,7 +308,11 @@ def check_summaries(study: Study, ledger: Ledger) -> None:
 def _summary(study: Study, launch: Launch, folder: Path) -> Iterator[str]:
     cells = [cell["cell"] for cell in study.cells(launch.phase)]
     again = {cell: summarise_cell(folder / cell) for cell in cells if (folder / cell).is_dir()}
-    yield from differences(read_json(folder / paths.SUMMARY), again, "summary")
+    summary = read_json(folder / paths.SUMMARY)
+    for row in summary.values():
+        # Release 0.2 said there why a p99 is refused.
+        row.pop("p99_reason", None)
+    yield from differences(summary, again, "summary")
 
 
 # ---- versions

@@ -205,7 +205,7 @@ def _restore(frame: Frame, header: ArchiveHeader, folder: Path, records_of: str)
 
 
 def table(archive: str | Path, name: str) -> pl.DataFrame:
-    """A table of an archive: all records of a kind (`requests`), or a published one (`taxes.csv`).
+    """A table of an archive: records of a kind (`requests`), or a published one (`effects.csv`).
 
     Of records `file` names the file they are of; the other columns are those of docs/artifacts.md.
 
@@ -224,7 +224,7 @@ def table(archive: str | Path, name: str) -> pl.DataFrame:
         ]
     if not frames:
         raise ArchiveError(
-            f"{archive}: no table {name!r}; allowed: {', '.join(paths.CELL_LOGS)}, taxes.csv"
+            f"{archive}: no table {name!r}; allowed: {', '.join(paths.ALL_LOGS)}, {paths.EFFECTS}"
         )
     return pl.concat(frames, how="diagonal_relaxed")
 

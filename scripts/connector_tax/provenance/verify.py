@@ -30,8 +30,14 @@ WITHIN = 1e-8
 # below is right to 1e-12. Verdicts, which are read off p_adjusted < 0.05, must be equal.
 ADJUSTED = 2e-5
 NOT_CHECKED = """\
-Not checked: which cells are valid, pooled rows and machine columns of aggregate.csv, blocks_needed,
-amplification, steps, hooks, resources, criteria, sentences, reasons, figures, seals."""
+Not checked: which cells are valid, pooled rows and machine columns of cells, blocks_needed, gaps,
+steps, hooks, resources, criteria, sentences, reasons, figures, seals."""
+ENDS = {"estimate": "", "lo": "_lo", "hi": "_hi"}
+# Columns of effects.csv by what they are called here.
+NAMES = {f: f"tax{end}" for f, end in ENDS.items()} | {
+    "base": "plain_ms", "own": "config_ms", "p": "p_value", "df": "error_df",
+    "method": "interval_method", "n": "n_config", "n_base": "n_plain",
+}  # fmt: skip
 METRICS = ("ttft_p90", "tpot_p90", "ttft_p50", "tpot_p50", "e2e_p90")
 Launch = tuple[str, int]  # name in its block, block
 Key = tuple[str, int, str, str]  # launch name, block, phase, cell
@@ -166,7 +172,7 @@ class Study:
         return [name for name, hit in hits.items() if hit]
 
     def row(self, key: Key) -> Row:
-        """A valid cell's row of aggregate.csv; percentiles with intervals from order statistics."""
+        """A valid cell's row of cells.csv; percentiles with intervals from order statistics."""
         cell, names, tail = self.cells[key], self.fired(key), (1 - self.confidence) / 2
         row: Row = {
             "rate_rps": cell.rate, "window_s": cell.window_s,
@@ -407,7 +413,7 @@ def verdict(effect: Effect, p: float | None, margin: float, alpha: float) -> str
 
 
 def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
-    """taxes.csv by configuration, phase, cell and metric."""
+    """The taxes of effects.csv by configuration, phase, cell and metric."""
     rows, whole = Row(), Taxes(study, whole=True)
     watched = any(cell.watched for cell in study.cells.values())
     cells = [(phase, cell) for phase, planned in study.planned.items() for cell in planned]
@@ -424,8 +430,7 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
             row = rows[" ".join((config, *where))] = {
                 "reference": {"B": "ref_safe", "Bp": "ref_load"}.get(phase, [*at, ""][0]),
                 "family": "confirmatory" if confirmatory else "exploratory", "margin": margin,
-                "tax": None, "verdict": None, "n_blocks": 0, "aa_tax": noise and noise.point,
-                "aa_lo": noise and noise.lo, "aa_hi": noise and noise.hi,
+                "tax": None, "verdict": None, "n_blocks": 0,
             }  # fmt: skip
             if effect is None:
                 continue
@@ -438,8 +443,7 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
             row |= {
                 "tax": effect.point, "tax_lo": effect.lo, "tax_hi": effect.hi,
                 "n_blocks": effect.n_blocks, "interval_method": effect.method, "mark": effect.mark,
-                "plain_ms": plain_ms, "config_ms": config_ms, "abs_ms": config_ms - plain_ms,
-                "abs_lo_ms": plain_ms * effect.lo, "abs_hi_ms": plain_ms * effect.hi,
+                "plain_ms": plain_ms, "config_ms": config_ms,
                 "n_config": sum(of[la][2] for la, x in w.items() if x > 0),
                 "n_plain": sum(of[la][2] for la, x in w.items() if x < 0),
                 "error_df": effect.df if within else None,
@@ -510,6 +514,26 @@ def read_csv(path: Path, *keys: str) -> Row:
     return {" ".join(row[key] for key in keys): row for row in rows}
 
 
+def published_tables(folder: Path) -> tuple[Row, Row]:
+    """The rows of cells and of taxes; of release 0.2 from its tables of other names."""
+    cell, tax = (
+        ("status", "config", "block", "phase", "cell"),
+        ("config", "phase", "cell", "metric"),
+    )
+    if (folder / "taxes.csv").exists():
+        return read_csv(folder / "aggregate.csv", *cell), read_csv(folder / "taxes.csv", *tax)
+    taxes: Row = {}
+    for key, row in read_csv(folder / "effects.csv", "quantity", *tax, "item").items():
+        quantity, *where = key.split(" ")
+        own = taxes.setdefault(" ".join(where[:4]), {})
+        if quantity == "tax":
+            own |= {NAMES.get(name, name): value for name, value in row.items()}
+        elif quantity == "tax_all":
+            own |= {f"tax_all{end}": row[name] for name, end in ENDS.items()}
+    rows = {key: row for key, row in taxes.items() if "tax" in row}
+    return read_csv(folder / "cells.csv", *cell), rows
+
+
 def flat(where: str, value: Any) -> Row:
     """The leaves of records and lists, by where they stand."""
     if not isinstance(value, dict | list):
@@ -539,21 +563,21 @@ def verify(root: Path) -> int:
     """Compare all, print it, and return how many values differ."""
     study, folder = Study(root), root / "published/analysis"
     rates, taxes = study.reference_rates(), Taxes(study)
-    cells = read_csv(folder / "aggregate.csv", "status", "config", "block", "phase", "cell")
+    cells, rows = published_tables(folder)
     told = json.loads((folder / "hypotheses.json").read_text())["hypotheses"]
     published: Row = {
         "reference_rates.json": json.loads((root / "reference_rates.json").read_text()),
-        "aggregate.csv": {k: row for k, row in cells.items() if re.match(r"valid \S+ \d", k)},
-        "taxes.csv": read_csv(folder / "taxes.csv", "config", "phase", "cell", "metric"),
+        "cells": {k: row for k, row in cells.items() if re.match(r"valid \S+ \d", k)},
+        "taxes": rows,
         "hypotheses.json": {entry["id"]: entry for entry in told},
     }
     again: Row = {
         "reference_rates.json": rates,
-        "aggregate.csv": {" ".join(map(str, ("valid", *k))): study.row(k) for k in study.cells},
-        "taxes.csv": tax_rows(study, taxes, rates),
+        "cells": {" ".join(map(str, ("valid", *k))): study.row(k) for k in study.cells},
+        "taxes": tax_rows(study, taxes, rates),
         "hypotheses.json": hypotheses(study, taxes, rates),
     }
-    for name in ("aggregate.csv", "taxes.csv"):
+    for name in ("cells", "taxes"):
         extra = set(published[name]) - set(again[name])
         again[name] |= {key: {"row": "not in the records"} for key in extra}
     listed, found = flat("", published), flat("", again)
@@ -565,9 +589,9 @@ def verify(root: Path) -> int:
     different = ("ref_safe", "ref_load")[: len({rates["ref_safe"], rates["ref_load"]})]
     for reference, metric in itertools.product(different, METRICS):
         print(f"\n{metric} at {reference} ({rates[reference]:g}/s): published, recomputed, equal")
-        for key, row in published["taxes.csv"].items():
+        for key, row in published["taxes"].items():
             if (row["reference"], row["phase"], row["metric"]) == (reference, "A", metric):
-                mine, equal = again["taxes.csv"].get(key, {}), state(f"taxes.csv {key}")
+                mine, equal = again["taxes"].get(key, {}), state(f"taxes {key}")
                 print(f"{row['config']:23}{shown(row):27}{row['verdict'][:13]:14}", end="")
                 print(f"{shown(mine):27}{equal}")
     print("\nhypotheses: published, recomputed")
@@ -588,8 +612,6 @@ def main() -> int:
     for name in ("study.json", "reference_rates.json", "tables", "published/analysis"):
         if not (root / name).exists():
             parser.error(f"{root} is no unpacked archive: it has no {name}")
-    if (root / "published/analysis/devices.csv").exists():
-        parser.error(f"{root}: measured on several devices, whose rules are not computed here")
     try:
         return 1 if verify(root) else 0
     except (OSError, LookupError, TypeError, ValueError) as error:

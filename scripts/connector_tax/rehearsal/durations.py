@@ -29,6 +29,7 @@ from connector_tax.rehearsal.study import (
     read_cell_record,
     run_phases,
 )
+from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import run_order
 from connector_tax.study.durations import (
     Durations,
@@ -48,7 +49,7 @@ def durations_of(study: StudyDocument, folder: Path) -> Durations:
 def modelled(study: StudyDocument) -> Durations:
     """What the model of the study's machine says; where there is none, what is assumed, and why."""
     names = machine_named(study)
-    if study["config"]["engine"]["kind"] == "embedded":
+    if engine_of(study["config"]["engine"]).emulated:
         return assumed(study, "no model of this machine")
     if names is None:
         return assumed(study, "no `rehearsal` section")
@@ -83,9 +84,10 @@ def _baseline_alone(study: StudyDocument) -> StudyDocument:
     config = study["config"].copy()
     baseline = baseline_of(config)
     config["configurations"], config["plain_launches"], config["blocks"] = [baseline], 1, 1
-    config["phase_b"] = {**config["phase_b"], "configurations": [baseline]}
-    some = [baseline] if config["phase_bp"]["configurations"] else []
-    config["phase_bp"] = {**config["phase_bp"], "configurations": some}
+    if "phase_b" in config:
+        config["phase_b"] = {**config["phase_b"], "configurations": [baseline]}
+    if "phase_bp" in config:
+        config["phase_bp"] = {**config["phase_bp"], "configurations": [baseline]}
     only = [entry for entry in study["configurations"] if entry["id"] == baseline]
     alone = study.copy()
     alone["config"], alone["configurations"] = config, only

@@ -5,12 +5,12 @@ from itertools import groupby
 from statistics import median
 from typing import Literal
 
-from connector_tax.analysis.conclusions import CANNOT_TELL
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
+from connector_tax.analysis.hypotheses import CANNOT_TELL
 from connector_tax.analysis.taxes import CONFIRMATORY
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.names import NO_TAX, PHASES, TAX, Launch, configuration_of
-from connector_tax.artifacts.tables import POOLED, Row, TaxRow
+from connector_tax.artifacts.tables import POOLED, EffectRow, Row
 from connector_tax.rehearsal.page import Section
 from connector_tax.rehearsal.study import Rehearsal
 from connector_tax.study.durations import Durations, gates_s, probing_s
@@ -169,8 +169,8 @@ def _taxes(rehearsal: Rehearsal) -> Section:
     return Section("Taxes", [note], headings, rows)
 
 
-def _half_width(tax: TaxRow) -> float | None:
-    return None if tax.tax_lo is None or tax.tax_hi is None else (tax.tax_hi - tax.tax_lo) / 2
+def _half_width(tax: EffectRow) -> float | None:
+    return None if tax.lo is None or tax.hi is None else (tax.hi - tax.lo) / 2
 
 
 def _hypotheses(rehearsal: Rehearsal) -> Section:
@@ -210,7 +210,7 @@ def advice(rehearsal: Rehearsal) -> Iterator[str]:
     yield from _about_rates(rehearsal)
     if rates is None:
         yield "phase_a.rates_rps: add lower rates; without a reference rate nothing follows."
-    elif rates["ref_safe"] == rates["ref_load"] and config["phase_bp"]["configurations"]:
+    elif rates["ref_safe"] == rates["ref_load"] and "phase_bp" in config:
         yield "phase_bp: skipped where ref_load equals ref_safe, as here."
     preempted = sum(r["rehearsed"]["preemptions"] for r in rehearsal.records.values())
     if preempted:
@@ -234,7 +234,7 @@ def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
         yield f"phase_a.rates_rps: {baseline} is never saturated; ref_load is only the grid's end."
         return
     beyond = saturated[1:]
-    if beyond and not rehearsal.study.config["precision"]["enabled"]:
+    if beyond:
         minutes = sum(
             record["rehearsed"]["seconds"]
             for (launch, cell), record in rehearsal.records.items()
@@ -243,7 +243,7 @@ def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
         names = ", ".join(row["cell"] for row in beyond)
         yield (
             f"phase_a.rates_rps: {baseline} saturates at {saturated[0]['cell']}; {names} take "
-            f"{minutes / 60:.0f} min and feed no verdict (precision.enabled leaves them out)."
+            f"{minutes / 60:.0f} min and feed no verdict."
         )
 
 

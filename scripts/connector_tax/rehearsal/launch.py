@@ -34,11 +34,11 @@ from connector_tax.loadgen import CellResult, Plan, open_loop
 from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.rehearsal.cell import REQUEST, VirtualCell
 from connector_tax.rehearsal.machine import Machine, machine_of
+from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.cell import PreparedCell, cell_record, cell_rule, prepare
-from connector_tax.study.design import cell_order, launch_seed, successes_wanted
+from connector_tax.study.design import cell_order
 from connector_tax.study.launch import MEASUREMENTS_OF_A_VOID_CELL
 from connector_tax.study.plan import reference_rate
-from connector_tax.study.precision import precision_record, precision_rule, skip_reason
 from connector_tax.study.resume import launch_skip_reason
 
 BEGUN = "1970-01-01T00:00:00+00:00"
@@ -74,10 +74,6 @@ def rehearse_launch(study: StudyDocument, launch: Launch, root: Path, machine: M
             machine.engines[launch.configuration], launch_seed(study, launch), machine.device_us
         )
         for cell in cell_order(study, launch):
-            skipped = skip_reason(study, launch, folder, cell)
-            if skipped is not None:
-                entries.append(CellEntry(cell["cell"], "skipped", skipped, {}))
-                continue
             offered = rates[cell["cell"]]
             assert offered is not None
             record = _rehearse_cell(study, launch, cell, offered, engine, machine, folder)
@@ -112,9 +108,8 @@ def _rehearse_cell(
     prepared = prepare(study, launch, planned, rate_rps, attempt=1, measurement=1)
     rule = cell_rule(config, launch.phase)
     load = open_loop(prepared.offsets_ns, [REQUEST] * len(prepared.offsets_ns), rule)
-    precision = precision_rule(config)
     cell = VirtualCell(
-        Plan(load, rule, precision),
+        Plan(load, rule),
         rule,
         (planned["input_tokens"], planned["output_tokens"]),
         round(config["metrics"]["interval_s"] * 1e9),
@@ -131,9 +126,6 @@ def _rehearse_cell(
     write_bytes(folder / logs["metrics"], _metrics(cell))
     write_bytes(folder / logs["engine_step"], b"")
     record = _judged(study, launch, prepared, cell, result)
-    if precision is not None:
-        requests_file = folder / logs["requests"]
-        record["precision"] = precision_record(precision, result, requests_file, config)
     seconds = (engine.now_ns - began_ns) / 1e9
     again = not record["valid"] and result.cooldown_ended_by != "overloaded"
     inflight = [scrape.inflight for scrape in cell.scrapes if scrape.t_ns < result.t_stop_ns]
@@ -187,7 +179,7 @@ def _judged(
         shape=cell.shape,
         window=record["window"],
         cell=config["cell"],
-        wanted=successes_wanted(config),
+        wanted=config["cell"]["min_completed"],
         suspended_ms=0,
         counters={"before": dict.fromkeys(counters, 0), "after": counters},
         scrapes=[{"t_ns": s.t_ns, "ok": True} for s in cell.scrapes],

@@ -36,7 +36,7 @@ from connector_tax.roofline import (
     Roofline,
     read_accelerator,
 )
-from connector_tax.study.durations import ASSUMED_STARTUP_S
+from connector_tax.servers.kinds import engine_of
 
 # vLLM's where its flags do not say: requests that run at once, and tokens of a step.
 VLLM_SEQUENCES = 256
@@ -71,7 +71,7 @@ def machine_of(study: StudyDocument) -> Machine:
         ConfigError: it names none, or one that cannot be had; names the key.
     """
     engine, names = study["config"]["engine"], study["config"].get("rehearsal")
-    if engine["kind"] == "embedded":
+    if "definition_content" in engine:
         return _embedded(study)
     if names is None:
         raise ConfigError(
@@ -92,7 +92,7 @@ def _embedded(study: StudyDocument) -> Machine:
     return Machine(
         engines=engines,
         device_us=None,
-        startup_s=ASSUMED_STARTUP_S["embedded"],
+        startup_s=engine_of(study["config"]["engine"]).startup_s,
         front_ns=0,
         kv_tokens=options.kv_blocks * options.kv_block_size,
         source=("Step costs and taxes are those of the embedded engine's own definition.",),
@@ -100,9 +100,12 @@ def _embedded(study: StudyDocument) -> Machine:
 
 
 def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
-    flags = study["config"]["engine"]["flags"]
+    engine = study["config"]["engine"]
+    flags, emulated = engine["flags"], engine["device"] == "emulated"
     name = names["accelerator"]
     accelerator, reached = read_accelerator(name)
+    if emulated:
+        reached = {**reached, "besides_us": engine["device_time"]["besides_us"]}
     model = read_model(Path(names["model_config"]))
     roof = Roofline(model, accelerator, reached, int(flags.get("--tensor-parallel-size", 1)))
     share = float(flags.get(MEMORY_FLAG, MEMORY_SHARE))
@@ -119,7 +122,8 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
         engines=_same_for_all(study, cost, kv_tokens),
         # The host prepares a step while the device computes the one before.
         device_us=lambda plan: max(reached["host_us"], roof.device_us(plan)),
-        startup_s=roof.startup_s,
+        # Beside an emulated device there are no weights to read, and nothing to compile.
+        startup_s=engine_of(engine).startup_s if emulated else roof.startup_s,
         front_ns=0,
         kv_tokens=kv_tokens,
         source=(

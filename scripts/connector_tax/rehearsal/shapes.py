@@ -6,7 +6,7 @@ from connector_tax.artifacts.names import Launch, baseline_of
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.rehearsal.machine import Machine
-from connector_tax.study.design import launch_seed
+from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.shape_rates import fastest_burst, shapes_of
 
 

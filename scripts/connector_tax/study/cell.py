@@ -54,21 +54,19 @@ from connector_tax.loadgen import (
     LoadGenerator,
     LoadGeneratorOptions,
     Progress,
-    RandomPrompts,
+    RequestSource,
     Target,
     make_offsets,
 )
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.messages import STUDY_FIELDS
-from connector_tax.study.design import successes_wanted
+from connector_tax.servers.kinds import engine_of
 from connector_tax.study.machine import MachineWatch, live_rule
-from connector_tax.study.precision import precision_record, precision_rule
 from connector_tax.study.processes import ServerProcesses, cpu_between
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.resources import cell_cpu
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import Server
-from connector_tax.study.server_command import served_model
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.study.usage import suspended_ms
 
@@ -101,7 +99,7 @@ class PreparedCell:
     attempt: int
     arrivals_seed: str
     offsets_ns: NDArray[np.int64]
-    requests: RandomPrompts
+    requests: RequestSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ def cell_rule(config: StudyConfig, phase: str) -> CellRule:
     return CellRule(
         warmup_s=cell["warmup_s"],
         floor_s=cell["floor_s"],
-        min_completed=successes_wanted(config),
+        min_completed=config["cell"]["min_completed"],
         cap_s=cell["cap_s"],
         drain_s=cell["drain_s"],
         inflight_cap=cell["inflight_cap"],
@@ -143,12 +141,14 @@ def cell_rule(config: StudyConfig, phase: str) -> CellRule:
 def load_generator(study: StudyDocument, server: Server, plan: AffinityPlan) -> LoadGenerator:
     """The load generator of the study's `load_generator` section, aimed at `server`."""
     options = study["config"]["load_generator"]
+    served = engine_of(study["config"]["engine"]).served
+    path = "/v1/chat/completions" if served.get("chat") else "/v1/completions"
     return LoadGenerator(
-        Target(host=server.host, port=server.port),
+        Target(host=server.host, port=server.port, path=path),
         LoadGeneratorOptions(
             workers=options["workers"],
             connections_per_worker=options["connections_per_worker"],
-            strict=True,
+            strict=served.get("counters", True),
             keep_reads=options["keep_reads"],
             cpus=plan,
         ),
@@ -182,10 +182,8 @@ def prepare(
         arrivals_seed,
         gamma_shape=config["arrivals"]["gamma_shape"],
     )
-    model, vocab_size = served_model(config["engine"])
     requests = planned_requests(
-        model=model,
-        vocab_size=vocab_size,
+        engine_of(config["engine"]).served,
         input_tokens=cell["input_tokens"],
         output_tokens=cell["output_tokens"],
         count=len(offsets),
@@ -227,7 +225,6 @@ def measure(
         watch.open(machine_file, instruments.server.pid, slow_ns)
     before = sampler.open(metrics_file, f"{prepared.arrivals_seed}/scrapes")
     step_log.mark()
-    precision = precision_rule(study["config"])
     suspended_before = suspended_ms()
     used_before = instruments.processes.read()
     result = instruments.generator.run_cell(
@@ -235,8 +232,7 @@ def measure(
         prepared.requests,
         cell_rule(study["config"], launch.phase),
         on_progress,
-        precision,
-        live_rule(watch),
+        may_count=live_rule(watch),
     )
     used_after = instruments.processes.read()
     instruments.server.check_alive(f"in cell {name}")
@@ -260,7 +256,7 @@ def measure(
         shape=(prepared.cell["input_tokens"], prepared.cell["output_tokens"]),
         window=measured["window"],
         cell=study["config"]["cell"],
-        wanted=successes_wanted(study["config"]),
+        wanted=study["config"]["cell"]["min_completed"],
         suspended_ms=measured["suspended_ms"],
         counters=counters,
         scrapes=list(read_jsonl(metrics_file)),
@@ -275,10 +271,9 @@ def measure(
             level_ns=instruments.quiet_level_ns,
         ),
         device=device,
+        counted_by_server=engine_of(study["config"]["engine"]).served.get("counters", True),
     )
     reasons = void_reasons(checks)
-    if precision is not None and not result.health["workers_died"]:
-        measured["precision"] = precision_record(precision, result, requests_file, study["config"])
     if watch is not None:
         measured["quiet"] = {"rule": rule_of(watch.quiet)}
     # The scrapes and the machine's samples were written by other processes.
@@ -310,10 +305,8 @@ def _take_device(
         return None
     lines = step_log.take_device()
     write_bytes(file, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    values = device_values(lines, [msgspec.json.decode(line) for line in steps.splitlines()])
-    if launch.configuration != baseline_of(study["config"]):
-        del values["device_exposed_share"]
-    return values
+    is_baseline = launch.configuration == baseline_of(study["config"])
+    return device_values(lines, map(msgspec.json.decode, steps.splitlines()), is_baseline)
 
 
 def read_intact(folder: Path, phase: str, name: str) -> CellRecord | None:

@@ -31,13 +31,12 @@ from connector_tax.config import (
     ConfigError,
     check_study,
     load_configurations,
-    load_yaml,
     shipped,
-    validate,
     with_own,
 )
 from connector_tax.files import read_json, sha256_json, write_json
 from connector_tax.seeds import named_generator
+from connector_tax.servers.kinds import engine_of
 from connector_tax.study.slots import check_slots
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ MEASUREMENT_KEYS = (
     "phase_bp",
     "shape_rates",
     "cell",
-    "precision",
+    "precision",  # of studies of 0.2
     "load_generator",
     "metrics",
     "quiet",
@@ -70,8 +69,6 @@ MEASUREMENT_KEYS = (
     "validity",
 )
 COSMETIC_KEYS = ("label", "purpose")
-# The embedded engine knows a configuration by its id and the gate it must pass, and nothing else.
-EMBEDDED_KEYS = ("id", "gate")
 
 
 def resolve(config: Mapping[str, Any], source: str) -> StudyDocument:
@@ -101,30 +98,16 @@ def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
     configurations = with_own(configurations, given, source)
     resolved = given
     engine = resolved["engine"]
-    bounds = {**BOUNDS, **(DEVICE_BOUNDS if engine.get("device") == "emulated" else {})}
+    bounds = {**BOUNDS, **DEVICE_BOUNDS.get(engine.get("device", ""), {})}
     resolved["validity"] = {**bounds, **given["validity"]}
-    if engine["kind"] == "embedded":
-        definition = engine["definition"]
-        engine["definition_content"] = load_yaml(shipped(definition))
-        validate(engine["definition_content"], "embedded", definition)
-        missing = [
-            c
-            for c in resolved["configurations"]
-            if c not in engine["definition_content"]["connectors"]
-        ]
-        if missing:
-            raise ConfigError(f"{definition}: connectors: no entry for {', '.join(missing)}")
-    if "device_time" in engine:
-        # Imported here: a replot has no vLLM's room on its path, and plans no device.
-        from connector_tax.roofline import device_time
-
-        engine["device_time_content"] = device_time(engine)
+    kind = engine_of(engine)
+    kind.resolve(resolved["configurations"])
     chosen = [configurations[identifier] for identifier in resolved["configurations"]]
     return {
         "study": resolved["study"],
         "design_sha256": sha256_json(measured_design(resolved, chosen)),
         "engine_label": engine["label"],
-        "emulated": engine["kind"] == "embedded",
+        "emulated": kind.emulated,
         "package_version": __version__,
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": resolved["seed"],
@@ -151,12 +134,12 @@ def measured_design(
     design: dict[str, Any] = {k: v for k, v in config.items() if k in MEASUREMENT_KEYS}
     beside = ("definition", "build_python")
     design["engine"] = {k: v for k, v in design["engine"].items() if k not in beside}
-    embedded = config["engine"]["kind"] == "embedded"
+    keys = engine_of(config["engine"]).design_keys
     design["configurations"] = [
         {
             key: value
             for key, value in entry.items()
-            if key not in COSMETIC_KEYS and (key in EMBEDDED_KEYS or not embedded)
+            if key not in COSMETIC_KEYS and (keys is None or key in keys)
         }
         for entry in configurations
     ]
@@ -180,14 +163,19 @@ def run_order(config: StudyConfig) -> dict[str, list[LaunchPlan]]:
 
 
 def _names_of(config: StudyConfig, phase: str) -> list[str]:
-    """The launches of a block in no order of their own."""
+    """The launches of a block in no order of their own; none of a phase that the study leaves."""
+    if not cells_of(config, phase):
+        return []
     baseline = baseline_of(config)
     names = [member for member in members_of(config, phase) if member != baseline]
     return names + plain_names(config["plain_launches"], baseline)
 
 
 def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:
-    """The cells of a phase; the rate of Phases B and B' is null: it is data, not design."""
+    """The cells of a phase; the rate of Phases B and B' is null: it is data, not design.
+
+    A study without a section of Phase B or B' leaves that phase.
+    """
     if phase == "A":
         sweep = config["phase_a"]
         return [
@@ -200,10 +188,10 @@ def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:
             for rate in sweep["rates_rps"]
         ]
     if phase == "B":
-        grid = config["phase_b"]
+        grid = config.get("phase_b") or {"input_tokens": [], "output_tokens": []}
         shapes = [[i, o] for i in grid["input_tokens"] for o in grid["output_tokens"]]
     else:
-        shapes = config["phase_bp"]["shapes"]
+        shapes = config["phase_bp"]["shapes"] if "phase_bp" in config else []
     return [
         {"cell": cell_of_shape(i, o), "rate_rps": None, "input_tokens": i, "output_tokens": o}
         for i, o in shapes
@@ -211,29 +199,10 @@ def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:
 
 
 def cell_order(study: StudyDocument, launch: Launch) -> list[CellPlan]:
-    """The launch's cells in the seeded order they run.
-
-    With precision-targeted cells Phase A runs in ascending order of rate: a rate can only be
-    skipped when the launch's lower rates are known. Every launch then has each rate at the same
-    position, so that a drift within launches meets all configurations alike.
-    """
+    """The launch's cells in the seeded order they run."""
     cells = list(study["cells"][launch.phase])
-    if launch.phase == "A" and study["config"]["precision"]["enabled"]:
-        return cells
     order = named_generator(f"{study['seed']}/cell_order/{launch.name}").permutation(len(cells))
     return [cells[position] for position in order]
-
-
-def successes_wanted(config: StudyConfig) -> int:
-    """The successes a cell must have before it may stop."""
-    precision = config["precision"]
-    wanted = precision["min_completed_floor"] if precision["enabled"] else None
-    return config["cell"]["min_completed"] if wanted is None else wanted
-
-
-def launch_seed(study: StudyDocument, launch: Launch) -> int:
-    """The seed the embedded engine draws its per-launch offset from."""
-    return int(named_generator(f"{study['seed']}/launch/{launch.name}").integers(2**31))
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:

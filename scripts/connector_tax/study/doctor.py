@@ -24,6 +24,7 @@ from connector_tax.config import ROOT, is_fetched, pythons_of
 from connector_tax.files import read_json
 from connector_tax.machine import ABSENT, cpu, engine_versions
 from connector_tax.nvidia_smi import GpuError, query_gpus
+from connector_tax.servers.kinds import engine_of
 from connector_tax.study.device import VISIBLE_VARIABLE, DeviceError, devices_of, hold_devices
 from connector_tax.study.gpu_needs import missing_for_triton, without_rdma
 from connector_tax.study.plan import TO_MEASURE, expected_cell_s, planned_cells
@@ -61,8 +62,6 @@ LEAST_DRIVERS = {"12": 525, "13": 580}
 # dummy bootstrap.
 PORTS_OF_A_LAUNCH = 6
 CPUS = Path("/sys/devices/system/cpu")
-# Host memory of a server and the pipeline; with a GPU, its driver's and pinned buffers.
-SERVER_GIB = {"embedded": 0.5, "cpu": 4.0, "emulated": 4.0, "cuda": 16.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Finding:
 def findings(study: StudyDocument, folder: Path) -> Iterator[Finding]:
     """Every check that applies to the study's engine."""
     engine = study["config"]["engine"]
-    if engine["kind"] == "vllm":
+    if engine_of(engine).configured:
         yield from _packages(engine)
         if engine["device"] == "emulated":
             yield _emulated_device(engine)
@@ -123,9 +122,9 @@ def _packages(engine: EngineSection) -> Iterator[Finding]:
     if gone:
         return
     for python in pythons_of(engine)[1:]:
-        further = engine_versions({**engine, "python": python})["vllm"]
+        further = engine_versions(python)["vllm"]
         yield Finding("vLLM", "fail" if further == ABSENT else "ok", f"{further} ({python})")
-    versions = engine_versions(engine)
+    versions = engine_versions(engine["python"])
     absent = versions["vllm"] == ABSENT
     yield Finding("vLLM", "fail" if absent else "ok", versions["vllm"])
     for column, label in NEEDED_BY.items():
@@ -301,7 +300,7 @@ def _memory(study: StudyDocument, folder: Path) -> Finding:
     device = engine.get("device", "cpu")
     weights = weights_gib(study, folder)
     size = weights or 0.0
-    server = SERVER_GIB[device if engine["kind"] == "vllm" else engine["kind"]]
+    server = engine_of(engine).server_gib
     parts = {"server": server, "LMCache": lmcache_gib(study)}
     parts |= {"weights": size if device == "cpu" else 0.0, "bodies": bodies_gib(study)}
     wanted, memory = sum(parts.values()), psutil.virtual_memory()

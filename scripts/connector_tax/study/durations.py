@@ -11,12 +11,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import DurationsRecord
 from connector_tax.artifacts.study_records import RehearsalSection, StudyDocument
-
-# From launch to the first cell, s, where nothing else is known: what the launches of the shipped
-# studies took; with a GPU an assumption, without the time that weights take to be read.
-ASSUMED_STARTUP_S = {"embedded": 2.0, "cpu": 28.0, "emulated": 28.0, "cuda": 60.0}
-# A gate's requests and its stop, s, beside the start-up.
-GATE_S = {"embedded": 1.0, "vllm": 10.0}
+from connector_tax.servers.kinds import engine_of
 
 
 @dataclass(frozen=True)
@@ -40,27 +35,25 @@ class Durations:
 
 def gates_s(study: StudyDocument, startup_s: float) -> float:
     """Expected seconds of all gates, and of the proof of the step probe, which is a start more."""
-    kind = study["config"]["engine"]["kind"]
-    gated = kind == "vllm"
-    starts = sum(gated or bool(entry["gate"]) for entry in study["configurations"]) + gated
-    return float(starts * (startup_s + GATE_S[kind]))
+    engine = engine_of(study["config"]["engine"])
+    gates = sum(engine.gate_of(entry) is not None for entry in study["configurations"])
+    return float((gates + bool(engine.pythons)) * (startup_s + engine.gate_s))
 
 
 def probing_s(study: StudyDocument, known: Durations) -> float:
     """Expected seconds of the stage that probes the shapes; 0 in a study without it."""
     if study["config"].get("shape_rates") is None:
         return 0.0
-    return known.startup_s + GATE_S[study["config"]["engine"]["kind"]] + known.probes_s
+    return known.startup_s + engine_of(study["config"]["engine"]).gate_s + known.probes_s
 
 
 def assumed(study: StudyDocument, why: str) -> Durations:
     """What is said where there is no model of the machine, for the reason `why`."""
     engine, shape_rates = study["config"]["engine"], study["config"].get("shape_rates")
-    kind = engine.get("device", "cpu") if engine["kind"] == "vllm" else engine["kind"]
-    startup_s = ASSUMED_STARTUP_S[kind]
+    startup_s = engine_of(engine).startup_s
     shapes = {cell["cell"] for phase in ("B", "Bp") for cell in study["cells"][phase]}
     probe_s = len(shapes) * shape_rates["probe_s"] if shape_rates else 0.0
-    how = "assumed" if kind == "cuda" else "as in the shipped studies"
+    how = "assumed" if engine.get("device") == "cuda" else "as in the shipped studies"
     source = f"if the server keeps up with every rate, a start-up of {startup_s:g} s {how}; {why}"
     return Durations(startup_s, probe_s, source)
 

@@ -8,14 +8,14 @@ names of those of the caller that it has not.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from connector_tax.artifacts.launch_files import EngineRecord, SettingRecord
+from connector_tax.artifacts.study_records import EngineSection
+from connector_tax.servers.kinds import STEP_LOG_PREFIX, Engine, engine_of, without_root
 from connector_tax.study.server import Server
-from connector_tax.study.server_command import STEP_LOG_PREFIX, without_root
 from connector_tax.study.server_environment import can_change, cleared_names, shown
 
 SETTINGS = (
@@ -52,34 +52,31 @@ _LABELS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "kv_cache_dtype": ("cache_dtype", str),
     "prefix_caching": ("enable_prefix_caching", {"True": True, "False": False}.__getitem__),
 }
-_LOG_LINES = {
-    "attention_backend": re.compile(r"Using (\w+) (?:attention )?backend out of"),
-    "kv_cache_layout": re.compile(r"Using (\w+) KV cache layout"),
-}
 _PARTS = ("engine", "worker")
 
 
 def engine_record(
-    server: Server, kind: str, caller: Mapping[str, str], page: str | None
+    server: Server, section: EngineSection, caller: Mapping[str, str], page: str | None
 ) -> EngineRecord:
     """The settings and the environment of a server that is ready.
 
     Args:
-        kind: the kind of engine, embedded or vllm.
+        section: the `engine` section of its study.
         caller: the environment launch.sh was started with.
         page: the text of its /metrics; None where it did not answer.
     """
+    engine = engine_of(section)
     sources = {
         "probe": _of_probe(server.folder, server.pid),
         "metrics": _of_metrics(page),
-        "log": _of_log(server.log_text()) if kind == "vllm" else {},
+        "log": {n: _told(v) for n, v in engine.log_settings(server.log_text()).items()},
     }
     own = Path(f"/proc/{server.pid}/environ").read_bytes().decode(errors="replace")
     pairs = (line.partition("=") for line in own.split("\0") if line)
     running = {name: value for name, _, value in sorted(pairs) if can_change(name)}
     environment = shown({name: without_root(value) for name, value in running.items()})
     return {
-        "settings": {name: _setting(name, sources, kind) for name in SETTINGS},
+        "settings": {name: _setting(name, sources, engine) for name in SETTINGS},
         "environment": {"server": environment},
         "cleared": cleared_names(caller, server.environment.keys()),
     }
@@ -92,7 +89,7 @@ def remove_settings(folder: Path) -> None:
 
 
 def _setting(
-    name: str, sources: Mapping[str, Mapping[str, SettingRecord]], kind: str
+    name: str, sources: Mapping[str, Mapping[str, SettingRecord]], engine: Engine
 ) -> SettingRecord:
     """The first source that has it; else null and what each says to it."""
     told: list[SettingRecord] = [
@@ -103,8 +100,8 @@ def _setting(
     for setting in told:
         if setting["value"] is not None:
             return setting
-    if kind == "embedded":
-        reason = "the embedded engine has no such setting"
+    if engine.lacks:
+        reason = engine.lacks
     elif told:
         reason = "; ".join(f"{setting['source']}: {setting['reason']}" for setting in told)
     else:
@@ -124,7 +121,7 @@ def _of_probe(folder: Path, leader: int) -> dict[str, SettingRecord]:
         if part == "engine":
             same = written["pid"] == leader
             where = "the API server's" if same else "its own"
-            settings["engine_core_process"] = {"value": where, "source": None, "reason": None}
+            settings["engine_core_process"] = _told(where)
     return settings
 
 
@@ -147,14 +144,9 @@ def _of_metrics(page: str | None) -> dict[str, SettingRecord]:
     for name, (label, parse) in _LABELS.items():
         # The API server prints None for what only the engine core has settled.
         if labels.get(label, "None") != "None":
-            settings[name] = {"value": parse(labels[label]), "source": None, "reason": None}
+            settings[name] = _told(parse(labels[label]))
     return settings
 
 
-def _of_log(log: str) -> dict[str, SettingRecord]:
-    lines = {name: pattern.search(log) for name, pattern in _LOG_LINES.items()}
-    return {
-        name: {"value": line[1], "source": None, "reason": None}
-        for name, line in lines.items()
-        if line is not None
-    }
+def _told(value: Any) -> SettingRecord:
+    return {"value": value, "source": None, "reason": None}

@@ -1,4 +1,7 @@
-"""What `nvidia-smi` prints once a second: the GPUs' clocks, power and such, and who uses them."""
+"""What `nvidia-smi` prints once a second: the GPUs' clocks, power and such, and who uses them.
+
+Of GPUs of other studies nothing is told.
+"""
 
 import csv
 import os
@@ -10,12 +13,13 @@ from connector_tax.linux import die_with_parent
 
 # Names of `nvidia-smi --help-query-gpu`; in this order in every row.
 FIELDS = (
-    "index",
+    "uuid",
     "clocks.sm",
+    "clocks.max.sm",
+    "clocks_throttle_reasons.active",
     "clocks.mem",
     "temperature.gpu",
     "power.draw",
-    "clocks_throttle_reasons.active",
 )
 CLOCKS = f"--query-gpu={','.join(FIELDS)}"
 # Names of `nvidia-smi --help-query-compute-apps`.
@@ -28,13 +32,15 @@ class GpuReadings:
     """A child that prints rows once a second.
 
     Args:
+        uuids: the GPUs.
         query: CLOCKS, a row for each GPU, or PROCESSES, one for each process on each.
 
     Raises:
         OSError: there is no nvidia-smi.
     """
 
-    def __init__(self, query: str = CLOCKS) -> None:
+    def __init__(self, uuids: Collection[str], query: str = CLOCKS) -> None:
+        self._uuids = uuids
         self._child = subprocess.Popen(
             [
                 "nvidia-smi",
@@ -63,7 +69,7 @@ class GpuReadings:
             self._rest += data
         whole, _, self._rest = self._rest.rpartition(b"\n")
         rows = csv.reader(whole.decode(errors="replace").splitlines(), skipinitialspace=True)
-        return [[_number(value) for value in row] for row in rows]
+        return [[_number(value) for value in row] for row in rows if row and row[0] in self._uuids]
 
     def close(self) -> None:
         """End the child."""
@@ -74,20 +80,14 @@ class GpuReadings:
 
 
 class GpuProcesses(GpuReadings):
-    """The processes on some GPUs; of GPUs of other studies nothing is told.
-
-    Args:
-        uuids: the GPUs.
-    """
+    """The processes on some GPUs."""
 
     def __init__(self, uuids: Collection[str]) -> None:
-        super().__init__(PROCESSES)
-        self._uuids = uuids
+        super().__init__(uuids, PROCESSES)
 
     def pids(self) -> set[int]:
         """Those seen since the last call, by nvidia-smi: in many containers it names none."""
-        rows = [row for row in self.take() if row and row[0] in self._uuids]
-        return {int(row[1]) for row in rows if isinstance(row[1], float)}
+        return {int(row[1]) for row in self.take() if isinstance(row[1], float)}
 
 
 def _number(text: str) -> float | str:

@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 from connector_tax.artifacts.study_records import StudyConfig
 from connector_tax.nvidia_smi import GpuError, query_gpus
+from connector_tax.servers.kinds import ServerError
 from connector_tax.study.device import devices_of
-from connector_tax.study.server_command import ServerError
 
 # What vLLM takes where its flags do not say.
 VLLM_MEMORY_SHARE = 0.9

@@ -40,6 +40,7 @@ from connector_tax.files import ArtifactError, write_json, write_text
 from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.seals import seal_settings
+from connector_tax.servers.kinds import ServerError, command_for, free_port
 from connector_tax.study import cell as cells
 from connector_tax.study.child import ChildError
 from connector_tax.study.design import cell_order
@@ -51,7 +52,6 @@ from connector_tax.study.machine import MachineWatch, block_quiet_level
 from connector_tax.study.node import claim_device, describe_node
 from connector_tax.study.owner import OwnerError, own_launch
 from connector_tax.study.plan import reference_rate
-from connector_tax.study.precision import skip_reason
 from connector_tax.study.probe import probe_overlay
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import (
@@ -68,13 +68,7 @@ from connector_tax.study.resume import (
 )
 from connector_tax.study.sampler import MetricsSampler
 from connector_tax.study.server import PORTS_TRIED, PortTakenError, Server
-from connector_tax.study.server_command import (
-    ServerError,
-    affinity_plan,
-    command_for,
-    free_port,
-    server_cpus,
-)
+from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.study.server_use import ServerUse
 from connector_tax.study.slots import enter_block_slot
 from connector_tax.study.steplog import LaunchStepLog
@@ -218,7 +212,7 @@ class LaunchDriver:
         for line in plan.lines():
             self.progress.note(line)
         config = self.study["config"]
-        step_log = LaunchStepLog(self.folder, config["engine"]["kind"])
+        step_log = LaunchStepLog(self.folder, config["engine"])
         step_log.remove()
         server = self._start_server(attempt, plan)
         stack.callback(step_log.remove)
@@ -266,10 +260,6 @@ class LaunchDriver:
         for position, cell in enumerate(missing, 1):
             rate = rates[cell["cell"]]
             assert rate is not None
-            reason = skip_reason(self.study, self.launch, self.folder, cell)
-            if reason is not None:
-                self.progress.say(f"cell {cell['cell']} skipped: {reason}")
-                continue
             for measurement in range(1, MEASUREMENTS_OF_A_VOID_CELL + 1):
                 if self._stop_requested:
                     self.progress.say("SIGTERM: stopped at the end of a cell")

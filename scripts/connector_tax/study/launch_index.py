@@ -23,7 +23,6 @@ from connector_tax.files import ArtifactError, make_durable, read_json, write_js
 from connector_tax.seals import seal_launch
 from connector_tax.study import cell as cells
 from connector_tax.study.design import cell_order
-from connector_tax.study.precision import skip_reason
 
 SUMMARY_MODULE = "connector_tax.analysis.measure"
 
@@ -76,7 +75,7 @@ def _index(
     return launch_index(
         study,
         launch,
-        [_entry(study, launch, folder, cell, outcome) for cell in cell_order(study, launch)],
+        [_entry(launch, folder, cell, outcome) for cell in cell_order(study, launch)],
         status=outcome.status,
         reason=outcome.reason,
         rate_rps=outcome.rate_rps,
@@ -88,7 +87,6 @@ def _index(
 
 
 def _entry(
-    study: StudyDocument,
     launch: Launch,
     folder: Path,
     cell: CellPlan,
@@ -102,9 +100,7 @@ def _entry(
     except ArtifactError as error:
         raise ArtifactError(f"{error}; the same command measures the cell again") from None
     if content is None:
-        saturated = skip_reason(study, launch, folder, cell)
-        status = "missing" if saturated is None else "skipped"
-        return CellEntry(name, status, saturated or outcome.reason, {})
+        return CellEntry(name, "missing", outcome.reason, {})
     return finished_cell(content, folder / name)
 
 

@@ -84,7 +84,7 @@ class Watcher:
         self._chunk_ns = round(settings["chunk_ms"] * 1e6)
         self._yardstick = Yardstick(settings["working_set_mib"], settings["elements"])
         self._throttled = throttled_file()
-        self._gpu = GpuReadings() if settings["gpus"] else None
+        self._gpu = GpuReadings(settings["gpus"]) if settings["gpus"] else None
         self._gpu_users = GpuProcesses(settings["gpus"]) if settings["gpus"] else None
         self._file: TextIO | None = None
         self._own: tuple[list[int], list[int]] = ([], [])

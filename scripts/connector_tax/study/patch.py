@@ -19,13 +19,13 @@ from connector_tax.artifacts.stage_records import PatchStatus, RevertStatus, Vll
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT, pythons_of
+from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json
+from connector_tax.servers.kinds import engine_of, without_root
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server, steps_of
 from connector_tax.study.probe import OVERLAY
 from connector_tax.study.server import PortTakenError
-from connector_tax.study.server_command import without_root
 from connector_tax.study.slots import enter_block_slot
 from connector_tax.vllm import overlay
 
@@ -37,22 +37,18 @@ def apply(study: StudyDocument, folder: Path) -> PatchStatus:
         DeviceError: another launch holds the device.
         OverlayError: the study's device is emulated, and that does not work.
     """
-    engine = study["config"]["engine"]
-    if engine["kind"] == "embedded":
-        method = "the embedded engine writes the step log itself"
-        return {
-            "step_timing_available": True,
-            "method": method,
-            "reason": None,
-            "targets": [],
-        }
-    method = "vLLM plugin in an overlay folder on the server's PYTHONPATH"
+    engine, kind = study["config"]["engine"], engine_of(study["config"]["engine"])
     status: PatchStatus = {
-        "step_timing_available": False,
-        "method": method,
-        "reason": None,
+        "step_timing_available": kind.no_steps is None and not kind.pythons,
+        "method": kind.steps_method,
+        "reason": kind.no_steps,
         "targets": [],
     }
+    if not kind.takes_probe:
+        return status
+    if not kind.pythons:
+        # Found to load when the server was asked what it serves.
+        return {**status, "overlay": overlay.install(folder / OVERLAY)}
     try:
         described = fitting_vllm(engine)
         overlay.install(folder / OVERLAY)
@@ -74,7 +70,7 @@ def fitting_vllm(engine: EngineSection) -> VllmDescription:
     Raises:
         OverlayError: one of them lacks a hook point, or cannot be examined.
     """
-    all_described = [overlay.describe_vllm(ROOT / python) for python in pythons_of(engine)]
+    all_described = [overlay.describe_vllm(ROOT / python) for python in engine_of(engine).pythons]
     for described in all_described:
         if described["missing"]:
             lacking = ", ".join(described["missing"])

@@ -21,7 +21,7 @@ from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
 from connector_tax.files import ArtifactError, read_json
-from connector_tax.study.design import cell_order, successes_wanted
+from connector_tax.study.design import cell_order
 from connector_tax.study.durations import Durations, gates_s, known_durations, probing_s
 from connector_tax.study.node import read_claim
 from connector_tax.study.slots import slot_of
@@ -82,7 +82,7 @@ def expected_cell_s(config: StudyConfig, rate_rps: float | None) -> float:
     cell = config["cell"]
     window = cell["floor_s"]
     if rate_rps is not None:
-        window = min(max(window, successes_wanted(config) / rate_rps), cell["cap_s"])
+        window = min(max(window, config["cell"]["min_completed"] / rate_rps), cell["cap_s"])
     return float(cell["warmup_s"] + window)
 
 

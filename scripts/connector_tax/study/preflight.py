@@ -33,8 +33,9 @@ from connector_tax.artifacts.stage_records import GateRecord
 from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
-from connector_tax.config import ROOT, pythons_of
+from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json, write_text
+from connector_tax.servers.kinds import ServerError, command_for, engine_of, free_port, without_root
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.engine_settings import engine_record
 from connector_tax.study.gpu_memory import await_free_memory
@@ -42,15 +43,7 @@ from connector_tax.study.guard import kill_leftovers, watch_parent
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.scraper import parse_metrics
 from connector_tax.study.server import PORTS_TRIED, PortTakenError, Server
-from connector_tax.study.server_command import (
-    ServerError,
-    affinity_plan,
-    command_for,
-    free_port,
-    served_model,
-    server_cpus,
-    without_root,
-)
+from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.study.slots import enter_block_slot
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import overlay
@@ -114,7 +107,7 @@ def run_gate(
         GateError: it did not pass; says at which step and with which value.
     """
     with gated_server(study, Launch(configuration, 0, "A"), name, folder, note, probe) as server:
-        if study["config"]["engine"]["kind"] == "embedded":
+        if not engine_of(study["config"]["engine"]).configured:
             return {}
         steps = steps_of(study, folder) if probe else None
         classes = list(connector_classes(transfer_of(server.argv)))
@@ -136,8 +129,8 @@ def _unproved_device(
 ) -> str | None:
     """`vllm.evidence.unproved_device` of a server that has served its gate's requests."""
     engine = study["config"]["engine"]
-    settings = engine_record(server, engine["kind"], os.environ, None)["settings"]
-    steps = LaunchStepLog(server.folder, engine["kind"]).take_device()
+    settings = engine_record(server, engine, os.environ, None)["settings"]
+    steps = LaunchStepLog(server.folder, engine).take_device()
     # A connector may switch asynchronous scheduling off: that is a result.
     scheduling = {"async_scheduling": "--no-async-scheduling" not in server.argv}
     flags = scheduling if configuration == baseline_of(study["config"]) else {}
@@ -165,7 +158,7 @@ def gated_server(
         DeviceError: others hold the GPUs' memory: the same.
     """
     kill_leftovers(folder)
-    step_log = LaunchStepLog(folder, study["config"]["engine"]["kind"])
+    step_log = LaunchStepLog(folder, study["config"]["engine"])
     step_log.remove()
     title = f"{name} of study {study['study']}"
     try:
@@ -204,7 +197,7 @@ def _ready_server(
         server = Server(folder, command, title, settings["host"], port, cpus)
         watch_parent(functools.partial(_die, server), note)
         # A server that lost its port before it served has made its log already.
-        LaunchStepLog(folder, study["config"]["engine"]["kind"]).remove()
+        LaunchStepLog(folder, study["config"]["engine"]).remove()
         note(f"launching {launch.configuration} on port {port}: {' '.join(command.argv)}")
         try:
             await_free_memory(study["config"])
@@ -226,7 +219,7 @@ def _ready_server(
 
 def steps_of(study: StudyDocument, folder: Path) -> list[StepLine]:
     """The step records an idle server in `folder` has written, of both processes."""
-    lines = LaunchStepLog(folder, study["config"]["engine"]["kind"]).take(0, time.monotonic_ns())
+    lines = LaunchStepLog(folder, study["config"]["engine"]).take(0, time.monotonic_ns())
     return [json.loads(line) for line in lines.splitlines()]
 
 
@@ -238,10 +231,10 @@ def _die(server: Server) -> None:
 def _send_requests(
     study: StudyDocument, server: Server, gate: Gate, name: str, note: Callable[[str], None]
 ) -> None:
-    model, vocab_size = served_model(study["config"]["engine"])
+    served = engine_of(study["config"]["engine"]).served
+    model = served["model"]
     requests = planned_requests(
-        model=model,
-        vocab_size=vocab_size,
+        served,
         input_tokens=PROMPT_TOKENS,
         output_tokens=gate.max_tokens,
         count=gate.requests,
@@ -296,7 +289,7 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
     """
     study = enter_block_slot(read_study(study_file), study_file.parent)
     folder = study_file.parent / paths.PREFLIGHT
-    embedded = study["config"]["engine"]["kind"] == "embedded"
+    engine = engine_of(study["config"]["engine"])
     baseline = baseline_of(study["config"])
     status: dict[str, GateRecord] = {}
     with (
@@ -304,7 +297,7 @@ def preflight(study_file: Path) -> dict[str, GateRecord]:
         _probe(study, folder / "overlay") as (probe, probe_note),
     ):
         for entry in sorted(study["configurations"], key=lambda entry: entry["id"] != baseline):
-            gate = entry["gate"] or (None if embedded else f"verify_{entry['id']}")
+            gate = engine.gate_of(entry)
             if gate is None:
                 status[entry["id"]] = {"include": True, "reason": "no gate", "evidence": None}
                 continue
@@ -346,11 +339,12 @@ def _probe(study: StudyDocument, folder: Path) -> Iterator[tuple[Path | None, st
         NoBaselineError: the device is to be emulated, and cannot.
     """
     engine = study["config"]["engine"]
-    if engine["kind"] == "embedded":
+    pythons = engine_of(engine).pythons
+    if not pythons:
         yield None, None
         return
     try:
-        for python in pythons_of(engine):
+        for python in pythons:
             if missing := overlay.describe_vllm(ROOT / python)["missing"]:
                 raise overlay.OverlayError(f"the vLLM of {python} lacks {', '.join(missing)}")
             if engine["device"] == "emulated":

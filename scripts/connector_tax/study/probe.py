@@ -7,6 +7,7 @@ from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import PatchStatus
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import ArtifactError
+from connector_tax.servers.kinds import engine_of
 from connector_tax.vllm import overlay
 
 OVERLAY = "overlay"
@@ -20,7 +21,7 @@ def probe_overlay(study: StudyDocument, study_folder: Path) -> Path | None:
     Raises:
         ArtifactError: the probe has changed since patch_status.json was written.
     """
-    if study["config"]["engine"]["kind"] == "embedded":
+    if not engine_of(study["config"]["engine"]).takes_probe:
         return None
     path = study_folder / paths.PATCH_STATUS
     status = read_record(path, PatchStatus)

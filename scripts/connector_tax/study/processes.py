@@ -6,6 +6,8 @@ tells in clock ticks (10 ms). So both are read, and a child's time only moves fr
 when it ends. What nobody of the server waited for (its parent ended first, or ignores its children)
 is lost to the kernel's books; where such a process was there at the first of two readings, that is
 noticed and told, not counted as no time at all.
+
+How long the engine core's thread was ready to run and had no CPU is in the kernel's account too.
 """
 
 import os
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SERVER = "server"
+# The process of vLLM's engine core, as the kernel cuts its name; another engine has one process.
+ENGINE_CORE = "VLLM::EngineCor"
 _READINGS = 5
 _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
@@ -27,6 +31,7 @@ class Process:
         part: `server`, or the companion it is or descends from.
         own_ns: CPU time of its threads, ended ones included.
         ended_ns: CPU time of the children it has waited for, to a clock tick.
+        queued_ns: for how long its first thread was in a run queue; None: the kernel does not tell.
     """
 
     pid: int
@@ -36,24 +41,38 @@ class Process:
     zombie: bool
     own_ns: int
     ended_ns: int
+    queued_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The processes of a server at one moment (CLOCK_MONOTONIC, ns)."""
+    """The processes of a server at one moment (CLOCK_MONOTONIC, ns); `leader` is launch.sh's."""
 
     t_ns: int
     processes: Mapping[int, Process]
+    leader: int
+
+    @property
+    def engine(self) -> Process | None:
+        """The process whose first thread runs the engine's steps."""
+        cores = [p for p in self.processes.values() if p.name == ENGINE_CORE]
+        return cores[0] if cores else self.processes.get(self.leader)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCpu:
-    """CPU seconds between two readings: of each part, or the reason why they are not known."""
+    """CPU seconds between two readings: of each part, or the reason why they are not known.
+
+    Attributes:
+        engine_queued_s: for how long the engine core's thread was ready and had no CPU; None where
+            that is not known.
+    """
 
     from_ns: int
     to_ns: int
     parts: dict[str, float]
     reason: str | None
+    engine_queued_s: float | None
 
     @property
     def cpu_s(self) -> float | None:
@@ -88,10 +107,12 @@ class ServerProcesses:
                 ended_ns = (int(fields[13]) + int(fields[14])) * _NS_PER_TICK
                 zombie = fields[0] == "Z"
                 threads = 0 if zombie else int(fields[17])
-                processes[pid] = Process(pid, name, part, threads, zombie, own_ns, ended_ns)
+                processes[pid] = Process(
+                    pid, name, part, threads, zombie, own_ns, ended_ns, _queued_ns(pid)
+                )
             if not ended or not left:
                 break
-        return Reading(now, processes)
+        return Reading(now, processes, self._leader)
 
     def _members(self) -> dict[int, tuple[str, str, list[str]]]:
         """Process id to name, part and the fields of /proc/<pid>/stat from the state on."""
@@ -126,7 +147,16 @@ def cpu_between(before: Reading, after: Reading) -> ServerCpu:
         parts[process.part] = parts.get(process.part, 0) - process.own_ns - process.ended_ns
     reason = _lost(before, after)
     seconds = {} if reason else {part: ns / 1e9 for part, ns in sorted(parts.items())}
-    return ServerCpu(before.t_ns, after.t_ns, seconds, reason)
+    return ServerCpu(before.t_ns, after.t_ns, seconds, reason, _engine_queued_s(before, after))
+
+
+def _engine_queued_s(before: Reading, after: Reading) -> float | None:
+    first, last = before.engine, after.engine
+    if first is None or last is None or first.pid != last.pid:
+        return None
+    if first.queued_ns is None or last.queued_ns is None:
+        return None
+    return (last.queued_ns - first.queued_ns) / 1e9
 
 
 def _lost(before: Reading, after: Reading) -> str | None:
@@ -141,6 +171,13 @@ def _lost(before: Reading, after: Reading) -> str | None:
         return None
     names = ", ".join(f"{p.name} ({p.pid})" for p in gone)
     return f"{names} ended, and no process of the server waited for it: its CPU time is not known"
+
+
+def _queued_ns(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        return None
 
 
 def _cpu_clock(pid: int) -> int:

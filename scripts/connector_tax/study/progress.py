@@ -17,7 +17,6 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.loadgen import Progress
-from connector_tax.study.design import successes_wanted
 from connector_tax.study.plan import expected_cell_s, remaining
 
 PLAIN_INTERVAL_S = 5.0
@@ -94,7 +93,7 @@ class LaunchProgress:
 
     def update(self, progress: Progress) -> None:
         """The load generator's state, about four times a second."""
-        wanted = successes_wanted(self._config)
+        wanted = self._config["cell"]["min_completed"]
         left = max(0.0, self._expected_s - progress.elapsed_s)
         study = self._study_left.after(time.monotonic() - self._study_left_at)
         counts = f"{progress.measured_ok}/{wanted} completed"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from connector_tax.artifacts.cell_records import CellCpu, QuantityRecord, ServerCounters
 from connector_tax.artifacts.launch_files import IdleCpu, ServerSnapshot
-from connector_tax.study.processes import Process, ServerCpu, ServerProcesses, cpu_between
+from connector_tax.study.processes import SERVER, Process, ServerCpu, ServerProcesses, cpu_between
 
 _QUERY = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 _QUERY_TIMEOUT_S = 30
@@ -45,7 +45,7 @@ def snapshot(processes: ServerProcesses, device: str) -> ServerSnapshot:
 
 
 def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
-    """What a cell cost in CPU seconds per 1,000 requests, for its record.
+    """What a cell cost in CPU seconds per 1,000 requests, and what the engine waited for a CPU.
 
     The readings lie just outside the cell, which begins after the first (its origin) and ends
     before the second (drained). Every request the server answered counts, of the warm-up too.
@@ -64,12 +64,16 @@ def cell_cpu(use: ServerCpu, counters: ServerCounters) -> CellCpu:
     parts = {}
     if requests is not None and reason is None:
         parts = {name: 1000 * cpu / requests for name, cpu in use.parts.items()}
+    queued, unknown = {}, "the kernel does not tell for how long the engine's thread had no CPU"
+    if use.engine_queued_s is not None:
+        queued = {SERVER: use.engine_queued_s / (use.to_ns - use.from_ns) * 1e9}
     return {
         "from_ns": use.from_ns,
         "to_ns": use.to_ns,
         "cpu_s": use.cpu_s,
         "requests": requests,
         "cpu_s_per_1000": _quantity(parts, reason),
+        "engine_queued": _quantity(queued, None if queued else unknown),
     }
 
 

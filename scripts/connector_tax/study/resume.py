@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from connector_tax.analysis.looks import decided_earlier
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.launch_files import AttemptRecord, NodeRecord, QuietLevel
 from connector_tax.artifacts.names import SAME_RATES, Launch
@@ -17,7 +18,6 @@ from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.study import cell as cells
 from connector_tax.study.design import cell_order
 from connector_tax.study.guard import kill_leftovers, remove_temporary_folder
-from connector_tax.study.precision import skip_reason
 from connector_tax.study.server import LOGS, remove_root_path
 
 Say = Callable[[str], None]
@@ -30,7 +30,7 @@ def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
     if not gate["include"]:
         return f"pre-flight: {gate['reason']}"
     if launch.phase == "A":
-        return None
+        return decided_earlier(study_folder, launch)
     rates: RatesRecord = read_json(study_folder / paths.REFERENCE_RATES)
     if launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:
         return f"{SAME_RATES} ({rates['ref_safe']:g} req/s)"
@@ -61,13 +61,11 @@ def missing_cells(
     Args:
         rates: by cell, in requests/s.
     """
-    # All are looked at before any is taken to make another needless.
-    unfinished = [
+    return [
         cell
         for cell in cell_order(study, launch)
         if not _is_finished(folder, launch.phase, cell["cell"], rates[cell["cell"]], say)
     ]
-    return [cell for cell in unfinished if skip_reason(study, launch, folder, cell) is None]
 
 
 def _is_finished(folder: Path, phase: str, name: str, rate_rps: float | None, say: Say) -> bool:

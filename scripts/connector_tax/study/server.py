@@ -19,18 +19,14 @@ from connector_tax.artifacts.launch_files import NamedThreadUse, ThreadUse
 from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
 from connector_tax.linux import die_with_parent, format_cpus
+from connector_tax.servers.kinds import ServerCommand, ServerError, without_root
 from connector_tax.study.guard import (
     LAUNCH_VARIABLE,
     kill_leftovers,
     remove_temporary_folder,
     temporary_folder,
 )
-from connector_tax.study.server_command import (
-    ServerCommand,
-    ServerError,
-    launch_script,
-    without_root,
-)
+from connector_tax.study.server_command import launch_script
 from connector_tax.vllm.launch import DEAD_ENGINE
 
 LOGS = (paths.STDOUT_LOG, paths.STDERR_LOG)
@@ -113,8 +109,9 @@ class Server:
             (self.folder / f"{companion.name}.pid").unlink(missing_ok=True)
         for name, content in self._command.files.items():
             write_json(self.folder / name, content)
-        root = os.path.relpath(ROOT, self.folder.resolve())
-        write_text(script, launch_script(self._command, self._title, root, self._cpus))
+        root, caller = (os.path.relpath(p, self.folder.resolve()) for p in (ROOT, Path.cwd()))
+        text = launch_script(self._command, self._title, root, self._cpus, caller)
+        write_text(script, text)
         script.chmod(0o755)
         remove_temporary_folder(self.folder)
         temporary_folder(self.folder).mkdir(mode=0o700)
@@ -138,7 +135,7 @@ class Server:
             )
 
     def wait_ready(self, timeout_s: float) -> float:
-        """Wait until /v1/models answers 200; the seconds that took since `start`.
+        """Wait until /v1/models answers 200, and /health where it is there; s since `start`.
 
         Raises:
             PortTakenError: another process listens on the port.
@@ -147,12 +144,23 @@ class Server:
         while True:
             self._check_port()
             self.check_alive("before it was ready")
-            if self.get("/v1/models") is not None:
+            if self._answers():
                 return time.monotonic() - self._started
             if time.monotonic() - self._started > timeout_s:
                 limit = f"{timeout_s:g} s (server.ready_timeout_s)"
                 raise ServerError(f"not ready after {limit}\n{self.log_tail()}")
             time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        """Whether it serves; one of the caller's may list its model before it has loaded it."""
+        if self.get("/v1/models") is None:
+            return False
+        return not self._command.callers or self._status("/health") in (200, 404)
+
+    def _status(self, path: str) -> int | None:
+        with contextlib.suppress(httpx.HTTPError):
+            return self._http.get(path).status_code
+        return None
 
     def get(self, path: str) -> str | None:
         """The body of a GET of `path`; None where it is not answered 200."""
@@ -198,7 +206,8 @@ class Server:
 
         Its answers would be taken for the server's.
         """
-        if not self._port_taken():
+        # A command of the caller's may listen in a process that is not below it, as a container.
+        if not self._port_taken() or self._command.callers:
             return
         addresses = [(host, self.port) for host in (self.host, "0.0.0.0", "::")]  # noqa: S104
         owners = {

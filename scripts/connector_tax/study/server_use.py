@@ -43,7 +43,7 @@ class ServerUse:
             }
         )
         page = self._server.get("/metrics")
-        settings = engine_record(self._server, self._engine["kind"], os.environ, page)
+        settings = engine_record(self._server, self._engine, os.environ, page)
         write_json(self._server.folder / paths.SETTINGS, self._of_launch | settings)
         remove_settings(self._server.folder)
 

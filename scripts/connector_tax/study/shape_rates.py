@@ -27,13 +27,14 @@ from connector_tax.config import ConfigError
 from connector_tax.files import ArtifactError, write_json
 from connector_tax.loadgen import CellRule, Load, LoadGenerator, LoadGeneratorError
 from connector_tax.loadgen.sessions import Node, Singles
+from connector_tax.servers.kinds import engine_of
 from connector_tax.study.cell import load_generator
 from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
 from connector_tax.study.probe import probe_overlay
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server import PortTakenError
-from connector_tax.study.server_command import affinity_plan, served_model
+from connector_tax.study.server_command import affinity_plan
 from connector_tax.study.slots import enter_block_slot
 
 NAME = "shape_rates"
@@ -113,7 +114,7 @@ def shape_rates_content(
     }
 
 
-def _burst(
+def burst(
     study: StudyDocument,
     generator: LoadGenerator,
     name: str,
@@ -126,10 +127,10 @@ def _burst(
         ShapeRateError: the server refused one.
     """
     longest_s = study["config"]["cell"]["request_timeout_s"]
-    model, vocab_size = served_model(study["config"]["engine"])
     requests = iter(
         planned_requests(
-            model=model, vocab_size=vocab_size, input_tokens=shape[0], output_tokens=shape[1],
+            engine_of(study["config"]["engine"]).served,
+            input_tokens=shape[0], output_tokens=shape[1],
             count=count, seed=study["seed"], name=f"{NAME}/{name}/{count}",
         )
     )  # fmt: skip
@@ -180,8 +181,8 @@ def probe_shapes(study_file: Path) -> ShapeRatesRecord:
         load_generator(study, server, affinity_plan(study)) as generator,
     ):
         for name, shape in shapes_of(study).items():
-            burst = functools.partial(_burst, study, generator, name, shape)
-            completed_s[name] = fastest_burst(study["config"], burst)
+            sends = functools.partial(burst, study, generator, name, shape)
+            completed_s[name] = fastest_burst(study["config"], sends)
             server.check_alive(f"after the probe of {name}")
     return shape_rates_content(study, completed_s)
 

@@ -8,7 +8,7 @@ from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, ConfigError, is_fetched
 from connector_tax.files import read_json
 from connector_tax.model_size import read_model
-from connector_tax.study.server_command import served_model
+from connector_tax.servers.kinds import engine_of
 
 # Buffer of one launch: of each rank where no LMCACHE_MAX_LOCAL_CPU_SIZE is set, LMCache's default;
 # of the server beside an LMCacheMPConnector (vllm.launch).
@@ -25,7 +25,7 @@ def weights_gib(study: StudyDocument, folder: Path) -> float | None:
     """
     config = study["config"]
     engine = config["engine"]
-    if engine["kind"] != "vllm":
+    if not engine_of(engine).configured:
         return 0.0
     if (folder / paths.MODEL).exists():
         return float(read_json(folder / paths.MODEL)["bytes"]) / GIB
@@ -43,7 +43,7 @@ def weights_gib(study: StudyDocument, folder: Path) -> float | None:
 def lmcache_gib(study: StudyDocument) -> float:
     """Host memory that LMCache reserves in a launch, the largest of the study's; 0 without it."""
     engine = study["config"]["engine"]
-    if engine["kind"] != "vllm":
+    if not engine_of(engine).configured:
         return 0.0
     sizes = [0.0]
     for entry in study["configurations"]:
@@ -65,7 +65,7 @@ def bodies_gib(study: StudyDocument) -> float:
     cap = study["config"]["cell"]["inflight_cap"]
     longest = max(cell["input_tokens"] for cells in study["cells"].values() for cell in cells)
     # A token is at most the digits of the largest id, and a comma.
-    digits = len(str(served_model(study["config"]["engine"])[1]))
+    digits = len(str(engine_of(study["config"]["engine"]).served["vocab_size"]))
     return float(2 * cap * longest * (digits + 1)) / GIB
 
 

@@ -15,15 +15,10 @@ from pathlib import Path
 import msgspec
 
 from connector_tax.artifacts.cell_records import DeviceLine
-from connector_tax.study.server_command import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError
-from connector_tax.vllm.step_records import (
-    ProbeSocketError,
-    ask_to_write,
-    device_records,
-    step_records,
-)
+from connector_tax.artifacts.study_records import EngineSection
+from connector_tax.servers.kinds import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, engine_of
+from connector_tax.vllm.step_records import device_records
 
-_SUFFIXES = {"embedded": "jsonl", "vllm": "steps"}
 # After this time a drained server has recorded its last step: the embedded engine flushes, a vLLM
 # that schedules asynchronously ends the step it was ahead.
 _SETTLED_S = 0.06
@@ -38,13 +33,13 @@ class LaunchStepLog:
 
     Args:
         folder: where the server runs.
-        kind: the kind of engine, embedded or vllm.
+        engine: the `engine` section of its study.
 
     `mark` and `take` raise ServerError where a process that records does not answer.
     """
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self._kind = kind
+    def __init__(self, folder: Path, engine: EngineSection) -> None:
+        self._engine = engine_of(engine)
         self._folder = folder
         self._offsets: dict[Path, int] = {}
         # Of an emulated device; another has none.
@@ -52,7 +47,7 @@ class LaunchStepLog:
 
     def _paths(self) -> list[Path]:
         """The file of each process: the scheduler's, the worker's, those of its further ranks."""
-        suffix, paths = _SUFFIXES[self._kind], []
+        suffix, paths = self._engine.step_suffix, []
         for process in STEP_LOG_PROCESSES:
             name = f"{STEP_LOG_PREFIX}.{process}"
             paths.append(self._folder / f"{name}.{suffix}")
@@ -79,7 +74,9 @@ class LaunchStepLog:
         decoder = msgspec.json.Decoder(_Stamp)
         taken: list[bytes] = []
         for path in self._paths():
-            lines = self._since(path, self._offsets.get(path, 0)) if self._size(path) else []
+            lines: list[bytes] = []
+            if self._size(path):
+                lines = self._engine.step_lines(path, self._offsets.get(path, 0))
             taken += dropwhile(lambda line: decoder.decode(line).t_ns < origin_ns, lines)
         return b"".join(taken)
 
@@ -91,21 +88,5 @@ class LaunchStepLog:
 
     def _size(self, path: Path) -> int:
         """The length of one process's file, when all that was recorded is in it."""
-        if self._kind == "vllm":
-            try:
-                ask_to_write(path)
-            except ProbeSocketError as error:
-                raise ServerError(f"the server hangs: {error}") from error
+        self._engine.write_steps(path)
         return path.stat().st_size if path.exists() else 0
-
-    def _since(self, path: Path, offset: int) -> list[bytes]:
-        """The whole lines of one process from the byte `offset` of its file on."""
-        if self._kind == "vllm":
-            records = step_records(path.read_bytes(), offset)
-            return [msgspec.json.encode(record) + b"\n" for record in records]
-        with path.open("rb") as stream:
-            stream.seek(offset)
-            lines = stream.read().splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):
-            lines.pop()
-        return lines

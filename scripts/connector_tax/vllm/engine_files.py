@@ -19,7 +19,7 @@ def engine_files(engine: EngineSection) -> dict[str, EngineFiles]:
     Args:
         engine: the `engine` section of a study's configuration.
     """
-    if engine["kind"] != "vllm":
+    if "python" not in engine:
         return {}
     return {
         python: {"lock_sha256": _lock(ROOT / python), "sources_sha256": _sources(ROOT / python)}

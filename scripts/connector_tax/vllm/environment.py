@@ -81,7 +81,7 @@ def lock_text(name: str) -> str:
 
 def files_of(engine: EngineSection) -> list[str]:
     """The files a study's engine needs that this project makes: environment and model."""
-    if engine["kind"] != "vllm":
+    if "python" not in engine:
         return []
     names = "|".join(map(re.escape, NAMES))
     own = (re.match(rf"envs/({names})/\.venv/", p) for p in pythons_of(engine))

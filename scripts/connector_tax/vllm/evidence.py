@@ -20,12 +20,14 @@ _WATCHED = re.compile(r"connector_tax step probe watches ([\w >]+) \((?:SCHEDULE
 _FAILED = re.compile(
     r"fail(?:ed|ure) to initiali[sz]e|initiali[sz]ation failed|is not available$", re.I
 )
-# Parts of vLLM that a machine may lack; it says so, and goes on without them.
+# Parts of vLLM that a machine may lack; it says so, and goes on without them. A connector may lack
+# the same, and does not: its line names it.
 _NOT_THE_CONNECTOR = re.compile(
     r"\b(?:Triton|Swapping|FlashInfer|Flash ?Attention|FlashMLA|DeepGEMM|deep_gemm|NCCL|NVSHMEM"
     r"|NumPy|custom all-?reduce|symmetric memory|CUDA graphs?|Prometheus|Ray)\b",
     re.I,
 )
+_THE_CONNECTOR = re.compile(r"connector|mooncake|nixl|lmcache", re.I)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _EXCEPTION = re.compile(r"[A-Za-z_.]+(?:Error|Exception): ")
 _TRACEBACK_LINES = 60
@@ -53,7 +55,8 @@ def failed_parts(log: str) -> list[str]:
     lines = [_COLOUR.sub("", line).strip() for line in log.splitlines()]
     lines_of_failure = []
     for position, line in enumerate(lines):
-        if _FAILED.search(line) and not _NOT_THE_CONNECTOR.search(line):
+        other = _NOT_THE_CONNECTOR.search(line) and not _THE_CONNECTOR.search(line)
+        if _FAILED.search(line) and not other:
             after = lines[position + 1 : position + 1 + _TRACEBACK_LINES]
             cause = next((text for text in after if _EXCEPTION.match(text)), "")
             line = line.removesuffix("Traceback (most recent call last):").strip()

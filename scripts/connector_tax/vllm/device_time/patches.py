@@ -11,6 +11,7 @@ of vLLM's CPU platform and CPU attention. All else is what a GPU's server runs.
 
 import importlib
 import mmap
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,8 @@ from .roofline import device_us
 from .targets import KERNEL_TARGETS, RUNNER_TARGETS, TARGETS, missing
 
 SWEEP_STEPS = 50
+# How vLLM starts the engine core's process; on a CPU it leaves no choice.
+_START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _STEP = mark(0)
 # Not in Python's mmap before 3.13.
 _MAP_NORESERVE = 0x4000
@@ -201,8 +204,10 @@ def _lift_restrictions() -> None:
     def check_and_update_config(cls: Any, config: Any) -> None:
         scheduler, parallel = config.scheduler_config, config.parallel_config
         asked = scheduler.async_scheduling, parallel.distributed_executor_backend
+        start = os.environ.get(_START_METHOD, "spawn")
         check(cls, config)
         scheduler.async_scheduling, parallel.distributed_executor_backend = asked
+        os.environ[_START_METHOD] = start
 
     platform.check_and_update_config = classmethod(check_and_update_config)
     multiple_of = importlib.import_module("vllm.v1.attention.backend").MultipleOf

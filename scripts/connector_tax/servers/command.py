@@ -1,0 +1,136 @@
+"""Any server that speaks OpenAI's protocol, by the command line that starts it.
+
+It runs in the folder and with the environment of whoever starts the study. What it serves was
+asked of it before the study was resolved (`ab.ask`), and stands in the section.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from connector_tax.artifacts.names import Launch, baseline_of
+from connector_tax.servers.kinds import ServerCommand, ServerError, below_root, free_port
+from connector_tax.servers.vllm import PROBE_METHOD, Vllm
+from connector_tax.vllm.launch import Companion
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import ServedSection, StudyDocument
+
+PORT_MARK = "{port}"
+_COMPANION_PORT = re.compile(r"\{(beside\d+)\.port\}")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+
+class Command(Vllm):
+    """A server by its command; one of vLLM may have the step probe in it."""
+
+    configured = False
+    gate_s = 0.0
+    steps_method = PROBE_METHOD
+
+    def resolve(self, _configurations: object, /) -> None:
+        """It names no file."""
+
+    @property
+    def pythons(self) -> list[str]:
+        """No interpreter of it is known."""
+        return []
+
+    @property
+    def emulated(self) -> bool:  # type: ignore[override]
+        """Whether it is the embedded engine, which says so."""
+        return "emulated" in self.section["label"]
+
+    @property
+    def served(self) -> ServedSection:
+        """As it was told."""
+        return self.section["served"]
+
+    @property
+    def takes_probe(self) -> bool:  # type: ignore[override]
+        """Whether the probe was found in it."""
+        return self.no_steps is None
+
+    @property
+    def no_steps(self) -> str | None:  # type: ignore[override]
+        """Why the probe was not."""
+        return self.served["no_steps"]
+
+    def gate_of(self, _entry: object, /) -> None:
+        """None: each was started and asked before the study."""
+
+    def command(
+        self, study: StudyDocument, launch: Launch, port: int, probe: Path | None, /
+    ) -> ServerCommand:
+        """The configuration's command, what runs beside it, and the environment of both."""
+        # What runs beside the candidates is part of what they cost.
+        baseline = launch.configuration == baseline_of(study["config"])
+        return server_command(
+            self.section["commands"][launch.configuration],
+            port,
+            beside=[] if baseline else self.section.get("beside", []),
+            environment=self.section.get("environment", {}),
+            pythonpath=self.section.get("pythonpath", []),
+            probe=probe,
+        )
+
+    def versions(self) -> dict[str, str]:
+        """What its /version answered."""
+        known = self.served.get("version")
+        return super(Vllm, self).versions() | ({"vllm": known} if known else {})
+
+
+def server_command(
+    text: str,
+    port: int,
+    *,
+    beside: list[str],
+    environment: Mapping[str, str],
+    pythonpath: list[str],
+    probe: Path | None,
+) -> ServerCommand:
+    """What launch.sh runs for a command line of the user's.
+
+    `{port}` is the server's port; of a companion its own, which the server knows as
+    `{beside1.port}` and so on.
+
+    Raises:
+        ServerError: the line is not one.
+    """
+    host = "127.0.0.1"
+    ports = {f"beside{number}": free_port(host) for number in range(1, len(beside) + 1)}
+
+    def replaced(line: str, own: int) -> list[str]:
+        def port_of(match: re.Match[str]) -> str:
+            if match[1] not in ports:
+                raise ServerError(f"{match[0]}: no such --beside; there are {len(beside)}")
+            return str(ports[match[1]])
+
+        words = (word.replace(PORT_MARK, str(own)) for word in shlex.split(line))
+        return [_COMPANION_PORT.sub(port_of, word) for word in words]
+
+    argv = replaced(text, port)
+    own = {}
+    while argv and (assigned := _ASSIGNMENT.fullmatch(argv[0])):
+        own[assigned[1]] = assigned[2]
+        argv = argv[1:]
+    companions = [
+        Companion(name, replaced(line, ports[name]), ports[name])
+        for name, line in zip(ports, beside, strict=True)
+    ]
+    path = [*([below_root(probe)] if probe else []), *pythonpath]
+    given = own.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+    variables = {**environment, **own}
+    if path:
+        variables["PYTHONPATH"] = ":".join([*path, *([given] if given else [])])
+    if probe:
+        variables["AGENTIC_STEP_LOG_PATH"] = "{here}/engine_step"
+    return ServerCommand(argv, variables, companions=companions, callers=True)
+
+
+KIND = Command

@@ -1,0 +1,77 @@
+"""The embedded engine as a server of a study: its definition is part of the design."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from connector_tax import __version__
+from connector_tax.artifacts.names import Launch
+from connector_tax.config import ConfigError, load_yaml, shipped, validate
+from connector_tax.machine import git_sha
+from connector_tax.seeds import named_generator
+from connector_tax.servers.kinds import STEP_LOG_PREFIX, Engine, ServerCommand
+from connector_tax.vllm.launch import ROOT_MARK
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import ServedSection, StudyDocument
+
+
+class EmbeddedEngine(Engine):
+    """Emulated, with known costs; it writes its step log itself, as JSON lines."""
+
+    emulated = True
+    # It knows a configuration by its id and the gate it must pass, and nothing else.
+    design_keys = ("id", "gate")
+    gate_s = 1.0
+    startup_s = 2.0
+    server_gib = 0.5
+    lacks = "the embedded engine has no such setting"
+    steps_method = "the embedded engine writes the step log itself"
+    no_steps = None
+
+    def resolve(self, configurations: Sequence[str], /) -> None:
+        """Read the definition, which has an entry for each configuration."""
+        definition = self.section["definition"]
+        content = load_yaml(shipped(definition))
+        validate(content, "embedded", definition)
+        self.section["definition_content"] = content
+        missing = [name for name in configurations if name not in content["connectors"]]
+        if missing:
+            raise ConfigError(f"{definition}: connectors: no entry for {', '.join(missing)}")
+
+    @property
+    def served(self) -> ServedSection:
+        """Name and vocabulary of the definition."""
+        model = self.section["definition_content"]["model"]
+        return {"model": model["served_name"], "vocab_size": model["vocab_size"]}
+
+    def command(
+        self, study: StudyDocument, launch: Launch, port: int, _probe: Path | None, /
+    ) -> ServerCommand:
+        """The embedded engine with its definition beside launch.sh."""
+        argv = ["python", "-m", "connector_tax.engine", "--config", "engine.json"]
+        argv += ["--configuration", launch.configuration]
+        argv += ["--host", study["config"]["server"]["host"], "--port", str(port)]
+        argv += ["--launch-seed", str(launch_seed(study, launch))]
+        return ServerCommand(
+            argv,
+            {"AGENTIC_STEP_LOG_PATH": STEP_LOG_PREFIX, "PYTHONPATH": f"{ROOT_MARK}/scripts"},
+            {"engine.json": self.section["definition_content"]},
+        )
+
+    def versions(self) -> dict[str, str]:
+        """It is this package, at this commit."""
+        return super().versions() | {
+            "vllm": f"embedded engine {__version__}",
+            "vllm_sha": git_sha(),
+        }
+
+
+def launch_seed(study: StudyDocument, launch: Launch) -> int:
+    """The seed the embedded engine draws its per-launch offset from."""
+    return int(named_generator(f"{study['seed']}/launch/{launch.name}").integers(2**31))
+
+
+KIND = EmbeddedEngine

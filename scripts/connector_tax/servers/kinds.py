@@ -1,0 +1,194 @@
+"""The one door for engines: what the study asks of the server it measures.
+
+`engine_of` finds the module of this room that has the name of the kind: `embedded.py`, `vllm.py`,
+`command.py`. A further kind is a further module with a subclass of `Engine` under the name `KIND`.
+Snakemake plans with these modules: what needs more than the standard library is imported late.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from connector_tax.artifacts.names import Launch
+from connector_tax.config import ROOT
+from connector_tax.machine import ABSENT, ENGINE_PACKAGES
+from connector_tax.vllm.launch import ROOT_MARK, Companion
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import (
+        ConfigurationEntry,
+        EngineSection,
+        ServedSection,
+        StudyDocument,
+    )
+
+STEP_LOG_PREFIX = "engine_step"
+STEP_LOG_PROCESSES = ("scheduler", "worker")
+
+
+class ServerError(Exception):
+    """The server cannot be started, died or did not stop; the text carries the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """What launch.sh runs: arguments, added environment, JSON files that lie beside it, companions.
+
+    `{root}` in an argument or a value is the project's folder, as launch.sh finds it, `{tmp}` the
+    temporary folder. Companions
+    are started first and belong to the server: it is not ready without them, and dead with them.
+
+    Attributes:
+        callers: it runs in the folder and with the environment of whoever started the study.
+    """
+
+    argv: list[str]
+    environment: dict[str, str]
+    files: dict[str, Any] = field(default_factory=dict)
+    companions: list[Companion] = field(default_factory=list)
+    callers: bool = False
+
+
+class Engine:
+    """A kind of engine, as the study's `engine` section has it.
+
+    What is answered here is that of a kind which writes no step log, has no gate of its own and
+    tells no versions: a kind overrides what it has.
+
+    Attributes:
+        emulated: every record of its study says so.
+        design_keys: keys of a configuration that reach the server; None: all.
+        configured: its configurations are connectors of vLLM, whose activity is proved by a gate.
+        takes_probe: the step probe's overlay can be on its PYTHONPATH.
+        gate_s: seconds of a gate beside the start.
+        startup_s: from launch to the first cell, where nothing else is known: what the launches of
+            the shipped studies took; with a GPU an assumption, without the reading of weights.
+        server_gib: host memory of a server and the pipeline; with a GPU, its driver's and pinned
+            buffers.
+        lacks: why a setting of vLLM is null; None: the record says where it was looked for.
+        step_suffix: of the files of its step log.
+        steps_method: who writes it.
+        no_steps: why there is none; None: there is one.
+    """
+
+    emulated = False
+    design_keys: tuple[str, ...] | None = None
+    configured = False
+    takes_probe: bool = False
+    gate_s = 10.0
+    startup_s = 28.0
+    server_gib = 4.0
+    lacks: str | None = None
+    step_suffix = "jsonl"
+    steps_method = "the engine writes its step log itself"
+    no_steps: str | None = "this kind of engine writes no step log"
+
+    def __init__(self, section: EngineSection) -> None:
+        self.section = section
+
+    def resolve(self, _configurations: Sequence[str], /) -> None:
+        """Add to the section what stands in the files that it names.
+
+        Raises:
+            ConfigError: one of them is unusable, or lacks one of the configurations.
+        """
+
+    @property
+    def pythons(self) -> list[str]:
+        """The interpreters whose vLLM serves, the engine's own first."""
+        return []
+
+    @property
+    def served(self) -> ServedSection:
+        """What its servers serve, and how they are asked."""
+        raise NotImplementedError
+
+    def command(
+        self, study: StudyDocument, launch: Launch, port: int, probe: Path | None, /
+    ) -> ServerCommand:
+        """The command that starts the launch's server on `port`.
+
+        Args:
+            probe: the step probe's overlay folder; None: it is not to write the step log.
+
+        Raises:
+            ServerError: this configuration cannot be launched; the text says what is missing.
+        """
+        raise NotImplementedError
+
+    def gate_of(self, entry: ConfigurationEntry, /) -> str | None:
+        """The gate that a configuration must pass; None where it has none."""
+        return entry["gate"]
+
+    def write_steps(self, path: Path) -> None:
+        """Have the running server write what it has recorded for the file `path`.
+
+        Raises:
+            ServerError: it does not answer.
+        """
+
+    def step_lines(self, path: Path, offset: int) -> list[bytes]:
+        """The whole step records of a file from the byte `offset` on, as JSON lines."""
+        with path.open("rb") as stream:
+            stream.seek(offset)
+            lines = stream.read().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        return lines
+
+    def log_settings(self, _log: str, /) -> Mapping[str, str]:
+        """Settings of vLLM that the server's log tells, by name."""
+        return {}
+
+    def versions(self) -> dict[str, str]:
+        """Versions for the manifest: of vLLM, of the connectors, and vLLM's commit."""
+        return {**dict.fromkeys(ENGINE_PACKAGES, ABSENT), "vllm_sha": "unknown"}
+
+
+def engine_of(section: EngineSection) -> Engine:
+    """The engine of an `engine` section."""
+    kind: type[Engine] = import_module(f"connector_tax.servers.{section['kind']}").KIND
+    return kind(section)
+
+
+def command_for(
+    study: StudyDocument, launch: Launch, port: int, probe: Path | None = None
+) -> ServerCommand:
+    """`Engine.command` of the study's engine."""
+    return engine_of(study["config"]["engine"]).command(study, launch, port, probe)
+
+
+def free_port(host: str) -> int:
+    """A TCP port of `host` nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def below_root(path: Path) -> str:
+    """`{root}/...` for a path in the project's folder, else the absolute path."""
+    path = path.resolve()
+    if path.is_relative_to(ROOT):
+        return f"{ROOT_MARK}/{path.relative_to(ROOT).as_posix()}"
+    return str(path)
+
+
+def without_root(text: str) -> str:
+    """`text` with `{root}` for the project's folder, `~` for the user's home, `host` for its name.
+
+    What is recorded is published. Of the machine's name only what UCX puts before each line of its
+    log is known: `[host:pid:thread]`.
+    """
+    text = text.replace(str(ROOT), ROOT_MARK)
+    text = re.sub(rf"\[{re.escape(socket.gethostname())}(?=:\d+ *:\d+\])", "[host", text)
+    # `~` itself: no HOME is set, and the user has no entry in the password file.
+    home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises there
+    return text if home in ("/", "~") else text.replace(f"{home}/", "~/")

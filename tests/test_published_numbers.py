@@ -1,0 +1,139 @@
+"""Intervals and pictures of the shipped pages against the archives that they come from."""
+
+import csv
+import functools
+import io
+import json
+import re
+import tarfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from connector_tax.config import ROOT
+from connector_tax.files import sha256_file
+
+ARCHIVES = ROOT / "results" / "archive"
+PAGES = [ROOT / "README.md", *sorted(ARCHIVES.glob("*.md"))]
+# A paragraph or a table whose intervals are those of an archive: the comment before it says of
+# which. A row of a table is of the configuration in its first cell.
+MARKED = re.compile(r"<!-- intervals of ([\w-]+) -->\s*(.+?)(?=\n\n|\Z)", re.DOTALL)
+NUMBER = r"[+−]?\d[\d,]*(?:\.\d+)?"
+INTERVAL = re.compile(rf"({NUMBER})(?:%| points)? \[({NUMBER}), ({NUMBER})\]")
+Interval = tuple[float, float, float]
+
+
+@functools.cache
+def members(archive: str) -> dict[str, bytes]:
+    """The published tables and study.json of an archive."""
+    path = ARCHIVES / f"{archive}.tar.zst"
+    with zstandard.open(path, "rb") as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+        return {
+            member.name: content.read()
+            for member in tar
+            if re.fullmatch(r"study\.json|published/analysis/.*", member.name)
+            and (content := tar.extractfile(member)) is not None
+        }
+
+
+@functools.cache
+def intervals(archive: str) -> dict[str, list[Interval]]:
+    """Every interval of the archive's published tables, by the label of its configuration."""
+    study = json.loads(members(archive)["study.json"])
+    label = {c["id"]: c["label"] for c in study["configurations"]}
+    found: dict[str, list[Interval]] = defaultdict(list)
+    for name, data in members(archive).items():
+        if name.endswith(".csv"):
+            for row in csv.DictReader(io.StringIO(data.decode())):
+                found[label.get(row["config"], "")] += _of_row(row)
+                found["A/A"] += _of_row({k[3:]: v for k, v in row.items() if k[:3] == "aa_"})
+        elif name.endswith("hypotheses.json"):
+            found[""] += _of_tree(json.loads(data))
+    return found
+
+
+def _of_row(row: dict[str, str]) -> Iterator[Interval]:
+    for column in row:
+        words = column.split("_")
+        if "lo" in words:
+            middle = "_".join(word for word in words if word != "lo")
+            estimate = middle or ("tax" if "tax" in row else "estimate")
+            values = [row.get(name, "") for name in (estimate, column, column.replace("lo", "hi"))]
+            if all(values):
+                yield float(values[0]), float(values[1]), float(values[2])
+
+
+def _of_tree(value: object) -> Iterator[Interval]:
+    if isinstance(value, dict):
+        if {"point", "lo", "hi"} <= value.keys() and value["lo"] is not None:
+            yield value["point"], value["lo"], value["hi"]
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        yield from _of_tree(item)
+
+
+def printed(text: str) -> Iterator[tuple[str, tuple[str, str, str]]]:
+    """The intervals of a marked text, each with the first cell of its row, or "" in a sentence."""
+    for line in text.splitlines():
+        row = line.split("|")[1].strip(" *`") if line.startswith("|") else ""
+        for found in INTERVAL.finditer(line if row else text):
+            yield row, (found[1], found[2], found[3])
+        if not row:
+            return
+
+
+def stands(numbers: tuple[str, str, str], published: list[Interval]) -> bool:
+    """Whether three printed numbers are three published ones, rounded; ratios as per cent."""
+    values = [float(n.replace("−", "-").replace(",", "")) for n in numbers]
+    halves = [0.5 / 10 ** len(n.partition(".")[2]) + 1e-9 for n in numbers]
+    return any(
+        all(
+            abs(p * scale - value) <= half
+            for p, value, half in zip(interval, values, halves, strict=True)
+        )
+        for interval in published
+        for scale in (1, 100)
+    )
+
+
+def wrong(archive: str, text: str) -> list[str]:
+    """The printed intervals of a marked text that are not the archive's."""
+    known = intervals(archive)
+    every = [interval for group in known.values() for interval in group]
+    return [
+        f"{row}: {numbers}"
+        for row, numbers in printed(text)
+        if not stands(numbers, known.get("A/A" if "A/A" in row else row or "any", every))
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_marked_interval_is_the_archives(page: Path) -> None:
+    marked = MARKED.findall(page.read_text("utf-8"))
+    assert marked
+    for archive, text in marked:
+        assert list(printed(text)), text
+        assert wrong(archive, text) == []
+
+
+def test_a_wrong_digit_and_a_row_of_another_configuration_are_noticed() -> None:
+    text = "\n\n".join(page.read_text("utf-8") for page in PAGES)
+    archive, table = next((a, t) for a, t in MARKED.findall(text) if t.startswith("|"))
+    intact = list(printed(table))
+    row, (first, *_) = intact[0]
+    digit = first[-1]
+    other = str((int(digit) + 5) % 10)
+    assert wrong(archive, table.replace(first, first[:-1] + other, 1)) != []
+    label = next(other for other, _ in intact if other != row)
+    lines = [line for line in table.splitlines() if line.startswith(f"| {row} |")]
+    assert wrong(archive, lines[0].replace(row, label)) != []
+
+
+def test_shipped_pictures_are_those_that_the_manifest_names() -> None:
+    named = set(re.findall(r"`fig\w+\.png` ([0-9a-f]{64})", (ROOT / "MANIFEST.md").read_text()))
+    pictures = sorted((ARCHIVES / "figures").iterdir())
+    assert pictures
+    assert [p.name for p in pictures if sha256_file(p) not in named] == []
