@@ -222,7 +222,7 @@ def test_records_are_read_from_the_launches_and_a_changed_one_is_refused(study_f
         r.name for r in RESOURCES if r.name != "gpu_memory_mib"
     }
     assert of_noop["cpu_s_per_1000"]["n_blocks"] == 2
-    assert 0 < of_noop[QUEUED]["plain"] < 0.1
+    assert 0 < of_noop[QUEUED]["base"] < 0.1
     assert all("setting" in row for row in engine)
     path = study_file.parent / "runs" / "plain" / "block0" / "A" / "resources.json"
     write_json(path, read_json(path) | {"startup_s": 0.5})

@@ -9,6 +9,7 @@ from connector_tax.analysis.resources import RESOURCES
 PLAIN: Mapping[str, tuple[float, float | None] | None] = {
     "idle_cpu": (0.021, 0.004),
     "cpu_s_per_1000": (34.2, 1.3),
+    "engine_queued": (0.03, 0.01),
     "memory_pss_mib": (1915.7, 12.0),
     "memory_pss_loaded_mib": (1958.5, 14.0),
     "gpu_memory_mib": (88_412.0, 30.0),

@@ -37,12 +37,25 @@ from connector_tax.rehearsal.page import COLUMNS, Section, markdown, show
 from connector_tax.rehearsal.study import RESAMPLES
 from connector_tax.roofline import Roofline, read_accelerator
 from connector_tax.study.design import resolve
+from connector_tax.vllm.device_time.roofline import device_us
 from tests.analysis.synthetic import write_synthetic_study
 from tests.study_folder import write_stages
 from tests.workflow.harness import TINY
 from tests.workflow.small import smaller
 
 QWEN = ROOT / "config/models/Qwen3-Coder-30B-A3B-Instruct.json"
+
+
+def test_an_emulated_device_is_rehearsed_as_it_is_emulated() -> None:
+    study, real = (
+        resolve(load_yaml(ROOT / f"config/{n}.yaml"), n) for n in ("h20-emulated", "h20")
+    )
+    machine, plan = machine_of(study), StepPlan(decode_seqs=16, kv_tokens=67_200)
+    coefficients = study["config"]["engine"]["device_time_content"]
+    assert machine.device_us is not None
+    assert machine.device_us(plan) == pytest.approx(device_us(coefficients, plan))
+    # No weights are read, nothing is compiled.
+    assert machine.startup_s < machine_of(real).startup_s
 
 
 @pytest.fixture

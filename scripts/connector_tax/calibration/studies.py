@@ -32,6 +32,7 @@ from connector_tax.calibration.design import (
 from connector_tax.calibration.virtual import request_records, serve
 from connector_tax.engine.config import EngineConfig
 from connector_tax.loadgen import make_offsets
+from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.servers.embedded import launch_seed
 
 ORIGIN_NS = 10**15
@@ -132,7 +133,8 @@ def _serve(document: StudyDocument, launch: Launch, engine: EngineConfig, path: 
     ).tolist()
     tokens = serve(engine, launch_seed(document, launch), offsets, SHAPE)
     records = request_records(ORIGIN_NS, warmup_end, offsets, tokens, SHAPE)
-    path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+    lines = (msgspec.json.encode(record.fields(STUDY_FIELDS)) + b"\n" for record in records)
+    path.write_bytes(b"".join(lines))
     return read_requests(path, None, {"t_warmup_end_ns": warmup_end, "t_stop_ns": stop})
 
 
