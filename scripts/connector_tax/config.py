@@ -333,8 +333,10 @@ def _check_engine(engine: EngineSection, source: str) -> None:
             lines.append(f"engine.{key}: missing; it is required")
     device = engine.get("device")
     if (device == "emulated") != ("device_time" in engine):
+        found = "found" if "device_time" in engine else "none found"
         lines.append(
-            f"engine.device_time: with engine.device {device}; allowed: with emulated alone"
+            f"engine.device_time: {found} with engine.device {device}; allowed: with emulated,"
+            " and with that alone"
         )
     # Whoever meets a number of it meets these words.
     if device == "emulated" and "device time emulated" not in engine["label"]:

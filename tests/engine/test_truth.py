@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from connector_tax.config import ROOT, ConfigError, load_yaml
+from connector_tax.config import ROOT, ConfigError, filled, load_yaml
 from connector_tax.engine.config import load_config
 from connector_tax.engine.connectors import ConnectorTax
 from connector_tax.engine.model import StepClock, StepCost
@@ -133,7 +133,7 @@ def test_without_the_variable_there_is_no_step_log(tmp_path: Path) -> None:
 
 
 def test_every_configuration_of_the_study_is_defined() -> None:
-    ids = load_yaml(ROOT / "config" / "config.yaml")["configurations"]
+    ids = filled(load_yaml(ROOT / "config" / "config.yaml"), "config")["configurations"]
     connectors = load_yaml(ROOT / "config" / "embedded.yaml")["connectors"]
     assert list(connectors) == ids
     assert connectors["plain"] is None

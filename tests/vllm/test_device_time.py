@@ -135,7 +135,7 @@ def test_it_has_the_memory_of_its_accelerator() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"label": "real vLLM, GPU"}, "engine.label: found 'real vLLM, GPU'; allowed: text match"),
+        ({"label": "real vLLM, GPU"}, "engine.label: found 'real vLLM, GPU'; allowed: one with"),
         ({"device": "cpu"}, "engine.device_time: found with engine.device cpu; allowed: with"),
         ({"model": "./build/models/other"}, "engine.model: found './build/models/other'; allowed:"),
         (
