@@ -4,6 +4,8 @@ It runs in the folder and with the environment of whoever starts the study. What
 asked of it before the study was resolved (`ab.ask`), and stands in the section.
 """
 
+import contextlib
+import json
 import os
 import re
 import shlex
@@ -18,6 +20,7 @@ from connector_tax.vllm.launch import Companion
 
 PORT_MARK = "{port}"
 _COMPANION_PORT = re.compile(r"\{(beside\d+)\.port\}")
+_JSON = re.compile(r"(?<![^\s=])\{")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -80,6 +83,26 @@ class Command(Vllm):
         return super(Vllm, self).versions() | ({"vllm": known} if known else {})
 
 
+def split_command(line: str) -> list[str]:
+    """The words of a command line as a shell splits them, but JSON is a word with its quotes.
+
+    Within the quotes of the outer shell nobody quotes JSON once more.
+
+    Raises:
+        ValueError: a quote has no end.
+    """
+    quoted, done = "", 0
+    for start in (match.start() for match in _JSON.finditer(line)):
+        if start >= done:
+            with contextlib.suppress(ValueError):
+                # Within quotes already, those before it have no end.
+                shlex.split(line[done:start])
+                _, end = json.JSONDecoder().raw_decode(line, start)
+                quoted += line[done:start] + shlex.quote(line[start:end])
+                done = end
+    return shlex.split(quoted + line[done:])
+
+
 def server_command(
     text: str,
     port: int,
@@ -106,7 +129,7 @@ def server_command(
                 raise ServerError(f"{match[0]}: no such --beside; there are {len(beside)}")
             return str(ports[match[1]])
 
-        words = (word.replace(PORT_MARK, str(own)) for word in shlex.split(line))
+        words = (word.replace(PORT_MARK, str(own)) for word in split_command(line))
         return [_COMPANION_PORT.sub(port_of, word) for word in words]
 
     argv = replaced(text, port)
