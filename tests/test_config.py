@@ -2,13 +2,14 @@
 
 import copy
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from snakemake.utils import update_config
 
+from connector_tax.ab.arguments import parse
 from connector_tax.artifacts.checks import BOUNDS, DEVICE_BOUNDS
 from connector_tax.config import (
     ROOT,
@@ -210,27 +211,27 @@ def test_a_broken_configuration_of_its_own_is_refused(entry: dict[str, Any], sai
     assert said in str(error.value)
 
 
-def test_the_tutorials_study_holds() -> None:
-    page = (ROOT / "docs/tutorial.md").read_text()
-    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S)
-    config = shipped("vllm-cpu.yaml")
-    for overlay in (shipped("gate.yaml"), yaml.safe_load(text)):
-        update_config(config, overlay)
-    study = resolve(config, "mine.yaml")
-    assert [entry["id"] for entry in study["configurations"]][-1] == "slow"
-    assert study["configurations"][-1]["label"] == "half a millisecond"
+@pytest.mark.parametrize("page", ["measure-your-server.md", "tutorial.md"])
+def test_the_command_lines_of_the_pages_are_taken(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("my_modules", "scripts"):
+        (tmp_path / folder).mkdir()
+    text = (ROOT / "docs" / page).read_text().replace("\\\n", "")
+    lines = re.findall(r"^connector-tax ab (--.*)$", text, re.M)
+    assert lines
+    for line in lines:
+        options = parse(shlex.split(line))
+        assert [name for name, _ in options.candidate]
 
 
 OVERLAYS = {
-    "gate.yaml": ("vllm-cpu.yaml", "config.yaml"),
     "mine.example.yaml": ("config.yaml", "vllm-cpu.yaml"),
     "short-cpu.yaml": ("vllm-cpu.yaml",),
-    "executors.yaml": ("vllm-cpu.yaml",),
-    "versions-cpu.yaml": ("vllm-cpu.yaml",),
     "extras.yaml": ("vllm-cpu.yaml",),
     "poisson-cpu.yaml": ("vllm-cpu.yaml",),
     "h3-cpu.yaml": ("vllm-cpu.yaml",),
-    "layout.yaml": ("h20.yaml",),
     "h100.yaml": ("h20.yaml",),
     "h100-emulated.yaml": ("h20-emulated.yaml",),
     "emulated-boundary.yaml": ("h20-emulated.yaml",),

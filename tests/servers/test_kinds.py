@@ -9,7 +9,7 @@ import pytest
 
 from connector_tax import servers
 from connector_tax.files import read_json, write_json
-from connector_tax.servers.command import server_command
+from connector_tax.servers.command import server_command, split_command
 from connector_tax.servers.kinds import ServerError
 from tests.study.driving import arguments, index_of, launch_folder, write_study
 
@@ -75,6 +75,13 @@ def test_a_command_line_is_taken_apart_and_goes_through_no_shell(
     assert companion.argv == ["cache", "--port", str(companion.port)]
     assert made.environment == {"FIRST": "1", "LEVEL": "debug", "PYTHONPATH": "mine:/theirs"}
     assert made.callers
+
+
+def test_json_in_a_command_line_is_one_word() -> None:
+    config = '{"kv_connector": "Nixl", "extra": {"a b": 1}}'
+    line = f"serve --kv {config} --other={config} '{config}' {{port}} \"a {{b\""
+    other = f"--other={config}"
+    assert split_command(line) == ["serve", "--kv", config, other, config, "{port}", "a {b"]
 
 
 def test_a_companion_that_is_not_there_is_named() -> None:

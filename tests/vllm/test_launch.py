@@ -143,7 +143,13 @@ def test_the_forms_that_work_on_a_cpu() -> None:
 
 def test_a_control_changes_the_engines_flags_and_environment_and_nothing_else() -> None:
     config = load_yaml(ROOT / "config/vllm-cpu.yaml")
-    update_config(config, load_yaml(ROOT / "config/executors.yaml"))
+    form = {
+        "flags": {"--distributed-executor-backend": "mp"},
+        "environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    }
+    own = {"configurations": ["plain", "plain_mp"], "engine": {"forms": {"plain_mp": form}}}
+    update_config(config, own)
+    del config["phase_b"], config["phase_bp"]
     study = resolve(config, "executors.yaml")
     plain, control = (
         vllm_command(

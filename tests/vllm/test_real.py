@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 from snakemake.utils import update_config
 
 from connector_tax.artifacts.cell_records import StepLine
@@ -131,10 +130,12 @@ def test_each_of_two_tensor_parallel_ranks_records_every_step(tmp_path: Path, pr
 
 def test_the_tutorials_own_connector_passes_the_gate(tmp_path: Path, probe: Path) -> None:
     page = (ROOT / "docs/tutorial.md").read_text()
-    code, mine = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", page, re.M | re.S)
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     (tmp_path / "slow_connector.py").write_text(code)
-    overlays = [load_yaml(ROOT / "config/gate.yaml"), yaml.safe_load(mine)]
-    resolved = study(tmp_path, overlays, pythonpath=[str(tmp_path)])
+    own = {"id": "slow", "connector": "SlowConnector", "module_path": "slow_connector"}
+    slow = {"connectors": [own], "configurations": ["plain", "slow"]}
+    phases = {"phase_b": {"configurations": ["plain"]}, "phase_bp": {"configurations": ["plain"]}}
+    resolved = study(tmp_path, [slow | phases], pythonpath=[str(tmp_path)])
     notes: list[str] = []
     preflight.run_gate(resolved, "slow", "verify_slow", tmp_path / "launch", notes.append, probe)
 

@@ -278,11 +278,15 @@ def _run_block(
                 status = process.wait(1.0)
                 break
     drawn = [la for la in launches(study.document, "A") if la.block == block]
-    failed = withdraw_failed(drawn, root)
-    if failed:
-        launch, reason = next(iter(failed.items()))
-        raise Failed(f"{launch.name} failed: {reason}\nWhat was measured is kept; the same command"
-                     " carries on there")  # fmt: skip
+    withdraw_failed(drawn, root)
+    for launch in drawn:
+        folder = launch.folder(root)
+        if (folder / paths.FAILED_INDEX).exists() and not (folder / paths.INDEX).exists():
+            reason = read_json(folder / paths.FAILED_INDEX)["reason"]
+            raise Failed(
+                f"{launch.name} failed: {reason}\nWhat was measured is kept; the same command"
+                " carries on there"
+            )
     if status:
         raise Failed(f"block {block} ended with status {status}: {_end_of(log)}")
     void = [cell.reason for la in drawn if (index := read_index(la.folder(root))) is not None

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax import text
-from connector_tax.analysis.looks import CANNOT_TELL, COSTS, GAINS, LESS, Finding
+from connector_tax.analysis.looks import (
+    CANNOT_TELL,
+    COSTS,
+    GAINS,
+    LESS,
+    MOST_BLOCKS,
+    Finding,
+)
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.study_file import Study, launches
@@ -67,7 +74,7 @@ class Answer:
         limit = f"less than {100 * margin[finding.metric]:g}%"
         if finding.verdict == CANNOT_TELL:
             if finding.blocks_needed is None:
-                return f"{word} {CANNOT_TELL} ({size})"
+                return f"{word} {CANNOT_TELL} ({size}), over {MOST_BLOCKS} blocks would"
             minutes = self.minutes / self.blocks * finding.blocks_needed
             return f"{word} {CANNOT_TELL} ({size}), about {math.ceil(minutes)} min would"
         within = f", {limit}" if finding.within else ""

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, NoReturn
 
 from connector_tax.compare.gate import WRONG_COMMAND
 from connector_tax.config import is_secret
-from connector_tax.servers.command import PORT_MARK
+from connector_tax.servers.command import PORT_MARK, split_command
 
 BASELINE = "baseline"
 EPILOG = """exit status: 0 answered (with --max: every tax lies below it), 1 one lies above it,
@@ -123,7 +122,7 @@ def _typed(check: Callable[[str], Any], allowed: str) -> Callable[[str], Any]:
 
 
 def _words(text: str) -> str | None:
-    return text if shlex.split(text) else None
+    return text if split_command(text) else None
 
 
 def _named(text: str) -> tuple[str | None, str] | None:

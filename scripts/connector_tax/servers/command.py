@@ -6,6 +6,8 @@ asked of it before the study was resolved (`ab.ask`), and stands in the section.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shlex
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 PORT_MARK = "{port}"
 _COMPANION_PORT = re.compile(r"\{(beside\d+)\.port\}")
+_JSON = re.compile(r"(?<![^\s=])\{")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -85,6 +88,26 @@ class Command(Vllm):
         return super(Vllm, self).versions() | ({"vllm": known} if known else {})
 
 
+def split_command(line: str) -> list[str]:
+    """The words of a command line as a shell splits them, but JSON is a word with its quotes.
+
+    Within the quotes of the outer shell nobody quotes JSON once more.
+
+    Raises:
+        ValueError: a quote has no end.
+    """
+    quoted, done = "", 0
+    for start in (match.start() for match in _JSON.finditer(line)):
+        if start >= done:
+            with contextlib.suppress(ValueError):
+                # Within quotes already, those before it have no end.
+                shlex.split(line[done:start])
+                _, end = json.JSONDecoder().raw_decode(line, start)
+                quoted += line[done:start] + shlex.quote(line[start:end])
+                done = end
+    return shlex.split(quoted + line[done:])
+
+
 def server_command(
     text: str,
     port: int,
@@ -111,7 +134,7 @@ def server_command(
                 raise ServerError(f"{match[0]}: no such --beside; there are {len(beside)}")
             return str(ports[match[1]])
 
-        words = (word.replace(PORT_MARK, str(own)) for word in shlex.split(line))
+        words = (word.replace(PORT_MARK, str(own)) for word in split_command(line))
         return [_COMPANION_PORT.sub(port_of, word) for word in words]
 
     argv = replaced(text, port)

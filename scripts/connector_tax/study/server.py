@@ -152,8 +152,15 @@ class Server:
             time.sleep(0.02)
 
     def _answers(self) -> bool:
-        """Whether it serves; one of the caller's may list its model before it has loaded it."""
-        if self.get("/v1/models") is None:
+        """Whether it serves; one of the caller's may list its model before it has loaded it.
+
+        Raises:
+            ServerError: it asks for a key.
+        """
+        status = self._status("/v1/models")
+        if status in (401, 403):
+            raise ServerError(f"/v1/models answers {status}: it asks for a key, and none is sent")
+        if status != httpx.codes.OK:
             return False
         return not self._command.callers or self._status("/health") in (200, 404)
 
@@ -182,6 +189,9 @@ class Server:
             if not self._runs(companion.name):
                 log = self._tail_of(f"{companion.name}.log", 20)
                 raise self._end_of_process(f"{companion.name} ended {when}\n{log}")
+        if status == 0 and self._command.callers:
+            why = "a server has to stay in the foreground, in its own process or its client's"
+            raise ServerError(f"the command ended {when}: {why}\n{self.log_tail()}")
         if status is not None:
             end = f"the server ended with status {status} {when}\n{self.log_tail()}"
             raise self._end_of_process(end)
@@ -279,8 +289,12 @@ class Server:
         return without_root("".join(texts))
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of both logs."""
-        return "\n".join(self._tail_of(name, lines) for name in LOGS)
+        """The last lines of both logs, of those that have some."""
+        return "\n".join(self._tail_of(name, lines) for name in LOGS if self._size_of(name))
+
+    def _size_of(self, name: str) -> int:
+        path = self.folder / name
+        return path.stat().st_size if path.exists() else 0
 
     def _tail_of(self, name: str, lines: int) -> str:
         path = self.folder / name

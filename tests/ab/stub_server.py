@@ -1,0 +1,68 @@
+"""A server nobody would mistake for vLLM: chat only, words for tokens, no usage, no metrics.
+
+python stub_server.py PORT [401]
+"""
+
+import json
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+MODELS = {"object": "list", "data": [{"id": "stub", "object": "model"}]}
+KNOWN = {"model", "messages", "max_tokens", "temperature", "stream"}
+REFUSES = "401" in sys.argv
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if REFUSES:
+            self._send(401, {"error": "no key"})
+        elif self.path == "/v1/models":
+            self._send(200, MODELS)
+        else:
+            self._send(404, {"error": "no such path"})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path != "/v1/chat/completions":
+            self._send(404, {"error": "chat only"})
+            return
+        if unknown := asked.keys() - KNOWN:
+            self._send(422, {"error": f"unexpected keys: {sorted(unknown)}"})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for number in range(asked["max_tokens"]):
+            time.sleep(0.002)
+            last = number == asked["max_tokens"] - 1
+            choice = {"index": 0, "delta": {"content": " word"},
+                      "finish_reason": "length" if last else None}  # fmt: skip
+            self._chunk({"id": "x", "object": "chat.completion.chunk", "choices": [choice]})
+        self._write(b"data: [DONE]\n\n")
+        self._write(b"")
+
+    def _chunk(self, event: object) -> None:
+        self._write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+    def _write(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def _send(self, status: int, content: object) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+if __name__ == "__main__":
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
