@@ -221,7 +221,7 @@ def page(results: list[tuple[str, str]]) -> str:
         "",
         "Twenty command lines of `vllm bench serve`, guidellm and AIPerf, and those of this load",
         "generator for the same work. `python -m benchmarks.coming_from` runs them and writes this",
-        "page: what each did by the server's log, as requests × tokens of each answer, and the most",
+        "page: what each did, by the log of the server, as requests × tokens and the most",
         "at once. A request ahead of the load, to see that one answers, is counted. How well each",
         "keeps a rate: `benchmarks.peers`. `tests/benchmarks/test_coming_from.py` runs our lines.",
         "",
