@@ -9,6 +9,7 @@ tokenizer by its name in the Hugging Face cache (`--aiperf-tokenizer`).
 """
 
 import argparse
+import json
 import os
 import shlex
 import subprocess
@@ -27,17 +28,18 @@ PAGE = ROOT / "docs/coming-from.md"
 TIMEOUT_S = 180.0
 GAP_US, FIRST_US = 10_000.0, 1000.0
 VLLM, GUIDELLM, AIPERF = "vllm bench serve", "guidellm", "AIPerf"
-# What every line of a client begins with. The files that some of ours name are made by the run.
+# What every line of a client begins with; the file of prompts is made by the run.
 COMMON = {
     VLLM: "--base-url {url} --model m --tokenizer {tokenizer} --dataset-name random"
     " --random-input-len 8 --random-output-len 16 --ignore-eos",
     GUIDELLM: "--backend kind=openai_http,target={url},model=m,request_format=/v1/completions"
-    " --data kind=synthetic_text,prompt_tokens=8,output_tokens=16"
+    " --data kind=json_file,path=prompts.jsonl"
     " --tokenizer kind=hf_auto,model={tokenizer}",
     AIPERF: "--model m --url {url} --streaming --tokenizer {tokenizer} --isl 8 --osl 16"
     " --use-legacy-max-tokens --extra-inputs ignore_eos:true --ui none",
     "": "--url {url} --model m --prompt-tokens 8 --max-tokens 16 --ignore-eos",
 }
+PROMPT = "w3 w4 w5 w6 w7 w8 w9"
 PROGRAM = {VLLM: "bench serve", GUIDELLM: "run", AIPERF: "profile"}
 CHAT = "--url {url} --model m --prompt-words 8 --max-tokens 16 --ignore-eos --chat"
 PRINTS = {
@@ -181,6 +183,8 @@ def did(arguments: list[str]) -> str:
     """Run a command against a server of its own; what the server saw, or why it saw nothing."""
     client_cpu, server_cpu = two_cpus()
     with tempfile.TemporaryDirectory(prefix="connector-tax-coming-") as folder:
+        prompts = Path(folder, "prompts.jsonl")
+        prompts.write_text((json.dumps({"prompt": PROMPT, "output_tokens_count": 16}) + "\n") * 100)
         with EventServer(GAP_US, FIRST_US, server_cpu) as server:
             command = [word.replace("PORT", f"{server.port}") for word in arguments]
             process = subprocess.Popen(
@@ -221,7 +225,7 @@ def page(results: list[tuple[str, str]]) -> str:
         "",
         "Twenty command lines of `vllm bench serve`, guidellm and AIPerf, and those of this load",
         "generator for the same work. `python -m benchmarks.coming_from` runs them and writes this",
-        "page: what each did by the server's log, as requests × tokens of an answer, and the most",
+        "page: what each did, by the log of the server, as requests × tokens and the most",
         "at once. A request ahead of the load, to see that one answers, is counted. How well each",
         "keeps a rate: `benchmarks.peers`. `tests/benchmarks/test_coming_from.py` runs our lines.",
         "",

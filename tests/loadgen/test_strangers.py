@@ -1,5 +1,6 @@
 """Servers nobody here wrote, as they are: few threads, short memories, odd ends, and dead ones."""
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
-from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
+from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target, pool
 from connector_tax.loadgen.__main__ import main
 from tests.loadgen.fault_server import (
     HEAD,
@@ -35,7 +37,7 @@ from tests.loadgen.fault_server import (
     refused_port,
     token,
 )
-from tests.loadgen.running import run_scripts
+from tests.loadgen.running import ask, run_scripts
 
 GOOD = good_answer()
 
@@ -137,6 +139,32 @@ def test_connections_that_a_balancer_has_forgotten_cost_one_retry(tmp_path: Path
             records = run_scripts(generator, ["x", "x"]).records  # half a second apart
     assert [r.error_kind for r in records] == [None, "reset_before_headers"]
     assert records[1].retries == 0
+
+
+def test_a_slow_load_finds_young_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle ones are replaced before a server forgets them: no TTFT has a handshake in it."""
+    monkeypatch.setattr(pool, "MAX_IDLE_NS", 200_000_000)
+    monkeypatch.setattr(pool, "LOOK_S", 0.05)
+
+    async def main_loop(server: FaultServer) -> None:
+        loop = asyncio.get_running_loop()
+        place = ("127.0.0.1", server.port)
+        connections = pool.Pool(loop, socket.AF_INET, place, 8, kernel_stamps=True)
+        assert await connections.open(2) is None
+        opened_ns = time.monotonic_ns()
+        async with asyncio.timeout(10):
+            while server.connections < 2 + 2 * pool.SPARE or not connections.idle:
+                await asyncio.sleep(0.01)
+        connection = connections.take()
+        assert connection is not None
+        assert connection.idle_since_ns > opened_ns
+        response = await ask(connection, "x")
+        assert (response.status, response.failure) == (200, None)
+        connections.release(connection)
+        connections.close()
+
+    with serve(GOOD) as server:
+        uvloop.run(main_loop(server))
 
 
 def test_a_dead_server_is_not_hammered_and_the_run_can_end_for_it(tmp_path: Path) -> None:

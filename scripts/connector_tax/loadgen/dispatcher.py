@@ -76,8 +76,8 @@ class Dispatcher:
         self._wake_pending = False
         self._run_number = 0
         self._answers: dict[tuple[type, int], asyncio.Future[Any]] = {}
-        self._on_done: Callable[[FromRun], None] = _ignore
-        self._on_death: Callable[[int, int], None] = _ignore_death
+        self._on_done: Callable[[FromRun], None] = lambda _: None
+        self._on_death: Callable[[], None] = lambda: None
         self.late_results = 0
         self.died: list[int] = []
 
@@ -181,11 +181,11 @@ class Dispatcher:
         self,
         begin: Begin,
         on_done: Callable[[FromRun], None],
-        on_death: Callable[[int, int], None],
+        on_death: Callable[[], None],
     ) -> list[Begun]:
         """Prepare every living worker for a run; results then go to `on_done`, in this thread.
 
-        `on_death(worker, living)` is called when a worker dies, after its requests were failed.
+        `on_death` is called when a worker dies, after its requests were failed.
 
         Raises:
             LoadGeneratorError: no worker is left, or one does not answer.
@@ -381,17 +381,9 @@ class Dispatcher:
         for (_, index), future in list(self._answers.items()):
             if index == worker.index and not future.done():
                 future.set_result(None)
-        self._on_death(worker.index, len(self._living))
+        self._on_death()
 
     def _fail(self, record: RequestRecord, kind: str, detail: str | None = None) -> None:
         record.fail(kind, detail)
         record.t_done_ns = time.monotonic_ns()
         self._on_done(record)
-
-
-def _ignore(_record: FromRun) -> None:
-    pass
-
-
-def _ignore_death(_worker: int, _living: int) -> None:
-    pass

@@ -15,7 +15,7 @@ from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.bodies import RequestSource
 from connector_tax.loadgen.dispatcher import Dispatcher, FromRun
 from connector_tax.loadgen.endpoint import Target, find_address, request_head
-from connector_tax.loadgen.issuer import IssuingThread
+from connector_tax.loadgen.issuer import LEAD_NS, IssuingThread
 from connector_tax.loadgen.messages import (
     Begin,
     Begun,
@@ -33,8 +33,6 @@ from connector_tax.loadgen.traffic import Load, open_loop
 
 PROGRESS_S = 0.25
 START_DELAY_NS = 20_000_000
-LEAD_NS = 20_000_000
-"""A request travels to its worker so long before it is due."""
 RECORDS_AT_ONCE = 10
 """Handed to `on_record` before the other threads get their turn."""
 # Of a worker, beside its connections: pipes, ipc sockets, timers, libraries.
@@ -302,7 +300,7 @@ class LoadGenerator:
 
     def _drive(self, plan: Plan, report: Callable[[], None]) -> tuple[int, bool]:
         """Run `plan` in its thread; return when it drained, and whether Ctrl-C ended it."""
-        issuer = self._issuer = IssuingThread(plan, self._dispatcher, LEAD_NS, self._main_cpus)
+        issuer = self._issuer = IssuingThread(plan, self._dispatcher, self._main_cpus)
         issuer.start()
         while True:
             try:
@@ -337,7 +335,7 @@ class LoadGenerator:
         if self._issuer is not None:
             self._issuer.put(result)
 
-    def _on_death(self, _worker: int, _living: int) -> None:
+    def _on_death(self) -> None:
         if self._issuer is not None:
             self._issuer.stop()
 

@@ -1,7 +1,7 @@
 """The issuing thread: walks a plan of due times and hands requests on, a little ahead.
 
 It sleeps on an absolute schedule, so that one late wake-up never shifts the next. It does not spin:
-each request travels to its worker `lead_ns` before it is due and the worker fires it
+each request travels to its worker LEAD_NS before it is due and the worker fires it
 (docs/decisions/loadgen.md has the measurement of the alternatives). While there is time it makes
 request bodies ahead.
 """
@@ -15,6 +15,8 @@ from connector_tax.loadgen.dispatcher import Dispatcher, FromRun
 from connector_tax.loadgen.messages import Cancel, Unanswered
 from connector_tax.loadgen.plan import Plan
 
+LEAD_NS = 20_000_000
+"""A request travels to its worker so long before it is due."""
 ABORT_GRACE_S = 2.0
 POLL_NS = 10_000_000
 # No body is begun so shortly before the next look at the plan.
@@ -24,12 +26,9 @@ BODY_NS = 2_000_000
 class IssuingThread:
     """Runs one plan to its end in a thread of its own."""
 
-    def __init__(
-        self, plan: Plan, dispatcher: Dispatcher, lead_ns: int, cpus: tuple[int, ...] | None
-    ) -> None:
+    def __init__(self, plan: Plan, dispatcher: Dispatcher, cpus: tuple[int, ...] | None) -> None:
         self._plan = plan
         self._dispatcher = dispatcher
-        self._lead_ns = lead_ns
         self._cpus = cpus
         self._results: deque[FromRun] = deque()
         self._wake = threading.Event()
@@ -101,14 +100,14 @@ class IssuingThread:
             now_ns = time.monotonic_ns()
             if self._stop:
                 self._plan.stop(now_ns)
-            items, next_ns = self._plan.step(now_ns, now_ns + self._lead_ns)
+            items, next_ns = self._plan.step(now_ns, now_ns + LEAD_NS)
             if items:
                 self._dispatcher.submit(items)
             if next_ns is None:
                 return
             # Several at a time, each at least three quarters of the lead ahead: to wake two threads
             # and the worker for each request costs as much as the rest of this process's work.
-            wake_ns = max(next_ns - self._lead_ns, now_ns + self._lead_ns // 4)
+            wake_ns = max(next_ns - LEAD_NS, now_ns + LEAD_NS // 4)
             while time.monotonic_ns() < wake_ns - BODY_NS and not self._wake.is_set():
                 if not self._plan.prepare():
                     break

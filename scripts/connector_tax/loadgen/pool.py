@@ -21,7 +21,7 @@ from connector_tax.loadgen.tls import TlsClient, tls_text
 READ_BYTES = 256 * 1024
 FILL_S = 5.0
 """How long opening connections ahead may take, in all."""
-MAX_IDLE_S = 4.0
+MAX_IDLE_NS = 4_000_000_000
 """A connection that idled longer is not used: uvicorn, which serves vLLM, closes after 5 s, and a
 request written in that moment fails although the server is well. Balancers forget idle ones too."""
 SPARE = 4
@@ -53,7 +53,6 @@ class Pool:
         kernel_stamps: bool,
         tls: TlsClient | None = None,
         strict: bool = False,
-        max_idle_s: float = MAX_IDLE_S,
     ) -> None:
         self._loop = loop
         self._family = family
@@ -63,7 +62,6 @@ class Pool:
         self._kernel_stamps = kernel_stamps
         self._tls = tls
         self._strict = strict
-        self._max_idle_ns = round(max_idle_s * 1e9)
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._poller = Poller(loop)
         self._idle: deque[Connection] = deque()  # the right end is used first
@@ -74,7 +72,6 @@ class Pool:
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
         self._connecting = asyncio.Semaphore(self.CONNECTING)
         self.waited = 0
-        self.opened = 0
 
     @property
     def idle(self) -> int:
@@ -102,7 +99,7 @@ class Pool:
 
     def _is_stale(self, connection: Connection) -> bool:
         trusted = self._strict and not connection.reused
-        old = time.monotonic_ns() - connection.idle_since_ns > self._max_idle_ns
+        old = time.monotonic_ns() - connection.idle_since_ns > MAX_IDLE_NS
         return (old and not trusted) or connection.is_stale()
 
     async def acquire(self) -> Connection:
@@ -191,7 +188,7 @@ class Pool:
     def _renew(self) -> None:
         """Replace idle connections before they are too old."""
         self._look = self._loop.call_later(LOOK_S, self._renew)
-        at_ns = time.monotonic_ns() + round(LOOK_S * 1e9) - self._max_idle_ns
+        at_ns = time.monotonic_ns() + round(LOOK_S * 1e9) - MAX_IDLE_NS
         self.drop_idle(lambda connection: connection.idle_since_ns < at_ns)
         self._open_spares()
 
@@ -275,7 +272,6 @@ class Pool:
             if isinstance(error, OSError):
                 raise RequestFailed("connect_failed", os_text(error)) from None
             raise
-        self.opened += 1
         read = (
             KernelReader(sock, self._buffer, self.stamps)
             if self._kernel_stamps
