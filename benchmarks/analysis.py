@@ -31,7 +31,8 @@ from benchmarks.analysis_study import (
 )
 from connector_tax.analysis.effects import TaxTable
 from connector_tax.analysis.measure import Requests
-from connector_tax.analysis.samples import METRICS, chunk_seconds, sample_launch
+from connector_tax.analysis.samples import chunk_seconds, sample_launch
+from connector_tax.artifacts.metrics import LATENCY_METRICS, METRICS
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
 from connector_tax.machine import machine
@@ -90,8 +91,9 @@ def bootstrap(blocks: int, n: int) -> None:
     start = time.perf_counter()
     for _ in range(RESAMPLES // 10):
         chosen = rng.integers(0, n, n)
-        for column, percent in METRICS.values():
-            np.percentile(getattr(some, column)[chosen], percent)
+        for metric in METRICS:
+            of = LATENCY_METRICS[metric]
+            np.percentile(getattr(some, of.latency)[chosen], of.percent)
     loop_s = (time.perf_counter() - start) * 10 * len(keys)
     print(f"bootstrap, 8 configurations x 9 shapes x {RESAMPLES} resamples")
     print(f"  {blocks} blocks, {n} requests a cell, {len(METRICS)} metrics, one thread")

@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 
 from connector_tax.artifacts.index import CellEntry, launch_index, write_index
-from connector_tax.artifacts.names import METRICS, REFERENCES, Launch
+from connector_tax.artifacts.metrics import METRICS
+from connector_tax.artifacts.names import REFERENCES, Launch
 from connector_tax.files import write_json
 
 RESAMPLES = 2000

@@ -5,7 +5,7 @@
  * Speaks just enough HTTP/1.1 for a completion client: any POST is answered with a chunked event
  * stream of `max_tokens` token events (the number after that name in the body), the first FIRST_US
  * after the request's last byte was read, the others GAP_US apart, on an absolute schedule, then
- * usage and [DONE]. GET is answered with a small JSON list of models.
+ * usage and [DONE]; under /chat/completions they are deltas of a message. GET is answered with a small JSON list of models.
  *
  * One thread that never sleeps (give it a core of its own): it polls sockets and deadlines in turn.
  * Truth: one line per response, "request_id arrival_ns write_ns...", CLOCK_MONOTONIC, each stamp
@@ -34,7 +34,7 @@
 struct connection {
     char *in;
     size_t in_used;
-    int streaming;
+    int streaming, chat;
     int tokens, sent, prompt_tokens;
     int64_t arrival_ns, due_ns;
     char id[128];
@@ -117,7 +117,7 @@ static void send_token(int fd) {
     struct connection *c = &connections[fd];
     static const char token[] =
         "data: {\"id\":\"cmpl-0123456789abcdef0123456789abcdef\",\"object\":\"text_completion\","
-        "\"created\":1700000000,\"model\":\"m\",\"choices\":[{\"index\":0,\"text\":\" tok\","
+        "\"created\":1700000000,\"model\":\"m\",\"choices\":[{\"index\":0,%s,"
         "\"logprobs\":null,\"finish_reason\":%s,\"stop_reason\":null}],\"usage\":null}\n\n";
     char event[512], out[2048];
     int last = c->sent + 1 == c->tokens, used = 0;
@@ -125,7 +125,9 @@ static void send_token(int fd) {
         used = snprintf(out, sizeof out,
                         "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
                         "transfer-encoding: chunked\r\n\r\n");
-    snprintf(event, sizeof event, token, last ? "\"length\"" : "null");
+    snprintf(event, sizeof event, token,
+             c->chat ? "\"delta\":{\"content\":\" tok\"}" : "\"text\":\" tok\"",
+             last ? "\"length\"" : "null");
     used += chunk(out + used, sizeof out - used, event);
     c->writes[c->sent++] = now_ns();
     if (send_all(fd, out, used) < 0) return;
@@ -184,6 +186,7 @@ static void begin(int fd, char *head, char *body, int64_t arrival_ns) {
         drop(fd);
         return;
     }
+    c->chat = strstr(head, "/chat/completions ") != NULL;
     c->prompt_tokens = count_prompt(body);
     c->sent = 0;
     c->arrival_ns = arrival_ns;

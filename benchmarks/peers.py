@@ -1,11 +1,15 @@
 """The same load from this load generator and from its peers, against the same server.
 
     python -m benchmarks.peers --peer aiperf=PATH --peer guidellm=PATH
+    python -m benchmarks.peers --places 8,64 --peer ...
 
 Each client is one command, pinned whole to one CPU; the C event server has another. Arrivals are
-the same for all: constant rate, one short prompt, `--tokens` events each. The server's log gives
-the truth: when requests arrived and when each one's first token was written. CPU time is that of
-the client's whole process tree between first arrival and last write, sampled every 100 ms.
+the same for all: constant rate, one short prompt, `--tokens` events each; with `--places`, closed
+loops of so many requests at once instead. The server's log gives the truth: when requests arrived
+and when each one's first token was written. CPU time is that of the client's whole process tree
+between first arrival and last write, sampled every 100 ms.
+
+veeksha needs a free-threaded Python 3.14. Its releases to 0.2 do not, but take other options.
 
 `--peer NAME=PROGRAM` names the program of an installed peer; a peer without one is listed as not
 installed. Peers need a tokenizer (`--tokenizer`, a local folder in Hugging Face's format).
@@ -44,10 +48,11 @@ COMMAND_TIMEOUT_S = 180.0
 
 @dataclass(frozen=True)
 class Job:
-    """One client run."""
+    """One client run: at `rate_rps`, or in closed loop, `places` at once."""
 
     port: int
     rate_rps: float
+    places: int
     count: int
     tokens: int
     tokenizer: str
@@ -85,12 +90,14 @@ class Client:
 
 
 def _own_command(_program: str, job: Job) -> list[str]:
+    load = ["--rate", f"{job.rate_rps!r}", "--arrivals", "fixed", "--connections", "2048"]
+    if job.places:
+        load = ["--concurrency", f"{job.places}"]
     return [
         *(sys.executable, "-m", "connector_tax.loadgen", "--url", job.url, "--model", "m"),
-        *("--rate", f"{job.rate_rps!r}", "--arrivals", "fixed", "--requests", f"{job.count}"),
-        *("--duration", f"{job.count / job.rate_rps + 1:.3f}", "--prompt-tokens", "8"),
+        *(*load, "--requests", f"{job.count}", "--prompt-tokens", "8"),
         *("--max-tokens", f"{job.tokens}", "--ignore-eos", "--no-affinity"),
-        *("--connections", "2048", "--output", str(job.folder / "own.jsonl")),
+        *("--output", str(job.folder / "own.jsonl")),
         *("--summary", str(job.folder / "summary.json")),
     ]
 
@@ -134,7 +141,11 @@ def _aiperf_command(program: str, job: Job) -> list[str]:
         *(program, "profile", "--model", "m", "--url", job.url, "--ui", "none"),
         *("--endpoint-type", "completions", "--streaming", "--use-server-token-count"),
         *("--use-legacy-max-tokens", "--extra-inputs", f"max_tokens:{job.tokens}"),
-        *("--request-rate", f"{job.rate_rps!r}", "--request-rate-mode", "constant"),
+        *(
+            ("--concurrency", f"{job.places}")
+            if job.places
+            else ("--request-rate", f"{job.rate_rps!r}", "--request-rate-mode", "constant")
+        ),
         *("--request-count", f"{job.count}", "--tokenizer", job.tokenizer),
         *("--input-file", str(_prompts(job)), "--custom-dataset-type", "single_turn"),
         *("--artifact-dir", str(job.folder)),
@@ -151,7 +162,11 @@ def _guidellm_command(program: str, job: Job) -> list[str]:
     backend = f"kind=openai_http,target={job.url},model=m,request_format=/v1/completions"
     return [
         *(program, "run", "--backend", backend, "--disable-console"),
-        *("--profile", f"kind=constant,rate={job.rate_rps!r}"),
+        *(
+            ("--profile", f"kind=concurrent,streams={job.places}")
+            if job.places
+            else ("--profile", f"kind=constant,rate={job.rate_rps!r}")
+        ),
         *("--constraint", f"kind=max_requests,count={job.count}"),
         *("--data", f"kind=json_file,path={_prompts(job)}"),
         *("--tokenizer", f"kind=hf_auto,model={job.tokenizer}"),
@@ -171,7 +186,11 @@ def _vllm_command(program: str, job: Job) -> list[str]:
         *(program, "bench", "serve", "--base-url", job.url, "--model", "m"),
         *("--tokenizer", job.tokenizer, "--dataset-name", "random", "--ignore-eos"),
         *("--random-input-len", "8", "--random-output-len", f"{job.tokens}"),
-        *("--request-rate", f"{job.rate_rps!r}", "--burstiness", "1000000"),
+        *(
+            ("--max-concurrency", f"{job.places}")
+            if job.places
+            else ("--request-rate", f"{job.rate_rps!r}", "--burstiness", "1000000")
+        ),
         *("--num-prompts", f"{job.count}", "--percentile-metrics", "ttft"),
         *("--metric-percentiles", "50,99", "--save-result", "--disable-tqdm"),
         *("--result-dir", str(job.folder), "--result-filename", "vllm.json"),
@@ -183,6 +202,53 @@ def _vllm_ttft(job: Job) -> tuple[float, float]:
     return float(report["p50_ttft_ms"]), float(report["p99_ttft_ms"])
 
 
+def _veeksha_command(program: str, job: Job) -> list[str]:
+    """By a file, which is also YAML. Its client for completions does not stream: chat."""
+    traffic: dict[str, object] = {
+        "type": "rate",
+        "interval_generator": {"type": "fixed", "interval": 1 / (job.rate_rps or 1)},
+    }
+    if job.places:
+        traffic = {"type": "concurrent", "target_concurrent_sessions": job.places}
+        traffic["rampup_seconds"] = 0
+    configuration = {
+        "output_dir": str(job.folder),
+        "traffic_scheduler": traffic,
+        "session_generator": {
+            "type": "synthetic",
+            "session_graph": {
+                "type": "linear",
+                "num_request_generator": {"type": "fixed", "value": 1},
+            },
+            "channels": [{"type": "text", "body_length_generator": {"type": "fixed", "value": 8}}],
+            "output_spec": {
+                "text": {"output_length_generator": {"type": "fixed", "value": job.tokens}}
+            },
+        },
+        "client": {
+            "type": "openai_chat_completions",
+            "model": job.tokenizer,
+            "api_base": f"{job.url}/v1",
+            "api_key": "none",
+        },
+        "runtime": {
+            "max_sessions": job.count,
+            "benchmark_timeout": round(COMMAND_TIMEOUT_S),
+            "pregenerate_sessions": True,
+        },
+        "trace_recorder": {"enabled": False},
+    }
+    path = job.folder / "veeksha.yml"
+    path.write_text(json.dumps(configuration))
+    return [program, "benchmark", "--config", str(path)]
+
+
+def _veeksha_ttft(job: Job) -> tuple[float, float]:
+    (path,) = job.folder.glob("*/metrics/request_level_metrics.jsonl")
+    ttft_ms = [1e3 * json.loads(line)["ttfc"] for line in path.read_text().splitlines()]
+    return float(np.percentile(ttft_ms, 50)), float(np.percentile(ttft_ms, 99))
+
+
 OWN = "this load generator"
 CLIENTS = {
     client.name: client
@@ -191,6 +257,7 @@ CLIENTS = {
         Client("aiperf", _aiperf_command, _aiperf_ttft),
         Client("guidellm", _guidellm_command, _guidellm_ttft),
         Client("vllm bench serve", _vllm_command, _vllm_ttft),
+        Client("veeksha", _veeksha_command, _veeksha_ttft),
     )
 }
 NOT_ON_PYPI = ("MLPerf endpoints (inference-endpoint)",)
@@ -244,10 +311,11 @@ class _TreeSampler(threading.Thread):
 
 @dataclass(frozen=True)
 class Row:
-    """What one client did at one event rate."""
+    """What one client did at one event rate; in closed loop, at the rate that came of it."""
 
     client: str
     events_per_s: float
+    requests_per_s: float
     achieved: float
     error_p50_ms: float
     error_p99_ms: float
@@ -264,10 +332,12 @@ class Row:
         return [
             self.client,
             f"{self.events_per_s:,.0f}",
+            f"{self.requests_per_s:,.0f}",
             f"{self.achieved:.3f}",
             f"{self.error_p50_ms:+.2f}",
             f"{self.error_p99_ms:+.2f}",
             f"{self.cpu_s_per_1000:.2f}",
+            f"{1000 / self.cpu_s_per_1000:,.0f}",
             f"{self.peak_mb:.0f}",
             "yes" if self.sustains(SUSTAINED_TTFT_ERROR_MS) else "no",
         ]
@@ -281,14 +351,21 @@ def measure(
     seconds: float,
     tokenizer: str,
     cpus: Sequence[int],
+    places: int = 0,
 ) -> Row | str:
-    """Run one client on `cpus` at one rate; return its row, or why there is none."""
+    """Run one client on `cpus` at one rate, or with `places` requests at once.
+
+    Return its row, or why there is none.
+    """
     _, server_cpu = two_cpus()
+    if places:
+        # As fast as a client that loses no time between two requests.
+        events_per_s = places * tokens / ((FIRST_US + GAP_US * (tokens - 1)) / 1e6)
     rate_rps = events_per_s / tokens
     count = max(20, round(rate_rps * seconds))
     with tempfile.TemporaryDirectory(prefix="connector-tax-peer-") as folder:
         with EventServer(GAP_US, FIRST_US, server_cpu) as server:
-            job = Job(server.port, rate_rps, count, tokens, tokenizer, Path(folder))
+            job = Job(server.port, rate_rps, places, count, tokens, tokenizer, Path(folder))
             process = subprocess.Popen(
                 ["taskset", "-c", ",".join(map(str, cpus)), *client.command(program, job)],
                 stdout=subprocess.DEVNULL,
@@ -317,13 +394,14 @@ def measure(
         return "the server saw no requests"
     arrivals = np.array([stamps[0] for stamps in truth])
     span_s = float(arrivals[-1] - arrivals[0]) / 1e9
-    achieved = min(len(truth) / count, 1.0) * ((len(truth) - 1) / span_s) / rate_rps
+    requests_per_s = min(len(truth) / count, 1.0) * (len(truth) - 1) / span_s
     true_ttft = [(stamps[1] - stamps[0]) / 1e6 for stamps in truth]
     busy_s = sampler.between(int(arrivals[0]), max(stamps[-1] for stamps in truth))
     return Row(
         client.name,
         events_per_s,
-        achieved,
+        requests_per_s,
+        requests_per_s / rate_rps,
         p50 - float(np.percentile(true_ttft, 50)),
         p99 - float(np.percentile(true_ttft, 99)),
         busy_s / len(truth) * 1000,
@@ -343,7 +421,8 @@ def main() -> int:
         default="tokenizer",
         help="folder, or a name in the Hugging Face cache, which AIPerf insists on",
     )
-    parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000")
+    parser.add_argument("--rates", default="1000,5000,20000,40000,60000,80000", help="events/s")
+    parser.add_argument("--places", help="closed loops of so many requests at once, in their place")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=4.0)
     options = parser.parse_args()
@@ -352,16 +431,19 @@ def main() -> int:
     if unknown:
         parser.error(f"--peer: {sorted(unknown)} unknown; allowed: {sorted(CLIENTS)}")
     table = Table(
-        *("client", "events/s", "sent/plan", "TTFT p50 error ms", "TTFT p99 error ms"),
-        *("CPU s / 1000 requests", "peak MB", "sustained"),
+        *("client", "events/s", "requests/s", "sent/plan", "TTFT p50 error ms", "p99 error ms"),
+        *("CPU s / 1000 requests", "requests / CPU s", "peak MB", "sustained"),
     )
     notes = [f"{name}: not on PyPI" for name in NOT_ON_PYPI]
+    loads = [(float(text), 0) for text in options.rates.split(",")]
+    if options.places:
+        loads = [(0.0, int(text)) for text in options.places.split(",")]
     for name, client in CLIENTS.items():
         if name != OWN and name not in programs:
             notes.append(f"{name}: not installed here")
             continue
         highest = 0.0
-        for events_per_s in (float(text) for text in options.rates.split(",")):
+        for events_per_s, places in loads:
             row = measure(
                 client,
                 programs.get(name, ""),
@@ -370,21 +452,24 @@ def main() -> int:
                 options.seconds,
                 options.tokenizer,
                 two_cpus()[:1],
+                places,
             )
             if isinstance(row, str):
-                notes.append(f"{name} at {events_per_s:,.0f} events/s: {row}")
+                notes.append(f"{name} at {places or events_per_s:,.0f}: {row}")
                 break
             table.add_row(*row.cells())
             if row.sustains(SUSTAINED_TTFT_ERROR_MS):
-                highest = events_per_s
-            elif events_per_s > 5 * max(highest, 1000):
+                highest = row.events_per_s
+            elif not places and events_per_s > 5 * max(highest, 1000):
                 break
-        notes.append(f"{name}: sustained {highest:,.0f} events/s")
+        if not options.places:
+            notes.append(f"{name}: sustained {highest:,.0f} events/s")
         table.add_section()
     console = Console(width=130, highlight=False)
     console.print(machine("uvloop"))
+    load = "closed loop" if options.places else "constant rate"
     console.print(
-        f"one CPU for each client, one for the server; constant rate, {options.tokens} events "
+        f"one CPU for each client, one for the server; {load}, {options.tokens} events "
         f"{GAP_US / 1e3:g} ms apart, {options.seconds:g} s per row; sustained: sent/plan >= "
         f"{SUSTAINED_RATE} and TTFT p99 error within {SUSTAINED_TTFT_ERROR_MS:g} ms"
     )

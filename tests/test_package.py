@@ -60,7 +60,7 @@ def test_arguments_and_exit_status_are_the_commands_own() -> None:
     assert "no/such/study.json" in refused.stderr
     unknown = call("lodgen")
     assert unknown.returncode == 2
-    assert "found 'lodgen'; allowed: loadgen, engine," in unknown.stderr
+    assert "found 'lodgen'; allowed: ab, loadgen, engine," in unknown.stderr
 
 
 def test_a_missing_dependency_is_named_with_its_extra(tmp_path: Path) -> None:

@@ -16,9 +16,14 @@ class Command(NamedTuple):
     what: str
 
 
+# Those first that a user needs who measures servers; then the parts of a study.
 COMMANDS = {
+    "ab": Command("ab.__main__", "study", "what does a candidate server cost against a baseline?"),
     "loadgen": Command("loadgen.__main__", "loadgen", "load an OpenAI-compatible endpoint"),
     "engine": Command("engine.__main__", "study", "serve the embedded engine"),
+    "compare": Command("compare.__main__", "study", "two studies or archives, beside each other"),
+    "gate": Command("compare.gate", "study", "is every tax of a study below its bound?"),
+    "archive": Command("provenance.archive", "study", "pack a study into one file, or unpack one"),
     "engine-fit": Command("engine.fit", "study", "fit the engine's step cost to a step log"),
     "doctor": Command("rehearsal.doctor", "study", "is this machine fit for a study?"),
     "rehearse": Command("rehearsal.__main__", "study", "a study in virtual time"),
@@ -27,22 +32,22 @@ COMMANDS = {
     "aggregate": Command("analysis.aggregate", "study", "raw records to tables"),
     "figures": Command("figures.__main__", "study", "tables to pictures"),
     "report": Command("report.__main__", "study", "tables and pictures to one HTML page"),
-    "compare": Command("compare.__main__", "study", "two studies or archives, beside each other"),
-    "gate": Command("compare.gate", "study", "is every tax of a study below its bound?"),
     "audit": Command("provenance.audit", "study", "every published number, a second way"),
-    "archive": Command("provenance.archive", "study", "pack a study into one file, or unpack one"),
     "calibrate": Command("calibration.__main__", "study", "studies with known taxes"),
     "tiny-model": Command("vllm.tiny_model", "study", "write the tiny model of the CPU study"),
     "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),
 }
+# How many these are.
+FOR_USERS = 6
 
 
 def usage() -> str:
     """The text of `--help`."""
-    rows = "\n".join(f"  {name:18}{command.what}" for name, command in COMMANDS.items())
+    rows = [f"  {name:18}{command.what}" for name, command in COMMANDS.items()]
     return (
         "usage: connector-tax COMMAND ...\n       connector-tax --version\n\n"
-        f"commands (each has its own --help):\n{rows}\n\n"
+        "commands (each has its own --help):\n" + "\n".join(rows[:FOR_USERS]) + "\n\n"
+        "parts of a study:\n" + "\n".join(rows[FOR_USERS:]) + "\n\n"
         "A whole study runs with Snakemake from a checkout: snakemake --cores 1 all"
     )
 

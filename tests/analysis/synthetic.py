@@ -16,8 +16,8 @@ from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.reference import judge_launches, read_loads, reference_rates
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, finished_cell, launch_index, write_index
+from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.names import (
-    METRICS,
     PHASES,
     Launch,
     baseline_of,

@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any
 
 FILES = (
-    "aggregate.csv",
-    "aggregate.json",
-    "amplification.csv",
-    "hooks.csv",
+    "cells.csv",
+    "effects.csv",
     "hypotheses.json",
     "step_cdf.csv",
-    "step_taxes.csv",
-    "steps.csv",
-    "taxes.csv",
 )
 
 
@@ -23,6 +18,11 @@ def table(root: Path, name: str) -> list[dict[str, str]]:
     """The rows of a CSV under analysis/."""
     with (root / "analysis" / name).open(newline="") as stream:
         return list(csv.DictReader(stream))
+
+
+def effects(root: Path, quantity: str) -> list[dict[str, str]]:
+    """The rows of effects.csv of a quantity."""
+    return select(table(root, "effects.csv"), quantity=quantity)
 
 
 def select(rows: list[dict[str, str]], **where: str) -> list[dict[str, str]]:

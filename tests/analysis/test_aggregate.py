@@ -11,56 +11,41 @@ import pytest
 from connector_tax.analysis.aggregate import main as aggregate
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.reference import main as reference
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import AggregateRow, TaxRow
+from connector_tax.artifacts.tables import ROW_TYPES, EffectRow
 from connector_tax.files import ArtifactError, sha256_file
 from tests.analysis.conftest import FAIL_REASON, SKIP_REASON, VOID_REASON
 from tests.analysis.synthetic import SMALL_GRID, TAXES, write_synthetic_study
-from tests.analysis.tables import FILES, edit, one, select, table
+from tests.analysis.tables import FILES, edit, effects, one, select, table
 
 NEVER_SATURATED = {"waiting_p50_max": 1e9, "throughput_ratio_min": 0.0, "ttft_p90_ratio_max": 1e9}
 
 
 def test_taxes_are_recovered_within_their_intervals(crisp: Path) -> None:
-    rows = table(crisp, "taxes.csv")
+    rows = effects(crisp, "tax")
     covered = 0
     for config, truth in TAXES.items():
         row = one(rows, config=config, reference="ref_safe", phase="A", metric="tpot_p90")
         # Phase A has 32 output tokens, one doubling above 16.
-        assert float(row["tax"]) == pytest.approx(truth + 0.05, abs=0.004)
-        covered += float(row["tax_lo"]) <= truth + 0.05 <= float(row["tax_hi"])
+        assert float(row["estimate"]) == pytest.approx(truth + 0.05, abs=0.004)
+        covered += float(row["lo"]) <= truth + 0.05 <= float(row["hi"])
         assert row["verdict"] == "TAX"
         assert row["n_blocks"] == "5"
     assert covered >= 6
 
 
-def test_absolute_difference_and_ratio_agree(crisp: Path) -> None:
-    for row in select(table(crisp, "taxes.csv"), status="valid"):
-        plain, ours = float(row["plain_ms"]), float(row["config_ms"])
-        assert float(row["abs_ms"]) == pytest.approx(ours - plain)
-        assert float(row["tax"]) == pytest.approx(ours / plain - 1)
-
-
-def test_capacity_and_step_taxes_stand_beside_the_ratio(crisp: Path) -> None:
-    row = one(
-        table(crisp, "taxes.csv"),
-        config="mooncake_both",
-        reference="ref_safe",
-        phase="A",
-        metric="ttft_p90",
-    )
-    assert float(row["capacity_ratio"]) == 80 / 160
-    assert float(row["step_tax_us"]) == pytest.approx(450, rel=0.02)
-    assert float(row["callback_us"]) == pytest.approx(0.6 * 450, rel=0.01)
-    gap = float(row["step_tax_us"]) - float(row["callback_us"])
-    assert float(row["unattributed_us"]) == pytest.approx(gap)
-    assert float(row["engine_step_tax_us"]) == pytest.approx(450, rel=0.05)
+def test_levels_and_ratio_agree(crisp: Path) -> None:
+    for row in select(effects(crisp, "tax"), status="valid"):
+        plain, ours = float(row["base"]), float(row["own"])
+        assert float(row["estimate"]) == pytest.approx(ours / plain - 1)
 
 
 def test_a_tax_outside_schedule_is_on_the_engine_step_alone(crisp: Path) -> None:
-    where = {"reference": "ref_safe", "phase": "A", "metric": "ttft_p90"}
-    row = one(table(crisp, "taxes.csv"), config="nixl_both", **where)
-    beyond = float(row["engine_step_tax_us"]) - float(row["step_tax_us"])
+    where = {"reference": "ref_safe", "phase": "A", "config": "nixl_both"}
+    steps = effects(crisp, "step")
+    whole, inside = (one(steps, metric=metric, **where) for metric in ("engine_step", "step"))
+    beyond = float(whole["estimate"]) - float(inside["estimate"])
     assert beyond == pytest.approx(100, abs=30)
 
 
@@ -73,9 +58,12 @@ def test_records_without_whole_steps_keep_the_rest_with_the_reason(small: Path) 
             text = text.replace(before, sha256_file(path))
         index.write_text(text)
     assert aggregate(["--study", str(small / "study.json")]) == 0
-    rows = select(table(small, "steps.csv"), status="valid")
-    assert {row["reason"] for row in rows} == {"no engine_step_us in the records of both sides"}
-    assert all(row["tax_step_p50"] and not row["tax_engine_step_p50"] for row in rows)
+    rows = effects(small, "step")
+    lost = select(rows, metric="engine_step")
+    assert {row["reason"].partition(": ")[2] for row in lost} == {
+        "no engine_step_us in the records of both sides"
+    }
+    assert all(row["estimate"] for row in select(rows, metric="step"))
 
 
 def test_tokens_that_came_in_one_read_have_no_tax_of_tpot(small: Path) -> None:
@@ -89,26 +77,24 @@ def test_tokens_that_came_in_one_read_have_no_tax_of_tpot(small: Path) -> None:
     index = launch / "index.json"
     index.write_text(index.read_text().replace(before, sha256_file(path)))
     assert aggregate(["--study", str(small / "study.json")]) == 0
-    read_table(small / "analysis/aggregate.csv", AggregateRow)
-    read_table(small / "analysis/taxes.csv", TaxRow)
+    read_table(small / "analysis/cells.csv", ROW_TYPES[paths.CELLS])
+    read_table(small / "analysis/effects.csv", EffectRow)
     where = {"phase": "A", "cell": "r40"}
-    pooled = one(table(small, "aggregate.csv"), config="plain", block="all", **where)
+    pooled = one(table(small, "cells.csv"), config="plain", block="all", **where)
     assert (pooled["tpot_p50_ms"], pooled["tpot_p50_lo_ms"]) == ("0.0", "")
-    lost = one(table(small, "taxes.csv"), config="plain_2", metric="tpot_p50", **where)
-    assert (lost["status"], lost["tax"]) == ("missing", "")
+    lost = one(effects(small, "tax"), config="plain_2", metric="tpot_p50", **where)
+    assert (lost["status"], lost["estimate"]) == ("missing", "")
     assert "all tokens of many came in one read" in lost["reason"]
-    assert one(table(small, "taxes.csv"), config="plain_2", metric="ttft_p50", **where)["tax"]
+    assert one(effects(small, "tax"), config="plain_2", metric="ttft_p50", **where)["estimate"]
 
 
 def test_amplification_is_the_difference_of_the_taxes_with_its_own_interval(crisp: Path) -> None:
-    rows = table(crisp, "amplification.csv")
+    rows = effects(crisp, "gap")
     grown = one(rows, config="mooncake_both", metric="ttft_p90")
-    assert float(grown["gap"]) == pytest.approx(
-        float(grown["tax_ref_load"]) - float(grown["tax_ref_safe"])
-    )
-    assert float(grown["gap_lo"]) > 1  # saturated at ref_load: a queue, not a tax of some per cent
+    assert float(grown["estimate"]) == pytest.approx(float(grown["own"]) - float(grown["base"]))
+    assert float(grown["lo"]) > 1  # saturated at ref_load: a queue, not a tax of some per cent
     flat = one(rows, config="noop_connector", metric="tpot_p90")
-    assert float(flat["gap_lo"]) < 0 < float(flat["gap_hi"])
+    assert float(flat["lo"]) < 0 < float(flat["hi"])
 
 
 def test_every_planned_cell_and_tax_has_a_row(damaged: Path) -> None:
@@ -119,19 +105,19 @@ def test_every_planned_cell_and_tax_has_a_row(damaged: Path) -> None:
         for launch in study["run_order"][phase]
         for cell in study["cells"][phase]
     }
-    rows = [row for row in table(damaged, "aggregate.csv") if row["block"] != "all"]
+    rows = [row for row in table(damaged, "cells.csv") if row["block"] != "all"]
     assert {(r["config"], r["block"], r["phase"], r["cell"]) for r in rows} == planned
-    taxes = table(damaged, "taxes.csv")
+    taxes = effects(damaged, "tax")
     assert len(taxes) == 5 * sum(config != "plain" for config, *_ in planned)
     assert sum(row["config"] == "plain_2" for row in taxes) == 5 * sum(
         config == "plain_2" for config, *_ in planned
     )
     assert all(row["reason"] for row in taxes if row["status"] != "valid")
-    assert all((row["tax"] != "") == (row["status"] == "valid") for row in taxes)
+    assert all((row["estimate"] != "") == (row["status"] == "valid") for row in taxes)
 
 
 def test_lost_cells_keep_their_reason_and_feed_nothing(damaged: Path) -> None:
-    cells, taxes = table(damaged, "aggregate.csv"), table(damaged, "taxes.csv")
+    cells, taxes = table(damaged, "cells.csv"), effects(damaged, "tax")
     skipped = one(cells, config="mooncake_consumer", block="0", cell="r40", phase="A")
     assert (skipped["status"], skipped["reason"]) == ("skipped", SKIP_REASON)
     void = one(cells, config="lmcache_only", block="0", phase="A", cell="r40")
@@ -143,22 +129,12 @@ def test_lost_cells_keep_their_reason_and_feed_nothing(damaged: Path) -> None:
     assert orphan["status"] == "void"
     assert orphan["reason"] == f"block 0: plain: {VOID_REASON}"
     lost = one(taxes, config="nixl_both", phase="B", cell="512x64", metric="ttft_p90")
-    assert (lost["status"], lost["tax"]) == ("missing", "")
+    assert (lost["status"], lost["estimate"]) == ("missing", "")
     assert FAIL_REASON in lost["reason"]
 
 
-def test_without_step_timing_step_columns_are_empty_with_the_reason(damaged: Path) -> None:
-    rows = select(table(damaged, "steps.csv"), status="valid")
-    assert rows
-    assert {row["reason"] for row in rows} == {
-        "step timing is not available: the probe does not fit this engine version"
-    }
-    assert all(row["tax_step_p50"] == row["n_steps"] == "" for row in rows)
-    assert [row["config"] for row in table(damaged, "step_cdf.csv")] in ([], [""])
-
-
 def test_pooled_rows_are_geometric_means_of_the_blocks(crisp: Path) -> None:
-    rows = table(crisp, "aggregate.csv")
+    rows = table(crisp, "cells.csv")
     blocks = [
         float(row["ttft_p90_ms"])
         for row in select(rows, config="nixl_both", phase="A", cell="r40")
@@ -172,15 +148,9 @@ def test_pooled_rows_are_geometric_means_of_the_blocks(crisp: Path) -> None:
     assert pooled["n"] == str(5 * 120)
 
 
-def test_a_p99_below_the_minimum_is_refused_in_words(crisp: Path) -> None:
-    row = one(table(crisp, "aggregate.csv"), config="plain", phase="A", cell="r40", block="0")
-    assert (row["ttft_p99_ms"], row["p99_reason"]) == ("", "n too small")
-
-
-def test_aggregate_json_holds_the_rows_and_says_what_was_measured(crisp: Path) -> None:
-    document = json.loads((crisp / "analysis" / "aggregate.json").read_text())
-    assert (document["engine_label"], document["emulated"]) == ("embedded (emulated)", True)
-    assert len(document["rows"]) == len(table(crisp, "aggregate.csv"))
+def test_a_p99_below_the_minimum_is_refused(crisp: Path) -> None:
+    row = one(table(crisp, "cells.csv"), config="plain", phase="A", cell="r40", block="0")
+    assert (row["ttft_p99_ms"], row["ttft_p99_lo_ms"]) == ("", "")
 
 
 def test_the_step_cdf_is_a_distribution_of_at_most_400_points(crisp: Path) -> None:
@@ -343,15 +313,13 @@ def test_an_index_and_a_cell_that_disagree_are_refused(
 def test_a_launch_without_index_is_missing_not_forgotten(small: Path) -> None:
     (small / CELL.parent / "index.json").unlink()
     assert aggregate(["--study", str(small / "study.json")]) == 0
-    row = one(
-        table(small, "taxes.csv"), config="nixl_both", phase="A", cell="r40", metric="ttft_p90"
-    )
+    row = one(effects(small, "tax"), config="nixl_both", phase="A", cell="r40", metric="ttft_p90")
     assert (row["status"], row["reason"]) == ("missing", "block 0: the launch has no index.json")
 
 
 def test_summarise_cell_gives_the_aggregate_table_s_numbers(crisp: Path) -> None:
     summary = summarise_cell(crisp / "runs" / "nixl_both" / "block2" / "A" / "r40")
-    row = one(table(crisp, "aggregate.csv"), config="nixl_both", phase="A", cell="r40", block="2")
+    row = one(table(crisp, "cells.csv"), config="nixl_both", phase="A", cell="r40", block="2")
     for key in ("n", "ttft_p90_ms", "ttft_p90_hi_ms", "tpot_p50_ms", "throughput_ratio"):
         assert summary[key] == float(row[key])
     with pytest.raises(ArtifactError, match=r"found 0 files cell_\*\.json"):

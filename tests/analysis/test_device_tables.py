@@ -1,13 +1,14 @@
-"""The table of an emulated device's steps, against steps whose exposed time is known."""
+"""The effects of an emulated device's steps, against steps whose exposed time is known."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 
-from connector_tax.analysis.device_tables import device_time_rows
+from connector_tax.analysis.device_tables import device_rows
 from connector_tax.analysis.device_time import DeviceSteps, device_steps
 from connector_tax.analysis.records import DEVICE
 from connector_tax.artifacts import paths
@@ -15,12 +16,12 @@ from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.study_records import DeviceTimeSection
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import DeviceStepRow, table_text
+from connector_tax.artifacts.tables import DeviceGroup, EffectRow, table_text
 from connector_tax.figures.fig12_boundary import hidden_from
-from connector_tax.figures.tables import frame
 from tests.analysis.synthetic import write_synthetic_study
 
-CONFIGURATIONS = {"plain": "plain", "plain_2": "plain", "nixl_both": "nixl_both"}
+CONFIGURATIONS = ("plain", "plain_2", "nixl_both")
+Groups = dict[tuple[str, DeviceGroup], dict[str, EffectRow]]
 
 
 def steps(
@@ -56,7 +57,8 @@ def joined(*parts: DeviceSteps) -> DeviceSteps:
 
 def rows(
     folder: Path, cells: dict[CellKey, DeviceSteps], sweep: list[float] | None = None
-) -> list[DeviceStepRow]:
+) -> Groups:
+    """Configuration and group of steps to their effects by metric."""
     study = load_study(write_synthetic_study(folder / "s", blocks=2))
     asked: DeviceTimeSection = {
         "accelerator": "H20", "model_config": "x", "launch_us": 0, "besides_us": 0,
@@ -64,10 +66,12 @@ def rows(
     if sweep is not None:
         asked["sweep_us"] = sweep
     study.config["engine"]["device_time"] = asked
-    made = device_time_rows(study, cells, CONFIGURATIONS, {})
-    path = folder / paths.DEVICE_STEPS
-    path.write_text(table_text(paths.DEVICE_STEPS, made))
-    return read_table(path, DeviceStepRow)
+    path = folder / paths.EFFECTS
+    path.write_text(table_text(paths.EFFECTS, device_rows(study, cells)))
+    found: Groups = {}
+    for row in read_table(path, EffectRow):
+        found.setdefault((row.config, DeviceGroup.of(row.item)), {})[row.metric] = row
+    return found
 
 
 def launches(host_us: dict[str, float]) -> dict[CellKey, DeviceSteps]:
@@ -83,23 +87,27 @@ def test_what_is_exposed_is_a_mean_over_launches_and_a_contrast_within_blocks(
     tmp_path: Path,
 ) -> None:
     cells = launches({"plain": 100, "plain_2": 100, "nixl_both": 150})
-    by_row = {(r.config, r.kind, r.batch): r for r in rows(tmp_path, cells)}
+    by_row = rows(tmp_path, cells)
+    one = DeviceGroup("decode", "1", None)
     assert by_row.keys() == {
-        (config, "decode", batch) for config in CONFIGURATIONS for batch in ("all", "1")
+        (config, group)
+        for config in CONFIGURATIONS
+        for group in (DeviceGroup("decode", "all", None), one)
     }
-    plain, nixl = by_row["plain", "decode", "1"], by_row["nixl_both", "decode", "1"]
-    assert (plain.n_launches, plain.n_steps, nixl.n_launches) == (4, 200, 2)
-    assert plain.exposed_us == pytest.approx(101)
-    assert nixl.exposed_us == pytest.approx(151)
-    assert nixl.exposed_share == 1
-    assert nixl.host_busy_us == pytest.approx(151)
-    assert nixl.period_us == pytest.approx(1151)
-    assert nixl.exposed_lo_us is not None
-    assert nixl.exposed_hi_us is not None
-    assert nixl.exposed_lo_us < 151 < nixl.exposed_hi_us
-    assert plain.over_plain_us is None
-    assert nixl.over_plain_us == pytest.approx(50)
-    assert by_row["plain_2", "decode", "1"].over_plain_us == pytest.approx(0)
+    plain, nixl = by_row["plain", one], by_row["nixl_both", one]
+    exposed = nixl["exposed_us"]
+    assert [(r.n_blocks, r.n) for r in (plain["exposed_us"], exposed)] == [(4, 200), (2, 100)]
+    assert plain["exposed_us"].estimate == pytest.approx(101)
+    assert exposed.estimate == pytest.approx(151)
+    assert nixl["exposed_share"].estimate == 1
+    assert nixl["host_busy_us"].estimate == pytest.approx(151)
+    assert nixl["period_us"].estimate == pytest.approx(1151)
+    assert exposed.lo is not None
+    assert exposed.hi is not None
+    assert exposed.lo < 151 < exposed.hi
+    assert "over_plain_us" not in plain
+    assert nixl["over_plain_us"].estimate == pytest.approx(50)
+    assert by_row["plain_2", one]["over_plain_us"].estimate == pytest.approx(0)
 
 
 def test_kinds_and_sizes_are_apart_and_few_steps_are_none(tmp_path: Path) -> None:
@@ -108,24 +116,26 @@ def test_kinds_and_sizes_are_apart_and_few_steps_are_none(tmp_path: Path) -> Non
         steps(30, 1000, 40, decode_seqs=2, prefill=True), steps(5, 1000, 9, decode_seqs=4),
     )  # fmt: skip
     cells = {CellKey("plain", block, "A", "r1"): mixed for block in (0, 1)}
-    found = {(r.kind, r.batch): r for r in rows(tmp_path, cells)}
+    found = {(g.kind, g.batch): of for (_, g), of in rows(tmp_path, cells).items()}
     assert list(found) == [
         ("decode", "all"), ("decode", "1"), ("decode", "2-3"), ("prefill", "all"),
         ("prefill", "2-3"),
     ]  # fmt: skip
-    assert found["decode", "2-3"].exposed_us == pytest.approx(20)
-    assert found["prefill", "all"].exposed_us == pytest.approx(40)
+    assert found["decode", "2-3"]["exposed_us"].estimate == pytest.approx(20)
+    assert found["prefill", "all"]["exposed_us"].estimate == pytest.approx(40)
 
 
 def test_times_that_a_study_sets_are_told_apart_and_give_a_host_budget(tmp_path: Path) -> None:
     # The host works 400 us while the device does; what it lacks is exposed.
     swept = joined(*(steps(40, us, max(0, 400 - us)) for us in (300, 600, 1000)))
     cells = {CellKey("plain", block, "A", "r1"): swept for block in (0, 1)}
-    found = [r for r in rows(tmp_path, cells, [300, 600, 1000]) if r.batch == "1"]
-    assert [(r.device_time_us, r.period_us) for r in found] == [
-        (300, 400),
-        (600, 600),
-        (1000, 1000),
+    made = rows(tmp_path, cells, [300, 600, 1000])
+    found = [
+        (group.device_time_us, of["period_us"].estimate)
+        for (_, group), of in made.items()
+        if group.batch == "1"
     ]
-    assert hidden_from(frame(found, DeviceStepRow)) == 600
-    assert hidden_from(frame(found[:1], DeviceStepRow)) is None
+    assert found == [(300, 400), (600, 600), (1000, 1000)]
+    table = pd.DataFrame(found, columns=["device_time_us", "period_us"])
+    assert hidden_from(table) == 600
+    assert hidden_from(table[:1]) is None

@@ -10,7 +10,6 @@ import pytest
 from scipy.stats import t as student
 
 from connector_tax.analysis.aggregate import main as aggregate
-from connector_tax.analysis.resolution import half_width
 from tests.analysis.synthetic import (
     CONFIGURATIONS,
     TAXES,
@@ -197,26 +196,3 @@ def test_a_lost_file_and_an_unexplained_skip_fail_the_artifact_criterion(tmp_pat
     missing = by_id[6]["numbers"]["missing"]
     assert "runs/plain/block0/A/launch.sh" in missing
     assert "runs/nixl_both/block0/A: skipped without a reason in preflight_status.json" in missing
-
-
-def test_the_prior_stands_beside_the_measurement(crisp: Path) -> None:
-    content = json.loads((crisp / "analysis" / "hypotheses.json").read_text())
-    rows = {row["config"]: row for row in content["prior"]["rows"]}
-    assert rows["mooncake_both"]["prior_ttft_p90_s"] == 10.67
-    assert rows["mooncake_both"]["prior_tax"] == pytest.approx(0.452, abs=0.001)
-    assert rows["mooncake_both"]["measured_tax"]["point"] == pytest.approx(0.5, abs=0.01)
-    assert rows["plain"]["measured_ttft_p90_s"] == pytest.approx(0.0144, rel=0.1)
-
-
-def test_what_200_requests_resolve() -> None:
-    assert half_width(0.1, 200) == pytest.approx(0.034, abs=0.0005)
-    assert half_width(0.3, 200) == pytest.approx(0.10, abs=0.001)
-    assert half_width(0.8, 200) == pytest.approx(0.27, abs=0.003)
-
-
-def test_the_study_s_own_resolution_uses_its_own_sigma(crisp: Path) -> None:
-    content = json.loads((crisp / "analysis" / "hypotheses.json").read_text())
-    own = [row for row in content["resolution"] if row["source"] == "this study"]
-    at_safe = [row for row in own if "ref_safe" in row["where"] and row["metric"] == "ttft"]
-    assert at_safe[0]["sigma"] == pytest.approx(0.015, rel=0.1)
-    assert at_safe[0]["n"] == 120

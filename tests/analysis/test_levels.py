@@ -9,11 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from connector_tax.analysis.block_model import LaunchId
-from connector_tax.analysis.levels import OWN, POOLED, levels
+from connector_tax.analysis.block_model import (
+    OWN_LAUNCHES,
+    POOLED_LAUNCHES,
+    LaunchId,
+    levels,
+)
 from connector_tax.seeds import named_generator
 
-NAMES = {name: name for name in "abcdefg"}
+NAMES = "abcdefg"
 
 
 def drawn(
@@ -36,7 +40,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(
     hits = []
     for study in range(200):
         rng = named_generator(f"levels/{shared}/{own}/{blocks}/{study}")
-        estimates = levels(drawn(rng, truth, blocks, shared, own), NAMES, 0.95)
+        estimates = levels(drawn(rng, truth, blocks, shared, own), 0.95)
         hits += [level.lo <= truth[name] <= level.hi for name, level in estimates.items()
                  if level.lo is not None and level.hi is not None]  # fmt: skip
     assert len(hits) == 200 * len(truth)
@@ -45,19 +49,19 @@ def test_intervals_hold_the_truth_as_often_as_they_say(
 
 def test_one_configuration_alone_has_student_s_interval() -> None:
     values = {LaunchId("a", block): value for block, value in enumerate((10.0, 12.0, 14.0))}
-    level = levels(values, NAMES, 0.95)["a"]
+    level = levels(values, 0.95)["a"]
     half = float(student.ppf(0.975, 2)) * 2 / 12 / np.sqrt(3)
     assert (level.lo, level.hi) == pytest.approx((12 * np.exp(-half), 12 * np.exp(half)))
-    assert (level.point, level.method, level.n_launches) == (12.0, OWN, 3)
+    assert (level.point, level.method, level.n_launches) == (12.0, OWN_LAUNCHES, 3)
 
 
 def test_a_configuration_that_repeats_worse_has_its_own_spread() -> None:
     rng = named_generator("levels/one noisy")
     values = drawn(rng, dict.fromkeys("abcdef", 5.0), 4, 0.0, 0.02)
     values |= {LaunchId("g", block): value for block, value in enumerate((5.0, 9.0, 3.0, 8.0))}
-    estimates = levels(values, NAMES, 0.95)
-    assert estimates["g"].method == OWN
-    assert estimates["a"].method == POOLED
+    estimates = levels(values, 0.95)
+    assert estimates["g"].method == OWN_LAUNCHES
+    assert estimates["a"].method == POOLED_LAUNCHES
     widths = {
         n: np.log(level.hi / level.lo) for n, level in estimates.items() if level.hi and level.lo
     }
@@ -65,11 +69,11 @@ def test_a_configuration_that_repeats_worse_has_its_own_spread() -> None:
 
 
 def test_a_single_block_and_zeros_have_a_mean_and_no_interval() -> None:
-    one = levels({LaunchId("a", 0): 3.0, LaunchId("b", 0): 4.0}, NAMES, 0.95)
+    one = levels({LaunchId("a", 0): 3.0, LaunchId("b", 0): 4.0}, 0.95)
     assert one["a"][:4] == (3.0, None, None, None)
     zeros = {LaunchId("a", block): 0.0 for block in range(3)}
     others = {LaunchId("b", block): 1.0 + block for block in range(3)}
-    estimates = levels(zeros | others, NAMES, 0.95)
+    estimates = levels(zeros | others, 0.95)
     assert estimates["a"][:4] == (0.0, None, None, None)
     assert estimates["b"].lo is not None
 
@@ -84,8 +88,8 @@ def test_the_unit_of_the_values_does_not_matter(
     given_values: dict[tuple[str, int], float], scale: float
 ) -> None:
     values = {LaunchId(*launch): value for launch, value in given_values.items()}
-    estimates = levels(values, NAMES, 0.95)
-    scaled = levels({launch: scale * value for launch, value in values.items()}, NAMES, 0.95)
+    estimates = levels(values, 0.95)
+    scaled = levels({launch: scale * value for launch, value in values.items()}, 0.95)
     for name, level in estimates.items():
         assert scaled[name].point == pytest.approx(scale * level.point)
         if level.lo is not None and level.hi is not None:

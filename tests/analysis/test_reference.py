@@ -23,7 +23,6 @@ from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
 from tests.analysis.synthetic import CONFIG, write_synthetic_study
-from tests.study_folder import on_machines
 
 BOUNDS = CONFIG["saturation"]
 RATES = [1.0, 2.0, 4.0, 8.0]
@@ -91,12 +90,9 @@ def choose(fallback: float | None = None, **marks: str) -> RatesRecord:
     return rates_of({(config, 0): text for config, text in marks.items()}, fallback=fallback)
 
 
-def rates_of(
-    marks: Mapping[tuple[str, int], str], machines: str = "a", fallback: float | None = None
-) -> RatesRecord:
-    """As `choose`, of launches by configuration and block; block k ran on the k-th machine."""
+def rates_of(marks: Mapping[tuple[str, int], str], fallback: float | None = None) -> RatesRecord:
+    """As `choose`, of launches by configuration and block."""
     judgements = {".": judge(load(), None, BOUNDS), "#": judge(load(0.5), None, BOUNDS)}
-    nodes = on_machines(*machines)
     sweeps: dict[tuple[str, int], Sweep] = {}
     cells = []
     for (config, block), text in marks.items():
@@ -106,8 +102,7 @@ def rates_of(
                 by_rate[rate] = judgements[mark]
             reason = "lagged" if mark == "?" else None
             key = CellKey(config, block, "A", f"r{rate:g}")
-            on = (nodes[block],)
-            cells.append(Cell(key, config, "", reason, Path(), {}, None, rate, 1, 1, on))
+            cells.append(Cell(key, config, "", reason, Path(), {}, None, rate, 1, 1))
         sweeps[config, block] = by_rate
     configs = dict.fromkeys(config for config, _ in marks)
     return reference_rates(study_of(list(configs), fallback), cells, sweeps)
@@ -144,35 +139,6 @@ def test_every_launch_of_plain_has_its_say() -> None:
     assert rates["saturation_rate_rps"] == {"plain": 2.0, "x": 8.0}
     assert rates["criteria"]["plain"]["2"]["n_launches"] == 3
     assert choose(plain="...#", plain_2=".?.#", x="...#")["ref_safe"] == 4.0
-
-
-@pytest.mark.parametrize(
-    ("machines", "last", "ref_safe"),
-    [
-        ("aaa", "..##", 4.0),
-        ("aab", "..##", 2.0),
-        ("aba", "..##", 2.0),
-        ("aab", "..?#", 2.0),
-        ("aaa", "..?#", 4.0),
-        ("aab", "????", 4.0),
-    ],
-)
-def test_a_rate_qualifies_that_does_on_the_worst_device(
-    machines: str, last: str, ref_safe: float
-) -> None:
-    """Of x the launches of blocks 0 and 1 keep up at 4 req/s."""
-    marks = {("plain", block): "...." for block in range(3)}
-    marks |= {("x", 0): "...#", ("x", 1): "...#", ("x", 2): last}
-    rates = rates_of(marks, machines)
-    assert (rates["ref_safe"], rates["ref_load"]) == (ref_safe, 8.0)
-
-
-def test_the_worst_devices_criterion_fires() -> None:
-    marks = {("plain", 0): "....", ("plain", 1): "....", ("plain", 2): "..##"}
-    entry = rates_of(marks, "aab")["criteria"]["plain"]["4"]
-    assert (entry["saturated"], entry["n_saturated"], entry["n_launches"]) == (True, 1, 3)
-    assert entry["throughput_ratio"] == {"value": 1.0, "bound": 0.95, "fired": True}
-    assert rates_of(marks, "aaa")["criteria"]["plain"]["4"]["throughput_ratio"]["fired"] is False
 
 
 def test_no_qualifying_rate_is_an_error_that_names_who_is_in_the_way() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector_tax.analysis.block_model import LaunchId, Layout, Term
+from connector_tax.analysis.block_model import Launches, LaunchId
 from connector_tax.analysis.engine_settings import engine_rows
 from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.launch_records import (
@@ -26,6 +26,7 @@ from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import complete_launches, resources_record, settings_record
 
 PLAINS = ("plain", "plain_2")
+BLANK: Row = dict.fromkeys(("estimate", "lo", "hi", "p", "method", "item"))
 
 
 def launch(name: str, block: int, reason: str | None = None, **quantities: Any) -> LaunchRecords:
@@ -49,7 +50,7 @@ def study_of(values: Mapping[tuple[str, int], float], resource: str) -> list[Lau
 
 def row_of(launches: list[LaunchRecords], config: str, resource: str) -> Row:
     rows = resource_rows(launches, "plain", None, 0.95)
-    return next(r for r in rows if (r["config"], r["resource"]) == (config, resource))
+    return BLANK | next(r for r in rows if (r["config"], r["metric"]) == (config, resource))
 
 
 SEEDS = st.integers(0, 2**32)
@@ -68,13 +69,14 @@ def noise_of(seed: int) -> dict[tuple[str, int], float]:
 def test_a_block_that_is_dearer_for_all_changes_no_tax(seed: int, blocks: list[float]) -> None:
     even = {key: 100 * math.exp(e) for key, e in noise_of(seed).items()}
     uneven = {(name, block): value * blocks[block] for (name, block), value in even.items()}
-    first, second = (
-        row_of(study_of(values, "memory_pss_mib"), "a", "memory_pss_mib")
-        for values in (even, uneven)
-    )
-    for column in ("tax", "tax_lo", "tax_hi", "aa_tax", "p_value"):
-        assert second[column] == pytest.approx(first[column], rel=1e-6, abs=1e-9), column
-    assert first["interval_method"] == second["interval_method"]
+    for config in ("a", "plain_2"):
+        first, second = (
+            row_of(study_of(values, "memory_pss_mib"), config, "memory_pss_mib")
+            for values in (even, uneven)
+        )
+        for column in ("estimate", "lo", "hi", "p"):
+            assert second[column] == pytest.approx(first[column], rel=1e-6, abs=1e-9), column
+        assert first["method"].partition(";")[0] == second["method"].partition(";")[0]
 
 
 @settings(max_examples=20, deadline=None)
@@ -83,10 +85,10 @@ def test_idle_cpu_is_a_difference_that_blocks_do_not_change(seed: int, blocks: l
     even = {key: abs(e) for key, e in noise_of(seed).items()}
     uneven = {(name, block): value + blocks[block] for (name, block), value in even.items()}
     first, second = (row_of(study_of(v, "idle_cpu"), "a", "idle_cpu") for v in (even, uneven))
-    for column in ("difference", "difference_lo", "difference_hi", "aa_difference", "p_value"):
+    for column in ("estimate", "lo", "hi", "p"):
         assert second[column] == pytest.approx(first[column], rel=1e-6, abs=1e-9), column
-    assert first["tax"] is None
-    assert first["config_mean"] - first["plain_mean"] == pytest.approx(first["difference"])
+    assert first["scale"] == "raw"
+    assert first["own"] - first["base"] == pytest.approx(first["estimate"])
 
 
 def test_tax_interval_and_p_are_the_block_models() -> None:
@@ -96,21 +98,20 @@ def test_tax_interval_and_p_are_the_block_models() -> None:
         for i, (name, base) in enumerate({"plain": 100.0, "plain_2": 100.0, "a": 130.0}.items())
     }
     row = row_of(study_of(values, "startup_s"), "a", "startup_s")
-    logs = {LaunchId(*key): math.log(value) for key, value in values.items()}
-    layout = Layout(logs, {"plain": "plain", "plain_2": "plain", "a": "a"})
-    estimate = layout.estimate([Term(1.0, "a", PLAINS)])
+    launches = Launches.of({LaunchId(*key): math.log(value) for key, value in values.items()})
+    estimate = launches.contrast("a", PLAINS)
     assert estimate is not None
     half = estimate.half_width(0.95)
     assert half is not None
-    assert row["tax"] == pytest.approx(math.expm1(estimate.point))
-    assert row["tax_lo"] == pytest.approx(math.expm1(estimate.point - half))
-    assert row["p_value"] == estimate.p
-    assert row["difference_hi"] == pytest.approx(row["plain_mean"] * row["tax_hi"])
-    assert row["config_mean"] == pytest.approx(row["plain_mean"] * (1 + row["tax"]))
-    assert (row["n_blocks"], row["n_launches"]) == (4, 12)
-    noise = layout.estimate([Term(1.0, "plain_2", ("plain",))])
+    assert row["estimate"] == pytest.approx(math.expm1(estimate.point))
+    assert row["lo"] == pytest.approx(math.expm1(estimate.point - half))
+    assert (row["p"], row["df"], row["method"]) == (estimate.p, estimate.df, estimate.method)
+    assert row["own"] == pytest.approx(row["base"] * (1 + row["estimate"]))
+    assert row["n_blocks"] == 4
+    noise = launches.contrast("plain_2", ("plain",))
     assert noise is not None
-    assert row["aa_tax"] == pytest.approx(math.expm1(noise.point))
+    again = row_of(study_of(values, "startup_s"), "plain_2", "startup_s")
+    assert again["estimate"] == pytest.approx(math.expm1(noise.point))
 
 
 def test_a_count_that_never_changes_is_exact_and_has_no_interval() -> None:
@@ -118,21 +119,20 @@ def test_a_count_that_never_changes_is_exact_and_has_no_interval() -> None:
         (name, block): 65 if name in PLAINS else 75 for name in (*PLAINS, "a") for block in (0, 1)
     }
     row = row_of(study_of(values, "threads"), "a", "threads")
-    assert (row["difference"], row["tax"]) == (10, 75 / 65 - 1)
-    assert (row["plain_mean"], row["config_mean"]) == (65, 75)
-    assert row["interval_method"] == "exact"
-    assert (row["difference_lo"], row["difference_hi"], row["p_value"]) == (None, None, None)
-    assert row["aa_difference"] == 0
+    assert (row["estimate"], row["method"]) == (75 / 65 - 1, "exact")
+    assert (row["base"], row["own"]) == (65, 75)
+    assert (row["lo"], row["hi"], row["p"]) == (None, None, None)
+    assert row_of(study_of(values, "threads"), "plain_2", "threads")["estimate"] == 0
     once = row_of(study_of({**values, ("a", 1): 76}, "threads"), "a", "threads")
-    assert once["interval_method"] != "exact"
-    assert once["difference_lo"] < once["difference"] < once["difference_hi"]
+    assert once["method"] != "exact"
+    assert once["lo"] < once["estimate"] < once["hi"]
 
 
 def test_one_block_has_neither_an_interval_nor_an_exact_difference() -> None:
     values = {("plain", 0): 65.0, ("plain_2", 0): 66.0, ("a", 0): 75.0}
     row = row_of(study_of(values, "threads"), "a", "threads")
-    assert row["difference"] == pytest.approx(75 - math.sqrt(65 * 66))
-    assert (row["difference_lo"], row["p_value"], row["interval_method"]) == (None, None, None)
+    assert row["own"] - row["base"] == pytest.approx(75 - math.sqrt(65 * 66))
+    assert (row["lo"], row["p"], row["method"]) == (None, None, None)
 
 
 def test_a_quantity_that_was_not_read_is_missing_with_its_reason() -> None:
@@ -167,8 +167,8 @@ def test_companions_stand_beside_the_total() -> None:
     parts = {"server": 3.0, "lmcache_server": 1.5}
     launches = [launch(name, b) for name in PLAINS for b in (0, 1)]
     launches += [launch("a", b, memory_pss_mib=(4.5, None, parts)) for b in (0, 1)]
-    assert row_of(launches, "a", "memory_pss_mib")["companions"] == "lmcache_server 1.5"
-    assert row_of(launches, "a", "threads")["companions"] is None
+    assert row_of(launches, "a", "memory_pss_mib")["item"] == "lmcache_server 1.5"
+    assert row_of(launches, "a", "threads")["item"] is None
 
 
 def test_settings_that_differ_from_plain_are_named_together() -> None:
@@ -184,7 +184,7 @@ def test_settings_that_differ_from_plain_are_named_together() -> None:
     assert of_a["backend"]["reason"] == "no such setting"
     assert {row["also_differs"] for row in of_a.values()} == {"layout HND (plain NHD)"}
     of_b = [row for row in rows if row["config"] == "b"]
-    assert [(row["setting"], row["reason"]) for row in of_b] == [(None, "skipped for a reason")]
+    assert of_b == [{"config": "b", "reason": "skipped for a reason"}]
     assert all(row["also_differs"] is None for row in rows if row["config"] == "plain")
 
 
@@ -210,20 +210,20 @@ def test_a_study_measured_before_launches_kept_records_says_so(study_file: Path)
     resources, engine = rows_of(study_file)
     assert {(row["status"], row["reason"]) for row in resources} == {("missing", NOT_RECORDED)}
     known = {resource.name for resource in RESOURCES} - {QUEUED}
-    assert {row["resource"] for row in resources} == known
+    assert {row["metric"] for row in resources} == known
     assert {row["reason"] for row in engine} == {NOT_RECORDED}
 
 
 def test_records_are_read_from_the_launches_and_a_changed_one_is_refused(study_file: Path) -> None:
     complete_launches(study_file.parent, "A")
     resources, engine = rows_of(study_file)
-    of_noop = {r["resource"]: r for r in resources if r["config"] == "noop_connector"}
+    of_noop = {r["metric"]: r for r in resources if r["config"] == "noop_connector"}
     assert {name for name, r in of_noop.items() if r["status"] == "valid"} == {
         r.name for r in RESOURCES if r.name != "gpu_memory_mib"
     }
     assert of_noop["cpu_s_per_1000"]["n_blocks"] == 2
-    assert 0 < of_noop[QUEUED]["plain_mean"] < 0.1
-    assert not [row for row in engine if row["setting"] is None]
+    assert 0 < of_noop[QUEUED]["base"] < 0.1
+    assert all("setting" in row for row in engine)
     path = study_file.parent / "runs" / "plain" / "block0" / "A" / "resources.json"
     write_json(path, read_json(path) | {"startup_s": 0.5})
     with pytest.raises(ArtifactError, match=r"resources\.json: missing, or its sha256"):

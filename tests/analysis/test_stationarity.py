@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from connector_tax.analysis.stationarity import BATCH, mser, stationarity
+from connector_tax.analysis.stationarity import BATCH, mser, warming_up
 
 
 def noise(seed: int, n: int = 200) -> np.ndarray:
@@ -12,7 +12,7 @@ def noise(seed: int, n: int = 200) -> np.ndarray:
 
 
 def test_stationary_cells_are_rarely_flagged() -> None:
-    flagged = sum(stationarity(noise(seed), 0.03).warming_up is True for seed in range(1000))
+    flagged = sum(warming_up(noise(seed), 0.03) is True for seed in range(1000))
     assert flagged <= 15
 
 
@@ -21,7 +21,7 @@ def test_a_cell_still_warming_up_is_flagged(settled_after: float, at_least: int)
     flagged = 0
     for seed in range(100):
         ramp = np.clip(1 - np.arange(200) / (200 * settled_after), 0, None)
-        flagged += stationarity(noise(seed) * (1 + 0.6 * ramp), 0.03).warming_up is True
+        flagged += warming_up(noise(seed) * (1 + 0.6 * ramp), 0.03) is True
     assert flagged >= at_least
 
 
@@ -33,9 +33,9 @@ def test_mser_finds_the_end_of_a_step() -> None:
 
 
 def test_few_requests_cannot_tell() -> None:
-    assert stationarity(noise(1, 79), 0.03).warming_up is None
+    assert warming_up(noise(1, 79), 0.03) is None
 
 
 def test_nothing_is_said_of_values_that_settle_at_zero() -> None:
     values = np.where(np.arange(200) < 90, 5.0, 0.0)
-    assert stationarity(values, 0.03) == (None, None, None, None)
+    assert warming_up(values, 0.03) is None

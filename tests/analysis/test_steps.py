@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.steps import (
     Steps,
-    launch_values,
     read_steps,
     step_cdf,
     step_columns,
@@ -111,13 +110,6 @@ def test_plain_has_a_duration_and_no_callbacks(tmp_path: Path) -> None:
     nothing = dict.fromkeys(("build_meta_us", "get_finished_us"))
     steps = steps_of(tmp_path, [scheduler(1, **nothing), worker(1, start_load_kv_us=None)])
     assert step_columns(steps)["connector_total_us_p50"] is None
-    assert launch_values(steps, bare=True) == {
-        "tax_step_p50": 100.0,
-        "tax_engine_step_p50": 1000.0,
-        "tax_callback_p50": 0.0,
-        "unattributed": 100.0,
-    }
-    assert launch_values(steps, bare=False)["tax_callback_p50"] is None
 
 
 def test_an_empty_file_gives_empty_columns(tmp_path: Path) -> None:
@@ -125,18 +117,12 @@ def test_an_empty_file_gives_empty_columns(tmp_path: Path) -> None:
     assert (row["n_steps"], row["step_duration_us_p50"]) == (0, None)
 
 
-def test_what_callbacks_do_not_explain_is_named(tmp_path: Path) -> None:
-    ours = steps_of(tmp_path, [scheduler(1, step_duration_us=130.0), worker(1)])
-    values = launch_values(ours, bare=False)
-    assert (values["tax_callback_p50"], values["unattributed"]) == (17.0, 113.0)
-
-
 def test_records_without_whole_steps_have_no_engine_step_tax(tmp_path: Path) -> None:
     old = scheduler(1)
     del old["engine_step_us"]
     steps = steps_of(tmp_path, [old, worker(1)])
-    values = launch_values(steps, bare=False)
-    assert (values["tax_step_p50"], values["tax_engine_step_p50"]) == (100.0, None)
+    values = step_columns(steps)
+    assert (values["step_duration_us_p50"], values["engine_step_us_p50"]) == (100.0, None)
     points = step_cdf({"schedule": [steps.duration_us], "engine": [steps.engine_us]})
     assert {(point["schedule"], point["engine"]) for point in points} == {(100.0, None)}
 

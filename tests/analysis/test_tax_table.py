@@ -1,66 +1,47 @@
-"""The tax table: baseline, families, marks, one block, plain's launches, older studies."""
+"""The tax table: baseline, families, marks, one block, plain's launches."""
 
-import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from connector_tax.analysis.aggregate import main as aggregate
-from connector_tax.analysis.reference import main as reference
-from connector_tax.files import sha256_file
 from tests.analysis.conftest import VOID_REASON
-from tests.analysis.synthetic import SMALL_GRID, TAXES, write_analysed_study, write_synthetic_study
-from tests.analysis.tables import FILES, edit, one, select, table
+from tests.analysis.synthetic import SMALL_GRID, TAXES, write_analysed_study
+from tests.analysis.tables import effects, one, select, table
 
 
-def test_the_last_plain_shows_no_tax_and_stands_beside_every_tax(crisp: Path) -> None:
-    rows = table(crisp, "taxes.csv")
+def test_the_last_plain_shows_no_tax(crisp: Path) -> None:
+    rows = effects(crisp, "tax")
     noise = one(rows, config="plain_2", reference="ref_safe", phase="A", metric="tpot_p90")
     assert noise["verdict"] == "NO TAX"
-    other = one(rows, config="nixl_both", reference="ref_safe", phase="A", metric="tpot_p90")
-    assert (other["aa_tax"], other["aa_lo"]) == (noise["tax"], noise["tax_lo"])
 
 
 def test_one_block_gives_numbers_without_intervals_or_verdicts(damaged: Path) -> None:
-    valid = select(table(damaged, "taxes.csv"), status="valid")
+    valid = select(effects(damaged, "tax"), status="valid")
     assert {row["verdict"] for row in valid} == {
         "point estimate, no verdict",
         "no verdict (marked)",
     }
-    assert {row["interval_method"] for row in valid} == {"one launch; launches not included"}
-    empty = ("tax_lo", "tax_hi", "abs_lo_ms", "abs_hi_ms", "p_value", "p_adjusted", "error_df")
+    assert {row["method"] for row in valid} == {"one launch; launches not included"}
+    empty = ("lo", "hi", "p", "p_adjusted", "df")
     assert {row[name] for row in valid for name in empty} == {""}
-    gaps = select(table(damaged, "amplification.csv"), status="valid")
-    assert {row["gap_lo"] for row in gaps} == {""}
+    gaps = select(effects(damaged, "gap"), status="valid")
+    assert {row["lo"] for row in gaps} == {""}
 
 
 def test_a_lost_launch_of_plain_leaves_the_other_as_baseline_and_no_aa(damaged: Path) -> None:
-    rows = table(damaged, "taxes.csv")
+    rows = effects(damaged, "tax")
     row = one(rows, config="mooncake_both", phase="B", cell="128x64", metric="ttft_p90")
-    assert (row["status"], row["aa_tax"]) == ("valid", "")
+    assert row["status"] == "valid"
     noise = one(rows, config="plain_2", phase="B", cell="128x64", metric="ttft_p90")
     assert (noise["status"], noise["reason"]) == ("void", f"block 0: {VOID_REASON}")
-
-
-def test_the_columns_of_the_tax_table(crisp: Path) -> None:
-    text = (crisp / "analysis" / "taxes.csv").read_text()
-    assert text.splitlines()[0].replace(",", " ") == (
-        "config phase cell rate_rps reference input_tokens output_tokens metric family tax tax_lo"
-        " tax_hi abs_ms abs_lo_ms abs_hi_ms plain_ms config_ms n_blocks n_config n_plain"
-        " interval_method error_df verdict p_value p_adjusted blocks_needed margin aa_tax aa_lo"
-        " aa_hi tax_all tax_all_lo tax_all_hi mark capacity_ratio step_tax_us engine_step_tax_us"
-        " callback_us unattributed_us"
-        " status reason"
-    )
 
 
 def test_the_confirmatory_family_is_phase_a_at_the_rates_named_beforehand(
     crisp: Path, tmp_path: Path
 ) -> None:
     def confirmatory(root: Path) -> set[tuple[str, str]]:
-        rows = select(table(root, "taxes.csv"), family="confirmatory")
+        rows = select(effects(root, "tax"), family="confirmatory")
         return {(row["phase"], row["cell"]) for row in rows}
 
     assert confirmatory(crisp) == {("A", "r40"), ("A", "r80")}
@@ -71,22 +52,22 @@ def test_the_confirmatory_family_is_phase_a_at_the_rates_named_beforehand(
 
 
 def test_a_saturated_configuration_is_marked_and_leaves_the_family(crisp: Path) -> None:
-    rows = table(crisp, "taxes.csv")
+    rows = effects(crisp, "tax")
     where = {"phase": "A", "cell": "r80", "metric": "tpot_p90"}
     marked = one(rows, config="mooncake_both", **where)
     assert marked["mark"] == "mooncake_both saturated"
     assert (marked["verdict"], marked["p_adjusted"]) == ("no verdict (marked)", "")
-    assert marked["tax_lo"] != "" != marked["p_value"]
+    assert marked["lo"] != "" != marked["p"]
     clean = one(rows, config="noop_connector", **where)
     assert (clean["mark"], clean["verdict"]) == ("", "TAX")
     everyone = select(rows, phase="A", cell="r160", metric="ttft_p90")
     assert {row["verdict"] for row in everyone} == {"no verdict (marked)"}
-    gap = one(table(crisp, "amplification.csv"), config="mooncake_both", metric="ttft_p90")
+    gap = one(effects(crisp, "gap"), config="mooncake_both", metric="ttft_p90")
     assert gap["mark"] == "mooncake_both saturated"
 
 
 def test_plains_pooled_row_is_over_all_of_its_launches(crisp: Path) -> None:
-    rows = table(crisp, "aggregate.csv")
+    rows = table(crisp, "cells.csv")
     launches = [
         row
         for name in ("plain", "plain_2")
@@ -101,50 +82,14 @@ def test_plains_pooled_row_is_over_all_of_its_launches(crisp: Path) -> None:
     half = 2.776445 * logs.std(ddof=1) / np.sqrt(5)
     assert float(pooled["ttft_p90_hi_ms"]) == pytest.approx(np.exp(logs.mean() + half))
     assert pooled["n"] == str(10 * 120)
-    tax = one(
-        table(crisp, "taxes.csv"), config="nixl_both", phase="A", cell="r40", metric="ttft_p90"
-    )
-    assert float(tax["plain_ms"]) == pytest.approx(float(pooled["ttft_p90_ms"]))
+    tax = one(effects(crisp, "tax"), config="nixl_both", phase="A", cell="r40", metric="ttft_p90")
+    assert float(tax["base"]) == pytest.approx(float(pooled["ttft_p90_ms"]))
 
 
 def test_plain_launched_once_has_taxes_and_no_aa(tmp_path: Path) -> None:
     study = write_analysed_study(
         tmp_path / "x", steps_per_cell=10, plain_launches=1, blocks=2, config=SMALL_GRID
     )
-    rows = table(study.parent, "taxes.csv")
+    rows = effects(study.parent, "tax")
     assert {row["config"] for row in rows} == set(TAXES)
-    assert {row["aa_tax"] for row in rows} == {""}
-    assert all(row["tax_lo"] != "" for row in rows)
-
-
-def test_an_archived_study_with_a_closing_plain_gives_the_same_numbers(
-    tmp_path: Path,
-) -> None:
-    small = write_synthetic_study(tmp_path / "x", steps_per_cell=20, config=SMALL_GRID).parent
-    old = tmp_path / "old"
-    shutil.copytree(small, old)
-    for launch in (old / "runs").glob("plain_2/*/*"):
-        text = (launch / "index.json").read_text()
-        for record in launch.glob("*/cell_*.json"):
-            before = sha256_file(record)
-            record.write_text(record.read_text().replace("plain_2", "plain_last"))
-            text = text.replace(before, sha256_file(record))
-        (launch / "index.json").write_text(text.replace("plain_2", "plain_last"))
-    (old / "runs" / "plain_2").rename(old / "runs" / "plain_last")
-
-    def as_it_was(study: dict[str, Any]) -> None:
-        config = study["config"]
-        assert config.pop("plain_launches") == 2
-        config["closing_plain"] = True
-        del config["statistics"]["confirmatory"]
-        config["statistics"]["margin"] = config["statistics"].pop("margins")["ttft_p90"]
-        for entry in (entry for order in study["run_order"].values() for entry in order):
-            entry["config"] = entry["config"].replace("plain_2", "plain_last")
-
-    edit(old / "study.json", as_it_was)
-    for root in (small, old):
-        assert reference(["--study", str(root / "study.json")]) == 0
-        assert aggregate(["--study", str(root / "study.json")]) == 0
-    for name in FILES:
-        then = (old / "analysis" / name).read_text().replace("plain_last", "plain_2")
-        assert then == (small / "analysis" / name).read_text()
+    assert all(row["lo"] != "" for row in rows)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import sem, ttest_ind
 
 from connector_tax.artifacts.names import MARKED, POINT_ESTIMATE
-from connector_tax.artifacts.tables import POOLED
+from connector_tax.artifacts.tables import POOLED, TAX
 from connector_tax.compare.__main__ import main
 from connector_tax.compare.contrast import Known, difference, from_interval, quantile
 from connector_tax.compare.rows import (
@@ -22,7 +22,6 @@ from connector_tax.compare.rows import (
     LATENCY,
     LOWER,
     SAME,
-    TAX,
     ComparedRow,
     Side,
     compare_rows,
@@ -134,17 +133,17 @@ def test_the_injected_differences_are_found_and_swapping_the_studies_inverts_the
 def test_each_study_brings_its_own_degrees_of_freedom(a: Path, b: Path) -> None:
     studies = [StudyTables(root / "study.json") for root in (a, b)]
     where = ("nixl_both", "A", "tpot_p90")
-    tables = [next(r for r in s.taxes if (r.config, r.phase, r.metric) == where) for s in studies]
+    tables = [next(r for r in s.of(TAX) if (r.config, r.phase, r.metric) == where) for s in studies]
     row = next(r for r in compare_rows(studies[0], studies[1])
                if r.quantity == TAX and (r.config, r.phase, r.metric) == where)  # fmt: skip
-    dfs = [t.error_df for t in tables]
+    dfs = [t.df for t in tables]
     assert dfs[0] != dfs[1]
     errors = []
     for t in tables:
-        assert t.tax is not None
-        assert t.tax_hi is not None
-        assert t.error_df is not None
-        errors.append(np.log((1 + t.tax_hi) / (1 + t.tax)) / quantile(0.95, t.error_df))
+        assert t.estimate is not None
+        assert t.hi is not None
+        assert t.df is not None
+        errors.append(np.log((1 + t.hi) / (1 + t.estimate)) / quantile(0.95, t.df))
     parts = [e**4 / df for e, df in zip(errors, dfs, strict=True) if df]
     assert row.error_df == pytest.approx(sum(e**2 for e in errors) ** 2 / sum(parts), rel=1e-6)
 
@@ -157,7 +156,7 @@ def test_a_percentile_of_zero_has_no_ratio_and_says_so(a: Path, b: Path, tmp_pat
         for row in select(rows, config="plain", phase="A", block=POOLED):
             row.update(zeros)
 
-    edit_csv(one / "analysis" / "aggregate.csv", all_in_one_read)
+    edit_csv(one / "analysis" / "cells.csv", all_in_one_read)
     rows = compare_rows(*(StudyTables(root / "study.json") for root in (one, b)))
     (zero,) = (r for r in rows if r.config == "plain" and r.phase == "A"
                and r.quantity == LATENCY and r.metric == "tpot_p90")  # fmt: skip

@@ -2,16 +2,14 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from connector_tax.artifacts.tables import DeviceTaxRow
 from connector_tax.compare.contrast import quantile
 from connector_tax.compare.gate import ABOVE, BELOW, CANNOT_TELL, NO_NUMBER, check, main, overall
-from connector_tax.compare.power import decided_bound, pilot_estimate, plan_lines
+from connector_tax.compare.power import decided_bound, plan_lines
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json
 from tests.figures.figure_study import write_study
@@ -29,10 +27,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def interval(root: Path, config: str = "nixl_both") -> tuple[float, float]:
-    row = StudyTables(root / "study.json").taxes_at("ref_safe", "ttft_p90")[config]
-    assert row.tax_lo is not None
-    assert row.tax_hi is not None
-    return row.tax_lo, row.tax_hi
+    row = StudyTables(root / "study.json").at("ref_safe", "ttft_p90")[config]
+    assert row.lo is not None
+    assert row.hi is not None
+    return row.lo, row.hi
 
 
 def gate(root: Path, bounds: Sequence[float], configs: Sequence[str], *more: str) -> int:
@@ -124,23 +122,6 @@ def test_more_blocks_decide_smaller_bounds_in_more_minutes(a: Path) -> None:
     assert bounds[0] > 1.5 * bounds[-1]
 
 
-@pytest.mark.parametrize(("devices", "of"), [(0, 0), (2, 0), (3, 3)])
-def test_an_error_made_of_devices_is_planned_with_as_one(a: Path, devices: int, of: int) -> None:
-    study = StudyTables(a / "study.json")
-    # As the study would have written them, had each block been on a device of its own.
-    blank = {field.name: None for field in fields(DeviceTaxRow)}
-    study.__dict__["device_taxes"] = [
-        DeviceTaxRow(**{**blank, "device": str(number)})  # type: ignore[arg-type]
-        for number in range(devices)
-    ]
-    estimate = pilot_estimate(study, "nixl_both", "tpot_p90", "ref_safe")
-    assert estimate is not None
-    assert estimate.devices == of
-    again = pilot_estimate(study, "plain_2", "tpot_p90", "ref_safe")
-    assert again is not None
-    assert again.devices == 0
-
-
 @pytest.mark.parametrize("fault", ["junit", "markdown", "table"])
 def test_what_cannot_be_read_or_written_is_none_of_the_answers(
     root: Path, tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
@@ -149,7 +130,7 @@ def test_what_cannot_be_read_or_written_is_none_of_the_answers(
     assert gate(study, [5.0], ["nixl_both"]) == 0
     more = {"junit": [f"--junit={tmp_path}"], "markdown": [f"--markdown={root}/study.json/x"]}
     if fault == "table":
-        (study / "analysis" / "taxes.csv").write_bytes(b"\xff\xfe")
+        (study / "analysis" / "effects.csv").write_bytes(b"\xff\xfe")
     assert gate(study, [5.0], ["nixl_both"], *more.get(fault, [])) == 3
     assert capsys.readouterr().err.startswith("gate: ")
 

@@ -7,22 +7,18 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, launch_index, write_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_records import DesignLabel
-from connector_tax.artifacts.tables import empty_row, table_text
+from connector_tax.artifacts.tables import table_text
 from connector_tax.files import write_json, write_text
 from tests.figures.figure_tables import (
     METRICS,
     Design,
-    aggregate_rows,
-    amplification_rows,
     cdf_rows,
+    cell_rows,
     configs,
+    effect_rows,
     grid,
-    hook_rows,
     reference_rates,
     state,
-    step_rows,
-    step_tax_rows,
-    tax_rows,
 )
 from tests.figures.resource_tables import engine_rows, resource_rows
 from tests.study_folder import rate_cell, shape_cell, study_document, write_stages
@@ -52,7 +48,7 @@ def _settings(design: Design) -> dict[str, Any]:
 
 def _hypotheses() -> dict[str, Any]:
     return {
-        "engine_label": "embedded (emulated)", "emulated": True, "prior": {},
+        "engine_label": "embedded (emulated)", "emulated": True,
         "hypotheses": [
             {"id": f"H{number}", "verdict": verdict, "sentence": f"Sentence of H{number}.",
              "numbers": {"tax": 0.31, "tax_lo": 0.27, "tax_hi": 0.35}, "point_label": None}
@@ -64,10 +60,6 @@ def _hypotheses() -> dict[str, Any]:
              "sentence": f"Sentence of criterion {number}.", "numbers": {},
              "point_label": None}
             for number in range(1, 8)
-        ],
-        "resolution": [
-            {"source": "docs/method.md", "metric": "tpot", "where": "light load", "sigma": 0.1,
-             "n": 200, "half_width": 0.034},
         ],
     }  # fmt: skip
 
@@ -147,20 +139,15 @@ def write_study(root: Path, design: Design | None = None, runs: bool = False) ->
         root, document, design.skipped, step_timing=design.step_timing, environment=environment
     )
     configurations, skipped = list(design.labels), design.skipped
+    resources = resource_rows(configurations, skipped, design.blocks, design.plain_launches)
     tables = {
-        paths.AGGREGATE: aggregate_rows(design),
-        paths.TAXES: tax_rows(design),
-        paths.AMPLIFICATION: amplification_rows(design),
-        paths.STEPS: step_rows(design),
-        paths.STEP_TAXES: step_tax_rows(design),
-        paths.HOOKS: hook_rows(design),
+        paths.CELLS: cell_rows(design),
+        paths.EFFECTS: [*effect_rows(design), *resources],
         paths.STEP_CDF: cdf_rows(design),
-        paths.RESOURCE_TABLE: resource_rows(configurations, skipped, design.blocks),
         paths.ENGINE_TABLE: engine_rows(configurations, skipped),
     }
     for name, rows in tables.items():
-        text = table_text(name, [empty_row(name) | row for row in rows])
-        write_text(root / paths.ANALYSIS / name, text)
+        write_text(root / paths.ANALYSIS / name, table_text(name, rows))
     write_json(root / "analysis" / "hypotheses.json", _hypotheses())
     write_json(root / "reference_rates.json", reference_rates(design))
     if runs:

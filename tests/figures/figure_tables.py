@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import configuration_of, plain_names
-from connector_tax.artifacts.tables import COLUMNS
 
 LABELS = {
     "plain": "plain",
@@ -123,7 +121,7 @@ def grid(design: Design) -> list[tuple[str, str, float, int, int]]:
     return grid
 
 
-def aggregate_rows(design: Design) -> Iterable[dict[str, Any]]:
+def cell_rows(design: Design) -> Iterable[dict[str, Any]]:
     for config in configs(design):
         for phase, cell, rate, input_tokens, output_tokens in grid(design):
             status, reason = state(design, config, phase, cell)
@@ -168,68 +166,89 @@ def aggregate_rows(design: Design) -> Iterable[dict[str, Any]]:
                 yield row
 
 
-def _tax_row(design: Design, config: str, cell: tuple[str, str, float, int, int], metric: str,
-             reference: str) -> dict[str, Any]:  # fmt: skip
-    phase, name, rate, input_tokens, output_tokens = cell
-    status, reason = state(design, config, phase, name)
-    plain = _values_ms("plain", rate, input_tokens, output_tokens)[metric]
-    own = _values_ms(config, rate, input_tokens, output_tokens)[metric]
-    tax = own / plain - 1
-    half = 0.03 + 0.04 * abs(tax)
-    noise = _values_ms("plain_2", rate, input_tokens, output_tokens)[metric] / plain - 1
-    row: dict[str, Any] = {
-        "config": config, "phase": phase, "cell": name, "rate_rps": rate, "reference": reference,
-        "input_tokens": input_tokens, "output_tokens": output_tokens, "metric": metric,
-        "tax": tax, "tax_lo": tax - half, "tax_hi": tax + half,
-        "abs_ms": own - plain, "abs_lo_ms": own - plain - half * plain,
-        "abs_hi_ms": own - plain + half * plain, "plain_ms": plain, "config_ms": own,
-        "n_blocks": design.blocks, "n_config": 240 * design.blocks, "n_plain": 240 * design.blocks,
-        "interval_method": "block model (df 17)", "error_df": 17,
-        "verdict": "TAX" if tax - half > 0.03 else "INCONCLUSIVE",
-        "p_value": 0.01, "p_adjusted": 0.02,
-        "blocks_needed": None, "margin": 0.03, "mark": design.overloaded.get((config, name), ""),
-        "family": "confirmatory" if phase == "A" and reference else "exploratory",
-        "aa_tax": noise, "aa_lo": noise - 0.03, "aa_hi": noise + 0.03,
-        "capacity_ratio": _capacity_rps(config) / _capacity_rps("plain"),
-        "step_tax_us": STEP_COST_US[config], "engine_step_tax_us": 1.5 * STEP_COST_US[config],
-        "callback_us": 0.7 * STEP_COST_US[config],
-        "unattributed_us": 0.3 * STEP_COST_US[config], "status": status, "reason": reason,
-    }  # fmt: skip
+Grid = tuple[str, str, float, int, int]
+
+
+def _lost(design: Design, config: str, cell: Grid) -> dict[str, Any] | None:
+    """Status and reason of a cell without a number; None where it has one."""
+    status, reason = state(design, config, cell[0], cell[1])
+    return None if status == "valid" else {"status": status, "reason": reason}
+
+
+def _ends(design: Design, value: float, below: float, above: float) -> dict[str, Any]:
+    """An estimate with its interval; without one in a single block."""
     if design.blocks == 1:
-        row["verdict"] = "point estimate, no verdict"
-        row["interval_method"] = "one launch; launches not included"
-        row |= dict.fromkeys(("aa_lo", "aa_hi", "p_value", "p_adjusted", "error_df"))
-        row |= dict.fromkeys(("tax_lo", "tax_hi", "abs_lo_ms", "abs_hi_ms"))
+        return {"estimate": value, "status": "valid", "n_blocks": 1}
+    return {"estimate": value, "lo": value - below, "hi": value + above, "status": "valid",
+            "p": 0.01, "n_blocks": design.blocks, "method": "block model (df 17)",
+            "df": 17}  # fmt: skip
+
+
+def _tax(design: Design, config: str, cell: Grid, metric: str) -> dict[str, Any]:
+    _, name, rate, *shape = cell
+    base, own = (_values_ms(c, rate, *shape)[metric] for c in ("plain", config))
+    tax = own / base - 1
+    half = 0.03 if config == "plain_2" else 0.03 + 0.04 * abs(tax)
+    row = {"base": base, "own": own, "n": 240 * design.blocks, "n_base": 240 * design.blocks,
+           "mark": design.overloaded.get((config, name), ""), "p_adjusted": 0.02,
+           "verdict": "TAX" if tax - half > 0.03 else "INCONCLUSIVE"}  # fmt: skip
+    row |= _ends(design, tax, half, half)
+    if design.blocks == 1:
+        row |= {"verdict": "point estimate, no verdict", "p_adjusted": None,
+                "method": "one launch; launches not included"}  # fmt: skip
     if row["mark"]:
         row |= {"verdict": "no verdict (marked)", "p_adjusted": None}
-    if design.plain_launches == 1:
-        row |= {"aa_tax": None, "aa_lo": None, "aa_hi": None}
-    if config == "plain_2":
-        row["callback_us"] = row["unattributed_us"] = None
-    if not design.step_timing:
-        row |= {"step_tax_us": None, "callback_us": None, "unattributed_us": None}
-    if not (design.step_timing and design.engine_steps):
-        row["engine_step_tax_us"] = None
-    if status != "valid":
-        keep = {"config", "phase", "cell", "rate_rps", "reference", "input_tokens", "output_tokens",
-                "metric", "family", "margin", "status", "reason"}  # fmt: skip
-        row = {key: value if key in keep else None for key, value in row.items()}
     return row
 
 
-def tax_rows(design: Design) -> Iterable[dict[str, Any]]:
+def _step(design: Design, config: str, cell: Grid, metric: str) -> dict[str, Any]:
+    share = {"step": 1.0, "engine_step": 1.5, "callbacks": 0.7}[metric]
+    if not design.step_timing or (metric == "engine_step" and not design.engine_steps):
+        return {"status": "missing", "reason": "no step tax"}
+    if _lost(design, config, cell):
+        return {"status": "missing", "reason": "no step tax"}
+    below, above = (20, 20) if config == "plain_2" else (60, 70)
+    return _ends(design, share * STEP_COST_US[config], below, above)
+
+
+def _hooks(design: Design, config: str) -> Iterable[dict[str, Any]]:
+    for item, part in (("scheduler//build_meta", 0.2), ("worker//get_finished", 0.4),
+                       ("worker//wait_for_save", 0.01)):  # fmt: skip
+        us = part * STEP_COST_US[config]
+        for metric, value in (("p50", us), ("mean", us), ("share", us / 4800), ("empty", 0.0)):
+            ends = {"estimate": value, "lo": 0.9 * value, "hi": 1.1 * value, "n": 900}
+            yield {"item": item, "metric": metric, "n_blocks": design.blocks, **ends}
+
+
+def effect_rows(design: Design) -> Iterable[dict[str, Any]]:
+    """effects.csv but for the resources."""
     rates = {"ref_safe": design.ref_safe, "ref_load": design.ref_load}
-    for config in configs(design):
-        if config == "plain":
-            continue
+    for config in (config for config in configs(design) if config != "plain"):
         for cell in grid(design):
-            if cell[0] == "A":
-                at = [name for name, rate in rates.items() if rate == cell[2]] or [""]
-            else:
-                at = ["ref_safe" if cell[0] == "B" else "ref_load"]
+            at = {"B": "ref_safe", "Bp": "ref_load"}.get(cell[0]) or next(
+                (name for name, rate in rates.items() if rate == cell[2]), ""
+            )
+            row: dict[str, Any] = {"config": config, "phase": cell[0], "cell": cell[1],
+                                   "rate_rps": cell[2], "reference": at}  # fmt: skip
+            family = "confirmatory" if cell[0] == "A" and at else "exploratory"
             for metric in METRICS:
-                for reference in at:
-                    yield _tax_row(design, config, cell, metric, reference)
+                numbers = _lost(design, config, cell) or _tax(design, config, cell, metric)
+                yield row | numbers | {"quantity": "tax", "metric": metric, "unit": "ms",
+                                       "scale": "log", "margin": 0.03,
+                                       "family": family}  # fmt: skip
+            for metric in ("step", "engine_step", "callbacks"):
+                if config != "plain_2" or metric != "callbacks":
+                    yield row | _step(design, config, cell, metric) | {
+                        "quantity": "step", "metric": metric, "unit": "us", "scale": "raw",
+                    }  # fmt: skip
+            if design.step_timing and config != "plain_2" and not _lost(design, config, cell):
+                for hook in _hooks(design, config):
+                    yield row | hook | {"quantity": "hook", "status": "valid", "scale": "raw"}
+        for metric in METRICS:
+            gap = {"estimate": 0.2, "lo": 0.1, "hi": 0.3, "base": 0.3, "own": 0.5}
+            yield {"quantity": "gap", "config": config, "phase": "A", "metric": metric,
+                   "scale": "raw", "n_blocks": design.blocks, "status": "valid", **gap,
+                   "method": "block model (df 17)"}  # fmt: skip
 
 
 def cdf_rows(design: Design) -> Iterable[dict[str, Any]]:
@@ -247,71 +266,6 @@ def cdf_rows(design: Design) -> Iterable[dict[str, Any]]:
                 "engine_step_us": 4 * duration if design.engine_steps else None,
                 "cdf": quantile,
             }
-
-
-def amplification_rows(design: Design) -> Iterable[dict[str, Any]]:
-    for config in configs(design):
-        for metric in METRICS if config != "plain" else ():
-            yield {
-                "config": config, "metric": metric, "ref_safe_rps": design.ref_safe,
-                "ref_load_rps": design.ref_load, "tax_ref_safe": 0.3, "tax_ref_load": 0.5,
-                "gap": 0.2, "gap_lo": 0.1, "gap_hi": 0.3, "n_blocks": design.blocks,
-                "interval_method": "block model (df 17)", "mark": "",
-                "status": "valid", "reason": "",
-            }  # fmt: skip
-
-
-def step_rows(design: Design) -> Iterable[dict[str, Any]]:
-    for config in configs(design):
-        for phase, cell, *_ in grid(design):
-            valid = design.step_timing and state(design, config, phase, cell)[0] == "valid"
-            for block in range(design.blocks):
-                tax = STEP_COST_US[config] * (1 + 0.03 * (block - 1))
-                yield {
-                    "config": config, "block": block, "phase": phase, "cell": cell,
-                    "tax_step_p50": tax if valid else None,
-                    "tax_engine_step_p50": 1.5 * tax if valid and design.engine_steps else None,
-                    "tax_callback_p50": 0.7 * tax if valid and config != "plain_2" else None,
-                    "unattributed": 0.3 * tax if valid and config != "plain_2" else None,
-                }  # fmt: skip
-
-
-def step_tax_rows(design: Design) -> Iterable[dict[str, Any]]:
-    repeats = design.blocks > 1
-    shares = {"tax_step_p50": 1.0, "tax_engine_step_p50": 1.5, "tax_callback_p50": 0.7,
-              "unattributed": 0.3}  # fmt: skip
-    for config in design.labels:
-        for phase, cell, *_ in grid(design):
-            valid = design.step_timing and state(design, config, phase, cell)[0] == "valid"
-            for metric, share in shares.items() if config != "plain" else ():
-                known = valid and (design.engine_steps or metric != "tax_engine_step_p50")
-                tax, noise = share * STEP_COST_US[config], share * STEP_COST_US["plain_2"]
-                row: dict[str, Any] = {"config": config, "phase": phase, "cell": cell}
-                row |= {"metric": metric, "us": tax, "lo_us": tax - 60, "hi_us": tax + 70,
-                        "p": 0.01, "n_blocks": design.blocks, "method": "x", "aa_us": noise,
-                        "aa_lo_us": noise - 20, "aa_hi_us": noise + 20}  # fmt: skip
-                if not repeats:
-                    row |= dict.fromkeys(("lo_us", "hi_us", "p", "method", "aa_lo_us", "aa_hi_us"))
-                if design.plain_launches == 1 or metric == "tax_callback_p50":
-                    row |= dict.fromkeys(("aa_us", "aa_lo_us", "aa_hi_us"))
-                if not known:
-                    row |= dict.fromkeys(list(row)[4:])
-                yield row | {"reason": "" if known else "no step tax"}
-
-
-def hook_rows(design: Design) -> Iterable[dict[str, Any]]:
-    for config in design.labels if design.step_timing else ():
-        for phase, cell, *_ in grid(design):
-            if config == "plain" or state(design, config, phase, cell)[0] != "valid":
-                continue
-            for process, hook, part in (("scheduler", "build_meta", 0.2),
-                                        ("worker", "get_finished", 0.4),
-                                        ("worker", "wait_for_save", 0.01)):  # fmt: skip
-                us = part * STEP_COST_US[config]
-                values = (config, phase, cell, process, "", hook, us, 0.9 * us, 1.1 * us, "x",
-                          us, 0.9 * us, 1.1 * us, "x", us / 4800, 0.9 * us / 4800, 1.1 * us / 4800,
-                          "x", 0.0, 900, 900, design.blocks)  # fmt: skip
-                yield dict(zip(COLUMNS[paths.HOOKS], values, strict=True))
 
 
 def reference_rates(design: Design) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from connector_tax.analysis.resources import RESOURCES
 PLAIN: Mapping[str, tuple[float, float | None] | None] = {
     "idle_cpu": (0.021, 0.004),
     "cpu_s_per_1000": (34.2, 1.3),
+    "engine_queued": (0.03, 0.01),
     "memory_pss_mib": (1915.7, 12.0),
     "memory_pss_loaded_mib": (1958.5, 14.0),
     "gpu_memory_mib": (88_412.0, 30.0),
@@ -27,14 +28,14 @@ ADDED: Mapping[str, Mapping[str, float]] = {
 
 
 def resource_rows(
-    configurations: Sequence[str], skipped: Mapping[str, str], blocks: int
+    configurations: Sequence[str], skipped: Mapping[str, str], blocks: int, plains: int
 ) -> Iterator[dict[str, Any]]:
-    """A row for each configuration but plain and each resource."""
-    for config in configurations:
+    """A row for each configuration but plain and each resource, and of A/A."""
+    for config in (*configurations, "plain_2")[: len(configurations) + (plains > 1)]:
         for resource in RESOURCES if config != "plain" else ():
             row: dict[str, Any] = {
-                "config": config, "resource": resource.name, "unit": resource.unit,
-                "scale": resource.scale, "companions": "", "n_launches": 0, "n_blocks": 0,
+                "quantity": "resource", "config": config, "phase": "A", "metric": resource.name,
+                "unit": resource.unit, "scale": resource.scale, "n_blocks": 0,
             }  # fmt: skip
             given = PLAIN[resource.name]
             if config in skipped or given is None:
@@ -42,21 +43,22 @@ def resource_rows(
                 yield row | {"status": "missing", "reason": reason}
                 continue
             plain, half = given
-            yield row | _numbers(plain, half, ADDED.get(config, {}).get(resource.name, 0.0), blocks)
+            added = ADDED.get(config, {}).get(resource.name, 0.0)
+            own = {"base": plain, "own": plain + added, "n_blocks": blocks, "status": "valid"}
+            # On the scale of logs a share of plain's.
+            whole = plain if resource.scale == "log" else 1.0
+            yield row | own | _numbers(whole, half, added, blocks, config == "plain_2")
 
 
-def _numbers(plain: float, half: float | None, difference: float, blocks: int) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "plain_mean": plain, "config_mean": plain + difference, "difference": difference,
-        "tax": difference / plain, "n_blocks": blocks, "n_launches": 3 * blocks,
-        "status": "valid", "aa_difference": 0.0, "aa_tax": 0.0, "interval_method": "exact",
-    }  # fmt: skip
+def _numbers(
+    whole: float, half: float | None, difference: float, blocks: int, noise: bool
+) -> dict[str, Any]:
+    row = {"estimate": difference / whole, "method": "exact"}
     if half is None or blocks < 2:
-        return row if half is None else row | {"interval_method": ""}
-    ends = {"difference_lo": difference - half, "difference_hi": difference + half}
-    ends |= {"tax_lo": (difference - half) / plain, "tax_hi": (difference + half) / plain}
-    ends |= {"aa_difference_lo": -1.2 * half, "aa_difference_hi": 1.1 * half}
-    return row | ends | {"interval_method": "block model", "p_value": 0.01}
+        return row if half is None else row | {"method": ""}
+    below, above = (1.2 * half, 1.1 * half) if noise else (half, half)
+    ends = {"lo": (difference - below) / whole, "hi": (difference + above) / whole}
+    return row | ends | {"method": "block model (df 17)", "p": 0.01, "df": 17}
 
 
 def engine_rows(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import AggregateRow
+from connector_tax.artifacts.tables import ROW_TYPES
 from connector_tax.figures.__main__ import main
 from connector_tax.figures.names import NAMES
 from connector_tax.files import ArtifactError
@@ -15,7 +15,7 @@ from tests.figures.figure_study import write_study
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("ttft_p90_ms", "ttft_ms", "aggregate.csv:1: missing column(s): ttft_p90_ms"),
+        ("ttft_p90_ms", "ttft_ms", "cells.csv:1: missing column(s): ttft_p90_ms"),
         (
             "\nplain,plain,0,A,r0.5,0.5,",
             "\nplain,plain,0,A,r0.5,fast,",
@@ -28,12 +28,12 @@ def test_a_broken_table_is_refused_with_its_place(
     tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     write_study(tmp_path / "s")
-    path = tmp_path / "s" / "analysis" / "aggregate.csv"
+    path = tmp_path / "s" / "analysis" / "cells.csv"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(ArtifactError) as error:
-        read_table(path, AggregateRow)
+        read_table(path, ROW_TYPES[path.name])
     assert message in str(error.value)
 
 
@@ -41,9 +41,9 @@ def test_the_command_names_the_missing_file_and_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study_file = write_study(tmp_path / "s")
-    (tmp_path / "s" / "analysis" / "taxes.csv").unlink()
+    (tmp_path / "s" / "analysis" / "effects.csv").unlink()
     assert main(["fig9_forest", "--study", str(study_file)]) == 2
-    assert "taxes.csv: no such file" in capsys.readouterr().err
+    assert "effects.csv: no such file" in capsys.readouterr().err
     assert not (tmp_path / "s" / "figures").exists()
 
 

@@ -1,6 +1,5 @@
 """What each figure's CSV must hold, given the tables it was drawn from."""
 
-import csv
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,11 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.patches import Rectangle
 
-from connector_tax.artifacts.tables import empty_row, table_text
+from connector_tax.artifacts.tables import GAP, RESOURCE, STEP, TAX, table_text
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import StudyTables
 from connector_tax.text import number, size
+from tests.analysis.tables import edit_csv, select
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import Design
 
@@ -72,10 +72,10 @@ def test_tax_bars_carry_both_references_with_intervals_and_band(tmp_path: Path) 
         for reference in ("ref_safe", "ref_load")
     }
     for row in rows:
-        tax = study.taxes_at(row["reference"], row["metric"])[row["config"]]
-        noise = study.taxes_at(row["reference"], row["metric"])["plain_2"]
-        assert (row["tax"], row["tax_lo"], row["tax_hi"]) == (tax.tax, tax.tax_lo, tax.tax_hi)
-        assert (row["aa_lo"], row["aa_hi"]) == (noise.tax_lo, noise.tax_hi)
+        tax = study.at(row["reference"], row["metric"])[row["config"]]
+        noise = study.at(row["reference"], row["metric"])["plain_2"]
+        assert (row["tax"], row["tax_lo"], row["tax_hi"]) == (tax.estimate, tax.lo, tax.hi)
+        assert (row["aa_lo"], row["aa_hi"]) == (noise.lo, noise.hi)
     lost = {(row["config"], row["reference"]): row for row in rows if row["tax"] is None}
     assert lost["lmcache_only", "ref_safe"]["reason"] == "error_rate 0.2 > 0.01"
     assert lost["nixl_both", "ref_load"]["status"] == "skipped"
@@ -83,27 +83,27 @@ def test_tax_bars_carry_both_references_with_intervals_and_band(tmp_path: Path) 
 
 def test_the_gap_of_both_reference_rates_stands_beside_the_bars(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(skipped=SKIPPED), "fig4_tax_bars")
-    gaps = {(row.config, row.metric): row for row in study.amplification}
+    gaps = {(row.config, row.metric): row for row in study.of(GAP)}
     for row in rows:
         gap = gaps[row["config"], row["metric"]]
-        assert (row["gap"], row["gap_lo"], row["gap_hi"]) == (gap.gap, gap.gap_lo, gap.gap_hi)
+        assert (row["gap"], row["gap_lo"], row["gap_hi"]) == (gap.estimate, gap.lo, gap.hi)
     assert "gap, pp" in _svg(tmp_path, study, "fig4_tax_bars")
 
 
 def test_every_tax_of_phase_a_is_plotted_against_its_rate(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), "fig11_tax_vs_rate")
-    taxes = {(r.config, r.metric, r.rate_rps): r for r in study.taxes if r.phase == "A"}
+    taxes = {(r.config, r.metric, r.rate_rps): r for r in study.of(TAX, "A")}
     assert len(rows) == 8 * 2 * 7
     for row in rows:
         tax = taxes[row["config"], row["metric"], row["rate_rps"]]
-        assert (row["tax"], row["tax_lo"], row["tax_hi"]) == (tax.tax, tax.tax_lo, tax.tax_hi)
+        assert (row["tax"], row["tax_lo"], row["tax_hi"]) == (tax.estimate, tax.lo, tax.hi)
         assert (row["status"], row["reason"]) == (tax.status, tax.reason)
 
 
 def test_the_latency_figures_carry_the_tax_of_every_cell(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(skipped=SKIPPED), "fig2_tpot_vs_rate")
-    taxes = {(r.config, r.rate_rps): r.tax for r in study.taxes
-             if (r.phase, r.metric) == ("A", "tpot_p90")}  # fmt: skip
+    taxes = {(r.config, r.rate_rps): r.estimate for r in study.of(TAX, "A")
+             if r.metric == "tpot_p90"}  # fmt: skip
     for row in rows:
         assert row["tax"] == taxes.get((row["config"], row["rate_rps"]))
 
@@ -117,18 +117,14 @@ def test_one_reference_rate_gives_one_bar_per_configuration(tmp_path: Path) -> N
 def test_heat_maps_mark_cells_whose_interval_includes_zero(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), "fig5_shape_heatmap")
     assert len(rows) == 8 * 9
-    taxes = {
-        (row.config, row.cell): row
-        for row in study.taxes
-        if row.phase == "B" and row.metric == "ttft_p90"
-    }
+    taxes = {(row.config, row.cell): row for row in study.of(TAX, "B") if row.metric == "ttft_p90"}
     for row in rows:
         tax = taxes[row["config"], row["cell"]]
-        if tax.tax_lo is None or tax.tax_hi is None:
+        if tax.lo is None or tax.hi is None:
             assert row["interval_includes_0"] is None
             assert row["status"] in ("void", "skipped")
         else:
-            assert row["interval_includes_0"] == (tax.tax_lo <= 0 <= tax.tax_hi)
+            assert row["interval_includes_0"] == (tax.lo <= 0 <= tax.hi)
     marked = {row["config"] for row in rows if row["interval_includes_0"]}
     assert marked == {"plain_2"}
 
@@ -148,18 +144,18 @@ def _svg(folder: Path, study: StudyTables, name: str) -> str:
 
 def test_step_taxes_are_drawn_with_their_intervals_in_both_figures(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(), "fig7_decomposition")
-    for metric, name in (("step_p50", "tax_step_p50"), ("engine_step_p50", "tax_engine_step_p50")):
-        taxes = study.step_taxes_at("ref_safe", name)
-        callbacks = study.step_taxes_at("ref_safe", "tax_callback_p50")
-        drawn = {row["config"]: row for row in rows if row["metric"] == metric}
+    for metric in ("step", "engine_step"):
+        taxes = study.at("ref_safe", metric, STEP)
+        callbacks, noise = study.at("ref_safe", "callbacks", STEP), taxes.pop("plain_2")
+        drawn = {row["config"]: row for row in rows if row["metric"] == f"{metric}_p50"}
         assert set(drawn) == set(taxes)
         for config, row in drawn.items():
             tax, callback = taxes[config], callbacks[config]
             ends = (row["step_tax_us"], row["step_tax_lo_us"], row["step_tax_hi_us"])
-            assert ends == (tax.us, tax.lo_us, tax.hi_us)
-            assert row["callback_us"] == callback.us
-            assert row["callback_us"] + row["unattributed_us"] == pytest.approx(tax.us)
-            assert (row["aa_lo"], row["aa_hi"]) == (tax.aa_lo_us, tax.aa_hi_us)
+            assert ends == (tax.estimate, tax.lo, tax.hi)
+            assert row["callback_us"] == callback.estimate
+            assert row["callback_us"] + row["unattributed_us"] == pytest.approx(tax.estimate)
+            assert (row["aa_lo"], row["aa_hi"]) == (noise.lo, noise.hi)
     assert "whole engine step" in _svg(tmp_path, study, "fig7_decomposition")
     curves = _svg(tmp_path, study, "fig6_step_cdf")
     assert "whole engine step (µs)" in curves
@@ -176,16 +172,12 @@ def test_one_block_is_drawn_without_intervals(tmp_path: Path) -> None:
 
 def test_a_negative_no_op_shifts_no_bar(tmp_path: Path) -> None:
     study_file = write_study(tmp_path / "s")
-    path = tmp_path / "s" / "analysis" / "taxes.csv"
-    with path.open(newline="") as stream:
-        table = list(csv.DictReader(stream))
-    for row in table:
-        if row["config"] == "noop_connector":
-            row |= {"tax": "-0.2", "tax_lo": "-0.25", "tax_hi": "-0.15"}
-    with path.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, list(table[0]))
-        writer.writeheader()
-        writer.writerows(table)
+
+    def negative(table: list[dict[str, str]]) -> None:
+        for row in select(table, quantity="tax", config="noop_connector"):
+            row |= {"estimate": "-0.2", "lo": "-0.25", "hi": "-0.15"}
+
+    edit_csv(tmp_path / "s" / "analysis" / "effects.csv", negative)
     module = import_module("connector_tax.figures.fig7_decomposition")
     axes = module.draw(StudyTables(study_file)).figure.axes[0]
     bars = [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_x() == 0]
@@ -203,7 +195,7 @@ def test_records_without_whole_engine_steps_are_drawn_without_them(tmp_path: Pat
 
 def test_framework_and_implementation_add_up_to_the_tax(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(), "fig7_decomposition")
-    noop = study.taxes_at("ref_safe", "ttft_p90")["noop_connector"].tax
+    noop = study.at("ref_safe", "ttft_p90")["noop_connector"].estimate
     stacked = [row for row in rows if row["metric"] == "ttft_p90"]
     assert len(stacked) == 7
     for row in stacked:
@@ -230,12 +222,12 @@ def test_without_step_timing_a_picture_says_why_there_is_none(tmp_path: Path, na
 
 def test_the_sum_of_the_parts_has_the_conservative_interval(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(), "fig8_additivity")
-    taxes = study.taxes_at("ref_safe", "ttft_p90")
+    taxes = study.at("ref_safe", "ttft_p90")
     parts = [taxes["mooncake_both"], taxes["lmcache_only"]]
     (total,) = [row for row in rows if row["config"] == "sum of the two"][:1]
-    for field in ("tax", "tax_lo", "tax_hi"):
-        assert total[field] == pytest.approx(sum(getattr(part, field) for part in parts))
-    whole = taxes["multi_mooncake_lmcache"].tax
+    for field, end in (("tax", "estimate"), ("tax_lo", "lo"), ("tax_hi", "hi")):
+        assert total[field] == pytest.approx(sum(getattr(part, end) for part in parts))
+    whole = taxes["multi_mooncake_lmcache"].estimate
     assert whole is not None
     assert (total["tolerance_lo"], total["tolerance_hi"]) == pytest.approx(
         (0.7 * whole, 1.3 * whole)
@@ -310,11 +302,13 @@ def test_a_reference_rate_off_the_grid_is_said_instead_of_drawn(tmp_path: Path) 
 def test_resources_are_plotted_as_differences_with_their_noise(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(skipped=SKIPPED), "fig10_resources")
     by_key = {(row["config"], row["resource"]): row for row in rows}
-    table = {(row.config, row.resource): row for row in study.resources}
+    table = {(row.config, row.metric): row for row in study.of(RESOURCE)}
     assert {config for config, _ in by_key} == {item.id for item in study.connectors}
     for key, row in by_key.items():
-        for name in ("difference", "difference_lo", "difference_hi", "plain_mean", "status"):
-            assert row[name] == getattr(table[key], name)
+        effect = table[key]
+        ends = tuple(row[f"difference{end}"] for end in ("", "_lo", "_hi"))
+        assert ends == effect.difference
+        assert (row["plain_mean"], row["status"]) == (effect.base, effect.status)
     idle = by_key["lmcache_only", "idle_cpu"]
     assert (idle["aa_lo"], idle["aa_hi"]) == (-1.2 * 0.004, 1.1 * 0.004)
     skipped = by_key["nixl_both", "idle_cpu"]
@@ -326,12 +320,12 @@ def test_resources_are_plotted_as_differences_with_their_noise(tmp_path: Path) -
 
 def test_resources_that_no_launch_recorded_are_said_to_be_absent(tmp_path: Path) -> None:
     study_file = write_study(tmp_path / "s")
-    path = study_file.parent / "analysis" / "resources.csv"
+    path = study_file.parent / "analysis" / "effects.csv"
     missing = {
-        "config": "noop_connector", "resource": "idle_cpu", "unit": "x", "scale": "raw",
-        "n_blocks": 0, "n_launches": 0, "status": "missing", "reason": "not recorded: too old",
+        "quantity": "resource", "config": "noop_connector", "phase": "A", "metric": "idle_cpu",
+        "scale": "raw", "status": "missing", "reason": "not recorded: too old",
     }  # fmt: skip
-    path.write_text(table_text(path.name, [empty_row(path.name) | missing]))
+    path.write_text(table_text(path.name, [missing]))
     picture = import_module("connector_tax.figures.fig10_resources").draw(StudyTables(study_file))
     assert picture.table.to_dict("records") == [{"absent_because": "not recorded: too old"}]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from connector_tax.artifacts.tables import empty_row, table_text
+from connector_tax.artifacts.tables import table_text
 from connector_tax.figures import spans
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json, write_text
@@ -30,8 +30,8 @@ def study_with(
     document["config"]["engine"] = {"kind": "vllm", "label": "vLLM", "device": device}
     write_json(root / "study.json", document)
     plain = [{"config": "plain", "setting": n, "value": v} for n, v in settings.items()]
-    rows = [empty_row("engine.csv") | row for row in (*plain, *others)]
-    write_text(root / "analysis" / "engine.csv", table_text("engine.csv", rows))
+    rows = table_text("engine.csv", (*plain, *others))
+    write_text(root / "analysis" / "engine.csv", rows)
     return StudyTables(root / "study.json")
 
 

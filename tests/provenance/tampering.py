@@ -27,7 +27,7 @@ from tests.provenance.audited_study import (
 Tamper = Callable[[Path], None]
 NOOP_CELL = "runs/noop_connector/block0/A/r40"
 PLAIN_CELL = "runs/plain/block0/A/r40"
-AGGREGATE, TAXES = "analysis/aggregate.csv", "analysis/taxes.csv"
+CELLS, EFFECTS = "analysis/cells.csv", "analysis/effects.csv"
 INDEX = "runs/noop_connector/block0/A/index.json"
 
 
@@ -81,12 +81,6 @@ def csv_row_twice(name: str) -> Tamper:
         replace(root / name, _csv([*table, table[3]]))
 
     return tamper
-
-
-def aggregate_column_gone(root: Path) -> None:
-    with edited_json(root / "analysis/aggregate.json") as content:
-        for row in content["rows"]:
-            del row["dropped"]
 
 
 def list_entry_gone(name: str, *path: str) -> Tamper:

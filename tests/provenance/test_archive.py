@@ -83,7 +83,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     ),
     "a cell that is a path": (in_study("cells", "A", 0, "cell", value="../x"), "text matching"),
     "a study in study.json that is a path": (in_study("study", value="../x"), "text matching"),
-    "a study without cells": (in_study("cells", value={}), "cells.A: missing"),
+    "a study without cells": (in_study("cells", value={}), "cells: found {}; allowed: at"),
     "a million blocks": (in_study("blocks", value=10**6), "allowed: <= 100"),
     "a study that is a list": (whole_study(b"[]"), "allowed: object"),
     "a study of brackets": (whole_study(b"[" * 200_000), "study.json"),
@@ -251,8 +251,8 @@ def test_any_table_is_one_call(packed: Path, audited: Path) -> None:
     lines = (audited / "results" / "synthetic" / name).read_text().splitlines()
     mine = requests.filter(pl.col("file") == name)
     assert mine["t_send_ns"].to_list() == [json.loads(line)["t_send_ns"] for line in lines]
-    assert table(packed, "taxes.csv").height > 10
-    allowed = ", ".join((*paths.ALL_LOGS, "taxes.csv"))
+    assert table(packed, "effects.csv").height > 10
+    allowed = ", ".join((*paths.ALL_LOGS, "effects.csv"))
     with pytest.raises(ArchiveError, match=f"no table 'x'; allowed: {allowed}"):
         table(packed, "x")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from connector_tax.artifacts.tables import STEP
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json
 from connector_tax.provenance import audit
@@ -18,7 +19,7 @@ from tests.provenance.audited_study import (
     replace,
     seal,
 )
-from tests.provenance.tampering import INDEX, NOOP_CELL, TAXES, Tamper, csv_field, failures
+from tests.provenance.tampering import EFFECTS, INDEX, NOOP_CELL, Tamper, csv_field, failures
 
 
 def arguments(folder: Path) -> list[str]:
@@ -62,13 +63,13 @@ def study_against_noop(folder: Path, blocks: int) -> StudyTables:
 def test_taxes_are_against_the_baseline_that_a_study_names(tmp_path: Path) -> None:
     """Here one with a connector, whose callbacks are not zero."""
     study = study_against_noop(tmp_path, blocks=1)
-    taxes = study.taxes_at("ref_safe", "tpot_p90")
+    taxes = study.at("ref_safe", "tpot_p90")
     assert set(taxes) == {item.id for item in study.connectors} | {"noop_connector_2"}
     expected = {"plain": 1 / 1.1, "mooncake_both": 1.45 / 1.1, "noop_connector_2": 1}
     for config, ratio in expected.items():
-        assert taxes[config].tax == pytest.approx(ratio - 1, abs=0.03)
-    callbacks = study.step_taxes_at("ref_safe", "tax_callback_p50")
-    assert callbacks["mooncake_both"].us == pytest.approx(0.6 * 350, rel=0.1)
+        assert taxes[config].estimate == pytest.approx(ratio - 1, abs=0.03)
+    callbacks = study.at("ref_safe", "callbacks", STEP)
+    assert callbacks["mooncake_both"].estimate == pytest.approx(0.6 * 350, rel=0.1)
     assert study.against("ms over plain's") == "ms over noop connector's"
     assert answer(study).split(":")[0].endswith("(ref_safe) over noop connector")
 
@@ -109,7 +110,8 @@ MALFORMED: dict[str, tuple[Tamper, str]] = {
         lambda root: replace(root / INDEX, "[" * 200_000), "index.json: not valid JSON"),
     "a study of brackets": (
         lambda root: replace(root / "study.json", "[" * 200_000), "study.json: not valid JSON"),
-    "a study that is a list": (lambda root: replace(root / "study.json", "[]"), "found list"),
+    "a study that is a list": (
+        lambda root: replace(root / "study.json", "[]"), r"found \[\]; allowed: object"),
     "a chain that is no JSON": (
         lambda root: replace(root / "seals.jsonl", "x\n"), "seals.jsonl:1: not a link"),
     "a chain of nothing": (lambda root: replace(root / "seals.jsonl", "{}\n"), "key 'files'"),
@@ -143,12 +145,12 @@ def test_the_command_ends_non_zero_and_names_what_fails(
 ) -> None:
     folder = linked_copy(audited, tmp_path / "copy")
     root = folder / "results" / "synthetic"
-    csv_field(TAXES, "tax", "0.02")(root)
+    csv_field(EFFECTS, "estimate", "0.02")(root)
     assert audit.main(arguments(folder)) == 1
     written = read_json(root / "audit.json")
     failed = [c["subject"] for c in written["claims"] if c["verdict"] == FAIL]
-    assert failed == ["report's pictures", "analysis/taxes.csv"]
-    assert "FAIL made again analysis/taxes.csv" in capsys.readouterr().out
+    assert failed == ["report's pictures", "analysis/effects.csv"]
+    assert "FAIL made again analysis/effects.csv" in capsys.readouterr().out
 
 
 def test_without_a_study_there_is_a_clear_message(

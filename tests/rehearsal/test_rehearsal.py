@@ -62,10 +62,9 @@ def test_an_emulated_device_is_rehearsed_as_it_is_emulated() -> None:
 def at_the_peak() -> Roofline:
     """An H20 that reaches all of its peaks."""
     accelerator, efficiency = read_accelerator("H20")
-    whole = replace(
-        efficiency, linear=1.0, attention=1.0, bandwidth=1.0, besides_us=0.0, reserve_gib=0.0
-    )
-    return Roofline(read_model(QWEN), accelerator, whole, 1)
+    efficiency |= {"linear": 1.0, "attention": 1.0, "bandwidth": 1.0}
+    efficiency |= {"besides_us": 0.0, "reserve_gib": 0.0}
+    return Roofline(read_model(QWEN), accelerator, efficiency, 1)
 
 
 def test_a_models_size_is_that_of_its_config(at_the_peak: Roofline) -> None:
@@ -98,7 +97,7 @@ def test_an_accelerator_without_fp8_refuses_a_model_of_fp8(tmp_path: Path) -> No
     content = read_json(QWEN) | {"quantization_config": {"quant_method": "fp8"}}
     write_json(tmp_path / "config.json", content)
     accelerator, efficiency = read_accelerator("A100")
-    with pytest.raises(ConfigError, match="A100 has no fp8"):
+    with pytest.raises(ConfigError, match="found one without fp8"):
         Roofline(read_model(tmp_path / "config.json"), accelerator, efficiency, 1)
 
 

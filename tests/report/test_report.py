@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from connector_tax.artifacts.names import POINT_ESTIMATE
-from connector_tax.artifacts.tables import empty_row, table_text
+from connector_tax.artifacts.tables import table_text
 from connector_tax.figures.__main__ import main as draw
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
@@ -17,7 +17,7 @@ from connector_tax.report import answer
 from connector_tax.report.__main__ import main
 from connector_tax.report.page import render
 from tests.analysis.synthetic import CONFIGURATIONS, SMALL_GRID, write_analysed_study
-from tests.analysis.tables import edit_csv
+from tests.analysis.tables import edit_csv, select
 from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import LABELS, STEP_COST_US, Design
 
@@ -100,7 +100,7 @@ def test_every_link_leads_to_a_place_of_the_page_or_holds_its_file(full: StudyTa
             assert link == "data:,"
     csvs = [full.root / "figures" / f"{name}.csv" for name in NAMES]
     assert {path.read_bytes() for path in csvs} < set(held)
-    assert (full.root / "analysis" / "taxes.csv").read_bytes() in held
+    assert (full.root / "analysis" / "effects.csv").read_bytes() in held
 
 
 def test_hostile_text_stays_text(full: StudyTables) -> None:
@@ -124,14 +124,14 @@ def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_pa
     study = _study(tmp_path / "s", Design())
 
     def judge(rows: list[dict[str, str]]) -> None:
-        for row in rows:
+        for row in select(rows, quantity="tax"):
             if row["config"] == "noop_connector":
                 row["verdict"] = "NO TAX"
             if row["config"] == "lmcache_only":
                 needed = "12" if row["metric"] == "ttft_p90" else ""
                 row |= {"verdict": "INCONCLUSIVE", "blocks_needed": needed}
 
-    edit_csv(study.root / "analysis" / "taxes.csv", judge)
+    edit_csv(study.root / "analysis" / "effects.csv", judge)
     text = Page(render(study)).text
     assert "within the margin is no-op connector (±3 % on TTFT p90 and TPOT p90)" in text
     assert "it cannot be told of LMCache (TTFT p90 12, TPOT p90 over 100): in brackets" in text
@@ -164,10 +164,10 @@ def test_lost_blocks_are_not_counted_among_those_that_prove(
     study = _study(tmp_path / "s", Design())
 
     def lose(rows: list[dict[str, str]]) -> None:
-        for row in rows:
+        for row in select(rows, quantity="tax"):
             row |= {"verdict": POINT_ESTIMATE, "n_blocks": valid.get(row["config"], "2")}
 
-    edit_csv(study.root / "analysis" / "taxes.csv", lose)
+    edit_csv(study.root / "analysis" / "effects.csv", lose)
     text = Page(render(study)).text
     assert said in text
     assert "prove nothing" not in text
@@ -350,14 +350,16 @@ def test_what_else_differs_from_plain_is_said_once(full: StudyTables) -> None:
 
 def test_a_study_without_records_of_its_launches_says_not_recorded(tmp_path: Path) -> None:
     study = _study(tmp_path / "s", Design())
-    kept = {"config", "resource", "unit", "n_blocks", "n_launches"}
-    for name, status in (("resources", {"status": "missing"}), ("engine", {})):
+    numbers = ("estimate", "lo", "hi", "base", "own", "setting", "value", "also_differs")
 
-        def forget(rows: list[dict[str, str]], status: dict[str, str] = status) -> None:
-            for row in rows:
-                row |= dict.fromkeys(row.keys() - kept, "")
-                row |= status | {"reason": "not recorded: too old"}
+    def forget(rows: list[dict[str, str]]) -> None:
+        for row in rows:
+            if row.get("quantity", "resource") == "resource":
+                row |= dict.fromkeys(row.keys() & set(numbers), "")
+                row |= {"reason": "not recorded: too old"}
+                row |= {"status": "missing"} if "status" in row else {}
 
+    for name in ("effects", "engine"):
         edit_csv(study.root / "analysis" / f"{name}.csv", forget)
     text = Page(render(study)).text
     assert "Resources: not recorded: too old." in text
@@ -374,14 +376,12 @@ def test_step_taxes_and_hooks_stand_with_their_intervals(tmp_path: Path) -> None
     # What is the same in every row stands below the table.
     assert re.search(r"get_finished(itself)?(worker)?168 \[151, 185\]168 \[151, 185\]3\.50", page)
     assert "no-op connector1 other hook below 1 µs per step" in page
-    assert "analysis/step_taxes.csv" in page
-    assert "analysis/hooks.csv" in page
 
 
 def test_one_block_s_step_taxes_have_no_interval(tmp_path: Path) -> None:
     study = _study(tmp_path / "s", Design(blocks=1))
     page = Page(render(study)).text
-    assert "+420+294+126+630" in page
+    assert "+420+294+630" in page
 
 
 def test_without_step_timing_the_report_has_no_step_numbers(tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_what_the_spans_of_a_step_mean_stands_beside_the_steps_and_under_their_f
     document["config"]["engine"] = {"kind": "vllm", "label": "vLLM", "device": "cuda"}
     write_json(root / "study.json", document)
     row = {"config": "plain", "setting": "async_scheduling", "value": "true"}
-    text = table_text("engine.csv", [empty_row("engine.csv") | row])
+    text = table_text("engine.csv", [row])
     write_text(root / "analysis" / "engine.csv", text)
     page = render(StudyTables(root / "study.json"))
     said = "Scheduling was asynchronous"

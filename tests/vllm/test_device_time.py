@@ -120,7 +120,7 @@ def test_the_device_takes_what_a_rehearsal_takes_it_to(batch: StepPlan) -> None:
     accelerator, reached = read_accelerator("H20")
     model = read_model(ROOT / "config/models/Qwen3-Coder-30B-A3B-Instruct.json")
     rehearsed = Roofline(model, accelerator, reached, 1).device_us(batch)
-    besides = content["besides_us"] - reached.besides_us
+    besides = content["besides_us"] - reached["besides_us"]
     assert device_us(content, batch) == pytest.approx(rehearsed + besides)
 
 
@@ -276,19 +276,19 @@ def test_what_the_device_waits_for_is_counted_from_when_the_engine_had_it() -> N
 
 
 def test_the_checks_of_a_cell() -> None:
-    values = device_values(LINES, PROBED)
+    values = device_values(LINES, PROBED, is_baseline=True)
     assert values == {
         "device_log_faults": 0,
         "device_woken_late_ms": 0.01,
         "device_exposed_share": 0.5,
     }
-    assert device_values(LINES, PROBED[:2])["device_log_faults"] == 1
-    assert device_values(LINES[:2], PROBED)["device_log_faults"] == 1
+    assert device_values(LINES, PROBED[:2], is_baseline=True)["device_log_faults"] == 1
+    assert device_values(LINES[:2], PROBED, is_baseline=True)["device_log_faults"] == 1
     early = [LINES[0], changed(LINES[1], t_start_ns=1_299_000), LINES[2]]
-    assert device_values(early, PROBED)["device_log_faults"] == 1
+    assert device_values(early, PROBED, is_baseline=True)["device_log_faults"] == 1
     idle = [LINES[0], changed(LINES[1], t_start_ns=1_400_000, t_end_ns=2_400_000), LINES[2]]
-    assert device_values(idle, PROBED)["device_log_faults"] == 1
-    assert set(device_values([], PROBED).values()) == {None}
+    assert device_values(idle, PROBED, is_baseline=True)["device_log_faults"] == 1
+    assert set(device_values([], PROBED, is_baseline=True).values()) == {None}
 
 
 # ---- the proof of a gate

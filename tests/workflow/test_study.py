@@ -224,7 +224,7 @@ def test_figures_tables_report_and_manifest_are_there(study: Study) -> None:
             figures = list(study.results.glob(f"figures/fig{number}_*.{kind}"))
             assert len(figures) == 1
             assert figures[0].stat().st_size > 0
-    for name in ("aggregate.json", "aggregate.csv", "taxes.csv", "hypotheses.json", "steps.csv"):
+    for name in ("cells.csv", "effects.csv", "effects.parquet", "hypotheses.json"):
         assert (study.results / "analysis" / name).stat().st_size > 0
     hypotheses = read_json(study.results / "analysis" / "hypotheses.json")
     assert [h["id"] for h in hypotheses["hypotheses"]] == [f"H{n}" for n in range(1, 7)]

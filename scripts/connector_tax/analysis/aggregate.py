@@ -11,16 +11,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from connector_tax.analysis.conclusions import numbers_of
 from connector_tax.analysis.criteria import criteria
-from connector_tax.analysis.device_tables import device_time_rows
+from connector_tax.analysis.device_tables import device_rows
 from connector_tax.analysis.device_time import DeviceSteps, read_device
-from connector_tax.analysis.effects import TaxTable
+from connector_tax.analysis.effects import TaxTable, overloads
 from connector_tax.analysis.engine_settings import engine_rows
-from connector_tax.analysis.hook_tables import hook_rows
-from connector_tax.analysis.hypotheses import MOONCAKE, NIXL, findings
+from connector_tax.analysis.hypotheses import hypotheses
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.launch_records import read_launch_records
 from connector_tax.analysis.measure import (
@@ -29,7 +26,6 @@ from connector_tax.analysis.measure import (
     measure_requests,
     measure_waiting,
 )
-from connector_tax.analysis.overload import overloads
 from connector_tax.analysis.parquet import table_parquet
 from connector_tax.analysis.quiet import QuietTime, quiet_time
 from connector_tax.analysis.reference import (
@@ -39,20 +35,19 @@ from connector_tax.analysis.reference import (
     measured_rates,
     reference_rates,
 )
-from connector_tax.analysis.resolution import resolution_rows
 from connector_tax.analysis.resources import resource_rows
-from connector_tax.analysis.rows import aggregate_rows
+from connector_tax.analysis.rows import cell_rows
 from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
 from connector_tax.analysis.saturation import CellLoad, load_of
-from connector_tax.analysis.step_tables import StepTable
+from connector_tax.analysis.step_tables import StepTable, hook_rows
 from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
-from connector_tax.analysis.taxes import Tables, amplification_rows, device_rows, tax_rows
+from connector_tax.analysis.taxes import Tables, gap_rows, tax_rows
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, CellKey
 from connector_tax.artifacts.record_reader import read_record
-from connector_tax.artifacts.stage_records import RatesRecord
+from connector_tax.artifacts.stage_records import HypothesesRecord, RatesRecord
 from connector_tax.artifacts.study_file import Study, load_study
-from connector_tax.artifacts.tables import table_text
+from connector_tax.artifacts.tables import Row, table_text
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_bytes, write_json, write_text
 
@@ -100,7 +95,7 @@ def sample_cells(
         return dict(zip(requests, pool.map(draw, requests), strict=True))
 
 
-def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
+def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
     """The content of every file under analysis/, by name: text of a CSV, or a JSON value.
 
     Raises:
@@ -117,13 +112,11 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
         results = pool.map(lambda cell: measure(cell, no_steps is None), valid)
         measured = {cell.key: m for cell, m in zip(valid, results, strict=True)}
     requests = {key: m.requests for key, m in measured.items()}
-    sweep_cells = [cell for cell in cells if cell.key.phase == "A"]
+    steps = {key: m.steps for key, m in measured.items() if m.steps is not None}
     loads = {key: m.load for key, m in measured.items() if m.load is not None}
+    sweep_cells = [cell for cell in cells if cell.key.phase == "A"]
     sweeps = judge_launches(study, sweep_cells, loads)
     _check_rates(study, rates, rates_file, sweep_cells, sweeps)
-    steps = {key: m.steps for key, m in measured.items() if m.steps is not None}
-    confidence = study.config["statistics"]["confidence"]
-    step_table = StepTable(study, cells, steps, no_steps)
     dropped = {key: m.requests.dropped for key, m in measured.items()}
     overloaded = overloads(study, cells, loads, dropped, sweeps)
     taxes = TaxTable(study, cells, sample_cells(study, requests), overloaded)
@@ -133,47 +126,48 @@ def aggregate(study: Study) -> dict[str, str | dict[str, Any]]:
         if any(r.n_disturbed for r in requests.values()):
             everything = {key: r.everything for key, r in requests.items()}
             whole = TaxTable(study, cells, sample_cells(study, everything), overloaded)
-    tables = Tables(study, taxes, rates, step_table.points(), whole)
-    rows = aggregate_rows(
+    made = Tables(study, taxes, rates, whole)
+    rows = cell_rows(
         study,
         cells,
         {key: (m.requests, m.waiting_p50, m.load, m.quiet) for key, m in measured.items()},
         sweeps,
         steps,
     )
-    launches = read_launch_records(sweep_cells)
-    of_taxes = tax_rows(tables)
-    at_safe = tables.cell_at("ref_safe")
-    label = {key: study.document[key] for key in ("engine_label", "emulated")}
+    launches, at_safe = read_launch_records(sweep_cells), made.cell_at("ref_safe")
+    step_table = StepTable(study, cells, steps, no_steps)
+    confidence = study.config["statistics"]["confidence"]
+    device = {key: m.device for key, m in measured.items() if m.device is not None}
+    effects = [
+        *tax_rows(made),
+        *gap_rows(made),
+        *step_table.rows(),
+        *hook_rows(steps, confidence),
+        *(device_rows(study, device) if device else []),
+        *resource_rows(launches, study.baseline, at_safe, confidence),
+    ]
     tables_of = {
-        paths.AGGREGATE: rows,
-        paths.TAXES: of_taxes,
-        paths.AMPLIFICATION: amplification_rows(tables),
-        paths.STEPS: step_table.rows(),
-        paths.STEP_TAXES: step_table.tax_rows(),
-        paths.HOOKS: hook_rows(steps, step_table.configuration_of, confidence),
+        paths.CELLS: rows,
+        paths.EFFECTS: [_placed(made, row) for row in effects],
         paths.STEP_CDF: step_table.cdf_rows(at_safe),
-        paths.RESOURCE_TABLE: resource_rows(launches, study.baseline, at_safe, confidence),
         paths.ENGINE_TABLE: engine_rows(launches, study.baseline),
     }
-    if study.config["engine"].get("device") == "emulated":
-        device = {key: m.device for key, m in measured.items() if m.device is not None}
-        tables_of[paths.DEVICE_STEPS] = device_time_rows(
-            study, device, step_table.configuration_of, taxes.device_of
-        )
-    if taxes.device_of:
-        tables_of[paths.DEVICE_TAXES] = device_rows(taxes, of_taxes)
     return {
         **{name: table_text(name, content) for name, content in tables_of.items()},
-        paths.AGGREGATE_JSON: {**label, "rows": rows},
         paths.HYPOTHESES: {
-            **label,
-            "hypotheses": [finding.as_dict() for finding in findings(tables)],
-            "criteria": criteria(tables, cells, no_steps is None),
-            "prior": _prior(tables),
-            "resolution": resolution_rows(cells, requests, rates, study),
+            "engine_label": study.document["engine_label"],
+            "emulated": study.document["emulated"],
+            "hypotheses": hypotheses(made),
+            "criteria": criteria(made, cells, no_steps is None),
         },
     }
+
+
+def _placed(made: Tables, row: Row) -> Row:
+    """A row of a cell with the cell's rate and the reference rate it stands for."""
+    planned = {cell["cell"]: cell for cell in made.study.cells(row["phase"])}
+    cell = planned.get(row.get("cell", ""))
+    return row if cell is None else made.where(row["phase"], cell) | row
 
 
 def _check_rates(
@@ -196,35 +190,6 @@ def _check_rates(
             )
 
 
-def _prior(tables: Tables) -> dict[str, Any]:
-    """The prior's TTFT p90 beside the measured one at ref_safe (design, "Hypotheses")."""
-    prior, baseline = tables.study.config["hypotheses"]["prior"], tables.study.baseline
-    known = {
-        baseline: prior["plain_ttft_p90_s"],
-        NIXL: prior["nixl_ttft_p90_s"],
-        MOONCAKE: prior["mooncake_both_ttft_p90_s"],
-    }
-    cell = tables.cell_at("ref_safe")
-    rows = []
-    for config, prior_s in known.items():
-        row: dict[str, Any] = {
-            "config": config,
-            "prior_ttft_p90_s": prior_s,
-            "prior_tax": prior_s / prior["plain_ttft_p90_s"] - 1,
-            "measured_ttft_p90_s": None,
-            "measured_tax": None,
-        }
-        taxes = tables.taxes
-        if cell is not None and config == baseline:
-            plain_ms = taxes.plain_ms("A", cell, "ttft_p90")
-            row["measured_ttft_p90_s"] = None if plain_ms is None else plain_ms / 1e3
-        elif cell is not None and (effect := taxes.tax(config, "A", cell, "ttft_p90")) is not None:
-            config_ms = taxes.levels_ms(config, "A", cell, "ttft_p90")[1]
-            row |= {"measured_ttft_p90_s": config_ms / 1e3, "measured_tax": numbers_of(effect)}
-        rows.append(row)
-    return {"at": "ref_safe", "rate_rps": tables.rates["ref_safe"], "rows": rows}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Write analysis/ beside study.json from the raw records."""
     parser = study_parser("analysis.aggregate", main.__doc__)
@@ -243,16 +208,13 @@ def write_tables(study: Study) -> list[str]:
         ArtifactError: as `aggregate`.
     """
     files = aggregate(study)
-    if paths.DEVICE_TAXES not in files:
-        for path in (study.root / paths.ANALYSIS).glob(f"{Path(paths.DEVICE_TAXES).stem}.*"):
-            path.unlink()
+    folder = study.root / paths.ANALYSIS
     for name, content in files.items():
-        path = study.root / paths.ANALYSIS / name
         if isinstance(content, str):
-            write_text(path, content)
-            write_bytes(path.with_suffix(".parquet"), table_parquet(name, content))
+            write_text(folder / name, content)
+            write_bytes((folder / name).with_suffix(".parquet"), table_parquet(name, content))
         else:
-            write_json(path, content)
+            write_json(folder / name, content)
     return list(files)
 
 

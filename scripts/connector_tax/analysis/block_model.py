@@ -1,8 +1,9 @@
 """The block model: what a contrast of configurations is, and how well the launches know it.
 
-log p = block + configuration + error, one value for each server launch. A block holds every
-configuration once and the baseline one or more times, so what changes from block to block cancels
-in a contrast within blocks, and all launches together say how much two launches of one kind differ.
+y = block + configuration + error, one value for each server launch. A block holds every
+configuration once and the baseline one or more times, so what changes from block to block, its
+device too, cancels in a contrast within blocks, and all launches together say how much two launches
+of one kind differ.
 
 Sources: docs/method.md, "The error model"; Montgomery, "Design and Analysis of Experiments",
 chapter 4 (randomised complete blocks).
@@ -11,14 +12,17 @@ chapter 4 (randomised complete blocks).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import f as fisher
 from scipy.stats import t as student
 
+from connector_tax.artifacts.names import configuration_of
+
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 POOLED = "block model"
 OWN = "own spread"
@@ -39,25 +43,15 @@ class LaunchId(NamedTuple):
     block: int
 
 
-class Term(NamedTuple):
-    """`weight` times (mean of launch `ours` minus mean of launches `base`), within blocks."""
-
-    weight: float
-    ours: str
-    base: tuple[str, ...]
-
-
 class Spread(NamedTuple):
     """One configuration's variance between blocks against that of all others.
 
     Attributes:
-        configuration: whose.
         variance: of its launches about the block effects of the others, and `df` behind it.
         f_ratio: `variance` over the others'.
         p: of the ratio under equal spreads, one-sided.
     """
 
-    configuration: str
     variance: float
     df: int
     f_ratio: float
@@ -83,27 +77,26 @@ class Estimate:
         error: its standard error; None where nothing repeats.
         df: degrees of freedom behind the error, Satterthwaite's where it is made of several
             variances; 0 without one.
-        method: POOLED, or OWN where a configuration has a variance of its own.
         blocks: the blocks it is formed in.
         correlation: with the other contrasts of the same baseline (Dunnett); 0 where the error is
             the configuration's own.
         spread: the test that lets the contrast be judged by its own spread; None if pooled.
-        devices: how many the error is made of; 0: of launches (`device_model.over_devices`).
     """
 
     point: float
     error: float | None
     df: float
-    method: str
     blocks: tuple[int, ...]
-    correlation: float
+    correlation: float = 0.0
     spread: Spread | None = None
-    devices: int = 0
 
     @property
-    def source(self) -> str:
-        """Whose spread the error is of: `method`, and how many devices it is made of."""
-        return f"{self.method} over {self.devices} devices" if self.devices else self.method
+    def method(self) -> str:
+        """Whose spread the error is of, and the degrees of freedom."""
+        if self.spread is None:
+            return f"{POOLED} (df {self.df})"
+        spread = f"spread F {self.spread.f_ratio:.1f}, p {self.spread.p:.3f}"
+        return f"{OWN} (df {self.df:.1f}; {spread})"
 
     @property
     def t(self) -> float | None:
@@ -130,221 +123,259 @@ class Estimate:
         assert self.error is not None
         present = len(self.blocks)
         df = self.df + added_df * (blocks - present)
-        if self.method == OWN or self.devices:
-            units = self.devices or present
-            df = self.df * (units * blocks / present - 1) / (units - 1)
+        if self.spread is not None:
+            df = self.df * (blocks - 1) / (present - 1)
         return replace(self, error=self.error * float(np.sqrt(present / blocks)), df=df)
 
 
-class Layout:
-    """One quantity over the launches of a phase, and the contrasts that can be formed from it.
+@dataclass(frozen=True)
+class Launches:
+    """One quantity of one phase and cell, an entry for each launch that has it.
 
-    Args:
-        values: the quantity of each valid launch (the log of a percentile, say).
-        configuration_of: the configuration each launch name is started with; all launches of one
-            configuration in a block are replicates of each other.
-        device_of: the device of each block, where there are several: a configuration then has an
-            effect of its own on each of them. None: one device.
+    Attributes:
+        y: the quantity (the log of a percentile, say).
+        replicates: (launches, resamples) of y within the launch; None: not resampled.
+        n: requests behind each.
     """
 
-    def __init__(
-        self,
-        values: Mapping[LaunchId, float],
-        configuration_of: Mapping[str, str],
-        device_of: Mapping[int, str] | None = None,
-    ) -> None:
-        self._values = values
-        self._configuration_of = configuration_of
-        self.device_of = device_of or {}
+    name: NDArray[np.str_]
+    block: NDArray[np.int64]
+    y: Floats
+    replicates: Floats | None = None
+    n: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[LaunchId, float]) -> "Launches":
+        """The launches of a mapping."""
+        names = np.array([launch.name for launch in values], dtype=str)
+        blocks = np.array([launch.block for launch in values], np.int64)
+        return cls(names, blocks, np.array(list(values.values()), float))
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def ids(self) -> list[LaunchId]:
+        """Which launches these are."""
+        return [LaunchId(str(n), int(b)) for n, b in zip(self.name, self.block, strict=True)]
+
+    def only(self, kept: Bools) -> "Launches":
+        """Those that are `kept`."""
+        columns: dict[str, Any] = {
+            name: value if value is None else value[kept]
+            for name, value in vars(self).items()
+            if name in self.__dataclass_fields__
+        }
+        return Launches(**columns)
+
+    @cached_property
+    def config(self) -> NDArray[np.str_]:
+        """The configuration of each."""
+        return np.array([configuration_of(str(name)) for name in self.name], dtype=str)
 
     @cached_property
     def spreads(self) -> dict[str, Spread]:
         """The test of equal spread of every configuration that has residual degrees of freedom."""
-        configurations = sorted({self._configuration_of[launch.name] for launch in self._values})
-        tests = (self._spread(configuration) for configuration in configurations)
-        return {test.configuration: test for test in tests if test is not None}
+        everyone, found = np.ones(len(self), bool), {}
+        squares, df = self._squares(everyone)
+        for config in np.unique(self.config):
+            rest_squares, rest_df = self._squares(self.config != config)
+            if df - rest_df < 1 or rest_df < 1:
+                continue
+            rest = rest_squares / rest_df
+            extra = max(0.0, squares - rest_squares) / (df - rest_df)
+            ratio = float(extra / rest if rest else np.inf if extra else 0.0)
+            p = float(fisher.sf(ratio, df - rest_df, rest_df))
+            found[str(config)] = Spread(extra, df - rest_df, ratio, p)
+        return found
+
+    @cached_property
+    def kept(self) -> Bools:
+        """Which of the launches are behind the pooled error."""
+        left_out = [name for name, test in self.spreads.items() if test.left_out]
+        return ~np.isin(self.config, left_out)
 
     @cached_property
     def pooled(self) -> tuple[float, int]:
-        """Residual variance of the layout and its degrees of freedom; (0.0, 0) without any."""
-        left_out = {name for name, test in self.spreads.items() if test.left_out}
-        kept = [la for la in self._values if self._configuration_of[la.name] not in left_out]
-        squares, df = self._squares(kept)
+        """Residual variance and its degrees of freedom; (0.0, 0) without any."""
+        squares, df = self._squares(self.kept)
         return (squares / df if df else 0.0), df
 
-    @cached_property
-    def pooled_launches(self) -> frozenset[str]:
-        """The launch names of a block whose launches are behind the pooled error."""
-        left_out = {name for name, test in self.spreads.items() if test.left_out}
-        names = {launch.name for launch in self._values}
-        return frozenset(n for n in names if self._configuration_of[n] not in left_out)
-
-    @cached_property
-    def devices(self) -> list[str]:
-        """The devices that its launches ran on; empty where there is one."""
-        blocks = sorted({launch.block for launch in self._values}) if self.device_of else []
-        return list(dict.fromkeys(self.device_of[block] for block in blocks))
-
     @property
-    def names(self) -> list[str]:
-        """The launch names that it has."""
-        return sorted(self._blocks_by_name)
+    def added_df(self) -> int:
+        """Degrees of freedom that one more block would bring."""
+        return len(set(self.name[self.kept])) - 1
 
-    def is_aa(self, term: Term) -> bool:
-        """Whether the contrast is one of launches of one configuration."""
-        ours = self._configuration_of[term.ours]
-        return any(self._configuration_of.get(name) == ours for name in term.base)
-
-    def blocks(self, terms: Iterable[Term], device: str | None = None) -> tuple[int, ...]:
-        """The blocks, of one device if it is named, in which every term has both its sides."""
-        named = self._blocks_by_name
-        shared = self._blocks_on.get(device, set())
-        for term in terms:
-            based = [named[name] for name in term.base if name in named]
-            ours = named.get(term.ours, set())
-            shared = {b for b in shared & ours if any(b in blocks for blocks in based)}
+    def blocks(self, ours: str, base: Sequence[str]) -> tuple[int, ...]:
+        """The blocks that have the launch `ours` and another one of `base`."""
+        is_base = np.isin(self.name, [name for name in base if name != ours])
+        shared = set(self.block[self.name == ours].tolist()) & set(self.block[is_base].tolist())
         return tuple(sorted(shared))
 
-    def estimate(self, terms: Sequence[Term], device: str | None = None) -> Estimate | None:
-        """The sum of the terms' contrasts, on one device if it is named; None without a block.
+    def weights(self, ours: str, base: Sequence[str], blocks: Sequence[int]) -> Floats:
+        """Of each launch in `ours` minus the mean of the block's other launches of `base`.
+
+        The mean of that over the blocks.
+        """
+        is_base = np.isin(self.name, [name for name in base if name != ours])
+        weights = np.zeros(len(self))
+        for block in blocks:
+            here = self.block == block
+            weights[here & (self.name == ours)] = 1 / len(blocks)
+            weights[here & is_base] = -1 / len(blocks) / (here & is_base).sum()
+        return weights
+
+    def value(self, weights: Floats) -> float:
+        """The weighted sum of the launches; of equal values an exact zero, weights adding to it."""
+        return float(weights @ (self.y - self.y[0]))
+
+    def contrast(self, ours: str, base: Sequence[str]) -> Estimate | None:
+        """The launches `ours` against those of `base`; None without a block that has both."""
+        blocks = self.blocks(ours, base)
+        return self.estimate(self.weights(ours, base, blocks), [ours], blocks) if blocks else None
+
+    def estimate(self, weights: Floats, ours: Sequence[str], blocks: tuple[int, ...]) -> Estimate:
+        """The weighted sum of the launches, of which `ours` are compared with the others.
 
         The error is the pooled one of the block model; the launches of a configuration whose spread
         is larger than that of the others have its variance instead, with Satterthwaite's degrees
         of freedom for the sum.
         """
-        blocks = self.blocks(terms, device)
-        if not blocks:
-            return None
-        weights = self._launch_weights(terms, blocks)
-        point = float(sum(weight * self._values[launch] for launch, weight in weights.items()))
-        variance, df = self.pooled
+        point, (variance, df) = self.value(weights), self.pooled
         if df == 0:
-            return Estimate(point, None, 0, POOLED, blocks, 0.0)
-        squares: dict[str, float] = {}
-        for launch, weight in weights.items():
-            name = self._configuration_of[launch.name]
-            squares[name] = squares.get(name, 0.0) + weight**2
-        larger = [self.spreads[n] for n in squares if n in self.spreads and self.spreads[n].larger]
+            return Estimate(point, None, 0, blocks)
+        used = set(self.config[weights != 0].tolist())
+        larger = {name: test for name, test in self.spreads.items() if name in used and test.larger}
+        total = float((weights**2).sum())
         if not larger:
-            error = float(np.sqrt(variance * sum(squares.values())))
-            return Estimate(point, error, df, POOLED, blocks, _correlation(terms, weights))
-        parts = [(squares.pop(test.configuration) * test.variance, test.df) for test in larger]
-        parts.append((variance * sum(squares.values()), df))
-        total = sum(part for part, _ in parts)
-        freedom = total**2 / sum(part**2 / df for part, df in parts)
-        clearest = min(larger, key=lambda test: test.p)
-        return Estimate(point, float(np.sqrt(total)), freedom, OWN, blocks, 0.0, clearest)
+            own = float((weights[np.isin(self.name, ours)] ** 2).sum())
+            error = float(np.sqrt(variance * total))
+            return Estimate(point, error, df, blocks, 1 - own / total if total else 0.0)
+        squares = {name: float((weights[self.config == name] ** 2).sum()) for name in larger}
+        parts = [(squares[name] * test.variance, test.df) for name, test in larger.items()]
+        parts.append((variance * (total - sum(squares.values())), df))
+        whole = sum(part for part, _ in parts)
+        freedom = whole**2 / sum(part**2 / of for part, of in parts)
+        clearest = min(larger.values(), key=lambda test: test.p)
+        return Estimate(point, float(np.sqrt(whole)), freedom, blocks, 0.0, clearest)
 
-    def per_block(self, terms: Sequence[Term], blocks: Sequence[int]) -> Floats:
-        """(blocks,) the sum of the terms' contrasts in each block."""
-        return np.array(
-            [
-                sum(w * self._values[launch] for launch, w in self._block_weights(terms, b).items())
-                for b in blocks
-            ]
-        )
+    def _squares(self, kept: Bools) -> tuple[float, int]:
+        """Residual sum of squares of the model by least squares, and its degrees of freedom.
 
-    def launch_weights(self, terms: Sequence[Term]) -> dict[LaunchId, float]:
-        """The weight of each launch in `estimate`'s point: its linear form."""
-        return self._launch_weights(terms, self.blocks(terms))
-
-    def _launch_weights(
-        self, terms: Sequence[Term], blocks: Sequence[int]
-    ) -> dict[LaunchId, float]:
-        weights: dict[LaunchId, float] = {}
-        for block in blocks:
-            for launch, weight in self._block_weights(terms, block).items():
-                weights[launch] = weights.get(launch, 0.0) + weight / len(blocks)
-        return weights
-
-    def _block_weights(self, terms: Sequence[Term], block: int) -> dict[LaunchId, float]:
-        weights: dict[LaunchId, float] = {}
-        for weight, ours, base in terms:
-            present = [name for name in base if LaunchId(name, block) in self._values]
-            shares = [(ours, weight), *((name, -weight / len(present)) for name in present)]
-            for name, share in shares:
-                launch = LaunchId(name, block)
-                weights[launch] = weights.get(launch, 0.0) + share
-        return weights
-
-    @cached_property
-    def _blocks_on(self) -> dict[str | None, set[int]]:
-        """The blocks of each device; None: all."""
-        on: dict[str | None, set[int]] = {None: {launch.block for launch in self._values}}
-        for block in on[None]:
-            on.setdefault(self.device_of.get(block), set()).add(block)
-        return on
-
-    @cached_property
-    def _blocks_by_name(self) -> dict[str, set[int]]:
-        by_name: dict[str, set[int]] = {}
-        for launch in self._values:
-            by_name.setdefault(launch.name, set()).add(launch.block)
-        return by_name
-
-    def _spread(self, configuration: str) -> Spread | None:
-        """F test of one configuration's residuals about the others' block effects."""
-        others = [la for la in self._values if self._configuration_of[la.name] != configuration]
-        all_squares, all_df = self._squares(list(self._values))
-        rest_squares, rest_df = self._squares(others)
-        own_df = all_df - rest_df
-        if own_df < 1 or rest_df < 1:
-            return None
-        rest = rest_squares / rest_df
-        extra = max(0.0, all_squares - rest_squares) / own_df
-        ratio = extra / rest if rest else np.inf if extra else 0.0
-        p = float(fisher.sf(ratio, own_df, rest_df))
-        return Spread(configuration, extra, own_df, float(ratio), p)
-
-    def _squares(self, launches: Sequence[LaunchId]) -> tuple[float, int]:
-        """Residual sum of squares of the layout by least squares, and its df, over all devices.
-
-        A fit for each device, all at once: a table each, with rows of zeros below the shorter ones.
+        Residuals of a fit with blocks are those of columns less their means in each block (Frisch &
+        Waugh, Econometrica 1 (1933) 387); with a column for each block, work would grow with the
+        cube of their number.
         """
-        if not launches:
+        if not kept.any():
             return 0.0, 0
-        columns, blocks = self._within_blocks(launches)
-        device = _numbered([self.device_of.get(launch.block, "") for launch in launches])
-        order, counts = np.argsort(device, kind="stable"), np.bincount(device)
-        row = np.arange(len(launches)) - np.repeat(np.cumsum(counts) - counts, counts)
-        tables = np.zeros((len(counts), counts.max(), columns.shape[1]))
-        tables[device[order], row] = columns[order]
-        values, design = tables[:, :, :1], tables[:, :, 1:]
-        basis, sizes, _ = np.linalg.svd(design, full_matrices=False)
-        spanned = sizes > 1e-9 * sizes.max(axis=1, keepdims=True)
-        basis *= spanned[:, None, :]
-        residual = values - basis @ (basis.mT @ values)
-        df = len(launches) - blocks - int(spanned.sum())
-        squares = float((residual**2).sum())
-        largest = max(1.0, *(abs(self._values[launch]) for launch in launches))
-        # Rounding leaves about 1e-16 of each value.
-        return (0.0 if squares <= len(launches) * (1e-13 * largest) ** 2 else squares), df
-
-    def _within_blocks(self, launches: Sequence[LaunchId]) -> tuple[Floats, int]:
-        """Columns of values and of configurations, less their means in each block; and the blocks.
-
-        Residuals are those of a fit with blocks (Frisch & Waugh, Econometrica 1 (1933) 387), whose
-        work would grow with the cube of their number.
-        """
-        block = _numbered([launch.block for launch in launches])
-        name = _numbered([self._configuration_of[launch.name] for launch in launches])
-        values = np.array([self._values[launch] for launch in launches])
+        y, config = self.y[kept], self.config[kept]
+        block = np.unique(self.block[kept], return_inverse=True)[1]
         # Taken from their mean, so that equal values leave an exact zero.
-        columns = np.column_stack([values - values.mean(), np.eye(name.max() + 1)[name]])
+        columns = np.column_stack([y - y.mean(), config[:, None] == np.unique(config)]).astype(
+            float
+        )
         means = np.zeros((block.max() + 1, columns.shape[1]))
         np.add.at(means, block, columns)
-        means /= np.bincount(block)[:, None]
-        return columns - means[block], len(means)
+        columns -= (means / np.bincount(block)[:, None])[block]
+        basis, sizes, _ = np.linalg.svd(columns[:, 1:], full_matrices=False)
+        basis = basis[:, sizes > 1e-9 * sizes.max()]
+        residual = columns[:, 0] - basis @ (basis.T @ columns[:, 0])
+        squares, df = float(residual @ residual), len(y) - len(means) - basis.shape[1]
+        # Rounding leaves about 1e-16 of each value.
+        nothing = len(y) * (1e-13 * max(1.0, float(np.abs(y).max()))) ** 2
+        return (0.0 if squares <= nothing else squares), df
 
 
-def _numbered(labels: Sequence[int] | Sequence[str]) -> NDArray[np.intp]:
-    """Each label's number among the different ones."""
-    return np.unique(labels, return_inverse=True)[1]
+# ---- means over launches of a quantity that plain does not have, such as the time of a hook
+
+POOLED_LAUNCHES, OWN_LAUNCHES = "pooled launches", "own launches"
 
 
-def _correlation(terms: Sequence[Term], weights: Mapping[LaunchId, float]) -> float:
-    """Share of the contrast's variance that its baseline brings: Dunnett's correlation."""
-    ours = {term.ours for term in terms}
-    own = sum(weight**2 for launch, weight in weights.items() if launch.name in ours)
-    total = sum(weight**2 for weight in weights.values())
-    return 1 - own / total if total else 0.0
+class Level(NamedTuple):
+    """A mean over launches, in the unit of the values, and its interval.
+
+    Attributes:
+        method: POOLED_LAUNCHES, or OWN_LAUNCHES where the configuration's spread is larger than the
+            others' or no other has the quantity; None without an interval: in one block, or where
+            all values are zero.
+    """
+
+    point: float
+    lo: float | None
+    hi: float | None
+    method: str | None
+    n_launches: int
+
+
+def levels(values: Mapping[LaunchId, float], confidence: float) -> dict[str, Level]:
+    """The mean of each configuration's launches, by configuration; of values of 0 or more.
+
+    How much launches differ is pooled over the configurations relative to each one's mean: a hook
+    of 0.6 us and one of 200 us differ alike in proportion, and the interval is one of ratios, so
+    that it stays above zero.
+    """
+    launches = Launches.of(values)
+    configs = [str(name) for name in dict.fromkeys(launches.config)]
+    means = {name: float(launches.y[launches.config == name].mean()) for name in configs}
+    mean = np.array([means[str(name)] for name in launches.config])
+    known = launches.only(mean > 0)
+    relative = replace(known, y=known.y / mean[mean > 0] - 1)
+    variance, df = _about_means(relative)
+    pooled = set(relative.config[relative.kept].tolist())
+    return {
+        name: _level(relative, name, means[name], int((launches.config == name).sum()),
+                     (variance, df, OWN_LAUNCHES if pooled == {name} else POOLED_LAUNCHES),
+                     confidence)
+        for name in configs
+    }  # fmt: skip
+
+
+def _level(
+    relative: Launches,
+    name: str,
+    mean: float,
+    n: int,
+    pooled: tuple[float, float, str],
+    confidence: float,
+) -> Level:
+    def half(variance: float, df: float) -> float:
+        return float(student.ppf((1 + confidence) / 2, df)) * float(np.sqrt(variance / n))
+
+    variance, df, method = pooled
+    if df <= 0 or mean <= 0:
+        return Level(mean, None, None, None, n)
+    halves = [(half(variance, df), method)]
+    test = relative.spreads.get(name)
+    if test is not None and test.larger and n > 1:
+        spread = float(np.var(relative.y[relative.config == name], ddof=1))
+        halves.append((half(spread, n - 1), OWN_LAUNCHES))
+    widest, method = max(halves)
+    ratio = float(np.exp(widest))
+    return Level(mean, mean / ratio, mean * ratio, method, n)
+
+
+def _about_means(relative: Launches) -> tuple[float, float]:
+    """Variance of a launch about its configuration's mean, and its degrees of freedom.
+
+    The sum of squares about the configurations' means is that of the blocks plus the residual of
+    the model. What the configurations of a block share is one draw for each block and not one for
+    each launch, which the degrees of freedom say (Satterthwaite, Biometrics Bulletin 2 (1946) 110).
+    (0.0, 0.0) without degrees of freedom.
+    """
+    pool = relative.only(relative.kept)
+    df_within = len(pool) - len(set(pool.config.tolist()))
+    if df_within < 1 or len(set(pool.block.tolist())) < 2:
+        return 0.0, 0.0
+    within = float(pool.y @ pool.y)
+    if within == 0:
+        return 0.0, float(df_within)
+    variance, df_residual = relative.pooled
+    residual = variance * df_residual
+    shared, df_shared = max(0.0, within - residual), df_within - df_residual
+    parts = ((residual, df_residual), (shared, df_shared))
+    return within / df_within, within**2 / sum(part**2 / df for part, df in parts if df > 0)
+
+
+def known_launches(values: Iterable[tuple[LaunchId, float | None]]) -> dict[LaunchId, float]:
+    """Those that have a value."""
+    return {launch: value for launch, value in values if value is not None}

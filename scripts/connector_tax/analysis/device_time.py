@@ -7,7 +7,7 @@ before to when it waited for this one. Time in which it was ready and had no CPU
 need no other configuration to compare with.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,13 +116,15 @@ def only(steps: DeviceSteps, kept: NDArray[np.bool_]) -> DeviceSteps:
 
 
 def device_values(
-    lines: Sequence[DeviceLine], step_lines: Sequence[Mapping[str, Any]]
+    lines: Sequence[DeviceLine], step_lines: Iterable[Mapping[str, Any]], is_baseline: bool
 ) -> dict[str, float | None]:
     """What DEVICE_CHECKS judge of one cell, by check; None where nothing is known.
 
     Args:
         lines: of its device log.
         step_lines: of its step log.
+        is_baseline: whether it is of the baseline, whose exposed steps alone are bounded: those of
+            a connector are what it costs.
     """
     steps = of_lines(lines)
     late, exposed = steps.woken_late_us, steps.exposed_us[steps.continued]
@@ -134,8 +136,11 @@ def device_values(
     }
     recorded = [line["step_id"] for line in lines]
     unknown = len(worked.symmetric_difference(recorded)) + len(recorded) - len(set(recorded))
-    return {
+    values: dict[str, float | None] = {
         "device_log_faults": steps.misplaced + unknown if len(steps) else None,
         "device_woken_late_ms": float(np.median(late)) / 1e3 if len(late) else None,
-        "device_exposed_share": float((exposed > 0).mean()) if len(exposed) else None,
     }
+    if is_baseline:
+        share = float((exposed > 0).mean()) if len(exposed) else None
+        values["device_exposed_share"] = share
+    return values

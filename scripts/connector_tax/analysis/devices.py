@@ -1,10 +1,10 @@
 """On which device each block of a study was measured, as its launches recorded it.
 
-Source: docs/method.md, "Several devices". A study whose launches ran on one device, or did not
-record theirs, has none to tell apart.
+A block is measured on one device, which its effects therefore hold (docs/method.md, "Several
+devices"). A study whose launches ran on one, or did not record theirs, has none to tell apart.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from connector_tax.analysis.ingest import Cell
@@ -49,14 +49,6 @@ def device_name(node: ClaimedNode) -> str:
     """The machine's alias and its GPUs' UUIDs; without GPUs `server.device` and the CPUs."""
     name = " ".join([node["machine"], *node["devices"]])
     return name if node["gpus"] else f"{name}, CPUs {node['cpus']}"
-
-
-def devices_text(names: Sequence[str]) -> str | None:
-    """What a row of a table was measured on: its device, or how many; None where on none."""
-    several = list(dict.fromkeys(names))
-    if len(several) > 1:
-        return f"{len(several)} devices"
-    return several[0] if several else None
 
 
 def _check_types(measured: Iterable[tuple[Cell, NodeRecord]]) -> None:

@@ -1,36 +1,39 @@
 """Effects: percentiles of a configuration over the baseline's, and combinations of such taxes, with
-intervals.
+intervals and verdicts.
 
-Source: docs/method.md, "The error model". tax = exp(d) - 1, d the mean over blocks of the log of
-the configuration's percentile minus the mean log of the block's launches of plain. The interval is
-that of the block model, or of the within-launch bootstrap where that is wider.
+Source: docs/method.md, "The error model" and "Verdicts". tax = exp(d) - 1, d the mean over blocks
+of the log of the configuration's percentile minus the mean log of the block's launches of plain.
+The interval is that of the block model, or of the within-launch bootstrap where that is wider.
 """
 
-import copy
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from connector_tax.analysis.block_model import Estimate, LaunchId, Term
-from connector_tax.analysis.bootstrap import Floats, bootstrap_p
-from connector_tax.analysis.device_model import over_devices, same_p
-from connector_tax.analysis.devices import block_devices
+from connector_tax.analysis.block_model import Estimate, Floats, Launches, LaunchId
+from connector_tax.analysis.bootstrap import bootstrap_p
 from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.overload import Overload, joined, mark
-from connector_tax.analysis.quantities import (
-    Part,
-    Quantity,
-    common_blocks,
-    linear_form,
-    mean_point,
+from connector_tax.analysis.multiplicity import dunnett_p, sidak
+from connector_tax.analysis.reference import Sweep, judgement
+from connector_tax.analysis.samples import LogSample
+from connector_tax.analysis.saturation import CellLoad
+from connector_tax.artifacts.names import (
+    INCONCLUSIVE,
+    MARKED,
+    NO_TAX,
+    POINT_ESTIMATE,
+    TAX,
+    CellKey,
+    configuration_of,
+    no_number,
 )
-from connector_tax.analysis.samples import LogSample, Where
-from connector_tax.artifacts.names import CellKey, no_number
 from connector_tax.artifacts.study_file import Study
 
 MIN_BLOCKS_FOR_VERDICT = 3
+MOST_BLOCKS = 100
 ONE_LAUNCH = "one launch; launches not included"
 BOOTSTRAP = "within-launch bootstrap"
 
@@ -45,41 +48,42 @@ class WeightedTax(NamedTuple):
     metric: str
 
 
-class Interval(NamedTuple):
-    """An interval and how it was made; None where a single block repeats nothing.
+class Overload(NamedTuple):
+    """Why latencies of a launch's cell are those of survivors.
 
     Attributes:
-        df: degrees of freedom behind the block model's error.
-        p: two-sided p-value of "the effect is zero".
-        bootstrap_p: the within-launch bootstrap's, which `p` is at least.
+        saturated: by the study's criteria.
+        dropped: measured arrivals dropped by the in-flight cap.
     """
 
-    lo: float | None
-    hi: float | None
-    method: str
-    df: float | None
-    p: float | None
-    bootstrap_p: float | None
+    saturated: bool
+    dropped: int
 
 
 @dataclass(frozen=True)
 class Effect:
-    """An estimate in fractions (0.45 is +45%) with its interval; None bounds: unknown.
+    """An estimate in fractions (0.45 is +45%) with its interval; infinite ends: unknown.
 
     Attributes:
+        method: how the interval was made.
+        p: two-sided p-value of "the effect is zero", at least `within_p`, the bootstrap's.
         estimate: the contrast of logs behind it.
         added_df: degrees of freedom that one more block would bring.
         mark: why it gets no verdict; "" where nothing was saturated or dropped.
-        differ: whether it differs from device to device, significantly and by more than the
-            margin; a combination does where one of its taxes does.
+        taxes: of a combination, over its blocks.
     """
 
     point: float
-    interval: Interval
+    lo: float
+    hi: float
+    method: str
+    p: float | None
+    within_p: float | None
     estimate: Estimate
     added_df: int
-    mark: str
-    differ: bool = False
+    confidence: float
+    mark: str = ""
+    taxes: tuple[float, ...] = ()
 
     @property
     def n_blocks(self) -> int:
@@ -87,19 +91,57 @@ class Effect:
         return len(self.estimate.blocks)
 
     @property
-    def lo(self) -> float:
-        """Lower bound; minus infinity when unknown."""
-        return -np.inf if self.interval.lo is None else self.interval.lo
+    def ends(self) -> tuple[float | None, float | None]:
+        """The interval's ends; None: unknown."""
+        return (self.lo, self.hi) if np.isfinite(self.hi - self.lo) else (None, None)
 
     @property
-    def hi(self) -> float:
-        """Upper bound; infinity when unknown."""
-        return np.inf if self.interval.hi is None else self.interval.hi
+    def df(self) -> float | None:
+        """Degrees of freedom behind the block model's error; None without an interval."""
+        return None if self.p is None else self.estimate.df
 
     @property
     def decides(self) -> bool:
         """Whether there are enough blocks for a verdict."""
         return self.n_blocks >= MIN_BLOCKS_FOR_VERDICT
+
+    def ahead(self, blocks: int) -> "Effect":
+        """With the block model's interval as so many blocks would have it."""
+        if self.estimate.error is None:
+            return self
+        later = self.estimate.with_blocks(self.added_df, blocks)
+        half = later.half_width(self.confidence)
+        assert half is not None
+        if self.taxes:
+            return replace(self, estimate=later, lo=self.point - half, hi=self.point + half)
+        lo, hi = (float(np.expm1(later.point + side * half)) for side in (-1, 1))
+        return replace(self, estimate=later, lo=lo, hi=hi)
+
+
+def _effect(
+    estimate: Estimate,
+    replicates: Floats,
+    added_df: int,
+    confidence: float,
+    taxes: tuple[float, ...] = (),
+    point: float | None = None,
+) -> Effect:
+    """A tax, or the combination `point` of `taxes`: the wider of both intervals."""
+    centre = estimate.point if point is None else point
+    scale: Callable[[float], float] = np.expm1 if point is None else float
+    half = estimate.half_width(confidence)
+    known = (float(scale(centre)), -np.inf, np.inf, ONE_LAUNCH, None, None)
+    effect = Effect(*known, estimate, added_df, confidence, taxes=taxes)
+    if len(estimate.blocks) < 2 or half is None or estimate.p is None:
+        return effect
+    tail = (1 - confidence) / 2
+    lo, hi = (float(end) for end in np.quantile(replicates, [tail, 1 - tail]))
+    method = BOOTSTRAP
+    if 2 * half >= hi - lo:
+        lo, hi, method = centre - half, centre + half, estimate.method
+    within = bootstrap_p(replicates)
+    lo, hi, p = float(scale(lo)), float(scale(hi)), max(estimate.p, within)
+    return replace(effect, lo=lo, hi=hi, method=method, p=p, within_p=within)
 
 
 class TaxTable:
@@ -116,75 +158,43 @@ class TaxTable:
         self,
         study: Study,
         cells: Sequence[Cell],
-        samples: Mapping[CellKey, dict[str, LogSample]],
+        samples: Mapping[CellKey, Mapping[str, LogSample]],
         overloads: Mapping[CellKey, Overload],
     ) -> None:
-        self._statistics = study.config["statistics"]
-        self._confidence = self._statistics["confidence"]
+        self._confidence = study.config["statistics"]["confidence"]
         self._cells = {cell.key: cell for cell in cells}
-        self.device_of = block_devices(cells)
-        self._samples = samples
         self._overloads = overloads
         self._blocks = range(study.document["blocks"])
         self._baseline = study.baseline
         self._plains = {phase: study.plains(phase) for phase in study.document["run_order"]}
-        self._quantities: dict[tuple[str, str, str], Quantity] = {}
-        self._ahead: int | None = None
+        self._samples: dict[tuple[str, str, str], dict[LaunchId, LogSample]] = {}
+        for key, metrics in samples.items():
+            for metric, sample in metrics.items():
+                if key.block in self._blocks:
+                    own = self._samples.setdefault((key.phase, key.cell, metric), {})
+                    own[LaunchId(key.config, key.block)] = sample
+        self._launches: dict[tuple[str, str, str], Launches | None] = {}
 
-    def with_blocks(self, blocks: int) -> "TaxTable":
-        """The same points, with the block model's intervals as so many blocks would have them."""
-        table = copy.copy(self)
-        table._ahead = blocks
-        return table
+    def launches(self, phase: str, cell: str, metric: str) -> Launches | None:
+        """One metric of a cell's launches; None without any."""
+        where = (phase, cell, metric)
+        if where not in self._launches:
+            samples = self._samples.get(where)
+            self._launches[where] = None if samples is None else _table(samples)
+        return self._launches[where]
 
     def tax(self, config: str, phase: str, cell: str, metric: str) -> Effect | None:
         """The tax with its interval, both formed on the log ratio; None without a shared block.
 
         The tax of a launch of plain is against the block's other launches of plain.
         """
-        quantity, term = self._quantity(phase, cell, metric), self._unit(config, phase)
-        effect = self._tax(quantity, term, (phase, cell), over_devices(quantity.layout, [term]))
-        if effect is None:
+        launches, plains = self.launches(phase, cell, metric), self._plains[phase]
+        if launches is None or (estimate := launches.contrast(config, plains)) is None:
             return None
-        return replace(effect, differ=self.device_test(config, phase, cell, metric)[1])
-
-    def device_test(
-        self, config: str, phase: str, cell: str, metric: str
-    ) -> tuple[float | None, bool]:
-        """p of one tax on all devices; whether they differ, surely and by more than the margin."""
-        if not self.device_of:
-            return None, False
-        layout, term = self._quantity(phase, cell, metric).layout, self._unit(config, phase)
-        on_each = [layout.estimate([term], device) for device in layout.devices]
-        known = [estimate for estimate in on_each if estimate is not None]
-        p = same_p(known)
-        if p is None or p >= 1 - self._confidence:
-            return p, False
-        apart = float(np.ptp(np.expm1([estimate.point for estimate in known])))
-        return p, apart > self._statistics["margins"][metric]
-
-    def tax_on(self, device: str, config: str, phase: str, cell: str, metric: str) -> Effect | None:
-        """The tax on one of several devices, with the error of all launches; None without one."""
-        quantity, term = self._quantity(phase, cell, metric), self._unit(config, phase)
-        return self._tax(quantity, term, (phase, cell), quantity.layout.estimate([term], device))
-
-    def _tax(
-        self, quantity: Quantity, term: Term, where: Where, estimate: Estimate | None
-    ) -> Effect | None:
-        if estimate is None:
-            return None
-        blocks, (phase, cell) = estimate.blocks, where
-        replicates = estimate.point + quantity.deviations(term, blocks)
-        added_df = len(quantity.layout.pooled_launches) - 1
-        interval = self._interval(estimate.point, estimate, added_df, replicates, self._confidence)
-        bounds = [None if b is None else float(np.expm1(b)) for b in (interval.lo, interval.hi)]
-        return Effect(
-            float(np.expm1(estimate.point)),
-            interval._replace(lo=bounds[0], hi=bounds[1]),
-            estimate,
-            added_df,
-            self._mark([(quantity, term, cell)], phase, blocks),
-        )
+        weights = launches.weights(config, plains, estimate.blocks)
+        replicates = _replicates(launches, weights)
+        effect = _effect(estimate, replicates, launches.added_df, self._confidence)
+        return replace(effect, mark=self._mark(launches, weights, phase, cell))
 
     def combination(
         self, terms: Sequence[WeightedTax], confidence: float | None = None
@@ -197,166 +207,228 @@ class TaxTable:
         Raises:
             ValueError: the taxes are of several configurations in several cells.
         """
-        parts = self._parts(terms)
-        blocks = common_blocks(parts)
+        cells, configs = {term[2:] for term in terms}, {term.config for term in terms}
+        if len(cells) > 1 and len(configs) > 1:
+            raise ValueError("a combination is of one configuration, or in one cell")
+        of = {cell: launches for cell in cells if (launches := self.launches(*cell)) is not None}
+        if len(of) < len(cells):
+            return None
+        shared = set.intersection(*(set(launches.ids) for launches in of.values()))
+        parts = {
+            cell: launches.only(np.array([launch in shared for launch in launches.ids]))
+            for cell, launches in of.items()
+        }
+        base = self._plains[terms[0].phase]
+        by_term = [set(parts[term[2:]].blocks(term.config, base)) for term in terms]
+        blocks = tuple(sorted(set.intersection(*by_term)))
         if not blocks:
             return None
-        point, forms = 0.0, []
-        replicates: Floats = np.zeros(1)
-        for (weight, *_), (quantity, unit, _) in zip(terms, parts, strict=True):
-            d = quantity.contrast(unit, blocks)
-            point += weight * float(np.expm1(d))
-            replicates = replicates + weight * np.expm1(d + quantity.deviations(unit, blocks))
-            forms.append(weight * float(np.exp(d)))
-        layout, linear = linear_form(parts, forms)
-        estimate = over_devices(layout, linear)
-        assert estimate is not None
+        point, replicates = 0.0, np.zeros(1)
+        first = parts[terms[0][2:]]
+        linear, y, marks, taxes = np.zeros(len(first)), np.zeros(len(first)), [], []
+        for term in terms:
+            launches = parts[term[2:]]
+            weights = launches.weights(term.config, base, blocks)
+            d = launches.value(weights)
+            taxes.append(float(np.expm1(d)))
+            point += term.weight * taxes[-1]
+            replicates = replicates + term.weight * np.expm1(_replicates(launches, weights))
+            linear = linear + term.weight * float(np.exp(d)) * weights
+            y = y + term.weight * float(np.exp(d)) * launches.y
+            marks.append(self._mark(launches, weights, term.phase, term.cell))
+        if len(cells) > 1:
+            # Of one configuration: the combined values of each launch, compared once.
+            first, linear = replace(first, y=y), weights
+        estimate = first.estimate(linear, sorted(configs), blocks)
         level = self._confidence if confidence is None else confidence
-        taxes = [self.tax(*term[1:]) for term in terms] if self.device_of else []
-        added_df = len(layout.pooled_launches) - 1
-        return Effect(
-            point,
-            self._interval(point, estimate, added_df, replicates, level),
-            estimate,
-            added_df,
-            self._mark(parts, terms[0].phase, blocks),
-            differ=any(effect.differ for effect in taxes if effect is not None),
-        )
+        effect = _effect(estimate, replicates, first.added_df, level, tuple(taxes), point)
+        return replace(effect, mark=joined(marks))
 
-    def points(self, terms: Sequence[WeightedTax]) -> list[float]:
-        """The taxes of a combination, their weights aside, over its blocks."""
-        parts = self._parts(terms)
-        blocks = common_blocks(parts)
-        return [float(np.expm1(quantity.contrast(unit, blocks))) for quantity, unit, _ in parts]
+    def levels_ms(
+        self, config: str, phase: str, cell: str, metric: str
+    ) -> tuple[float, float, int, int]:
+        """Plain's level and the configuration's over the tax's blocks, and the requests of each.
 
-    def sample_sizes(self, config: str, phase: str, cell: str, metric: str) -> tuple[int, int]:
-        """Requests behind the tax over its blocks: the configuration's and plain's."""
-        quantity, term = self._quantity(phase, cell, metric), self._unit(config, phase)
-        pairs = [quantity.launches(term, block) for block in quantity.layout.blocks([term])]
-        return (
-            sum(quantity.samples[ours].n for ours, _ in pairs),
-            sum(quantity.samples[launch].n for _, base in pairs for launch in base),
-        )
-
-    def levels_ms(self, config: str, phase: str, cell: str, metric: str) -> tuple[float, float]:
-        """(plain_ms, config_ms): geometric means over the tax's blocks, of plain's launches too."""
-        quantity, term = self._quantity(phase, cell, metric), self._unit(config, phase)
-        pairs = [quantity.launches(term, block) for block in quantity.layout.blocks([term])]
-        ours = np.mean([quantity.samples[launch].point for launch, _ in pairs])
-        plain = np.mean([mean_point(quantity, base) for _, base in pairs])
-        return float(np.exp(plain)), float(np.exp(ours))
-
-    def plain_ms(self, phase: str, cell: str, metric: str) -> float | None:
-        """Plain's geometric mean over all blocks in which one of its launches is valid."""
-        quantity = self._quantity(phase, cell, metric)
-        term = Term(1.0, self._baseline, tuple(self._plains[phase]))
-        blocks = [base for block in self._blocks if (base := quantity.launches(term, block)[1])]
-        if not blocks:
-            return None
-        return float(np.exp(np.mean([mean_point(quantity, base) for base in blocks])))
+        Geometric means in ms, of a block's launches of plain too. The tax must have a number.
+        """
+        launches, plains = self.launches(phase, cell, metric), self._plains[phase]
+        assert launches is not None
+        assert launches.n is not None
+        weights = launches.weights(config, plains, launches.blocks(config, plains))
+        ours, base = weights > 0, weights < 0
+        logs = weights * launches.y
+        counts = (int(launches.n[base].sum()), int(launches.n[ours].sum()))
+        return float(np.exp(-logs[base].sum())), float(np.exp(logs[ours].sum())), *counts
 
     def lost(self, config: str, phase: str, cell: str, metric: str) -> list[tuple[str, int, str]]:
         """(status, block, reason) of every block in which the tax has no number, in block order."""
-        quantity, term = self._quantity(phase, cell, metric), self._unit(config, phase)
+        known = self._samples.get((phase, cell, metric), {})
+        plains = [name for name in self._plains[phase] if name != config]
         reasons: list[tuple[str, int, str]] = []
         for block in self._blocks:
-            ours, base = quantity.launches(term, block)
-            if ours not in quantity.samples:
-                status, reason = self._why_lost(config, block, phase, cell, metric)
-            elif not base:
-                status, reason = self._why_lost(self._baseline, block, phase, cell, metric)
-                reason = f"{self._baseline}: {reason}"
-            else:
-                continue
-            reasons.append((status, block, reason))
+            if LaunchId(config, block) not in known:
+                reasons.append(self._why_lost(config, block, phase, cell, metric))
+            elif not any(LaunchId(name, block) in known for name in plains):
+                status, _, reason = self._why_lost(self._baseline, block, phase, cell, metric)
+                reasons.append((status, block, f"{self._baseline}: {reason}"))
         return reasons
 
     def _why_lost(
         self, config: str, block: int, phase: str, cell: str, metric: str
-    ) -> tuple[str, str]:
+    ) -> tuple[str, int, str]:
         state = self._cells.get(CellKey(config, block, phase, cell))
         if state is None:
-            return "missing", "the launch is not part of the design"
+            return "missing", block, "the launch is not part of the design"
         if state.status == "valid":
-            return "missing", no_number(metric, state.output_tokens)
+            return "missing", block, no_number(metric, state.output_tokens)
         if state.status == "failed":
-            return "missing", f"the launch failed: {state.reason}"
-        return state.status, str(state.reason)
+            return "missing", block, f"the launch failed: {state.reason}"
+        return state.status, block, str(state.reason)
 
-    def _unit(self, config: str, phase: str) -> Term:
-        return Term(1.0, config, tuple(name for name in self._plains[phase] if name != config))
+    def _mark(self, launches: Launches, weights: Floats, phase: str, cell: str) -> str:
+        """What is wrong with the cells a tax is made from, a configuration at a time.
 
-    def _quantity(self, phase: str, cell: str, metric: str) -> Quantity:
-        where = (phase, cell, metric)
-        if where not in self._quantities:
-            self._quantities[where] = Quantity(
-                {
-                    LaunchId(key.config, key.block): metrics[metric]
-                    for key, metrics in self._samples.items()
-                    if (key.phase, key.cell) == (phase, cell)
-                    and key.block in self._blocks
-                    and metric in metrics
-                },
-                self.device_of,
-            )
-        return self._quantities[where]
-
-    def _parts(self, terms: Sequence[WeightedTax]) -> list[Part]:
-        """Each tax's quantity, over the launches that have all of them, and its unit contrast."""
-        quantities = [self._quantity(term.phase, term.cell, term.metric) for term in terms]
-        shared = set.intersection(*(set(quantity.samples) for quantity in quantities))
-        if any(len(quantity.samples) > len(shared) for quantity in quantities):
-            quantities = [
-                Quantity({k: q.samples[k] for k in sorted(shared)}, self.device_of)
-                for q in quantities
-            ]
-        return [
-            (quantity, self._unit(term.config, term.phase), term.cell)
-            for quantity, term in zip(quantities, terms, strict=True)
-        ]
-
-    def _interval(
-        self,
-        point: float,
-        estimate: Estimate,
-        added_df: int,
-        replicates: Floats,
-        confidence: float,
-    ) -> Interval:
-        if self._ahead is None or estimate.error is None:
-            return _interval(point, estimate, replicates, confidence)
-        later = estimate.with_blocks(added_df, self._ahead)
-        half = later.half_width(confidence)
-        assert half is not None
-        return Interval(point - half, point + half, _method(later), later.df, later.p, None)
-
-    def _mark(self, parts: Sequence[Part], phase: str, blocks: Sequence[int]) -> str:
-        marks = []
-        for quantity, term, cell in parts:
-            pairs = [quantity.launches(term, block) for block in blocks]
-            launches = [ours for ours, _ in pairs] + [name for _, base in pairs for name in base]
-            keys = [CellKey(launch.name, launch.block, phase, cell) for launch in launches]
-            marks.append(mark(self._overloads[key] for key in keys if key in self._overloads))
-        return joined(marks)
+        `mooncake_both saturated; plain dropped 65 arrivals`; "" for nothing.
+        """
+        found: dict[str, list[Overload]] = {}
+        for side in (weights > 0, weights < 0):
+            for launch in launches.only(side).ids:
+                overload = self._overloads.get(CellKey(*launch, phase, cell), Overload(False, 0))
+                found.setdefault(configuration_of(launch.name), []).append(overload)
+        parts = []
+        for configuration, overloads in found.items():
+            if any(overload.saturated for overload in overloads):
+                parts.append(f"{configuration} saturated")
+            if dropped := sum(overload.dropped for overload in overloads):
+                parts.append(f"{configuration} dropped {dropped} arrivals")
+        return "; ".join(parts)
 
 
-def _interval(point: float, estimate: Estimate, replicates: Floats, confidence: float) -> Interval:
-    """The wider of the block model's interval about `point` and the bootstrap's."""
-    half = estimate.half_width(confidence)
-    if len(estimate.blocks) < 2 or half is None or estimate.p is None:
-        return Interval(None, None, ONE_LAUNCH, None, None, None)
-    tail = (1 - confidence) / 2
-    lo, hi = (float(q) for q in np.quantile(replicates, [tail, 1 - tail]))
-    method = BOOTSTRAP
-    if 2 * half >= hi - lo:
-        lo, hi, method = point - half, point + half, _method(estimate)
-    within = bootstrap_p(replicates)
-    return Interval(lo, hi, method, estimate.df, max(estimate.p, within), within)
+def _table(samples: Mapping[LaunchId, LogSample]) -> Launches:
+    points = {launch: sample.point for launch, sample in samples.items()}
+    return replace(
+        Launches.of(points),
+        replicates=np.array([sample.replicates for sample in samples.values()]),
+        n=np.array([sample.n for sample in samples.values()], np.int64),
+    )
 
 
-def _method(estimate: Estimate) -> str:
-    if estimate.spread is None:
-        df = f"{estimate.df:.1f}" if estimate.devices else estimate.df
-        return f"{estimate.source} (df {df})"
-    spread = f"spread F {estimate.spread.f_ratio:.1f}, p {estimate.spread.p:.3f}"
-    return f"{estimate.source} (df {estimate.df:.1f}; {spread})"
+def _replicates(launches: Launches, weights: Floats) -> Floats:
+    assert launches.replicates is not None
+    used = weights != 0
+    resampled: Floats = weights[used] @ launches.replicates[used]
+    return resampled
+
+
+def joined(marks: Iterable[str]) -> str:
+    """The marks of several taxes as one, each part once."""
+    parts = [part for text in marks for part in text.split("; ") if part]
+    return "; ".join(dict.fromkeys(parts))
+
+
+def overloads(
+    study: Study,
+    cells: Sequence[Cell],
+    loads: Mapping[CellKey, CellLoad],
+    dropped: Mapping[CellKey, int],
+    sweeps: Mapping[tuple[str, int], Sweep],
+) -> dict[CellKey, Overload]:
+    """What every valid cell in which something succeeded says about overload.
+
+    Args:
+        study: the study.
+        cells: its planned cells.
+        loads: the load figures of those cells.
+        dropped: measured arrivals that were dropped, of the same.
+        sweeps: `reference.judge_launches` of Phase A.
+    """
+    return {
+        cell.key: Overload(
+            judgement(study, cell.key, cell.rate_rps, loads[cell.key], sweeps).saturated,
+            dropped[cell.key],
+        )
+        for cell in cells
+        if cell.key in loads and cell.rate_rps is not None
+    }
+
+
+# ---- verdicts
+
+
+class Judged(NamedTuple):
+    """What is said of a tax, and how many blocks would decide one of which it cannot be told."""
+
+    p_adjusted: float | None
+    verdict: str
+    blocks_needed: int | None
+
+
+def judge(effect: Effect, family: Sequence[Estimate], margin: float) -> Judged:
+    """Adjusted p, verdict and blocks needed of a tax.
+
+    Args:
+        effect: the tax.
+        family: the estimates it is compared with one baseline together with, itself included.
+        margin: of its metric.
+    """
+    p = None if effect.mark else adjusted_p(effect, family)
+    said = verdict(effect, p, margin)
+    needed = blocks_needed(effect, family, margin) if said == INCONCLUSIVE else None
+    return Judged(p, said, needed)
+
+
+def adjusted_p(effect: Effect, family: Sequence[Estimate]) -> float | None:
+    """The larger of Dunnett's p and the bootstrap's after Sidak; None without an interval."""
+    if effect.within_p is None:
+        return None
+    return max(dunnett_p(effect.estimate, family), sidak(effect.within_p, len(family)))
+
+
+def verdict(effect: Effect, p_adjusted: float | None, margin: float) -> str:
+    """TAX, NO TAX, INCONCLUSIVE, or why there is no verdict (docs/method.md, "Verdicts").
+
+    NO TAX: the interval lies within +-margin, even where it excludes zero. TAX: positive and
+    significant after Dunnett's adjustment. A configuration that is significantly faster than plain
+    is INCONCLUSIVE: a negative tax points at a confound, not at a cost.
+    """
+    if effect.mark:
+        return MARKED
+    if not effect.decides or p_adjusted is None:
+        return POINT_ESTIMATE
+    if -margin < effect.lo and effect.hi < margin:
+        return NO_TAX
+    if p_adjusted < 1 - effect.confidence and effect.lo > 0:
+        return TAX
+    return INCONCLUSIVE
+
+
+def fewest_blocks(present: int, decided: Callable[[int], bool]) -> int | None:
+    """The smallest number of blocks above `present` that decides; None where MOST_BLOCKS do not.
+
+    Args:
+        present: the blocks there are.
+        decided: whether so many decide; true of every number above one of which it is true.
+    """
+    counts = range(present + 1, MOST_BLOCKS + 1)
+    first = bisect_left(counts, True, key=decided)
+    return counts[first] if first < len(counts) else None
+
+
+def blocks_needed(effect: Effect, family: Sequence[Estimate], margin: float) -> int | None:
+    """The smallest number of blocks, above the present one, at which it would be TAX or NO TAX.
+
+    The point stays, the standard error shrinks with the root of the number of blocks, the degrees
+    of freedom grow with the launches.
+    """
+
+    def no_tax(blocks: int) -> bool:
+        later = effect.ahead(blocks)
+        return -margin < later.lo and later.hi < margin
+
+    def tax(blocks: int) -> bool:
+        later = effect.ahead(blocks)
+        return later.lo > 0 and dunnett_p(later.estimate, family) < 1 - effect.confidence
+
+    # Each becomes true once, as the interval shrinks: bisection, Dunnett's integral being slow.
+    counts = [fewest_blocks(effect.n_blocks, decided) for decided in (no_tax, tax)]
+    return min((count for count in counts if count is not None), default=None)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from connector_tax.analysis.launch_records import NOT_RECORDED, LaunchRecords
-from connector_tax.artifacts import paths
-from connector_tax.artifacts.tables import Row, empty_row
+from connector_tax.artifacts.tables import Row
 
 VARIES = "differs between launches"
 
@@ -26,14 +25,12 @@ def engine_rows(launches: Sequence[LaunchRecords], baseline: str) -> list[Row]:
     configurations = list(dict.fromkeys(r.configuration for r in launches))
     recorded = [r.settings for r in launches if r.settings is not None]
     settings = list(recorded[0]) if recorded else []
-    rows = []
+    rows: list[Row] = []
     for config in configurations:
         mine = [r for r in launches if r.configuration == config]
         if not any(r.settings for r in mine):
             reasons = dict.fromkeys(r.reason or NOT_RECORDED for r in mine)
-            rows.append(
-                empty_row(paths.ENGINE_TABLE) | {"config": config, "reason": "; ".join(reasons)}
-            )
+            rows.append({"config": config, "reason": "; ".join(reasons)})
             continue
         own = [_row(launches, baseline, config, setting) for setting in settings]
         changed = [

@@ -1,332 +1,585 @@
-"""H1 to H6 of the design, each a function from the tables to a verdict, its numbers and a sentence.
+"""H1 to H6 and criteria 1 to 5 of the design: each a few contrasts, and what intervals answer it.
 
-Source: design, "Hypotheses". Thresholds come from the configuration. Supported when the whole
-interval is on the hypothesis' side, refuted when the whole interval is on the other, else cannot
-tell; where more blocks would tell, their number stands beside (docs/method.md, "Verdicts").
+Source: design, "Hypotheses" and "Success Criteria". Thresholds come from the configuration. An
+answer is read off intervals, never off a point, and needs three blocks: the unit of replication is
+the server launch. What the point estimate by itself would be called stands beside, and is no
+verdict. Where more blocks would tell, their number stands beside (docs/method.md, "Verdicts").
 """
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Literal
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from connector_tax.analysis.blocks_needed import MOST_BLOCKS, fewest_blocks
-from connector_tax.analysis.conclusions import (
-    CANNOT_TELL,
-    REFUTED,
-    SUPPORTED,
-    Conclusion,
-    decided,
-    no_number,
-    numbers_of,
-    shown,
+from connector_tax.analysis.effects import (
+    MIN_BLOCKS_FOR_VERDICT,
+    MOST_BLOCKS,
+    Effect,
+    WeightedTax,
+    fewest_blocks,
+    joined,
 )
-from connector_tax.analysis.effects import Effect, WeightedTax
 from connector_tax.analysis.taxes import Tables
+from connector_tax.artifacts.metrics import LATENCY_METRICS, margin_of
+from connector_tax.artifacts.stage_records import ConclusionRecord, EffectNumbers
 from connector_tax.text import signed
 
+SUPPORTED, REFUTED, CANNOT_TELL = "supported", "refuted", "cannot tell"
+MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
 NOOP, MOONCAKE, NIXL = "noop_connector", "mooncake_both", "nixl_both"
 LMCACHE, MULTI = "lmcache_only", "multi_mooncake_lmcache"
+SIDES: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
+    "lo >=": ("lo", operator.ge), "lo >": ("lo", operator.gt), "lo <=": ("lo", operator.le),
+    "hi <=": ("hi", operator.le), "hi <": ("hi", operator.lt),
+}  # fmt: skip
+
+Effects = Mapping[str, Effect]
+Terms = Sequence[WeightedTax]
+Contrast = tuple[Terms, float | None]
+Axis = Literal["input_tokens", "output_tokens"]
 
 
-def at_safe(tables: Tables) -> str | None:
-    """The Phase A cell at ref_safe."""
-    return tables.cell_at("ref_safe")
+class Answer(NamedTuple):
+    """What is answered where all of `conditions` hold: (effect, end and side, bound)."""
 
+    verdict: str
+    tail: str
+    conditions: Sequence[tuple[str, str, float]]
 
-def h1(tables: Tables) -> Conclusion:
-    """The tax persists at a single instance: TTFT p90 of mooncake_both at least h1_min_tax."""
-    cell, bound = at_safe(tables), tables.study.config["hypotheses"]["h1_min_tax"]
-    if cell is None:
-        return _off_grid("H1")
-    tax = tables.taxes.tax(MOONCAKE, "A", cell, "ttft_p90")
-    if tax is None:
-        return no_number("H1", tables, (MOONCAKE, "A", cell, "ttft_p90"))
-    band = tables.study.config["hypotheses"]["h1_prior_band"]
-    engine = tables.study.document["engine_label"]
-    numbers = {"tax_ttft_p90": numbers_of(tax), "min_tax": bound}
-    start = f"TTFT p90 of {MOONCAKE} at ref_safe is {shown(tax)} against {tables.study.baseline}"
-    verdict, tail = CANNOT_TELL, f"the interval holds {bound:.0%}, the least the hypothesis asks."
-    if tax.lo >= bound:
-        verdict, tail = SUPPORTED, f"at least {bound:.0%}: on {engine} a single instance has it."
-    elif tax.hi < bound:
-        verdict, tail = (
-            REFUTED,
-            f"below {bound:.0%}: on {engine} the prior's tax is not there.",
+    def holds(self, effects: Effects) -> bool:
+        """Whether they do."""
+        return all(
+            of(getattr(effects[name], end), bound)
+            for name, side, bound in self.conditions
+            for end, of in [SIDES[side]]
         )
-    label = _place(tax.point, band, f"the {100 * band[0]:g} to {100 * band[1]:g}% band")
-    return decided("H1", verdict, start, tail, numbers, [tax], label)
 
 
-def h2(tables: Tables) -> Conclusion:
-    """The gap between Mooncake and NIXL is preserved: inside h2_gap_band_pp."""
-    cell, limits = at_safe(tables), tables.study.config["hypotheses"]
+class Shown(NamedTuple):
+    """An effect in a sentence: `+12.3% [+10.1%, +14.6%]`.
+
+    With `:pp` of a difference of taxes, with `:point` without the interval.
+    """
+
+    effect: Effect
+
+    def __format__(self, unit: str) -> str:
+        def text(value: float) -> str:
+            return f"{signed(100 * value, 1)}{' pp' if unit == 'pp' else '%'}"
+
+        lo, hi = self.effect.ends
+        if unit == "point":
+            return text(self.effect.point)
+        if lo is None or hi is None:
+            return f"{text(self.effect.point)} ({self.effect.method})"
+        return f"{text(self.effect.point)} [{text(lo)}, {text(hi)}]"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A hypothesis, or a criterion that asks for a label.
+
+    Attributes:
+        contrasts: the effects it is about, each its taxes and its interval's confidence (None: the
+            study's).
+        judged: those of them that must carry a verdict.
+        answers: the first that holds is given.
+        otherwise: said where none does.
+        start: of its sentence; `{tax}` and `{gap:pp}` stand for effects.
+        numbers: which effects hypotheses.json has, by their names there.
+        facts: what else it has.
+        label: what the design calls the point estimate.
+    """
+
+    id: str
+    contrasts: Mapping[str, Contrast]
+    judged: Sequence[str]
+    answers: Sequence[Answer]
+    otherwise: str
+    start: str
+    numbers: Mapping[str, str]
+    facts: Callable[[Effects], Mapping[str, Any]]
+    label: Callable[[Effects], str]
+
+    def answer(self, effects: Effects, otherwise: str) -> tuple[str, str]:
+        """Verdict and tail; `otherwise` is the verdict where no answer holds."""
+        for answer in self.answers:
+            if answer.holds(effects):
+                return answer.verdict, answer.tail
+        return otherwise, self.otherwise
+
+    def begins(self, effects: Effects) -> str:
+        """The start of the sentence with the effects' numbers."""
+        return self.start.format(**{name: Shown(effect) for name, effect in effects.items()})
+
+    def told(self, effects: Effects) -> dict[str, Any]:
+        """Its numbers in hypotheses.json."""
+        numbers = {name: numbers_of(effects[key]) for name, key in self.numbers.items()}
+        return {**numbers, **self.facts(effects)}
+
+
+def hypotheses(made: Tables) -> list[ConclusionRecord]:
+    """What the study says about each hypothesis, as hypotheses.json has it."""
+    return [_hypothesis(made, *asked) for asked in _asked(made).items()]
+
+
+def criteria_of_labels(made: Tables) -> list[ConclusionRecord]:
+    """Success criteria 1 to 5: a number is reported and labelled."""
+    h4, *growth = (_hypothesis(made, name, _asked(made)[name]) for name in ("H4", "H5", "H6"))
+    labels = {SUPPORTED: "linear", REFUTED: "not linear"}
+    numbers = _settled(h4) | {"label": labels.get(h4["verdict"], UNDECIDED)}
+    sentences = " ".join(found["sentence"] for found in growth)
+    labels_of_growth = "; ".join(str(found["point_label"]) for found in growth)
+    told = {str(found["id"]): _settled(found) for found in growth}
+    return [
+        *(_criterion(made, number, *asked) for number, asked in _labelled(made).items()),
+        reported(4, [h4], h4["sentence"], numbers, h4["point_label"]),
+        reported(5, growth, sentences, told, labels_of_growth),
+    ]
+
+
+def reported(
+    number: int,
+    findings: Sequence[ConclusionRecord],
+    sentence: str,
+    numbers: Mapping[str, Any],
+    label: str | None,
+) -> ConclusionRecord:
+    """A criterion that is met where all of these findings have numbers."""
+    if not all(found["numbers"] for found in findings):
+        return conclusion(number, NOT_MET, f"Not reported. {sentence}")
+    return conclusion(number, MET, sentence, numbers, label)
+
+
+def conclusion(
+    identifier: str | int,
+    verdict: str,
+    sentence: str,
+    numbers: Mapping[str, Any] | None = None,
+    label: str | None = None,
+) -> ConclusionRecord:
+    """One finding; `label` is what the design calls the point estimate."""
+    return {
+        "id": identifier, "verdict": verdict, "sentence": sentence,
+        "numbers": dict(numbers or {}), "point_label": label,
+    }  # fmt: skip
+
+
+def _settled(found: ConclusionRecord) -> dict[str, Any]:
+    return {key: value for key, value in found["numbers"].items() if key != "blocks_needed"}
+
+
+def _hypothesis(made: Tables, name: str, asked: "Question | str") -> ConclusionRecord:
+    if isinstance(asked, str):
+        return conclusion(name, CANNOT_TELL, asked)
+    effects = _effects(made, asked)
+    if effects is None:
+        return conclusion(name, CANNOT_TELL, _no_number(made, asked))
+    numbers, label = asked.told(effects), asked.label(effects)
+    if why := _undecided(effects[key] for key in asked.judged):
+        sentence = f"{asked.begins(effects)}. {why} {_point_sentence(label)}"
+        return conclusion(name, CANNOT_TELL, sentence, numbers, label)
+    verdict, tail = asked.answer(effects, CANNOT_TELL)
+    sentence = f"{asked.begins(effects)}. {tail[0].upper()}{tail[1:]}"
+    if verdict != CANNOT_TELL:
+        return conclusion(name, verdict, sentence, numbers, label)
+
+    def would_tell(blocks: int) -> bool:
+        ahead = {key: effect.ahead(blocks) for key, effect in effects.items()}
+        return asked.answer(ahead, CANNOT_TELL)[0] != CANNOT_TELL
+
+    needed = fewest_blocks(made.study.document["blocks"], would_tell)
+    more = f"it takes {needed} blocks" if needed else f"{MOST_BLOCKS} blocks would not decide it"
+    sentence = f"{sentence} With this estimate and spread {more}."
+    return conclusion(name, verdict, sentence, numbers | {"blocks_needed": needed}, label)
+
+
+def _criterion(made: Tables, number: int, what: str, asked: "Question | str") -> ConclusionRecord:
+    effects = None if isinstance(asked, str) else _effects(made, asked)
+    if effects is None or isinstance(asked, str):
+        return conclusion(number, NOT_MET, f"Not reported: there is no number for {what}.")
+    label, said = asked.label(effects), asked.begins(effects)
+    if why := _undecided(effects[key] for key in asked.judged):
+        answer, sentence = UNDECIDED, f"{said}. {why} {_point_sentence(label)}"
+    else:
+        answer, tail = asked.answer(effects, UNDECIDED)
+        sentence = f"{said}. {tail[0].upper()}{tail[1:]}."
+    return conclusion(number, MET, sentence, asked.told(effects) | {"label": answer}, label)
+
+
+def _effects(made: Tables, asked: Question) -> Effects | None:
+    """Every contrast by its name; None where one has no number."""
+    found: dict[str, Effect] = {}
+    for name, (terms, confidence) in asked.contrasts.items():
+        alone = len(terms) == 1 and terms[0].weight == 1
+        taxes = made.taxes
+        effect = taxes.tax(*terms[0][1:]) if alone else taxes.combination(terms, confidence)
+        if effect is None:
+            return None
+        found[name] = effect
+    return found
+
+
+def _no_number(made: Tables, asked: Question) -> str:
+    terms = [term for contrast, _ in asked.contrasts.values() for term in contrast]
+    wheres = dict.fromkeys(term[1:] for term in terms)
+    why = [
+        f"{where[0]}: {status} (block {block}: {reason})"
+        for where in wheres
+        if made.taxes.tax(*where) is None
+        for status, block, reason in made.taxes.lost(*where)[:1]
+    ]
+    because = "; ".join(why) or "the taxes it compares have no block in common"
+    return f"Cannot tell: no number for {because}."
+
+
+def _undecided(effects: Iterable[Effect]) -> str:
+    """Why effects cannot carry a verdict; empty when they can."""
+    judged = list(effects)
+    if marks := joined(effect.mark for effect in judged):
+        return f"Cannot tell, for these latencies are those of survivors: {marks}."
+    fewest = min(effect.n_blocks for effect in judged)
+    if fewest >= MIN_BLOCKS_FOR_VERDICT:
+        return ""
+    return (
+        f"Cannot tell from {fewest} launch{'es' if fewest > 1 else ''} of each configuration:"
+        f" a verdict needs {MIN_BLOCKS_FOR_VERDICT}."
+    )
+
+
+def _point_sentence(label: str) -> str:
+    return f"The point estimate by itself: {label}; no verdict."
+
+
+def numbers_of(effect: Effect) -> EffectNumbers:
+    """An effect's point, interval, method and blocks for hypotheses.json; fractions."""
+    lo, hi = effect.ends
+    return {
+        "point": effect.point, "lo": lo, "hi": hi, "method": effect.method,
+        "n_blocks": effect.n_blocks, "mark": effect.mark,
+    }  # fmt: skip
+
+
+# ---- the hypotheses
+
+
+def _asked(made: Tables) -> dict[str, Question | str]:
+    """H1 to H6; a sentence in place of one that this study cannot be asked."""
+    study, cell = made.study, made.cell_at("ref_safe")
+    limits, engine = study.config["hypotheses"], study.document["engine_label"]
+    none = f"Cannot tell: taxes are against {study.baseline} here, which it is about."
+    h5 = _growth(made, "H5", "ttft_p90", "input_tokens", "output_tokens")
+    h6 = _growth(made, "H6", "tpot_p90", "output_tokens", "input_tokens")
     if cell is None:
-        return _off_grid("H2")
-    gap = gap_pp(tables, cell)
-    if gap is None:
-        wheres = [(config, "A", cell, "ttft_p90") for config in (MOONCAKE, NIXL)]
-        return no_number("H2", tables, *wheres)
-    low, high = (bound / 100 for bound in limits["h2_gap_band_pp"])
-    engine = tables.study.document["engine_label"]
-    band = f"{100 * low:g} to {100 * high:g} pp"
-    numbers = {
-        "gap": numbers_of(gap),
-        "band_pp": limits["h2_gap_band_pp"],
-        "prior_gap_pp": limits["h2_prior_gap_pp"],
-    }
-    start = f"The TTFT p90 tax of {MOONCAKE} exceeds that of {NIXL} by {shown(gap, 'pp')}"
-    verdict, tail = CANNOT_TELL, f"the interval crosses a border of the band {band}."
-    if low <= gap.lo and gap.hi <= high:
-        verdict, tail = SUPPORTED, f"inside {band}: on {engine} a single instance has the gap."
-    elif gap.hi < 0:
-        verdict, tail = REFUTED, f"the gap is inverted: on {engine} that of the prior is not there."
-    elif gap.hi < low:
-        verdict, tail = REFUTED, f"below {band}: on {engine} the gap of the prior is not there."
-    elif gap.lo > high:
-        verdict, tail = REFUTED, f"above {band}: on {engine} the gap is larger than the prior's."
-    label = _place(gap.point, (low, high), f"the {band} band")
-    return decided("H2", verdict, start, tail, numbers, [gap], label)
+        off = "Cannot tell: ref_safe is not a rate of Phase A."
+        asked: dict[str, Question | str] = dict.fromkeys(("H1", "H2", "H3", "H4"), off)
+    else:
+        asked = {
+            q.id: q
+            for q in (
+                _h1(cell, limits, engine, study.baseline),
+                _h2(cell, limits, engine),
+                _h3(cell, limits),
+                _h4(cell, limits),
+            )
+        }
+    asked |= {"H5": h5, "H6": h6}
+    about = {"H1": [MOONCAKE], "H2": [MOONCAKE, NIXL], "H3": [NOOP, MOONCAKE],
+             "H4": [MULTI, MOONCAKE, LMCACHE], "H5": [MOONCAKE], "H6": [MOONCAKE]}  # fmt: skip
+    return {name: none if study.baseline in about[name] else q for name, q in asked.items()}
 
 
-def at_rate(cell: str, *weights: tuple[float, str]) -> list[WeightedTax]:
+def at_rate(cell: str, *weights: tuple[float, str]) -> Contrast:
     """A combination of the TTFT p90 taxes of several configurations in a Phase A cell."""
-    return [WeightedTax(weight, config, "A", cell, "ttft_p90") for weight, config in weights]
+    return [WeightedTax(weight, config, "A", cell, "ttft_p90") for weight, config in weights], None
 
 
-def gap_pp(tables: Tables, cell: str) -> Effect | None:
-    """tax(mooncake_both) - tax(nixl_both) of TTFT p90 in a Phase A cell, as a fraction."""
-    return tables.taxes.combination(at_rate(cell, (1, MOONCAKE), (-1, NIXL)))
+def _h1(cell: str, limits: Any, engine: str, baseline: str) -> Question:
+    """The tax persists at a single instance: TTFT p90 of mooncake_both at least h1_min_tax."""
+    bound, band = limits["h1_min_tax"], limits["h1_prior_band"]
+    there = f"at least {bound:.0%}: on {engine} a single instance has it."
+    gone = f"below {bound:.0%}: on {engine} the prior's tax is not there."
+    name = f"the {100 * band[0]:g} to {100 * band[1]:g}% band"
+    return Question(
+        "H1",
+        {"tax": at_rate(cell, (1, MOONCAKE))},
+        ["tax"],
+        [Answer(SUPPORTED, there, [("tax", "lo >=", bound)]),
+         Answer(REFUTED, gone, [("tax", "hi <", bound)])],
+        f"the interval holds {bound:.0%}, the least the hypothesis asks.",
+        f"TTFT p90 of {MOONCAKE} at ref_safe is {{tax}} against {baseline}",
+        {"tax_ttft_p90": "tax"},
+        lambda _: {"min_tax": bound},
+        lambda effects: _place(effects["tax"].point, band, name),
+    )  # fmt: skip
 
 
-def h3(tables: Tables) -> Conclusion:
+def _h2(cell: str, limits: Any, engine: str) -> Question:
+    """The gap between Mooncake and NIXL is preserved: inside h2_gap_band_pp."""
+    low, high = (bound / 100 for bound in limits["h2_gap_band_pp"])
+    band = f"{100 * low:g} to {100 * high:g} pp"
+    return Question(
+        "H2",
+        {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))},
+        ["gap"],
+        [Answer(SUPPORTED, f"inside {band}: on {engine} a single instance has the gap.",
+                [("gap", "lo >=", low), ("gap", "hi <=", high)]),
+         Answer(REFUTED, f"the gap is inverted: on {engine} that of the prior is not there.",
+                [("gap", "hi <", 0)]),
+         Answer(REFUTED, f"below {band}: on {engine} the gap of the prior is not there.",
+                [("gap", "hi <", low)]),
+         Answer(REFUTED, f"above {band}: on {engine} the gap is larger than the prior's.",
+                [("gap", "lo >", high)])],
+        f"the interval crosses a border of the band {band}.",
+        f"The TTFT p90 tax of {MOONCAKE} exceeds that of {NIXL} by {{gap:pp}}",
+        {"gap": "gap"},
+        lambda _: {"band_pp": limits["h2_gap_band_pp"], "prior_gap_pp": limits["h2_prior_gap_pp"]},
+        lambda effects: _place(effects["gap"].point, (low, high), f"the {band} band"),
+    )  # fmt: skip
+
+
+def _h3(cell: str, limits: Any) -> Question:
     """The framework is less than h3_framework_share of the Mooncake tax.
 
     noop < share x mooncake is read off the interval of noop - share x mooncake: a ratio of two
     taxes has no usable interval when the lower one may be zero.
     """
-    cell, share = at_safe(tables), tables.study.config["hypotheses"]["h3_framework_share"]
-    if cell is None:
-        return _off_grid("H3")
-    split = framework_share(tables, cell, share)
-    mooncake = tables.taxes.tax(MOONCAKE, "A", cell, "ttft_p90")
-    noop = tables.taxes.tax(NOOP, "A", cell, "ttft_p90")
-    if split is None or mooncake is None or noop is None:
-        return no_number("H3", tables, *((c, "A", cell, "ttft_p90") for c in (NOOP, MOONCAKE)))
-    numbers = {
-        "noop_tax": numbers_of(noop),
-        "mooncake_tax": numbers_of(mooncake),
-        "framework_share": noop.point / mooncake.point if mooncake.point > 0 else None,
-        "noop_minus_share_of_mooncake": numbers_of(split),
-        "share": share,
-    }
-    start = f"The no-op connector costs {shown(noop)} TTFT p90, {MOONCAKE} {shown(mooncake)}"
-    verdict, tail = CANNOT_TELL, f"the interval of the difference to {share:.0%} of it holds zero."
-    if mooncake.lo <= 0:
-        tail = f"the tax of {MOONCAKE} may be zero, and there is nothing to split."
-    elif split.hi < 0:
-        verdict, tail = SUPPORTED, f"the framework is less than {share:.0%} of the tax."
-    elif split.lo >= 0:
-        verdict, tail = REFUTED, f"the framework is at least {share:.0%} of the tax."
-    label = dominance(tables, noop.point, mooncake.point)
-    return decided("H3", verdict, start, tail, numbers, [split, mooncake], label)
+    share = limits["h3_framework_share"]
+    nothing = f"the tax of {MOONCAKE} may be zero, and there is nothing to split."
+    return Question(
+        "H3",
+        {"noop": at_rate(cell, (1, NOOP)), "mooncake": at_rate(cell, (1, MOONCAKE)),
+         "split": at_rate(cell, (1, NOOP), (-share, MOONCAKE))},
+        ["split", "mooncake"],
+        [Answer(CANNOT_TELL, nothing, [("mooncake", "lo <=", 0)]),
+         Answer(SUPPORTED, f"the framework is less than {share:.0%} of the tax.",
+                [("split", "hi <", 0)]),
+         Answer(REFUTED, f"the framework is at least {share:.0%} of the tax.",
+                [("split", "lo >=", 0)])],
+        f"the interval of the difference to {share:.0%} of it holds zero.",
+        f"The no-op connector costs {{noop}} TTFT p90, {MOONCAKE} {{mooncake}}",
+        {"noop_tax": "noop", "mooncake_tax": "mooncake", "noop_minus_share_of_mooncake": "split"},
+        lambda effects: {"share": share, "framework_share": _share(effects)},
+        lambda effects: _dominance(limits, effects),
+    )  # fmt: skip
 
 
-def dominance(tables: Tables, noop: float, mooncake: float) -> str:
-    """What the design calls a share of the no-op's tax in the Mooncake tax."""
-    limits = tables.study.config["hypotheses"]
-    if mooncake <= 0:
-        return "no tax to split"
-    if noop >= limits["h3_framework_share"] * mooncake:
-        return "framework-dominated"
-    if noop < limits["h3_implementation_share"] * mooncake:
-        return "implementation-dominated"
-    return "mixed"
-
-
-def framework_share(tables: Tables, cell: str, share: float) -> Effect | None:
-    """tax(noop) - share x tax(mooncake_both) of TTFT p90 in a Phase A cell."""
-    return tables.taxes.combination(at_rate(cell, (1, NOOP), (-share, MOONCAKE)))
-
-
-def h4(tables: Tables) -> Conclusion:
+def _h4(cell: str, limits: Any) -> Question:
     """The stacked connector's tax is the sum of its parts', within h4_tolerance of itself.
 
     |multi - sum| <= tolerance x multi is two linear statements, each with its own interval:
     sum - (1 - tolerance) multi >= 0 (not super-additive) and (1 + tolerance) multi - sum >= 0 (not
     sub-additive).
     """
-    cell, tolerance = at_safe(tables), tables.study.config["hypotheses"]["h4_tolerance"]
-    if cell is None:
-        return _off_grid("H4")
+    tolerance = limits["h4_tolerance"]
 
-    def combined(multi: float, parts: float) -> Effect | None:
-        weights = ((multi, MULTI), (parts, MOONCAKE), (parts, LMCACHE))
-        return tables.taxes.combination(at_rate(cell, *weights))
+    def combined(multi: float, parts: float) -> Contrast:
+        return at_rate(cell, (multi, MULTI), (parts, MOONCAKE), (parts, LMCACHE))
 
-    wheres = [(config, "A", cell, "ttft_p90") for config in (MULTI, MOONCAKE, LMCACHE)]
-    taxes = [tables.taxes.tax(*where) for where in wheres]
-    not_super, not_sub = combined(tolerance - 1, 1), combined(1 + tolerance, -1)
-    excess = combined(1, -1)
-    multi, mooncake, lmcache = taxes
-    if not (multi and mooncake and lmcache and not_super and not_sub and excess):
-        return no_number("H4", tables, *wheres)
-    parts = mooncake.point + lmcache.point
-    relative = abs(multi.point - parts) / multi.point if multi.point > 0 else None
-    numbers = {
-        "multi_tax": numbers_of(multi),
-        "mooncake_tax": numbers_of(mooncake),
-        "lmcache_tax": numbers_of(lmcache),
-        "multi_minus_sum": numbers_of(excess),
-        "relative_departure": relative,
-        "tolerance": tolerance,
-    }
-    start = (
-        f"The stacked connector costs {shown(multi)} TTFT p90 against {signed(100 * parts, 1)}%"
-        f" for the sum of its parts, apart by {shown(excess, 'pp')}"
-    )
-    verdict, tail = CANNOT_TELL, f"the interval crosses a border of the {tolerance:.0%} tolerance."
-    if multi.lo <= 0:
-        tail = "its tax may be zero, and there is nothing to add up."
-    elif not_super.lo >= 0 and not_sub.lo >= 0:
-        verdict, tail = SUPPORTED, f"additive within {tolerance:.0%}."
-    elif not_super.hi < 0:
-        verdict, tail = REFUTED, "super-additive: the connectors interfere."
-    elif not_sub.hi < 0:
-        verdict, tail = REFUTED, "sub-additive: a cost is shared."
-    label = _additivity(multi.point, parts, tolerance)
-    return decided("H4", verdict, start, tail, numbers, [multi, not_super, not_sub], label)
+    def departure(effects: Effects) -> tuple[float, float]:
+        """The stack's tax, and how much it is above its parts' sum."""
+        multi = effects["multi"].point
+        return multi, multi - effects["sum"].point
 
+    def facts(effects: Effects) -> dict[str, Any]:
+        multi, above = departure(effects)
+        relative = abs(above) / multi if multi > 0 else None
+        return {"relative_departure": relative, "tolerance": tolerance}
 
-def _additivity(multi: float, parts: float, tolerance: float) -> str:
-    if multi <= 0:
-        return "no tax to add up"
-    if abs(multi - parts) <= tolerance * multi:
-        return "additive"
-    return "super-additive" if multi > parts else "sub-additive"
+    def label(effects: Effects) -> str:
+        multi, above = departure(effects)
+        if multi <= 0:
+            return "no tax to add up"
+        if abs(above) <= tolerance * multi:
+            return "additive"
+        return "super-additive" if above > 0 else "sub-additive"
+
+    nothing = "its tax may be zero, and there is nothing to add up."
+    return Question(
+        "H4",
+        {"multi": at_rate(cell, (1, MULTI)), "mooncake": at_rate(cell, (1, MOONCAKE)),
+         "lmcache": at_rate(cell, (1, LMCACHE)), "sum": at_rate(cell, (1, MOONCAKE), (1, LMCACHE)),
+         "not_super": combined(tolerance - 1, 1),
+         "not_sub": combined(1 + tolerance, -1), "excess": combined(1, -1)},
+        ["multi", "not_super", "not_sub"],
+        [Answer(CANNOT_TELL, nothing, [("multi", "lo <=", 0)]),
+         Answer(SUPPORTED, f"additive within {tolerance:.0%}.",
+                [("not_super", "lo >=", 0), ("not_sub", "lo >=", 0)]),
+         Answer(REFUTED, "super-additive: the connectors interfere.", [("not_super", "hi <", 0)]),
+         Answer(REFUTED, "sub-additive: a cost is shared.", [("not_sub", "hi <", 0)])],
+        f"the interval crosses a border of the {tolerance:.0%} tolerance.",
+        "The stacked connector costs {multi} TTFT p90 against {sum:point} for the sum of its parts,"
+        " apart by {excess:pp}",
+        {"multi_tax": "multi", "mooncake_tax": "mooncake", "lmcache_tax": "lmcache",
+         "multi_minus_sum": "excess"},
+        facts,
+        label,
+    )  # fmt: skip
 
 
-Axis = Literal["input_tokens", "output_tokens"]
+def _growth(made: Tables, name: str, metric: str, axis: Axis, across: Axis) -> Question | str:
+    """H5, H6: whether a tax of mooncake_both grows along one axis of Phase B.
 
-
-def h5(tables: Tables) -> Conclusion:
-    """The TTFT p90 tax of mooncake_both grows with the input length."""
-    return _growth("H5", tables, "ttft_p90", "input_tokens", "output_tokens")
-
-
-def h6(tables: Tables) -> Conclusion:
-    """The TPOT p90 tax of mooncake_both grows with the output length."""
-    return _growth("H6", tables, "tpot_p90", "output_tokens", "input_tokens")
-
-
-def _growth(identifier: str, tables: Tables, metric: str, axis: Axis, across: Axis) -> Conclusion:
-    """Whether a tax grows along one axis of Phase B, averaged over the other.
-
-    Supported: every step from one length to the next is positive (all intervals above zero need no
-    correction: each must hold). Refuted: some step is negative, at a level corrected for the number
-    of steps, or the growth over the whole axis is below the margin.
+    Averaged over the other. Supported: every step from one length to the next is positive (all
+    intervals above zero need no correction: each must hold). Refuted: some step is negative, at a
+    level corrected for the number of steps, or the growth over the whole axis is below the margin.
     """
-    lengths = sorted({cell[axis] for cell in tables.study.cells("B")})
-    others = sorted({cell[across] for cell in tables.study.cells("B")})
-    statistics = tables.study.config["statistics"]
+    cells = {(c[axis], c[across]): str(c["cell"]) for c in made.study.cells("B")}
+    lengths, others = (sorted({key[place] for key in cells}) for place in (0, 1))
+    statistics, noun = made.study.config["statistics"], axis.replace("_tokens", "")
     if len(lengths) < 2:
-        sentence = f"Cannot tell: Phase B has a single length of {axis.replace('_', ' ')}."
-        return Conclusion(identifier, CANNOT_TELL, sentence, {})
-
-    def change(a: int, b: int, confidence: float | None = None) -> Effect | None:
-        terms = [
-            WeightedTax(sign / len(others), MOONCAKE, "B", _shape(axis, length, other), metric)
-            for sign, length in ((1.0, b), (-1.0, a))
-            for other in others
-        ]
-        return tables.taxes.combination(terms, confidence)
-
+        return f"Cannot tell: Phase B has a single length of {axis.replace('_', ' ')}."
     pairs = list(itertools.pairwise(lengths))
     corrected = 1 - (1 - statistics["confidence"]) / len(pairs)
-    steps = [change(*pair) for pair in pairs]
-    strict = [change(*pair, corrected) for pair in pairs]
-    whole = change(lengths[0], lengths[-1])
-    known = [effect for effect in (*steps, *strict) if effect is not None]
-    if whole is None or len(known) < 2 * len(pairs):
-        shapes = [_shape(axis, length, other) for length in lengths for other in others]
-        return no_number(identifier, tables, *((MOONCAKE, "B", s, metric) for s in shapes))
-    done, cautious = known[: len(pairs)], known[len(pairs) :]
-    name = f"{metric.replace('_', ' ').upper().replace('P90', 'p90')} tax of {MOONCAKE}"
-    noun = axis.replace("_tokens", "")
-    numbers = {
-        "lengths": lengths,
-        "steps": [numbers_of(effect) for effect in done],
-        "whole": numbers_of(whole),
-        "per_doubling": whole.point / math.log2(lengths[-1] / lengths[0]),
-        "sign": "+" if whole.point > 0 else "-" if whole.point < 0 else "0",
+
+    def change(a: int, b: int, confidence: float | None = None) -> Contrast:
+        return [
+            WeightedTax(sign / len(others), MOONCAKE, "B", cells[length, other], metric)
+            for sign, length in ((1.0, b), (-1.0, a))
+            for other in others
+        ], confidence
+
+    steps = {f"step{k}": change(*pair) for k, pair in enumerate(pairs)}
+    strict = {f"strict{k}": change(*pair, corrected) for k, pair in enumerate(pairs)}
+    margin = margin_of(statistics["margins"], metric)
+    doublings = math.log2(lengths[-1] / lengths[0])
+
+    def sign(effects: Effects) -> str:
+        whole = effects["whole"].point
+        return "+" if whole > 0 else "-" if whole < 0 else "0"
+
+    words = {"+": "grows", "-": "falls", "0": "does not change"}
+    return Question(
+        name,
+        {**steps, **strict, "whole": change(lengths[0], lengths[-1])},
+        ["whole", *steps],
+        [Answer(SUPPORTED, f"it grows at every step of the {noun} length.",
+                [(step, "lo >", 0) for step in steps]),
+         *(Answer(REFUTED, f"it falls at a step of the {noun} length.", [(step, "hi <", 0)])
+           for step in strict),
+         Answer(REFUTED, f"no growth beyond the margin of {margin:.0%}.",
+                [("whole", "hi <", margin)])],
+        "at least one step's interval holds zero.",
+        f"From {lengths[0]} to {lengths[-1]} {noun} tokens the {LATENCY_METRICS[metric].label} tax"
+        f" of {MOONCAKE} changes by {{whole:pp}}",
+        {"whole": "whole"},
+        lambda effects: {
+            "lengths": lengths, "steps": [numbers_of(effects[step]) for step in steps],
+            "per_doubling": effects["whole"].point / doublings, "sign": sign(effects),
+        },
+        lambda effects: f"{words[sign(effects)]} with {noun} length",
+    )  # fmt: skip
+
+
+# ---- the criteria that ask for a label
+
+
+def _labelled(made: Tables) -> dict[int, tuple[str, Question | str]]:
+    """Criteria 1 to 3: what each asks a number of, and the question that labels it."""
+    cell, limits = made.cell_at("ref_safe"), made.study.config["hypotheses"]
+    whats = {
+        1: f"the TTFT p90 tax of {MOONCAKE} at ref_safe",
+        2: f"the gap between {MOONCAKE} and {NIXL} at ref_safe",
+        3: f"the TTFT p90 taxes of {NOOP} and {MOONCAKE} at ref_safe",
     }
-    start = (
-        f"From {lengths[0]} to {lengths[-1]} {noun} tokens the {name} changes by"
-        f" {shown(whole, 'pp')}"
+    if cell is None:
+        return {number: (what, "") for number, what in whats.items()}
+    questions = (_prior_of_h1(cell, limits), _gap_of_h2(cell, limits), _label_of_h3(cell, limits))
+    return {n: (whats[n], asked) for n, asked in zip(whats, questions, strict=True)}
+
+
+def _prior_of_h1(cell: str, limits: Any) -> Question:
+    """The prior is accepted or revised."""
+    low, high = limits["h1_prior_band"]
+    band = f"[{low:.0%}, {high:.0%}]"
+    inside = [("tax", "lo >=", low), ("tax", "hi <=", high)]
+    return Question(
+        "1",
+        {"tax": at_rate(cell, (1, MOONCAKE))},
+        ["tax"],
+        [Answer("accepted", f"inside {band}: the prior is accepted", inside),
+         *(Answer("revised", f"outside {band}: the prior is revised", [(effect, end, bound)])
+           for effect, end, bound in (("tax", "hi <", low), ("tax", "lo >", high)))],
+        f"the interval crosses a border of {band}",
+        f"{MOONCAKE} at ref_safe: {{tax}}",
+        {"tax_ttft_p90": "tax"},
+        lambda _: {"band": [low, high]},
+        lambda e: f"prior {'accepted' if low <= e['tax'].point <= high else 'revised'}",
+    )  # fmt: skip
+
+
+def _gap_of_h2(cell: str, limits: Any) -> Question:
+    """Agreement of the gap with the prior's."""
+    low, high = (bound / 100 for bound in limits["h2_gap_band_pp"])
+    prior = limits["h2_prior_gap_pp"]
+    inside = [("gap", "lo >=", low), ("gap", "hi <=", high)]
+    return Question(
+        "2",
+        {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))},
+        ["gap"],
+        [Answer("agrees", f"agrees with the prior's {prior:g} pp", inside),
+         *(Answer("disagrees", f"disagrees with the prior's {prior:g} pp", [(effect, end, bound)])
+           for effect, end, bound in (("gap", "hi <", low), ("gap", "lo >", high)))],
+        "agreement with the prior cannot be told",
+        "Gap {gap:pp}",
+        {"gap": "gap"},
+        lambda _: {"prior_gap_pp": prior},
+        lambda e: f"{'agrees' if low <= e['gap'].point <= high else 'disagrees'} with the prior",
+    )  # fmt: skip
+
+
+def _label_of_h3(cell: str, limits: Any) -> Question:
+    """Framework or implementation: what dominates the tax."""
+    most, least = limits["h3_framework_share"], limits["h3_implementation_share"]
+    nothing = f"the tax of {MOONCAKE} may be zero, and there is nothing to split"
+    partly = (
+        f"the framework is less than {most:.0%} of the tax; whether it is less than {least:.0%}"
+        " cannot be told"
     )
-    verdict, tail = CANNOT_TELL, "at least one step's interval holds zero."
-    if all(step.lo > 0 for step in done):
-        verdict, tail = SUPPORTED, f"it grows at every step of the {noun} length."
-    elif any(step.hi < 0 for step in cautious):
-        verdict, tail = REFUTED, f"it falls at a step of the {noun} length."
-    elif whole.hi < statistics["margins"][metric]:
-        margin = statistics["margins"][metric]
-        verdict, tail = REFUTED, f"no growth beyond the margin of {margin:.0%}."
-    label = {"+": "grows", "-": "falls", "0": "does not change"}[str(numbers["sign"])]
-    label = f"{label} with {noun} length"
-    return decided(identifier, verdict, start, tail, numbers, [whole, *done], label)
+    contrasts = {
+        "noop": at_rate(cell, (1, NOOP)), "mooncake": at_rate(cell, (1, MOONCAKE)),
+        "upper": at_rate(cell, (1, NOOP), (-most, MOONCAKE)),
+        "lower": at_rate(cell, (1, NOOP), (-least, MOONCAKE)),
+    }  # fmt: skip
+    return Question(
+        "3",
+        contrasts,
+        list(contrasts),
+        [Answer(UNDECIDED, nothing, [("mooncake", "lo <=", 0)]),
+         Answer("framework-cost-dominated", "the tax is framework-cost-dominated",
+                [("upper", "lo >=", 0)]),
+         Answer("implementation-cost-dominated", "the tax is implementation-cost-dominated",
+                [("lower", "hi <", 0)]),
+         Answer("mixed", "neither the framework nor the implementation dominates",
+                [("lower", "lo >=", 0), ("upper", "hi <", 0)]),
+         Answer(UNDECIDED, partly, [("upper", "hi <", 0)])],
+        "the share of the framework cannot be told",
+        f"No-op connector {{noop}}, {MOONCAKE} {{mooncake}}",
+        {"noop_tax": "noop", "mooncake_tax": "mooncake"},
+        lambda effects: {"framework_share": _share(effects)},
+        lambda effects: _dominance(limits, effects),
+    )  # fmt: skip
 
 
-def _shape(axis: str, length: int, other: int) -> str:
-    return f"{length}x{other}" if axis == "input_tokens" else f"{other}x{length}"
+def _share(effects: Effects) -> float | None:
+    """The no-op connector's tax over Mooncake's."""
+    noop, mooncake = effects["noop"].point, effects["mooncake"].point
+    return noop / mooncake if mooncake > 0 else None
 
 
-def _off_grid(identifier: str) -> Conclusion:
-    sentence = "Cannot tell: ref_safe is not a rate of Phase A."
-    return Conclusion(identifier, CANNOT_TELL, sentence, {})
+def _dominance(limits: Any, effects: Effects) -> str:
+    """What the design calls that share."""
+    share = _share(effects)
+    if share is None:
+        return "no tax to split"
+    if share >= limits["h3_framework_share"]:
+        return "framework-dominated"
+    return "implementation-dominated" if share < limits["h3_implementation_share"] else "mixed"
 
 
 def _place(value: float, band: Sequence[float], name: str) -> str:
     low, high = band
     where = "below" if value < low else "above" if value > high else "inside"
     return f"{where} {name}"
-
-
-HYPOTHESES: Mapping[str, tuple[Callable[[Tables], Conclusion], tuple[str, ...]]] = {
-    "H1": (h1, (MOONCAKE,)),
-    "H2": (h2, (MOONCAKE, NIXL)),
-    "H3": (h3, (NOOP, MOONCAKE)),
-    "H4": (h4, (MULTI, MOONCAKE, LMCACHE)),
-    "H5": (h5, (MOONCAKE,)),
-    "H6": (h6, (MOONCAKE,)),
-}
-
-
-def findings(tables: Tables) -> list[Conclusion]:
-    """What the study says about each hypothesis; nothing of one about its own baseline."""
-    baseline = tables.study.baseline
-    none = f"Cannot tell: taxes are against {baseline} here, which it is about."
-    return [
-        Conclusion(name, CANNOT_TELL, none, {}) if baseline in about else _judged(judge, tables)
-        for name, (judge, about) in HYPOTHESES.items()
-    ]
-
-
-def _judged(judge: Callable[[Tables], Conclusion], tables: Tables) -> Conclusion:
-    """The finding; where only its intervals are too wide, with the blocks that would decide it."""
-    finding = judge(tables)
-    if "blocks_needed" not in finding.numbers:
-        return finding
-
-    def would_tell(blocks: int) -> bool:
-        ahead = replace(tables, taxes=tables.taxes.with_blocks(blocks))
-        return judge(ahead).verdict != CANNOT_TELL
-
-    needed = fewest_blocks(tables.study.document["blocks"], would_tell)
-    tail = f"it takes {needed} blocks" if needed else f"{MOST_BLOCKS} blocks would not decide it"
-    return replace(
-        finding,
-        sentence=f"{finding.sentence} With this estimate and spread {tail}.",
-        numbers={**finding.numbers, "blocks_needed": needed},
-    )

@@ -47,6 +47,11 @@ class Cell:
     output_tokens: int
     nodes: tuple[NodeRecord, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """`plain_2/block0/A/r40`."""
+        return "/".join((self.key.config, f"block{self.key.block}", *self.key[2:]))
+
     def file(self, kind: str) -> Path:
         """The path of the cell's `requests`, `metrics` or `engine_step` file."""
         return self.folder / paths.cell_log(kind, self.key.phase, self.key.cell)

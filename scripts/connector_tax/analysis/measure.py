@@ -17,7 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.percentiles import P99_REFUSED, quantiles
+from connector_tax.analysis.percentiles import quantile
 from connector_tax.analysis.quiet import (
     Bools,
     Chunks,
@@ -28,6 +28,7 @@ from connector_tax.analysis.quiet import (
 from connector_tax.analysis.records import REQUESTS, empty_frame, read_records
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow, ScrapeLine
+from connector_tax.artifacts.metrics import FAR_TAIL, LATENCY_METRICS
 from connector_tax.artifacts.tables import Row
 from connector_tax.files import ArtifactError, read_json, read_jsonl, sha256_file
 
@@ -306,16 +307,16 @@ def summarise_cell(cell_dir: Path, *, confidence: float = 0.95, p99_min_samples:
 
 
 def request_columns(requests: Requests, confidence: float, p99_min_samples: int) -> Row:
-    """The aggregate table's columns that come from the requests alone; ms and 1/s."""
+    """The columns of cells.csv that come from the requests alone; ms and 1/s."""
     row: Row = {"n": requests.n, "window_s": requests.window_s}
     refused = requests.n < p99_min_samples
-    for metric in ("ttft", "tpot", "e2e"):
-        values = getattr(requests, f"{metric}_ms")
-        for percent, quantile in quantiles(values, confidence, p99_min_samples).items():
-            row[f"{metric}_p{percent}_ms"] = quantile.value
-            row[f"{metric}_p{percent}_lo_ms"] = quantile.lo
-            row[f"{metric}_p{percent}_hi_ms"] = quantile.hi
-    row["p99_reason"] = P99_REFUSED if refused else None
+    for name, metric in LATENCY_METRICS.items():
+        unknown = refused and metric.percent >= FAR_TAIL
+        values = np.empty(0) if unknown else getattr(requests, metric.latency)
+        ends = quantile(values, metric.percent, confidence)
+        row |= {
+            f"{name}{bound}_ms": end for bound, end in zip(("", "_lo", "_hi"), ends, strict=True)
+        }
     row["ttft_from_send_p90_ms"] = (
         float(np.percentile(requests.ttft_from_send_ms, 90)) if requests.n else None
     )

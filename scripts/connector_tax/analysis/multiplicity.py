@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 from scipy.stats import chi
 
-from connector_tax.analysis.block_model import OWN, POOLED, Estimate, Floats
+from connector_tax.analysis.block_model import Estimate, Floats
 
 # Points of the integral over the pooled standard deviation and over the baseline's error.
 _QUADRATURE = 96
@@ -30,9 +30,9 @@ def dunnett_p(estimate: Estimate, family: Sequence[Estimate]) -> float:
     """
     if estimate.t is None or estimate.p is None:
         raise ValueError("a contrast without a standard error has no p-value")
-    if estimate.method == OWN:
+    if estimate.spread is not None:
         return sidak(estimate.p, len(family))
-    pooled = [member for member in family if member.method == POOLED]
+    pooled = [member for member in family if member.spread is None]
     inside = _all_inside(abs(estimate.t), estimate.df, pooled)
     # The others do their own tests: at most their number more comparisons.
     rest = (1 - estimate.p) ** (len(family) - len(pooled))

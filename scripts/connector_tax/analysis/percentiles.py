@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.artifacts.tables import PERCENTS
 from connector_tax.ranks import order_statistic_ranks
 
 
@@ -36,18 +35,3 @@ def quantile(values: NDArray[np.float64], percent: float, confidence: float) -> 
         None if low is None else min(value, float(ordered[low - 1])),
         None if high is None else max(value, float(ordered[high - 1])),
     )
-
-
-def quantiles(
-    values: NDArray[np.float64], confidence: float, p99_min_samples: int
-) -> dict[int, Quantile]:
-    """p50, p90 and p99 of `values`; p99 is refused (None) below `p99_min_samples` samples."""
-    return {
-        percent: quantile(values, percent, confidence)
-        if percent < 99 or len(values) >= p99_min_samples
-        else Quantile(None, None, None)
-        for percent in PERCENTS
-    }
-
-
-P99_REFUSED = "n too small"

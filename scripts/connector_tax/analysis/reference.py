@@ -4,8 +4,7 @@ Source: docs/study.md, "Saturation and the reference rates". `ref_safe` is the h
 every included configuration is seen unsaturated and none is saturated at a lower rate; `ref_load`
 is the same for the baseline alone. Left out of the rule, with the reason: a configuration without a
 valid cell, and one that is saturated at the lowest rate it has. A rate at which an included
-configuration has no valid cell does not qualify. Every launch of the baseline counts. With several
-devices a rate qualifies that does on each of them.
+configuration has no valid cell does not qualify. Every launch of the baseline counts.
 
 The rates wait until no launch of Phase A is missing or failed, and are fixed by the first cell that
 is measured at them: later changes of Phase A or of its thresholds are reported, and change neither.
@@ -15,16 +14,15 @@ import argparse
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
-from connector_tax.analysis.devices import block_devices
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.measure import measure_requests, measure_waiting
 from connector_tax.analysis.saturation import (
     CellLoad,
     Judgement,
+    combine,
     judge,
     judge_sweep,
     load_of,
-    worst,
 )
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.checks import CHECKS
@@ -135,7 +133,7 @@ def reference_rates(
         NoReferenceRateError: no rate qualifies and `reference.fallback_rps` is null.
     """
     rates = [rate for cell in study.cells("A") if (rate := cell["rate_rps"]) is not None]
-    criteria, states = _criteria(study, rates, sweeps, block_devices(cells))
+    criteria, states = _criteria(study, rates, sweeps)
     left_out = {
         config: reason
         for config in study.configurations
@@ -175,26 +173,14 @@ def reference_rates(
 
 
 def _criteria(
-    study: Study,
-    rates: Sequence[float],
-    sweeps: Mapping[tuple[str, int], Sweep],
-    devices: Mapping[int, str],
+    study: Study, rates: Sequence[float], sweeps: Mapping[tuple[str, int], Sweep]
 ) -> tuple[dict[str, dict[str, RateCriteria]], States]:
     criteria: dict[str, dict[str, RateCriteria]] = {}
     states: States = {}
     for config in study.configurations:
-        by_device: dict[str, list[Sweep]] = {}
-        for (name, block), sweep in sweeps.items():
-            # A device on which nothing of a configuration is valid has no say in its rates.
-            if configuration_of(name) == config and sweep:
-                by_device.setdefault(devices.get(block, ""), []).append(sweep)
-        entries = {
-            rate: worst(
-                [[s[rate] for s in own if rate in s] for own in by_device.values()],
-                study.config["saturation"],
-            )
-            for rate in rates
-        }
+        own = [sweep for (name, _), sweep in sweeps.items() if configuration_of(name) == config]
+        bounds = study.config["saturation"]
+        entries = {rate: combine([s[rate] for s in own if rate in s], bounds) for rate in rates}
         criteria[config] = {f"{rate:g}": entry for rate, entry in entries.items()}
         states[config] = {rate: entry["saturated"] for rate, entry in entries.items()}
     return criteria, states

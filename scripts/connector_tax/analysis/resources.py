@@ -1,29 +1,28 @@
-"""What an idle connector costs besides latency: resources.csv.
+"""Rows of effects.csv about what an idle connector costs besides latency.
 
 CPU time, memory, GPU memory, KV blocks, threads and start-up time of each configuration against
 the baseline's, from the launches of Phase A, by the block model (docs/method.md, "Resources").
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from connector_tax.analysis.block_model import Estimate, LaunchId, Layout, Term
-from connector_tax.analysis.device_model import over_devices
-from connector_tax.analysis.devices import block_devices
+from connector_tax.analysis.block_model import Floats, Launches, LaunchId
 from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.analysis.launch_records import LaunchRecords
+from connector_tax.artifacts import tables
 from connector_tax.artifacts.cell_records import QuantityRecord
-from connector_tax.artifacts.tables import Row
+from connector_tax.artifacts.tables import LOG, RAW, Row
 from connector_tax.files import ArtifactError
 
 SERVER = "server"
 # Studies measured before it was kept have no row of it.
 QUEUED: Final = "engine_queued"
 CpuQuantity = Literal["cpu_s_per_1000", "engine_queued"]
-LOG, RAW = "log", "raw"
 EXACT = "exact"
 
 
@@ -107,92 +106,32 @@ class _Sample:
     values: Mapping[LaunchId, float]
     parts: Mapping[LaunchId, Mapping[str, float]]
     reasons: Mapping[LaunchId, str]
-    layout: Layout
-
-    def side(self, weights: Mapping[LaunchId, float], ours: bool) -> list[float]:
-        """The values of one side of a contrast, which its weights' signs tell apart."""
-        return [self.values[launch] for launch, w in weights.items() if (w > 0) is ours]
-
-    def mean(self, weights: Mapping[LaunchId, float], ours: bool) -> float:
-        """Mean of one side over the blocks: geometric where logs are compared."""
-        values, shares = (
-            self.side(weights, ours),
-            [abs(w) for w in weights.values() if (w > 0) is ours],
-        )
-        if len(set(values)) == 1:
-            return values[0]
-        if self.resource.scale == RAW:
-            return float(np.dot(shares, values))
-        return float(np.exp(np.dot(shares, np.log(values))))
-
-
-@dataclass(frozen=True)
-class _Effect:
-    """Both sides' means, difference and tax with their intervals, how they were had, and p."""
-
-    ours: float
-    base: float
-    difference: tuple[float | None, ...]
-    tax: tuple[float | None, ...]
-    method: str | None
-    p: float | None
-
-    def columns(self, prefix: str) -> Row:
-        """Difference and tax by their columns."""
-        return dict(zip(_columns(prefix), (*self.difference, *self.tax), strict=True))
 
 
 def resource_rows(
     launches: Sequence[LaunchRecords], baseline: str, cell: str | None, confidence: float
 ) -> list[Row]:
-    """One row for each configuration but the baseline and each resource, valid or with its reason.
+    """A row for each resource of each configuration but the baseline, and of its last launch.
 
     Args:
         launches: all planned launches of Phase A, in the study's order.
         baseline: the configuration that the others are compared with.
         cell: the Phase A cell at ref_safe; None where that rate is not in the grid.
     """
-    plains, configurations = _compared(launches, baseline)
+    plains = list(dict.fromkeys(r.launch.name for r in launches if r.configuration == baseline))
+    others = dict.fromkeys(r.configuration for r in launches if r.configuration != baseline)
     samples = [_sample(resource, launches, cell) for resource in _kept(launches)]
     return [
-        _row(sample, configuration, plains, confidence)
-        for configuration in configurations
+        _row(sample, name, plains, confidence)
+        for name in (*others, *plains[1:][-1:])
         for sample in samples
     ]
-
-
-def resource_estimates(
-    launches: Sequence[LaunchRecords], baseline: str, cell: str | None
-) -> dict[tuple[str, str], Estimate]:
-    """(configuration, resource) to its contrast with the baseline, where there is one.
-
-    Arguments as `resource_rows` takes them; on logs or on the values, as the resource's scale says.
-    """
-    plains, configurations = _compared(launches, baseline)
-    samples = [_sample(resource, launches, cell) for resource in _kept(launches)]
-    known = {
-        (configuration, sample.resource.name): over_devices(
-            sample.layout, [Term(1.0, configuration, plains)]
-        )
-        for configuration in configurations
-        for sample in samples
-    }
-    return {key: estimate for key, estimate in known.items() if estimate is not None}
 
 
 def _kept(launches: Sequence[LaunchRecords]) -> list[Resource]:
     cells = (c.record for launch in launches for c in launch.cells.values())
     queued = any(QUEUED in record.get("server_cpu", {}) for record in cells if record is not None)
     return [resource for resource in RESOURCES if queued or resource.name != QUEUED]
-
-
-def _compared(
-    launches: Sequence[LaunchRecords], baseline: str
-) -> tuple[tuple[str, ...], list[str]]:
-    """The launches of the baseline, and the configurations that are compared with them."""
-    plains = dict.fromkeys(r.launch.name for r in launches if r.configuration == baseline)
-    others = dict.fromkeys(r.configuration for r in launches if r.configuration != baseline)
-    return tuple(plains), list(others)
 
 
 def _sample(resource: Resource, launches: Sequence[LaunchRecords], cell: str | None) -> _Sample:
@@ -216,41 +155,49 @@ def _sample(resource: Resource, launches: Sequence[LaunchRecords], cell: str | N
             reasons[records.launch] = reason or f"{value:g}, which has no logarithm"
         else:
             values[records.launch] = float(value)
-    scaled = {k: float(np.log(v)) if resource.scale == LOG else v for k, v in values.items()}
-    names = {records.launch.name: records.configuration for records in launches}
-    devices = block_devices(cell for records in launches for cell in records.cells.values())
-    return _Sample(resource, values, parts, reasons, Layout(scaled, names, devices))
+    return _Sample(resource, values, parts, reasons)
 
 
-def _row(sample: _Sample, config: str, plains: tuple[str, ...], confidence: float) -> Row:
-    term = Term(1.0, config, plains)
-    estimate = over_devices(sample.layout, [term])
+def _row(sample: _Sample, config: str, plains: Sequence[str], confidence: float) -> Row:
+    """The contrast on the resource's scale: of logs a tax, of values a difference."""
+    is_log = sample.resource.scale == LOG
+    launches = Launches.of(sample.values)
+    scaled = replace(launches, y=np.log(launches.y)) if is_log else launches
     row: Row = {
-        "config": config,
-        "resource": sample.resource.name,
-        "unit": sample.resource.unit,
-        "scale": sample.resource.scale,
-        **dict.fromkeys(("plain_mean", "config_mean", *_columns(""), "p_value")),
-        "interval_method": None,
-        **dict.fromkeys(_columns("aa_")),
-        "n_blocks": 0,
-        "n_launches": 0,
-        "companions": _companions(sample, config),
-        "status": "valid" if estimate else "missing",
-        "reason": _reason(sample, (config, *plains)),
-    }
+        "quantity": tables.RESOURCE, "config": config, "phase": "A",
+        "metric": sample.resource.name, "item": _companions(sample, config),
+        "unit": sample.resource.unit, "scale": sample.resource.scale, "n_blocks": 0,
+        "reason": _reason(sample, (config, *(name for name in plains if name != config))),
+    }  # fmt: skip
+    estimate = scaled.contrast(config, plains)
     if estimate is None:
-        return row
-    effect = _effect(sample, term, estimate, confidence)
-    row |= {"plain_mean": effect.base, "config_mean": effect.ours, **effect.columns("")}
-    row |= {"p_value": effect.p, "interval_method": effect.method}
-    row |= {"n_blocks": len(estimate.blocks)}
-    row |= {"n_launches": len(sample.layout.launch_weights([term]))}
-    again = Term(1.0, plains[-1], plains[:-1])
-    noise = over_devices(sample.layout, [again])
-    if noise is not None:
-        row |= _effect(sample, again, noise, confidence).columns("aa_")
-    return row
+        return row | {"status": "missing"}
+    weights = scaled.weights(config, plains, estimate.blocks)
+    sides = [weights > 0, weights < 0]
+    own, base = (_mean(launches.y, weights, side, is_log) for side in sides)
+    repeated = len(set(launches.block.tolist())) > 1
+    exact = repeated and all(len(set(launches.y[side].tolist())) == 1 for side in sides)
+    half = estimate.half_width(confidence) if repeated and not exact else None
+    # A count that never changes is compared without the rounding of a logarithm.
+    point = (own / base - 1 if is_log else own - base) if exact else estimate.point
+    ends: tuple[float | None, ...] = (point, None, None)
+    if not exact:
+        ends = (point, *(None if half is None else point + side * half for side in (-1, 1)))
+        if is_log:
+            ends = tuple(None if end is None else float(np.expm1(end)) for end in ends)
+    row |= dict(zip(("estimate", "lo", "hi"), ends, strict=True))
+    row |= {"base": base, "own": own, "n_blocks": len(estimate.blocks), "status": "valid"}
+    if half is not None:
+        row |= {"p": estimate.p, "df": estimate.df}
+    return row | {"method": EXACT if exact else estimate.method if half is not None else None}
+
+
+def _mean(values: Floats, weights: Floats, side: NDArray[np.bool_], is_log: bool) -> float:
+    """Mean of one side of a contrast over the blocks: geometric where logs are compared."""
+    own, shares = values[side], np.abs(weights[side])
+    if len(set(own.tolist())) == 1:
+        return float(own[0])
+    return float(np.exp(shares @ np.log(own)) if is_log else shares @ own)
 
 
 def _reason(sample: _Sample, names: Sequence[str]) -> str | None:
@@ -263,32 +210,6 @@ def _reason(sample: _Sample, names: Sequence[str]) -> str | None:
             return own.pop()
     pairs = dict.fromkeys((launch.block, f"{launch.name}: {r}") for launch, r in lost.items())
     return merged_reasons(list(pairs)) or None
-
-
-def _columns(prefix: str) -> tuple[str, ...]:
-    names = ("difference", "difference_lo", "difference_hi", "tax", "tax_lo", "tax_hi")
-    return tuple(f"{prefix}{name}" for name in names)
-
-
-def _effect(sample: _Sample, term: Term, estimate: Estimate, confidence: float) -> _Effect:
-    """The contrast on the resource's scale, as a difference and, of logs, as a tax."""
-    weights = sample.layout.launch_weights([term])
-    repeated = len({launch.block for launch in sample.values}) > 1
-    exact = repeated and all(len(set(sample.side(weights, mine))) == 1 for mine in (True, False))
-    half = estimate.half_width(confidence) if repeated and not exact else None
-    ours, base = (sample.mean(weights, mine) for mine in (True, False))
-    # A count that never changes is compared without the rounding of a logarithm.
-    point = estimate.point if sample.resource.scale == LOG and not exact else ours - base
-    ends = (None, None) if half is None else (point - half, point + half)
-    method = EXACT if exact else estimate.source if half is not None else None
-    p = None if half is None else estimate.p
-    if sample.resource.scale == RAW:
-        return _Effect(ours, base, (point, *ends), (None, None, None), method, p)
-    if exact:
-        return _Effect(ours, base, (point, None, None), (ours / base - 1, None, None), method, p)
-    tax = tuple(None if end is None else float(np.expm1(end)) for end in (point, *ends))
-    difference = (ours - base, *(None if share is None else base * share for share in tax[1:]))
-    return _Effect(ours, base, difference, tax, method, p)
 
 
 def _companions(sample: _Sample, config: str) -> str | None:

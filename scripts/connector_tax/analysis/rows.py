@@ -1,4 +1,4 @@
-"""Rows of aggregate.csv: one for each planned cell, and one pooled over blocks.
+"""Rows of cells.csv: one for each planned cell, and one pooled over blocks.
 
 Source: docs/method.md. A cell that is not valid keeps its row, with its status and reason and
 without a latency. Each configuration has pooled rows (block `all`), plain's over all of its
@@ -11,27 +11,23 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.stats import t as student
 
-from connector_tax.analysis.devices import block_devices, devices_text
+from connector_tax.analysis.devices import block_devices
 from connector_tax.analysis.ingest import Cell, merged_reasons
 from connector_tax.analysis.measure import Requests, request_columns
 from connector_tax.analysis.quiet import QuietTime
 from connector_tax.analysis.reference import Sweep, judgement
-from connector_tax.analysis.saturation import CRITERIA, CellLoad
-from connector_tax.analysis.stationarity import stationarity
+from connector_tax.analysis.saturation import CellLoad
+from connector_tax.analysis.stationarity import warming_up
 from connector_tax.analysis.steps import Steps, step_columns
-from connector_tax.artifacts import paths
+from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS, margin_of
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.tables import (
-    CELL_COLUMNS,
-    POOLED,
-    QUANTILES,
-    STEP_COLUMNS,
-    STEP_COUNTS,
-    Row,
-    empty_row,
-)
+from connector_tax.artifacts.tables import POOLED, STEP_COLUMNS, Row
 
+# Of the cell itself, in its pooled row too.
+IDENTITY = (
+    "config", "configuration", "phase", "cell", "input_tokens", "output_tokens", "label",
+)  # fmt: skip
 AVERAGED = (
     "ttft_from_send_p90_ms",
     "requested_throughput_rps",
@@ -43,10 +39,12 @@ AVERAGED = (
     "waiting_p50",
     *STEP_COLUMNS,
 )
-SUMMED = ("n", "window_s", "dropped", "n_disturbed", *STEP_COUNTS)
+SUMMED = (
+    "n", "window_s", "dropped", "n_disturbed", "n_steps", "n_empty_steps", "n_incomplete_steps",
+)  # fmt: skip
 
 
-def aggregate_rows(
+def cell_rows(
     study: Study,
     cells: Sequence[Cell],
     measured: Mapping[CellKey, tuple[Requests, float | None, CellLoad | None, QuietTime | None]],
@@ -54,20 +52,19 @@ def aggregate_rows(
     steps: Mapping[CellKey, Steps],
 ) -> list[Row]:
     """Every planned cell in order, then the pooled rows of every configuration."""
-    devices = block_devices(cells)
-    rows = []
+    devices, rows = block_devices(cells), list[Row]()
     for cell in cells:
-        row = _identity(study, cell)
-        if devices:
-            row["device"] = devices[cell.key.block]
+        row = _identity(study, cell) | {"device": devices.get(cell.key.block)}
         if cell.key in measured:
             requests, waiting, load, quiet = measured[cell.key]
             row |= _measured_columns(study, requests, waiting)
             row |= {} if quiet is None else quiet._asdict()
-            row |= _saturation_columns(study, cell, load, sweeps)
+            if load is not None and cell.rate_rps is not None:
+                judged = judgement(study, cell.key, cell.rate_rps, load, sweeps)
+                row |= {"saturated": judged.saturated, "saturation_criteria": judged.names}
             if cell.key in steps:
                 row |= step_columns(steps[cell.key])
-        rows.append(empty_row(paths.AGGREGATE) | row)
+        rows.append(row)
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["phase"], row["configuration"], row["cell"]), []).append(row)
@@ -101,46 +98,32 @@ def _measured_columns(study: Study, requests: Requests, waiting: float | None) -
         **row,
         "n_disturbed": requests.n_disturbed,
         "waiting_p50": waiting,
-        **stationarity(requests.tpot_ms, statistics["margins"]["tpot_p50"])._asdict(),
+        "warming_up": warming_up(requests.tpot_ms, margin_of(statistics["margins"], "tpot_p50")),
     }
-
-
-def _saturation_columns(
-    study: Study, cell: Cell, load: CellLoad | None, sweeps: Mapping[tuple[str, int], Sweep]
-) -> Row:
-    if load is None or cell.rate_rps is None:
-        return {"saturated": None, "saturation_criteria": ""}
-    judged = judgement(study, cell.key, cell.rate_rps, load, sweeps)
-    return {"saturated": judged.saturated, "saturation_criteria": judged.names}
 
 
 def _pooled(group: Sequence[Row], confidence: float) -> Row:
     valid = [row for row in group if row["status"] == "valid"]
     lost = [(row["block"], row["reason"]) for row in group if row["status"] != "valid"]
-    row = empty_row(paths.AGGREGATE) | {k: group[0][k] for k in CELL_COLUMNS}
+    row = {name: group[0][name] for name in IDENTITY}
     row |= {"block": POOLED, "reason": merged_reasons(lost) or None}
-    if "device" in group[0]:
-        row["device"] = devices_text([r["device"] for r in valid or group])
     if not valid:
-        return row
+        return row | {name: group[0][name] for name in ("status", "rate_rps")}
     row |= {"status": "valid", "rate_rps": valid[0]["rate_rps"]}
-    for name in QUANTILES:
+    for name in LATENCY_METRICS:
         row |= pooled_quantile(name, valid, confidence)
-    row |= {name: _mean([r[name] for r in valid]) for name in AVERAGED}
-    for name in SUMMED:
-        known = [r[name] for r in valid if r[name] is not None]
-        row[name] = sum(known) if known else None
-    row["p99_reason"] = next((r["p99_reason"] for r in valid if r["p99_reason"]), None)
-    judged = [r for r in valid if r["saturated"] is not None]
+    for name in (*AVERAGED, *SUMMED):
+        known = [of[name] for of in valid if of.get(name) is not None]
+        row[name] = (sum(known) if name in SUMMED else float(np.mean(known))) if known else None
+    judged = [of for of in valid if of.get("saturated") is not None]
     if judged:
-        row["saturated"] = 2 * sum(r["saturated"] for r in judged) >= len(judged)
-        fired = [r["saturation_criteria"].split(";") for r in judged]
+        row["saturated"] = 2 * sum(of["saturated"] for of in judged) >= len(judged)
+        fired = [of["saturation_criteria"].split(";") for of in judged]
         row["saturation_criteria"] = ";".join(
-            name for name in CRITERIA if 2 * sum(name in f for f in fired) >= len(fired)
+            name for name in CRITERIA if 2 * sum(name in names for names in fired) >= len(fired)
         )
-    warming = [r["warming_up"] for r in valid if r["warming_up"] is not None]
-    row["warming_up"] = any(warming) if warming else None
-    return row
+    warming = [of["warming_up"] for of in valid if of["warming_up"] is not None]
+    return row | {"warming_up": any(warming) if warming else None}
 
 
 def pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
@@ -167,8 +150,3 @@ def pooled_quantile(name: str, valid: Sequence[Row], confidence: float) -> Row:
         half = quantile * float(logs.std(ddof=1)) / np.sqrt(len(logs))
         bounds = [float(np.exp(mean - half)), float(np.exp(mean + half))]
     return dict(zip(columns, [float(np.exp(mean)), *bounds], strict=True))
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None

@@ -15,16 +15,10 @@ from connector_tax.analysis.bootstrap import (
     resampled_percentiles,
 )
 from connector_tax.analysis.measure import Requests
+from connector_tax.artifacts.metrics import LATENCY_METRICS, METRICS
 from connector_tax.artifacts.names import CellKey
 from connector_tax.seeds import named_generator
 
-METRICS = {
-    "ttft_p90": ("ttft_ms", 90),
-    "tpot_p90": ("tpot_ms", 90),
-    "ttft_p50": ("ttft_ms", 50),
-    "tpot_p50": ("tpot_ms", 50),
-    "e2e_p90": ("e2e_ms", 90),
-}
 Where = tuple[str, str]  # phase, cell
 
 
@@ -67,11 +61,13 @@ def sample_launch(
     rng = named_generator(f"{seed}/bootstrap/block{key.block}/{key.phase}/{key.cell}")
     counts = chunk_counts(int(labels.max()) + 1, resamples, rng)
     samples = {}
-    for column in dict.fromkeys(column for column, _ in METRICS.values()):
-        values = getattr(requests, column)
+    for latency in dict.fromkeys(LATENCY_METRICS[metric].latency for metric in METRICS):
+        values = getattr(requests, latency)
         if len(values) == 0:
             continue
-        wanted = {metric: p for metric, (name, p) in METRICS.items() if name == column}
+        wanted = {
+            m: LATENCY_METRICS[m].percent for m in METRICS if LATENCY_METRICS[m].latency == latency
+        }
         drawn = resampled_percentiles(values, labels, counts, list(wanted.values()))
         for (metric, percent), replicates in zip(wanted.items(), drawn, strict=True):
             value = float(np.percentile(values, percent))

@@ -2,22 +2,18 @@
 
 Source: docs/study.md, "Saturation and the reference rates". With several blocks each valid launch
 is judged by itself; the configuration is saturated at a rate when at least half of its valid
-launches are (a tie counts as saturated: a reference rate errs on the low side), and with several
-devices when it is on one of them.
+launches are (a tie counts as saturated: a reference rate errs on the low side).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import cast
 
 import numpy as np
 
 from connector_tax.analysis.measure import Requests
-from connector_tax.artifacts.stage_records import CriterionRecord, RateCriteria
-from connector_tax.artifacts.study_records import SaturationSection
-
-Criterion = Literal["throughput_ratio", "waiting", "ttft_ratio"]
-CRITERIA: tuple[Criterion, ...] = ("throughput_ratio", "waiting", "ttft_ratio")
+from connector_tax.artifacts.metrics import CRITERIA
+from connector_tax.artifacts.stage_records import RateCriteria
 
 
 @dataclass(frozen=True)
@@ -30,13 +26,22 @@ class CellLoad:
     backlog_by_quarter_s: list[float | None]
 
 
+# Of a cell and, where it is valid, the same launch's cell at half the rate: the value of each
+# criterion; None: not applicable.
+VALUES: Mapping[str, Callable[[CellLoad, CellLoad | None], float | None]] = {
+    "throughput_ratio": lambda load, _: load.throughput_ratio,
+    "waiting": lambda load, _: load.waiting_p50,
+    "ttft_ratio": lambda load, half: load.ttft_p90_ms / half.ttft_p90_ms if half else None,
+}
+
+
 @dataclass(frozen=True)
 class Judgement:
-    """One launch at one rate; a ratio of None means r/2 has no valid cell: not applicable."""
+    """One launch at one rate: the value of each criterion, and whether it fired."""
 
     load: CellLoad
-    ttft_ratio: float | None
-    fired: dict[str, bool | None]
+    values: Mapping[str, float | None]
+    fired: Mapping[str, bool | None]
 
     @property
     def saturated(self) -> bool:
@@ -60,80 +65,55 @@ def load_of(requests: Requests, waiting: float | None) -> CellLoad | None:
     )
 
 
-def judge(load: CellLoad, half_rate: CellLoad | None, bounds: SaturationSection) -> Judgement:
-    """Apply the three criteria.
+def judge(load: CellLoad, half_rate: CellLoad | None, bounds: Mapping[str, float]) -> Judgement:
+    """Apply the criteria.
 
     Args:
         load: the cell at rate r.
         half_rate: the same launch's cell at r/2; None when the grid has none or it is not valid.
         bounds: the `saturation` section of the configuration.
     """
-    ratio = None if half_rate is None else load.ttft_p90_ms / half_rate.ttft_p90_ms
-    return Judgement(
-        load,
-        ratio,
-        {
-            "throughput_ratio": load.throughput_ratio < bounds["throughput_ratio_min"],
-            "waiting": None
-            if load.waiting_p50 is None
-            else load.waiting_p50 > bounds["waiting_p50_max"],
-            "ttft_ratio": None if ratio is None else ratio > bounds["ttft_p90_ratio_max"],
-        },
-    )
+    values = {name: VALUES[name](load, half_rate) for name in CRITERIA}
+    fired: dict[str, bool | None] = dict.fromkeys(CRITERIA)
+    for name, criterion in CRITERIA.items():
+        value, bound = values[name], criterion.bound_of(bounds)
+        if value is not None:
+            fired[name] = value > bound if criterion.above else value < bound
+    return Judgement(load, values, fired)
 
 
 def judge_sweep(
-    loads: Mapping[float, CellLoad], bounds: SaturationSection
+    loads: Mapping[float, CellLoad], bounds: Mapping[str, float]
 ) -> dict[float, Judgement]:
     """Judge every valid rate (1/s) of one launch's sweep."""
     return {rate: judge(load, loads.get(rate / 2), bounds) for rate, load in loads.items()}
 
 
-def combine(judgements: Sequence[Judgement], bounds: SaturationSection) -> RateCriteria:
+def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> RateCriteria:
     """One rate of one configuration over its valid launches: medians of the values, majorities.
 
     Returns:
-        `saturated` with the three criteria and the backlog, as reference_rates.json has it;
-        `saturated` is None when no launch is valid.
+        `saturated` with the criteria and the backlog, as reference_rates.json has it; `saturated`
+        is None when no launch is valid.
     """
-
-    def criterion(name: str, values: Sequence[float | None], bound: float) -> CriterionRecord:
-        fired = [f for j in judgements if (f := j.fired[name]) is not None]
-        return {"value": _median_or_none(values), "bound": bound, "fired": _at_least_half(fired)}
-
-    ratios = [j.load.throughput_ratio for j in judgements]
-    waiting = [j.load.waiting_p50 for j in judgements]
     quarters = [j.load.backlog_by_quarter_s for j in judgements]
-    return {
+    entry = {
         "saturated": _at_least_half([j.saturated for j in judgements]),
         "n_launches": len(judgements),
         "n_saturated": sum(j.saturated for j in judgements),
-        "throughput_ratio": criterion("throughput_ratio", ratios, bounds["throughput_ratio_min"]),
-        "waiting": criterion("waiting", waiting, bounds["waiting_p50_max"]),
-        "ttft_ratio": criterion(
-            "ttft_ratio", [j.ttft_ratio for j in judgements], bounds["ttft_p90_ratio_max"]
-        ),
+        **{
+            name: {
+                "value": _median_or_none([j.values[name] for j in judgements]),
+                "bound": criterion.bound_of(bounds),
+                "fired": _at_least_half(
+                    [f for j in judgements if (f := j.fired[name]) is not None]
+                ),
+            }
+            for name, criterion in CRITERIA.items()
+        },
         "backlog_growth": [_median_or_none(column) for column in zip(*quarters, strict=True)],
     }
-
-
-def worst(devices: Sequence[Sequence[Judgement]], bounds: SaturationSection) -> RateCriteria:
-    """`combine` over several devices, each with its own launches: the worst of them decides.
-
-    Returns:
-        as `combine`, values over all launches; saturated, or a criterion fired, where it is so on
-        one device, and `saturated` None where it is on none and one has no valid launch.
-    """
-    entry = combine([judged for device in devices for judged in device], bounds)
-    each = [combine(device, bounds) for device in devices]
-    if len(each) < 2:
-        return entry
-    states = [own["saturated"] for own in each]
-    entry["saturated"] = True if True in states else None if None in states else False
-    for name in CRITERIA:
-        if entry[name]["fired"] is not None:
-            entry[name]["fired"] = any(own[name]["fired"] for own in each)
-    return entry
+    return cast(RateCriteria, entry)
 
 
 def _at_least_half(flags: Sequence[bool]) -> bool | None:

@@ -5,8 +5,6 @@ MSER-5; Georges et al. (OOPSLA'07) on steady state. Neither removes data: the wa
 discarded is the design's fixed one, and a cell that is flagged needs a longer one.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
@@ -16,36 +14,21 @@ SIGNIFICANCE = 0.01
 MIN_BATCHES = 16
 
 
-class Stationarity(NamedTuple):
-    """The verdict on one cell.
+def warming_up(values: NDArray[np.float64], margin: float) -> bool | None:
+    """Whether `values` (one per request, in order of arrival) still change as they do at a start.
 
-    Attributes:
-        warming_up: both signs agree: the first quarter differs from the second half by more than
-            the margin and significantly, and MSER-5 would discard a beginning. None: too few
-            requests to tell.
-        mser5_discard: share of the requests MSER-5 would discard, 0 to 0.5.
-        start_change: median of the first quarter over that of the second half, minus 1.
-        start_p: Mann-Whitney p-value of the two, on batch means.
+    Both signs must agree: the first quarter differs from the second half by more than the relative
+    `margin` and significantly (Mann-Whitney on batch means), and MSER-5 would discard a beginning.
+    None: too few requests to tell.
     """
-
-    warming_up: bool | None
-    mser5_discard: float | None
-    start_change: float | None
-    start_p: float | None
-
-
-def stationarity(values: NDArray[np.float64], margin: float) -> Stationarity:
-    """Judge `values` (one per request, in order of arrival) against a relative `margin`."""
     batches = values[: len(values) // BATCH * BATCH].reshape(-1, BATCH).mean(axis=1)
     start, settled = len(values) // 4, len(values) // 2
     if len(batches) < MIN_BATCHES or (level := np.median(values[settled:])) <= 0:
-        return Stationarity(None, None, None, None)
+        return None
     change = float(np.median(values[:start]) / level - 1)
     first, last = batches[: start // BATCH], batches[settled // BATCH :]
     p = float(mannwhitneyu(first, last, method="asymptotic").pvalue)
-    discard = mser(batches) / len(batches)
-    warming = p < SIGNIFICANCE and abs(change) > margin and discard > 0
-    return Stationarity(warming, discard, change, p)
+    return p < SIGNIFICANCE and abs(change) > margin and mser(batches) > 0
 
 
 def mser(batches: NDArray[np.float64]) -> int:

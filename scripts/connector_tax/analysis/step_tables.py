@@ -1,134 +1,62 @@
-"""The tables of engine steps: each launch, step taxes, and the distribution at ref_safe.
+"""Rows of effects.csv about engine steps and hooks, and the distribution of steps at ref_safe.
 
 Source: docs/method.md, "Steps". A step tax is a difference of medians in us, by the block model;
-the callbacks, which plain does not have, are a mean over the configuration's own launches.
+the callbacks and hooks, which plain does not have, are means over the configuration's own launches.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from connector_tax.analysis.block_model import LaunchId, Layout, Term
-from connector_tax.analysis.device_model import over_devices
-from connector_tax.analysis.devices import block_devices
+from connector_tax.analysis.block_model import Launches, LaunchId, known_launches, levels
+from connector_tax.analysis.hooks import Hook
 from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.levels import levels
-from connector_tax.analysis.steps import (
-    Steps,
-    launch_values,
-    step_cdf,
-    step_columns,
-)
-from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import CellKey
+from connector_tax.analysis.steps import Steps, step_cdf
+from connector_tax.artifacts import tables
+from connector_tax.artifacts.names import CellKey, configuration_of
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.tables import STEP_TAXES, Row, empty_row
+from connector_tax.artifacts.tables import Row
 
-CALLBACK_TAX = "tax_callback_p50"
-NO_VALUE = {
-    "tax_step_p50": "no step with tokens in the measured window",
-    "tax_engine_step_p50": "no engine_step_us in the records of both sides",
-    CALLBACK_TAX: "no step has all three callbacks",
-    "unattributed": "no step has all three callbacks",
+CALLBACKS = "callbacks"
+# The step taxes: the medians they compare, and why a launch has none.
+STEP_METRICS: Mapping[str, tuple[str, str]] = {
+    "step": ("duration_us", "no step with tokens in the measured window"),
+    "engine_step": ("engine_us", "no engine_step_us in the records of both sides"),
+    CALLBACKS: ("total_us", "no step has all three callbacks"),
 }
-
-Where = tuple[str, str]  # phase, cell
-
-
-class StepTax(NamedTuple):
-    """One step tax in us; the bounds, p and the method are None where nothing repeats."""
-
-    us: float
-    lo_us: float | None
-    hi_us: float | None
-    p: float | None
-    n_blocks: int
-    method: str | None
+HOOK_UNITS = {"p50": "us", "mean": "us", "share": "fraction", "empty": "us"}
 
 
+@dataclass(frozen=True)
 class StepTable:
-    """The steps of every valid cell, and the tables made of them.
+    """The steps of every valid cell, and the rows made of them.
 
-    Args:
+    Attributes:
         study: the study.
         planned: every planned cell of it.
         cells: the steps of its valid cells; empty where the study has no step timing.
         unavailable: why the study has no step timing; None when it has.
     """
 
-    def __init__(
-        self,
-        study: Study,
-        planned: Sequence[Cell],
-        cells: Mapping[CellKey, Steps],
-        unavailable: str | None,
-    ) -> None:
-        self.study = study
-        self.cells = cells
-        self.unavailable = unavailable
-        self.confidence = study.config["statistics"]["confidence"]
-        self._planned = planned
-        self._device_of = block_devices(planned)
-        self.configuration_of = {cell.key.config: cell.configuration for cell in planned}
-        self._values: dict[tuple[Where, str], dict[LaunchId, float]] = {}
-        for key, steps in cells.items():
-            bare = study.bare_baseline and self._is_plain(key.config)
-            for metric, value in launch_values(steps, bare).items():
-                values = self._values.setdefault(((key.phase, key.cell), metric), {})
-                if value is not None:
-                    values[LaunchId(key.config, key.block)] = value
-
-    @cached_property
-    def taxes(self) -> dict[tuple[str, str, str, str], StepTax]:
-        """(config, phase, cell, metric) to the step tax, where it has a number.
-
-        A launch of the baseline is compared with the block's other launches of it.
-        """
-        taxes: dict[tuple[str, str, str, str], StepTax] = {}
-        for (where, metric), values in self._values.items():
-            layout = Layout(values, self.configuration_of, self._device_of)
-            for config in {launch.name for launch in values}:
-                tax = self._tax(layout, values, config)
-                if tax is not None:
-                    taxes[config, *where, metric] = tax
-            if metric == CALLBACK_TAX and self.study.bare_baseline:
-                taxes |= {
-                    (config, *where, metric): tax
-                    for config, tax in self._callback_taxes(values).items()
-                    if (config, *where, metric) in taxes
-                }
-        return taxes
-
-    def points(self) -> dict[tuple[str, str, str], dict[str, float]]:
-        """(config, phase, cell) to its step taxes in us, by metric."""
-        points: dict[tuple[str, str, str], dict[str, float]] = {}
-        for (config, phase, cell, metric), tax in self.taxes.items():
-            points.setdefault((config, phase, cell), {})[metric] = tax.us
-        return points
-
-    def tax_rows(self) -> list[Row]:
-        """step_taxes.csv: a row for each configuration but the baseline, cell and step tax."""
-        keys = {(c.key.config, c.key.phase, c.key.cell): c for c in self._planned}
-        return [
-            self._tax_row(*where, metric)
-            for where, cell in keys.items()
-            if cell.configuration != self.study.baseline
-            for metric in STEP_TAXES
-        ]
+    study: Study
+    planned: Sequence[Cell]
+    cells: Mapping[CellKey, Steps]
+    unavailable: str | None
 
     def rows(self) -> list[Row]:
-        """steps.csv: a row for each planned cell, in us."""
-        return [self._row(cell) for cell in self._planned]
+        """The step taxes of each configuration but the baseline and of its last launch, by cell."""
+        where = dict.fromkeys((cell.key.phase, cell.key.cell) for cell in self.planned)
+        return [row for at in where for metric in STEP_METRICS for row in self._rows(at, metric)]
 
     def cdf_rows(self, cell: str | None) -> list[Row]:
         """step_cdf.csv: schedule() and the engine step in a Phase A cell, by configuration."""
         launches: dict[str, list[Steps]] = {}
         for key, steps in self.cells.items():
             if (key.phase, key.cell) == ("A", cell):
-                launches.setdefault(self.configuration_of[key.config], []).append(steps)
-        rows = [
+                launches.setdefault(configuration_of(key.config), []).append(steps)
+        return [
             {"config": config, **point}
             for config, members in launches.items()
             for point in step_cdf(
@@ -138,100 +66,135 @@ class StepTable:
                 }
             )
         ]
-        return rows or [empty_row(paths.STEP_CDF)]
 
-    def _is_plain(self, config: str) -> bool:
-        return self.configuration_of[config] == self.study.baseline
+    def _rows(self, where: tuple[str, str], metric: str) -> Iterator[Row]:
+        study, (phase, cell) = self.study, where
+        plains, bare = study.plains(phase), study.bare_baseline and metric == CALLBACKS
+        launches = Launches.of(self._medians(where, metric))
+        confidence = study.config["statistics"]["confidence"]
+        based = launches.only(np.isin(launches.block, launches.block[self._is_plain(launches)]))
+        own = dict(zip(based.ids, based.y.tolist(), strict=True))
+        means = levels(
+            {launch: y for launch, y in own.items() if launch.name not in plains}, confidence
+        ) if bare else {}  # fmt: skip
+        compared = [c for c in study.configs(phase) if c not in (plains[:-1] or plains)]
+        for config in compared:
+            row = {"quantity": tables.STEP, "config": config, "phase": phase, "cell": cell}
+            row |= {"metric": metric, "unit": "us", "scale": tables.RAW}
+            if bare and config in plains:
+                continue
+            if config in means:
+                numbers: Row = dict(zip(("estimate", "lo", "hi", "method", "n_blocks"),
+                                        means[config], strict=True))  # fmt: skip
+            else:
+                numbers = {} if bare else contrast_columns(launches, config, plains, confidence)
+            status = {"status": "valid"} if numbers else {
+                "status": "missing", "reason": self._lost(config, where, metric)
+            }  # fmt: skip
+            yield row | numbers | status
 
-    def _base(self, config: str) -> tuple[str, ...]:
-        """The launches of the baseline that a launch is compared with in its block: not itself."""
-        return tuple(
-            name for name in self.configuration_of if self._is_plain(name) and name != config
-        )
+    def _medians(self, where: tuple[str, str], metric: str) -> dict[LaunchId, float]:
+        """The median of each launch; 0 for the callbacks of a baseline without a connector."""
+        bare = self.study.bare_baseline and metric == CALLBACKS
+        medians: dict[LaunchId, float] = {}
+        for key, steps in self.cells.items():
+            if (key.phase, key.cell) != where:
+                continue
+            plain = configuration_of(key.config) == self.study.baseline
+            values = getattr(steps, STEP_METRICS[metric][0])
+            if bare and plain:
+                values = np.zeros(len(steps.duration_us))
+            if len(values):
+                medians[LaunchId(key.config, key.block)] = float(np.percentile(values, 50))
+        return medians
 
-    def _tax(self, layout: Layout, values: Mapping[LaunchId, float], config: str) -> StepTax | None:
-        estimate = over_devices(layout, [Term(1.0, config, self._base(config))])
-        if estimate is None:
-            return None
-        half = estimate.half_width(self.confidence)
-        # Two launches of plain in a single block are no repetition of the block.
-        if half is None or len({launch.block for launch in values}) < 2:
-            return StepTax(estimate.point, None, None, None, len(estimate.blocks), None)
-        lo, hi = estimate.point - half, estimate.point + half
-        return StepTax(estimate.point, lo, hi, estimate.p, len(estimate.blocks), estimate.source)
+    def _is_plain(self, launches: Launches) -> Any:
+        return launches.config == self.study.baseline
 
-    def _callback_taxes(self, values: Mapping[LaunchId, float]) -> dict[str, StepTax]:
-        """By configuration: the mean over its launches in the blocks that have a baseline."""
-        blocks = {launch.block for launch in values if self._is_plain(launch.name)}
-        own = {
-            launch: value
-            for launch, value in values.items()
-            if launch.block in blocks and not self._is_plain(launch.name)
-        }
-        means = levels(own, self.configuration_of, self.confidence)
-        return {
-            config: StepTax(mean.point, mean.lo, mean.hi, None, mean.n_launches, mean.method)
-            for config, mean in means.items()
-        } | {
-            name: StepTax(0.0, None, None, None, len(blocks), None)
-            for name in self.configuration_of
-            if self._is_plain(name)
-        }
-
-    def _tax_row(self, config: str, phase: str, cell: str, metric: str) -> Row:
-        tax = self.taxes.get((config, phase, cell, metric))
-        numbers = dict.fromkeys(StepTax._fields) if tax is None else tax._asdict()
-        plains = [name for name in self.configuration_of if self._is_plain(name)]
-        noise = None
-        if metric != CALLBACK_TAX or not self.study.bare_baseline:
-            noise = self.taxes.get((plains[-1], phase, cell, metric))
-        row: Row = {"config": config, "phase": phase, "cell": cell, "metric": metric, **numbers}
-        for name in ("us", "lo_us", "hi_us"):
-            row[f"aa_{name}"] = getattr(noise, name, None)
-        row["reason"] = self._lost(config, phase, cell, metric) if tax is None else None
-        return row
-
-    def _lost(self, config: str, phase: str, cell: str, metric: str) -> str:
+    def _lost(self, config: str, where: tuple[str, str], metric: str) -> str:
         """Why there is no step tax in any block."""
         if self.unavailable is not None:
             return self.unavailable
-        valid = {key.config for key in self.cells if (key.phase, key.cell) == (phase, cell)}
+        valid = {key.config for key in self.cells if (key.phase, key.cell) == where}
         if config not in valid:
             return f"no valid cell of {config}"
         baseline = self.study.baseline
-        both = f"no block with {config} and {baseline}"
-        plain = any(self._is_plain(name) for name in valid)
-        return f"{both}: {NO_VALUE[metric] if plain else f'{baseline} is not valid here'}"
+        plain = any(configuration_of(name) == baseline for name in valid)
+        why = STEP_METRICS[metric][1] if plain else f"{baseline} is not valid here"
+        return f"no block with {config} and {baseline}: {why}"
 
-    def _row(self, cell: Cell) -> Row:
-        row = empty_row(paths.STEPS) | cell.key._asdict()
-        row |= {"configuration": cell.configuration, "status": cell.status, "reason": cell.reason}
-        steps = self.cells.get(cell.key)
-        if steps is None:
-            return row | {"reason": cell.reason or self.unavailable}
-        row |= {**step_columns(steps), **self._launch_taxes(cell.key)}
-        row["reason"] = self._row_reason(cell.key, row)
+
+def contrast_columns(
+    launches: Launches, config: str, base: Sequence[str], confidence: float
+) -> Row:
+    """A difference in the values' own unit, with its interval; empty without a shared block."""
+    estimate = launches.contrast(config, base)
+    if estimate is None:
+        return {}
+    row: Row = {"estimate": estimate.point, "n_blocks": len(estimate.blocks)}
+    half = estimate.half_width(confidence)
+    # Two launches of plain in a single block are no repetition of the block.
+    if half is None or len(set(launches.block.tolist())) < 2:
         return row
+    row |= {"lo": estimate.point - half, "hi": estimate.point + half, "p": estimate.p}
+    return row | {"df": estimate.df, "method": estimate.method}
 
-    def _launch_taxes(self, key: CellKey) -> dict[str, float | None]:
-        """Over the mean of the block's baseline launches; theirs over the other ones."""
-        taxes: dict[str, float | None] = {}
-        for metric in STEP_TAXES:
-            values = self._values[(key.phase, key.cell), metric]
-            ours = values.get(LaunchId(key.config, key.block))
-            launches = [LaunchId(name, key.block) for name in self._base(key.config)]
-            base = [values[launch] for launch in launches if launch in values]
-            taxes[metric] = None if ours is None or not base else ours - float(np.mean(base))
-        return taxes
 
-    def _row_reason(self, key: CellKey, row: Row) -> str | None:
-        if row["n_steps"] == 0:
-            return NO_VALUE["tax_step_p50"]
-        if not any(key._replace(config=name) in self.cells for name in self._base(key.config)):
-            name = self.study.baseline
-            other = (
-                f"no other launch of {name} is" if self._is_plain(key.config) else f"{name} is not"
-            )
-            return f"{other} valid here"
-        missing = ("tax_callback_p50", "tax_engine_step_p50")
-        return "; ".join(NO_VALUE[name] for name in missing if row[name] is None) or None
+def hook_rows(cells: Mapping[CellKey, Steps], confidence: float) -> list[Row]:
+    """What every hook costs that ran in one of a configuration's launches; plain has none.
+
+    In steps with tokens: the median of those in which it ran (p50), us per step, 0 where it did not
+    run (mean), the share of the whole engine steps' time (share); and its time in empty polling
+    steps, in us per step with tokens (empty). A hook that does not run in one of the launches
+    counts as zero in it.
+
+    Args:
+        cells: the steps of every valid cell, in the study's order.
+        confidence: of the intervals.
+    """
+    rows: list[Row] = []
+    by_cell: dict[tuple[str, str], dict[LaunchId, Steps]] = {}
+    for key, steps in cells.items():
+        by_cell.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = steps
+    for (phase, cell), launches in by_cell.items():
+        ran: dict[str, set[Hook]] = {}
+        for launch, steps in launches.items():
+            ran.setdefault(configuration_of(launch.name), set()).update(steps.hooks)
+        for hook in sorted(set[Hook]().union(*ran.values())):
+            costs = {
+                launch: _cost(steps, hook)
+                for launch, steps in launches.items()
+                if hook in ran[configuration_of(launch.name)] and len(steps.duration_us)
+            }
+            here = {"quantity": tables.HOOK, "phase": phase, "cell": cell, "item": "/".join(hook)}
+            rows += [here | row for row in _hook_rows(costs, confidence)]
+    return rows
+
+
+def _hook_rows(costs: Mapping[LaunchId, Mapping[str, Any]], confidence: float) -> Iterator[Row]:
+    """How much launches differ is pooled over the configurations that have the hook."""
+    for metric, unit in HOOK_UNITS.items():
+        known = known_launches((launch, cost[metric]) for launch, cost in costs.items())
+        for config, level in levels(known, confidence).items():
+            own = [c for launch, c in costs.items() if configuration_of(launch.name) == config]
+            counted = sum(cost["n_ran" if metric == "p50" else "n_steps"] for cost in own)
+            row: Row = {"config": config, "metric": metric, "unit": unit, "scale": tables.RAW}
+            row |= {"estimate": level.point, "n_blocks": level.n_launches, "n": counted}
+            if metric != "empty":
+                row |= {"lo": level.lo, "hi": level.hi, "method": level.method}
+            yield row | {"status": "valid"}
+
+
+def _cost(steps: Steps, hook: Hook) -> dict[str, Any]:
+    """One hook in the steps with tokens of one launch, by metric, and how many steps."""
+    n_steps, times = len(steps.duration_us), steps.hooks.get(hook)
+    ran_us = np.zeros(0) if times is None else times.ran_us
+    mean = float(ran_us.sum()) / n_steps
+    return {
+        "p50": float(np.median(ran_us)) if len(ran_us) else None,
+        "mean": mean,
+        "share": mean / float(steps.engine_us.mean()) if len(steps.engine_us) else None,
+        "empty": 0.0 if times is None else times.empty_us / n_steps,
+        "n_steps": n_steps,
+        "n_ran": len(ran_us),
+    }

@@ -162,25 +162,6 @@ def step_columns(steps: Steps) -> Row:
     return row
 
 
-def launch_values(steps: Steps, bare: bool) -> dict[str, float | None]:
-    """What the step taxes compare between launches: medians over the steps of one cell, in us.
-
-    `unattributed` is schedule() minus the callbacks; only build_meta runs inside schedule(), so it
-    is negative where the other callbacks cost more than schedule() does. `bare`: a baseline without
-    a connector, whose callbacks are 0.
-    """
-    columns = step_columns(steps)
-    step, callback = columns["step_duration_us_p50"], columns["connector_total_us_p50"]
-    if bare and step is not None:
-        callback = 0.0
-    return {
-        "tax_step_p50": step,
-        "tax_engine_step_p50": columns["engine_step_us_p50"],
-        "tax_callback_p50": callback,
-        "unattributed": None if step is None or callback is None else step - callback,
-    }
-
-
 def step_cdf(samples: Mapping[str, Sequence[Floats]]) -> list[Row]:
     """CDF_POINTS shares of the steps, and the mean over launches of what each launch has there.
 

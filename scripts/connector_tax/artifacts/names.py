@@ -4,13 +4,17 @@ A block holds each configuration once, under its id, and the baseline `plain_lau
 the names `plain`, `plain_2`, `plain_3` and so on where it is `plain`.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from connector_tax.artifacts.study_records import Reference, StudyConfig
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import Reference, StudyConfig
+
 
 # The rate sweep, the shapes at ref_safe, the shapes at ref_load; in the order they run.
 PHASES = ("A", "B", "Bp")
@@ -21,7 +25,6 @@ CELL_STATUSES = ("valid", "void", "skipped", "missing")
 REQUEST_STATUSES = ("ok", "error", "timeout", "cancelled", "dropped")
 # The configuration without a connector, and the baseline where a study names no other.
 PLAIN = "plain"
-METRICS = ("ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90", "e2e_p90")
 REFERENCES: tuple[Reference, ...] = ("ref_safe", "ref_load")
 # Why Phase B' is skipped.
 SAME_RATES = "ref_load equals ref_safe"
@@ -29,9 +32,8 @@ SAME_RATES = "ref_load equals ref_safe"
 TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
 POINT_ESTIMATE = "point estimate, no verdict"
 MARKED = "no verdict (marked)"
-DEVICES_DIFFER = "no verdict (devices differ)"
-# `plain_last` in studies measured before `plain_launches` existed. No configuration's id ends so.
-_FURTHER_LAUNCH = re.compile(r"(.+)_([2-9]|1\d|20|last)")
+# No configuration's id ends so.
+_FURTHER_LAUNCH = re.compile(r"(.+)_([2-9]|1\d|20)")
 
 
 @dataclass(frozen=True, slots=True)

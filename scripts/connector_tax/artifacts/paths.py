@@ -19,6 +19,10 @@ PATCH_STATUS = f"{PATCH}/patch_status.json"
 REVERT_STATUS = f"{PATCH}/revert_status.json"
 RUNS = "runs"
 REFERENCE_RATES = "reference_rates.json"
+# Of a study that is looked at while it is measured.
+LOOKS = "looks.json"
+# Of a study that `ab` made: its arguments.
+ARGUMENTS = "ab.json"
 ANALYSIS = "analysis"
 FIGURES = "figures"
 REPORT = "report.html"
@@ -35,34 +39,12 @@ DURATIONS = "durations.json"
 REHEARSAL_PAGE = "rehearsal.md"
 
 # The analysis' tables, below ANALYSIS.
-AGGREGATE = "aggregate.csv"
-AGGREGATE_JSON = "aggregate.json"
-TAXES = "taxes.csv"
-# Of a study on several devices only.
-DEVICE_TAXES = "devices.csv"
-# Of a study with an emulated device only.
-DEVICE_STEPS = "device_time.csv"
-AMPLIFICATION = "amplification.csv"
-STEPS = "steps.csv"
-STEP_TAXES = "step_taxes.csv"
-HOOKS = "hooks.csv"
+CELLS = "cells.csv"
+EFFECTS = "effects.csv"
 STEP_CDF = "step_cdf.csv"
-RESOURCE_TABLE = "resources.csv"
 ENGINE_TABLE = "engine.csv"
 HYPOTHESES = "hypotheses.json"
-ANALYSIS_FILES = (
-    AGGREGATE,
-    AGGREGATE_JSON,
-    TAXES,
-    AMPLIFICATION,
-    STEPS,
-    STEP_TAXES,
-    HOOKS,
-    STEP_CDF,
-    RESOURCE_TABLE,
-    ENGINE_TABLE,
-    HYPOTHESES,
-)
+ANALYSIS_FILES = (CELLS, EFFECTS, STEP_CDF, ENGINE_TABLE, HYPOTHESES)
 # The CSVs once more, typed.
 PARQUET_FILES = tuple(
     name.replace(".csv", ".parquet") for name in ANALYSIS_FILES if name.endswith(".csv")

@@ -1,21 +1,22 @@
-"""study.json as its readers take it: an older study's in the present form."""
+"""study.json as its readers take it."""
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from connector_tax.artifacts.names import (
-    METRICS,
     PHASES,
-    REFERENCES,
     Launch,
     baseline_of,
     launched_plains,
 )
-from connector_tax.artifacts.record_reader import checked
-from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.artifacts.record_reader import read_record
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
 
 
 @dataclass(frozen=True)
@@ -68,22 +69,15 @@ class Study:
 
 
 def read_study(path: Path) -> StudyDocument:
-    """The content of study.json in the present form.
-
-    A study measured before `plain_launches` existed launched plain first in each block and, with
-    `closing_plain`, a second time last, under the name `plain_last`; its one margin held for every
-    metric, and its confirmatory family had no key.
+    """The content of study.json.
 
     Raises:
         ArtifactError: the file is missing or not JSON, or a key is missing or of another type.
     """
-    document = read_json(path)
-    if not isinstance(document, dict):
-        raise ArtifactError(f"{path}: found {type(document).__name__}; allowed: an object")
-    config = document.get("config")
-    if isinstance(config, dict) and "closing_plain" in config:
-        document["config"] = _present_form(config)
-    return checked(document, StudyDocument, str(path))
+    # Imported late: Snakemake plans without msgspec.
+    from connector_tax.artifacts.study_records import StudyDocument
+
+    return read_record(path, StudyDocument)
 
 
 def every_launch(study: StudyDocument) -> list[Launch]:
@@ -92,29 +86,10 @@ def every_launch(study: StudyDocument) -> list[Launch]:
 
 
 def load_study(path: Path) -> Study:
-    """Read `study.json`.
-
-    Raises:
-        ArtifactError: as `read_study`, or a phase is missing.
-    """
-    document = read_study(path)
-    for key, planned in (("run_order", document["run_order"]), ("cells", document["cells"])):
-        missing = [phase for phase in PHASES if phase not in planned]
-        if missing:
-            raise ArtifactError(f"{path}: {key}: phase {missing[0]!r} is missing")
-    return Study(path.parent, document)
+    """Read `study.json`; raises as `read_study`."""
+    return Study(path.parent, read_study(path))
 
 
 def launches(study: StudyDocument, phase: str) -> list[Launch]:
     """The launches of a phase in run order."""
     return [Launch(e["config"], e["block"], phase) for e in study["run_order"][phase]]
-
-
-def _present_form(config: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {key: value for key, value in config.items() if key != "closing_plain"}
-    settings["plain_launches"] = 2 if config["closing_plain"] else 1
-    statistics = dict(config["statistics"])
-    margin = statistics.pop("margin")
-    statistics["margins"] = dict.fromkeys(METRICS, margin)
-    statistics["confirmatory"] = list(REFERENCES)
-    return {**settings, "statistics": statistics}

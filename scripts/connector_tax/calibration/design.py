@@ -15,7 +15,7 @@ from connector_tax import __version__
 from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import PLAIN, plain_names
 from connector_tax.artifacts.study_records import StudyConfig, StudyDocument
-from connector_tax.config import DEFAULTS, load_yaml, validate
+from connector_tax.config import DEFAULTS, filled, load_yaml, validate
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.files import sha256_json, write_json
 from connector_tax.study.design import cells_of, run_order
@@ -81,7 +81,7 @@ def study_document(
         cell: values that replace those of the `cell` section.
         faults: rules of the engine's `faults` section; none: no such section.
     """
-    config: StudyConfig = load_yaml(DEFAULTS / "config.yaml")
+    config: StudyConfig = filled(load_yaml(DEFAULTS / "config.yaml"), "config")
     members = [PLAIN, *taxed]
     config |= {
         "study": "calibration",
@@ -149,7 +149,7 @@ def engine_definition(faults: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any
     }
     if faults:
         definition["faults"] = {"seed": 1, "rules": [dict(rule) for rule in faults]}
-    validate(definition, "embedded.schema.yaml", "calibration")
+    validate(definition, "embedded", "calibration")
     return definition
 
 

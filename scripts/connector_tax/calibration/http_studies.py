@@ -84,7 +84,7 @@ def _tax_rows(study: Study, cells: Sequence[Cell]) -> list[Row]:
         if cell.status == "valid"
     }
     samples = sample_cells(study, requests)
-    rows = tax_rows(Tables(study, TaxTable(study, cells, samples, {}), KNOWN_RATES, {}))
+    rows = tax_rows(Tables(study, TaxTable(study, cells, samples, {}), KNOWN_RATES))
     return [row for row in rows if row["metric"] in METRICS]
 
 
@@ -97,10 +97,10 @@ def compare(studies: Sequence[HttpStudy], truths: Mapping[tuple[str, str], TrueT
             "metric": row["metric"],
             "status": row["status"],
             "blocks": row["n_blocks"],
-            "tax": row["tax"],
-            "lo": row["tax_lo"],
-            "hi": row["tax_hi"],
-            "verdict": row["verdict"],
+            "tax": row.get("estimate"),
+            "lo": row.get("lo"),
+            "hi": row.get("hi"),
+            "verdict": row.get("verdict"),
             "tax_by_truth_log": _tax_by_truth_log(study, row["config"], row["metric"]),
             "virtual_truth": truths[row["config"], row["metric"]].tax,
             "covered": _covers(row, truths[row["config"], row["metric"]].tax),
@@ -111,9 +111,9 @@ def compare(studies: Sequence[HttpStudy], truths: Mapping[tuple[str, str], TrueT
 
 
 def _covers(row: Row, truth: float) -> bool | None:
-    if row["tax_lo"] is None:
+    if row.get("lo") is None:
         return None
-    return bool(row["tax_lo"] <= truth <= row["tax_hi"])
+    return bool(row["lo"] <= truth <= row["hi"])
 
 
 def _tax_by_truth_log(study: HttpStudy, config: str, metric: str) -> float:

@@ -32,6 +32,7 @@ from connector_tax.calibration.design import (
 from connector_tax.calibration.virtual import request_records, serve
 from connector_tax.engine.config import EngineConfig
 from connector_tax.loadgen import make_offsets
+from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.servers.embedded import launch_seed
 
 ORIGIN_NS = 10**15
@@ -53,7 +54,7 @@ Samples = Mapping[CellKey, dict[str, LogSample]]
 
 @dataclass(frozen=True)
 class TaxOutcome:
-    """One tax of one study, as analysis/taxes.csv has it, and the block model's interval alone.
+    """One tax of one study, as effects.csv has it, and the block model's interval alone.
 
     Attributes:
         spread: of `design.SPREADS`.
@@ -132,7 +133,8 @@ def _serve(document: StudyDocument, launch: Launch, engine: EngineConfig, path: 
     ).tolist()
     tokens = serve(engine, launch_seed(document, launch), offsets, SHAPE)
     records = request_records(ORIGIN_NS, warmup_end, offsets, tokens, SHAPE)
-    path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+    lines = (msgspec.json.encode(record.fields(STUDY_FIELDS)) + b"\n" for record in records)
+    path.write_bytes(b"".join(lines))
     return read_requests(path, None, {"t_warmup_end_ns": warmup_end, "t_stop_ns": stop})
 
 
@@ -141,20 +143,22 @@ def _outcomes(
 ) -> list[TaxOutcome]:
     study = Study(Path(), document)
     table = TaxTable(study, [_cell(key) for key in samples], samples, {})
-    rows = tax_rows(Tables(study, table, KNOWN_RATES, {}))
+    rows = tax_rows(Tables(study, table, KNOWN_RATES))
     outcomes = []
     for row in (row for row in rows if row["metric"] in METRICS):
         model = _model_interval(table, row["config"], row["metric"])
-        names = ("config", "metric", "tax", "verdict", "p_value", "p_adjusted")
+        names = ("config", "metric", "verdict", "p_adjusted")
         outcomes.append(
             TaxOutcome(
                 spread=spread,
                 arrivals=arrivals,
                 study=number,
                 blocks=document["blocks"],
-                lo=row["tax_lo"],
-                hi=row["tax_hi"],
-                method=row["interval_method"],
+                tax=row["estimate"],
+                lo=row["lo"],
+                hi=row["hi"],
+                method=row["method"],
+                p_value=row["p"],
                 model_lo=model[0],
                 model_hi=model[1],
                 **{name: row[name] for name in names},

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from connector_tax.analysis.samples import METRICS
+from connector_tax.artifacts.metrics import LATENCY_METRICS, METRICS
 from connector_tax.artifacts.names import PLAIN
 from connector_tax.calibration.design import RATE_RPS, SHAPE, CellTimes, engine_configs
 from connector_tax.calibration.virtual import serve
@@ -91,8 +91,9 @@ def launch_logs(
             "e2e_ms": (ended - offsets)[measured],
         }
         logs[config] = {
-            metric: float(np.log(np.percentile(values[column], percent)))
-            for metric, (column, percent) in METRICS.items()
+            metric: float(np.log(np.percentile(values[of.latency], of.percent)))
+            for metric in METRICS
+            for of in [LATENCY_METRICS[metric]]
         }
     return logs
 

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from scipy.stats import t as student
 
-from connector_tax.analysis.block_model import Estimate
-
 
 class Known(NamedTuple):
     """An estimate, on the scale on which it is compared.
@@ -44,11 +42,6 @@ def from_interval(point: float, lo: float, hi: float, df: float, confidence: flo
     """
     arm = max(hi - point, point - lo)
     return Known(point, arm / quantile(confidence, df), df)
-
-
-def of_estimate(estimate: Estimate) -> Known:
-    """A contrast of the block model."""
-    return Known(estimate.point, estimate.error, estimate.df)
 
 
 def quantile(confidence: float, df: float) -> float:

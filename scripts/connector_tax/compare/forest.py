@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from connector_tax.artifacts.names import INCONCLUSIVE, MARKED, POINT_ESTIMATE, REFERENCES
-from connector_tax.compare.rows import AA, HIGHER, LOWER, TAX, ComparedRow
+from connector_tax.artifacts.tables import TAX
+from connector_tax.compare.rows import AA, HIGHER, LOWER, ComparedRow
 from connector_tax.compare.studies import Where
 from connector_tax.figures import rows as row_plots
 from connector_tax.figures import style

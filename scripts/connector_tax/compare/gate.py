@@ -18,11 +18,12 @@ import numpy as np
 
 from connector_tax import text
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
-from connector_tax.artifacts.names import METRICS, REFERENCES
+from connector_tax.artifacts.metrics import METRICS
+from connector_tax.artifacts.names import REFERENCES
 from connector_tax.compare.contrast import quantile
 from connector_tax.compare.page import markdown_table
 from connector_tax.compare.power import decided_bound, plan_lines
-from connector_tax.compare.rows import Side, tax_side
+from connector_tax.compare.rows import Side, effect_side
 from connector_tax.compare.studies import opened
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, write_bytes, write_text
@@ -79,8 +80,8 @@ def check(
         comparisons: how many taxes are judged together.
     """
     confidence = study.settings["statistics"]["confidence"]
-    row = study.taxes_at(at, metric).get(config)
-    side = tax_side(row, confidence)
+    row = study.at(at, metric).get(config)
+    side = effect_side(row, confidence)
     if isinstance(side, str):
         here = ", ".join(item.id for item in study.connectors)
         reason = side if row is not None else f"no such tax at {at}; the study has {here}"

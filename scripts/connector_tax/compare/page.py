@@ -8,14 +8,14 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from connector_tax import text
-from connector_tax.analysis.resources import LOG
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
 from connector_tax.artifacts.names import INCONCLUSIVE
+from connector_tax.artifacts.tables import LOG, RESOURCE, TAX
 from connector_tax.compare.forest import CAPTION, TITLE, forest_cells
-from connector_tax.compare.rows import AA, HIGHER, LATENCY, LOWER, RESOURCE, SAME, TAX, ComparedRow
+from connector_tax.compare.rows import AA, HIGHER, LATENCY, LOWER, SAME, ComparedRow
 from connector_tax.compare.studies import Differences
 from connector_tax.figures.tables import StudyTables
-from connector_tax.report.taxes import METRICS as METRIC_NAMES
 
 VERDICTS = (HIGHER, LOWER, SAME, INCONCLUSIVE)
 
@@ -39,7 +39,7 @@ class Comparison:
             for row in self.rows
             if row.quantity == TAX
             and row.config != AA
-            and row.metric in ("ttft_p90", "tpot_p90")
+            and row.metric in HEADLINE
             and (row.phase, row.cell) in cells
         ]
         counts = {word: sum(row.verdict == word for row in drawn) for word in VERDICTS}
@@ -109,7 +109,8 @@ def differing(comparison: Comparison) -> list[tuple[str, Sequence[str]]]:
 
 def metric_name(row: ComparedRow) -> str:
     """TTFT p90; a resource under its own name."""
-    return METRIC_NAMES.get(row.metric, row.metric)
+    metric = LATENCY_METRICS.get(row.metric)
+    return row.metric if metric is None else metric.label
 
 
 def cells_of(row: ComparedRow, labels: dict[str, str]) -> list[str]:

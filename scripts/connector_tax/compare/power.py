@@ -7,14 +7,13 @@ import numpy as np
 from scipy.stats import t as student
 
 from connector_tax import text
-from connector_tax.analysis.block_model import OWN, POOLED, Estimate
-from connector_tax.analysis.device_model import DEVICES_FOR_VARIANCE
+from connector_tax.analysis.block_model import OWN, Estimate, Spread
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.artifacts import tables
 from connector_tax.artifacts.study_file import Study
 from connector_tax.compare.contrast import quantile
 from connector_tax.compare.page import markdown_table
-from connector_tax.compare.rows import tax_side
+from connector_tax.compare.rows import effect_side
 from connector_tax.figures.tables import StudyTables
 from connector_tax.study.durations import known_durations
 from connector_tax.study.plan import expected_cell_s, launch_overhead_s
@@ -46,7 +45,7 @@ def yardstick_spread(study: StudyTables, at: str) -> float | None:
     cell = study.cell_at(at)
     seen = [
         math.log(row.memory_ns_p50)
-        for row in study.aggregate
+        for row in study.cell_rows
         if (row.phase, row.cell) == ("A", cell) and row.block != tables.POOLED and row.memory_ns_p50
     ]
     return float(np.std(seen, ddof=1)) if len(seen) > 1 else None
@@ -86,15 +85,12 @@ def plan_lines(
 
 def pilot_estimate(study: StudyTables, config: str, metric: str, at: str) -> Estimate | None:
     """The tax's estimate as its printed interval has it; None without an interval."""
-    row = study.taxes_at(at, metric).get(config)
-    side = tax_side(row, study.settings["statistics"]["confidence"])
+    row = study.at(at, metric).get(config)
+    side = effect_side(row, study.settings["statistics"]["confidence"])
     if row is None or isinstance(side, str) or side.known.error is None:
         return None
-    method = OWN if row.interval_method.startswith(OWN) else POOLED
+    # Its degrees of freedom grow with the blocks alone where the spread is its own.
+    own = Spread(0.0, 0, 0.0, 0.0) if row.method.startswith(OWN) else None
     known = side.known
-    devices = len({tax.device for tax in study.device_taxes})
-    of_devices = devices if devices >= DEVICES_FOR_VARIANCE and config != study.aa else 0
-    return Estimate(
-        known.point, known.error, known.df, method, tuple(range(side.blocks)), 0.0,
-        devices=of_devices,
-    )  # fmt: skip
+    blocks = tuple(range(side.blocks))
+    return Estimate(known.point, known.error, known.df, blocks, spread=own)

@@ -9,13 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.analysis.aggregate import write_tables
-from connector_tax.analysis.block_model import Estimate
-from connector_tax.analysis.ingest import load_cells
-from connector_tax.analysis.launch_records import read_launch_records
-from connector_tax.analysis.resources import resource_estimates
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_file import load_study
-from connector_tax.artifacts.tables import POOLED, AggregateRow
+from connector_tax.artifacts.tables import POOLED, CellRow
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, read_json
 from connector_tax.provenance.unpack import unpack
@@ -47,7 +43,7 @@ def opened(path: Path) -> Iterator[StudyTables]:
         return
     file = path / paths.STUDY if path.is_dir() else path
     tables = StudyTables(file)
-    if not (tables.root / paths.ANALYSIS / paths.TAXES).exists():
+    if not (tables.root / paths.ANALYSIS / paths.EFFECTS).exists():
         raise ArtifactError(
             f"{tables.root}: has no tables; finish the study, or `connector-tax aggregate --study"
             f" {file}`"
@@ -93,7 +89,7 @@ def common_configurations(a: StudyTables, b: StudyTables) -> list[str]:
     return [item.id for item in a.connectors if item.id in theirs]
 
 
-def common_cells(a: StudyTables, b: StudyTables) -> dict[Where, AggregateRow]:
+def common_cells(a: StudyTables, b: StudyTables) -> dict[Where, CellRow]:
     """A's pooled baseline row of every cell that has one rate and one shape in both studies."""
     ours, theirs = _cells(a), _cells(b)
     return {
@@ -121,19 +117,19 @@ def left_out(a: StudyTables, b: StudyTables) -> list[str]:
     return lines
 
 
-def _cells(study: StudyTables) -> dict[Where, AggregateRow]:
+def _cells(study: StudyTables) -> dict[Where, CellRow]:
     return {
         (row.phase, row.cell): row
-        for row in study.aggregate
+        for row in study.cell_rows
         if row.config == study.baseline and row.block == POOLED
     }
 
 
-def _load(row: AggregateRow) -> tuple[float | None, int, int]:
+def _load(row: CellRow) -> tuple[float | None, int, int]:
     return row.rate_rps, row.input_tokens, row.output_tokens
 
 
-def _load_text(row: AggregateRow) -> str:
+def _load_text(row: CellRow) -> str:
     rate = "at no rate" if row.rate_rps is None else f"at {row.rate_rps:g} requests/s"
     return f"{rate} of {row.input_tokens}x{row.output_tokens} tokens"
 
@@ -182,14 +178,3 @@ def _engine_settings(study: StudyTables) -> dict[str, dict[str, str]]:
         if row.setting and row.value:
             by_config.setdefault(row.config, {})[row.setting] = row.value
     return by_config
-
-
-def contrasts_of_resources(study: StudyTables) -> dict[tuple[str, str], Estimate]:
-    """(configuration, resource) to the contrast behind its row of resources.csv.
-
-    Raises:
-        ArtifactError: a launch's records are missing or not what they were.
-    """
-    cells = load_cells(load_study(study.root / paths.STUDY), "A")
-    launches = read_launch_records(cells)
-    return resource_estimates(launches, study.baseline, study.cell_at("ref_safe"))

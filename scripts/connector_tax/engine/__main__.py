@@ -6,13 +6,14 @@ import gc
 import ipaddress
 import logging
 import os
+import secrets
 import signal
 import sys
 from pathlib import Path
 
 import uvloop
 
-from connector_tax.config import ConfigError
+from connector_tax.config import ConfigError, shipped
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.http import serve
 from connector_tax.engine.loop import Engine
@@ -25,11 +26,15 @@ _LOG = logging.getLogger("connector_tax.engine")
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m connector_tax.engine", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="config/embedded.yaml")
-    parser.add_argument("--configuration", required=True, help="an id of the file's connectors")
+    shipped_file = "config/embedded.yaml"
+    words = f"costs of steps and connectors [{shipped_file}]"
+    parser.add_argument("--config", type=Path, default=shipped(shipped_file), help=words)
+    words = "an id of the file's connectors [plain]"
+    parser.add_argument("--configuration", default="plain", help=words)
     parser.add_argument("--host", default="127.0.0.1", help="a loopback address")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--launch-seed", type=int, required=True)
+    parser.add_argument("--port", type=int, default=8000, help="[8000]")
+    words = "of the launch's own speed and of each step's [drawn]"
+    parser.add_argument("--launch-seed", type=int, default=secrets.randbits(31), help=words)
     parser.add_argument("--truth-log", type=Path, help="JSON lines; must not exist yet")
     parser.add_argument(
         "--fault-headers",

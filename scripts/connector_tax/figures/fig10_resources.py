@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
-from connector_tax.artifacts.tables import ResourceRow
+from connector_tax.artifacts.tables import LOG, RESOURCE, EffectRow
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import StudyTables, frame, records
 from connector_tax.text import signed
@@ -33,9 +33,9 @@ ROW_IN = 0.15
 
 def draw(study: StudyTables) -> style.Picture:
     """A panel for each resource that was read in some launch, rows of configurations."""
-    measured = frame(study.resources, ResourceRow)
-    measured = measured[measured["resource"].isin(PANELS)]
-    measured.loc[measured["status"] != "valid", ENDS] = None
+    measured = resources(study)
+    noise = measured[measured["config"] == study.aa].set_index("resource")[ENDS]
+    measured = measured[measured["config"] != study.aa]
     known = set(measured[measured["difference"].notna()]["resource"])
     shown = [name for name in PANELS if name in known]
     if not shown:
@@ -45,8 +45,10 @@ def draw(study: StudyTables) -> style.Picture:
     keys = ["resource", "config"]
     wanted = pd.MultiIndex.from_product([shown, [item.id for item in study.connectors]], names=keys)
     table = wanted.to_frame(index=False).merge(measured, how="left", on=keys)
-    differences = table[[f"aa_{name}" for name in ENDS]].itertuples(index=False)
-    table[rows.BAND] = pd.DataFrame([rows.band(*ends) for ends in differences], dtype=object)
+    bands = {name: rows.band(*ends) for name, *ends in noise.itertuples()}
+    own = zip(table["resource"], table["difference"].notna(), strict=True)
+    band = [bands.get(name, (None, None)) if known else (None, None) for name, known in own]
+    table[rows.BAND] = pd.DataFrame(band, dtype=object)
     notes = [study.against("differences from plain; grey: A/A, plain against plain")]
     height = math.ceil(len(shown) / 3) * (ROW_IN * len(study.connectors) + 0.55)
     figure = style.new_figure(study, style.PAGE_IN, height, notes)
@@ -54,6 +56,18 @@ def draw(study: StudyTables) -> style.Picture:
     for axes, (name, panel) in zip(grid.flat, table.groupby("resource", sort=False), strict=False):
         _panel(study, axes, PANELS[str(name)], panel)
     return style.picture(figure, table[table["status"].notna()][COLUMNS])
+
+
+def resources(study: StudyTables) -> pd.DataFrame:
+    """The resources that have a panel, with their differences from plain; A/A too."""
+    of = [row for row in study.of(RESOURCE) if row.metric in PANELS]
+    named = {"metric": "resource", "base": "plain_mean"}
+    table = frame(of, EffectRow).rename(columns=named)
+    differences = [row.difference for row in of]
+    table[ENDS] = pd.DataFrame(differences, columns=ENDS, dtype=object)
+    table["interval_method"] = [row.method.partition(" (")[0] for row in of]
+    table["tax"] = table["estimate"].where(table["scale"] == LOG, None)
+    return table
 
 
 def decimals(values: Sequence[float]) -> int:

@@ -9,7 +9,7 @@ import math
 import pandas as pd
 from matplotlib.axes import Axes
 
-from connector_tax.artifacts.tables import DeviceStepRow
+from connector_tax.artifacts.tables import DEVICE, DeviceGroup, EffectRow
 from connector_tax.figures import style
 from connector_tax.figures.tables import StudyTables, frame, records
 
@@ -25,10 +25,10 @@ PANEL_IN = 1.9
 
 def draw(study: StudyTables) -> style.Picture:
     """A panel for each size of the batch, the steps of all cells of Phase A in it."""
-    table = frame(study.device_steps, DeviceStepRow)
+    table = device_steps(study)
     named = {item.id for item in study.launched}
     table = table[
-        (table["phase"] == "A") & (table["kind"] == "decode") & table["config"].isin(named)
+        (table["kind"] == "decode") & table["config"].isin(named)
         & ~table["batch"].isin(["all", "0"]) & table["period_us"].notna()
     ]  # fmt: skip
     # A size that several cells have is shown from the one with the most steps of it.
@@ -56,6 +56,16 @@ def draw(study: StudyTables) -> style.Picture:
     for axes in grid[-1]:
         axes.set_xlabel("the device's time of a step (ms)")
     return style.picture(figure, most[COLUMNS], style.configuration_handles(study), 4)
+
+
+def device_steps(study: StudyTables) -> pd.DataFrame:
+    """The periods of the emulated device's steps in Phase A, by kind, batch and given time."""
+    of = [row for row in study.of(DEVICE, "A") if row.metric == "period_us"]
+    ends = ("period_us", "period_lo_us", "period_hi_us")
+    named = dict(zip(("estimate", "lo", "hi"), ends, strict=True))
+    named |= {"n": "n_steps", "n_blocks": "n_launches"}
+    groups = frame([DeviceGroup.of(row.item) for row in of], DeviceGroup)
+    return pd.concat([frame(of, EffectRow).rename(columns=named), groups], axis=1)
 
 
 def hidden_from(own: pd.DataFrame) -> float | None:

@@ -5,12 +5,12 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from connector_tax.artifacts.metrics import CRITERIA
 from connector_tax.figures import rates, rows, style
 from connector_tax.figures.tables import StudyTables, records
 
 ROW_IN = 0.34
 PLOTS_IN = 2.2  # the two plots, one above the other, at least
-WORDS = {"throughput_ratio": "rate", "waiting": "queue", "ttft_ratio": "TTFT"}
 KEPT = "#d8dde3"
 
 
@@ -18,12 +18,11 @@ def draw(study: StudyTables) -> style.Picture:
     """Throughput with the line y = x and the ratio of the two, beside the criteria that fired."""
     limits = study.settings["saturation"]
     kept = limits["throughput_ratio_min"]
-    notes = [
-        f"saturated: rate, effective throughput / rate < {kept:g};"
-        f" queue, median of waiting requests > {limits['waiting_p50_max']:g};"
-        f" TTFT, p90(r) / p90(r/2) > {limits['ttft_p90_ratio_max']:g}; hatched: no number;"
-        f" {rates.sample_text(study)}"
-    ]
+    signs = (
+        f"{c.label}, {c.said} {'>' if c.above else '<'} {c.bound_of(limits):g}"
+        for c in CRITERIA.values()
+    )
+    notes = [f"saturated: {'; '.join(signs)}; hatched: no number; {rates.sample_text(study)}"]
     height = max(ROW_IN * len(study.configurations) + 0.85, PLOTS_IN)
     figure = style.new_figure(study, style.PAGE_IN, height, notes)
     axes = figure.subplot_mosaic(
@@ -66,7 +65,9 @@ def _limits(upper: Axes, lower: Axes, study: StudyTables, kept: float) -> None:
 def _criteria(axes: Axes, study: StudyTables, table: pd.DataFrame) -> None:
     """A row per configuration, a column per rate: the criteria that fired, the darker the more."""
     grid = rates.grid_rates(study)
-    fired = table["saturation_criteria"].map(lambda text: [WORDS[c] for c in text.split(";") if c])
+    fired = table["saturation_criteria"].map(
+        lambda text: [CRITERIA[c].label for c in text.split(";") if c]
+    )
     lost = table["blocks_lost"].map(lambda count: [f"{count} lost"] if count else [])
     valid = table["status"] == "valid"
     said = (fired + lost).map("\n".join).where(valid, table["status"])

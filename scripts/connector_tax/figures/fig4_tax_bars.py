@@ -10,9 +10,10 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from connector_tax.artifacts import tables
 from connector_tax.artifacts.names import REFERENCES
 from connector_tax.artifacts.study_records import Reference
-from connector_tax.artifacts.tables import AmplificationRow
+from connector_tax.artifacts.tables import EffectRow
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import StudyTables, frame, records
 
@@ -29,7 +30,8 @@ def draw(study: StudyTables) -> style.Picture:
     one_rate = rates["ref_load"] in (None, rates["ref_safe"])
     references: list[Reference] = ["ref_safe"] if one_rate else list(REFERENCES)
     keys = ["config", "metric"]
-    gaps = frame(study.amplification, AmplificationRow)[[*keys, *GAP]]
+    named = dict(zip(("estimate", "lo", "hi"), GAP, strict=True))
+    gaps = frame(study.of(tables.GAP), EffectRow).rename(columns=named)[[*keys, *GAP]]
     table = rows.taxes(study, [item.id for item in study.connectors], references)
     table = table.merge(gaps, how="left", on=keys)
     notes = [f"{rows.tax_text(table)}; {rows.aa_text(study)}"]

@@ -64,6 +64,10 @@ def draw(study: StudyTables) -> style.Picture:
 def _taxes(study: StudyTables) -> pd.DataFrame:
     """Each configuration's tax in each shape, with the words of its cell."""
     table = rows.measured(study, "B").query("metric == 'ttft_p90'")
+    noise = table[table["config"] == study.aa][["cell", *rows.ENDS[1:]]]
+    table = table.merge(noise.set_axis(["cell", *rows.BAND], axis=1), how="left", on="cell")
+    shapes = pd.DataFrame(study.cells("B"), columns=["cell", "input_tokens", "output_tokens"])
+    table = table.merge(shapes, how="left", on="cell")
     order = {item.id: place for place, item in enumerate(study.compared)}
     table = table[table["config"].isin(order)].assign(order=table["config"].map(order))
     table = table.sort_values(["order", "input_tokens", "output_tokens"])

@@ -7,13 +7,13 @@ engine step, where a connector whose cost lies outside schedule() is seen.
 import pandas as pd
 from matplotlib.axes import Axes
 
-from connector_tax.artifacts.tables import StepPoint
+from connector_tax.artifacts.tables import STEP, StepPoint
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import StudyTables, frame
 from connector_tax.text import size
 
 LABELS = {"step_duration_us": "schedule()", "engine_step_us": "whole engine step"}
-TAXES = {"step_duration_us": "tax_step_p50", "engine_step_us": "tax_engine_step_p50"}
+TAXES = {"step_duration_us": "step", "engine_step_us": "engine_step"}
 COLUMNS = ["config", *LABELS, "cdf", "status", "reason"]
 SHOWN = (0.01, 0.99)  # quantiles the x axes span; the CSV holds all
 PLOT_IN = 1.9
@@ -68,17 +68,17 @@ def _curves(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str) 
 
 def _table(study: StudyTables, axes: Axes, points: pd.DataFrame, measure: str, named: bool) -> None:
     """Under a plot plain's median and the step taxes, under the first the names and lines too."""
-    taxes = study.step_taxes_at("ref_safe", TAXES[measure])
+    taxes = study.at("ref_safe", TAXES[measure], STEP)
     middle = points[(points["config"] == study.baseline) & (points["cdf"] == 0.5)]
     medians = rows.numbers(middle, [measure])
     said = {study.baseline: f"{medians[0]:,.0f}" if medians else "no steps"}
     for item in study.connectors:
         said[item.id] = "skipped" if study.skip_reason(item.id) else "no number"
-        if (row := taxes.get(item.id)) and row.us is not None:
-            said[item.id] = size(row.us, row.lo_us, row.hi_us)
+        if (row := taxes.get(item.id)) and row.estimate is not None:
+            said[item.id] = size(row.estimate, row.lo, row.hi)
     heading = study.against(f"{LABELS[measure]}: plain's median, then over plain, µs")
-    noise = next((row for row in taxes.values() if row.aa_us is not None), None)
-    aa = size(noise.aa_us, noise.aa_lo_us, noise.aa_hi_us) if noise else size(None)
+    noise = taxes.get(study.aa or "")
+    aa = size(noise.estimate, noise.lo, noise.hi) if noise else size(None)
     marks = style.marks(study)
     lines = [
         ("", heading, None),

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from connector_tax.artifacts.tables import StepTaxRow
+from connector_tax.artifacts.tables import STEP, EffectRow
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import StudyTables, frame, records
 from connector_tax.marks import DESIGN_MARKS, Mark
@@ -100,17 +100,21 @@ def _split(taxes: pd.DataFrame) -> pd.DataFrame:
 
 def _step_taxes(study: StudyTables, taxes: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The same rows with the step tax of a metric and its parts, and `why` there is none."""
-    names = dict(zip(("us", "lo_us", "hi_us"), STEP_ENDS, strict=True))
-    names |= {"aa_us": "aa_us", "aa_lo_us": "aa_lo", "aa_hi_us": "aa_hi", "reason": "why"}
-    measured = study.step_taxes_at("ref_safe", f"tax_{metric}").values()
-    steps = frame(list(measured), StepTaxRow)[["config", *names]].rename(columns=names)
-    steps.loc[steps["step_tax_us"].isna(), ["aa_us", *rows.BAND]] = None
-    callbacks = study.step_taxes_at("ref_safe", "tax_callback_p50")
+    ends = ("estimate", "lo", "hi")
+    names = {**dict(zip(ends, STEP_ENDS, strict=True)), "reason": "why"}
+    measured = study.at("ref_safe", metric.removesuffix("_p50"), STEP)
+    steps = frame(list(measured.values()), EffectRow)[["config", *names]].rename(columns=names)
+    noise = measured.get(study.aa or "")
+    aa = [None] * 3 if noise is None else [getattr(noise, end) for end in ends]
+    known = steps["step_tax_us"].notna()
+    for name, value in zip(("aa_us", *rows.BAND), aa, strict=True):
+        steps[name] = pd.Series([value] * len(steps), dtype=object).where(known, None)
+    callbacks = study.at("ref_safe", "callbacks", STEP)
     kept = taxes.assign(metric=metric, **dict.fromkeys([*rows.ENDS, "verdict", *TAX_PARTS]))
     kept = kept.drop(columns=[*STEP_ENDS, *STEP_PARTS, *rows.BAND])
     table = kept.merge(steps, how="left", on="config").fillna({"why": "missing"})
     total = table["step_tax_us"].astype(float)
-    spent = table["config"].map({config: row.us for config, row in callbacks.items()})
+    spent = table["config"].map({config: row.estimate for config, row in callbacks.items()})
     spent = spent.astype(float).where(total.notna())
     return table.assign(callback_us=spent, unattributed_us=total - spent)
 

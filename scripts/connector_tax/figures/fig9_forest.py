@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from connector_tax.artifacts.names import DEVICES_DIFFER, INCONCLUSIVE, MARKED, NO_TAX, TAX
+from connector_tax.artifacts.metrics import margin_of
+from connector_tax.artifacts.names import INCONCLUSIVE, MARKED, NO_TAX, TAX
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import StudyTables, records
 
@@ -18,7 +19,7 @@ MARGIN: dict[str, Any] = {"color": "#7c6a3c", "lw": 0.8, "ls": (0, (1, 1.5))}
 PRIOR: dict[str, Any] = rows.OVERLOAD | {"marker": "D", "ms": 4}
 VERDICTS = {
     TAX: "TAX", NO_TAX: "NO TAX", INCONCLUSIVE: "cannot tell",
-    MARKED: "marked", DEVICES_DIFFER: "devices differ",
+    MARKED: "marked",
 }  # fmt: skip
 
 
@@ -39,7 +40,9 @@ def draw(study: StudyTables) -> style.Picture:
     table = rows.taxes(study, [item.id for item in study.compared])
     expected = table["metric"] == "ttft_p90"
     table["prior_tax"] = table["config"].map(priors(study)).where(expected)
-    table["margin"] = table["metric"].map(study.settings["statistics"]["margins"])
+    table["margin"] = [
+        margin_of(study.settings["statistics"]["margins"], m) for m in table["metric"]
+    ]
     notes = [f"{rows.tax_text(table)}; {study.reference['ref_safe']:g} req/s"]
     height = ROW_IN * len(study.compared) + 0.8
     figure = style.new_figure(study, style.PAGE_IN, height, notes)

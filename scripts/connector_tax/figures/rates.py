@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from connector_tax.artifacts.names import REFERENCES
-from connector_tax.artifacts.tables import POOLED, AggregateRow
+from connector_tax.artifacts.paths import CELLS
+from connector_tax.artifacts.tables import POOLED, ROW_TYPES
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import StudyTables, frame, records
 from connector_tax.marks import Mark
@@ -116,11 +117,11 @@ def knee_text(study: StudyTables, config: str) -> str:
 
 
 def cells(study: StudyTables, column: str, unit: str) -> pd.DataFrame:
-    """A column of aggregate.csv in every cell of Phase A, configuration by configuration.
+    """A column of cells.csv in every cell of Phase A, configuration by configuration.
 
     The ends of its interval stand under `_lo` and `_hi` before the unit, where it has any.
     """
-    table = frame(study.aggregate, AggregateRow).query("phase == 'A'")
+    table = frame(study.cell_rows, ROW_TYPES[CELLS]).query("phase == 'A'")
     lost = table[(table["block"] != POOLED) & (table["status"] != "valid")]
     # A block counts once, however many of its launches of the baseline lost the cell.
     lost = lost.drop_duplicates(["configuration", "cell", "block"])

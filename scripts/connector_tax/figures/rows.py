@@ -14,13 +14,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from connector_tax.artifacts.tables import TaxRow
+from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
+from connector_tax.artifacts.tables import TAX, EffectRow
 from connector_tax.figures import style
 from connector_tax.figures.tables import StudyTables, frame
 from connector_tax.marks import Mark
 from connector_tax.text import MINUS, size
 
-METRICS = {"ttft_p90": "TTFT p90", "tpot_p90": "TPOT p90"}
+METRICS = {metric: LATENCY_METRICS[metric].label for metric in HEADLINE}
 LOG_ABOVE = 1.5  # beyond +150 % a linear axis would hide every small tax
 LOG_TICKS = (0.0, 1, 4, 0.5, 2, 9, -0.5, 19, 49, 99, 499, 999, -0.75)
 APART = 0.22  # of the axis: the least distance of two ticks
@@ -29,6 +30,10 @@ OVERLOAD: dict[str, Any] = {
 }  # fmt: skip
 ENDS = ["tax", "tax_lo", "tax_hi"]
 BAND = ["aa_lo", "aa_hi"]
+# Columns of a tax in the figures' tables, by those of effects.csv.
+NAMED = dict(
+    zip(("estimate", "lo", "hi", "n", "n_base"), (*ENDS, "n_config", "n_plain"), strict=True)
+)
 TAX_COLUMNS = [
     "config", "metric", "reference", "rate_rps", *ENDS, *BAND, "n_blocks", "n_config",
     "n_plain", "family", "verdict", "mark", "status", "reason",
@@ -40,10 +45,8 @@ TAX_COLUMNS = [
 
 def measured(study: StudyTables, phase: str) -> pd.DataFrame:
     """The taxes of a phase, one for each cell; a cell that is not valid has none."""
-    table = frame(study.taxes, TaxRow)
-    table = table[table["phase"] == phase].drop_duplicates(["config", "cell", "metric"])
-    table.loc[table["status"] != "valid", ENDS] = None
-    return table
+    table = frame(study.of(TAX, phase), EffectRow).rename(columns=NAMED)
+    return table.drop_duplicates(["config", "cell", "metric"])
 
 
 def taxes(
@@ -159,10 +162,10 @@ def shade(axes: Axes, panel: pd.DataFrame) -> None:
 
 def aa_text(study: StudyTables) -> str:
     """A footer's words for the A/A band at ref_safe."""
-    row = study.taxes_at("ref_safe", "ttft_p90").get(study.aa or "")
+    row = study.at("ref_safe", "ttft_p90").get(study.aa or "")
     if row is None or row.status != "valid":
         return study.against("no A/A band: plain has no second valid launch")
-    how = f"±|plain/plain {MINUS} 1| of two launches" if row.tax_lo is None else "plain over plain"
+    how = f"±|plain/plain {MINUS} 1| of two launches" if row.lo is None else "plain over plain"
     return study.against(f"grey band: A/A, {how}")
 
 

@@ -22,7 +22,7 @@ from connector_tax.artifacts.stage_records import (
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.study_records import CellPlan
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import POOLED, AggregateRow, DeviceTaxRow, StepTaxRow, TaxRow
+from connector_tax.artifacts.tables import POOLED, ROW_TYPES, CellRow, EffectRow
 from connector_tax.files import ArtifactError
 
 Row = TypeVar("Row")
@@ -50,11 +50,12 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return typing.cast(list[dict[str, Any]], plain.to_dict("records"))
 
 
-def _table(name: str, row_type: type[Row]) -> "cached_property[list[Row]]":
+def _table(name: str, _: type[Row]) -> "cached_property[list[Row]]":
     """A table of analysis/ as its rows, read when first asked for."""
 
     def read(study: "StudyTables") -> list[Row]:
-        return read_table(study.root / paths.ANALYSIS / name, row_type)
+        rows: list[Row] = read_table(study.root / paths.ANALYSIS / name, ROW_TYPES[name])
+        return rows
 
     return cached_property(read)
 
@@ -136,58 +137,42 @@ class StudyTables:
         """The planned cells of a phase."""
         return self.document["cells"].get(phase, [])
 
-    aggregate = _table(paths.AGGREGATE, AggregateRow)
-    taxes = _table(paths.TAXES, TaxRow)
-    amplification = _table(paths.AMPLIFICATION, tables.AmplificationRow)
-    step_taxes = _table(paths.STEP_TAXES, StepTaxRow)
-    hooks = _table(paths.HOOKS, tables.HookRow)
+    cell_rows = _table(paths.CELLS, CellRow)
+    effects = _table(paths.EFFECTS, EffectRow)
     step_cdf = _table(paths.STEP_CDF, tables.StepPoint)
-    resources = _table(paths.RESOURCE_TABLE, tables.ResourceRow)
     engine = _table(paths.ENGINE_TABLE, tables.EngineRow)
     hypotheses = _document(f"{paths.ANALYSIS}/{paths.HYPOTHESES}", HypothesesRecord)
     reference = _document(paths.REFERENCE_RATES, RatesRecord)
     patch = _document(paths.PATCH_STATUS, PatchStatus)
     preflight = _document(paths.PREFLIGHT_STATUS, dict[str, GateRecord])
 
-    @cached_property
-    def device_taxes(self) -> list[DeviceTaxRow]:
-        """Every tax on each device; empty where the study has one device."""
-        path = self.root / paths.ANALYSIS / paths.DEVICE_TAXES
-        return read_table(path, DeviceTaxRow) if path.exists() else []
+    def of(self, quantity: str, phase: str | None = None) -> list[EffectRow]:
+        """The estimates of a quantity, of one phase if it is named."""
+        return [
+            row for row in self.effects if row.quantity == quantity and phase in (None, row.phase)
+        ]
 
-    @cached_property
-    def device_steps(self) -> list[tables.DeviceStepRow]:
-        """The steps of an emulated device; empty where none is emulated."""
-        path = self.root / paths.ANALYSIS / paths.DEVICE_STEPS
-        return read_table(path, tables.DeviceStepRow) if path.exists() else []
+    def at(self, reference: str, metric: str, quantity: str = tables.TAX) -> dict[str, EffectRow]:
+        """Configuration -> its estimate in Phase A at a reference rate; empty without such a cell.
 
-    def pooled(self, phase: str) -> dict[tuple[str, str], AggregateRow]:
-        """(configuration, cell) -> the row pooled over blocks, for one phase."""
-        return {
-            (row.config, row.cell): row
-            for row in self.aggregate
-            if row.phase == phase and row.block == POOLED
-        }
-
-    def taxes_at(self, reference: str, metric: str) -> dict[str, TaxRow]:
-        """Configuration -> its Phase A tax row at a reference rate; empty without such a cell."""
+        A reference rate that is that of ref_safe too stands under the name ref_safe alone.
+        """
         return {
             row.config: row
-            for row in self.taxes
-            if row.phase == "A" and row.reference == reference and row.metric == metric
+            for row in self.of(quantity, "A")
+            if row.reference == reference and row.metric == metric
         }
 
     def cell_at(self, reference: str) -> str | None:
         """The name of the Phase A cell at a reference rate; None when it is not in the grid."""
-        return next((row.cell for row in self.taxes_at(reference, "ttft_p90").values()), None)
+        return next((row.cell for row in self.at(reference, "ttft_p90").values()), None)
 
-    def step_taxes_at(self, reference: str, metric: str) -> dict[str, StepTaxRow]:
-        """Configuration -> its Phase A step tax at a reference rate; empty without such a cell."""
-        cell = self.cell_at(reference)
+    def pooled(self, phase: str) -> dict[tuple[str, str], CellRow]:
+        """(configuration, cell) -> the row pooled over blocks, for one phase."""
         return {
-            row.config: row
-            for row in self.step_taxes
-            if (row.phase, row.cell, row.metric) == ("A", cell, metric)
+            (row.config, row.cell): row
+            for row in self.cell_rows
+            if row.phase == phase and row.block == POOLED
         }
 
     def skip_reason(self, config: str) -> str | None:

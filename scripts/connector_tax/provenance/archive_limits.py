@@ -33,7 +33,7 @@ REQUIRED = (
     paths.SEALS,
     README,
 )
-SINGLE = (*REQUIRED, paths.COMPLETE, paths.MODEL, VERIFY, CRATE)
+SINGLE = (*REQUIRED, paths.COMPLETE, paths.MODEL, paths.LOOKS, paths.ARGUMENTS, VERIFY, CRATE)
 TREES = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, PUBLISHED, WORKFLOW)
 # What `connector-tax remeasure --all` keeps of an earlier design.
 OLD_DESIGN = re.compile(r"(study|environment|env|model|preflight|patch)\.superseded\d+(\.\w+)?")

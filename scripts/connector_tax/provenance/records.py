@@ -44,7 +44,7 @@ class Records:
     def __init__(self, study: Study, cell: Cell) -> None:
         assert cell.record is not None
         self.study, self.cell, self.record = study, cell, cell.record
-        self.name = "/".join((cell.key.config, f"block{cell.key.block}", *cell.key[2:]))
+        self.name = cell.name
         self.requests: list[Line] = list(read_jsonl(cell.file("requests")))
         self.metrics: list[Line] = list(read_jsonl(cell.file("metrics")))
         self.steps: list[Line] = list(read_jsonl(cell.file("engine_step")))

@@ -30,9 +30,14 @@ WITHIN = 1e-8
 # below is right to 1e-12. Verdicts, which are read off p_adjusted < 0.05, must be equal.
 ADJUSTED = 2e-5
 NOT_CHECKED = """\
-Not checked: which cells are valid, pooled rows and machine columns of aggregate.csv, blocks_needed,
-amplification, steps, hooks, resources, criteria, sentences, reasons, figures, seals."""
-METRICS = ("ttft_p90", "tpot_p90", "ttft_p50", "tpot_p50", "e2e_p90")
+Not checked: which cells are valid, pooled rows and machine columns of cells, blocks_needed, gaps,
+steps, hooks, resources, criteria, sentences, reasons, figures, seals."""
+ENDS = {"estimate": "", "lo": "_lo", "hi": "_hi"}
+# Columns of effects.csv by what they are called here.
+NAMES = {f: f"tax{end}" for f, end in ENDS.items()} | {
+    "base": "plain_ms", "own": "config_ms", "p": "p_value", "df": "error_df",
+    "method": "interval_method", "n": "n_config", "n_base": "n_plain",
+}  # fmt: skip
 Launch = tuple[str, int]  # name in its block, block
 Key = tuple[str, int, str, str]  # launch name, block, phase, cell
 Row = dict[str, Any]
@@ -124,6 +129,10 @@ class Study:
         self.config: Row = self.document["config"]
         self.statistics: Row = self.config["statistics"]
         self.confidence: float = self.statistics["confidence"]
+        # A metric that the configuration names no margin of has its own.
+        taxes = published_tables(root / "published/analysis")[1].values()
+        self.margins = {row["metric"]: float(row["margin"]) for row in taxes}
+        self.margins |= self.statistics["margins"]
         self.baseline: str = self.config.get("baseline", "plain")
         self.ids: list[str] = [entry["id"] for entry in self.document["configurations"]]
         self.planned: dict[str, list[Row]] = self.document["cells"]
@@ -166,7 +175,7 @@ class Study:
         return [name for name, hit in hits.items() if hit]
 
     def row(self, key: Key) -> Row:
-        """A valid cell's row of aggregate.csv; percentiles with intervals from order statistics."""
+        """A valid cell's row of cells.csv; percentiles with intervals from order statistics."""
         cell, names, tail = self.cells[key], self.fired(key), (1 - self.confidence) / 2
         row: Row = {
             "rate_rps": cell.rate, "window_s": cell.window_s,
@@ -220,7 +229,7 @@ def samples(study: Study, whole: bool) -> dict[tuple[str, ...], dict[Launch, Sam
         words = np.frombuffer(hashlib.sha256(stream.encode()).digest(), np.uint32)
         share, size = np.full(len(chunks), 1 / len(chunks)), study.statistics["resamples"]
         drawn = np.random.default_rng(words).multinomial(len(chunks), share, size=size)
-        for metric in METRICS:
+        for metric in study.margins:
             values, percent = ok[metric[:-4]].to_numpy(), int(metric[-2:])
             point = float(np.percentile(values, percent))
             again = resampled(values, drawn[:, chunk], percent)
@@ -407,11 +416,11 @@ def verdict(effect: Effect, p: float | None, margin: float, alpha: float) -> str
 
 
 def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
-    """taxes.csv by configuration, phase, cell and metric."""
+    """The taxes of effects.csv by configuration, phase, cell and metric."""
     rows, whole = Row(), Taxes(study, whole=True)
     watched = any(cell.watched for cell in study.cells.values())
     cells = [(phase, cell) for phase, planned in study.planned.items() for cell in planned]
-    for (phase, cell), metric in itertools.product(cells, METRICS):
+    for (phase, cell), metric in itertools.product(cells, study.margins):
         where, plains = (phase, cell["cell"], metric), study.plains(phase)
         at = [r for r in ("ref_safe", "ref_load") if phase == "A" and rates[r] == cell["rate_rps"]]
         confirmatory = any(name in study.statistics["confirmatory"] for name in at)
@@ -419,13 +428,12 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
         effects = {name: taxes.effect((1, (name, *where))) for name in compared}
         noise = effects.get(plains[-1])  # the A/A comparison
         tested = [e for e in effects.values() if e and e.within_p and not e.mark and e is not noise]
-        margin = study.statistics["margins"][metric]
+        margin = study.margins[metric]
         for config, effect in effects.items():
             row = rows[" ".join((config, *where))] = {
                 "reference": {"B": "ref_safe", "Bp": "ref_load"}.get(phase, [*at, ""][0]),
                 "family": "confirmatory" if confirmatory else "exploratory", "margin": margin,
-                "tax": None, "verdict": None, "n_blocks": 0, "aa_tax": noise and noise.point,
-                "aa_lo": noise and noise.lo, "aa_hi": noise and noise.hi,
+                "tax": None, "verdict": None, "n_blocks": 0,
             }  # fmt: skip
             if effect is None:
                 continue
@@ -438,8 +446,7 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
             row |= {
                 "tax": effect.point, "tax_lo": effect.lo, "tax_hi": effect.hi,
                 "n_blocks": effect.n_blocks, "interval_method": effect.method, "mark": effect.mark,
-                "plain_ms": plain_ms, "config_ms": config_ms, "abs_ms": config_ms - plain_ms,
-                "abs_lo_ms": plain_ms * effect.lo, "abs_hi_ms": plain_ms * effect.hi,
+                "plain_ms": plain_ms, "config_ms": config_ms,
                 "n_config": sum(of[la][2] for la, x in w.items() if x > 0),
                 "n_plain": sum(of[la][2] for la, x in w.items() if x < 0),
                 "error_df": effect.df if within else None,
@@ -498,7 +505,7 @@ def hypotheses(study: Study, taxes: Taxes, rates: Row) -> Row:
         if steps and len(known) == len(changes):
             whole, grows, falls = known[0], known[1::2], known[2::2]
             yes = all(e.lo > 0 for e in grows)
-            no = any(e.hi < 0 for e in falls) or whole.hi < study.statistics["margins"][metric]
+            no = any(e.hi < 0 for e in falls) or whole.hi < study.margins[metric]
             numbers = [e.numbers for e in (whole, *grows)]
             tell(name, [whole, *grows], yes, no, whole=numbers[0], steps=numbers[1:])
     return found
@@ -508,6 +515,26 @@ def read_csv(path: Path, *keys: str) -> Row:
     """The rows of a CSV, as text, by their keys."""
     rows = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
     return {" ".join(row[key] for key in keys): row for row in rows}
+
+
+def published_tables(folder: Path) -> tuple[Row, Row]:
+    """The rows of cells and of taxes; of release 0.2 from its tables of other names."""
+    cell, tax = (
+        ("status", "config", "block", "phase", "cell"),
+        ("config", "phase", "cell", "metric"),
+    )
+    if (folder / "taxes.csv").exists():
+        return read_csv(folder / "aggregate.csv", *cell), read_csv(folder / "taxes.csv", *tax)
+    taxes: Row = {}
+    for key, row in read_csv(folder / "effects.csv", "quantity", *tax, "item").items():
+        quantity, *where = key.split(" ")
+        own = taxes.setdefault(" ".join(where[:4]), {})
+        if quantity == "tax":
+            own |= {NAMES.get(name, name): value for name, value in row.items()}
+        elif quantity == "tax_all":
+            own |= {f"tax_all{end}": row[name] for name, end in ENDS.items()}
+    rows = {key: row for key, row in taxes.items() if "tax" in row}
+    return read_csv(folder / "cells.csv", *cell), rows
 
 
 def flat(where: str, value: Any) -> Row:
@@ -539,21 +566,21 @@ def verify(root: Path) -> int:
     """Compare all, print it, and return how many values differ."""
     study, folder = Study(root), root / "published/analysis"
     rates, taxes = study.reference_rates(), Taxes(study)
-    cells = read_csv(folder / "aggregate.csv", "status", "config", "block", "phase", "cell")
+    cells, rows = published_tables(folder)
     told = json.loads((folder / "hypotheses.json").read_text())["hypotheses"]
     published: Row = {
         "reference_rates.json": json.loads((root / "reference_rates.json").read_text()),
-        "aggregate.csv": {k: row for k, row in cells.items() if re.match(r"valid \S+ \d", k)},
-        "taxes.csv": read_csv(folder / "taxes.csv", "config", "phase", "cell", "metric"),
+        "cells": {k: row for k, row in cells.items() if re.match(r"valid \S+ \d", k)},
+        "taxes": rows,
         "hypotheses.json": {entry["id"]: entry for entry in told},
     }
     again: Row = {
         "reference_rates.json": rates,
-        "aggregate.csv": {" ".join(map(str, ("valid", *k))): study.row(k) for k in study.cells},
-        "taxes.csv": tax_rows(study, taxes, rates),
+        "cells": {" ".join(map(str, ("valid", *k))): study.row(k) for k in study.cells},
+        "taxes": tax_rows(study, taxes, rates),
         "hypotheses.json": hypotheses(study, taxes, rates),
     }
-    for name in ("aggregate.csv", "taxes.csv"):
+    for name in ("cells", "taxes"):
         extra = set(published[name]) - set(again[name])
         again[name] |= {key: {"row": "not in the records"} for key in extra}
     listed, found = flat("", published), flat("", again)
@@ -563,11 +590,11 @@ def verify(root: Path) -> int:
         return "DIFFERS" if any(where.startswith(f" {place} ") for where in differ) else "ok"
 
     different = ("ref_safe", "ref_load")[: len({rates["ref_safe"], rates["ref_load"]})]
-    for reference, metric in itertools.product(different, METRICS):
+    for reference, metric in itertools.product(different, study.margins):
         print(f"\n{metric} at {reference} ({rates[reference]:g}/s): published, recomputed, equal")
-        for key, row in published["taxes.csv"].items():
+        for key, row in published["taxes"].items():
             if (row["reference"], row["phase"], row["metric"]) == (reference, "A", metric):
-                mine, equal = again["taxes.csv"].get(key, {}), state(f"taxes.csv {key}")
+                mine, equal = again["taxes"].get(key, {}), state(f"taxes {key}")
                 print(f"{row['config']:23}{shown(row):27}{row['verdict'][:13]:14}", end="")
                 print(f"{shown(mine):27}{equal}")
     print("\nhypotheses: published, recomputed")
@@ -588,8 +615,6 @@ def main() -> int:
     for name in ("study.json", "reference_rates.json", "tables", "published/analysis"):
         if not (root / name).exists():
             parser.error(f"{root} is no unpacked archive: it has no {name}")
-    if (root / "published/analysis/devices.csv").exists():
-        parser.error(f"{root}: measured on several devices, whose rules are not computed here")
     try:
         return 1 if verify(root) else 0
     except (OSError, LookupError, TypeError, ValueError) as error:

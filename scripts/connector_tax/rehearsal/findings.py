@@ -5,12 +5,12 @@ from itertools import groupby
 from statistics import median
 from typing import Literal
 
-from connector_tax.analysis.conclusions import CANNOT_TELL
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
+from connector_tax.analysis.hypotheses import CANNOT_TELL
 from connector_tax.analysis.taxes import CONFIRMATORY
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.names import NO_TAX, PHASES, TAX, Launch, configuration_of
-from connector_tax.artifacts.tables import POOLED, Row, TaxRow
+from connector_tax.artifacts.tables import POOLED, EffectRow, Row
 from connector_tax.rehearsal.page import Section
 from connector_tax.rehearsal.study import Rehearsal
 from connector_tax.study.durations import Durations, gates_s, probing_s
@@ -169,8 +169,8 @@ def _taxes(rehearsal: Rehearsal) -> Section:
     return Section("Taxes", [note], headings, rows)
 
 
-def _half_width(tax: TaxRow) -> float | None:
-    return None if tax.tax_lo is None or tax.tax_hi is None else (tax.tax_hi - tax.tax_lo) / 2
+def _half_width(tax: EffectRow) -> float | None:
+    return None if tax.lo is None or tax.hi is None else (tax.hi - tax.lo) / 2
 
 
 def _hypotheses(rehearsal: Rehearsal) -> Section:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from connector_tax.analysis.aggregate import aggregate
+from connector_tax.analysis.aggregate import write_tables
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.reference import (
@@ -23,12 +23,18 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
-from connector_tax.artifacts.stage_records import ConclusionRecord, RatesRecord, ShapeRatesRecord
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import (
+    ConclusionRecord,
+    HypothesesRecord,
+    RatesRecord,
+    ShapeRatesRecord,
+)
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import Row, TaxRow
-from connector_tax.files import read_json, write_json, write_text
+from connector_tax.artifacts.tables import ROW_TYPES, TAX, EffectRow, Row
+from connector_tax.files import read_json, write_json
 from connector_tax.linux import die_with_parent
 from connector_tax.rehearsal.machine import Machine
 from connector_tax.rehearsal.shapes import rehearse_shapes
@@ -69,7 +75,7 @@ class Rehearsal:
     indexes: Mapping[Launch, LaunchIndex]
     records: Mapping[tuple[Launch, str], CellRecord]
     rows: list[Row]
-    taxes: list[TaxRow]
+    taxes: list[EffectRow]
     hypotheses: list[ConclusionRecord]
 
     def own_indexes(self, phase: str) -> Iterator[LaunchIndex]:
@@ -90,16 +96,15 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
     ran = run_phases(document, machine, root, lambda phase: _run(document, phase, root))
     loaded = load_study(root / paths.STUDY)
     rows: list[Row] = []
-    taxes: list[TaxRow] = []
+    taxes: list[EffectRow] = []
     hypotheses: list[ConclusionRecord] = []
     if ran.rates is not None:
-        files = aggregate(loaded)
-        write_text(root / paths.TAXES, str(files[paths.TAXES]))
-        taxes = read_table(root / paths.TAXES, TaxRow)
-        table, findings = files[paths.AGGREGATE_JSON], files[paths.HYPOTHESES]
-        assert not isinstance(table, str)
-        assert not isinstance(findings, str)
-        rows, hypotheses = table["rows"], findings["hypotheses"]
+        write_tables(loaded)
+        folder = root / paths.ANALYSIS
+        rows = [vars(row) for row in read_table(folder / paths.CELLS, ROW_TYPES[paths.CELLS])]
+        effects = read_table(folder / paths.EFFECTS, EffectRow)
+        taxes = [row for row in effects if row.quantity == TAX]
+        hypotheses = read_record(folder / paths.HYPOTHESES, HypothesesRecord)["hypotheses"]
     indexes = {
         launch: index
         for phase in PHASES

@@ -10,25 +10,24 @@ from collections.abc import Callable, Iterable, Sequence
 
 from connector_tax import text
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
 from connector_tax.artifacts.names import (
-    DEVICES_DIFFER,
     INCONCLUSIVE,
     NO_TAX,
     PLAIN,
     POINT_ESTIMATE,
     TAX,
 )
-from connector_tax.artifacts.tables import TaxRow
+from connector_tax.artifacts.tables import EffectRow
 from connector_tax.commands import run_command, study_parser
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import overhead, read_launches
-from connector_tax.report.taxes import HEADLINE, METRICS
 
 VERDICT_BLOCKS = 3
 MORE = "over 100"  # the most blocks that the analysis looks ahead
 
 # Rows of one configuration, and its label.
-Compared = tuple[str, list[TaxRow]]
+Compared = tuple[str, list[EffectRow]]
 
 
 def answer(study: StudyTables) -> str:
@@ -44,7 +43,6 @@ def answer(study: StudyTables) -> str:
         _elsewhere(study, proven),
         _within_margin(compared),
         _undecided(study, compared),
-        _devices_differ(compared),
         _point_estimates(study, compared),
         _without_number(study, compared),
     ]
@@ -56,14 +54,14 @@ def answer(study: StudyTables) -> str:
 
 
 def _compared(study: StudyTables, reference: str) -> list[Compared]:
-    taxes = [study.taxes_at(reference, metric) for metric in HEADLINE]
+    taxes = [study.at(reference, metric) for metric in HEADLINE]
     return [
         (item.label, [rows[item.id] for rows in taxes if item.id in rows])
         for item in study.connectors
     ]
 
 
-def _chosen(compared: Sequence[Compared], wanted: Callable[[TaxRow], object]) -> list[Compared]:
+def _chosen(compared: Sequence[Compared], wanted: Callable[[EffectRow], object]) -> list[Compared]:
     """The rows that are wanted, of the configurations that have any."""
     chosen = [(label, [row for row in rows if wanted(row)]) for label, rows in compared]
     return [(label, rows) for label, rows in chosen if rows]
@@ -75,16 +73,16 @@ def _joined(words: Iterable[str]) -> str:
     return " and ".join(filter(None, (", ".join(listed[:-1]), *listed[-1:])))
 
 
-def _each(rows: Sequence[TaxRow], said: Callable[[TaxRow], str]) -> str:
+def _each(rows: Sequence[EffectRow], said: Callable[[EffectRow], str]) -> str:
     """What is said of each row and its metric; once where it is the same of all."""
     by_words: dict[str, list[str]] = {}
     for row in rows:
-        by_words.setdefault(said(row), []).append(METRICS[row.metric])
+        by_words.setdefault(said(row), []).append(LATENCY_METRICS[row.metric].label)
     return _joined(f"{words} on {_joined(metrics)}" for words, metrics in by_words.items())
 
 
-def _size(row: TaxRow) -> str:
-    return text.tax(row.tax, row.tax_lo, row.tax_hi)
+def _size(row: EffectRow) -> str:
+    return text.tax(row.estimate, row.lo, row.hi)
 
 
 def _elsewhere(study: StudyTables, proven: Sequence[Compared]) -> str:
@@ -111,19 +109,14 @@ def _within_margin(compared: Sequence[Compared]) -> str:
     return f"within the margin {'are' if len(names) > 1 else 'is'} {_joined(names)}" * bool(names)
 
 
-def _devices_differ(compared: Sequence[Compared]) -> str:
-    chosen = _chosen(compared, lambda row: row.verdict == DEVICES_DIFFER)
-    names = [f"{label} ({_joined(METRICS[row.metric] for row in rows)})" for label, rows in chosen]
-    said = f"the devices differ in the cost of {_joined(names)}, and no verdict holds for all"
-    return said * bool(names)
-
-
 def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
     chosen = _chosen(compared, lambda row: row.verdict == INCONCLUSIVE)
     if not chosen:
         return ""
     needed = {
-        label: ", ".join(f"{METRICS[row.metric]} {row.blocks_needed or MORE}" for row in rows)
+        label: ", ".join(
+            f"{LATENCY_METRICS[row.metric].label} {row.blocks_needed or MORE}" for row in rows
+        )
         for label, rows in chosen
     }
     names = _joined(f"{label} ({words})" for label, words in needed.items())

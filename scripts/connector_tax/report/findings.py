@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from connector_tax import text
 from connector_tax.artifacts.stage_records import ConclusionRecord
 from connector_tax.figures.tables import StudyTables
-from connector_tax.report.tables import Table, TableCell, TableRow, lost, table
-from connector_tax.report.taxes import interval, judged, number, percent
 
 NEEDS = {
     "H1": ("mooncake_both",),
@@ -87,37 +84,3 @@ def criteria(study: StudyTables) -> list[tuple[str, str, str]]:
         for criterion, verdict in [(CRITERIA[int(item["id"])], item["verdict"])]
         if all(_asked(study, name) for name in criterion.needs)
     ]
-
-
-def prior(study: StudyTables) -> Table | None:
-    """TTFT p90 of the earlier trace replay beside this study's; None with nothing to compare."""
-    given = study.settings["hypotheses"]["prior"]
-    taxes = study.taxes_at("ref_safe", "ttft_p90")
-    plain_s = given["plain_ttft_p90_s"]
-    known = {
-        "nixl_both": given["nixl_ttft_p90_s"],
-        "mooncake_both": given["mooncake_both_ttft_p90_s"],
-    }
-    shown = [item for item in study.connectors if item.id in known]
-    if not shown:
-        return None
-    columns = (
-        "Configuration", "Prior, s", "Prior tax, %", "Measured, ms", "Measured tax, %",
-        "95 % interval, %", "Verdict",
-    )  # fmt: skip
-    plain_ms = next((row.plain_ms for row in taxes.values() if row.plain_ms is not None), None)
-    dash = TableCell(text.DASH)
-    cells = [number(plain_s), dash, number(plain_ms), dash, dash, TableCell("")]
-    rows = [TableRow([TableCell(study.label(study.baseline)), *cells])]
-    for item in shown:
-        row, prior_s = taxes.get(item.id), known[item.id]
-        if row is None or row.status != "valid":
-            reason = "not measured at ref_safe" if row is None else f"{row.status}: {row.reason}"
-            first = [item.label, f"{prior_s:.2f}", text.signed(100 * (prior_s / plain_s - 1), 1)]
-            rows.append(lost(columns, first, reason))
-            continue
-        measured = [number(row.config_ms), percent(row.tax), interval(row.tax_lo, row.tax_hi)]
-        prior_tax = percent(prior_s / plain_s - 1)
-        cells = [number(prior_s), prior_tax, *measured, TableCell(judged(study, row))]
-        rows.append(TableRow([TableCell(item.label), *cells]))
-    return table("prior-table", columns, rows)

@@ -9,20 +9,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from connector_tax import text
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.metrics import CRITERIA
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures import spans
 from connector_tax.figures.names import BOUNDARY, FIGURES, figures_of
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, reading
-from connector_tax.report import device_time, findings, resources, series, steps, taxes, validity
+from connector_tax.report import effects, findings, series, validity
 from connector_tax.report import launches as runs
 from connector_tax.report.answer import answer
 from connector_tax.seals import changed_settings
 
 COLUMN_FIGURES = ("fig1_ttft_vs_rate", "fig2_tpot_vs_rate", "fig8_additivity")
-DOWNLOADS = (
-    paths.TAXES, paths.AMPLIFICATION, paths.STEP_TAXES, paths.RESOURCE_TABLE, paths.ENGINE_TABLE,
-)  # fmt: skip
+DOWNLOADS = (paths.CELLS, paths.EFFECTS, paths.ENGINE_TABLE)
 RAW_FILES = (
     paths.STUDY,
     paths.ENVIRONMENT,
@@ -30,10 +29,7 @@ RAW_FILES = (
     paths.REFERENCE_RATES,
     paths.PREFLIGHT_STATUS,
     paths.PATCH_STATUS,
-    *(
-        f"{paths.ANALYSIS}/{name}"
-        for name in (*paths.ANALYSIS_FILES, paths.DEVICE_TAXES, paths.DEVICE_STEPS)
-    ),
+    *(f"{paths.ANALYSIS}/{name}" for name in paths.ANALYSIS_FILES),
 )
 
 
@@ -89,24 +85,22 @@ def context(study: StudyTables) -> dict[str, Any]:
         "hypotheses": findings.hypotheses(study),
         "not_asked": findings.not_asked(study),
         "criteria": findings.criteria(study),
-        "prior": findings.prior(study),
-        "tax_tables": taxes.at_references(study),
-        "by_device": taxes.by_device(study),
-        "cost": taxes.where_the_cost_sits(study),
-        "amplification": taxes.amplification(study),
-        "other_taxes": taxes.others(study),
-        "resolution": taxes.resolution(study),
-        "resources": resources.overview(study),
-        "all_resources": resources.everything(study),
-        "resources_missing": resources.not_recorded(study),
-        "also_differs": resources.also_differs(study),
-        "same_settings": resources.same_everywhere(study),
-        "settings": resources.settings(study),
-        "device_time": device_time.steps(study),
+        "prior": effects.prior(study),
+        "tax_tables": effects.at_references(study),
+        "cost": effects.where_the_cost_sits(study),
+        "amplification": effects.amplification(study),
+        "other_taxes": effects.others(study),
+        "resources": effects.resource_taxes(study),
+        "all_resources": effects.every_resource(study),
+        "resources_missing": effects.resources_missing(study),
+        "also_differs": effects.also_differs(study),
+        "same_settings": effects.same_everywhere(study),
+        "settings": effects.settings(study),
+        "device_time": effects.device_steps(study),
         "boundary": BOUNDARY,
         "emulated_device": study.settings["engine"].get("device_time", {}).get("accelerator"),
-        "step_taxes": steps.step_taxes(study) if step_timing else [],
-        "hooks": steps.hooks(study) if step_timing else None,
+        "step_taxes": effects.step_taxes(study) if step_timing else [],
+        "hooks": effects.hooks(study) if step_timing else None,
         "spans": f"{spans.hidden(study)} {spans.placed(study)}".strip(),
         "launches": [(launch, validity.checks(launch), cells) for launch, cells in over_time],
         "void_phases": runs.void_phases(launches),
@@ -122,9 +116,10 @@ def context(study: StudyTables) -> dict[str, Any]:
         "lost_cells": validity.lost_cells(study, launches),
         "measured_again": runs.measured_again(study),
         "reference_rates": validity.reference_rates(study),
+        "criteria_said": " / ".join(criterion.said for criterion in CRITERIA.values()),
         "overhead": runs.overhead(launches),
         "placements": runs.placements(launches),
-        "warming_up": [row for row in study.aggregate if row.warming_up and row.block != POOLED],
+        "warming_up": [row for row in study.cell_rows if row.warming_up and row.block != POOLED],
         "drift": validity.drift_table(drift) if drift else None,
         "drift_summary": validity.drift_summary(drift),
         "environment": _environment(study, launches),

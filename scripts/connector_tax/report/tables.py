@@ -1,7 +1,15 @@
-"""A table of the page: sortable cells, and columns that say the same in every row taken out."""
+"""A table of the page: columns with what each says of a row, sortable cells.
 
-from collections.abc import Sequence
+Columns that say the same in every row are taken out, and told in words.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from connector_tax import text
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,32 @@ class Table:
     same: Sequence[str]
 
 
+class Column(NamedTuple, Generic[Row]):
+    """A heading, and what stands below it: a cell, or its text, of each row."""
+
+    heading: str
+    says: Callable[[Row], TableCell | str]
+
+    def cell(self, row: Row) -> TableCell:
+        """What stands in the row."""
+        said = self.says(row)
+        return TableCell(said) if isinstance(said, str) else said
+
+
+def of_rows(
+    name: str, columns: Sequence[Column[Any]], rows: Iterable[Any], first: int | None = None
+) -> Table:
+    """A table of rows; those whose status is not valid say `first` columns and then the reason."""
+    made = []
+    for row in rows:
+        if first is not None and row.status != "valid":
+            named = [column.cell(row).text for column in columns[:first]]
+            made.append(lost(columns, named, f"{row.status}: {row.reason}"))
+        else:
+            made.append(TableRow([column.cell(row) for column in columns]))
+    return table(name, [column.heading for column in columns], made)
+
+
 def table(name: str, columns: Sequence[str], rows: Sequence[TableRow]) -> Table:
     """The table without the columns, but the first, that say the same in every row."""
     full = [row for row in rows if not row.lost]
@@ -63,7 +97,49 @@ def table(name: str, columns: Sequence[str], rows: Sequence[TableRow]) -> Table:
     )
 
 
-def lost(columns: Sequence[str], first: Sequence[str], reason: str) -> TableRow:
+def lost(columns: Sequence[object], first: Sequence[str], reason: str) -> TableRow:
     """A row without numbers: what it is about, then dashes, then the reason."""
-    dashes = [TableCell("–")] * (len(columns) - len(first) - 1)
+    dashes = [TableCell(text.DASH)] * (len(columns) - len(first) - 1)
     return TableRow([*map(TableCell, first), *dashes, TableCell(reason)], lost=True)
+
+
+# ---- numbers as cells
+
+
+def percent(value: float | None) -> TableCell:
+    """A share, in per cent."""
+    return TableCell(text.DASH if value is None else text.signed(100 * value, 1), value)
+
+
+def number(value: float | None, decimals: int = 2) -> TableCell:
+    """A plain number."""
+    return TableCell(text.number(value, decimals), value)
+
+
+def compact(value: float | None) -> TableCell:
+    """A number with as many digits as it needs."""
+    return TableCell(text.compact(value), value)
+
+
+def interval(low: float | None, high: float | None) -> TableCell:
+    """An interval of taxes, sorted by its lower end."""
+    return TableCell(text.interval(low, high), low)
+
+
+def signed_size(ends: Sequence[float | None]) -> TableCell:
+    """`+12 [+10, +14]` of a number and its interval."""
+    value = ends[0]
+    return TableCell(text.DASH if value is None else text.size(*ends), value)
+
+
+def mean(ends: Sequence[float | None]) -> TableCell:
+    """`12.3 [10.1, 14.6]`, without brackets where there is no interval."""
+    value, low, high = ends
+    if value is None:
+        return TableCell(text.DASH)
+
+    def short(number: float) -> str:
+        return text.number(number, 1 if abs(number) < 99.95 else 0)
+
+    bounds = "" if low is None or high is None else f" [{short(low)}, {short(high)}]"
+    return TableCell(short(value) + bounds, value)

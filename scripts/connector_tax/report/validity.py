@@ -1,21 +1,17 @@
 """The tables of validity and drift: cells without a number, the checks of each, plain over time."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from connector_tax import text
 from connector_tax.artifacts.cell_records import CheckRecord, CountsRecord
+from connector_tax.artifacts.metrics import CRITERIA
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import CellState, LaunchReport
-from connector_tax.report.tables import Table, TableCell, TableRow, table
-from connector_tax.report.taxes import number, percent
-
-CRITERIA: dict[Literal["throughput_ratio", "waiting", "ttft_ratio"], str] = {
-    "throughput_ratio": "throughput / rate", "waiting": "queue", "ttft_ratio": "TTFT ratio",
-}  # fmt: skip
+from connector_tax.report.tables import Table, TableCell, TableRow, number, percent, table
 
 COUNTS: tuple[Literal["planned", "sent", "ok", "dropped", "measured_ok"], ...] = (
     "planned", "sent", "ok", "dropped", "measured_ok",
@@ -92,20 +88,17 @@ def reference_rates(study: StudyTables) -> Table:
     columns = ("Configuration", *(f"{text.compact(rate)} req/s" for rate in rates), "Knee, req/s")
     rows = []
     for config, by_rate in study.reference["criteria"].items():
-        cells = [
-            TableCell(
-                " / ".join(
-                    text.compact(entry[name]["value"]) + "×" * bool(entry[name]["fired"])
-                    for name in CRITERIA
-                )
-            )
-            for entry in by_rate.values()
-        ]
+        cells = [TableCell(_criteria(entry)) for entry in by_rate.values()]
         knee = study.reference["saturation_rate_rps"].get(config)
         rows.append(
             TableRow([TableCell(study.label(config)), *cells, TableCell(text.compact(knee), knee)])
         )
     return table("criteria", columns, rows)
+
+
+def _criteria(entry: Mapping[str, Any]) -> str:
+    said = (text.compact(entry[n]["value"]) + "×" * bool(entry[n]["fired"]) for n in CRITERIA)
+    return " / ".join(said)
 
 
 @dataclass(frozen=True)
@@ -129,7 +122,7 @@ def drift_rows(study: StudyTables) -> list[DriftRow]:
     """Plain's earliest against its latest launch of each block, wherever both cells are valid."""
     valid = {
         (row.config, row.block, row.phase, row.cell): row
-        for row in study.aggregate
+        for row in study.cell_rows
         if row.block != POOLED and row.status == "valid" and row.configuration == study.baseline
     }
     rows = []
@@ -143,8 +136,8 @@ def drift_rows(study: StudyTables) -> list[DriftRow]:
             continue
         later = valid[ran[-1], block, phase, cell]
         for metric, before, after in (
-            ("TTFT p90", earlier.ttft_p90_ms, later.ttft_p90_ms),
-            ("TPOT p90", earlier.tpot_p90_ms, later.tpot_p90_ms),
+            ("TTFT p90", earlier.number("ttft_p90_ms"), later.number("ttft_p90_ms")),
+            ("TPOT p90", earlier.number("tpot_p90_ms"), later.number("tpot_p90_ms")),
         ):
             if before and after is not None:
                 rows.append(DriftRow(block, phase, cell, metric, before, after))

@@ -305,10 +305,8 @@ def _take_device(
         return None
     lines = step_log.take_device()
     write_bytes(file, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    values = device_values(lines, [msgspec.json.decode(line) for line in steps.splitlines()])
-    if launch.configuration != baseline_of(study["config"]):
-        del values["device_exposed_share"]
-    return values
+    is_baseline = launch.configuration == baseline_of(study["config"])
+    return device_values(lines, map(msgspec.json.decode, steps.splitlines()), is_baseline)
 
 
 def read_intact(folder: Path, phase: str, name: str) -> CellRecord | None:

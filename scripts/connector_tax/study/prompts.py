@@ -16,6 +16,12 @@ from connector_tax.loadgen import PlannedRequest, RandomPrompts, RandomWords, Re
 
 # Ids below this are special tokens in common tokenizers; a random prompt stays above them.
 FIRST_PLAIN_TOKEN = 10
+# By what a server takes.
+_LEFT_OUT = {
+    "vllm": (),
+    "openai": ("min_tokens", "ignore_eos"),
+    "bare": ("min_tokens", "ignore_eos", "stream_options"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,8 @@ def planned_requests(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    for key in _LEFT_OUT[served.get("body", "vllm")]:
+        del after[key]
     stream = f"{seed}/content/{name}"
     wanted = output_tokens if served.get("exact_output", True) else None
     vocab_size = served["vocab_size"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from connector_tax.analysis.looks import decided_earlier
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.launch_files import AttemptRecord, NodeRecord, QuietLevel
 from connector_tax.artifacts.names import SAME_RATES, Launch
@@ -29,7 +30,7 @@ def launch_skip_reason(study_folder: Path, launch: Launch) -> str | None:
     if not gate["include"]:
         return f"pre-flight: {gate['reason']}"
     if launch.phase == "A":
-        return None
+        return decided_earlier(study_folder, launch)
     rates: RatesRecord = read_json(study_folder / paths.REFERENCE_RATES)
     if launch.phase == "Bp" and rates["ref_load"] == rates["ref_safe"]:
         return f"{SAME_RATES} ({rates['ref_safe']:g} req/s)"

@@ -114,7 +114,7 @@ def shape_rates_content(
     }
 
 
-def _burst(
+def burst(
     study: StudyDocument,
     generator: LoadGenerator,
     name: str,
@@ -181,8 +181,8 @@ def probe_shapes(study_file: Path) -> ShapeRatesRecord:
         load_generator(study, server, affinity_plan(study)) as generator,
     ):
         for name, shape in shapes_of(study).items():
-            burst = functools.partial(_burst, study, generator, name, shape)
-            completed_s[name] = fastest_burst(study["config"], burst)
+            sends = functools.partial(burst, study, generator, name, shape)
+            completed_s[name] = fastest_burst(study["config"], sends)
             server.check_alive(f"after the probe of {name}")
     return shape_rates_content(study, completed_s)
 

@@ -1,0 +1,357 @@
+"""`connector-tax ab`: what does a candidate server cost against a baseline?
+
+The arguments become a study of Phase A like any other, in results/<name>/: the servers are asked,
+the design is resolved, blocks are measured with a look after each, and what is made of a study is
+made: tables, figures, report, manifest, audited archive.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from connector_tax.ab.answer import Answer, answer_of
+from connector_tax.ab.arguments import BASELINE, parse
+from connector_tax.ab.ask import Asked, AskError, ask, differing, running
+from connector_tax.ab.design import (
+    GRACE_S,
+    arguments_of,
+    block_s,
+    engine_section,
+    study_config,
+    study_name,
+)
+from connector_tax.analysis.looks import FIRST_LOOK, Finding, decided, look, take_look
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import Study, launches, load_study
+from connector_tax.artifacts.study_records import EngineSection, StudyDocument
+from connector_tax.compare.gate import STATUS
+from connector_tax.config import ConfigError
+from connector_tax.figures.names import figures_of
+from connector_tax.files import ArtifactError, read_json, write_json
+from connector_tax.loadgen import LoadGeneratorError
+from connector_tax.study.cell import load_generator
+from connector_tax.study.design import differences, resolve
+from connector_tax.study.device import DeviceError, hold_devices
+from connector_tax.study.guard import kill_leftovers, set_job_environment
+from connector_tax.study.launch_index import LaunchOutcome, conclude
+from connector_tax.study.remeasure import withdraw_failed
+from connector_tax.study.resume import utc
+from connector_tax.study.server import Server
+from connector_tax.study.server_command import affinity_plan
+from connector_tax.study.shape_rates import ShapeRateError, burst
+from connector_tax.vllm import overlay
+
+STOPPED = 130
+NO_NUMBER = STATUS["void or missing"]
+# The first burst at the baseline; further ones grow while it does not keep up with the rate.
+FIRST_BURST, GROWTH, BURST_S = 4, 4, 15.0
+# A server that serves a burst as fast as this many times the rate will serve the rate.
+ENOUGH = 1.2
+
+
+class Line:
+    """The one line that says how far it is; of a log, a line for each change."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._shown = ""
+
+    def show(self, text: str, *, passing: bool = False) -> None:
+        """Replace the line; `passing`: nothing but the time has changed."""
+        if self._live:
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        elif text and not passing and text != self._shown:
+            print(text, file=sys.stderr, flush=True)
+        self._shown = text
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        print(f"\r\033[K{text}" if self._live else text, file=sys.stderr, flush=True)
+
+
+class Failed(Exception):
+    """The study cannot go on; the text says why. What was measured is kept."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what the candidates cost; the exit status is the answer where --max is given."""
+    options = parse(argv)
+    line, name = Line(), study_name(options)
+    root = Path("results", name)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    set_job_environment(None)
+    try:
+        study = _study(options, root, line)
+        blocks, findings = _measured(options, study, line)
+        answer = _finished(study, blocks, findings, line)
+    except KeyboardInterrupt:
+        kill_leftovers(root)
+        line.say("ab: stopped; what was measured is kept, and the same command carries on")
+        return STOPPED
+    except (AskError, ArtifactError, ConfigError, DeviceError, Failed, LoadGeneratorError,
+            ShapeRateError, overlay.OverlayError, OSError) as error:  # fmt: skip
+        line.say(f"ab: {error}")
+        return NO_NUMBER
+    print(json.dumps(answer.as_dict()) if options.json else answer.text())
+    return answer.status(options.max)
+
+
+def _study(options: argparse.Namespace, root: Path, line: Line) -> Study:
+    """The study of these arguments: the one that was begun, or a new one, its servers asked."""
+    told = json.loads(json.dumps(arguments_of(options)))
+    if (root / paths.ARGUMENTS).exists():
+        changed = list(differences(read_json(root / paths.ARGUMENTS), told))
+        if changed:
+            raise Failed(f"{root} was begun with other arguments: {'; '.join(changed)}; give this"
+                         " comparison another --name")  # fmt: skip
+    if not (root / paths.STUDY).exists():
+        document = _resolved(options, root, line)
+        write_json(root / paths.ARGUMENTS, told)
+        write_json(root / paths.STUDY, document)
+    for stage, made in (
+        ("provenance.environment", paths.ENVIRONMENT),
+        ("study.preflight", paths.PREFLIGHT_STATUS),
+    ):
+        _stage(stage, root, unless=made)
+    _stage("study.patch", root, "apply", unless=paths.PATCH_STATUS)
+    return load_study(root / paths.STUDY)
+
+
+def _resolved(options: argparse.Namespace, root: Path, line: Line) -> StudyDocument:
+    """Ask every server; the design."""
+    section = engine_section(options)
+    asking = functools.partial(_asked, options, section, root, line)
+    overlay.install(root / paths.PATCH / "overlay")
+    with hold_devices([options.device or "cpu"]):
+        with asking(BASELINE) as (server, baseline):
+            _refuse_too_long(options, baseline)
+            config = study_config(options, section, baseline.served, baseline.label,
+                                  startup_s=baseline.startup_s)  # fmt: skip
+            life_s = _refuse_beyond(options, resolve(config, "ab"), server, line)
+        for name, _ in options.candidate:
+            with asking(name) as (_, candidate):
+                changed = differing(baseline, candidate)
+                if candidate.served["model"] != baseline.served["model"]:
+                    raise AskError(f"{name} serves another model: {changed[0]}")
+                if changed:
+                    line.say(f"note: {name} differs from the baseline also in {'; '.join(changed)}")
+    if (why := baseline.served["no_steps"]) is not None:
+        line.say(f"note: {why}")
+    document = resolve(
+        study_config(options, section, baseline.served, baseline.label,
+                     startup_s=baseline.startup_s, life_s=life_s),
+        "ab",
+    )  # fmt: skip
+    for warning in affinity_plan(document).warnings:
+        line.say(f"warning: {warning}")
+    minutes = block_s(options, baseline.startup_s, life_s) / 60
+    line.say(f"{root}: up to {document['blocks']} blocks of about {minutes:.1f} min")
+    return document
+
+
+@contextlib.contextmanager
+def _asked(
+    options: argparse.Namespace, section: EngineSection, root: Path, line: Line, name: str
+) -> Iterator[tuple[Server, Asked]]:
+    """A running server that has been asked."""
+    line.show(f"asking {name} what it serves")
+    with running(
+        name, section, root / paths.PREFLIGHT / name, root / paths.PATCH / "overlay",
+        beside=name != BASELINE, timeout_s=options.ready_timeout, grace_s=GRACE_S,
+    ) as (server, startup_s):  # fmt: skip
+        yield server, ask(name, section, server, startup_s, options.model)
+
+
+def _refuse_too_long(options: argparse.Namespace, baseline: Asked) -> None:
+    longest, wanted = baseline.served.get("max_model_len"), sum(options.shape)
+    if longest is not None and wanted > longest:
+        raise Failed(f"--shape: found {options.shape[0]}x{options.shape[1]}, {wanted} tokens;"
+                     f" allowed: at most {longest}, by /v1/models of the baseline")  # fmt: skip
+
+
+def _refuse_beyond(
+    options: argparse.Namespace, study: StudyDocument, server: Server, line: Line
+) -> float:
+    """How long a request of the shape takes beside others, s; a rate beyond it is refused."""
+    shape, most = tuple(options.shape), study["config"]["cell"]["inflight_cap"]
+    line.show("asking the baseline how much it serves")
+    rate, count, best, life_s = max(options.rate), FIRST_BURST, 0.0, 0.0
+    with load_generator(study, server, affinity_plan(study)) as generator:
+        while True:
+            done = burst(study, generator, "rate", shape, min(count, most))
+            if not done:
+                raise Failed(f"the baseline answered no request of {shape[0]}x{shape[1]}")
+            life_s = life_s or done[-1]
+            best = max(best, len(done) / done[-1])
+            if best >= ENOUGH * rate or count >= most or done[-1] > BURST_S:
+                break
+            count *= GROWTH
+    if best < rate:
+        raise Failed(f"--rate: found {rate:g}; the baseline serves about {best:.2g} requests/s of"
+                     f" {shape[0]}x{shape[1]}; allowed: a rate that it can serve")  # fmt: skip
+    return life_s
+
+
+def _measured(options: argparse.Namespace, study: Study, line: Line) -> tuple[int, list[Finding]]:
+    """Measure blocks until every candidate is decided or the time is up; how many, and the look."""
+    planned = launches(study.document, "A")
+    blocks = study.document["blocks"]
+    findings: list[Finding] = []
+    why = ""
+    for block in range(blocks):
+        of_block = [launch for launch in planned if launch.block == block]
+        missing = [la for la in of_block if read_index(la.folder(study.root)) is None]
+        spent_s, each_s = _spent_s(study, planned)
+        limit_s = math.inf if options.minutes is None else options.minutes * 60
+        if missing and block >= FIRST_LOOK and spent_s + each_s > limit_s:
+            why = f"{options.minutes:g} minutes are up"
+            break
+        if missing:
+            left_s = min((blocks - block) * each_s, limit_s - spent_s)
+            _run_block(study, block, left_s, findings, line)
+        if block + 1 >= FIRST_LOOK:
+            findings = take_look(study, block + 1)
+            if decided(findings) == {finding.config for finding in findings}:
+                why = f"decided after {block + 1} blocks"
+                blocks = block + 1
+                break
+        else:
+            findings = look(study, 1)
+    else:
+        return blocks, findings
+    measured = max(la.block for la in planned if _is_done(study, la)) + 1
+    for launch in planned:
+        if read_index(launch.folder(study.root)) is None:
+            launch.folder(study.root).mkdir(parents=True, exist_ok=True)
+            outcome = LaunchOutcome("skipped", why, None, utc(), [])
+            conclude(study.document, launch, launch.folder(study.root), outcome)
+    return measured, findings
+
+
+def _is_done(study: Study, launch: Launch) -> bool:
+    index = read_index(launch.folder(study.root))
+    return index is not None and index.status == "done"
+
+
+def _spent_s(study: Study, planned: Sequence[Launch]) -> tuple[float, float]:
+    """Seconds that launches have taken, and a block's share."""
+    indexes = (read_index(launch.folder(study.root)) for launch in planned)
+    walls = [i.timing["wall_s"] + AROUND_S for i in indexes if i is not None and i.status == "done"]
+    in_block = len({launch.config for launch in planned})
+    return sum(walls), sum(walls) / len(walls) * in_block if walls else 0.0
+
+
+# Of a launch: its process, before and after what it times itself.
+AROUND_S = 2.0
+
+
+def _run_block(
+    study: Study, block: int, left_s: float, findings: Sequence[Finding], line: Line
+) -> None:
+    root, began = study.root, time.monotonic()
+    so_far = ", ".join(
+        f"{f.config} {f.metric.replace('_', ' ')} {100 * f.tax:+.1f}%"
+        for f in findings
+        if f.tax is not None
+    )
+    arguments = ["--block", str(block), "--phase", "A", "--logs", str(root / paths.LOGS)]
+    passing = False
+    with _started("study.block", root, *arguments) as (process, log):
+        while True:
+            left = max(0.0, left_s - (time.monotonic() - began)) / 60
+            text = f"block {block + 1} of at most {study.document['blocks']}"
+            text += f", {left:.0f} min left" if left_s else ""
+            line.show(text + (f"; so far {so_far}" if so_far else ""), passing=passing)
+            passing = True
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(1.0)
+                break
+    drawn = [la for la in launches(study.document, "A") if la.block == block]
+    failed = withdraw_failed(drawn, root)
+    if failed:
+        launch, reason = next(iter(failed.items()))
+        raise Failed(f"{launch.name} failed: {reason}\nWhat was measured is kept; the same command"
+                     " carries on there")  # fmt: skip
+    if status:
+        raise Failed(f"block {block} ended with status {status}: {_end_of(log)}")
+    void = [cell.reason for la in drawn if (index := read_index(la.folder(root))) is not None
+            for cell in index.cells if cell.status == "void"]  # fmt: skip
+    if void:
+        line.say(f"note: {len(void)} cells of block {block + 1} are void: {void[0]}")
+
+
+def _finished(study: Study, blocks: int, findings: Sequence[Finding], line: Line) -> Answer:
+    """Make what is made of a study, unless it is there; the answer."""
+    root, name = study.root, study.document["study"]
+    archive = Path("results", "archive", f"{name}.tar.zst")
+    if not archive.exists():
+        line.show("making tables, figures, report and archive")
+        _stage("analysis.reference", root)
+        _stage("analysis.aggregate", root)
+        _stage("figures", root, *figures_of(study.config["engine"]))
+        _stage("report", root)
+        _stage("study.patch", root, "revert", unless=paths.REVERT_STATUS)
+        _stage("provenance.manifest", root)
+        _stage("study.complete", root, "--out", str(root / paths.COMPLETE))
+        _stage("provenance.archive", root, "pack", "--manifest", "results/MANIFEST.md", "--out",
+               str(archive))  # fmt: skip
+        line.show("")
+    return answer_of(study, blocks, findings, archive)
+
+
+def _stage(module: str, root: Path, *arguments: str, unless: str | None = None) -> None:
+    """Run a stage of the study, unless the file that it makes is there.
+
+    Raises:
+        Failed: it ended with another status than 0; the end of what it printed.
+    """
+    if unless is not None and (root / unless).exists():
+        return
+    with _started(module, root, *arguments) as (process, log):
+        status = process.wait()
+    if status:
+        raise Failed(f"{module} ended with status {status}: {_end_of(log)}")
+
+
+@contextlib.contextmanager
+def _started(
+    module: str, root: Path, *arguments: str
+) -> Iterator[tuple["subprocess.Popen[bytes]", Path]]:
+    """A stage's process; where it is left early, the process is told and awaited."""
+    log = root / paths.LOGS / f"{module.replace('.', '_')}.ab.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    study = ["--study", str(root / paths.STUDY)]
+    command = [sys.executable, "-m", f"connector_tax.{module}"]
+    # `pack` is a command of its own, whose options come after it.
+    lead = [a for a in arguments if a == "pack"]
+    rest = [a for a in arguments if a not in lead]
+    with log.open("ab") as stream:
+        process = subprocess.Popen([*command, *lead, *study, *rest], stdout=stream, stderr=stream,
+                                   stdin=subprocess.DEVNULL, env=os.environ)  # fmt: skip
+    try:
+        yield process, log
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+            process.wait()
+
+
+def _end_of(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-15:]) + f"\nThe whole: {log}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

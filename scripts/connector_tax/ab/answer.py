@@ -1,0 +1,138 @@
+"""What was found, in three lines: cost, interval and verdict of each candidate, and the report."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from connector_tax import text
+from connector_tax.analysis.looks import CANNOT_TELL, COSTS, GAINS, LESS, Finding
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.table_reader import read_table
+from connector_tax.artifacts.tables import RAW, RESOURCE, EffectRow
+from connector_tax.compare.gate import ABOVE, BELOW, NO_NUMBER, STATUS, WORST_FIRST
+
+WORDS = {"ttft_p50": "TTFT", "tpot_p50": "TPOT"}
+# What a server takes besides latency: the resource, its words, its unit, decimals.
+BESIDES = (
+    ("idle_cpu", "idle CPU", "cores", 2),
+    ("memory_pss_mib", "memory", "MiB", 0),
+    ("gpu_memory_mib", "GPU memory", "MiB", 0),
+    ("startup_s", "start", "s", 1),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a finished comparison."""
+
+    study: Study
+    blocks: int
+    minutes: float
+    findings: Sequence[Finding]
+    resources: Sequence[EffectRow]
+    archive: Path
+
+    def text(self) -> str:
+        """Two lines for each candidate, one for how it was measured, and the report's path."""
+        lines = []
+        for config in dict.fromkeys(finding.config for finding in self.findings):
+            mine = [finding for finding in self.findings if finding.config == config]
+            lines.append(f"{config}: {'; '.join(self._said(finding) for finding in mine)}")
+            lines.append(f"  besides: {', '.join(self._besides(config)) or 'nothing is known'}")
+        sweep, config_ = self.study.config["phase_a"], self.study.config
+        rates = ", ".join(f"{rate:g}" for rate in sweep["rates_rps"])
+        shape = f"{sweep['input_tokens']}x{sweep['output_tokens']}"
+        shared = "; other processes were tolerated" if "max_foreign_cpu" in self._loose() else ""
+        lines.append(
+            f"{self.blocks} blocks in {self.minutes:.1f} min at {rates} requests/s of {shape}, "
+            f"{config_['engine']['label']}, medians{shared}"
+        )
+        return "\n".join([*lines, f"report: {self.study.root / paths.REPORT}"])
+
+    def _loose(self) -> list[str]:
+        bounds = self.study.config["validity"]
+        return [key for key in ("max_foreign_cpu",) if bounds[key] >= 1]
+
+    def _said(self, finding: Finding) -> str:
+        word, margin = WORDS[finding.metric], self.study.config["statistics"]["margins"]
+        if finding.tax is None:
+            return f"{word} {finding.verdict}"
+        size = f"{text.signed(100 * finding.tax, 1)}%"
+        if finding.lo is not None:
+            size += f" {text.interval(finding.lo, finding.hi)}"
+        limit = f"less than {100 * margin[finding.metric]:g}%"
+        if finding.verdict == CANNOT_TELL:
+            if finding.blocks_needed is None:
+                return f"{word} {CANNOT_TELL} ({size})"
+            minutes = self.minutes / self.blocks * finding.blocks_needed
+            return f"{word} {CANNOT_TELL} ({size}), about {math.ceil(minutes)} min would"
+        within = f", {limit}" if finding.within else ""
+        said = {
+            COSTS: f"costs {word} {size}{within}",
+            GAINS: f"is faster in {word}, {size}{within}",
+            LESS: f"{word} {limit} ({size})",
+        }
+        return said.get(finding.verdict, f"{word} {finding.verdict}")
+
+    def _besides(self, config: str) -> list[str]:
+        found = []
+        for name, word, unit, decimals in BESIDES:
+            row = next((r for r in self.resources if (r.config, r.metric) == (config, name)), None)
+            if row is not None and (difference := _difference(row)[0]) is not None:
+                found.append(f"{word} {text.signed(difference, decimals)} {unit}")
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """The answer for a program."""
+        taken = [row for row in self.resources if row.config in {f.config for f in self.findings}]
+        return {
+            "study": self.study.document["study"],
+            "blocks": self.blocks,
+            "minutes": round(self.minutes, 2),
+            "rates_rps": self.study.config["phase_a"]["rates_rps"],
+            "margin": self.study.config["statistics"]["margins"]["ttft_p50"],
+            "findings": [asdict(finding) for finding in self.findings],
+            "resources": [
+                {"config": r.config, "resource": r.metric, "unit": r.unit,
+                 **dict(zip(("difference", "lo", "hi"), _difference(r), strict=True))}
+                for r in taken
+            ],
+            "report": str(self.study.root / paths.REPORT),
+            "archive": str(self.archive),
+        }  # fmt: skip
+
+    def status(self, bound: float | None) -> int:
+        """The exit status: `gate`'s where a bound is given."""
+        results = [self._result(finding, bound) for finding in self.findings]
+        worst = next(result for result in WORST_FIRST if result in results)
+        if bound is None:
+            return STATUS[NO_NUMBER] if worst == NO_NUMBER else 0
+        return STATUS[worst]
+
+    def _result(self, finding: Finding, bound: float | None) -> str:
+        if finding.tax is None:
+            return NO_NUMBER
+        if finding.lo is None or finding.hi is None:
+            return CANNOT_TELL
+        limit = 0.0 if bound is None else bound
+        return BELOW if finding.hi < limit else ABOVE if finding.lo > limit else CANNOT_TELL
+
+
+def answer_of(study: Study, blocks: int, findings: Sequence[Finding], archive: Path) -> Answer:
+    """The answer, what the servers took read from the analysed study."""
+    indexes = (read_index(launch.folder(study.root)) for launch in launches(study.document, "A"))
+    spent_s = sum(index.timing["wall_s"] for index in indexes if index is not None)
+    rows = read_table(study.root / paths.ANALYSIS / paths.EFFECTS, EffectRow)
+    resources = [row for row in rows if row.quantity == RESOURCE]
+    return Answer(study, blocks, spent_s / 60, findings, resources, archive)
+
+
+def _difference(row: EffectRow) -> list[float | None]:
+    """What a configuration takes more, in the row's unit, and its interval."""
+    scale = 1.0 if row.scale == RAW else row.base
+    ends = (row.estimate, row.lo, row.hi)
+    return [None if end is None or scale is None else end * scale for end in ends]

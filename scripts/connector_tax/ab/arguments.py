@@ -1,0 +1,158 @@
+"""The command line of `connector-tax ab`."""
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from connector_tax.compare.gate import WRONG_COMMAND
+from connector_tax.config import is_secret
+from connector_tax.servers.command import PORT_MARK
+
+BASELINE = "baseline"
+EPILOG = """exit status: 0 answered (with --max: every tax lies below it), 1 one lies above it,
+2 cannot tell, 3 a candidate has no number, 64 the command line is wrong, 130 stopped.
+The same command carries on where it was stopped, and prints the answer again when it is there."""
+_NAMED = re.compile(r"([a-z][a-z0-9_]{0,39})=(.*)", re.DOTALL)
+_SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+_VARIABLE = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
+_TAKEN = re.compile(r".*_([2-9]|1\d|20|last)")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose status for a wrong command line is none of the answers."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_COMMAND, f"{self.prog}: {message}\n")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options, checked; ends the process with status 64 and a line where one is wrong."""
+    parser = _Parser(
+        prog="connector-tax ab",
+        description="What does a candidate server cost against a baseline, for whom uses it?",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    servers = parser.add_argument_group("servers")
+    servers.add_argument("--baseline", required=True, type=_command, metavar="COMMAND",
+                         help="the command that serves; {port} stands for its port")  # fmt: skip
+    servers.add_argument("--candidate", required=True, action="append", type=_candidate,
+                         metavar="[NAME=]COMMAND", help="may be given several times")  # fmt: skip
+    servers.add_argument("--beside", action="append", default=[], type=_command, metavar="COMMAND",
+                         help="runs beside each candidate, {port} its own, {beside1.port} for the"
+                         " candidate")  # fmt: skip
+    servers.add_argument("--env", action="append", default=[], type=_variable,
+                         metavar="NAME=VALUE", help="for both servers")  # fmt: skip
+    servers.add_argument("--pythonpath", action="append", default=[], metavar="FOLDER",
+                         help="at the head of both servers' PYTHONPATH")  # fmt: skip
+    servers.add_argument("--model", help="where a server names several")
+    servers.add_argument("--ready-timeout", type=_positive, default=600.0, metavar="S",
+                         help="how long a server may take to be ready [600]")  # fmt: skip
+    add("--rate", action="append", required=True, type=_positive, metavar="R",
+        help="requests/s; may be given several times")  # fmt: skip
+    add("--shape", required=True, type=_shape, metavar="INxOUT", help="tokens, such as 2048x128")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--minutes", type=_positive, default=30.0, help="at most [30]")
+    length.add_argument("--blocks", type=_blocks, help="so many, in place of --minutes")
+    add("--margin", type=_percent, default=0.03, metavar="3%",
+        help="a cost below it is none to you [3%%]")  # fmt: skip
+    add("--max", type=_percent, metavar="5%", help="exit by whether each cost lies below it")
+    add("--name", type=_name, help="of the study, results/NAME [from the arguments]")
+    add("--seed", type=int, default=1, help="of order, arrivals and prompts [1]")
+    add("--device", type=_name, default=None, metavar="NAME",
+        help="what a measurement holds alone [cpu, or the GPUs]")  # fmt: skip
+    add("--shared-machine", action="store_true",
+        help="measure though other processes use the CPUs; the answer says so")  # fmt: skip
+    add("--json", action="store_true", help="the answer as JSON on standard output")
+    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    options.rate = sorted(set(options.rate))
+    if options.blocks is not None:
+        options.minutes = None
+    _check(parser, options)
+    return options
+
+
+def _check(parser: _Parser, options: argparse.Namespace) -> None:
+    names = [name for name, _ in options.candidate]
+    if None in names and len(names) > 1:
+        parser.error("--candidate: found several without a name; allowed: NAME='COMMAND'")
+    options.candidate = [(name or "candidate", command) for name, command in options.candidate]
+    names = [name for name, _ in options.candidate]
+    for name in names:
+        if names.count(name) > 1 or name == BASELINE or _TAKEN.fullmatch(name):
+            parser.error(f"--candidate: found the name {name!r}; allowed: each once, not baseline,"
+                         " no number at its end")  # fmt: skip
+    for line in options.beside:
+        if PORT_MARK not in line:
+            parser.error(f"--beside: found no {PORT_MARK} in {line!r}; allowed: a command that"
+                         " listens on it")  # fmt: skip
+    for name, command in [(BASELINE, options.baseline), *options.candidate]:
+        if PORT_MARK not in command:
+            parser.error(f"--{name if name == BASELINE else 'candidate'}: found no {PORT_MARK} in"
+                         f" {command!r}; allowed: a command that serves on it")  # fmt: skip
+        if is_secret("command", command):
+            parser.error(f"{name}: found what looks like a secret (not shown); allowed: none, the"
+                         " command is recorded; export it in your shell")  # fmt: skip
+    for name, value in options.env:
+        if is_secret(name, value):
+            parser.error(f"--env {name}: found what looks like a secret (not shown); allowed:"
+                         " none, it is recorded; export it in your shell")  # fmt: skip
+    for folder in options.pythonpath:
+        if not Path(folder).is_dir() or ":" in folder:
+            parser.error(f"--pythonpath: found {folder!r}; allowed: a folder that is there")
+    if options.shape[1] < 2:
+        parser.error("--shape: found 1 output token; allowed: at least 2, else there is no TPOT")
+
+
+def _typed(check: Callable[[str], Any], allowed: str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            value = check(text)
+        except ValueError:
+            value = None
+        if value is None:
+            raise argparse.ArgumentTypeError(f"found {text!r}; allowed: {allowed}")
+        return value
+
+    return read
+
+
+def _words(text: str) -> str | None:
+    return text if shlex.split(text) else None
+
+
+def _named(text: str) -> tuple[str | None, str] | None:
+    match = _NAMED.fullmatch(text)
+    name, command = (match[1], match[2]) if match else (None, text)
+    return (name, command) if _words(command) else None
+
+
+def _number(text: str) -> float | None:
+    value = float(text)
+    return value if 0 < value < 1e6 else None
+
+
+def _share(text: str) -> float | None:
+    value = float(text.removesuffix("%")) / 100
+    return value if text.endswith("%") and 0 < value < 1 else None
+
+
+_command = _typed(_words, "a command line")
+_candidate = _typed(_named, "a command line, or NAME='COMMAND'")
+_positive = _typed(_number, "a number above 0")
+_percent = _typed(_share, "a percentage between 0% and 100%")
+_blocks = _typed(lambda t: int(t) if 2 <= int(t) <= 100 else None, "2 to 100")
+_shape = _typed(
+    lambda t: (int(m[1]), int(m[2])) if (m := _SHAPE.fullmatch(t)) else None,
+    "input x output tokens, such as 2048x128",
+)
+_name = _typed(
+    lambda t: t if re.fullmatch(r"[a-z][a-z0-9_-]{0,47}", t) else None,
+    "small letters, digits, - and _",
+)
+_variable = _typed(lambda t: (m[1], m[2]) if (m := _VARIABLE.fullmatch(t)) else None, "NAME=VALUE")

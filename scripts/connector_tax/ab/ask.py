@@ -1,0 +1,265 @@
+"""What a server serves and how it is to be asked, found out from the server itself.
+
+It is started as in the study's launches. Nothing is guessed: the model's name and length are what
+/v1/models says, the vocabulary ends where vLLM refuses a token id, the length of a word is what the
+server counts.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+
+from connector_tax.analysis.validity import server_counters
+from connector_tax.artifacts.launch_files import SettingRecord
+from connector_tax.artifacts.study_records import EngineSection, ServedSection
+from connector_tax.loadgen import RandomWords
+from connector_tax.servers.command import server_command
+from connector_tax.servers.kinds import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError, free_port
+from connector_tax.study.engine_settings import engine_record, remove_settings
+from connector_tax.study.guard import kill_leftovers
+from connector_tax.study.prompts import FIRST_PLAIN_TOKEN
+from connector_tax.study.scraper import parse_metrics
+from connector_tax.study.server import Server
+from connector_tax.vllm.step_records import ask_to_write
+
+HOST = "127.0.0.1"
+ANSWER_S = 120.0
+PROMPT_TOKENS, ANSWER_TOKENS = 32, 8
+# Words of two prompts, by whose token counts the length of a word is known.
+FEW_WORDS, MANY_WORDS = 8, 264
+MOST_TOKEN_IDS = 2**22
+# What a request may say: vLLM's own keys too, usage, or neither.
+BODIES: Mapping[str, dict[str, Any]] = {
+    "vllm": {
+        "min_tokens": ANSWER_TOKENS,
+        "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+    },
+    "openai": {"stream_options": {"include_usage": True}},
+    "bare": {},
+}
+
+
+class AskError(Exception):
+    """A server cannot be measured; the text says which and why."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one server said: what it serves, what it resolved, and its label."""
+
+    served: ServedSection
+    settings: Mapping[str, SettingRecord]
+    startup_s: float
+    label: str
+
+
+@contextlib.contextmanager
+def running(
+    name: str, section: EngineSection, folder: Path, probe: Path | None, *, beside: bool,
+    timeout_s: float, grace_s: float,
+) -> Iterator[tuple[Server, float]]:  # fmt: skip
+    """The server of a command in `folder`, ready, and the seconds that took; stopped after.
+
+    Raises:
+        AskError: it does not start, or does not end.
+    """
+    try:
+        kill_leftovers(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob(f"{STEP_LOG_PREFIX}.*"):
+            path.unlink()
+        port = free_port(HOST)
+        command = server_command(
+            section["commands"][name],
+            port,
+            beside=section.get("beside", []) if beside else [],
+            environment=section.get("environment", {}),
+            pythonpath=section.get("pythonpath", []),
+            probe=probe,
+        )
+        server = Server(folder, command, f"{name}, to be asked what it serves", HOST, port)
+        server.start()
+        try:
+            yield server, server.wait_ready(timeout_s)
+        finally:
+            server.stop(grace_s)
+    except ServerError as error:
+        raise AskError(f"{name}: {error}") from error
+
+
+def ask(name: str, section: EngineSection, server: Server, startup_s: float,
+        model: str | None) -> Asked:  # fmt: skip
+    """Ask a running server.
+
+    Args:
+        model: the name of the model to ask for; None: the only one that it serves.
+
+    Raises:
+        AskError: it serves no such model, or answers no request.
+    """
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=ANSWER_S) as client:
+        try:
+            card = _model_card(name, client, model)
+            served = _served(name, client, card)
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError) as error:
+            server.check_alive("while it was asked")
+            raise AskError(f"{name}: {type(error).__name__}: {error}") from error
+    page = server.get("/metrics")
+    values = {} if page is None else _values(page)
+    served["counters"] = None not in server_counters(values).values()
+    served["no_steps"] = _no_steps(server.folder, served)
+    settings = engine_record(server, {**section, "served": served}, os.environ, page)["settings"]
+    remove_settings(server.folder)
+    owner, version = str(card.get("owned_by", "")), served["version"]
+    label = "embedded (emulated)" if "emulated" in owner else "server by its command"
+    if version and "emulated" not in owner and served["counters"]:
+        label = f"vLLM {version} by its command"[:60]
+    return Asked(served, settings, startup_s, label)
+
+
+def _values(page: str) -> dict[str, float]:
+    with contextlib.suppress(ValueError):
+        return parse_metrics(page)
+    return {}
+
+
+def _model_card(name: str, client: httpx.Client, model: str | None) -> dict[str, Any]:
+    cards = {str(card["id"]): card for card in client.get("/v1/models").json()["data"]}
+    if model is None and len(cards) == 1:
+        return dict(next(iter(cards.values())))
+    if model not in cards:
+        found = ", ".join(cards) or "none"
+        wanted = "say which with --model" if model is None else f"--model names {model}"
+        raise AskError(f"{name}: /v1/models names {found}; {wanted}")
+    return dict(cards[model])
+
+
+def _served(name: str, client: httpx.Client, card: Mapping[str, Any]) -> ServedSection:
+    model = str(card["id"])
+    ids = list(range(FIRST_PLAIN_TOKEN, FIRST_PLAIN_TOKEN + PROMPT_TOKENS))
+    refusals = []
+    for path, chat in (("/v1/completions", False), ("/v1/chat/completions", True)):
+        asked = _chat("one two three") if chat else {"prompt": ids}
+        for body, keys in BODIES.items():
+            answered = _stream(client, path, {"model": model, **asked, **keys})
+            if isinstance(answered, str) and not chat:
+                # The same with text.
+                text = {"prompt": "one two three"}
+                answered = _stream(client, path, {"model": model, **text, **keys})
+            if isinstance(answered, str):
+                refusals.append(f"{path}: {answered}")
+                continue
+            return _as_served(client, card, path, body, answered)
+    raise AskError(f"{name}: no request was answered; {refusals[0]}; {refusals[-1]}")
+
+
+def _as_served(
+    client: httpx.Client, card: Mapping[str, Any], path: str, body: str, answered: "_Answer"
+) -> ServedSection:
+    model, chat = str(card["id"]), path.endswith("chat/completions")
+    version = client.get("/version")
+    served: ServedSection = {
+        "model": model,
+        "vocab_size": None,
+        "chat": chat,
+        "body": body,
+        "exact_output": body == "vllm" and answered.completion_tokens == ANSWER_TOKENS,
+        "max_model_len": card.get("max_model_len"),
+        "version": version.json().get("version") if version.status_code == httpx.codes.OK else None,
+    }
+    if answered.prompt_tokens == PROMPT_TOKENS and not chat:
+        served["vocab_size"] = _vocabulary(client, model)
+    if served["vocab_size"] is None:
+        served |= _words(client, path, model, body)  # type: ignore[typeddict-item]
+    return served
+
+
+@dataclass(frozen=True)
+class _Answer:
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+def _chat(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def _stream(client: httpx.Client, path: str, body: Mapping[str, Any]) -> _Answer | str:
+    """What the answer to a streamed request counts; why there is none."""
+    content = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "stream": True, **body}
+    usage: dict[str, Any] = {}
+    with client.stream("POST", path, json=content) as answer:
+        if answer.status_code != httpx.codes.OK:
+            return f"status {answer.status_code}: {answer.read()[:300].decode(errors='replace')}"
+        for line in answer.iter_lines():
+            if line.startswith("data:") and line[5:].strip() != "[DONE]":
+                event = json.loads(line[5:])
+                if "error" in event:
+                    return f"error {event['error']}"
+                usage = event.get("usage") or usage
+    return _Answer(usage.get("prompt_tokens"), usage.get("completion_tokens"))
+
+
+def _vocabulary(client: httpx.Client, model: str) -> int | None:
+    """Where the token ids end that it takes; None where it takes any, or does not say so."""
+
+    def takes(token: int) -> bool | None:
+        body = {"model": model, "prompt": [token], "max_tokens": 1}
+        answer = client.post("/v1/completions", json=body)
+        refused = "vocab" in answer.text
+        return True if answer.status_code == httpx.codes.OK else False if refused else None
+
+    # Only what refuses a wrong id in words is asked on: another server might die of one.
+    if client.get("/metrics").text.find("vllm:") < 0 or takes(MOST_TOKEN_IDS) is not False:
+        return None
+    known, refused = FIRST_PLAIN_TOKEN, MOST_TOKEN_IDS
+    while refused - known > 1:
+        middle = (known + refused) // 2
+        known, refused = (middle, refused) if takes(middle) else (known, middle)
+    return known + 1
+
+
+def _words(client: httpx.Client, path: str, model: str, body: str) -> dict[str, float]:
+    """Tokens of a word and of a prompt without words; a word counts as one where none are told."""
+    counts = []
+    for words in (FEW_WORDS, MANY_WORDS):
+        text = RandomWords(f"ask/{words}", words)()
+        asked = _chat(text) if path.endswith("chat/completions") else {"prompt": text}
+        answered = _stream(client, path, {"model": model, **asked, **BODIES[body]})
+        counts.append(None if isinstance(answered, str) else answered.prompt_tokens)
+    few, many = counts
+    if few is None or many is None or many <= few:
+        return {"tokens_per_word": 1.0, "fixed_tokens": 0}
+    each = (many - few) / (MANY_WORDS - FEW_WORDS)
+    return {"tokens_per_word": each, "fixed_tokens": round(few - FEW_WORDS * each)}
+
+
+def _no_steps(folder: Path, served: ServedSection) -> str | None:
+    """Why no step is recorded; None: the step probe is in it."""
+    if not served["counters"]:
+        return "no step times: the step probe is for vLLM"
+    paths = [folder / f"{STEP_LOG_PREFIX}.{process}.steps" for process in STEP_LOG_PROCESSES]
+    for path in paths:
+        ask_to_write(path)
+    if all(path.exists() for path in paths):
+        return None
+    return "no step times: the step probe did not load in this server"
+
+
+def differing(baseline: Asked, candidate: Asked) -> list[str]:
+    """Settings in which a candidate differs from the baseline, with both values."""
+    lines = []
+    for name, mine in baseline.settings.items():
+        theirs = candidate.settings[name]
+        if mine["value"] != theirs["value"] and None not in (mine["value"], theirs["value"]):
+            lines.append(f"{name} {mine['value']} -> {theirs['value']}")
+    keys = ("model", "vocab_size", "max_model_len", "version")
+    one, other = (cast(dict[str, Any], asked.served) for asked in (baseline, candidate))
+    return [f"{k} {one[k]} -> {other[k]}" for k in keys if one[k] != other[k]] + lines

@@ -1,0 +1,162 @@
+"""From arguments, and what the servers said, to a study of Phase A."""
+
+import argparse
+import hashlib
+import json
+import math
+from typing import Any
+
+import psutil
+
+from connector_tax.ab.arguments import BASELINE
+from connector_tax.ab.ask import HOST
+from connector_tax.artifacts.metrics import METRICS
+from connector_tax.artifacts.study_records import EngineSection, ServedSection
+from connector_tax.config import DEFAULTS, load_yaml
+from connector_tax.nvidia_smi import GpuError, query_gpus
+
+# Of the whole: the levels of its looks add up to it.
+FAMILY_LEVEL = 0.05
+# Successes of a cell, by which its median is known to a few per cent of a request's spread.
+SUCCESSES = 100
+SHORTEST_S, LONGEST_S = 8.0, 60.0
+# Beside the cell and the start of a launch: the looks at the idle machine, the end, the records.
+AROUND_A_LAUNCH_S = 8.0
+# More blocks than this seldom decide what these have not.
+MOST_BLOCKS = 12
+GRACE_S = 20.0
+MOST_IN_FLIGHT = 1024
+
+
+def arguments_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments that a measurement depends on."""
+    unused = ("json", "max", "name", "device", "ready_timeout")
+    return {key: value for key, value in sorted(vars(options).items()) if key not in unused}
+
+
+def study_name(options: argparse.Namespace) -> str:
+    """The study's name: the same for the same arguments."""
+    if options.name:
+        return str(options.name)
+    text = json.dumps(arguments_of(options), sort_keys=True)
+    return f"ab-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def engine_section(options: argparse.Namespace) -> EngineSection:
+    """The engine's section but for what the servers say."""
+    try:
+        gpus = bool(query_gpus(("uuid",)))
+    except GpuError:
+        gpus = False
+    return {
+        "kind": "command",
+        "label": "server by its command",
+        "device": "cuda" if gpus else "cpu",
+        "commands": {BASELINE: options.baseline, **dict(options.candidate)},
+        "beside": options.beside,
+        "environment": dict(options.env),
+        "pythonpath": options.pythonpath,
+    }
+
+
+def cell_s(options: argparse.Namespace) -> float:
+    """The measured window of a cell: SUCCESSES at the rate, within bounds."""
+    return min(max(SUCCESSES / float(min(options.rate)), SHORTEST_S), LONGEST_S)
+
+
+def block_s(options: argparse.Namespace, startup_s: float, life_s: float) -> float:
+    """Expected seconds of a block."""
+    cells_s = len(options.rate) * (_warmup_s(life_s) + cell_s(options) + life_s)
+    launches = 2 + len(options.candidate)
+    return launches * (startup_s + cells_s + AROUND_A_LAUNCH_S)
+
+
+def _warmup_s(life_s: float) -> float:
+    return max(1.0, 1.5 * life_s)
+
+
+def study_config(
+    options: argparse.Namespace,
+    engine: EngineSection,
+    served: ServedSection,
+    label: str,
+    *,
+    startup_s: float = 0.0,
+    life_s: float = 1.0,
+) -> dict[str, Any]:
+    """The configuration of the study, as a file would have it.
+
+    Args:
+        served: what the baseline said.
+        startup_s: how long a server took to be ready.
+        life_s: how long a request takes, some being under way.
+    """
+    config: dict[str, Any] = load_yaml(DEFAULTS / "config.yaml")
+    del config["phase_b"], config["phase_bp"]
+    blocks = options.blocks
+    if blocks is None:
+        planned = options.minutes * 60 / block_s(options, startup_s, life_s)
+        blocks = min(max(2, math.floor(planned)), MOST_BLOCKS)
+    looks = blocks - 1
+    labels = {BASELINE: "baseline", **{name: name for name, _ in options.candidate}}
+    window_s = cell_s(options)
+    wanted = math.floor(0.6 * window_s * min(options.rate))
+    in_flight = min(MOST_IN_FLIGHT, max(64, math.ceil(max(options.rate) * life_s * 8)))
+    cores = (psutil.cpu_count(logical=False) or 2) - 2
+    config |= {
+        "study": study_name(options),
+        "seed": options.seed,
+        "blocks": blocks,
+        "baseline": BASELINE,
+        "plain_launches": 2,
+        "engine": {**engine, "label": label, "served": served},
+        "server": {
+            "host": HOST,
+            "ready_timeout_s": options.ready_timeout,
+            "stop_grace_s": GRACE_S,
+            "release_s": 1.0 if engine["device"] == "cuda" else 0.0,
+            "device": options.device or "cpu",
+            "cores": max(1, cores),
+        },
+        "connectors": [
+            {"id": name, "connector": None, "label": label} for name, label in labels.items()
+        ],
+        "configurations": list(labels),
+        "arrivals": {"process": "jittered", "gamma_shape": None},
+        "phase_a": {
+            "rates_rps": options.rate,
+            "input_tokens": options.shape[0],
+            "output_tokens": options.shape[1],
+        },
+        "cell": {
+            "warmup_s": _warmup_s(life_s),
+            "floor_s": window_s,
+            "cap_s": 2 * window_s,
+            "min_completed": max(1, wanted),
+            "drain_s": max(20.0, 10 * life_s),
+            "inflight_cap": in_flight,
+            "request_timeout_s": max(60.0, 20 * life_s),
+        },
+        "reference": {"fallback_rps": options.rate[0]},
+    }
+    config["load_generator"] |= {"connections_per_worker": in_flight}
+    config["quiet"] |= {"max_factor": None, "max_chunk_steal": None}
+    config["resources"] = {"idle_s": 1.0}
+    config["statistics"] |= {
+        "margins": dict.fromkeys(METRICS, options.margin),
+        "confirmatory": ["ref_safe"],
+        "chunk_s": max(0.5, life_s),
+        "looks": [FAMILY_LEVEL / looks] * looks,
+    }
+    if options.shared_machine:
+        # What neighbours cause; they are measured all the same.
+        config["validity"] = {
+            "max_foreign_cpu": 1.0,
+            "max_idle_memory_factor": 1000.0,
+            "loop_lag_p99_ms": 1000.0,
+            "loop_lag_max_ms": 10000.0,
+            "schedule_lag_p99_ms": 1000.0,
+            "max_cpu_share": 1.0,
+            "sent_rate_tolerance": 0.2,
+        }
+    return config
