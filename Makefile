@@ -2,6 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 LOCK = $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11
+# The packages of envs/pipeline.lock for conda, which takes no file of hashes.
+CONDA = (echo '\# Written by `make lock` from envs/pipeline.lock, for snakemake --sdm conda.' && \
+  printf 'channels: [conda-forge, nodefaults]\ndependencies:\n  - python =3.11\n  - pip\n  - pip:\n' && \
+  sed -n 's/^\([a-z0-9][^;\\]*[^;\\ ]\) *\(;.*[^\\ ]\)\{0,1\} *\\$$/      - "\1\2"/p' envs/pipeline.lock | sed "s/;/ ;/")
 # Two files at a time, in a folder that stays where a test failed. Unix sockets are made below it, and their paths hold
 # 107 bytes.
 pytest = @folder=$$(mktemp -d) && \
@@ -41,6 +45,7 @@ lock: .venv/dev.stamp  ## resolve pyproject.toml and envs/*.in again into the ha
 	$(LOCK) -o envs/pipeline.lock pyproject.toml --extra study envs/pipeline.in
 	$(LOCK) -o envs/dev.lock pyproject.toml --extra study envs/pipeline.in envs/dev.in
 	$(LOCK) -o envs/slurm.lock envs/slurm.in
+	$(CONDA) > workflow/envs/study.yaml
 
 wheel: .venv/pipeline.stamp  ## build the package into build/
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w build .

@@ -4,5 +4,19 @@
 include: "workflow/Snakefile"
 
 
+localrules:
+    default,
+
+
 # Snakemake takes no default target from a file that is included.
-workflow.default_target = "all" if ARCHIVE is None else "replot"
+if ARCHIVE is None:
+
+    rule default:
+        default_target: True
+        input:
+            rules.all.input,
+
+else:
+
+    use rule replot as default with:
+        default_target: True

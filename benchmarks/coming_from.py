@@ -3,7 +3,7 @@
     python -m benchmarks.coming_from --peer "vllm bench serve=PATH" --tokenizer FOLDER
 
 Both lines of a pair run against the C event server, whose log says what each did: requests, tokens
-of each answer, requests a second, and the most at once. The page docs/coming-from.md is written
+of each answer, and the most at once. The page docs/coming-from.md is written
 anew with it; a peer without a program keeps its lines, and what it did is left open. AIPerf takes a
 tokenizer by its name in the Hugging Face cache (`--aiperf-tokenizer`).
 """
@@ -204,16 +204,14 @@ def did(arguments: list[str]) -> str:
 
 
 def seen(responses: list[list[int]]) -> str:
-    """Requests, tokens of each, requests a second, the most at once."""
+    """Requests, tokens of each, the most at once."""
     if len(responses) < 2:
         return f"{len(responses)} requests"
-    arrivals = [stamps[0] for stamps in responses]
     tokens = np.unique([len(stamps) - 1 for stamps in responses])
     edges = sorted([(t[0], 1) for t in responses] + [(t[-1], -1) for t in responses])
     most = int(np.cumsum([step for _, step in edges]).max())
-    rate = (len(arrivals) - 1) / (arrivals[-1] - arrivals[0]) * 1e9
     each = "/".join(f"{count}" for count in tokens)
-    return f"{len(responses)} × {each}, {rate:,.0f}/s, {most} at once"
+    return f"{len(responses)} × {each}, {most} at once"
 
 
 def page(results: list[tuple[str, str]]) -> str:
@@ -223,9 +221,9 @@ def page(results: list[tuple[str, str]]) -> str:
         "",
         "Twenty command lines of `vllm bench serve`, guidellm and AIPerf, and those of this load",
         "generator for the same work. `python -m benchmarks.coming_from` runs them and writes this",
-        "page: what each did by the server's log, as requests × tokens of each answer, requests a",
-        "second, and the most at once. A request ahead of the load, to see that one answers, is",
-        "counted. Each line of ours is run by `tests/benchmarks/test_coming_from.py`.",
+        "page: what each did by the server's log, as requests × tokens of an answer, and the most",
+        "at once. A request ahead of the load, to see that one answers, is counted. How well each",
+        "keeps a rate: `benchmarks.peers`. `tests/benchmarks/test_coming_from.py` runs our lines.",
         "",
         f"{machine()}.",
         "",

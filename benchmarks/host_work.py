@@ -92,7 +92,7 @@ def scheduling(folder: Path, rounds: int) -> None:
             raise ArtifactError("the server is not pinned: this machine has too few CPUs")
 
         def conditions(server: Server, plan: Any = plan, said: Any = asynchronous) -> Conditions:
-            place = f"asynchronous {said}, API server on {{}} CPU"
+            place = f"{'' if said else 'no '}async, API server on {{}} CPU"
             return {
                 place.format("the engine's"): lambda: _move(server.pid, plan.server),
                 place.format("another"): lambda: _move(server.pid, plan.loadgen),
@@ -141,7 +141,7 @@ def _measure(
             seed=study["seed"], name="host_work",
         ))  # fmt: skip
         log, processes = LaunchStepLog(where, engine), ServerProcesses(server.pid, {})
-        sweep = study["config"]["engine"]["device_time"]["sweep_us"]
+        sweep = engine["device_time"]["sweep_us"]
         values: dict[str, list[NDArray[np.float64]]] = {name: [] for name in conditions}
         headers = {"Content-Type": "application/json"}
         with httpx.Client(

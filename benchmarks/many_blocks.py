@@ -24,7 +24,7 @@ from connector_tax.artifacts.index import read_index, write_index
 from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
-from connector_tax.config import DEFAULTS, ROOT, load_yaml
+from connector_tax.config import DEFAULTS, ROOT, filled, load_yaml
 from connector_tax.machine import machine
 from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.study import rehearse
@@ -45,7 +45,7 @@ finally:
 
 def config_of(blocks: int) -> dict[str, Any]:
     """The default study cut down: 15 cells in each block."""
-    config: dict[str, Any] = load_yaml(DEFAULTS / "config.yaml")
+    config: dict[str, Any] = filled(load_yaml(DEFAULTS / "config.yaml"), "config")
     small: dict[str, Any] = {"study": "many-blocks", "blocks": blocks, "configurations": NAMES}
     small["phase_b"] = {"input_tokens": [128], "output_tokens": [16]}
     return {**config, **small}

@@ -1,65 +1,238 @@
-"""Write docs/artifacts.md, the dictionary of files, fields and configuration keys.
+"""Write what the declarations say: workflow/schemas/*.json and docs/artifacts.md.
 
-    python docs/fields.py            write the page
-    python docs/fields.py --check    end with status 1 if the page is not what would be written
+    python docs/fields.py            write both
+    python docs/fields.py --check    write the page; status 1 if a tracked schema is another
 
-The meaning of a field stands in docs/fields.yaml, that of a configuration key in the comment beside
-it in config/*.yaml or in its schema's description. Which fields and keys there are is asked of the
-code that declares them; one without a meaning, or a meaning without a field, is an error.
+A field's meaning stands beside its declaration (artifacts/declare.py). docs/fields.yaml has the
+files, and the fields of those that no such declaration has; one without a meaning, or a meaning
+without a field, is an error. The schemas are tracked: Snakemake plans a study with them, and
+without msgspec. The page is not.
 """
 
 import argparse
 import itertools
+import json
 import re
 import sys
+import types
+import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 
 from connector_tax.artifacts import cell_records, launch_files, stage_records, study_records
+from connector_tax.artifacts.checks import CHECKS
 from connector_tax.artifacts.index import LaunchIndex
-from connector_tax.artifacts.metrics import LATENCY_METRICS
+from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS
 from connector_tax.artifacts.tables import COLUMNS
-from connector_tax.config import ConfigError
+from connector_tax.config import ROOT, SCHEMAS
+from connector_tax.engine.config import EngineFile
 from connector_tax.engine.steplog import StepRecord
 from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.provenance import manifest
 from connector_tax.provenance.claims import Claim
 
-ROOT = Path(__file__).resolve().parents[1]
 DICTIONARY = ROOT / "docs" / "fields.yaml"
 PAGE = ROOT / "docs" / "artifacts.md"
+# Configuration files, by the name of their schema.
+FILES: Mapping[str, type] = {
+    "config": study_records.StudyConfig,
+    "configurations": study_records.ConfigurationsFile,
+    "embedded": EngineFile,
+    "accelerators": study_records.AcceleratorsFile,
+}
+# Entry of the dictionary to the record that declares its fields and their meanings.
+RECORDS: Mapping[str, Any] = {
+    "metrics": cell_records.ScrapeLine,
+    "machine": cell_records.MachineLine,
+    "cell": cell_records.CellRecord,
+    "index": LaunchIndex,
+    "seals": stage_records.SealLink,
+    "device": launch_files.DeviceClaim,
+    "launch_config": launch_files.LaunchConfig,
+    "resources": launch_files.ResourcesRecord,
+    "settings": launch_files.SettingsRecord,
+    "study": study_records.StudyDocument,
+    "environment": stage_records.EnvironmentRecord,
+    "model": stage_records.ModelRecord,
+    "preflight": stage_records.GateRecord,
+    "patch": stage_records.PatchStatus,
+    "reference": stage_records.RatesRecord,
+    "shape_rates": stage_records.ShapeRatesRecord,
+    "durations": stage_records.DurationsRecord,
+    "hypotheses": stage_records.HypothesesRecord,
+}
+# Fields of a cell that was never measured.
+REHEARSED = {"rehearsed"}
 # Fields the step probe adds to the engine's own record (vllm/step_records.py).
 PROBE_FIELDS = ("update_us", "hooks_us", "children_us")
 
 
 class FieldsError(Exception):
-    """The dictionary and the code differ; the text names file and field."""
+    """A field has no meaning, or a meaning no field; the text names file and field."""
 
 
-@dataclass(frozen=True)
-class Field:
+# ---- schemas
+
+
+def schema_of(kind: type) -> dict[str, Any]:
+    """The JSON schema of a declaration: no other keys, and those with a default may be left out."""
+    schema: dict[str, Any] = msgspec.json.schema(kind)
+    kinds = {found.__name__: found for found in _records(kind)}
+    definitions = schema["$defs"]
+    for name, node in definitions.items():
+        if "properties" in node:
+            # msgspec sorts them.
+            order = typing.get_type_hints(kinds[name])
+            properties = {key: _simple(node["properties"][key]) for key in order}
+            required = [
+                key
+                for key, child in properties.items()
+                if key in node["required"] and "default" not in child
+            ]
+            node |= {"properties": properties, "required": required, "additionalProperties": False}
+    if kind is EngineFile:
+        # The file has the options of the admission among those of the scheduler.
+        scheduler, admission = definitions["SchedulerOptions"], definitions.pop("AdmissionOptions")
+        del scheduler["properties"]["admission"]
+        scheduler["required"].remove("admission")
+        scheduler["properties"] |= admission["properties"]
+    if kind is study_records.StudyConfig:
+        bounds = {key: b.schema() for check in CHECKS.values() for key, b in check.bounds.items()}
+        margins = {
+            name: _number(f"of a tax of {metric.label}", metric.margin, maximum=1)
+            for name, metric in LATENCY_METRICS.items()
+            if metric.margin is not None
+        }
+        criteria = {
+            criterion.bound: _number(
+                f"{criterion.said} {'above' if criterion.above else 'below'} this",
+                criterion.default,
+            )
+            for criterion in CRITERIA.values()
+        }
+        for section, key, known in (
+            ("StudyConfig", "validity", bounds),
+            ("StudyConfig", "saturation", criteria),
+            ("StatisticsSection", "margins", margins),
+        ):
+            closed = {"properties": known, "additionalProperties": False}
+            definitions[section]["properties"][key] |= closed
+    return schema
+
+
+def _number(meaning: str, default: float, **limits: float) -> dict[str, Any]:
+    own = {"type": "number", "exclusiveMinimum": 0, "default": default}
+    return {"description": meaning, **own, **limits}
+
+
+def _records(kind: Any) -> Iterator[type]:
+    """A declaration and those it is made of."""
+    for argument in typing.get_args(kind):
+        yield from _records(argument)
+    if isinstance(kind, type) and not typing.get_origin(kind) and hasattr(kind, "__annotations__"):
+        yield kind
+        for hint in typing.get_type_hints(kind).values():
+            yield from _records(hint)
+
+
+def _simple(node: Any) -> Any:
+    """A schema whose alternatives are values or types alone, as one node of these."""
+    if isinstance(node, list):
+        return [_simple(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: _simple(value) for key, value in node.items()}
+    parts = node.get("anyOf", [])
+    rest = {key: value for key, value in node.items() if key != "anyOf"}
+    if parts and all(part.keys() == {"enum"} or part == {"type": "null"} for part in parts):
+        return {"enum": [v for part in parts for v in part.get("enum", [None])], **rest}
+    limited = [part for part in parts if part.keys() != {"type"}]
+    if parts and len(limited) <= 1 and all(isinstance(part.get("type"), str) for part in parts):
+        return {**dict(*limited), "type": [part["type"] for part in parts], **rest}
+    return node
+
+
+def schema_texts() -> dict[str, str]:
+    """Name in workflow/schemas/ to the content of each schema."""
+    return {
+        f"{name}.schema.json": json.dumps(schema_of(kind), indent=1, ensure_ascii=False) + "\n"
+        for name, kind in FILES.items()
+    }
+
+
+# ---- configuration files
+
+
+def keys_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Path, what is allowed and meaning of each key a schema has, in its order.
+
+    `<id>` stands for a key of the user's choice; a section allows nothing itself.
+    """
+
+    def resolved(node: Mapping[str, Any]) -> Mapping[str, Any]:
+        named = [part for part in node.get("anyOf", []) if "$ref" in part] or [node]
+        if "$ref" not in named[0]:
+            return node
+        return {**schema["$defs"][named[0]["$ref"].rpartition("/")[2]], **node}
+
+    def walk(node: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, str]]:
+        required = node.get("required", ())
+        children = {
+            name: (child, name in required) for name, child in node.get("properties", {}).items()
+        }
+        others, items = node.get("additionalProperties"), resolved(node.get("items", {}))
+        if isinstance(others, Mapping) and "properties" in resolved(others):
+            children["<id>"] = (others, True)
+        for name, (raw, needed) in children.items():
+            child = resolved(raw)
+            if child.get("kinds") == []:
+                continue
+            inner = list(walk(child, f"{path}.{name}" if path else name))
+            meaning = child.get("description", "")
+            if not inner and not meaning:
+                raise FieldsError(f"{path}.{name}: declared without a meaning")
+            if child.get("default", {}) != {}:
+                meaning += f" (default {json.dumps(child['default'])})"
+            elif not needed and not {"default", "kinds", "optional"} & child.keys():
+                meaning += " (optional)"
+            for word, kinds in (("", child.get("kinds")), ("optional, ", child.get("optional"))):
+                meaning += f" ({word}engine.kind {', '.join(kinds)})" if kinds else ""
+            own = f"{path}.{name}" if path else name
+            yield own, "" if inner else allowed(child, resolved), meaning
+            yield from inner
+        if "properties" in items:
+            yield from walk(items, f"{path}[]")
+
+    return walk(resolved(schema), "")
+
+
+def allowed(node: Mapping[str, Any], resolved: typing.Callable[[Any], Any]) -> str:
+    """What a value may be, in words."""
+    if "enum" in node:
+        return ", ".join("null" if value is None else str(value) for value in node["enum"])
+    if "const" in node:
+        return str(node["const"])
+    kinds = node.get("type", "any")
+    text = " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
+    if isinstance(node.get("items"), Mapping):
+        text = f"list of ({allowed(resolved(node['items']), resolved)})"
+    bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    return ", ".join([text, *(f"{s} {node[name]}" for name, s in bounds.items() if name in node)])
+
+
+# ---- a study's files
+
+
+class Field(NamedTuple):
     """One field of a file."""
 
     name: str
     type: str
-    unit: str
-    null: str
     meaning: str
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key of a configuration file; `allowed` is empty for a section."""
-
-    path: tuple[str, ...]
-    allowed: str
-    description: str = ""
 
 
 def dictionary() -> dict[str, Any]:
@@ -79,228 +252,79 @@ def expanded(name: str) -> list[str]:
     return ["".join(choice) for choice in itertools.product(*choices)]
 
 
-def fields_of(entry: Mapping[str, Any]) -> dict[str, Field]:
-    """The fields an entry of the dictionary describes, by name."""
+def described(name: str, entry: Mapping[str, Any]) -> dict[str, Field]:
+    """The fields of an entry of the dictionary, by name, declared or written there.
+
+    Raises:
+        FieldsError: a declared field has no meaning.
+    """
+    if name in RECORDS:
+        hints = typing.get_type_hints(RECORDS[name], include_extras=True)
+        return {
+            key: _declared(f"{name}: {key}", key, hint)
+            for key, hint in hints.items()
+            if key not in REHEARSED
+        }
     return {
-        name: Field(name, *map(str, values))
-        for pattern, values in entry["fields"].items()
-        for name in expanded(pattern)
+        key: Field(key, str(kind), "; ".join(filter(None, (meaning, unit, _null(null)))))
+        for pattern, (kind, unit, null, meaning) in entry["fields"].items()
+        for key in expanded(pattern)
     }
 
 
-# Entry of the dictionary to the record that declares its fields.
-RECORDS: Mapping[str, Any] = {
-    "metrics": cell_records.ScrapeLine,
-    "machine": cell_records.MachineLine,
-    "cell": cell_records.CellRecord,
-    "seals": stage_records.SealLink,
-    "device": launch_files.DeviceClaim,
-    "launch_config": launch_files.LaunchConfig,
-    "resources": launch_files.ResourcesRecord,
-    "settings": launch_files.SettingsRecord,
-    "study": study_records.StudyDocument,
-    "environment": stage_records.EnvironmentRecord,
-    "model": stage_records.ModelRecord,
-    "preflight": stage_records.GateRecord,
-    "patch": stage_records.PatchStatus,
-    "reference": stage_records.RatesRecord,
-    "shape_rates": stage_records.ShapeRatesRecord,
-    "durations": stage_records.DurationsRecord,
-    "hypotheses": stage_records.HypothesesRecord,
-}
-# Fields of a cell that was never measured.
-REHEARSED = {"rehearsed"}
+def _null(rule: str) -> str:
+    if rule == "never":
+        return ""
+    return rule if rule.startswith(("absent", "empty")) else f"null: {rule}"
+
+
+def _declared(where: str, name: str, hint: Any) -> Field:
+    meanings = [m.description for m in getattr(hint, "__metadata__", ()) if m.description]
+    if typing.get_origin(hint) in (typing.NotRequired, typing.Required):
+        return _declared(where, name, typing.get_args(hint)[0])
+    if not meanings:
+        raise FieldsError(f"{where}: declared without a meaning")
+    return Field(name, in_words(hint), meanings[-1])
+
+
+def in_words(hint: Any) -> str:
+    """A type as the page says it."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hasattr(hint, "__metadata__"):
+        return in_words(hint.__origin__)
+    if origin in (typing.Union, types.UnionType):
+        some = [a for a in arguments if a not in (type(None), msgspec.UnsetType)]
+        return " or ".join(dict.fromkeys(map(in_words, some)))
+    if origin is typing.Literal:
+        return ", ".join(map(str, arguments))
+    if origin is list:
+        return f"list of {in_words(arguments[0])}"
+    words = {str: "text", int: "integer", float: "number", bool: "boolean", Any: "any"}
+    return words.get(hint, "object")
 
 
 def declared() -> dict[str, set[str]]:
-    """Entry of the dictionary to the fields the code declares, where it declares them."""
+    """Entry of the dictionary to the fields that code names, where the meanings stand there."""
+    files = dictionary()["files"]
     return {
-        **{name: set(record.__annotations__) - REHEARSED for name, record in RECORDS.items()},
         "requests": {*STUDY_FIELDS},
-        "engine_step": {
-            *(field.name for field in msgspec.structs.fields(StepRecord)),
-            *PROBE_FIELDS,
-        },
-        "index": {field.name for field in msgspec.structs.fields(LaunchIndex)},
-        **{
-            name: {*COLUMNS[e["table"]]}
-            for name, e in dictionary()["files"].items()
-            if e.get("table") in COLUMNS
-        },
+        "engine_step": {*(f.name for f in msgspec.structs.fields(StepRecord)), *PROBE_FIELDS},
+        "device_lines": {*cell_records.DeviceLine.__annotations__},
+        **{name: {*COLUMNS[e["table"]]} for name, e in files.items() if e.get("table") in COLUMNS},
         "manifest": set(manifest.COLUMNS),
         "audit": {field.name for field in dataclass_fields(Claim)},
     }
 
 
-def differences(name: str, described: set[str], existing: set[str]) -> list[str]:
+def differences(name: str, known: set[str], existing: set[str]) -> list[str]:
     """One sentence for each field that only one side has."""
     return [
-        *(f"{name}: {f}: no entry in docs/fields.yaml" for f in sorted(existing - described)),
-        *(f"{name}: {f}: no such field in the code" for f in sorted(described - existing)),
+        *(f"{name}: {f}: no entry in docs/fields.yaml" for f in sorted(existing - known)),
+        *(f"{name}: {f}: no such field in the code" for f in sorted(known - existing)),
     ]
-
-
-# ---- configuration files
-
-
-def keys_of(schema: Mapping[str, Any]) -> Iterator[Key]:
-    """Every key a JSON schema allows, in its order; `<id>` stands for one of the user's choice."""
-
-    def walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[Key]:
-        if "$ref" in node:
-            node = {**_at(schema, node["$ref"]), **{k: v for k, v in node.items() if k != "$ref"}}
-        parts = [node, node.get("then", {}), *_branches(node.get("else", {}))]
-        children: dict[str, Any] = {}
-        for part in parts:
-            for name, child in part.get("properties", {}).items():
-                if child and not (part is not node and name in children):
-                    children[name] = child
-        others, items = node.get("additionalProperties"), node.get("items", {})
-        if isinstance(others, Mapping) and others.get("properties"):
-            children["<id>"] = others
-        if items.get("properties"):
-            children["[]"] = items
-        if path:
-            default = f" (default {node['default']})" if "default" in node else ""
-            yield Key(
-                path,
-                "" if children else allowed(_resolved(schema, node)),
-                node.get("description", "") + default,
-            )
-        for name, child in children.items():
-            yield from walk(child, (*path, name))
-
-    return walk(schema, ())
-
-
-def _branches(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A node and what it chooses between; what is otherwise comes first."""
-    if node:
-        yield node
-        yield from _branches(node.get("else", {}))
-        yield from _branches(node.get("then", {}))
-
-
-def _at(schema: Mapping[str, Any], reference: str) -> Mapping[str, Any]:
-    node: Any = schema
-    for name in reference.removeprefix("#/").split("/"):
-        node = node[name]
-    result: Mapping[str, Any] = node
-    return result
-
-
-def _resolved(schema: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:
-    if "$ref" in node:
-        return _resolved(schema, _at(schema, node["$ref"]))
-    copy = dict(node)
-    if isinstance(copy.get("items"), Mapping):
-        copy["items"] = _resolved(schema, copy["items"])
-    return copy
-
-
-def allowed(node: Mapping[str, Any]) -> str:
-    """What a value may be, in words."""
-    if "enum" in node:
-        return ", ".join("null" if value is None else str(value) for value in node["enum"])
-    types = node.get("type", "any")
-    text = " or ".join(types) if isinstance(types, list) else str(types)
-    if "items" in node:
-        text = f"list of ({allowed(node['items'])})"
-    bounds = (
-        ("minimum", "≥"),
-        ("exclusiveMinimum", ">"),
-        ("maximum", "≤"),
-        ("exclusiveMaximum", "<"),
-    )
-    limits = [f"{sign} {node[name]}" for name, sign in bounds if name in node]
-    return ", ".join([text, *limits])
-
-
-def comments(path: Path) -> dict[tuple[str, ...], str]:
-    """Key path to the comment on the key's line of a YAML file."""
-    text = path.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    noted: dict[tuple[str, ...], str] = {}
-
-    def walk(node: yaml.Node, where: tuple[str, ...]) -> None:
-        if isinstance(node, yaml.SequenceNode):
-            for item in node.value:
-                walk(item, (*where, "[]"))
-        if not isinstance(node, yaml.MappingNode):
-            return
-        for key, value in node.value:
-            here = (*where, str(key.value))
-            comment = re.search(r"\s#\s+(.+)$", lines[key.start_mark.line])
-            if comment and not isinstance(node.flow_style, str) and not node.flow_style:
-                noted.setdefault(here, comment[1].strip())
-            walk(value, here)
-
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    assert root is not None
-    walk(root, ())
-    return noted
-
-
-def meaning_of(key: Key, sources: Sequence[Mapping[tuple[str, ...], str]]) -> str | None:
-    """The first comment on this key; `<id>` matches any key."""
-    for source in sources:
-        for path, comment in source.items():
-            if len(path) == len(key.path) and all(
-                mine in ("<id>", theirs) for mine, theirs in zip(key.path, path, strict=True)
-            ):
-                return comment
-    return None
-
-
-def dotted(path: Sequence[str]) -> str:
-    """`a.b[].c`."""
-    return ".".join(path).replace(".[]", "[]")
 
 
 # ---- the page
-
-
-def config_section(entry: Mapping[str, Any], problems: list[str]) -> list[str]:
-    """The table of one kind of configuration file; a key without a meaning is a problem."""
-    schema = yaml.safe_load((ROOT / "workflow/schemas" / entry["schema"]).read_text("utf-8"))
-    sources = [comments(ROOT / name) for name in entry["files"]]
-    spoken: dict[str, str] = entry["keys"]
-    rows = []
-    known = set()
-    for key in keys_of(schema):
-        name = dotted(key.path)
-        known.add(name)
-        commented = meaning_of(key, sources)
-        if commented and name in spoken:
-            problems.append(f"{name}: docs/fields.yaml and a comment in {entry['files']}")
-        meaning = commented or spoken.get(name) or key.description
-        if not meaning and key.allowed:
-            problems.append(
-                f"{entry['files'][0]}: {name}: no comment, no description in the "
-                "schema, and none in docs/fields.yaml"
-            )
-        rows.append((f"`{name}`", key.allowed, meaning or ""))
-    problems += [f"docs/fields.yaml: {name}: no such key" for name in spoken.keys() - known]
-    return [
-        f"### `{entry['schema']}`",
-        "",
-        f"{entry['what']} Schema: `workflow/schemas/{entry['schema']}`.",
-        "",
-        *_table(("key", "allowed", "meaning"), rows),
-    ]
-
-
-def field_section(entry: Mapping[str, Any]) -> list[str]:
-    """The table of one file."""
-    rows = [(f"`{f.name}`", f.type, f.unit, f.null, f.meaning) for f in fields_of(entry).values()]
-    source = f" Declared in `{entry['declared']}`." if "declared" in entry else ""
-    return [
-        f"### `{entry['file']}`",
-        "",
-        f"{entry['what']}{source}",
-        "",
-        *_table(("field", "type", "unit", "null", "meaning"), rows),
-    ]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -314,45 +338,49 @@ def page() -> str:
     """The whole page.
 
     Raises:
-        FieldsError: dictionary and code differ.
+        FieldsError: a field has no meaning, or a meaning no field.
     """
     content = dictionary()
     files = content["files"]
-    problems = []
-    for name, existing in declared().items():
-        problems += differences(name, set(fields_of(files[name])), existing)
-    lines = [content["head"], "## A study's files", ""]
-    for entry in files.values():
-        lines += field_section(entry)
-    lines += [
-        "## Configuration files",
-        "",
-        "Every key is required unless its meaning says otherwise.",
+    problems = [
+        problem
+        for name, existing in declared().items()
+        for problem in differences(name, {*described(name, files[name])}, existing)
     ]
-    lines += ["Unknown keys are refused.", ""]
-    for entry in content["configuration files"]:
-        lines += config_section(entry, problems)
     if problems:
         raise FieldsError("\n".join(problems))
+    lines = [content["head"], "## A study's files", ""]
+    for name, entry in files.items():
+        rows = [(f"`{f.name}`", f.type, f.meaning) for f in described(name, entry).values()]
+        lines += [f"### `{entry['file']}`", "", entry["what"], ""]
+        lines += _table(("field", "type", "meaning"), rows)
+    lines += ["## Configuration files", "", content["configuration"], ""]
+    for name, kind in FILES.items():
+        rows = [(f"`{path}`", may, meaning) for path, may, meaning in keys_of(schema_of(kind))]
+        lines += [f"### `{name}.schema.json`", "", f"{kind.__doc__}", ""]
+        lines += _table(("key", "allowed", "meaning"), rows)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write docs/artifacts.md, or check that it is what would be written."""
+    """Write the page and the schemas, or the page alone and check them."""
     parser = argparse.ArgumentParser(prog="python docs/fields.py", description=main.__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it is stale")
+    parser.add_argument("--check", action="store_true", help="1 if a tracked schema is stale")
     arguments = parser.parse_args(argv)
     try:
-        text = page()
-    except (ConfigError, FieldsError) as error:
+        PAGE.write_text(page(), encoding="utf-8")
+    except FieldsError as error:
         print(error, file=sys.stderr)
         return 1
-    if not arguments.check:
-        PAGE.write_text(text, encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != text:
-        print(f"{PAGE}: stale; run python docs/fields.py", file=sys.stderr)
-        return 1
-    return 0
+    stale = 0
+    for name, text in schema_texts().items():
+        path = SCHEMAS / name
+        if not arguments.check:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            print(f"{path}: stale; run python docs/fields.py", file=sys.stderr)
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.launch_files import NodeRecord
 from connector_tax.artifacts.names import PHASES, PLAIN, Launch, cell_of_rate, cell_of_shape
 from connector_tax.artifacts.study_records import StudyConfig
-from connector_tax.config import DEFAULTS, load_yaml
+from connector_tax.config import DEFAULTS, filled, load_yaml
 from connector_tax.files import write_json, write_text
 
 Planned = dict[str, Any]
-DEFAULT: Mapping[str, Any] = load_yaml(DEFAULTS / "config.yaml")
+DEFAULT: Mapping[str, Any] = filled(load_yaml(DEFAULTS / "config.yaml"), "config")
 # Sections that a study of any age has.
 SECTIONS = StudyConfig.__required_keys__ - {"validity"}
 # What a launch ran on.

@@ -12,12 +12,12 @@ from snakemake.utils import update_config
 from connector_tax.artifacts.checks import BOUNDS, DEVICE_BOUNDS
 from connector_tax.config import (
     ROOT,
-    SCHEMAS,
     ConfigError,
     check_study,
     load_configurations,
     load_yaml,
 )
+from connector_tax.provenance.unpack import read_head
 from connector_tax.study.design import resolve
 
 KNOWN = list(load_configurations(ROOT / "config" / "configurations.yaml"))
@@ -33,7 +33,7 @@ def replaced(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     *parents, last = path.split(".")
     target = changed
     for key in parents:
-        target = target[key]
+        target = target.setdefault(key, {})
     target[last] = value
     return changed
 
@@ -43,20 +43,37 @@ def test_shipped_configurations_are_accepted(name: str) -> None:
     check_study(shipped(name), name, KNOWN)
 
 
+def test_what_a_file_leaves_out_has_its_default_and_what_it_says_stays() -> None:
+    given = shipped("config.yaml")
+    before = copy.deepcopy(given)
+    config = check_study(given, "config.yaml", KNOWN)
+    assert given == before
+    assert config["quiet"]["chunk_ms"] == given["quiet"]["chunk_ms"] != 1000
+    assert config["quiet"]["level_looks"] == 10
+    assert config["hypotheses"]["prior"]["plain_ttft_p90_s"] == 7.35
+    assert check_study(config | {"engine": given["engine"]}, "again", KNOWN) == config
+
+
+def test_the_default_study_is_the_one_that_was_archived() -> None:
+    archived: Any = read_head(ROOT / "results" / "archive" / "default.tar.zst")[1]
+    study = resolve(shipped("config.yaml"), "config.yaml")
+    # A section of 0.2.
+    del archived["config"]["precision"]
+    for key in ("config", "configurations", "run_order", "cells"):
+        assert study[key] == archived[key]
+
+
 def test_a_bound_holds_as_declared_unless_the_study_sets_it() -> None:
     config = shipped("config.yaml")
     assert resolve(config, "config.yaml")["config"]["validity"] == BOUNDS
     stricter = {**config, "validity": {"max_error_rate": 0.0}}
     assert resolve(stricter, "x")["config"]["validity"] == {**BOUNDS, "max_error_rate": 0.0}
-    declared = load_yaml(SCHEMAS / "config.schema.yaml")["properties"]["validity"]["properties"]
-    every = {**BOUNDS, **DEVICE_BOUNDS["cuda"], **DEVICE_BOUNDS["emulated"]}
-    assert {key: entry["default"] for key, entry in declared.items()} == every
     emulated = resolve(shipped("h20-emulated.yaml"), "x")["config"]["validity"]
     assert emulated == {**BOUNDS, **DEVICE_BOUNDS["emulated"]}
 
 
 def test_h20_has_the_designs_numbers() -> None:
-    config = shipped("h20.yaml")
+    config: Any = resolve(shipped("h20.yaml"), "h20.yaml")["config"]
     assert config["phase_a"] == {
         "rates_rps": [0.5, 1, 2, 4, 8, 16, 32],
         "input_tokens": 4096,
@@ -84,18 +101,44 @@ def test_h20_has_the_designs_numbers() -> None:
         (
             "cell.flor_s",
             3,
-            "cell.flor_s: unknown key; allowed here: cap_s, drain_s, end_overloaded, floor_s",
+            "cell.flor_s: unknown key; did you mean floor_s? allowed here: cap_s, drain_s, end_",
         ),
         ("phase_a.rates_rps", [1, -2], "phase_a.rates_rps[1]: found -2; allowed: > 0"),
         ("phase_a.rates_rps", [2, 1], "phase_a.rates_rps: found [2, 1]; allowed: ascending"),
         ("phase_a.rates_rps", [], "phase_a.rates_rps: found []; allowed: at least 1"),
         ("arrivals.process", "uniform", "arrivals.process: found 'uniform'; allowed: one of fixed"),
         ("arrivals.gamma_shape", 2.0, "arrivals.gamma_shape: found 2.0; allowed: null"),
+        ("arrivals.process", "gamma", "arrivals.gamma_shape: found None; allowed: a number > 0"),
+        (
+            "arrivals.process",
+            "fixd",
+            "found 'fixd'; did you mean fixed? allowed: one of",
+        ),
+        (
+            "engine.device",
+            "cpu",
+            "engine.device: found with engine.kind embedded; allowed",
+        ),
+        (
+            "engine",
+            {"kind": "embedded", "label": "x"},
+            "engine.definition: missing; it is",
+        ),
+        (
+            "rehearsal",
+            {"accelerator": "L4"},
+            "rehearsal: found accelerator; allowed: acc",
+        ),
+        (
+            "validity",
+            {"max_foreign": 1},
+            "max_foreign: unknown key; did you mean max_foreign_cpu",
+        ),
         ("engine.kind", "sglang", "engine.kind: found 'sglang'; allowed: one of embedded, vllm"),
         (
             "configurations",
             ["plain", "mooncake"],
-            "configurations[1]: found 'mooncake'; allowed: plain",
+            "configurations[1]: found 'mooncake'; did you mean mooncake_both? allowed: plain",
         ),
         (
             "configurations",
@@ -204,13 +247,14 @@ def test_an_overlay_is_laid_over_a_whole_configuration(overlay: str, base: str) 
     update_config(config, own)
     study = resolve(config, overlay)
     assert study["study"] == own["study"] != shipped(base)["study"]
-    assert study["config"]["configurations"] == config["configurations"]
+    base_configurations = resolve(shipped(base), base)["config"]["configurations"]
+    assert study["config"]["configurations"] == own.get("configurations", base_configurations)
     # What it does not name is the base's.
-    assert study["config"]["quiet"] == shipped(base)["quiet"]
+    assert study["config"]["quiet"] == resolve(shipped(base), base)["config"]["quiet"]
 
 
-@pytest.mark.parametrize("key", sorted(set(shipped("config.yaml")) - {"phase_b", "phase_bp"}))
-def test_every_key_is_required(key: str) -> None:
+@pytest.mark.parametrize("key", ["study", "blocks", "engine", "phase_a", "cell", "statistics"])
+def test_what_makes_a_study_is_required(key: str) -> None:
     config = shipped("config.yaml")
     del config[key]
     with pytest.raises(ConfigError, match=rf"my\.yaml: {key}: missing; it is required"):
@@ -219,9 +263,16 @@ def test_every_key_is_required(key: str) -> None:
 
 def test_unparsable_yaml_names_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
-    path.write_text("a: 1\nb: [1,\n")
-    with pytest.raises(ConfigError, match=r"broken\.yaml: not valid YAML(.|\n)*line 3"):
-        load_yaml(path)
+    for text, said in (
+        ("a: 1\nb: [1,\n", "line 3: not valid YAML: "),
+        ("a:\n\tb: 1\n", "line 2: not valid YAML: found character that cannot start any token"),
+        ("a: {b: 1}\nc: {d: 1,\n  d: 2}\n", "line 3: not valid YAML: found key 'd' a second time"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError) as error:
+            load_yaml(path)
+        assert str(error.value).startswith(f"{path}: {said}")
+        assert "\n" not in str(error.value)
 
 
 def test_unknown_child_of_a_stacked_connector_is_refused(tmp_path: Path) -> None:

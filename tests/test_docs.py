@@ -9,9 +9,10 @@ import re
 import sys
 import tarfile
 import types
+import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 import yaml
@@ -19,14 +20,17 @@ import zstandard
 
 from connector_tax.analysis.aggregate import aggregate
 from connector_tax.analysis.records import REQUESTS
+from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_file import load_study
-from connector_tax.config import ROOT
+from connector_tax.config import ROOT, SCHEMAS
 from tests.analysis.synthetic import write_synthetic_study
 from tests.study_folder import on_machines
 
 PACKAGE = ROOT / "scripts" / "connector_tax"
-DOCS = sorted((ROOT / "docs").rglob("*.md"))
+# Written by `make docs`, and not tracked.
+WRITTEN = ROOT / "docs" / "artifacts.md"
+DOCS = sorted({*(ROOT / "docs").rglob("*.md")} - {WRITTEN})
 READMES = [ROOT / folder / "README.md" for folder in (".", "benchmarks", "config")]
 PAPERS = [*DOCS, *READMES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 ARCHIVES = sorted((ROOT / "results" / "archive").glob("*.tar.zst"))
@@ -73,14 +77,17 @@ def _slugs(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=_name)
-def test_every_relative_link_resolves(paper: Path) -> None:
+def test_every_relative_link_resolves(paper: Path, fields: types.ModuleType) -> None:
     for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", paper.read_text("utf-8")):
         if "://" in link:
             continue
-        target = paper.parent / link if link else paper
-        assert target.exists(), f"{_name(paper)}: {link}"
+        target = (paper.parent / link).resolve() if link else paper
+        # A reader of the repository itself does not have it.
+        written = target == WRITTEN and paper.is_relative_to(ROOT / "docs")
+        assert written or target.exists(), f"{_name(paper)}: {link}"
         if anchor:
-            assert anchor in _slugs(target.read_text("utf-8")), f"{_name(paper)}: {link}#{anchor}"
+            text = fields.page() if written else target.read_text("utf-8")
+            assert anchor in _slugs(text), f"{_name(paper)}: {link}#{anchor}"
 
 
 def _defines(text: str, dotted: str) -> bool:
@@ -207,8 +214,9 @@ def test_the_glossary_is_in_order() -> None:
 # ---- files and fields
 
 
-def test_the_fields_page_is_what_its_command_writes(fields: types.ModuleType) -> None:
-    assert fields.PAGE.read_text("utf-8") == fields.page()
+def test_the_tracked_schemas_are_made_of_the_declarations(fields: types.ModuleType) -> None:
+    tracked = {path.name: path.read_text("utf-8") for path in SCHEMAS.iterdir()}
+    assert tracked == fields.schema_texts()
 
 
 def test_a_field_on_one_side_only_is_named(fields: types.ModuleType) -> None:
@@ -219,43 +227,60 @@ def test_a_field_on_one_side_only_is_named(fields: types.ModuleType) -> None:
     assert fields.expanded("{a,b}_p{1,2}_x") == ["a_p1_x", "a_p2_x", "b_p1_x", "b_p2_x"]
 
 
-def test_a_key_of_a_schema_is_found_wherever_it_stands(fields: types.ModuleType) -> None:
-    schema: dict[str, Any] = {
-        "$defs": {"rate": {"type": "number", "exclusiveMinimum": 0, "maximum": 2}},
-        "properties": {
-            "kind": {"enum": ["x", None]},
-            "rates": {"type": "array", "items": {"$ref": "#/$defs/rate"}},
-            "forms": {"additionalProperties": {"properties": {"a": {"type": "string"}}}},
-            "rules": {"type": "array", "items": {"properties": {"at": {"type": "integer"}}}},
-        },
-        "then": {"properties": {"kind": {}, "only_x": {"type": ["null", "integer"]}}},
-        "else": {"properties": {"only_y": {"type": "boolean"}}},
-    }
-    assert {fields.dotted(key.path): key.allowed for key in fields.keys_of(schema)} == {
-        "kind": "x, null",
-        "rates": "list of (number, > 0, ≤ 2)",
-        "forms": "",
-        "forms.<id>": "",
-        "forms.<id>.a": "string",
-        "rules": "",
-        "rules[]": "",
-        "rules[].at": "integer",
-        "only_x": "null or integer",
-        "only_y": "boolean",
-    }
+def test_a_declaration_is_its_schema_and_its_part_of_the_page(fields: types.ModuleType) -> None:
+    class Part(TypedDict):
+        """A part."""
+
+        at: Annotated[int, says("when", ge=0)]
+
+    class Whole(TypedDict):
+        """A file."""
+
+        kind: Annotated[Literal["x"] | None, says("which", default="x")]
+        rates: Annotated[list[Annotated[float, says(gt=0, le=2)]], says("how often", min_length=1)]
+        forms: Annotated[dict[str, Part], says("by id")]
+        rules: Annotated[list[Part], says("in order")]
+        most: NotRequired[Annotated[Annotated[float, says(ge=1)] | None, says("at most")]]
+
+    # A reader of a class looks its annotations up where they stand.
+    Whole.__annotations__ = typing.get_type_hints(Whole, None, {"Part": Part}, include_extras=True)
+    schema = fields.schema_of(Whole)
+    whole = schema["$defs"]["Whole"]
+    assert list(whole["properties"]) == ["kind", "rates", "forms", "rules", "most"]
+    assert whole["required"] == ["rates", "forms", "rules"]
+    assert whole["additionalProperties"] is False
+    assert whole["properties"]["most"]["type"] == ["number", "null"]
+    assert list(fields.keys_of(schema)) == [
+        ("kind", "x, null", 'which (default "x")'),
+        ("rates", "list of (number, > 0, ≤ 2)", "how often"),
+        ("forms", "", "by id"),
+        ("forms.<id>", "", "A part."),
+        ("forms.<id>.at", "integer, ≥ 0", "when"),
+        ("rules", "", "in order"),
+        ("rules[].at", "integer, ≥ 0", "when"),
+        ("most", "number or null, ≥ 1", "at most (optional)"),
+    ]
 
 
-def test_a_comment_belongs_to_the_key_on_its_line(fields: types.ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text("a: 1  # of a\nb:  # of b\n  - c: '#no'\n    # not of d\n    d: 2\n")
-    assert fields.comments(path) == {("a",): "of a", ("b",): "of b"}
+def test_a_declaration_without_a_meaning_is_named(fields: types.ModuleType) -> None:
+    class Part(TypedDict):
+        """A part."""
+
+        at: int
+
+    with pytest.raises(fields.FieldsError, match=r"at: declared without a meaning"):
+        list(fields.keys_of(fields.schema_of(Part)))
 
 
 def test_null_rules_agree_with_the_records_the_analysis_accepts(fields: types.ModuleType) -> None:
-    described = fields.fields_of(fields.dictionary()["files"]["requests"])
-    assert set(REQUESTS.required) <= {f.name for f in described.values() if f.null == "never"}
+    rules = {
+        name: null
+        for pattern, (_, _, null, _) in fields.dictionary()["files"]["requests"]["fields"].items()
+        for name in fields.expanded(pattern)
+    }
+    assert set(REQUESTS.required) <= {name for name, null in rules.items() if null == "never"}
     nullable = {name for wanted in REQUESTS.required_if.values() for name in wanted}
-    assert all(described[name].null != "never" for name in nullable)
+    assert all(rules[name] != "never" for name in nullable)
 
 
 def test_every_column_of_the_tables_is_described(fields: types.ModuleType, tmp_path: Path) -> None:
@@ -264,12 +289,13 @@ def test_every_column_of_the_tables_is_described(fields: types.ModuleType, tmp_p
         tmp_path / "s", blocks=2, nodes=on_machines("a", "b"), steps_per_cell=10, config=small
     )
     written = aggregate(load_study(study_file))
-    described = {e["table"]: e for e in fields.dictionary()["files"].values() if "table" in e}
+    files = fields.dictionary()["files"]
+    described = {e["table"]: fields.described(n, e) for n, e in files.items() if "table" in e}
     assert written.keys() == described.keys()
-    for name, entry in described.items():
+    for name, known in described.items():
         content = written[name]
         head = next(csv.reader(io.StringIO(content))) if isinstance(content, str) else content
-        assert fields.differences(name, set(fields.fields_of(entry)), set(head)) == []
+        assert fields.differences(name, set(known), set(head)) == []
 
 
 def _archived(archive: Path) -> Iterator[tuple[str, Any]]:
@@ -288,19 +314,19 @@ def test_the_shipped_records_are_described_and_keep_to_their_types(
     fields: types.ModuleType,
 ) -> None:
     dictionary = fields.dictionary()["files"]
-    described = {e["example"]: e for e in dictionary.values() if "example" in e}
+    described = {e["example"]: (n, e) for n, e in dictionary.items() if "example" in e}
     kinds = {e["example"]: fields.RECORDS.get(n) for n, e in dictionary.items() if "example" in e}
     seen: dict[str, set[str]] = {}
     for archive in ARCHIVES:
         for name, content in _archived(archive):
             if name in described:
-                each = content.values() if "each" in described[name] else [content]
+                each = content.values() if "each" in described[name][1] else [content]
                 seen.setdefault(name, set()).update(*each)
                 for record in each if kinds[name] is not None else ():
                     checked(record, kinds[name], f"{archive.name}: {name}")
     assert seen.keys() == described.keys()
-    for name, entry in described.items():
-        assert seen[name] <= set(fields.fields_of(entry)), name
+    for name, (key, entry) in described.items():
+        assert seen[name] <= set(fields.described(key, entry)), name
 
 
 def test_the_site_has_every_page_once() -> None:
@@ -312,4 +338,5 @@ def test_the_site_has_every_page_once() -> None:
             yield from pages(value) if isinstance(value, list) else [value]
 
     listed = list(pages(site["nav"]))
-    assert sorted(listed) == [path.relative_to(ROOT / "docs").as_posix() for path in DOCS]
+    pages_there = {path.relative_to(ROOT / "docs").as_posix() for path in [*DOCS, WRITTEN]}
+    assert sorted(listed) == sorted(pages_there)

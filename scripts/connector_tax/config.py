@@ -1,14 +1,19 @@
-"""Configuration files: parse, check against their schema, and say precisely what is wrong.
+"""Configuration files: parse, fill up, check, and say precisely what is wrong.
 
-Each configuration file has a JSON schema in workflow/schemas/; unknown keys are rejected. An error
+Each has a JSON schema in workflow/schemas/, made of the declarations of its fields
+(artifacts/schemas.py); a key with a default may be left out, and unknown keys are refused. An error
 names the file, the key's path, what was found and what is allowed, and nothing has been started yet
 when it is raised.
 """
 
+from __future__ import annotations
+
 import contextlib
+import copy
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,10 +21,14 @@ import yaml
 
 from connector_tax.artifacts.checks import MIN_SAMPLES
 from connector_tax.artifacts.names import PHASE_RULES, PHASES, baseline_of, members_of
-from connector_tax.artifacts.study_records import ConfigurationEntry, EngineSection, StudyConfig
+from connector_tax.artifacts.offences import join, meant, offences
 
 if TYPE_CHECKING:
-    from jsonschema.exceptions import ValidationError
+    from connector_tax.artifacts.study_records import (
+        ConfigurationEntry,
+        EngineSection,
+        StudyConfig,
+    )
 
 _FOLDER = Path(__file__).resolve().parents[2]
 IS_CHECKOUT = (_FOLDER / "workflow" / "Snakefile").is_file()
@@ -51,23 +60,44 @@ _NAMED = re.compile(
 )
 
 
+_ENTRY = {"$ref": "#/$defs/ConfigurationEntry"}
+
+
 class ConfigError(Exception):
     """A configuration is unusable; the text names file, key, what was found, what is allowed."""
+
+
+class _Loader(yaml.CSafeLoader):
+    """The safe loader, refusing a key that stands twice in a mapping."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if (name := str(key.value)) in lines:
+                raise yaml.MarkedYAMLError(
+                    problem=f"found key {name!r} a second time, first on line {lines[name]}",
+                    problem_mark=key.start_mark,
+                )
+            lines[name] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
 
 
 def load_yaml(path: Path) -> Any:
     """Parse a YAML file with the safe loader.
 
     Raises:
-        ConfigError: the file is missing or is not YAML; names the file and the line.
+        ConfigError: the file is missing, is not YAML, or has a key twice; names file and line.
     """
     try:
-        # libyaml's safe loader: PyYAML's own takes ten times as long for a schema.
-        return yaml.CSafeLoader(path.read_text(encoding="utf-8")).get_single_data()
+        return _Loader(path.read_text(encoding="utf-8")).get_single_data()
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise ConfigError(f"{path}: {line}not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def shipped(name: str) -> Path:
@@ -77,20 +107,43 @@ def shipped(name: str) -> Path:
     return own if path.parent == Path("config") and own.exists() and not path.exists() else path
 
 
+@cache
+def _schema(name: str) -> dict[str, Any]:
+    """workflow/schemas/<name>.schema.json."""
+    schema: dict[str, Any] = json.loads((SCHEMAS / f"{name}.schema.json").read_text("utf-8"))
+    return schema
+
+
+def filled(value: Any, name: str, node: Mapping[str, Any] | None = None) -> Any:
+    """A copy of `value` with the defaults of a schema where it has no such key.
+
+    Args:
+        value: as a file has it.
+        name: of the schema.
+        node: the part of the schema that is `value`'s; not given, all of it.
+    """
+    node = _schema(name) if node is None else node
+    if "$ref" in node:
+        node = _schema(name)["$defs"][node["$ref"].rpartition("/")[2]]
+    if isinstance(value, list) and isinstance(node.get("items"), dict):
+        return [filled(item, name, node["items"]) for item in value]
+    if not isinstance(value, Mapping) or "properties" not in node:
+        return copy.deepcopy(value)
+    known: Mapping[str, Any] = node["properties"]
+    given = {key: child["default"] for key, child in known.items() if "default" in child}
+    return {
+        key: filled(inner, name, known.get(key, {})) for key, inner in {**given, **value}.items()
+    }
+
+
 def validate(value: Any, schema_name: str, source: str) -> None:
-    """Check `value` (read from `source`) against workflow/schemas/<schema_name>.
+    """Check `value` (read from `source`) against workflow/schemas/<schema_name>.schema.json.
 
     Raises:
         ConfigError: one line for each offence: `source: key.path: found ..., allowed ...`.
     """
-    # Imported late: a launch validates nothing, and its server would start 100 ms later.
-    from jsonschema import Draft202012Validator
-
-    validator = Draft202012Validator(load_yaml(SCHEMAS / schema_name))
-    errors = sorted(validator.iter_errors(value), key=lambda error: [str(p) for p in error.path])
-    if errors:
-        lines = [line for error in errors for line in _offences(error)]
-        raise ConfigError("\n".join(f"{source}: {line}" for line in dict.fromkeys(lines)))
+    if lines := offences(value, _schema(schema_name)):
+        raise ConfigError("\n".join(f"{source}: {line}" for line in lines))
 
 
 def is_secret(name: str, value: Any) -> bool:
@@ -133,7 +186,7 @@ def _leaves(value: Any, where: str, name: str) -> Iterator[tuple[str, str, Any]]
     if isinstance(value, Mapping):
         for key, inner in value.items():
             own = name if _OF_A_SECRET.search(name) else str(key)
-            yield from _leaves(inner, _join(where, str(key)), own)
+            yield from _leaves(inner, join(where, str(key)), own)
     elif isinstance(value, list):
         before = ""
         for position, inner in enumerate(value):
@@ -145,62 +198,6 @@ def _leaves(value: Any, where: str, name: str) -> Iterator[tuple[str, str, Any]]
         yield where, name, value
 
 
-def _offences(error: "ValidationError") -> list[str]:
-    from jsonschema.exceptions import best_match
-
-    if error.context:
-        deepest = best_match(error.context)
-        if deepest is not None:
-            error = deepest
-    where = _dotted(error.absolute_path)
-    schema: Any = error.schema
-    wanted: Any = error.validator_value
-    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
-        allowed = sorted(schema.get("properties", {}))
-        unknown = [key for key in error.instance if key not in allowed]
-        return [
-            f"{_join(where, key)}: unknown key; allowed here: {', '.join(allowed)}"
-            for key in unknown
-        ]
-    if error.validator == "required":
-        section: Any = error.instance
-        missing = [key for key in wanted if key not in section]
-        return [f"{_join(where, key)}: missing; it is required" for key in missing]
-    return [f"{where or 'the file'}: found {error.instance!r}; allowed: {_allowed(error)}"]
-
-
-def _allowed(error: "ValidationError") -> str:
-    value: Any = error.validator_value
-    texts: dict[str, Callable[[], str]] = {
-        "enum": lambda: "one of " + ", ".join("null" if v is None else str(v) for v in value),
-        "const": lambda: repr(value),
-        "type": lambda: " or ".join(value) if isinstance(value, list) else str(value),
-        "minimum": lambda: f">= {value}",
-        "maximum": lambda: f"<= {value}",
-        "exclusiveMinimum": lambda: f"> {value}",
-        "exclusiveMaximum": lambda: f"< {value}",
-        "pattern": lambda: f"text matching {value}",
-        "minItems": lambda: f"at least {value} items",
-        "maxItems": lambda: f"at most {value} items",
-        "uniqueItems": lambda: "no item twice",
-        "minLength": lambda: f"at least {value} characters",
-        "maxLength": lambda: f"at most {value} characters",
-    }
-    describe = texts.get(str(error.validator))
-    return describe() if describe else error.message
-
-
-def _dotted(path: Iterable[str | int]) -> str:
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
-
-
-def _join(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
-
-
 def load_configurations(path: Path) -> dict[str, ConfigurationEntry]:
     """The connector configurations of `path` by id, in file order.
 
@@ -209,7 +206,7 @@ def load_configurations(path: Path) -> dict[str, ConfigurationEntry]:
     """
     value = load_yaml(path)
     refuse_secrets(value, str(path))
-    validate(value, "configurations.schema.yaml", str(path))
+    validate(value, "configurations", str(path))
     return _by_id(value["configurations"], {}, f"{path}: configurations")
 
 
@@ -221,20 +218,7 @@ def with_own(
     Raises:
         ConfigError: an id that stands twice, or a child that is not defined.
     """
-    own: list[ConfigurationEntry] = [
-        {
-            "label": entry["id"].replace("_", " "),
-            "module_path": None,
-            "role": None if entry["connector"] is None else "kv_both",
-            "extra_config": {},
-            "children": [],
-            "gate": None,
-            "purpose": "Defined by the study.",
-            **entry,
-        }
-        for entry in config.get("connectors", [])
-    ]
-    return _by_id(own, known, f"{source}: connectors")
+    return _by_id(config.get("connectors", []), known, f"{source}: connectors")
 
 
 def _by_id(
@@ -246,9 +230,13 @@ def _by_id(
         if entry["id"] in by_id:
             where = f"{source}[{position}].id"
             raise ConfigError(f"{where}: found {entry['id']!r} a second time; ids are unique")
-        by_id[entry["id"]] = entry
+        absent = {
+            "label": entry["id"].replace("_", " "),
+            "role": None if entry["connector"] is None else "kv_both",
+        }
+        by_id[entry["id"]] = absent | filled(entry, "configurations", _ENTRY)
     for entry in entries:
-        for child in entry["children"]:
+        for child in by_id[entry["id"]]["children"]:
             if child not in by_id or by_id[child]["children"] or child == entry["id"]:
                 raise ConfigError(
                     f"{source}: {entry['id']}.children: found {child!r}; "
@@ -261,20 +249,27 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
     """Check one study's configuration: its schema, then what a schema cannot say.
 
     Args:
-        given: the merged configuration, as Snakemake or a test hands it over.
+        given: the merged configuration, as Snakemake or a test hands it over; it is not changed.
         source: the file name(s) to show in an error.
         known: the configuration ids config/configurations.yaml defines; those under the study's own
             `connectors` may be named too.
 
     Returns:
-        the same configuration.
+        the configuration with the defaults of what it leaves out.
 
     Raises:
         ConfigError: names the key, what was found and what is allowed.
     """
     refuse_secrets(given, source)
-    validate(dict(given), "config.schema.yaml", source)
-    config = cast(StudyConfig, given)
+    # Snakemake's are ordered dictionaries.
+    plain = json.loads(json.dumps(given))
+    validate(plain, "config", source)
+    config = cast("StudyConfig", filled(plain, "config"))
+    # Filled by `with_own` where they are looked at: study.json has them as they were given.
+    if "connectors" in plain:
+        config["connectors"] = plain["connectors"]
+    _check_engine(config["engine"], source)
+    _check_choices(config, source)
     baseline = baseline_of(config)
     known = [*known, *(entry["id"] for entry in config.get("connectors", []))]
     for key, ids in (
@@ -294,15 +289,9 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
         for position, identifier in enumerate(ids):
             if identifier not in allowed:
                 raise ConfigError(
-                    f"{source}: {key}[{position}]: found {identifier!r}; "
-                    f"allowed: {', '.join(allowed)}"
+                    f"{source}: {key}[{position}]: found {identifier!r};"
+                    f"{meant(identifier, allowed)} allowed: {', '.join(allowed)}"
                 )
-    device = config["engine"].get("device")
-    if "device_time" in config["engine"] and device != "emulated":
-        raise ConfigError(
-            f"{source}: engine.device_time: found with engine.device {device}; allowed: with "
-            "emulated alone"
-        )
     rates = config["phase_a"]["rates_rps"]
     if rates != sorted(rates):
         raise ConfigError(f"{source}: phase_a.rates_rps: found {rates}; allowed: ascending rates")
@@ -328,6 +317,50 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
             "requests queue inside the client"
         )
     return config
+
+
+def _check_engine(engine: EngineSection, source: str) -> None:
+    """Check that an engine has the keys of its kind and no others."""
+    kind = engine["kind"]
+    lines = []
+    for key, child in _schema("config")["$defs"]["EngineSection"]["properties"].items():
+        if not {"kinds", "optional"} & child.keys():
+            continue
+        needed, optional = child.get("kinds", []), child.get("optional", [])
+        if key in engine and kind not in [*needed, *optional]:
+            lines.append(f"engine.{key}: found with engine.kind {kind}; allowed: no such key")
+        elif key not in engine and kind in needed:
+            lines.append(f"engine.{key}: missing; it is required")
+    device = engine.get("device")
+    if (device == "emulated") != ("device_time" in engine):
+        lines.append(
+            f"engine.device_time: with engine.device {device}; allowed: with emulated alone"
+        )
+    # Whoever meets a number of it meets these words.
+    if device == "emulated" and "device time emulated" not in engine["label"]:
+        lines.append(
+            f"engine.label: found {engine['label']!r}; allowed: one with the words 'device time "
+            "emulated'"
+        )
+    if lines:
+        raise ConfigError("\n".join(f"{source}: {line}" for line in lines))
+
+
+def _check_choices(config: StudyConfig, source: str) -> None:
+    """Check the keys that are there with another's value only."""
+    process, shape = config["arrivals"]["process"], config["arrivals"]["gamma_shape"]
+    if (process == "gamma") != (shape is not None):
+        allowed = (
+            "a number > 0 with process gamma" if process == "gamma" else f"null with {process}"
+        )
+        raise ConfigError(f"{source}: arrivals.gamma_shape: found {shape}; allowed: {allowed}")
+    machine = config.get("rehearsal")
+    pairs = ({"accelerator", "model_config"}, {"archive", "launch"})
+    if machine is not None and sum(pair <= machine.keys() for pair in pairs) != 1:
+        raise ConfigError(
+            f"{source}: rehearsal: found {', '.join(machine) or 'nothing'}; allowed: accelerator"
+            " and model_config, or archive and launch"
+        )
 
 
 def pythons_of(engine: EngineSection) -> list[str]:

@@ -4,49 +4,25 @@ The peaks are those of config/accelerators.yaml, the model's sizes those of its 
 Communication between the GPUs of a tensor-parallel engine is left out.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import ConfigError, load_yaml, shipped, validate
 from connector_tax.files import read_json
 from connector_tax.model_size import ModelSize, read_model
 from connector_tax.vllm.device_time.roofline import Batch, device_us
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import Accelerator, Efficiency, EngineSection
 
 TABLE = "config/accelerators.yaml"
 # vLLM's on a GPU, where its flags do not say.
 KV_BLOCK = 16
 MEMORY_FLAG = "--gpu-memory-utilization"
 MEMORY_SHARE = 0.9
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """One row of the table; `fp8_tflops` is None where it has no fp8."""
-
-    name: str
-    bf16_tflops: float
-    fp8_tflops: float | None
-    bandwidth_gb_s: float
-    memory_mib: float
-    source: str
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """What is reached of the peaks, and what a start takes; keys of the table."""
-
-    linear: float
-    attention: float
-    bandwidth: float
-    host_us: float
-    besides_us: float
-    reserve_gib: float
-    start_s: float
-    load_gb_s: float
-    step_sd: float
-    launch_sd: float
 
 
 def read_accelerator(
@@ -62,12 +38,12 @@ def read_accelerator(
     """
     path = shipped(TABLE)
     table = load_yaml(path)
-    validate(table, "accelerators.schema.yaml", str(path))
+    validate(table, "accelerators", str(path))
     rows = table["accelerators"]
     if name not in rows:
         raise ConfigError(f"{key}: found {name!r}; allowed: {', '.join(rows)}")
-    own = rows[name].pop("efficiency", {})
-    return Accelerator(name, **rows[name]), Efficiency(**{**table["efficiency"], **own})
+    reached: Efficiency = table["efficiency"] | rows[name].get("efficiency", {})
+    return rows[name], reached
 
 
 @dataclass(frozen=True)
@@ -84,14 +60,17 @@ class Roofline:
     gpus: int
 
     def __post_init__(self) -> None:
-        if self.model.weight_bytes == 1 and self.accelerator.fp8_tflops is None:
-            raise ConfigError(f"rehearsal.accelerator: {self.accelerator.name} has no fp8")
+        if self.model.weight_bytes == 1 and self.accelerator["fp8_tflops"] is None:
+            raise ConfigError(
+                "rehearsal.accelerator: found one without fp8; allowed: one that has it, as the "
+                "model's weights are fp8"
+            )
 
     @cached_property
     def coefficients(self) -> dict[str, float]:
         """Of `device_us`: operations, bytes, and what is reached of the peaks in a second."""
         model, gpu, reached = self.model, self.accelerator, self.efficiency
-        peak = gpu.fp8_tflops if model.weight_bytes == 1 else gpu.bf16_tflops
+        peak = gpu["fp8_tflops"] if model.weight_bytes == 1 else gpu["bf16_tflops"]
         assert peak is not None
         experts = model.layers * model.experts * model.expert
         dense = model.layers * model.dense + model.embedding
@@ -101,12 +80,12 @@ class Roofline:
             "expert_share": model.experts_per_token / model.experts if model.experts else 0,
             "dense_bytes": dense * model.weight_bytes,
             "expert_bytes": experts * model.weight_bytes,
-            "linear_flops_s": peak * 1e12 * reached.linear * self.gpus,
-            "bandwidth_bytes_s": gpu.bandwidth_gb_s * 1e9 * reached.bandwidth * self.gpus,
+            "linear_flops_s": peak * 1e12 * reached["linear"] * self.gpus,
+            "bandwidth_bytes_s": gpu["bandwidth_gb_s"] * 1e9 * reached["bandwidth"] * self.gpus,
             "attention_flops": 4 * model.layers * model.heads * model.head_dim,
-            "attention_flops_s": gpu.bf16_tflops * 1e12 * reached.attention * self.gpus,
+            "attention_flops_s": gpu["bf16_tflops"] * 1e12 * reached["attention"] * self.gpus,
             "kv_bytes": model.kv_bytes_per_token,
-            "besides_us": reached.besides_us,
+            "besides_us": reached["besides_us"],
         }
 
     def device_us(self, batch: Batch) -> float:
@@ -115,8 +94,8 @@ class Roofline:
 
     def kv_tokens(self, memory_share: float) -> int:
         """Tokens that the KV cache has room for; negative where the weights do not fit."""
-        memory = self.accelerator.memory_mib * 2**20 * memory_share
-        memory -= self.efficiency.reserve_gib * 2**30
+        memory = self.accelerator["memory_mib"] * 2**20 * memory_share
+        memory -= self.efficiency["reserve_gib"] * 2**30
         weights = self.model.parameters * self.model.weight_bytes
         return int((memory * self.gpus - weights) // self.model.kv_bytes_per_token)
 
@@ -124,7 +103,7 @@ class Roofline:
     def startup_s(self) -> float:
         """From launch to ready."""
         weights = self.model.parameters * self.model.weight_bytes
-        return self.efficiency.start_s + weights / self.efficiency.load_gb_s / 1e9
+        return self.efficiency["start_s"] + weights / self.efficiency["load_gb_s"] / 1e9
 
 
 def device_time(engine: EngineSection) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Continuous batching: limits of a step, KV blocks, preemption, the prefix cache."""
 
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -154,7 +154,7 @@ def test_every_request_gets_exactly_its_tokens_within_the_limits(
     decodes: int | None,
     blocks: int,
     decode_first: bool,
-    policy: str,
+    policy: Literal["fifo", "pack"],
     prefill_budget: int | None,
     aborted: set[int],
     text: bytes,

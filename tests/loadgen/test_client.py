@@ -99,7 +99,15 @@ def test_request_ids_are_of_one_run_alone(tmp_path: Path) -> None:
     assert len(set.union(*runs)) == 20
 
 
-@pytest.mark.parametrize("counts", [None, {}, {"prompt_tokens": None, "completion_tokens": None}])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        None,
+        {},
+        {"prompt_tokens": None, "completion_tokens": None},
+        {"prompt_tokens": 0, "completion_tokens": 0},
+    ],
+)
 def test_a_response_without_usage_is_counted_by_the_client(
     counts: dict[str, Any] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,7 +83,7 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     ),
     "a cell that is a path": (in_study("cells", "A", 0, "cell", value="../x"), "text matching"),
     "a study in study.json that is a path": (in_study("study", value="../x"), "text matching"),
-    "a study without cells": (in_study("cells", value={}), "cells.A: missing"),
+    "a study without cells": (in_study("cells", value={}), "cells: found {}; allowed: at"),
     "a million blocks": (in_study("blocks", value=10**6), "allowed: <= 100"),
     "a study that is a list": (whole_study(b"[]"), "allowed: object"),
     "a study of brackets": (whole_study(b"[" * 200_000), "study.json"),

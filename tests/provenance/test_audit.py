@@ -110,7 +110,8 @@ MALFORMED: dict[str, tuple[Tamper, str]] = {
         lambda root: replace(root / INDEX, "[" * 200_000), "index.json: not valid JSON"),
     "a study of brackets": (
         lambda root: replace(root / "study.json", "[" * 200_000), "study.json: not valid JSON"),
-    "a study that is a list": (lambda root: replace(root / "study.json", "[]"), "found list"),
+    "a study that is a list": (
+        lambda root: replace(root / "study.json", "[]"), r"found \[\]; allowed: object"),
     "a chain that is no JSON": (
         lambda root: replace(root / "seals.jsonl", "x\n"), "seals.jsonl:1: not a link"),
     "a chain of nothing": (lambda root: replace(root / "seals.jsonl", "{}\n"), "key 'files'"),

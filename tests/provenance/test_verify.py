@@ -8,8 +8,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from connector_tax.analysis.aggregate import write_tables
+from connector_tax.artifacts.study_file import load_study
 from connector_tax.config import ROOT
 from connector_tax.provenance import verify
+from connector_tax.provenance.unpack import unpack
+from tests.analysis.tables import edit_csv, one
 
 ARCHIVE = ROOT / "results" / "archive" / "default.tar.zst"
 CELL = "plain/block0/A/r40"
@@ -107,3 +111,26 @@ def test_a_damaged_table_is_refused(unpacked: Path, tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "a file is damaged or missing" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_the_tables_of_this_release_are_read_and_a_changed_digit_is_named(
+    unpacked: Path, tmp_path: Path
+) -> None:
+    study = tmp_path / "study"
+    unpack(ARCHIVE, study)
+    write_tables(load_study(study / "study.json"))
+    effects = changed(unpacked, tmp_path, "published/analysis/taxes.csv").with_name("effects.csv")
+    shutil.rmtree(effects.parent)
+    shutil.copytree(study / "analysis", effects.parent)
+    assert verified(tmp_path / "archive").returncode == 0
+
+    def raise_tax(rows: list[dict[str, str]]) -> None:
+        where = {"config": "mooncake_both", "cell": "r40", "metric": "ttft_p90"}
+        row = one(rows, quantity="tax", **where)
+        row["hi"] = str(float(row["hi"]) * (1 + 1e-6))
+
+    edit_csv(effects, raise_tax)
+    result = verified(tmp_path / "archive")
+    assert result.returncode == 1, result.stderr
+    assert "DIFFERS taxes mooncake_both A r40 ttft_p90 tax_hi" in result.stdout
+    assert " 1 differ." in result.stdout

@@ -37,6 +37,7 @@ from connector_tax.rehearsal.page import COLUMNS, Section, page
 from connector_tax.rehearsal.study import RESAMPLES
 from connector_tax.roofline import Roofline, read_accelerator
 from connector_tax.study.design import resolve
+from connector_tax.vllm.device_time.roofline import device_us
 from tests.analysis.synthetic import write_synthetic_study
 from tests.study_folder import write_stages
 from tests.workflow.harness import TINY
@@ -45,14 +46,25 @@ from tests.workflow.small import smaller
 QWEN = ROOT / "config/models/Qwen3-Coder-30B-A3B-Instruct.json"
 
 
+def test_an_emulated_device_is_rehearsed_as_it_is_emulated() -> None:
+    study, real = (
+        resolve(load_yaml(ROOT / f"config/{n}.yaml"), n) for n in ("h20-emulated", "h20")
+    )
+    machine, plan = machine_of(study), StepPlan(decode_seqs=16, kv_tokens=67_200)
+    coefficients = study["config"]["engine"]["device_time_content"]
+    assert machine.device_us is not None
+    assert machine.device_us(plan) == pytest.approx(device_us(coefficients, plan))
+    # No weights are read, nothing is compiled.
+    assert machine.startup_s < machine_of(real).startup_s
+
+
 @pytest.fixture
 def at_the_peak() -> Roofline:
     """An H20 that reaches all of its peaks."""
     accelerator, efficiency = read_accelerator("H20")
-    whole = replace(
-        efficiency, linear=1.0, attention=1.0, bandwidth=1.0, besides_us=0.0, reserve_gib=0.0
-    )
-    return Roofline(read_model(QWEN), accelerator, whole, 1)
+    efficiency |= {"linear": 1.0, "attention": 1.0, "bandwidth": 1.0}
+    efficiency |= {"besides_us": 0.0, "reserve_gib": 0.0}
+    return Roofline(read_model(QWEN), accelerator, efficiency, 1)
 
 
 def test_a_models_size_is_that_of_its_config(at_the_peak: Roofline) -> None:
@@ -85,7 +97,7 @@ def test_an_accelerator_without_fp8_refuses_a_model_of_fp8(tmp_path: Path) -> No
     content = read_json(QWEN) | {"quantization_config": {"quant_method": "fp8"}}
     write_json(tmp_path / "config.json", content)
     accelerator, efficiency = read_accelerator("A100")
-    with pytest.raises(ConfigError, match="A100 has no fp8"):
+    with pytest.raises(ConfigError, match="found one without fp8"):
         Roofline(read_model(tmp_path / "config.json"), accelerator, efficiency, 1)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from connector_tax.artifacts.names import Launch
-from connector_tax.config import ROOT, ConfigError, load_yaml
+from connector_tax.config import ROOT, ConfigError, filled, load_yaml
 from connector_tax.files import write_json
 from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.design import (
@@ -24,7 +24,7 @@ from connector_tax.study.design import (
 
 
 def default_config() -> Any:
-    return load_yaml(ROOT / "config" / "config.yaml")
+    return filled(load_yaml(ROOT / "config" / "config.yaml"), "config")
 
 
 @given(

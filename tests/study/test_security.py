@@ -68,7 +68,7 @@ def test_a_hostile_configuration_id_is_refused_where_it_is_defined() -> None:
     value = load_yaml(ROOT / "config" / "configurations.yaml")
     value["configurations"][1]["id"] = HOSTILE
     with pytest.raises(ConfigError, match=r"configurations\[1\]\.id: found"):
-        validate(value, "configurations.schema.yaml", "configurations.yaml")
+        validate(value, "configurations", "configurations.yaml")
 
 
 def test_a_hostile_identifier_that_got_through_does_no_harm(tmp_path: Path) -> None:

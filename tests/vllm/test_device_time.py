@@ -120,7 +120,7 @@ def test_the_device_takes_what_a_rehearsal_takes_it_to(batch: StepPlan) -> None:
     accelerator, reached = read_accelerator("H20")
     model = read_model(ROOT / "config/models/Qwen3-Coder-30B-A3B-Instruct.json")
     rehearsed = Roofline(model, accelerator, reached, 1).device_us(batch)
-    besides = content["besides_us"] - reached.besides_us
+    besides = content["besides_us"] - reached["besides_us"]
     assert device_us(content, batch) == pytest.approx(rehearsed + besides)
 
 

@@ -1,6 +1,8 @@
 """A real vLLM beside an emulated device: `pytest -m long tests/vllm/test_device_time_real.py`."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -20,12 +22,18 @@ pytestmark = [
 ]
 
 
-def gate(folder: Path, configuration: str, **flags: Any) -> list[str]:
+def gate(
+    folder: Path,
+    configuration: str,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **flags: Any,
+) -> list[str]:
     """The notes of a configuration's gate in the study of the emulated H20."""
     config = load_yaml(ROOT / "config/h20-emulated.yaml")
     config["engine"]["python"] = str(PYTHON)
     config["engine"]["flags"] |= flags
-    config["server"]["device"] = "vllm_tests"
+    config["engine"]["environment"] |= dict(environment)
+    config["server"] |= {"device": "vllm_tests", "ready_timeout_s": 500}
     model = ROOT / config["engine"]["model"]
     if not (model / "config.json").exists():
         write_model(model, read_json(ROOT / config["engine"]["device_time"]["model_config"]))
@@ -42,11 +50,13 @@ def test_nothing_that_is_replaced_is_missing() -> None:
     overlay.refuse_unfit_for_device_time(PYTHON)
 
 
+@pytest.mark.parametrize("start", ["spawn", "fork"])
 @pytest.mark.parametrize("configuration", ["plain", "mooncake_both", "nixl_both"])
-def test_it_runs_the_host_path_of_a_gpu(tmp_path: Path, configuration: str) -> None:
-    notes = gate(tmp_path, configuration)
+def test_it_runs_the_host_path_of_a_gpu(tmp_path: Path, configuration: str, start: str) -> None:
+    notes = gate(tmp_path, configuration, {"VLLM_WORKER_MULTIPROC_METHOD": start})
     proof = next(note for note in notes if note.startswith("device time emulated"))
-    print(f"\n{configuration}: {proof}")
+    ready = next(note for note in notes if "answered 200 after" in note)
+    print(f"\n{configuration}, {start}: {ready}; {proof}")
     assert "160 steps" in proof
     assert "vllm.v1.worker.cpu.model_runner.CPUModelRunner, async_scheduling True" in proof
 
@@ -57,5 +67,6 @@ def test_lmcache_runs_in_it_or_says_why_not(tmp_path: Path, configuration: str) 
 
 
 def test_another_executor_than_a_gpus_is_refused(tmp_path: Path) -> None:
+    flags: dict[str, Any] = {"--distributed-executor-backend": "mp"}
     with pytest.raises(preflight.GateError, match="executor is 'mp', beside a GPU it is 'uni'"):
-        gate(tmp_path, "plain", **{"--distributed-executor-backend": "mp"})
+        gate(tmp_path, "plain", **flags)

@@ -2,10 +2,14 @@
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from connector_tax.config import ROOT
 from tests.workflow.harness import prepare, run
@@ -113,6 +117,75 @@ def test_a_broken_configuration_stops_before_anything_starts(folder: Path) -> No
     assert done.returncode != 0
     assert "study.yaml: cell.floor_s: found -1; allowed: > 0" in done.stdout + done.stderr
     assert not (folder / "results").exists()
+
+
+PROFILE = ("--workflow-profile", str(ROOT / "profiles" / "default"))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            ("nothere.yaml", "--", "all"),
+            "nothere.yaml: no such file; what is to be made",
+        ),
+        (("all",), "all: no such file; what is to be made comes after --"),
+        (("tab.yaml", "--", "all"), "tab.yaml: line 2: not valid YAML: found character"),
+        (("broken.yaml", "--", "all"), "broken.yaml: line 2: not valid YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_laid_over_is_one_line(
+    folder: Path, files: tuple[str, ...], said: str
+) -> None:
+    (folder / "tab.yaml").write_text("cell:\n\tfloor_s: 1\n")
+    (folder / "broken.yaml").write_text("blocks: [1,\n")
+    snakemake = str(Path(sys.executable).with_name("snakemake"))
+    done = subprocess.run(
+        [snakemake, "-s", str(ROOT / "Snakefile"), *PROFILE, "--configfile", "study.yaml", *files],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    told = [line for line in (done.stdout + done.stderr).splitlines() if "profile" not in line]
+    assert len(told) == 1
+    assert said in told[0]
+
+
+def test_a_key_that_stands_twice_is_refused(folder: Path) -> None:
+    with (folder / "study.yaml").open("a") as file:
+        file.write("blocks: 2\n")
+    done = run(folder, "all", options=("--dry-run",))
+    assert done.returncode != 0
+    assert "not valid YAML: found key 'blocks' a second time" in done.stdout + done.stderr
+
+
+def test_the_catalogs_own_study_is_planned(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / ".test", tmp_path / "x")
+    snakemake = str(Path(sys.executable).with_name("snakemake"))
+    done = subprocess.run(
+        [snakemake, "-s", str(ROOT / "workflow" / "Snakefile"), "-d", str(tmp_path / "x"), "-n"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert planned(done.stdout + done.stderr)["all"] == 1
+
+
+def test_every_job_has_the_packages_of_the_lock() -> None:
+    """With --sdm conda; and the environment has what the lock has."""
+    pinned = re.findall(
+        r"^([a-z0-9][^ ]*==[^ ;]+)", (ROOT / "envs/pipeline.lock").read_text(), re.M
+    )
+    (environment,) = (ROOT / "workflow" / "envs").glob("*.yaml")
+    content = yaml.safe_load(environment.read_text())
+    (packages,) = (entry["pip"] for entry in content["dependencies"] if isinstance(entry, dict))
+    assert [package.split(" ")[0] for package in packages] == pinned
+    rules = [path.read_text() for path in (ROOT / "workflow").rglob("*.smk")]
+    for text in [*rules, (ROOT / "workflow" / "Snakefile").read_text()]:
+        assert text.count("shell:\n") == len(re.findall(r"conda:\n +CONDA\n", text))
 
 
 def test_the_dag_can_be_drawn(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The workflow under a Snakemake that was installed with nothing beside it."""
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -53,6 +54,18 @@ def call(python: Path, folder: Path, *options: str) -> subprocess.CompletedProce
         capture_output=True,
         text=True,
     )
+
+
+@pytest.mark.long
+def test_the_lowest_supported_version_plans_it_too(tmp_path: Path) -> None:
+    rules = (ROOT / "workflow" / "rules" / "common.smk").read_text()
+    lowest = re.findall(r'^min_version\("([\d.]+)"\)', rules, re.M)
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", f"snakemake=={lowest[0]}.*"], check=True)
+    done = call(python, prepare(tmp_path / "study"), "--dry-run", "--", "all")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert planned(done.stdout + done.stderr)["phase_a"] == 1
 
 
 def test_it_plans_the_whole_study(python: Path, tmp_path: Path) -> None:

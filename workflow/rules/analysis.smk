@@ -23,5 +23,7 @@ rule aggregate:
         [f"{RESULTS}/{paths.ANALYSIS}/{name}" for name in paths.PARQUET_FILES],
     log:
         f"{RESULTS}/logs/aggregate.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.analysis.aggregate --study {input.study} 2>&1 | tee {log}"

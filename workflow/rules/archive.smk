@@ -23,6 +23,8 @@ rule pack:
         ARCHIVED,
     log:
         f"{RESULTS}/logs/pack.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.provenance.archive pack --study {input.study} --manifest MANIFEST.md"
         " --out {output} 2>&1 | tee {log}"

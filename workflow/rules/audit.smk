@@ -4,6 +4,8 @@
 rule audit:
     log:
         f"{RESULTS}/logs/audit.log",
+    conda:
+        CONDA
     params:
         study=f"{RESULTS}/study.json",
     shell:

@@ -8,12 +8,9 @@ from snakemake.utils import min_version
 
 min_version("9.17")  # the first that runs jobs by their `priority`
 
-# Where it is not installed, the package that lies beside this file, in the jobs too.
-SOURCES = None
+# The package lies beside this file. The jobs find it there too, in whichever environment they run.
+SOURCES = str(Path(sys._getframe().f_code.co_filename).resolve().parents[2] / "scripts")
 if find_spec("connector_tax") is None:
-    SOURCES = str(
-        Path(sys._getframe().f_code.co_filename).resolve().parents[2] / "scripts"
-    )
     sys.path.insert(0, SOURCES)
 
 # Snakemake alone plans a study; its jobs need these too.
@@ -31,7 +28,7 @@ import connector_tax
 from snakemake.exceptions import WorkflowError
 from snakemake.settings.types import SharedFSUsage
 
-from connector_tax.config import ConfigError
+from connector_tax.config import ConfigError, load_yaml
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.study_file import every_launch, launches
@@ -63,6 +60,9 @@ ARCHIVE = config.pop("archive", None)
 STUDIES = config.pop("studies", None)
 try:
     if ARCHIVE is None:
+        # Snakemake takes a key that stands twice for the second.
+        for file in workflow.configfiles:
+            load_yaml(Path(file))
         STUDY = planned(config, SOURCE)
         RESULTS = f"results/{STUDY['study']}"
     else:
@@ -76,7 +76,7 @@ try:
 except (ConfigError, ArtifactError) as error:
     raise WorkflowError(str(error)) from None
 
-# One block at a time on each slot (`devices`), whatever --cores is: a resource that no command line needs to limit.
+# One block at a time on each slot (`devices`), whatever --cores is. A Snakefile has no public way to limit a resource.
 SLOTS = [slot["id"] for slot in STUDY["config"].get("devices", [])]
 for slot in SLOTS:
     workflow.register_resource(f"device_{slot}", 1)
@@ -119,8 +119,15 @@ onstart:
     remove_temporaries(Path(RESULTS))
 
 
-# What holds the packages of envs/pipeline.lock where they are not installed (--sdm apptainer); built from Containerfile.
+report: "../report/workflow.rst"
+
+
+# What holds the packages of envs/pipeline.lock where they are not installed: with --sdm apptainer an image that is built
+# from Containerfile, with --sdm conda an environment.
 container: "build/connector-tax.sif"
+
+
+CONDA = workflow.source_path("../envs/study.yaml")
 
 
 wildcard_constraints:

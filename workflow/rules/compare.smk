@@ -4,6 +4,8 @@
 rule compare:
     log:
         "results/compare/compare.log",
+    conda:
+        CONDA
     params:
         studies=two_studies,
     shell:

@@ -6,6 +6,8 @@ rule study:
         f"{RESULTS}/study.json",
     log:
         f"{RESULTS}/logs/study.log",
+    conda:
+        CONDA
     params:
         # A function: braces in its value are not taken for wildcards.
         config=lambda wildcards: json.dumps(config, sort_keys=True),
@@ -26,6 +28,8 @@ rule environment:
         f"{RESULTS}/env.txt",
     log:
         f"{RESULTS}/logs/environment.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.provenance.environment --study {input.study} 2>&1 | tee {log}"
 
@@ -36,6 +40,8 @@ rule rehearse:
         study=f"{RESULTS}/study.json",
     log:
         f"{RESULTS}/logs/rehearse.log",
+    conda:
+        CONDA
     threads: workflow.cores
     shell:
         "python -m connector_tax.rehearsal --study {input.study} 2> {log}"
@@ -50,6 +56,8 @@ rule durations:
         f"{RESULTS}/durations.json",
     log:
         f"{RESULTS}/logs/durations.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.rehearsal.durations --study {input.study} 2>&1 | tee {log}"
 
@@ -60,5 +68,7 @@ rule plan:
         study=f"{RESULTS}/study.json",
     log:
         f"{RESULTS}/logs/plan.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.rehearsal.plan --study {input.study} 2> {log}"

@@ -26,6 +26,8 @@ rule figure:
         f"{RESULTS}/figures/{{figure}}.csv",
     log:
         f"{RESULTS}/logs/{{figure}}.log",
+    conda:
+        CONDA
     params:
         caption=lambda wildcards: FIGURES[wildcards.figure].caption,
     shell:

@@ -15,6 +15,8 @@ rule manifest:
         f"{RESULTS}/manifest.md",
     log:
         f"{RESULTS}/logs/manifest.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.provenance.manifest --study {input.study} 2>&1 | tee {log}"
 
@@ -34,5 +36,7 @@ rule complete:
         f"{RESULTS}/complete.json",
     log:
         f"{RESULTS}/logs/complete.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.study.complete --study {input.study} --out {output} 2>&1 | tee {log}"

@@ -9,6 +9,8 @@ rule patch_apply:
         f"{RESULTS}/patch/patch_status.json",
     log:
         f"{RESULTS}/logs/patch_apply.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.study.patch apply --study {input.study} 2>&1 | tee {log}"
 
@@ -24,6 +26,8 @@ rule patch_revert:
         f"{RESULTS}/patch/revert_status.json",
     log:
         f"{RESULTS}/logs/patch_revert.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.study.patch revert --study {input.study} 2>&1 | tee {log}"
 

@@ -10,6 +10,8 @@ rule phase_a:
     log:
         block_files("A", "logs/{config}.block{{block}}.{phase}.log"),
     priority: block_priority("A")
+    conda:
+        CONDA
     threads: max(1, workflow.cores // max(1, len(SLOTS)))
     resources:
         **block_slots(),
@@ -59,5 +61,7 @@ rule sweep:
         study=f"{RESULTS}/study.json",
     log:
         f"{RESULTS}/logs/sweep.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.study.complete --study {input.study} --phase A 2>&1 | tee {log}"

@@ -9,6 +9,8 @@ rule preflight:
         f"{RESULTS}/preflight/preflight_status.json",
     log:
         f"{RESULTS}/logs/preflight.log",
+    conda:
+        CONDA
     threads: workflow.cores
     shell:
         "python -m connector_tax.study.preflight --study {input.study} 2>&1 | tee {log}"

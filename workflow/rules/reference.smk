@@ -10,6 +10,8 @@ rule reference_rates:
         f"{RESULTS}/reference_rates.json",
     log:
         f"{RESULTS}/logs/reference_rates.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.analysis.reference --study {input.study} 2>&1 | tee {log}"
 
@@ -23,6 +25,8 @@ rule shape_rates:
         f"{RESULTS}/preflight/shape_rates.json",
     log:
         f"{RESULTS}/logs/shape_rates.log",
+    conda:
+        CONDA
     threads: workflow.cores
     shell:
         "python -m connector_tax.study.shape_rates --study {input.study} 2>&1 | tee {log}"

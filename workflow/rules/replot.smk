@@ -18,6 +18,8 @@ rule unpack:
         launch_indexes("Bp"),
     log:
         f"{RESULTS}.unpack.log",
+    conda:
+        CONDA
     params:
         folder=RESULTS,
     shell:

@@ -32,5 +32,7 @@ rule report_html:
         ),
     log:
         f"{RESULTS}/logs/report.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.report --study {input.study} 2>&1 | tee {log}"

@@ -30,6 +30,8 @@ rule vllm_environment:
         f"{VLLM_ENVIRONMENT}.log",
     wildcard_constraints:
         environment=r"vllm-cpu|vllm-cpu-0\.31|vllm-gpu",
+    conda:
+        CONDA
     threads: workflow.cores
     shell:
         "python -m connector_tax.vllm.environment {wildcards.environment:q} 2>&1 | tee {log}"
@@ -46,6 +48,8 @@ rule tiny_model:
         ),
     log:
         f"{MODELS}/{{model}}.log",
+    conda:
+        CONDA
     params:
         folder=lambda wildcards, output: str(Path(output[0]).parent),
         config=MODEL_OPTION,
@@ -62,6 +66,8 @@ rule model:
         f"{RESULTS}/model.json",
     log:
         f"{RESULTS}/logs/model.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.study.fetch --study {input.study} 2>&1 | tee {log}"
 
@@ -73,5 +79,7 @@ rule doctor:
         study=f"{RESULTS}/study.json",
     log:
         f"{RESULTS}/logs/doctor.log",
+    conda:
+        CONDA
     shell:
         "python -m connector_tax.rehearsal.doctor --study {input.study} 2>&1 | tee {log}"

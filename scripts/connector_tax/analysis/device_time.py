@@ -3,7 +3,8 @@
 `exposed_us` is for how long the device had nothing to do though the engine had: from the end of the
 step before, or from when the engine core was given the first request, to the step's start.
 `host_busy_us` is what the host's thread worked for a step: from when it went on after the step
-before to when it waited for this one. Both need no other configuration to compare with.
+before to when it waited for this one. Time in which it was ready and had no CPU is in both; both
+need no other configuration to compare with.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -37,6 +37,7 @@ SIDES: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
 
 Effects = Mapping[str, Effect]
 Terms = Sequence[WeightedTax]
+Contrast = tuple[Terms, float | None]
 Axis = Literal["input_tokens", "output_tokens"]
 
 
@@ -56,12 +57,24 @@ class Answer(NamedTuple):
         )
 
 
-class Words(NamedTuple):
-    """How a question's numbers are told: the sentence's start, the numbers, the point's label."""
+class Shown(NamedTuple):
+    """An effect in a sentence: `+12.3% [+10.1%, +14.6%]`.
 
-    start: str
-    numbers: Mapping[str, Any]
-    label: str
+    With `:pp` of a difference of taxes, with `:point` without the interval.
+    """
+
+    effect: Effect
+
+    def __format__(self, unit: str) -> str:
+        def text(value: float) -> str:
+            return f"{signed(100 * value, 1)}{' pp' if unit == 'pp' else '%'}"
+
+        lo, hi = self.effect.ends
+        if unit == "point":
+            return text(self.effect.point)
+        if lo is None or hi is None:
+            return f"{text(self.effect.point)} ({self.effect.method})"
+        return f"{text(self.effect.point)} [{text(lo)}, {text(hi)}]"
 
 
 @dataclass(frozen=True)
@@ -74,15 +87,21 @@ class Question:
         judged: those of them that must carry a verdict.
         answers: the first that holds is given.
         otherwise: said where none does.
-        told: its numbers in words.
+        start: of its sentence; `{tax}` and `{gap:pp}` stand for effects.
+        numbers: which effects hypotheses.json has, by their names there.
+        facts: what else it has.
+        label: what the design calls the point estimate.
     """
 
     id: str
-    contrasts: Mapping[str, tuple[Terms, float | None]]
+    contrasts: Mapping[str, Contrast]
     judged: Sequence[str]
     answers: Sequence[Answer]
     otherwise: str
-    told: Callable[[Effects], Words]
+    start: str
+    numbers: Mapping[str, str]
+    facts: Callable[[Effects], Mapping[str, Any]]
+    label: Callable[[Effects], str]
 
     def answer(self, effects: Effects, otherwise: str) -> tuple[str, str]:
         """Verdict and tail; `otherwise` is the verdict where no answer holds."""
@@ -90,6 +109,15 @@ class Question:
             if answer.holds(effects):
                 return answer.verdict, answer.tail
         return otherwise, self.otherwise
+
+    def begins(self, effects: Effects) -> str:
+        """The start of the sentence with the effects' numbers."""
+        return self.start.format(**{name: Shown(effect) for name, effect in effects.items()})
+
+    def told(self, effects: Effects) -> dict[str, Any]:
+        """Its numbers in hypotheses.json."""
+        numbers = {name: numbers_of(effects[key]) for name, key in self.numbers.items()}
+        return {**numbers, **self.facts(effects)}
 
 
 def hypotheses(made: Tables) -> list[ConclusionRecord]:
@@ -149,14 +177,14 @@ def _hypothesis(made: Tables, name: str, asked: "Question | str") -> ConclusionR
     effects = _effects(made, asked)
     if effects is None:
         return conclusion(name, CANNOT_TELL, _no_number(made, asked))
-    words = asked.told(effects)
-    if why := _undecided(effects[name] for name in asked.judged):
-        sentence = f"{words.start}. {why} {_point_sentence(words.label)}"
-        return conclusion(name, CANNOT_TELL, sentence, words.numbers, words.label)
+    numbers, label = asked.told(effects), asked.label(effects)
+    if why := _undecided(effects[key] for key in asked.judged):
+        sentence = f"{asked.begins(effects)}. {why} {_point_sentence(label)}"
+        return conclusion(name, CANNOT_TELL, sentence, numbers, label)
     verdict, tail = asked.answer(effects, CANNOT_TELL)
-    sentence = f"{words.start}. {tail[0].upper()}{tail[1:]}"
+    sentence = f"{asked.begins(effects)}. {tail[0].upper()}{tail[1:]}"
     if verdict != CANNOT_TELL:
-        return conclusion(name, verdict, sentence, words.numbers, words.label)
+        return conclusion(name, verdict, sentence, numbers, label)
 
     def would_tell(blocks: int) -> bool:
         ahead = {key: effect.ahead(blocks) for key, effect in effects.items()}
@@ -165,21 +193,20 @@ def _hypothesis(made: Tables, name: str, asked: "Question | str") -> ConclusionR
     needed = fewest_blocks(made.study.document["blocks"], would_tell)
     more = f"it takes {needed} blocks" if needed else f"{MOST_BLOCKS} blocks would not decide it"
     sentence = f"{sentence} With this estimate and spread {more}."
-    numbers = {**words.numbers, "blocks_needed": needed}
-    return conclusion(name, verdict, sentence, numbers, words.label)
+    return conclusion(name, verdict, sentence, numbers | {"blocks_needed": needed}, label)
 
 
 def _criterion(made: Tables, number: int, what: str, asked: "Question | str") -> ConclusionRecord:
     effects = None if isinstance(asked, str) else _effects(made, asked)
     if effects is None or isinstance(asked, str):
         return conclusion(number, NOT_MET, f"Not reported: there is no number for {what}.")
-    words = asked.told(effects)
-    if why := _undecided(effects[name] for name in asked.judged):
-        sentence, label = f"{words.start}. {why} {_point_sentence(words.label)}", UNDECIDED
+    label, said = asked.label(effects), asked.begins(effects)
+    if why := _undecided(effects[key] for key in asked.judged):
+        answer, sentence = UNDECIDED, f"{said}. {why} {_point_sentence(label)}"
     else:
-        label, tail = asked.answer(effects, UNDECIDED)
-        sentence = f"{words.start}. {tail[0].upper()}{tail[1:]}."
-    return conclusion(number, MET, sentence, {**words.numbers, "label": label}, words.label)
+        answer, tail = asked.answer(effects, UNDECIDED)
+        sentence = f"{said}. {tail[0].upper()}{tail[1:]}."
+    return conclusion(number, MET, sentence, asked.told(effects) | {"label": answer}, label)
 
 
 def _effects(made: Tables, asked: Question) -> Effects | None:
@@ -235,18 +262,6 @@ def numbers_of(effect: Effect) -> EffectNumbers:
     }  # fmt: skip
 
 
-def shown(effect: Effect, unit: str = "%") -> str:
-    """`+12.3% [+10.1%, +14.6%]`; unit `pp` for differences of taxes."""
-
-    def text(value: float) -> str:
-        return f"{signed(100 * value, 1)}{'' if unit == '%' else ' '}{unit}"
-
-    lo, hi = effect.ends
-    if lo is None or hi is None:
-        return f"{text(effect.point)} ({effect.method})"
-    return f"{text(effect.point)} [{text(lo)}, {text(hi)}]"
-
-
 # ---- the hypotheses
 
 
@@ -276,7 +291,7 @@ def _asked(made: Tables) -> dict[str, Question | str]:
     return {name: none if study.baseline in about[name] else q for name, q in asked.items()}
 
 
-def at_rate(cell: str, *weights: tuple[float, str]) -> tuple[Terms, None]:
+def at_rate(cell: str, *weights: tuple[float, str]) -> Contrast:
     """A combination of the TTFT p90 taxes of several configurations in a Phase A cell."""
     return [WeightedTax(weight, config, "A", cell, "ttft_p90") for weight, config in weights], None
 
@@ -284,48 +299,45 @@ def at_rate(cell: str, *weights: tuple[float, str]) -> tuple[Terms, None]:
 def _h1(cell: str, limits: Any, engine: str, baseline: str) -> Question:
     """The tax persists at a single instance: TTFT p90 of mooncake_both at least h1_min_tax."""
     bound, band = limits["h1_min_tax"], limits["h1_prior_band"]
-
-    def told(effects: Effects) -> Words:
-        tax = effects["tax"]
-        start = f"TTFT p90 of {MOONCAKE} at ref_safe is {shown(tax)} against {baseline}"
-        label = _place(tax.point, band, f"the {100 * band[0]:g} to {100 * band[1]:g}% band")
-        return Words(start, {"tax_ttft_p90": numbers_of(tax), "min_tax": bound}, label)
-
     there = f"at least {bound:.0%}: on {engine} a single instance has it."
     gone = f"below {bound:.0%}: on {engine} the prior's tax is not there."
-    answers = [
-        Answer(SUPPORTED, there, [("tax", "lo >=", bound)]),
-        Answer(REFUTED, gone, [("tax", "hi <", bound)]),
-    ]
-    otherwise = f"the interval holds {bound:.0%}, the least the hypothesis asks."
-    return Question("H1", {"tax": at_rate(cell, (1, MOONCAKE))}, ["tax"], answers, otherwise, told)
+    name = f"the {100 * band[0]:g} to {100 * band[1]:g}% band"
+    return Question(
+        "H1",
+        {"tax": at_rate(cell, (1, MOONCAKE))},
+        ["tax"],
+        [Answer(SUPPORTED, there, [("tax", "lo >=", bound)]),
+         Answer(REFUTED, gone, [("tax", "hi <", bound)])],
+        f"the interval holds {bound:.0%}, the least the hypothesis asks.",
+        f"TTFT p90 of {MOONCAKE} at ref_safe is {{tax}} against {baseline}",
+        {"tax_ttft_p90": "tax"},
+        lambda _: {"min_tax": bound},
+        lambda effects: _place(effects["tax"].point, band, name),
+    )  # fmt: skip
 
 
 def _h2(cell: str, limits: Any, engine: str) -> Question:
     """The gap between Mooncake and NIXL is preserved: inside h2_gap_band_pp."""
     low, high = (bound / 100 for bound in limits["h2_gap_band_pp"])
     band = f"{100 * low:g} to {100 * high:g} pp"
-
-    def told(effects: Effects) -> Words:
-        gap = effects["gap"]
-        numbers = {"gap": numbers_of(gap), "band_pp": limits["h2_gap_band_pp"],
-                   "prior_gap_pp": limits["h2_prior_gap_pp"]}  # fmt: skip
-        start = f"The TTFT p90 tax of {MOONCAKE} exceeds that of {NIXL} by {shown(gap, 'pp')}"
-        return Words(start, numbers, _place(gap.point, (low, high), f"the {band} band"))
-
-    answers = [
-        Answer(SUPPORTED, f"inside {band}: on {engine} a single instance has the gap.",
-               [("gap", "lo >=", low), ("gap", "hi <=", high)]),
-        Answer(REFUTED, f"the gap is inverted: on {engine} that of the prior is not there.",
-               [("gap", "hi <", 0)]),
-        Answer(REFUTED, f"below {band}: on {engine} the gap of the prior is not there.",
-               [("gap", "hi <", low)]),
-        Answer(REFUTED, f"above {band}: on {engine} the gap is larger than the prior's.",
-               [("gap", "lo >", high)]),
-    ]  # fmt: skip
-    otherwise = f"the interval crosses a border of the band {band}."
-    contrasts = {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))}
-    return Question("H2", contrasts, ["gap"], answers, otherwise, told)
+    return Question(
+        "H2",
+        {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))},
+        ["gap"],
+        [Answer(SUPPORTED, f"inside {band}: on {engine} a single instance has the gap.",
+                [("gap", "lo >=", low), ("gap", "hi <=", high)]),
+         Answer(REFUTED, f"the gap is inverted: on {engine} that of the prior is not there.",
+                [("gap", "hi <", 0)]),
+         Answer(REFUTED, f"below {band}: on {engine} the gap of the prior is not there.",
+                [("gap", "hi <", low)]),
+         Answer(REFUTED, f"above {band}: on {engine} the gap is larger than the prior's.",
+                [("gap", "lo >", high)])],
+        f"the interval crosses a border of the band {band}.",
+        f"The TTFT p90 tax of {MOONCAKE} exceeds that of {NIXL} by {{gap:pp}}",
+        {"gap": "gap"},
+        lambda _: {"band_pp": limits["h2_gap_band_pp"], "prior_gap_pp": limits["h2_prior_gap_pp"]},
+        lambda effects: _place(effects["gap"].point, (low, high), f"the {band} band"),
+    )  # fmt: skip
 
 
 def _h3(cell: str, limits: Any) -> Question:
@@ -335,34 +347,23 @@ def _h3(cell: str, limits: Any) -> Question:
     taxes has no usable interval when the lower one may be zero.
     """
     share = limits["h3_framework_share"]
-
-    def told(effects: Effects) -> Words:
-        noop, mooncake = effects["noop"], effects["mooncake"]
-        numbers = {
-            "noop_tax": numbers_of(noop),
-            "mooncake_tax": numbers_of(mooncake),
-            "framework_share": noop.point / mooncake.point if mooncake.point > 0 else None,
-            "noop_minus_share_of_mooncake": numbers_of(effects["split"]),
-            "share": share,
-        }
-        start = f"The no-op connector costs {shown(noop)} TTFT p90, {MOONCAKE} {shown(mooncake)}"
-        return Words(start, numbers, _dominance(limits, noop.point, mooncake.point))
-
     nothing = f"the tax of {MOONCAKE} may be zero, and there is nothing to split."
-    answers = [
-        Answer(CANNOT_TELL, nothing, [("mooncake", "lo <=", 0)]),
-        Answer(SUPPORTED, f"the framework is less than {share:.0%} of the tax.",
-               [("split", "hi <", 0)]),
-        Answer(REFUTED, f"the framework is at least {share:.0%} of the tax.",
-               [("split", "lo >=", 0)]),
-    ]  # fmt: skip
-    contrasts = {
-        "noop": at_rate(cell, (1, NOOP)),
-        "mooncake": at_rate(cell, (1, MOONCAKE)),
-        "split": at_rate(cell, (1, NOOP), (-share, MOONCAKE)),
-    }
-    otherwise = f"the interval of the difference to {share:.0%} of it holds zero."
-    return Question("H3", contrasts, ["split", "mooncake"], answers, otherwise, told)
+    return Question(
+        "H3",
+        {"noop": at_rate(cell, (1, NOOP)), "mooncake": at_rate(cell, (1, MOONCAKE)),
+         "split": at_rate(cell, (1, NOOP), (-share, MOONCAKE))},
+        ["split", "mooncake"],
+        [Answer(CANNOT_TELL, nothing, [("mooncake", "lo <=", 0)]),
+         Answer(SUPPORTED, f"the framework is less than {share:.0%} of the tax.",
+                [("split", "hi <", 0)]),
+         Answer(REFUTED, f"the framework is at least {share:.0%} of the tax.",
+                [("split", "lo >=", 0)])],
+        f"the interval of the difference to {share:.0%} of it holds zero.",
+        f"The no-op connector costs {{noop}} TTFT p90, {MOONCAKE} {{mooncake}}",
+        {"noop_tax": "noop", "mooncake_tax": "mooncake", "noop_minus_share_of_mooncake": "split"},
+        lambda effects: {"share": share, "framework_share": _share(effects)},
+        lambda effects: _dominance(limits, effects),
+    )  # fmt: skip
 
 
 def _h4(cell: str, limits: Any) -> Question:
@@ -374,52 +375,48 @@ def _h4(cell: str, limits: Any) -> Question:
     """
     tolerance = limits["h4_tolerance"]
 
-    def combined(multi: float, parts: float) -> tuple[Terms, None]:
+    def combined(multi: float, parts: float) -> Contrast:
         return at_rate(cell, (multi, MULTI), (parts, MOONCAKE), (parts, LMCACHE))
 
-    def told(effects: Effects) -> Words:
-        multi, excess = effects["multi"], effects["excess"]
-        parts = effects["mooncake"].point + effects["lmcache"].point
-        apart = abs(multi.point - parts)
-        numbers = {
-            **{
-                f"{name}_tax": numbers_of(effects[name])
-                for name in ("multi", "mooncake", "lmcache")
-            },
-            "multi_minus_sum": numbers_of(excess),
-            "relative_departure": apart / multi.point if multi.point > 0 else None,
-            "tolerance": tolerance,
-        }
-        start = (
-            f"The stacked connector costs {shown(multi)} TTFT p90 against {signed(100 * parts, 1)}%"
-            f" for the sum of its parts, apart by {shown(excess, 'pp')}"
-        )
-        label = "super-additive" if multi.point > parts else "sub-additive"
-        if multi.point <= 0:
-            label = "no tax to add up"
-        elif apart <= tolerance * multi.point:
-            label = "additive"
-        return Words(start, numbers, label)
+    def departure(effects: Effects) -> tuple[float, float]:
+        """The stack's tax, and how much it is above its parts' sum."""
+        multi = effects["multi"].point
+        return multi, multi - effects["sum"].point
+
+    def facts(effects: Effects) -> dict[str, Any]:
+        multi, above = departure(effects)
+        relative = abs(above) / multi if multi > 0 else None
+        return {"relative_departure": relative, "tolerance": tolerance}
+
+    def label(effects: Effects) -> str:
+        multi, above = departure(effects)
+        if multi <= 0:
+            return "no tax to add up"
+        if abs(above) <= tolerance * multi:
+            return "additive"
+        return "super-additive" if above > 0 else "sub-additive"
 
     nothing = "its tax may be zero, and there is nothing to add up."
-    within = [("not_super", "lo >=", 0.0), ("not_sub", "lo >=", 0.0)]
-    answers = [
-        Answer(CANNOT_TELL, nothing, [("multi", "lo <=", 0)]),
-        Answer(SUPPORTED, f"additive within {tolerance:.0%}.", within),
-        Answer(REFUTED, "super-additive: the connectors interfere.", [("not_super", "hi <", 0)]),
-        Answer(REFUTED, "sub-additive: a cost is shared.", [("not_sub", "hi <", 0)]),
-    ]
-    contrasts = {
-        "multi": at_rate(cell, (1, MULTI)),
-        "mooncake": at_rate(cell, (1, MOONCAKE)),
-        "lmcache": at_rate(cell, (1, LMCACHE)),
-        "not_super": combined(tolerance - 1, 1),
-        "not_sub": combined(1 + tolerance, -1),
-        "excess": combined(1, -1),
-    }
-    otherwise = f"the interval crosses a border of the {tolerance:.0%} tolerance."
-    judged = ["multi", "not_super", "not_sub"]
-    return Question("H4", contrasts, judged, answers, otherwise, told)
+    return Question(
+        "H4",
+        {"multi": at_rate(cell, (1, MULTI)), "mooncake": at_rate(cell, (1, MOONCAKE)),
+         "lmcache": at_rate(cell, (1, LMCACHE)), "sum": at_rate(cell, (1, MOONCAKE), (1, LMCACHE)),
+         "not_super": combined(tolerance - 1, 1),
+         "not_sub": combined(1 + tolerance, -1), "excess": combined(1, -1)},
+        ["multi", "not_super", "not_sub"],
+        [Answer(CANNOT_TELL, nothing, [("multi", "lo <=", 0)]),
+         Answer(SUPPORTED, f"additive within {tolerance:.0%}.",
+                [("not_super", "lo >=", 0), ("not_sub", "lo >=", 0)]),
+         Answer(REFUTED, "super-additive: the connectors interfere.", [("not_super", "hi <", 0)]),
+         Answer(REFUTED, "sub-additive: a cost is shared.", [("not_sub", "hi <", 0)])],
+        f"the interval crosses a border of the {tolerance:.0%} tolerance.",
+        "The stacked connector costs {multi} TTFT p90 against {sum:point} for the sum of its parts,"
+        " apart by {excess:pp}",
+        {"multi_tax": "multi", "mooncake_tax": "mooncake", "lmcache_tax": "lmcache",
+         "multi_minus_sum": "excess"},
+        facts,
+        label,
+    )  # fmt: skip
 
 
 def _growth(made: Tables, name: str, metric: str, axis: Axis, across: Axis) -> Question | str:
@@ -437,46 +434,43 @@ def _growth(made: Tables, name: str, metric: str, axis: Axis, across: Axis) -> Q
     pairs = list(itertools.pairwise(lengths))
     corrected = 1 - (1 - statistics["confidence"]) / len(pairs)
 
-    def change(a: int, b: int, confidence: float | None = None) -> tuple[Terms, float | None]:
+    def change(a: int, b: int, confidence: float | None = None) -> Contrast:
         return [
             WeightedTax(sign / len(others), MOONCAKE, "B", cells[length, other], metric)
             for sign, length in ((1.0, b), (-1.0, a))
             for other in others
         ], confidence
 
-    steps, strict = ([f"{kind}{k}" for k in range(len(pairs))] for kind in ("step", "strict"))
-    contrasts = {key: change(*pair) for key, pair in zip(steps, pairs, strict=True)}
-    contrasts |= {key: change(*pair, corrected) for key, pair in zip(strict, pairs, strict=True)}
-    contrasts |= {"whole": change(lengths[0], lengths[-1])}
+    steps = {f"step{k}": change(*pair) for k, pair in enumerate(pairs)}
+    strict = {f"strict{k}": change(*pair, corrected) for k, pair in enumerate(pairs)}
     margin = margin_of(statistics["margins"], metric)
+    doublings = math.log2(lengths[-1] / lengths[0])
 
-    def told(effects: Effects) -> Words:
-        whole = effects["whole"]
-        sign = "+" if whole.point > 0 else "-" if whole.point < 0 else "0"
-        numbers = {
-            "lengths": lengths,
-            "steps": [numbers_of(effects[step]) for step in steps],
-            "whole": numbers_of(whole),
-            "per_doubling": whole.point / math.log2(lengths[-1] / lengths[0]),
-            "sign": sign,
-        }
-        start = (
-            f"From {lengths[0]} to {lengths[-1]} {noun} tokens the {LATENCY_METRICS[metric].label}"
-            f" tax of {MOONCAKE} changes by {shown(whole, 'pp')}"
-        )
-        label = {"+": "grows", "-": "falls", "0": "does not change"}[sign]
-        return Words(start, numbers, f"{label} with {noun} length")
+    def sign(effects: Effects) -> str:
+        whole = effects["whole"].point
+        return "+" if whole > 0 else "-" if whole < 0 else "0"
 
-    answers = [
-        Answer(SUPPORTED, f"it grows at every step of the {noun} length.",
-               [(step, "lo >", 0) for step in steps]),
-        *(Answer(REFUTED, f"it falls at a step of the {noun} length.", [(step, "hi <", 0)])
-          for step in strict),
-        Answer(REFUTED, f"no growth beyond the margin of {margin:.0%}.",
-               [("whole", "hi <", margin)]),
-    ]  # fmt: skip
-    otherwise = "at least one step's interval holds zero."
-    return Question(name, contrasts, ["whole", *steps], answers, otherwise, told)
+    words = {"+": "grows", "-": "falls", "0": "does not change"}
+    return Question(
+        name,
+        {**steps, **strict, "whole": change(lengths[0], lengths[-1])},
+        ["whole", *steps],
+        [Answer(SUPPORTED, f"it grows at every step of the {noun} length.",
+                [(step, "lo >", 0) for step in steps]),
+         *(Answer(REFUTED, f"it falls at a step of the {noun} length.", [(step, "hi <", 0)])
+           for step in strict),
+         Answer(REFUTED, f"no growth beyond the margin of {margin:.0%}.",
+                [("whole", "hi <", margin)])],
+        "at least one step's interval holds zero.",
+        f"From {lengths[0]} to {lengths[-1]} {noun} tokens the {LATENCY_METRICS[metric].label} tax"
+        f" of {MOONCAKE} changes by {{whole:pp}}",
+        {"whole": "whole"},
+        lambda effects: {
+            "lengths": lengths, "steps": [numbers_of(effects[step]) for step in steps],
+            "per_doubling": effects["whole"].point / doublings, "sign": sign(effects),
+        },
+        lambda effects: f"{words[sign(effects)]} with {noun} length",
+    )  # fmt: skip
 
 
 # ---- the criteria that ask for a label
@@ -500,93 +494,89 @@ def _prior_of_h1(cell: str, limits: Any) -> Question:
     """The prior is accepted or revised."""
     low, high = limits["h1_prior_band"]
     band = f"[{low:.0%}, {high:.0%}]"
-
-    def told(effects: Effects) -> Words:
-        tax = effects["tax"]
-        numbers = {"tax_ttft_p90": numbers_of(tax), "band": [low, high]}
-        label = f"prior {'accepted' if low <= tax.point <= high else 'revised'}"
-        return Words(f"{MOONCAKE} at ref_safe: {shown(tax)}", numbers, label)
-
-    revised = f"outside {band}: the prior is revised"
-    answers = [
-        Answer("accepted", f"inside {band}: the prior is accepted",
-               [("tax", "lo >=", low), ("tax", "hi <=", high)]),
-        Answer("revised", revised, [("tax", "hi <", low)]),
-        Answer("revised", revised, [("tax", "lo >", high)]),
-    ]  # fmt: skip
-    otherwise = f"the interval crosses a border of {band}"
-    return Question("1", {"tax": at_rate(cell, (1, MOONCAKE))}, ["tax"], answers, otherwise, told)
+    inside = [("tax", "lo >=", low), ("tax", "hi <=", high)]
+    return Question(
+        "1",
+        {"tax": at_rate(cell, (1, MOONCAKE))},
+        ["tax"],
+        [Answer("accepted", f"inside {band}: the prior is accepted", inside),
+         *(Answer("revised", f"outside {band}: the prior is revised", [(effect, end, bound)])
+           for effect, end, bound in (("tax", "hi <", low), ("tax", "lo >", high)))],
+        f"the interval crosses a border of {band}",
+        f"{MOONCAKE} at ref_safe: {{tax}}",
+        {"tax_ttft_p90": "tax"},
+        lambda _: {"band": [low, high]},
+        lambda e: f"prior {'accepted' if low <= e['tax'].point <= high else 'revised'}",
+    )  # fmt: skip
 
 
 def _gap_of_h2(cell: str, limits: Any) -> Question:
     """Agreement of the gap with the prior's."""
     low, high = (bound / 100 for bound in limits["h2_gap_band_pp"])
     prior = limits["h2_prior_gap_pp"]
-
-    def told(effects: Effects) -> Words:
-        gap = effects["gap"]
-        label = f"{'agrees' if low <= gap.point <= high else 'disagrees'} with the prior"
-        return Words(f"Gap {shown(gap, 'pp')}",
-                     {"gap": numbers_of(gap), "prior_gap_pp": prior}, label)  # fmt: skip
-
-    apart = f"disagrees with the prior's {prior:g} pp"
-    answers = [
-        Answer("agrees", f"agrees with the prior's {prior:g} pp",
-               [("gap", "lo >=", low), ("gap", "hi <=", high)]),
-        Answer("disagrees", apart, [("gap", "hi <", low)]),
-        Answer("disagrees", apart, [("gap", "lo >", high)]),
-    ]  # fmt: skip
-    contrasts = {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))}
-    otherwise = "agreement with the prior cannot be told"
-    return Question("2", contrasts, ["gap"], answers, otherwise, told)
+    inside = [("gap", "lo >=", low), ("gap", "hi <=", high)]
+    return Question(
+        "2",
+        {"gap": at_rate(cell, (1, MOONCAKE), (-1, NIXL))},
+        ["gap"],
+        [Answer("agrees", f"agrees with the prior's {prior:g} pp", inside),
+         *(Answer("disagrees", f"disagrees with the prior's {prior:g} pp", [(effect, end, bound)])
+           for effect, end, bound in (("gap", "hi <", low), ("gap", "lo >", high)))],
+        "agreement with the prior cannot be told",
+        "Gap {gap:pp}",
+        {"gap": "gap"},
+        lambda _: {"prior_gap_pp": prior},
+        lambda e: f"{'agrees' if low <= e['gap'].point <= high else 'disagrees'} with the prior",
+    )  # fmt: skip
 
 
 def _label_of_h3(cell: str, limits: Any) -> Question:
     """Framework or implementation: what dominates the tax."""
     most, least = limits["h3_framework_share"], limits["h3_implementation_share"]
-
-    def told(effects: Effects) -> Words:
-        noop, mooncake = effects["noop"], effects["mooncake"]
-        share = noop.point / mooncake.point if mooncake.point > 0 else None
-        numbers = {"noop_tax": numbers_of(noop), "mooncake_tax": numbers_of(mooncake),
-                   "framework_share": share}  # fmt: skip
-        start = f"No-op connector {shown(noop)}, {MOONCAKE} {shown(mooncake)}"
-        return Words(start, numbers, _dominance(limits, noop.point, mooncake.point))
-
     nothing = f"the tax of {MOONCAKE} may be zero, and there is nothing to split"
-    open_ = (
+    partly = (
         f"the framework is less than {most:.0%} of the tax; whether it is less than {least:.0%}"
         " cannot be told"
     )
-    answers = [
-        Answer(UNDECIDED, nothing, [("mooncake", "lo <=", 0)]),
-        Answer("framework-cost-dominated", "the tax is framework-cost-dominated",
-               [("upper", "lo >=", 0)]),
-        Answer("implementation-cost-dominated", "the tax is implementation-cost-dominated",
-               [("lower", "hi <", 0)]),
-        Answer("mixed", "neither the framework nor the implementation dominates",
-               [("lower", "lo >=", 0), ("upper", "hi <", 0)]),
-        Answer(UNDECIDED, open_, [("upper", "hi <", 0)]),
-    ]  # fmt: skip
     contrasts = {
-        "noop": at_rate(cell, (1, NOOP)),
-        "mooncake": at_rate(cell, (1, MOONCAKE)),
+        "noop": at_rate(cell, (1, NOOP)), "mooncake": at_rate(cell, (1, MOONCAKE)),
         "upper": at_rate(cell, (1, NOOP), (-most, MOONCAKE)),
         "lower": at_rate(cell, (1, NOOP), (-least, MOONCAKE)),
-    }
-    otherwise = "the share of the framework cannot be told"
-    return Question("3", contrasts, list(contrasts), answers, otherwise, told)
+    }  # fmt: skip
+    return Question(
+        "3",
+        contrasts,
+        list(contrasts),
+        [Answer(UNDECIDED, nothing, [("mooncake", "lo <=", 0)]),
+         Answer("framework-cost-dominated", "the tax is framework-cost-dominated",
+                [("upper", "lo >=", 0)]),
+         Answer("implementation-cost-dominated", "the tax is implementation-cost-dominated",
+                [("lower", "hi <", 0)]),
+         Answer("mixed", "neither the framework nor the implementation dominates",
+                [("lower", "lo >=", 0), ("upper", "hi <", 0)]),
+         Answer(UNDECIDED, partly, [("upper", "hi <", 0)])],
+        "the share of the framework cannot be told",
+        f"No-op connector {{noop}}, {MOONCAKE} {{mooncake}}",
+        {"noop_tax": "noop", "mooncake_tax": "mooncake"},
+        lambda effects: {"framework_share": _share(effects)},
+        lambda effects: _dominance(limits, effects),
+    )  # fmt: skip
 
 
-def _dominance(limits: Any, noop: float, mooncake: float) -> str:
-    """What the design calls a share of the no-op's tax in the Mooncake tax."""
-    if mooncake <= 0:
+def _share(effects: Effects) -> float | None:
+    """The no-op connector's tax over Mooncake's."""
+    noop, mooncake = effects["noop"].point, effects["mooncake"].point
+    return noop / mooncake if mooncake > 0 else None
+
+
+def _dominance(limits: Any, effects: Effects) -> str:
+    """What the design calls that share."""
+    share = _share(effects)
+    if share is None:
         return "no tax to split"
-    if noop >= limits["h3_framework_share"] * mooncake:
+    if share >= limits["h3_framework_share"]:
         return "framework-dominated"
-    if noop < limits["h3_implementation_share"] * mooncake:
-        return "implementation-dominated"
-    return "mixed"
+    return "implementation-dominated" if share < limits["h3_implementation_share"] else "mixed"
 
 
 def _place(value: float, band: Sequence[float], name: str) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 from connector_tax.analysis.measure import Requests
 from connector_tax.artifacts.metrics import CRITERIA
 from connector_tax.artifacts.stage_records import RateCriteria
-from connector_tax.artifacts.study_records import SaturationSection
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def load_of(requests: Requests, waiting: float | None) -> CellLoad | None:
     )
 
 
-def judge(load: CellLoad, half_rate: CellLoad | None, bounds: SaturationSection) -> Judgement:
+def judge(load: CellLoad, half_rate: CellLoad | None, bounds: Mapping[str, float]) -> Judgement:
     """Apply the criteria.
 
     Args:
@@ -84,13 +83,13 @@ def judge(load: CellLoad, half_rate: CellLoad | None, bounds: SaturationSection)
 
 
 def judge_sweep(
-    loads: Mapping[float, CellLoad], bounds: SaturationSection
+    loads: Mapping[float, CellLoad], bounds: Mapping[str, float]
 ) -> dict[float, Judgement]:
     """Judge every valid rate (1/s) of one launch's sweep."""
     return {rate: judge(load, loads.get(rate / 2), bounds) for rate, load in loads.items()}
 
 
-def combine(judgements: Sequence[Judgement], bounds: SaturationSection) -> RateCriteria:
+def combine(judgements: Sequence[Judgement], bounds: Mapping[str, float]) -> RateCriteria:
     """One rate of one configuration over its valid launches: medians of the values, majorities.
 
     Returns:

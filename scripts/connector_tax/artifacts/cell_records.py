@@ -4,8 +4,9 @@ Times are CLOCK_MONOTONIC in ns. A key that is NotRequired lacks where it does n
 studies measured before it existed.
 """
 
-from typing import Any, Literal, NotRequired, TypedDict, TypeGuard
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, TypeGuard
 
+from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.study_records import QuietRule
 
 
@@ -56,17 +57,27 @@ def is_answered(request: RequestLine) -> TypeGuard[AnsweredRequest]:
 class ScrapeMoment(TypedDict):
     """When a scrape was, and whether the page was read and parsed."""
 
-    t_ns: int
-    ok: bool
+    t_ns: Annotated[int, says("CLOCK_MONOTONIC before the scrape")]
+    ok: Annotated[bool, says("the page was read and parsed")]
 
 
 class ScrapeLine(ScrapeMoment):
     """One line of metrics_*.jsonl."""
 
-    scrape_ms: float | None
-    values: dict[str, float]
-    raw: NotRequired[str]
-    error: NotRequired[str]
+    scrape_ms: Annotated[float | None, says("how long the scrape took")]
+    values: Annotated[
+        dict[str, float],
+        says(
+            '`name{label="value"}` to number; empty when not ok. Histogram buckets and '
+            "`*_created` are left out; as the server's"
+        ),
+    ]
+    raw: NotRequired[
+        Annotated[
+            str, says("the page as it was sent; absent but in a cell's first and last scrape")
+        ]
+    ]
+    error: NotRequired[Annotated[str, says("why the scrape failed; absent when ok")]]
 
 
 class StepLine(TypedDict):
@@ -119,30 +130,66 @@ class MachineCounters(TypedDict):
     faults: int
 
 
-class MachineLine(TypedDict):
+class MachineLine(TypedDict, total=False):
     """One line of machine_*.jsonl: which fields it has depends on its kind."""
 
-    kind: Literal["look", "begin", "chunk"]
-    t_ns: int
+    kind: Required[Annotated[Literal["look", "begin", "chunk"], says("look, begin or chunk")]]
+    t_ns: Required[
+        Annotated[
+            int, says("CLOCK_MONOTONIC: of a look its beginning, else when the counters were read")
+        ]
+    ]
     # look.
-    when: NotRequired[Literal["before", "after"]]
-    cpus: NotRequired[list[int]]
+    when: Annotated[Literal["before", "after"], says("before or after; absent but in a look")]
+    cpus: Annotated[
+        list[int],
+        says(
+            "the logical CPUs it sampled in turn; empty where nothing is pinned; absent but"
+            " in a look"
+        ),
+    ]
     # look and chunk.
-    memory_ns: NotRequired[list[int]]
-    compute_ns: NotRequired[list[int]]
+    memory_ns: Annotated[list[int], says("CPU time of the loads of each sample; absent from begin")]
+    compute_ns: Annotated[
+        list[int], says("CPU time of the arithmetic of each sample; absent from begin")
+    ]
     # chunk.
-    at_us: NotRequired[list[int]]
-    gpu: NotRequired[list[list[Any]]]
-    foreign_gpu_pids: NotRequired[list[int] | None]
+    at_us: Annotated[
+        list[int],
+        says("when each sample began, after the t_ns of the line before; absent but in a chunk"),
+    ]
+    gpu: Annotated[
+        list[list[Any]],
+        says(
+            "a chunk's rows of nvidia-smi: uuid, SM clock and its highest, throttle reasons, memory"
+            " clock, temperature, power; of the study's GPUs alone; absent without a GPU"
+        ),
+    ]
+    foreign_gpu_pids: Annotated[
+        list[int] | None,
+        says(
+            "processes seen on the study's GPUs in the chunk that are not the study's; "
+            "absent without a GPU; null: nvidia-smi named none of the study's processes in "
+            "the chunk"
+        ),
+    ]
     # begin.
-    interval_ms: NotRequired[float]
-    working_set_mib: NotRequired[float]
-    elements: NotRequired[int]
-    chunk_ms: NotRequired[float]
-    loadgen: NotRequired[list[int]]
-    server: NotRequired[list[int]]
+    interval_ms: Annotated[float, says("as in the configuration's quiet; absent but in begin")]
+    working_set_mib: Annotated[float, says("as in the configuration's quiet; absent but in begin")]
+    elements: Annotated[int, says("loads of one sample; absent but in begin")]
+    chunk_ms: Annotated[float, says("as in the configuration's quiet; absent but in begin")]
+    loadgen: Annotated[list[int], says("the logical CPUs of each side; absent but in begin")]
+    server: Annotated[list[int], says("the logical CPUs of each side; absent but in begin")]
     # begin and chunk.
-    counters: NotRequired[MachineCounters]
+    counters: Annotated[
+        MachineCounters,
+        says(
+            "totals. idle_ms, steal_ms and own_ms (the study's own processes) of both "
+            "sides; pressure_us of cpu and memory, throttled periods, each null where the "
+            "kernel does not tell; suspended_ms; CPU time and page faults of the watching "
+            "process; absent from a look"
+        ),
+    ]
 
 
 class MeasuredWindow(TypedDict):
@@ -197,8 +244,7 @@ class CellQuiet(TypedDict):
 
 # Not a class: `pass` is no name of Python's.
 CheckRecord = TypedDict(
-    "CheckRecord",
-    {"value": float | None, "bound": float | list[float], "pass": bool},
+    "CheckRecord", {"value": float | None, "bound": float | list[float], "pass": bool}
 )
 """One check of `health` (artifacts/checks.py:CHECKS); a bound of two is a range."""
 
@@ -229,15 +275,15 @@ class CellCpu(TypedDict):
     engine_queued: NotRequired[QuantityRecord]
 
 
-class GeneratorHealth(TypedDict):
+class GeneratorHealth(TypedDict, total=False):
     """`load_generator`: counters by process, who died, connections by worker."""
 
-    processes: dict[str, dict[str, float]]
-    workers: NotRequired[int]
-    workers_died: NotRequired[list[int]]
-    connections_per_worker: NotRequired[int]
-    connections: NotRequired[dict[str, int]]
-    connect_errors: NotRequired[list[str]]
+    processes: Required[dict[str, dict[str, float]]]
+    workers: int
+    workers_died: list[int]
+    connections_per_worker: int
+    connections: dict[str, int]
+    connect_errors: list[str]
 
 
 class RehearsedRecord(TypedDict):
@@ -253,35 +299,92 @@ class RehearsedRecord(TypedDict):
 class MeasuredCellRecord(TypedDict):
     """A cell's record before it is judged."""
 
-    phase: str
-    cell: str
-    config: str
-    configuration: str
-    block: int
-    label: str
-    input_tokens: int
-    output_tokens: int
-    schedule: ScheduleRecord
-    prompts_sha256: str
-    window: WindowRecord
-    cooldown: NotRequired[CooldownRecord]
-    counts: CountsRecord
-    extended_s: float
-    achieved_rate_rps: float
-    clock: str
-    attempt: int
-    suspended_ms: NotRequired[int]
-    quiet: NotRequired[CellQuiet]
-    server_counters: NotRequired[ServerCounters]
-    server_cpu: NotRequired[CellCpu]
-    load_generator: NotRequired[GeneratorHealth]
+    phase: Annotated[str, says("A, B or Bp")]
+    cell: Annotated[str, says("its name: r<rate>, or <input>x<output>")]
+    config: Annotated[str, says("the launch's name")]
+    configuration: Annotated[str, says("the configuration its server was started with")]
+    block: Annotated[int, says("from 0")]
+    label: Annotated[str, says("the engine's label")]
+    input_tokens: Annotated[int, says("of every request; tokens")]
+    output_tokens: Annotated[int, says("of every request; tokens")]
+    schedule: Annotated[
+        ScheduleRecord,
+        says("kind, gamma_shape, rate_rps, seed (of the arrivals), n (arrivals planned)"),
+    ]
+    prompts_sha256: Annotated[str, says("over the bodies of the planned requests")]
+    window: Annotated[
+        WindowRecord,
+        says(
+            "t_origin_ns, t_warmup_end_ns, t_stop_ns, t_cooldown_end_ns, t_drained_ns; "
+            "started_utc in wall time; ns"
+        ),
+    ]
+    cooldown: NotRequired[
+        Annotated[
+            CooldownRecord,
+            says(
+                "requests (due after the window), ended_by (answered, drain, schedule, "
+                "interrupted, overloaded); absent in studies measured before there was one"
+            ),
+        ]
+    ]
+    counts: Annotated[
+        CountsRecord, says("planned, sent, ok, dropped, failed by kind, measured_ok; requests")
+    ]
+    extended_s: Annotated[float, says("how far the window went beyond its floor")]
+    achieved_rate_rps: Annotated[float, says("measured requests sent, over the window")]
+    clock: Annotated[str, says("kernel or worker: who stamped the reads")]
+    attempt: Annotated[int, says("the launch's attempt that measured it")]
+    suspended_ms: NotRequired[
+        Annotated[
+            int,
+            says(
+                "how long the machine was suspended during the cell; null: measured before this"
+                " was noted"
+            ),
+        ]
+    ]
+    quiet: NotRequired[
+        Annotated[
+            CellQuiet,
+            says(
+                "rule: chunk_percentile, level_percentile, max_factor, max_chunk_steal, by "
+                "which requests of disturbed time are left out; absent where the machine was "
+                "not watched"
+            ),
+        ]
+    ]
+    server_counters: NotRequired[
+        Annotated[ServerCounters, says("before and after: the server's counters the checks use")]
+    ]
+    server_cpu: NotRequired[
+        Annotated[
+            CellCpu,
+            says(
+                "from_ns, to_ns, cpu_s of all processes of the server, requests by its own "
+                "count, cpu_s_per_1000 (value, parts, reason as in resources.json); absent in "
+                "studies measured before it was kept"
+            ),
+        ]
+    ]
+    load_generator: NotRequired[
+        Annotated[
+            GeneratorHealth,
+            says(
+                "per process event-loop lag, CPU share and message counters; who died; connections"
+            ),
+        ]
+    ]
     rehearsed: NotRequired[RehearsedRecord]
 
 
 class CellRecord(MeasuredCellRecord):
     """cell_<phase>_<cell>.json; `files` is SHA-256 by name of the cell's other files."""
 
-    health: dict[str, CheckRecord]
-    valid: bool
-    void_reasons: list[str]
-    files: dict[str, str]
+    health: Annotated[
+        dict[str, CheckRecord],
+        says("validity check to value, bound and pass; the checks are artifacts/checks.py:CHECKS"),
+    ]
+    valid: Annotated[bool, says("every check passed")]
+    void_reasons: Annotated[list[str], says("a sentence per failed check; empty when valid")]
+    files: Annotated[dict[str, str], says("SHA-256 of the cell's other files by name")]

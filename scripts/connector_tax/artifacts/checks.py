@@ -11,36 +11,79 @@ from typing import NamedTuple
 MIN_SAMPLES = 3
 
 
+class Bound(NamedTuple):
+    """A key of the `validity` section: the value of a study that does not set it, what it means.
+
+    Attributes:
+        most: the largest value that may be set; None: any.
+        zero: whether it may be 0.
+    """
+
+    default: float
+    meaning: str
+    most: float | None = None
+    zero: bool = False
+
+    def schema(self) -> dict[str, float | str]:
+        """Its JSON schema."""
+        limits = {"minimum" if self.zero else "exclusiveMinimum": 0.0}
+        limits |= {} if self.most is None else {"maximum": self.most}
+        meaning = f"{self.meaning}; {self.default:g} where it is not set"
+        return {"type": "number", "description": meaning, **limits}
+
+
 class CheckKind(NamedTuple):
     """One check, as it stands under its name in a cell's `health`.
 
     Attributes:
         void: what is wrong where it fails.
-        bounds: keys of the `validity` section it is judged by, with the value of a study that does
-            not set them; empty where the bound is no matter of choice.
+        bounds: what it is judged by; empty where the bound is no matter of choice.
         machine: only of a cell whose machine was watched (a study with a `quiet` section).
         device: only where this is the engine's device.
         counter: only of a cell whose server counts under vLLM's names.
     """
 
     void: str
-    bounds: Mapping[str, float] = {}
+    bounds: Mapping[str, Bound] = {}
     machine: bool = False
     device: str | None = None
     counter: bool = False
 
 
+_FOREIGN_CPU = {
+    "max_foreign_cpu": Bound(
+        0.1,
+        "share of a CPU set's time that processes of others used while the cell was sampled",
+        most=1,
+    )
+}
 CHECKS: Mapping[str, CheckKind] = {
     "schedule_lag_p99_ms": CheckKind(
         "requests were written later than scheduled (p99)",
-        {"schedule_lag_p99_ms": 2.0, "schedule_lag_ttft_fraction": 0.02},
+        {
+            "schedule_lag_p99_ms": Bound(2.0, "how late requests were written, 99th percentile"),
+            "schedule_lag_ttft_fraction": Bound(
+                0.02, "or this share of the TTFT median, whichever is larger", most=1
+            ),
+        },
     ),
     "early_send_ms": CheckKind("a request was written before its scheduled time"),
     "sent_rate_ratio": CheckKind(
-        "the sent rate departs from the schedule", {"sent_rate_tolerance": 0.01}
+        "the sent rate departs from the schedule", {
+            "sent_rate_tolerance": Bound(
+                0.01, "relative departure of the sent rate from the schedule, both ways", most=1
+            )
+        }
     ),
     "unaccounted_requests": CheckKind("scheduled requests without exactly one outcome"),
-    "error_rate": CheckKind("too many requests failed", {"max_error_rate": 0.01}),
+    "error_rate": CheckKind(
+        "too many requests failed",
+        {
+            "max_error_rate": Bound(
+                0.01, "failures over answered and failed requests", most=1, zero=True
+            )
+        },
+    ),
     "window_s": CheckKind("the window was cut short, or is longer than its cap"),
     "measured_ok": CheckKind("too few requests of the window succeeded"),
     "server_success_excess": CheckKind(
@@ -55,13 +98,23 @@ CHECKS: Mapping[str, CheckKind] = {
     "prefix_cache_hits": CheckKind("the prefix cache was hit", counter=True),
     "external_prefix_cache_hits": CheckKind("the external prefix cache was hit", counter=True),
     "loop_lag_p99_ms": CheckKind(
-        "an event loop of the load generator lagged", {"loop_lag_p99_ms": 5.0}
+        "an event loop of the load generator lagged", {
+            "loop_lag_p99_ms": Bound(
+                5.0, "event-loop lag of each load-generator process, 99th percentile"
+            )
+        }
     ),
     "loop_lag_max_ms": CheckKind(
-        "an event loop of the load generator stood still", {"loop_lag_max_ms": 100.0}
+        "an event loop of the load generator stood still", {
+            "loop_lag_max_ms": Bound(100.0, "the longest that one of their event loops stood still")
+        }
     ),
     "cpu_share": CheckKind(
-        "a process of the load generator was short of CPU", {"max_cpu_share": 0.9}
+        "a process of the load generator was short of CPU", {
+            "max_cpu_share": Bound(
+                0.9, "CPU seconds per second of each load-generator process", most=1
+            )
+        }
     ),
     "workers_died": CheckKind("workers of the load generator died"),
     "silent_workers": CheckKind("workers of the load generator died or did not tell their health"),
@@ -77,17 +130,23 @@ CHECKS: Mapping[str, CheckKind] = {
     "quiet_requests": CheckKind("machine disturbed: too few requests in quiet time", machine=True),
     "idle_memory_factor": CheckKind(
         "machine disturbed: slower than the quiet level, server idle",
-        {"max_idle_memory_factor": 2.0},
+        {
+            "max_idle_memory_factor": Bound(
+                2.0,
+                "median memory latency with the server idle, before or after the cell, over the"
+                " quiet level of the block and phase",
+            )
+        },
         machine=True,
     ),
     "foreign_cpu_server": CheckKind(
         "machine disturbed: other processes used the server's CPUs",
-        {"max_foreign_cpu": 0.1},
+        _FOREIGN_CPU,
         machine=True,
     ),
     "foreign_cpu_loadgen": CheckKind(
         "machine disturbed: other processes used the load generator's CPUs",
-        {"max_foreign_cpu": 0.1},
+        _FOREIGN_CPU,
         machine=True,
     ),
     # Where the kernel counts it.
@@ -103,7 +162,13 @@ CHECKS: Mapping[str, CheckKind] = {
         "a GPU was slowed by its heat or its power supply", machine=True, device="cuda"
     ),
     "gpu_clock_share": CheckKind(
-        "a GPU ran far below its highest clock", {"min_gpu_clock_share": 0.6}, machine=True,
+        "a GPU ran far below its highest clock",
+        {
+            "min_gpu_clock_share": Bound(
+                0.6, "SM clock of a busy GPU over its highest, median of a cell's readings", most=1
+            )
+        },
+        machine=True,
         device="cuda",
     ),
     "device_log_faults": CheckKind(
@@ -112,12 +177,23 @@ CHECKS: Mapping[str, CheckKind] = {
     ),
     "device_woken_late_ms": CheckKind(
         "the host went on too late after a step of the emulated device (p50)",
-        {"max_woken_late_ms": 0.1},
+        {
+            "max_woken_late_ms": Bound(
+                0.1, "how long after a step of an emulated device the host went on, median"
+            )
+        },
         device="emulated",
     ),
     # Of the baseline alone: that the others leave the device idle is what is measured.
     "device_exposed_share": CheckKind(
-        "the baseline left the emulated device idle between steps", {"max_exposed_share": 0.03},
+        "the baseline left the emulated device idle between steps", {
+            "max_exposed_share": Bound(
+                0.03,
+                "share of the steps before which the baseline left an emulated device idle though"
+                " it had work",
+                most=1,
+            )
+        },
         device="emulated",
     ),
 }  # fmt: skip
@@ -128,7 +204,7 @@ DEVICE_CHECKS = tuple(name for name, check in CHECKS.items() if check.device == 
 
 def _bounds(device: str | None) -> dict[str, float]:
     kinds = [check for check in CHECKS.values() if check.device == device]
-    return {key: value for check in kinds for key, value in check.bounds.items()}
+    return {key: bound.default for check in kinds for key, bound in check.bounds.items()}
 
 
 # What a study is judged by where its `validity` section does not say otherwise; the second with

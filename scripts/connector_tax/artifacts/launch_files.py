@@ -5,18 +5,19 @@ studies measured before it existed.
 """
 
 from collections.abc import Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, Required, TypedDict
 
 from connector_tax.artifacts.cell_records import QuantityRecord
+from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.study_records import CellPlan, ConfigurationEntry, EngineSection
 
 
-class QuietLevel(TypedDict):
+class QuietLevel(TypedDict, total=False):
     """`quiet_level`: ns of a load and of a sample's arithmetic on the idle server's CPUs."""
 
-    memory_ns: float
-    compute_ns: NotRequired[float]
-    looks: NotRequired[int]
+    memory_ns: Required[float]
+    compute_ns: float
+    looks: int
 
 
 class ClaimedNode(TypedDict):
@@ -50,9 +51,12 @@ class NodeRecord(ClaimedNode):
 class DeviceClaim(TypedDict):
     """devices/block<k>.json: the device that a block was begun on."""
 
-    design_sha256: str
-    slurm_node: str | None
-    node: ClaimedNode
+    design_sha256: Annotated[str, says("of the design; a claim of another is void")]
+    slurm_node: Annotated[
+        str | None,
+        says("the node's name, where the block's later jobs are sent; null: not run by Slurm"),
+    ]
+    node: Annotated[ClaimedNode, says("as node of an attempt, without boot, job and exclusive")]
 
 
 class OwnerRecord(TypedDict):
@@ -142,16 +146,16 @@ class AttemptRecord(TypedDict, total=False):
 class LaunchConfig(TypedDict):
     """config.json: what was launched."""
 
-    study: str
-    design_sha256: str
-    configuration: ConfigurationEntry
-    config: str
-    block: int
-    phase: str
-    engine: EngineSection
-    argv: list[str]
-    environment: dict[str, str]
-    cells: list[CellPlan]
+    study: Annotated[str, says("the study's name")]
+    design_sha256: Annotated[str, says("of the design")]
+    configuration: Annotated[ConfigurationEntry, says("its entry of config/configurations.yaml")]
+    config: Annotated[str, says("the launch's name")]
+    block: Annotated[int, says("from 0")]
+    phase: Annotated[str, says("A, B or Bp")]
+    engine: Annotated[EngineSection, says("the engine section of the configuration")]
+    argv: Annotated[list[str], says("the server's arguments; {root} is the project's folder")]
+    environment: Annotated[dict[str, str], says("what launch.sh adds to the environment")]
+    cells: Annotated[list[CellPlan], says("the cells in the order they run")]
 
 
 class IdleCpu(QuantityRecord):
@@ -173,18 +177,33 @@ class ServerSnapshot(TypedDict):
 class ServerResources(TypedDict):
     """resources.json without what says which launch it is of."""
 
-    idle_cpu: IdleCpu
-    before_load: ServerSnapshot
-    after_load: ServerSnapshot | None
-    after_load_reason: str | None
+    idle_cpu: Annotated[
+        IdleCpu,
+        says(
+            "from_ns, to_ns, and the quantity: CPU time of the ready server before its "
+            "first request; CPU s per s"
+        ),
+    ]
+    before_load: Annotated[
+        ServerSnapshot,
+        says(
+            "quantities memory_pss_mib, gpu_memory_mib, threads, processes, before the "
+            "first request"
+        ),
+    ]
+    after_load: Annotated[
+        ServerSnapshot | None,
+        says("the same after the last cell; null: the launch ended before its last cell"),
+    ]
+    after_load_reason: Annotated[str | None, says("why it is not; null: after_load is there")]
 
 
 class ResourcesRecord(ServerResources):
     """resources.json."""
 
-    launch: str
-    attempt: int
-    startup_s: float
+    launch: Annotated[str, says("the launch's name")]
+    attempt: Annotated[int, says("the attempt it is of")]
+    startup_s: Annotated[float, says("launch.sh to ready")]
 
 
 class SettingRecord(TypedDict):
@@ -198,13 +217,35 @@ class SettingRecord(TypedDict):
 class EngineRecord(TypedDict):
     """settings.json without what says which launch it is of."""
 
-    settings: dict[str, SettingRecord]
-    environment: dict[str, dict[str, str | None]]
-    cleared: NotRequired[list[str]]
+    settings: Annotated[
+        dict[str, SettingRecord],
+        says(
+            "setting to value, source (probe, metrics or log; null with the value) and "
+            "reason (why the value is null); the settings are "
+            "study/engine_settings.py:SETTINGS"
+        ),
+    ]
+    environment: Annotated[
+        dict[str, dict[str, str | None]],
+        says(
+            "variables that can change a server, under server: value, or null where "
+            "study/server_environment.py:SHOWN does not list the name; studies of 0.2 hold "
+            "cleared and kept here too"
+        ),
+    ]
+    cleared: NotRequired[
+        Annotated[
+            list[str],
+            says(
+                "names of the caller's variables that could change a server and did not reach "
+                "it; null: older studies"
+            ),
+        ]
+    ]
 
 
 class SettingsRecord(EngineRecord):
     """settings.json."""
 
-    launch: str
-    attempt: int
+    launch: Annotated[str, says("the launch's name")]
+    attempt: Annotated[int, says("the attempt it is of")]

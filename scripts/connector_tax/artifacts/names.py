@@ -4,13 +4,17 @@ A block holds each configuration once, under its id, and the baseline `plain_lau
 the names `plain`, `plain_2`, `plain_3` and so on where it is `plain`.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from connector_tax.artifacts.study_records import Reference, StudyConfig
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import Reference, StudyConfig
+
 
 # The rate sweep, the shapes at ref_safe, the shapes at ref_load; in the order they run.
 PHASES = ("A", "B", "Bp")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from connector_tax.artifacts.offences import offences
 from connector_tax.files import ArtifactError, read_json
 
 Record = TypeVar("Record")
@@ -36,5 +37,6 @@ def checked(value: Any, kind: type[Record], source: str) -> Record:
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ArtifactError(f"{source}: {error}") from None
+        lines = offences(value, msgspec.json.schema(kind))
+        raise ArtifactError(f"{source}: {'; '.join(lines) or error}") from None
     return cast(Record, value)

@@ -1,8 +1,11 @@
 """study.json as its readers take it."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from connector_tax.artifacts.names import (
     PHASES,
@@ -10,9 +13,10 @@ from connector_tax.artifacts.names import (
     baseline_of,
     launched_plains,
 )
-from connector_tax.artifacts.record_reader import checked
-from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
-from connector_tax.files import ArtifactError, read_json
+from connector_tax.artifacts.record_reader import read_record
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import CellPlan, StudyConfig, StudyDocument
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,10 @@ def read_study(path: Path) -> StudyDocument:
     Raises:
         ArtifactError: the file is missing or not JSON, or a key is missing or of another type.
     """
-    document = read_json(path)
-    if not isinstance(document, dict):
-        raise ArtifactError(f"{path}: found {type(document).__name__}; allowed: an object")
-    return checked(document, StudyDocument, str(path))
+    # Imported late: Snakemake plans without msgspec.
+    from connector_tax.artifacts.study_records import StudyDocument
+
+    return read_record(path, StudyDocument)
 
 
 def every_launch(study: StudyDocument) -> list[Launch]:
@@ -82,17 +86,8 @@ def every_launch(study: StudyDocument) -> list[Launch]:
 
 
 def load_study(path: Path) -> Study:
-    """Read `study.json`.
-
-    Raises:
-        ArtifactError: as `read_study`, or a phase is missing.
-    """
-    document = read_study(path)
-    for key, planned in (("run_order", document["run_order"]), ("cells", document["cells"])):
-        missing = [phase for phase in PHASES if phase not in planned]
-        if missing:
-            raise ArtifactError(f"{path}: {key}: phase {missing[0]!r} is missing")
-    return Study(path.parent, document)
+    """Read `study.json`; raises as `read_study`."""
+    return Study(path.parent, read_study(path))
 
 
 def launches(study: StudyDocument, phase: str) -> list[Launch]:

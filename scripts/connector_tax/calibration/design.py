@@ -78,7 +78,8 @@ def study_document(
         "output_tokens": SHAPE[1],
     }
     config["cell"] = cast(CellSection, {**config["cell"], **(cell or {})})
-    del config["phase_b"], config["phase_bp"]
+    config.pop("phase_b", None)
+    config.pop("phase_bp", None)
     entry = document["configurations"][0]
     document["configurations"] = [
         {**entry, "id": name, "label": name} for name in config["configurations"]
@@ -108,7 +109,7 @@ def engine_definition(faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     if faults:
         definition["faults"] = {"seed": 1, "rules": [dict(rule) for rule in faults]}
-    validate(definition, "embedded.schema.yaml", "calibration")
+    validate(definition, "embedded", "calibration")
     return definition
 
 

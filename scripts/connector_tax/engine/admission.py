@@ -11,7 +11,10 @@ left, no KV blocks) is none and does not count.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Annotated, Literal, Protocol, TypeVar
+
+from connector_tax.artifacts.declare import says
+from connector_tax.artifacts.study_records import Count
 
 POLICIES = ("fifo", "pack")
 
@@ -32,25 +35,24 @@ class Waiting(Protocol):
 class AdmissionOptions:
     """The options of an admission.
 
-    Args:
-        prefill_admission_policy: fifo or pack.
-        prefill_admission_lookahead: requests in pack's window, at least 1.
-        prefill_force_fifo_every: every n-th round is FIFO; 0 never.
-        prefill_max_tokens: budget of a round in prompt tokens; None without limit.
-        prefill_max_batch_size: requests of a round at most; None without limit.
-        decode_first: whether decoding sequences take their share of a step's tokens before
-            prefill does.
-
     Raises:
         ValueError: an option out of its range; names the option.
     """
 
-    prefill_admission_policy: str = "fifo"
-    prefill_admission_lookahead: int = 64
-    prefill_force_fifo_every: int = 0
-    prefill_max_tokens: int | None = None
-    prefill_max_batch_size: int | None = None
-    decode_first: bool = False
+    prefill_admission_policy: Annotated[
+        Literal["fifo", "pack"], says("which waiting requests start")
+    ] = "fifo"
+    prefill_admission_lookahead: Annotated[Count, says("requests pack looks at")] = 64
+    prefill_force_fifo_every: Annotated[int, says("every n-th round is FIFO; 0: never", ge=0)] = 0
+    prefill_max_tokens: Annotated[
+        Count | None, says("prompt tokens admitted in one round; null: no budget")
+    ] = None
+    prefill_max_batch_size: Annotated[
+        Count | None, says("requests admitted in one round; null: max_num_seqs")
+    ] = None
+    decode_first: Annotated[
+        bool, says("decode takes its share of a step's tokens before prefill")
+    ] = False
 
     def __post_init__(self) -> None:
         if self.prefill_admission_policy not in POLICIES:

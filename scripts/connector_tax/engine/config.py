@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
+from connector_tax.artifacts.declare import says
+from connector_tax.artifacts.study_records import Count, Text
 from connector_tax.config import ConfigError, load_yaml, validate
 from connector_tax.engine.admission import AdmissionOptions
 from connector_tax.engine.connectors import ConnectorTax
-from connector_tax.engine.faults import FaultPlan
+from connector_tax.engine.faults import FaultPlan, FaultsSection
 from connector_tax.engine.model import StepCost
 from connector_tax.engine.scheduler import Scheduler, SchedulerOptions
 
@@ -25,9 +27,23 @@ _ADMISSION = (
 class ModelOptions:
     """What the engine pretends to serve."""
 
-    served_name: str
-    max_model_len: int
-    vocab_size: int
+    served_name: Annotated[Text, says("name the server gives the model")]
+    max_model_len: Annotated[Count, says("tokens, prompt and output together")]
+    vocab_size: Annotated[int, says("token ids 0 to vocab_size - 1", ge=2, le=1_000_000)]
+
+
+class EngineFile(TypedDict):
+    """config/embedded.yaml: step cost, connector taxes and faults of the embedded engine."""
+
+    label: Annotated[Text, says("what the numbers are")]
+    model: ModelOptions
+    scheduler: SchedulerOptions
+    step_cost: StepCost
+    connectors: Annotated[
+        dict[str, ConnectorTax | None],
+        says("taxes by configuration; null is an engine without a connector", min_length=1),
+    ]
+    faults: NotRequired[FaultsSection]
 
 
 @dataclass(frozen=True)
@@ -50,7 +66,7 @@ def load_config(path: Path, configuration: str) -> EngineConfig:
             was found and what is allowed.
     """
     value = load_yaml(path)
-    validate(value, "embedded.schema.yaml", str(path))
+    validate(value, "embedded", str(path))
     connectors = value["connectors"]
     if configuration not in connectors:
         raise ConfigError(

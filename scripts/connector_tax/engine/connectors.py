@@ -6,7 +6,10 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from typing import Annotated
 
+from connector_tax.artifacts.declare import says
+from connector_tax.artifacts.study_records import Fraction, NonNegative
 from connector_tax.linux import die_with_parent, ignore_warning
 
 _BURN_PERIOD_S = 0.02
@@ -14,23 +17,36 @@ _BURN_PERIOD_S = 0.02
 
 @dataclass(frozen=True)
 class ConnectorTax:
-    """The taxes of one configuration. Times in microseconds for each step unless named otherwise.
+    """The taxes of one configuration, in microseconds for each step unless named otherwise."""
 
-    `build_meta_us_per_cached_block` is the part that grows with the blocks the prefix cache holds
-    (H5: walks over the cache's keys). `kv_capacity_fraction` is the share of the KV blocks that is
-    left, `background_cpu` the share of one core that a progress thread burns, in CPU time over wall
-    time; on a core too busy to grant it, less. `stream_mib_per_step` is memory the worker reads
-    within the time of each step: traffic that others on the machine feel, and no tax by itself.
-    """
-
-    build_meta_us: float
-    get_finished_us: float
-    start_load_kv_us: float
-    admission_us_per_request: float
-    build_meta_us_per_cached_block: float
-    kv_capacity_fraction: float
-    background_cpu: float
-    stream_mib_per_step: float = 0.0
+    build_meta_us: Annotated[NonNegative, says("in every schedule()")]
+    get_finished_us: Annotated[NonNegative, says("in every step")]
+    start_load_kv_us: Annotated[NonNegative, says("in every step, in the worker")]
+    admission_us_per_request: Annotated[
+        NonNegative, says("in the step that admits it, as part of build_meta")
+    ]
+    build_meta_us_per_cached_block: Annotated[
+        NonNegative, says("H5: walks over the prefix cache's keys")
+    ]
+    kv_capacity_fraction: Annotated[Fraction, says("share of the KV blocks that is left")]
+    background_cpu: Annotated[
+        float,
+        says(
+            "share of one core that a progress thread burns, CPU time over wall time; on a core"
+            " too busy to grant it, less",
+            ge=0,
+            le=0.9,
+        ),
+    ]
+    stream_mib_per_step: Annotated[
+        float,
+        says(
+            "memory the worker reads within the time of each step: traffic that others on the"
+            " machine feel, and no tax by itself",
+            ge=0,
+            le=256,
+        ),
+    ] = 0.0
 
     def build_meta(self, cached_blocks: int, admitted: int) -> float:
         """The time of build_meta in a step that admits `admitted` requests, in microseconds."""

@@ -6,11 +6,13 @@ ask for a fault by the header `X-Embedded-Fault` with a JSON object, for example
 """
 
 import random
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import msgspec
+
+from connector_tax.artifacts.declare import says
+from connector_tax.artifacts.study_records import Share
 
 
 class FaultKind(StrEnum):
@@ -41,37 +43,49 @@ SCRAPE_KINDS = frozenset({FaultKind.SLOW_METRICS, FaultKind.MALFORMED_METRICS})
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fault with its parameters; those that do not apply to the kind have no effect."""
 
-    kind: FaultKind
-    after_tokens: int = 1
-    tokens: int = 0
-    at_byte: int = 1
-    ms: float = 0.0
+    kind: Annotated[FaultKind, says("what goes wrong")]
+    after_tokens: Annotated[int, says("tokens before it strikes", ge=0)] = 1
+    tokens: Annotated[
+        int, says("tokens concerned (coalesce), or too many or too few (wrong_length)")
+    ] = 0
+    at_byte: Annotated[int, says("where an event is split", ge=0)] = 1
+    ms: Annotated[float, says("how long it takes", ge=0, le=600_000)] = 0.0
 
 
-@dataclass(frozen=True)
-class _Rule:
-    fault: Fault
-    at: frozenset[int]
-    probability: float
+class Rule(Fault, frozen=True, forbid_unknown_fields=True):
+    """A fault of the file, and when it strikes."""
+
+    at: Annotated[
+        frozenset[Annotated[int, says(ge=0)]],
+        says("ordinals it strikes, from 0 in order of arrival"),
+    ] = frozenset()
+    probability: Annotated[Share, says("chance for each")] = 0.0
+
+
+class FaultsSection(TypedDict):
+    """What is made to go wrong."""
+
+    seed: Annotated[int, says("of the faults that strike by chance")]
+    rules: list[Rule]
 
 
 class FaultPlan:
     """The rules of one launch, asked once for each request and each scrape in order.
 
     Args:
-        value: the file's `faults` map (checked against the schema), or None.
+        value: the file's `faults` map, or None.
     """
 
     def __init__(self, value: dict[str, Any] | None) -> None:
         self._random = random.Random(f"{value['seed']}/faults" if value else "")
-        self._rules = [_rule(entry) for entry in value["rules"]] if value else []
+        self._rules = msgspec.convert(value["rules"], list[Rule]) if value else []
         self._requests = 0
         self._scrapes = 0
 
     @property
     def refuses_start(self) -> bool:
         """Whether the launch is to fail."""
-        return any(rule.fault.kind is FaultKind.REFUSE_START for rule in self._rules)
+        return any(rule.kind is FaultKind.REFUSE_START for rule in self._rules)
 
     def for_request(self) -> Fault | None:
         """The fault of the next request, if any; the first rule that strikes wins."""
@@ -84,14 +98,14 @@ class FaultPlan:
         return self._strike(ordinal, scrape=True)
 
     def _strike(self, ordinal: int, *, scrape: bool) -> Fault | None:
-        struck = None
+        struck: Fault | None = None
         for rule in self._rules:
-            if (rule.fault.kind in SCRAPE_KINDS) is not scrape:
+            if (rule.kind in SCRAPE_KINDS) is not scrape:
                 continue
             # Drawn for every rule, so that one rule's outcome does not move another's.
             chance = self._random.random() < rule.probability
             if struck is None and (chance or ordinal in rule.at):
-                struck = rule.fault
+                struck = rule
         return struck
 
 
@@ -102,12 +116,3 @@ def parse_header(value: bytes) -> Fault:
         ValueError: not a JSON object of a known kind and known parameters.
     """
     return msgspec.json.decode(value, type=Fault)
-
-
-def _rule(entry: dict[str, Any]) -> _Rule:
-    parameters = {k: v for k, v in entry.items() if k not in ("at", "probability")}
-    return _Rule(
-        fault=msgspec.convert(parameters, Fault),
-        at=frozenset(entry.get("at", [])),
-        probability=entry.get("probability", 0.0),
-    )

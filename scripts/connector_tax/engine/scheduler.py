@@ -8,26 +8,26 @@ own and wait again (recompute), so the oldest always finishes. No clock and no I
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from connector_tax.artifacts.declare import says
+from connector_tax.artifacts.study_records import Count
 from connector_tax.engine.admission import Admission, AdmissionOptions, put_back
 from connector_tax.engine.kv import BlockPool, Holding
 
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """The limits of a step, and the KV pool.
+    """The limits of a step, and the KV pool."""
 
-    `max_decode_seqs_per_step` bounds the sequences that decode in one step, taken in turn; None
-    lets all of them (vLLM).
-    """
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_decode_seqs_per_step: int | None
-    kv_blocks: int
-    kv_block_size: int
-    enable_prefix_caching: bool
+    max_num_batched_tokens: Annotated[Count, says("prefill and decode tokens of one step")]
+    max_num_seqs: Annotated[Count, says("sequences that run at once")]
+    max_decode_seqs_per_step: Annotated[
+        Count | None, says("sequences that decode in one step, in turn; null: all, as vLLM")
+    ]
+    kv_blocks: Annotated[Count, says("the KV pool")]
+    kv_block_size: Annotated[Count, says("tokens of a block")]
+    enable_prefix_caching: Annotated[bool, says("prompts share KV blocks of equal beginnings")]
     admission: AdmissionOptions
 
 

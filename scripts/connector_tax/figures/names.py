@@ -3,9 +3,13 @@
 A figure is the module of this package that has its name.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from connector_tax.artifacts.study_records import EngineSection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import EngineSection
 
 
 @dataclass(frozen=True)

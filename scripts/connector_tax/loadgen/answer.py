@@ -204,18 +204,20 @@ class HeldRequest:
     def _count(self, usage: Usage | None, events: int | None) -> None:
         """Compare the server's count of tokens with what was asked for.
 
-        Without one, unless strict, the number of token events of a stream is taken.
+        Without one, unless strict, the number of token events of a stream is taken; some servers
+        count none where tokens came.
 
         Raises:
             RequestFailed: `missing_usage` or `wrong_length`.
         """
         record, strict = self.record, self._owner.settings.strict
-        if usage is None or usage.completion_tokens is None:
+        completion = None if usage is None else usage.completion_tokens
+        if usage is None or completion is None or (completion == 0 and events and not strict):
             if strict:
                 raise RequestFailed("missing_usage")
             record.completion_tokens, record.counted_by = events, "client"
             return
-        prompt, completion = usage.prompt_tokens, usage.completion_tokens
+        prompt = usage.prompt_tokens
         record.prompt_tokens, record.completion_tokens = prompt, completion
         record.counted_by = "server"
         wanted_prompt, wanted = record.wanted

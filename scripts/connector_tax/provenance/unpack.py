@@ -19,8 +19,8 @@ from pathlib import Path
 import polars as pl
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_records import StudyDocument
-from connector_tax.config import ConfigError, validate
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes, write_text
 from connector_tax.provenance.archive_limits import (
     BLOCK,
@@ -232,12 +232,9 @@ def table(archive: str | Path, name: str) -> pl.DataFrame:
 def _study(frame: Frame, header: ArchiveHeader, folder: Path) -> StudyDocument:
     """study.json, checked before any path is made of what it names."""
     try:
-        study: StudyDocument = read_json(folder / paths.STUDY)
-        validate(study, "study.schema.yaml", f"{frame.archive}: refused: {paths.STUDY}")
+        study = checked(read_json(folder / paths.STUDY), StudyDocument, paths.STUDY)
     except (ArtifactError, RecursionError) as error:
-        raise frame.refused(f"{paths.STUDY}: {error}") from None
-    except ConfigError as error:
-        raise ArchiveError(str(error)) from None
+        raise frame.refused(str(error)) from None
     if study["study"] != header.study:
         told = f"study is {study['study']!r}, {HEADER} says {header.study!r}"
         raise frame.refused(f"{paths.STUDY}: {told}")

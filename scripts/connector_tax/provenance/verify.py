@@ -38,7 +38,6 @@ NAMES = {f: f"tax{end}" for f, end in ENDS.items()} | {
     "base": "plain_ms", "own": "config_ms", "p": "p_value", "df": "error_df",
     "method": "interval_method", "n": "n_config", "n_base": "n_plain",
 }  # fmt: skip
-METRICS = ("ttft_p90", "tpot_p90", "ttft_p50", "tpot_p50", "e2e_p90")
 Launch = tuple[str, int]  # name in its block, block
 Key = tuple[str, int, str, str]  # launch name, block, phase, cell
 Row = dict[str, Any]
@@ -130,6 +129,10 @@ class Study:
         self.config: Row = self.document["config"]
         self.statistics: Row = self.config["statistics"]
         self.confidence: float = self.statistics["confidence"]
+        # A metric that the configuration names no margin of has its own.
+        taxes = published_tables(root / "published/analysis")[1].values()
+        self.margins = {row["metric"]: float(row["margin"]) for row in taxes}
+        self.margins |= self.statistics["margins"]
         self.baseline: str = self.config.get("baseline", "plain")
         self.ids: list[str] = [entry["id"] for entry in self.document["configurations"]]
         self.planned: dict[str, list[Row]] = self.document["cells"]
@@ -226,7 +229,7 @@ def samples(study: Study, whole: bool) -> dict[tuple[str, ...], dict[Launch, Sam
         words = np.frombuffer(hashlib.sha256(stream.encode()).digest(), np.uint32)
         share, size = np.full(len(chunks), 1 / len(chunks)), study.statistics["resamples"]
         drawn = np.random.default_rng(words).multinomial(len(chunks), share, size=size)
-        for metric in METRICS:
+        for metric in study.margins:
             values, percent = ok[metric[:-4]].to_numpy(), int(metric[-2:])
             point = float(np.percentile(values, percent))
             again = resampled(values, drawn[:, chunk], percent)
@@ -417,7 +420,7 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
     rows, whole = Row(), Taxes(study, whole=True)
     watched = any(cell.watched for cell in study.cells.values())
     cells = [(phase, cell) for phase, planned in study.planned.items() for cell in planned]
-    for (phase, cell), metric in itertools.product(cells, METRICS):
+    for (phase, cell), metric in itertools.product(cells, study.margins):
         where, plains = (phase, cell["cell"], metric), study.plains(phase)
         at = [r for r in ("ref_safe", "ref_load") if phase == "A" and rates[r] == cell["rate_rps"]]
         confirmatory = any(name in study.statistics["confirmatory"] for name in at)
@@ -425,7 +428,7 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
         effects = {name: taxes.effect((1, (name, *where))) for name in compared}
         noise = effects.get(plains[-1])  # the A/A comparison
         tested = [e for e in effects.values() if e and e.within_p and not e.mark and e is not noise]
-        margin = study.statistics["margins"][metric]
+        margin = study.margins[metric]
         for config, effect in effects.items():
             row = rows[" ".join((config, *where))] = {
                 "reference": {"B": "ref_safe", "Bp": "ref_load"}.get(phase, [*at, ""][0]),
@@ -502,7 +505,7 @@ def hypotheses(study: Study, taxes: Taxes, rates: Row) -> Row:
         if steps and len(known) == len(changes):
             whole, grows, falls = known[0], known[1::2], known[2::2]
             yes = all(e.lo > 0 for e in grows)
-            no = any(e.hi < 0 for e in falls) or whole.hi < study.statistics["margins"][metric]
+            no = any(e.hi < 0 for e in falls) or whole.hi < study.margins[metric]
             numbers = [e.numbers for e in (whole, *grows)]
             tell(name, [whole, *grows], yes, no, whole=numbers[0], steps=numbers[1:])
     return found
@@ -587,7 +590,7 @@ def verify(root: Path) -> int:
         return "DIFFERS" if any(where.startswith(f" {place} ") for where in differ) else "ok"
 
     different = ("ref_safe", "ref_load")[: len({rates["ref_safe"], rates["ref_load"]})]
-    for reference, metric in itertools.product(different, METRICS):
+    for reference, metric in itertools.product(different, study.margins):
         print(f"\n{metric} at {reference} ({rates[reference]:g}/s): published, recomputed, equal")
         for key, row in published["taxes"].items():
             if (row["reference"], row["phase"], row["metric"]) == (reference, "A", metric):

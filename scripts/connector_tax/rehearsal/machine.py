@@ -116,9 +116,10 @@ def _embedded(study: StudyDocument) -> Machine:
 def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
     engine = study["config"]["engine"]
     flags, emulated = engine["flags"], engine["device"] == "emulated"
-    accelerator, reached = read_accelerator(names["accelerator"])
+    name = names["accelerator"]
+    accelerator, reached = read_accelerator(name)
     if emulated:
-        reached = replace(reached, besides_us=engine["device_time"]["besides_us"])
+        reached = {**reached, "besides_us": engine["device_time"]["besides_us"]}
     model = read_model(Path(names["model_config"]))
     roof = Roofline(model, accelerator, reached, int(flags.get("--tensor-parallel-size", 1)))
     share = float(flags.get(MEMORY_FLAG, MEMORY_SHARE))
@@ -126,29 +127,29 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
     if kv_tokens < longest or kv_tokens <= 0:
         raise ConfigError(
             f"engine.flags.--max-model-len: found {longest}; allowed: at most {max(kv_tokens, 0)}, "
-            f"what {share:.0%} of {roof.gpus} x {accelerator.name} leaves for the KV cache beside "
+            f"what {share:.0%} of {roof.gpus} x {name} leaves for the KV cache beside "
             f"{model.parameters * model.weight_bytes / 2**30:.1f} GiB of weights"
         )
-    launch_sd = names.get("launch_sd", reached.launch_sd)
-    cost = StepCost(0.0, 0.0, 0.0, 0.0, 0.0, reached.step_sd, launch_sd)
-    gpu = f"{roof.gpus} x {accelerator.name}" if roof.gpus > 1 else accelerator.name
+    launch_sd = names.get("launch_sd", reached["launch_sd"])
+    cost = StepCost(0.0, 0.0, 0.0, 0.0, 0.0, reached["step_sd"], launch_sd)
+    gpu = f"{roof.gpus} x {name}" if roof.gpus > 1 else name
     return Machine(
         engines=_same_for_all(study, cost, kv_tokens),
         # The host prepares a step while the device computes the one before.
-        device_us=lambda plan: max(reached.host_us, roof.device_us(plan)),
+        device_us=lambda plan: max(reached["host_us"], roof.device_us(plan)),
         # Beside an emulated device there are no weights to read, and nothing to compile.
         startup_s=engine_of(engine).startup_s if emulated else roof.startup_s,
         front_ns=0,
         kv_tokens=kv_tokens,
         source=(
-            f"{gpu}: {accelerator.bf16_tflops:g} TFLOP/s bf16, "
-            f"{accelerator.bandwidth_gb_s:g} GB/s, "
-            f"{accelerator.memory_mib / 1024:.0f} GiB ({accelerator.source}).",
-            f"Taken to reach {reached.linear:.0%} of the arithmetic in matrix products, "
-            f"{reached.attention:.0%} in attention, {reached.bandwidth:.0%} of the bandwidth, and "
-            f"{reached.besides_us / 1e3:g} ms a step besides; beside it the host, "
-            f"{reached.host_us / 1e3:g} ms a step: assumptions, to be replaced by a measured step "
-            "log.",
+            f"{gpu}: {accelerator['bf16_tflops']:g} TFLOP/s bf16, "
+            f"{accelerator['bandwidth_gb_s']:g} GB/s, "
+            f"{accelerator['memory_mib'] / 1024:.0f} GiB ({accelerator['source']}).",
+            f"Taken to reach {reached['linear']:.0%} of the arithmetic in matrix products, "
+            f"{reached['attention']:.0%} in attention, {reached['bandwidth']:.0%} of the "
+            f"bandwidth, and {reached['besides_us'] / 1e3:g} ms a step besides; beside it the "
+            f"host, {reached['host_us'] / 1e3:g} ms a step: assumptions, to be replaced by a "
+            "measured step log.",
             f"Model: {model.parameters / 1e9:.1f} billion weights, "
             f"{model.active_parameters / 1e9:.1f} used by a token, "
             f"{model.kv_bytes_per_token / 1024:.0f} KiB of KV cache a token "

@@ -4,17 +4,22 @@ It runs in the folder and with the environment of whoever starts the study. What
 asked of it before the study was resolved (`ab.ask`), and stands in the section.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from connector_tax.artifacts.names import Launch, baseline_of
-from connector_tax.artifacts.study_records import ServedSection, StudyDocument
 from connector_tax.servers.kinds import ServerCommand, ServerError, below_root, free_port
 from connector_tax.servers.vllm import PROBE_METHOD, Vllm
 from connector_tax.vllm.launch import Companion
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import ServedSection, StudyDocument
 
 PORT_MARK = "{port}"
 _COMPANION_PORT = re.compile(r"\{(beside\d+)\.port\}")

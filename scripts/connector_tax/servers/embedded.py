@@ -1,16 +1,21 @@
 """The embedded engine as a server of a study: its definition is part of the design."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from connector_tax import __version__
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.study_records import ServedSection, StudyDocument
 from connector_tax.config import ConfigError, load_yaml, shipped, validate
 from connector_tax.machine import git_sha
 from connector_tax.seeds import named_generator
 from connector_tax.servers.kinds import STEP_LOG_PREFIX, Engine, ServerCommand
 from connector_tax.vllm.launch import ROOT_MARK
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import ServedSection, StudyDocument
 
 
 class EmbeddedEngine(Engine):
@@ -30,7 +35,7 @@ class EmbeddedEngine(Engine):
         """Read the definition, which has an entry for each configuration."""
         definition = self.section["definition"]
         content = load_yaml(shipped(definition))
-        validate(content, "embedded.schema.yaml", definition)
+        validate(content, "embedded", definition)
         self.section["definition_content"] = content
         missing = [name for name in configurations if name not in content["connectors"]]
         if missing:

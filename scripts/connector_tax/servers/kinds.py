@@ -5,6 +5,8 @@
 Snakemake plans with these modules: what needs more than the standard library is imported late.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import socket
@@ -12,18 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.study_records import (
-    ConfigurationEntry,
-    EngineSection,
-    ServedSection,
-    StudyDocument,
-)
 from connector_tax.config import ROOT
 from connector_tax.machine import ABSENT, ENGINE_PACKAGES
 from connector_tax.vllm.launch import ROOT_MARK, Companion
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import (
+        ConfigurationEntry,
+        EngineSection,
+        ServedSection,
+        StudyDocument,
+    )
 
 STEP_LOG_PREFIX = "engine_step"
 STEP_LOG_PROCESSES = ("scheduler", "worker")

@@ -1,22 +1,26 @@
 """A real vLLM as a server of a study: environment, flags and connectors are part of the design."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.paths import DEVICE_TIME
-from connector_tax.artifacts.study_records import (
-    ConfigurationEntry,
-    EngineSection,
-    ServedSection,
-    StudyDocument,
-)
 from connector_tax.config import pythons_of
 from connector_tax.machine import engine_versions
 from connector_tax.servers.kinds import Engine, ServerCommand, ServerError, below_root, free_port
 from connector_tax.vllm.launch import LaunchError, vllm_command
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import (
+        ConfigurationEntry,
+        EngineSection,
+        ServedSection,
+        StudyDocument,
+    )
 
 PROBE_METHOD = "vLLM plugin in an overlay folder on the server's PYTHONPATH"
 _LOG_LINES = {

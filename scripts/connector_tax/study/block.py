@@ -8,6 +8,8 @@ SIGUSR1, by which a scheduler may announce that the time is up, end the block at
 SIGINT at once.
 """
 
+from __future__ import annotations
+
 import argparse
 import functools
 import json
@@ -17,18 +19,21 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.launch_files import EngineFiles
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches, read_study
-from connector_tax.artifacts.study_records import StudyConfig
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError
 from connector_tax.linux import WARNING, die_with_parent, ignore_warning
 from connector_tax.study.device import DeviceError
 from connector_tax.study.remeasure import withdraw_failed
 from connector_tax.study.slots import enter_block_slot
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.launch_files import EngineFiles
+    from connector_tax.artifacts.study_records import StudyConfig
 
 # Above this, an exit status says which signal ended the process.
 SIGNALLED = 128
@@ -92,7 +97,7 @@ def _drive(arguments: argparse.Namespace) -> int:
 
 
 def _run_launches(
-    ending: "_Ending",
+    ending: _Ending,
     arguments: argparse.Namespace,
     files: dict[str, EngineFiles],
     drawn: Iterable[Launch],

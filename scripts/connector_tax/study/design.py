@@ -5,13 +5,15 @@ the result; a study folder belongs to one design, recognised by the SHA-256 of e
 measurement depends on.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from connector_tax import __version__
 from connector_tax.artifacts import paths
@@ -25,14 +27,6 @@ from connector_tax.artifacts.names import (
     members_of,
     plain_names,
 )
-from connector_tax.artifacts.study_records import (
-    CellPlan,
-    ConfigurationEntry,
-    LaunchPlan,
-    PhaseBSection,
-    StudyConfig,
-    StudyDocument,
-)
 from connector_tax.config import (
     ConfigError,
     check_study,
@@ -44,6 +38,15 @@ from connector_tax.files import read_json, sha256_json, write_json
 from connector_tax.seeds import named_generator
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.slots import check_slots
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import (
+        CellPlan,
+        ConfigurationEntry,
+        LaunchPlan,
+        StudyConfig,
+        StudyDocument,
+    )
 
 MEASUREMENT_KEYS = (
     "seed",
@@ -93,10 +96,10 @@ def planned(config: Mapping[str, Any], source: str) -> StudyDocument:
     given = check_study(config, source, list(configurations))
     check_slots(given, source)
     configurations = with_own(configurations, given, source)
-    resolved: StudyConfig = json.loads(json.dumps(given))
+    resolved = given
     engine = resolved["engine"]
     bounds = {**BOUNDS, **DEVICE_BOUNDS.get(engine.get("device", ""), {})}
-    resolved["validity"] = {**bounds, **given.get("validity", {})}
+    resolved["validity"] = {**bounds, **given["validity"]}
     kind = engine_of(engine)
     kind.resolve(resolved["configurations"])
     chosen = [configurations[identifier] for identifier in resolved["configurations"]]
@@ -185,7 +188,7 @@ def cells_of(config: StudyConfig, phase: str) -> list[CellPlan]:
             for rate in sweep["rates_rps"]
         ]
     if phase == "B":
-        grid = config.get("phase_b") or PhaseBSection(input_tokens=[], output_tokens=[])
+        grid = config.get("phase_b") or {"input_tokens": [], "output_tokens": []}
         shapes = [[i, o] for i in grid["input_tokens"] for o in grid["output_tokens"]]
     else:
         shapes = config["phase_bp"]["shapes"] if "phase_bp" in config else []

@@ -6,6 +6,8 @@ holds it (SO_PEERCRED) and gives it free however the holder ends. A container wi
 namespace of its own does not see it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import pwd
@@ -14,9 +16,12 @@ import struct
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from connector_tax import nvidia_smi
-from connector_tax.artifacts.study_records import StudyConfig
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import StudyConfig
 
 # Which GPUs a server sees.
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"

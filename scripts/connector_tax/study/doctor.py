@@ -184,7 +184,7 @@ def _gpus(engine: EngineSection) -> Iterator[Finding]:
     ranks = math.prod(map(int, sizes))
     # An index or a UUID, as nvidia-smi takes them too; of the study, else of whoever starts it.
     inherited = os.environ.get(VISIBLE_VARIABLE, ",".join(map(str, range(ranks))))
-    chosen = engine["environment"].get(VISIBLE_VARIABLE, inherited).split(",")[:ranks]
+    chosen = (engine["environment"].get(VISIBLE_VARIABLE) or inherited).split(",")[:ranks]
     if len(chosen) < ranks:
         text = f"{VISIBLE_VARIABLE}: found {','.join(chosen)}; allowed: {ranks}, one for each rank"
         yield Finding("GPUs", "fail", text)

@@ -1,13 +1,18 @@
 """What a study on a GPU needs of the machine beside the GPU: its NUMA node, a compiler, RDMA."""
 
+from __future__ import annotations
+
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from connector_tax.artifacts.study_records import EngineSection, StudyConfig, StudyDocument
 from connector_tax.config import ROOT, pythons_of
 from connector_tax.study.device import DeviceError, devices_of, query_gpus
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import EngineSection, StudyConfig, StudyDocument
 
 # What Triton builds its launchers with: one of these, and the headers of the interpreter.
 COMPILERS = ("cc", "gcc", "clang")

@@ -256,6 +256,7 @@ class LaunchDriver:
         rates: Mapping[str, float | None],
         attempt: int,
     ) -> None:
+        measured = []
         for position, cell in enumerate(missing, 1):
             rate = rates[cell["cell"]]
             assert rate is not None
@@ -279,7 +280,8 @@ class LaunchDriver:
                         "what is left of it: the same command measures the missing cells"
                     )
                 if content["valid"]:
-                    self.progress.say(f"cell {cell['cell']} {_counted(content['counts'])}")
+                    measured.append(f"{cell['cell']} {_counted(content['counts'])}")
+                    self.progress.note(f"cell {measured[-1]}")
                     break
                 self.progress.say(f"cell {cell['cell']} VOID: {'; '.join(content['void_reasons'])}")
                 self._say_disturbed(cell["cell"], instruments, used, time.monotonic() - began)
@@ -288,6 +290,8 @@ class LaunchDriver:
                     break
                 if measurement < MEASUREMENTS_OF_A_VOID_CELL:
                     cells.move_aside(self.folder, cell["cell"], "void")
+        if measured:
+            self.progress.say("; ".join(measured))
 
     def _say_disturbed(
         self, cell: str, instruments: cells.Instruments, used: Mapping[int, float], seconds: float
@@ -353,7 +357,7 @@ class LaunchDriver:
 
 
 def _counted(counts: CountsRecord) -> str:
-    text = f"valid, {counts['measured_ok']} requests measured"
+    text = f"valid, {counts['measured_ok']} requests"
     others = {**counts["failed"], "dropped": counts["dropped"]}
     return ", ".join([text, *(f"{number} {kind}" for kind, number in others.items() if number)])
 

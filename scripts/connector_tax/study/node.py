@@ -4,20 +4,25 @@ Asked of the machine itself before each server is started: a study may be resume
 what a baseline and a contrast are measured on must be known of each. No host name is recorded.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.launch_files import DeviceClaim, NodeRecord
-from connector_tax.artifacts.study_records import StudyConfig
 from connector_tax.files import read_json, write_json, write_new_json
 from connector_tax.linux import format_cpus
 from connector_tax.machine import boot_id, command_output, cpu, machine_alias
 from connector_tax.study.device import DeviceError, devices_of, query_gpus
 from connector_tax.study.gpu_needs import numa_node
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.launch_files import DeviceClaim, NodeRecord
+    from connector_tax.artifacts.study_records import StudyConfig
 
 # Names of `nvidia-smi --help-query-gpu`.
 GPU_FIELDS = (

@@ -8,15 +8,17 @@ Those that failed need no moving: only their missing cells are measured. A cell 
 the server was overloaded would end so again: its launch is measured again only by its name.
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import every_launch, read_study
-from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command
 from connector_tax.config import ConfigError
 from connector_tax.files import (
@@ -26,6 +28,9 @@ from connector_tax.files import (
     sha256_file,
 )
 from connector_tax.study.void_cells import OVERLOADED, void_cause
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import StudyDocument
 
 # Of a study of another design; `--all` keeps them aside with its launches.
 DESIGN_FILES = (

@@ -6,15 +6,20 @@ was begun stays on the slot of the CPUs that its claim names. Whatever starts a 
 first; Snakemake runs one block on each at a time (`block_slots` of workflow/rules/common.smk).
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from connector_tax.artifacts.study_records import SlotSection, StudyConfig, StudyDocument
 from connector_tax.config import ConfigError
 from connector_tax.linux import format_cpus, parse_cpus
 from connector_tax.study.device import VISIBLE_VARIABLE, DeviceError
 from connector_tax.study.node import read_claim
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import SlotSection, StudyConfig, StudyDocument
 
 
 def check_slots(config: StudyConfig, source: str) -> None:

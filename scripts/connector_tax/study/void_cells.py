@@ -1,12 +1,17 @@
 """Why cells are void: one cause for each, what was disturbed before what that led to."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.checks import CHECKS, MACHINE_CHECKS
 from connector_tax.artifacts.names import PHASES
 from connector_tax.files import read_json
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.cell_records import CellRecord
 
 OVERLOADED = "the server was overloaded"
 MACHINE_CAUSES = frozenset(CHECKS[name].void for name in MACHINE_CHECKS)

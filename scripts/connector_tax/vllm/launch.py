@@ -12,16 +12,20 @@ Paths below the project are written `{root}/...`, those in the server's own temp
 for its port.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from connector_tax.artifacts.paths import DEVICE_TIME
-from connector_tax.artifacts.study_records import ConfigurationEntry, EngineSection, FormSection
 from connector_tax.config import is_fetched
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import ConfigurationEntry, EngineSection, FormSection
 
 ROOT_MARK = "{root}"
 TMP_MARK = "{tmp}"

@@ -1,0 +1,86 @@
+"""What is wrong with a value that does not keep to its schema, key by key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jsonschema.exceptions import ValidationError
+
+
+def offences(value: Any, schema: Mapping[str, Any]) -> list[str]:
+    """One line for each: `key.path: found ..., allowed ...`; none where it keeps to the schema."""
+    # Imported late: a launch validates nothing, and its server would start 100 ms later.
+    from jsonschema import Draft202012Validator
+
+    errors = Draft202012Validator(schema).iter_errors(value)
+    lines = [line for e in sorted(errors, key=lambda e: [*map(str, e.path)]) for line in _lines(e)]
+    return list(dict.fromkeys(lines))
+
+
+def _lines(error: ValidationError) -> list[str]:
+    from jsonschema.exceptions import best_match
+
+    if error.context:
+        deepest = best_match(error.context)
+        if deepest is not None:
+            error = deepest
+    where = _dotted(error.absolute_path)
+    schema: Any = error.schema
+    wanted: Any = error.validator_value
+    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
+        allowed = sorted(schema.get("properties", {}))
+        unknown = [key for key in error.instance if key not in allowed]
+        return [
+            f"{join(where, key)}: unknown key;{meant(key, allowed)} allowed here: "
+            + ", ".join(allowed)
+            for key in unknown
+        ]
+    if error.validator == "required":
+        section: Any = error.instance
+        missing = [key for key in wanted if key not in section]
+        return [f"{join(where, key)}: missing; it is required" for key in missing]
+    near = meant(error.instance, wanted) if error.validator == "enum" else ""
+    return [f"{where or 'the file'}: found {error.instance!r};{near} allowed: {_allowed(error)}"]
+
+
+def meant(found: Any, known: Iterable[Any]) -> str:
+    """` did you mean ...?` where a known word is like the one found; else nothing."""
+    near = difflib.get_close_matches(str(found), map(str, known), 1)
+    return f" did you mean {near[0]}?" if near else ""
+
+
+def _allowed(error: ValidationError) -> str:
+    value: Any = error.validator_value
+    texts: dict[str, Callable[[], str]] = {
+        "enum": lambda: "one of " + ", ".join("null" if v is None else str(v) for v in value),
+        "const": lambda: repr(value),
+        "type": lambda: " or ".join(value) if isinstance(value, list) else str(value),
+        "minimum": lambda: f">= {value}",
+        "maximum": lambda: f"<= {value}",
+        "exclusiveMinimum": lambda: f"> {value}",
+        "exclusiveMaximum": lambda: f"< {value}",
+        "pattern": lambda: f"text matching {value}",
+        "minItems": lambda: f"at least {value} items",
+        "maxItems": lambda: f"at most {value} items",
+        "uniqueItems": lambda: "no item twice",
+        "minProperties": lambda: f"at least {value} keys",
+        "minLength": lambda: f"at least {value} characters",
+        "maxLength": lambda: f"at most {value} characters",
+    }
+    describe = texts.get(str(error.validator))
+    return describe() if describe else error.message
+
+
+def _dotted(path: Iterable[str | int]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def join(where: str, key: str) -> str:
+    """The path of a key of what stands at `where`."""
+    return f"{where}.{key}" if where else key

@@ -1,0 +1,68 @@
+"""A metric that is declared stands in every table, a criterion of saturation in the rates."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from connector_tax.analysis.aggregate import main as aggregate
+from connector_tax.files import read_json
+from tests.analysis.synthetic import SMALL_GRID, write_synthetic_study
+from tests.analysis.tables import effects, one, select, table
+
+# What somebody adds to the two dictionaries, in a process of its own; then a command runs.
+DECLARED = """
+import sys
+from connector_tax.artifacts import metrics
+metrics.LATENCY_METRICS["ttft_p95"] = metrics.Metric("TTFT p95", "ttft_ms", 95, 0.04)
+metrics.METRICS = (*metrics.METRICS, "ttft_p95")
+metrics.CRITERIA["backlog"] = metrics.SaturationCriterion("backlog_max", 1e9, True, "b", "backlog")
+from connector_tax.analysis import aggregate, reference, saturation
+saturation.VALUES["backlog"] = lambda load, _: load.backlog_by_quarter_s[3]
+from connector_tax.compare import gate
+command, *arguments = sys.argv[1:]
+sys.exit({"aggregate": aggregate, "reference": reference, "gate": gate}[command].main(arguments))
+"""
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("metrics") / "s"
+    return write_synthetic_study(root, steps_per_cell=5, blocks=3, config=SMALL_GRID)
+
+
+def declared(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", DECLARED, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_metric_is_one_line(study: Path) -> None:
+    assert aggregate(["--study", str(study)]) == 0
+    before = {q: len(effects(study.parent, q)) for q in ("tax", "gap")}
+    done = declared("aggregate", "--study", str(study))
+    assert done.returncode == 0, done.stderr
+    for quantity, count in before.items():
+        rows = effects(study.parent, quantity)
+        assert len(select(rows, metric="ttft_p95")) * 5 == count
+        assert len(rows) * 5 == 6 * count
+    tax = one(effects(study.parent, "tax"), config="nixl_both", metric="ttft_p95", phase="A",
+              cell="r40")  # fmt: skip
+    assert (tax["verdict"], tax["margin"]) == ("TAX", "0.04")
+    cells = select(table(study.parent, "cells.csv"), config="plain", phase="A", cell="r40")
+    logs = [np.log(float(row["ttft_p95_ms"])) for row in cells if row["block"] != "all"]
+    assert len(logs) == 3
+    asked = ("--max-tax=ttft_p95=90%", "--config=nixl_both")
+    answer = declared("gate", str(study.parent), *asked)
+    assert answer.returncode == 0, answer.stderr
+    assert "| nixl_both | ttft_p95 |" in answer.stdout
+
+
+def test_a_criterion_of_saturation_is_a_line_and_a_value(study: Path) -> None:
+    done = declared("reference", "--study", str(study))
+    assert done.returncode == 0, done.stderr
+    criteria = read_json(study.parent / "reference_rates.json")["criteria"]
+    backlog = criteria["plain"]["40"]["backlog"]
+    assert backlog["value"] is not None
+    assert (backlog["bound"], backlog["fired"]) == (1e9, False)
