@@ -1,6 +1,6 @@
 """A study in virtual time: the machine's cost, what overload does to a cell, what the page says."""
 
-import io
+import math
 import os
 import signal
 import subprocess
@@ -15,25 +15,25 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from rich.console import Console
 
 from connector_tax.analysis.ingest import load_cells
-from connector_tax.analysis.measure import measure_requests
-from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.study_file import load_study
+from connector_tax.analysis.measure import Requests, measure_requests
+from connector_tax.artifacts.names import CellKey, Launch
+from connector_tax.artifacts.study_file import launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, ConfigError, load_yaml
 from connector_tax.engine.scheduler import StepPlan
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.files import read_json, read_jsonl, write_json
-from connector_tax.loadgen import CellRule, Plan, open_loop
+from connector_tax.loadgen import CellRule
 from connector_tax.model_size import read_model
 from connector_tax.rehearsal import __main__ as command
 from connector_tax.rehearsal.accuracy import middle_launch
-from connector_tax.rehearsal.cell import REQUEST, VirtualCell
-from connector_tax.rehearsal.launch import rehearse_launch
-from connector_tax.rehearsal.machine import machine_of
-from connector_tax.rehearsal.page import COLUMNS, Section, markdown, show
+from connector_tax.rehearsal.cell import VirtualCell
+from connector_tax.rehearsal.launch import rehearse_launch, virtual_engine
+from connector_tax.rehearsal.machine import Machine, machine_of
+from connector_tax.rehearsal.noise import QUIET, Noise, shown, slowness
+from connector_tax.rehearsal.page import COLUMNS, Section, page
 from connector_tax.rehearsal.study import RESAMPLES
 from connector_tax.roofline import Roofline, read_accelerator
 from connector_tax.study.design import resolve
@@ -131,10 +131,9 @@ def tiny() -> StudyDocument:
 def virtual(rule: CellRule, rate_rps: float) -> tuple[VirtualCell, VirtualEngine]:
     study = tiny()
     machine = machine_of(study)
-    offsets = np.arange(0, rule.schedule_s, 1 / rate_rps) * 1e9
-    load = open_loop(offsets.astype(np.int64), [REQUEST] * len(offsets), rule)
+    offsets = (np.arange(0, rule.schedule_s, 1 / rate_rps) * 1e9).astype(np.int64)
     engine = VirtualEngine(machine.engines["plain"], 1)
-    return VirtualCell(Plan(load, rule), rule, (4096, 8), 500_000_000), engine
+    return VirtualCell(offsets, rule, (4096, 8), 500_000_000), engine
 
 
 def test_an_overloaded_cell_drops_times_out_and_ends() -> None:
@@ -169,17 +168,66 @@ def test_a_rehearsed_launch_is_read_as_a_measured_one(tmp_path: Path) -> None:
     assert 0 < rehearsed["load"] < 1
 
 
-def test_a_page_fits_eighty_columns_and_markdown_holds_it_all() -> None:
-    stream = io.StringIO()
-    row = ["r0.5", "0.5", "410.2", "100%", "256", "123456", "1234", "12.5", "1000",
-           "saturated: throughput_ratio;waiting"]  # fmt: skip
+def test_a_page_fits_eighty_columns_and_holds_it_all() -> None:
+    row = ["r0.5", "0.5", "410.2", "100%", "256", "123456", "1234", "12.5", "1000", "saturated"]
     long = "a sentence that is too long for a line " * 4
-    section = Section("Phase A", [long], [f"h{n}" for n in range(len(row))], [row])
-    show("x", [section], Console(file=stream, width=COLUMNS))
-    assert max(len(line) for line in stream.getvalue().splitlines()) <= COLUMNS
-    page = markdown("x", [section])
-    assert long in page
-    assert "| r0.5 | 0.5 | 410.2 |" in page
+    headings = ["cell", "req/s", "min", "load", "in fl.", "TTFT", "TPOT", "+-%", "drop", "state"]
+    text = page("x", [Section("Phase A", [long], headings, [row])])
+    assert max(len(line) for line in text.splitlines()) <= COLUMNS
+    assert long.strip() in " ".join(text.split())
+    assert row in [line.split() for line in text.splitlines()]
+
+
+def launch_times(machine: Machine, study: StudyDocument) -> list[float]:
+    """How long a step without jitter takes in each launch of Phase A."""
+    times = []
+    for launch in launches(study, "A"):
+        engine = virtual_engine(study, launch, machine)
+        engine.add(0, 64, 1)
+        engine.step()
+        times.append(float(engine.now_ns))
+    return times
+
+
+def test_launches_differ_as_the_noise_says() -> None:
+    config = yaml.safe_load(smaller(TINY.read_text()))
+    study = resolve({**config, "blocks": 200}, "tiny.yaml")
+    machine = machine_of(study)
+    machine = replace(machine, engines=dict.fromkeys(machine.engines, machine.engines["plain"]))
+    jitter = machine.engines["plain"].step_cost.jitter_rel_sd
+    quiet = np.log(launch_times(machine.noisy(QUIET), study))
+    assert quiet.std() == pytest.approx(jitter, rel=0.1)
+    spread = np.log(launch_times(machine.noisy(Noise(0.1)), study))
+    assert spread.std() == pytest.approx(math.hypot(0.1, jitter), rel=0.1)
+    bad = np.log(launch_times(machine.noisy(Noise(0.0, bad_share=0.2, slow_by=(1.0,))), study))
+    slow = bad - quiet > 0.6
+    assert slow.mean() == pytest.approx(0.2, abs=0.06)
+    assert (bad - quiet)[~slow] == pytest.approx(0, abs=1e-6)
+    drift = np.log(launch_times(machine.noisy(Noise(0.0, drift_sd=0.3)), study)) - quiet
+    by_block = drift.reshape(200, -1)
+    assert (by_block[:, 0] - by_block[:, -1]).std() == pytest.approx(0.3, rel=0.15)
+    assert by_block.mean(axis=1) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "noise", [Noise(0.03), Noise(0.01, bad_share=0.1, slow_by=(0.4,)), Noise(0.01, drift_sd=0.1)]
+)
+def test_noise_is_found_again_in_what_was_measured(noise: Noise) -> None:
+    config = yaml.safe_load(smaller(TINY.read_text()))
+    study = resolve({**config, "blocks": 60}, "tiny.yaml")
+    rng = np.random.default_rng(1)
+    requests = {}
+    for launch in launches(study, "A"):
+        slow = slowness(noise, study, launch) * np.exp(rng.normal(0, noise.launch_sd))
+        ms = np.full(9, 3 * slow * (1 + 0.1 * launch.block))
+        for planned in study["cells"]["A"]:
+            key = CellKey(launch.config, launch.block, "A", planned["cell"])
+            requests[key] = Requests(ms, ms, ms, ms, ms, 1.0, 9, 0, 0)
+    found = shown(study, requests)
+    assert found.bad_share == pytest.approx(noise.bad_share, abs=0.05)
+    assert found.drift_sd == pytest.approx(noise.drift_sd, abs=0.03)
+    if not noise.bad_share and not noise.drift_sd:
+        assert found.launch_sd == pytest.approx(noise.launch_sd, rel=0.15)
 
 
 def test_a_rehearsed_tax_can_be_significant_in_a_family_of_twenty() -> None:
@@ -194,7 +242,9 @@ def test_the_command_rehearses_a_study(tmp_path: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr().out
     assert "Duration" in said
     assert "blocks: 1 decides nothing" in said
-    assert (study_file.parent / "rehearsal.md").read_text().startswith("# Rehearsal of tiny")
+    kept = (study_file.parent / "rehearsal.md").read_text()
+    assert kept.startswith("# Rehearsal of tiny")
+    assert kept in said
 
 
 @pytest.mark.long

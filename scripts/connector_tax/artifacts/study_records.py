@@ -625,7 +625,7 @@ class RehearsalSection(TypedDict, total=False):
         Share,
         says(
             "relative spread from launch to launch; absent: that of config/accelerators.yaml,"
-            " with an archive 0"
+            " with an archive that of rehearsal/noise.py"
         ),
     ]
 

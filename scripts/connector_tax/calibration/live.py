@@ -1,16 +1,27 @@
 """One launch over real HTTP: the study's own server, load generator, sampler and cell, plus the
-engine's truth log, which a study does not ask for.
+engine's truth log, which a study does not ask for; and the client's stamps against that log.
+
+Server and client stamp one clock (CLOCK_MONOTONIC), so their stamps subtract directly. The server
+stamps right before it writes; what lies between is the kernel, the wake-up and the client.
 """
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import pandas as pd
 
+from connector_tax.analysis.validity import in_window
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.cell_records import CellRecord, RequestLine
+from connector_tax.artifacts.cell_records import (
+    AnsweredRequest,
+    CellRecord,
+    RequestLine,
+    is_answered,
+)
 from connector_tax.artifacts.index import finished_cell, launch_index, write_index
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_records import StudyDocument
@@ -37,6 +48,39 @@ class LiveCell:
     record: CellRecord
     requests: list[RequestLine]
     truth: dict[str, RequestTruth]
+
+    def errors(self, of: Callable[[RequestTruth], bool] = lambda _: True) -> pd.DataFrame:
+        """A row for each measured success that the server knows as `of` wants it.
+
+        Columns: `first_us`, `last_us`: the client's stamp of the first and the last token minus the
+        server's write; `late_us`: the server's first write minus the end of the step that made the
+        token; `ttft_ms`, `tpot_ms` as the client measured them, and `true_ttft_ms`, `true_tpot_ms`
+        from the server's writes.
+        """
+        measured = in_window(self.requests, self.record["window"])
+        rows = [
+            _row(request, self.truth[request["request_id"]])
+            for request in measured
+            if is_answered(request) and of(self.truth[request["request_id"]])
+        ]
+        return pd.DataFrame(rows)
+
+
+def _row(request: AnsweredRequest, truth: RequestTruth) -> dict[str, float]:
+    writes = [(t, deadline) for t, tokens, deadline in truth.writes if tokens]
+    (first, deadline), (last, _) = writes[0], writes[-1]
+    gaps = request["completion_tokens"] - 1
+    t_first, t_last = request["t_first_token_ns"], request["t_last_token_ns"]
+    intended = request["t_intended_ns"]
+    return {
+        "first_us": (t_first - first) / 1e3,
+        "last_us": (t_last - last) / 1e3,
+        "late_us": (first - deadline) / 1e3,
+        "ttft_ms": (t_first - intended) / 1e6,
+        "tpot_ms": (t_last - t_first) / gaps / 1e6,
+        "true_ttft_ms": (first - intended) / 1e6,
+        "true_tpot_ms": (last - first) / gaps / 1e6,
+    }
 
 
 def measure_launch(document: StudyDocument, launch: Launch, root: Path) -> LiveCell:

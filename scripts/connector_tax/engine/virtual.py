@@ -19,6 +19,7 @@ class VirtualEngine:
         seed: of the launch offset and the step jitter, as the engine takes it.
         device_us: the device's share of a step in us, without jitter and offset; None: that of the
             configuration's step cost.
+        slowness: of this launch, whose steps take so many times as long, taxes aside.
     """
 
     def __init__(
@@ -26,7 +27,9 @@ class VirtualEngine:
         config: EngineConfig,
         seed: int,
         device_us: Callable[[StepPlan], float] | None = None,
+        slowness: float = 1.0,
     ) -> None:
+        self._slowness = slowness
         self._tax = config.tax
         self._cost = config.step_cost
         self._device_us = device_us or self._linear_us
@@ -53,7 +56,7 @@ class VirtualEngine:
         if self._tax is not None:
             meta = self._tax.build_meta(self.scheduler.pool.cached, len(plan.admitted))
             host_tax, load_tax = meta + self._tax.get_finished_us, self._tax.start_load_kv_us
-        factor = self._clock.next_factor()
+        factor = self._clock.next_factor() * self._slowness
         host, device = self._cost.delta_us * factor, self._device_us(plan) * factor
         self.now_ns += round((host + host_tax) * 1000) + round((load_tax + device) * 1000)
         return self.scheduler.commit(plan)

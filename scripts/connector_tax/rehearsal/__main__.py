@@ -15,14 +15,15 @@ from connector_tax.files import ArtifactError, write_text
 from connector_tax.provenance.unpack import private_folder
 from connector_tax.rehearsal.findings import cells_that_cannot_be_valid, sections
 from connector_tax.rehearsal.machine import machine_of
-from connector_tax.rehearsal.page import markdown, show
-from connector_tax.rehearsal.study import RehearsalError, rehearse
+from connector_tax.rehearsal.page import page
+from connector_tax.rehearsal.processes import SimulationError
+from connector_tax.rehearsal.study import rehearse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Rehearse a study in virtual time; non-zero when a cell of it cannot be valid."""
     parser = study_parser("rehearsal", main.__doc__)
-    refusals = (ArtifactError, ConfigError, RehearsalError)
+    refusals = (ArtifactError, ConfigError, SimulationError)
     return run_command(parser, argv, _rehearse, refusals, label="rehearsal: ")
 
 
@@ -31,12 +32,10 @@ def _rehearse(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     with private_folder(Path(tempfile.gettempdir()) / "rehearsal") as folder:
         rehearsal = rehearse(study, machine_of(study), folder)
-    content = sections(rehearsal)
-    title = f"Rehearsal of {study['study']}"
-    page = arguments.study.parent / paths.REHEARSAL_PAGE
-    write_text(page, markdown(title, content))
-    show(title, content)
-    print(f"{page}, in {time.monotonic() - began:.0f} s")
+    text = page(f"Rehearsal of {study['study']}", sections(rehearsal))
+    path = arguments.study.parent / paths.REHEARSAL_PAGE
+    write_text(path, text)
+    print(f"{text}\n{path}, in {time.monotonic() - began:.0f} s")
     hopeless = cells_that_cannot_be_valid(rehearsal)
     return int(bool(hopeless) or rehearsal.rates is None)
 

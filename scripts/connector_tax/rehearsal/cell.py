@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from connector_tax.engine.scheduler import Sequence as Served
 from connector_tax.engine.virtual import VirtualEngine
-from connector_tax.loadgen import CellRule, Plan, PlannedRequest
-from connector_tax.loadgen.generator import PROGRESS_S
+from connector_tax.loadgen import CellRule, Plan, PlannedRequest, open_loop
 from connector_tax.loadgen.messages import RequestRecord
 
 LEAD_NS = 20_000_000
-LOOK_NS = round(PROGRESS_S * 1e9)
 REQUEST = PlannedRequest("simulated", b"{}", None, None)
 
 
@@ -33,8 +34,8 @@ class VirtualCell:
     """A cell being served.
 
     Attributes:
-        plan: what is sent, and when the cell is over.
-        rule: that of the plan.
+        offsets_ns: the arrivals.
+        rule: when the cell is over.
         shape: input and output tokens of every request.
         scrape_ns: from one look at the server to the next.
         front_ns: what a request takes outside the engine.
@@ -42,7 +43,7 @@ class VirtualCell:
         busy_ns: how long the engine was in a step.
     """
 
-    plan: Plan
+    offsets_ns: NDArray[np.int64]
     rule: CellRule
     shape: tuple[int, int]
     scrape_ns: int
@@ -53,19 +54,20 @@ class VirtualCell:
     _live: dict[int, tuple[RequestRecord, Served]] = field(default_factory=dict)
     _wake_ns: int | None = 0
 
+    def __post_init__(self) -> None:
+        requests = [REQUEST] * len(self.offsets_ns)
+        self.plan = Plan(open_loop(self.offsets_ns, requests, self.rule), self.rule)
+
     def serve(self, engine: VirtualEngine) -> None:
         """Run the cell until it is drained."""
         origin_ns = engine.now_ns
         self.plan.start(origin_ns)
-        look_ns = scrape_ns = self._wake_ns = origin_ns
+        scrape_ns = self._wake_ns = origin_ns
         while self._wake_ns is not None or self._due or engine.scheduler.has_work:
             if not engine.scheduler.has_work:
                 events = [self._due[0].t_intended_ns] if self._due else []
                 events += [self._wake_ns] if self._wake_ns is not None else []
                 engine.now_ns = max(engine.now_ns, min(events))
-            while look_ns <= engine.now_ns:
-                self.plan.look()
-                look_ns += LOOK_NS
             while scrape_ns <= engine.now_ns:
                 depth = len(engine.scheduler.waiting)
                 self.scrapes.append(Scrape(scrape_ns, depth, len(self._live)))

@@ -22,13 +22,8 @@ from connector_tax.config import ConfigError
 from connector_tax.files import write_json
 from connector_tax.rehearsal.launch import rehearse_launch
 from connector_tax.rehearsal.machine import Machine, machine_of
-from connector_tax.rehearsal.study import (
-    Ran,
-    RehearsalError,
-    prepare,
-    read_cell_record,
-    run_phases,
-)
+from connector_tax.rehearsal.processes import SimulationError
+from connector_tax.rehearsal.study import Ran, prepare, read_cell_record, run_phases
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import run_order
 from connector_tax.study.durations import (
@@ -57,7 +52,7 @@ def modelled(study: StudyDocument) -> Durations:
         machine = machine_of(study)
         with tempfile.TemporaryDirectory(prefix="durations-") as folder:
             return _of_one_launch(study, machine, Path(folder))
-    except (ConfigError, RehearsalError) as error:
+    except (ConfigError, SimulationError) as error:
         return assumed(study, f"no model of the machine ({error})")
 
 

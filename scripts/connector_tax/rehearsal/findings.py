@@ -9,13 +9,15 @@ from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.analysis.hypotheses import CANNOT_TELL
 from connector_tax.analysis.taxes import CONFIRMATORY
 from connector_tax.artifacts.cell_records import CellRecord
-from connector_tax.artifacts.names import NO_TAX, PHASES, TAX, Launch, configuration_of
+from connector_tax.artifacts.names import NO_TAX, PHASES, TAX, configuration_of
 from connector_tax.artifacts.tables import POOLED, EffectRow, Row
 from connector_tax.rehearsal.page import Section
 from connector_tax.rehearsal.study import Rehearsal
 from connector_tax.study.durations import Durations, gates_s, probing_s
 
 PHASE_NAMES = {"A": "Phase A", "B": "Phase B", "Bp": "Phase B'"}
+# Where a phase's cells are chosen.
+KEYS = {"A": "phase_a.rates_rps", "B": "phase_b", "Bp": "phase_bp.shapes"}
 CellName = tuple[str, str]
 
 
@@ -65,17 +67,19 @@ def _duration(rehearsal: Rehearsal) -> Section:
 
 def _machine(rehearsal: Rehearsal) -> Section:
     machine, rates = rehearsal.machine, rehearsal.rates
+    noise = machine.noise
+    spread = machine.engines[rehearsal.study.baseline].step_cost.launch_offset_rel_sd
+    found = f"NO REFERENCE RATE: {rehearsal.no_rate}"
+    if rates is not None:
+        found = f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s."
     sentences = [
         *machine.source,
+        f"Steps differ by {spread:.1%} from launch to launch, and by {noise.drift_sd:.1%} from a "
+        f"block's first launch to its last{f' ({noise.source})' if noise.source else ''}.",
         f"KV cache: {machine.kv_tokens} tokens. Start-up {machine.startup_s:.0f} s.",
         "A rehearsed machine is quiet and the load generator never late: nothing is void for that.",
+        found,
     ]
-    if rates is None:
-        sentences.append(f"NO REFERENCE RATE: {rehearsal.no_rate}")
-    else:
-        sentences.append(
-            f"ref_safe {rates['ref_safe']:g} req/s, ref_load {rates['ref_load']:g} req/s."
-        )
     return Section("Machine and reference rates", sentences)
 
 
@@ -148,18 +152,18 @@ def _cell_row(records: Sequence[CellRecord], row: Row) -> list[str]:
 def _taxes(rehearsal: Rehearsal) -> Section:
     """What could be told of the taxes that verdicts are made for."""
     rows = []
-    named = [t for t in rehearsal.taxes if configuration_of(t.config) != rehearsal.study.baseline]
-    confirmatory = [t for t in named if t.family == CONFIRMATORY]
-    by_metric = sorted(confirmatory, key=lambda t: (t.cell, t.metric))
+    by_metric = sorted(_confirmatory(rehearsal), key=lambda t: (t.cell, t.metric))
     for (cell, metric), group in groupby(by_metric, key=lambda t: (t.cell, t.metric)):
         taxes = list(group)
-        halves = [half for tax in taxes if (half := _half_width(tax)) is not None]
+        halves = [
+            (tax.hi - tax.lo) / 2 for tax in taxes if tax.lo is not None and tax.hi is not None
+        ]
         told = sum(tax.verdict in (TAX, NO_TAX) for tax in taxes)
         needed = [tax.blocks_needed for tax in taxes if tax.blocks_needed is not None]
         width = f"{100 * median(halves):.1f}" if halves else ""
-        margin = taxes[0].margin
-        more = str(max(needed)) if needed else ""
-        rows.append([cell, metric, width, f"{100 * (margin or 0):g}", f"{told}/{len(taxes)}", more])
+        margin = f"{100 * (taxes[0].margin or 0):g}"
+        more = str(max(needed, default=""))
+        rows.append([cell, metric, width, margin, f"{told}/{len(taxes)}", more])
     note = (
         f"With {rehearsal.study.document['blocks']} blocks, no connector costing anything beside "
         "what the machine above says. A tax below +-% cannot be told from none; NO TAX needs +-% "
@@ -169,8 +173,13 @@ def _taxes(rehearsal: Rehearsal) -> Section:
     return Section("Taxes", [note], headings, rows)
 
 
-def _half_width(tax: EffectRow) -> float | None:
-    return None if tax.lo is None or tax.hi is None else (tax.hi - tax.lo) / 2
+def _confirmatory(rehearsal: Rehearsal) -> list[EffectRow]:
+    baseline = rehearsal.study.baseline
+    return [
+        tax
+        for tax in rehearsal.taxes
+        if tax.family == CONFIRMATORY and configuration_of(tax.config) != baseline
+    ]
 
 
 def _hypotheses(rehearsal: Rehearsal) -> Section:
@@ -194,19 +203,15 @@ def advice(rehearsal: Rehearsal) -> Iterator[str]:
             f"blocks: {rehearsal.own_blocks} decides nothing; {MIN_BLOCKS_FOR_VERDICT} take "
             f"{per_block * MIN_BLOCKS_FOR_VERDICT + parts['gates'] / 3600:.1f} h."
         )
-    wanted = [
-        t.blocks_needed
-        for t in rehearsal.taxes
-        if t.family == CONFIRMATORY and t.blocks_needed is not None
-    ]
-    if wanted:
-        hours_needed = per_block * max(wanted) + parts["gates"] / 3600
-        yield f"blocks: {max(wanted)} decide every confirmatory tax, in {hours_needed:.0f} h."
+    needed = [t.blocks_needed for t in _confirmatory(rehearsal) if t.blocks_needed is not None]
+    if needed:
+        hours_needed = per_block * max(needed) + parts["gates"] / 3600
+        yield f"blocks: {max(needed)} decide every confirmatory tax, in {hours_needed:.0f} h."
     if hours > config["hypotheses"]["max_hours"]:
         limit = config["hypotheses"]["max_hours"]
         yield f"hypotheses.max_hours: {limit:g}; the study takes {hours:.1f} h."
     for (phase, cell), reason in cells_that_cannot_be_valid(rehearsal).items():
-        yield f"{_key_of(phase)}: {cell} cannot be valid ({reason})."
+        yield f"{KEYS[phase]}: {cell} cannot be valid ({reason})."
     yield from _about_rates(rehearsal)
     if rates is None:
         yield "phase_a.rates_rps: add lower rates; without a reference rate nothing follows."
@@ -222,34 +227,23 @@ def _about_rates(rehearsal: Rehearsal) -> Iterator[str]:
     if rehearsal.rates is None:
         return
     baseline = rehearsal.study.baseline
-    sweep = [
-        row
+    saturated = [
+        row["cell"]
         for row in rehearsal.rows
-        if row["phase"] == "A"
-        and row["configuration"] == rehearsal.study.baseline
-        and row["block"] == POOLED
+        if (row["phase"], row["configuration"], row["block"]) == ("A", baseline, POOLED)
+        and (row["saturated"] or row["status"] == "void")
     ]
-    saturated = [row for row in sweep if row["saturated"] or row["status"] == "void"]
     if not saturated:
         yield f"phase_a.rates_rps: {baseline} is never saturated; ref_load is only the grid's end."
         return
-    beyond = saturated[1:]
+    first, *beyond = saturated
     if beyond:
-        minutes = sum(
+        seconds = sum(
             record["rehearsed"]["seconds"]
             for (launch, cell), record in rehearsal.records.items()
-            if _is_own(rehearsal, launch) and cell in {row["cell"] for row in beyond}
+            if launch.phase == "A" and launch.block < rehearsal.own_blocks and cell in beyond
         )
-        names = ", ".join(row["cell"] for row in beyond)
         yield (
-            f"phase_a.rates_rps: {baseline} saturates at {saturated[0]['cell']}; {names} take "
-            f"{minutes / 60:.0f} min and feed no verdict."
+            f"phase_a.rates_rps: {baseline} saturates at {first}; {', '.join(beyond)} take "
+            f"{seconds / 60:.0f} min and feed no verdict."
         )
-
-
-def _is_own(rehearsal: Rehearsal, launch: Launch) -> bool:
-    return launch.phase == "A" and launch.block < rehearsal.own_blocks
-
-
-def _key_of(phase: str) -> str:
-    return {"A": "phase_a.rates_rps", "B": "phase_b", "Bp": "phase_bp.shapes"}[phase]

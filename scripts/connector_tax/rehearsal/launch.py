@@ -5,9 +5,8 @@ it must pass are the driver's own (`study.launch`). A folder as a driver leaves 
 that the analysis reads it as it reads any study.
 """
 
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,10 +29,12 @@ from connector_tax.artifacts.study_file import read_study
 from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.files import sha256_file, write_bytes, write_json
-from connector_tax.loadgen import CellResult, Plan, open_loop
+from connector_tax.loadgen import CellResult
 from connector_tax.loadgen.messages import STUDY_FIELDS
-from connector_tax.rehearsal.cell import REQUEST, VirtualCell
+from connector_tax.rehearsal.cell import VirtualCell
 from connector_tax.rehearsal.machine import Machine, machine_of
+from connector_tax.rehearsal.noise import slowness
+from connector_tax.rehearsal.processes import answer_tasks
 from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.cell import PreparedCell, cell_record, cell_rule, prepare
 from connector_tax.study.design import cell_order
@@ -58,35 +59,39 @@ HEALTHY: GeneratorHealth = {
 }
 
 
+def virtual_engine(study: StudyDocument, launch: Launch, machine: Machine) -> VirtualEngine:
+    """The engine that a launch is, in virtual time."""
+    return VirtualEngine(
+        machine.engines[launch.configuration],
+        launch_seed(study, launch),
+        machine.device_us,
+        slowness(machine.noise, study, launch),
+    )
+
+
 def rehearse_launch(study: StudyDocument, launch: Launch, root: Path, machine: Machine) -> None:
     """Write what the launch would leave, below the study's folder `root`."""
     folder = launch.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
-    status, rate = "skipped", None
     reason = launch_skip_reason(root, launch)
-    entries: list[CellEntry] = []
-    seconds = 0.0
+    cells = cell_order(study, launch)
+    seconds = startup_s = release_s = 0.0
     if reason is None:
         status, rate = "done", reference_rate(root, launch.phase)
-        limits = shape_limits(study, root, launch.phase)
-        rates = cell_rates(study, launch.phase, rate, limits)
-        engine = VirtualEngine(
-            machine.engines[launch.configuration], launch_seed(study, launch), machine.device_us
-        )
-        for cell in cell_order(study, launch):
+        startup_s, release_s = machine.startup_s, float(study["config"]["server"]["release_s"])
+        rates = cell_rates(study, launch.phase, rate, shape_limits(study, root, launch.phase))
+        engine = virtual_engine(study, launch, machine)
+        entries = []
+        for cell in cells:
             offered = rates[cell["cell"]]
             assert offered is not None
             record = _rehearse_cell(study, launch, cell, offered, engine, machine, folder)
             seconds += record["rehearsed"]["seconds"]
             entries.append(finished_cell(record, folder / cell["cell"]))
     else:
-        entries = [CellEntry(c["cell"], "skipped", reason, {}) for c in cell_order(study, launch)]
-    ran = status == "done"
-    timing = {
-        "startup_s": machine.startup_s if ran else 0.0,
-        "cells_s": seconds,
-        "release_s": float(study["config"]["server"]["release_s"]) if ran else 0.0,
-    }
+        status, rate = "skipped", None
+        entries = [CellEntry(cell["cell"], status, reason, {}) for cell in cells]
+    timing = {"startup_s": startup_s, "cells_s": seconds, "release_s": release_s}
     index = launch_index(
         study, launch, entries, status=status, reason=reason, rate_rps=rate, started_utc=BEGUN,
         ended_utc=BEGUN, timing=timing,
@@ -107,25 +112,14 @@ def _rehearse_cell(
     config, name = study["config"], planned["cell"]
     prepared = prepare(study, launch, planned, rate_rps, attempt=1, measurement=1)
     rule = cell_rule(config, launch.phase)
-    load = open_loop(prepared.offsets_ns, [REQUEST] * len(prepared.offsets_ns), rule)
-    cell = VirtualCell(
-        Plan(load, rule),
-        rule,
-        (planned["input_tokens"], planned["output_tokens"]),
-        round(config["metrics"]["interval_s"] * 1e9),
-        machine.front_ns,
-    )
+    shape = (planned["input_tokens"], planned["output_tokens"])
+    scrape_ns = round(config["metrics"]["interval_s"] * 1e9)
+    cell = VirtualCell(prepared.offsets_ns, rule, shape, scrape_ns, machine.front_ns)
     began_ns, preempted = engine.now_ns, engine.scheduler.preemptions
     cell.serve(engine)
-    folder = launch_folder / name
-    folder.mkdir(parents=True)
-    logs = {kind: paths.cell_log(kind, launch.phase, name) for kind in paths.CELL_LOGS}
     result = CellResult.of(cell.plan, engine.now_ns, "worker", HEALTHY)
-    lines = [record.fields(STUDY_FIELDS) for record in result.records]
-    write_bytes(folder / logs["requests"], _lines(lines))
-    write_bytes(folder / logs["metrics"], _metrics(cell))
-    write_bytes(folder / logs["engine_step"], b"")
-    record = _judged(study, launch, prepared, cell, result)
+    records = [cast(RequestLine, record.fields(STUDY_FIELDS)) for record in result.records]
+    record = _judged(study, launch, prepared, cell, result, records)
     seconds = (engine.now_ns - began_ns) / 1e9
     again = not record["valid"] and result.cooldown_ended_by != "overloaded"
     inflight = [scrape.inflight for scrape in cell.scrapes if scrape.t_ns < result.t_stop_ns]
@@ -136,22 +130,19 @@ def _rehearse_cell(
         "inflight_max": max(inflight),
         "preemptions": engine.scheduler.preemptions - preempted,
     }
+    folder = launch_folder / name
+    folder.mkdir(parents=True)
+    scrapes = (
+        {"t_ns": s.t_ns, "ok": True, "scrape_ms": 0.0, "values": {WAITING: float(s.waiting)}}
+        for s in cell.scrapes
+    )
+    lines: dict[str, Iterable[Any]] = {"requests": records, "metrics": scrapes, "engine_step": ()}
+    for kind, values in lines.items():
+        content = b"".join(msgspec.json.encode(value) + b"\n" for value in values)
+        write_bytes(folder / paths.cell_log(kind, launch.phase, name), content)
     record["files"] = {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
     write_json(folder / paths.cell_record(launch.phase, name), record)
     return record
-
-
-def _lines(values: Sequence[Any]) -> bytes:
-    return b"".join(msgspec.json.encode(value) + b"\n" for value in values)
-
-
-def _metrics(cell: VirtualCell) -> bytes:
-    return _lines(
-        [
-            {"t_ns": s.t_ns, "ok": True, "scrape_ms": 0.0, "values": {WAITING: float(s.waiting)}}
-            for s in cell.scrapes
-        ]
-    )
 
 
 def _judged(
@@ -160,10 +151,10 @@ def _judged(
     prepared: PreparedCell,
     cell: VirtualCell,
     result: CellResult,
+    records: list[RequestLine],
 ) -> CellRecord:
     """The cell's record, judged as a measured one is; the machine is taken to be undisturbed."""
     config = study["config"]
-    records = [cast(RequestLine, record.fields(STUDY_FIELDS)) for record in result.records]
     record = cell_record(study, launch, prepared, result, records, BEGUN)
     ok = [r for r in records if is_answered(r)]
     counters: dict[str, float | None] = {
@@ -197,15 +188,8 @@ def _judged(
     }
 
 
-def main(argv: Sequence[str]) -> int:
-    """One process of a rehearsal: the study's folder, then the launches it is to do, as JSON."""
-    root = Path(argv[0])
-    study = read_study(root / paths.STUDY)
-    machine = machine_of(study)
-    for config, block, phase in json.loads(argv[1]):
-        rehearse_launch(study, Launch(config, block, phase), root, machine)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    ROOT = Path(sys.argv[1])
+    STUDY = read_study(ROOT / paths.STUDY)
+    MACHINE = machine_of(STUDY)
+    answer_tasks(lambda *launch: rehearse_launch(STUDY, Launch(*launch), ROOT, MACHINE))

@@ -29,6 +29,7 @@ from connector_tax.engine.scheduler import SchedulerOptions, StepPlan
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.model_size import read_model
 from connector_tax.provenance.unpack import unpack
+from connector_tax.rehearsal.noise import NOISES, QUIET, Noise
 from connector_tax.roofline import (
     KV_BLOCK,
     MEMORY_FLAG,
@@ -54,6 +55,7 @@ class Machine:
         front_ns: what a request takes outside the engine, all of it before its first token.
         kv_tokens: tokens the KV cache has room for.
         source: sentences on where these numbers are from.
+        noise: how launches differ; `launch_sd` of it is part of `engines`.
     """
 
     engines: Mapping[str, EngineConfig]
@@ -62,6 +64,17 @@ class Machine:
     front_ns: int
     kv_tokens: int
     source: tuple[str, ...]
+    noise: Noise = QUIET
+
+    def noisy(self, noise: Noise) -> "Machine":
+        """The same with launches that differ so."""
+        engines = {
+            name: replace(
+                engine, step_cost=replace(engine.step_cost, launch_offset_rel_sd=noise.launch_sd)
+            )
+            for name, engine in self.engines.items()
+        }
+        return replace(self, engines=engines, noise=noise)
 
 
 def machine_of(study: StudyDocument) -> Machine:
@@ -89,7 +102,7 @@ def _embedded(study: StudyDocument) -> Machine:
         write_json(path, study["config"]["engine"]["definition_content"])
         engines = {c["id"]: load_config(path, c["id"]) for c in study["configurations"]}
     options = engines[baseline_of(study["config"])].scheduler
-    return Machine(
+    machine = Machine(
         engines=engines,
         device_us=None,
         startup_s=engine_of(study["config"]["engine"]).startup_s,
@@ -97,6 +110,7 @@ def _embedded(study: StudyDocument) -> Machine:
         kv_tokens=options.kv_blocks * options.kv_block_size,
         source=("Step costs and taxes are those of the embedded engine's own definition.",),
     )
+    return machine.noisy(NOISES["embedded"])
 
 
 def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
@@ -116,7 +130,8 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
             f"what {share:.0%} of {roof.gpus} x {name} leaves for the KV cache beside "
             f"{model.parameters * model.weight_bytes / 2**30:.1f} GiB of weights"
         )
-    cost = _cost(0.0, reached["step_sd"], names.get("launch_sd", reached["launch_sd"]))
+    launch_sd = names.get("launch_sd", reached["launch_sd"])
+    cost = StepCost(0.0, 0.0, 0.0, 0.0, 0.0, reached["step_sd"], launch_sd)
     gpu = f"{roof.gpus} x {name}" if roof.gpus > 1 else name
     return Machine(
         engines=_same_for_all(study, cost, kv_tokens),
@@ -144,29 +159,26 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
 
 
 def _fitted(study: StudyDocument, names: RehearsalSection) -> Machine:
-    """As `archive_machine`, of the archive and launch that the configuration names."""
+    """The machine that one launch of a measured study shows."""
+    launch = names["launch"]
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
         root = Path(folder) / "study"
         try:
-            unpack(Path(names["archive"]), root, records_of=f"{paths.RUNS}/{names['launch']}/")
-            return fitted_machine(study, root, names["launch"], names.get("launch_sd", 0.0))
+            unpack(Path(names["archive"]), root, records_of=f"{paths.RUNS}/{launch}/")
+            whose = f"{launch} of {names['archive']}"
+            machine = _of_launch(study, root / paths.RUNS / launch, whose)
         except ArtifactError as error:
             raise ConfigError(f"rehearsal: {error}") from None
+    noise = NOISES["vllm-cpu"]
+    return machine.noisy(noise._replace(launch_sd=names.get("launch_sd", noise.launch_sd)))
 
 
-def fitted_machine(study: StudyDocument, measured: Path, launch: str, launch_sd: float) -> Machine:
-    """The machine that one measured launch shows.
-
-    Args:
-        study: the design to rehearse.
-        measured: the folder of a measured study.
-        launch: of that study, such as `plain/block0/A`.
-        launch_sd: relative spread from launch to launch, which one launch does not show.
+def _of_launch(study: StudyDocument, folder: Path, whose: str) -> Machine:
+    """The machine that a launch in a folder shows, without noise; `whose` it is.
 
     Raises:
         ArtifactError: the launch has no whole cell or no step log that can be fitted.
     """
-    folder = measured / paths.RUNS / launch
     index = read_index(folder)
     if index is None:
         raise ArtifactError(f"{folder / paths.INDEX}: no such file")
@@ -176,27 +188,25 @@ def fitted_machine(study: StudyDocument, measured: Path, launch: str, launch_sd:
     fitted = fit(steps)
     values = {name: value or 0.0 for name, value in fitted.coefficients.items()}
     values["delta_us"] += _between_us(steps["scheduler"])
-    cost = StepCost(**values, jitter_rel_sd=fitted.relative_sd, launch_offset_rel_sd=launch_sd)
-    longest = int(study["config"]["engine"]["flags"]["--max-model-len"])
-    kv_tokens = VLLM_SEQUENCES * longest
+    cost = StepCost(**values, jitter_rel_sd=fitted.relative_sd, launch_offset_rel_sd=0.0)
+    kv_tokens = VLLM_SEQUENCES * int(study["config"]["engine"]["flags"]["--max-model-len"])
     most = max(record["decode_tokens"] for record in steps["scheduler"].values())
-    machine = Machine(
+    return Machine(
         engines=_same_for_all(study, cost, kv_tokens),
         device_us=None,
         startup_s=index.timing["startup_s"] / max(1, len(index.attempts)),
-        front_ns=0,
+        front_ns=_front_ns(cost, folder, index),
         kv_tokens=kv_tokens,
         source=(
-            f"Fitted to {fitted.steps} steps of {launch} of {measured.name} (R2 {fitted.r2:.2f}), "
-            f"of which none decodes more than {most} requests: what more cost is extrapolated. "
-            "What a request takes outside the engine is from the same launch's lightest cell. The "
-            "KV cache is taken to be large enough.",
+            f"Fitted to {fitted.steps} steps of {whose} "
+            f"(R2 {fitted.r2:.2f}), of which none decodes more than {most} requests: what more "
+            "cost is extrapolated. What a request takes outside the engine is from the same "
+            "launch's lightest cell. The KV cache is taken to be large enough.",
         ),
     )
-    return replace(machine, front_ns=_front_ns(machine, folder, index))
 
 
-def _front_ns(machine: Machine, folder: Path, index: LaunchIndex) -> int:
+def _front_ns(cost: StepCost, folder: Path, index: LaunchIndex) -> int:
     """What the requests of the launch's lightest cell took beside their own prefill step."""
     records = [
         read_json(folder / entry.cell / paths.cell_record(index.phase, entry.cell))
@@ -206,7 +216,6 @@ def _front_ns(machine: Machine, folder: Path, index: LaunchIndex) -> int:
     lightest = min(records, key=lambda r: (r["schedule"]["rate_rps"], r["input_tokens"]))
     log = paths.cell_log("requests", index.phase, lightest["cell"])
     requests = read_requests(folder / lightest["cell"] / log, None, lightest["window"])
-    cost = next(iter(machine.engines.values())).step_cost
     step_us = cost.delta_us + cost.device_us(lightest["input_tokens"], 0, 0)
     return max(0, round(float(np.median(requests.ttft_ms)) * 1e6 - step_us * 1e3))
 
@@ -220,10 +229,6 @@ def _between_us(records: Mapping[int, Step]) -> float:
         if before.get("engine_step_us") is not None
     ]
     return max(0.0, float(np.median(gaps))) if gaps else 0.0
-
-
-def _cost(host_us: float, step_sd: float, launch_sd: float) -> StepCost:
-    return StepCost(host_us, 0.0, 0.0, 0.0, 0.0, step_sd, launch_sd)
 
 
 def _same_for_all(study: StudyDocument, cost: StepCost, kv_tokens: int) -> dict[str, EngineConfig]:

@@ -1,14 +1,9 @@
 """The whole study in virtual time: its launches, reference rates and analysis, in a folder."""
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
@@ -24,19 +19,14 @@ from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.record_reader import read_record
-from connector_tax.artifacts.stage_records import (
-    ConclusionRecord,
-    HypothesesRecord,
-    RatesRecord,
-    ShapeRatesRecord,
-)
+from connector_tax.artifacts.stage_records import ConclusionRecord, HypothesesRecord, RatesRecord
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import ROW_TYPES, TAX, EffectRow, Row
 from connector_tax.files import read_json, write_json
-from connector_tax.linux import die_with_parent
 from connector_tax.rehearsal.machine import Machine
+from connector_tax.rehearsal.processes import SimulationError, in_processes
 from connector_tax.rehearsal.shapes import rehearse_shapes
 from connector_tax.study.design import run_order
 from connector_tax.study.shape_rates import ShapeRateError, shape_rates_content
@@ -44,10 +34,6 @@ from connector_tax.study.shape_rates import ShapeRateError, shape_rates_content
 # The smallest p that a bootstrap can give is 2 / (resamples + 1): with few, no tax of a family of
 # configurations would be significant, however large.
 RESAMPLES = 1000
-
-
-class RehearsalError(Exception):
-    """A process of the rehearsal failed; its output is the text."""
 
 
 @dataclass(frozen=True)
@@ -89,22 +75,13 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
     """Rehearse a study in the empty folder `root`.
 
     Raises:
-        RehearsalError: a process of it failed.
+        SimulationError: a process of it failed.
     """
     own_blocks = study["blocks"]
     document = prepare(study, root, max(own_blocks, MIN_BLOCKS_FOR_VERDICT))
     ran = run_phases(document, machine, root, lambda phase: _run(document, phase, root))
     loaded = load_study(root / paths.STUDY)
-    rows: list[Row] = []
-    taxes: list[EffectRow] = []
-    hypotheses: list[ConclusionRecord] = []
-    if ran.rates is not None:
-        write_tables(loaded)
-        folder = root / paths.ANALYSIS
-        rows = [vars(row) for row in read_table(folder / paths.CELLS, ROW_TYPES[paths.CELLS])]
-        effects = read_table(folder / paths.EFFECTS, EffectRow)
-        taxes = [row for row in effects if row.quantity == TAX]
-        hypotheses = read_record(folder / paths.HYPOTHESES, HypothesesRecord)["hypotheses"]
+    analysis = ([], [], []) if ran.rates is None else _analysis(loaded)
     indexes = {
         launch: index
         for phase in PHASES
@@ -117,10 +94,17 @@ def rehearse(study: StudyDocument, machine: Machine, root: Path) -> Rehearsal:
         for entry in index.cells
         if entry.files
     }
-    return Rehearsal(
-        loaded, own_blocks, machine, ran.rates, ran.no_rate, ran.probes_s, indexes, records, rows,
-        taxes, hypotheses,
-    )  # fmt: skip
+    return Rehearsal(loaded, own_blocks, machine, *ran, indexes, records, *analysis)
+
+
+def _analysis(study: Study) -> tuple[list[Row], list[EffectRow], list[ConclusionRecord]]:
+    """The rows of the cells, the taxes and the hypotheses."""
+    write_tables(study)
+    folder = study.root / paths.ANALYSIS
+    rows = [vars(row) for row in read_table(folder / paths.CELLS, ROW_TYPES[paths.CELLS])]
+    effects = read_table(folder / paths.EFFECTS, EffectRow)
+    hypotheses = read_record(folder / paths.HYPOTHESES, HypothesesRecord)["hypotheses"]
+    return rows, [row for row in effects if row.quantity == TAX], hypotheses
 
 
 class Ran(NamedTuple):
@@ -149,7 +133,7 @@ def run_phases(
         run: rehearses the launches of a phase.
 
     Raises:
-        RehearsalError: a shape cannot be served.
+        SimulationError: a shape cannot be served.
     """
     run("A")
     loaded = load_study(root / paths.STUDY)
@@ -162,7 +146,10 @@ def run_phases(
     probes_s: float | None = None
     if document["config"].get("shape_rates") is not None:
         completed_s, probes_s = rehearse_shapes(document, machine)
-        write_json(root / paths.SHAPE_RATES, _shape_rates(document, completed_s))
+        try:
+            write_json(root / paths.SHAPE_RATES, shape_rates_content(document, completed_s))
+        except ShapeRateError as error:
+            raise SimulationError(str(error)) from None
     for phase in PHASES[1:]:
         run(phase)
     return Ran(rates, None, probes_s)
@@ -183,21 +170,12 @@ def rehearse_at(study: StudyDocument, root: Path, rates: RatesRecord) -> None:
         rates: the content of reference_rates.json.
 
     Raises:
-        RehearsalError: a process of it failed.
+        SimulationError: a process of it failed.
     """
     document = prepare(study, root, max(study["blocks"], MIN_BLOCKS_FOR_VERDICT))
     write_json(root / paths.REFERENCE_RATES, rates)
     for phase in PHASES:
         _run(document, phase, root)
-
-
-def _shape_rates(
-    study: StudyDocument, completed_s: Mapping[str, Sequence[float]]
-) -> ShapeRatesRecord:
-    try:
-        return shape_rates_content(study, completed_s)
-    except ShapeRateError as error:
-        raise RehearsalError(str(error)) from None
 
 
 def prepare(study: StudyDocument, root: Path, blocks: int) -> StudyDocument:
@@ -217,18 +195,6 @@ def prepare(study: StudyDocument, root: Path, blocks: int) -> StudyDocument:
 
 
 def _run(document: StudyDocument, phase: str, root: Path) -> None:
-    """Rehearse every launch of a phase, in as many processes as there are CPUs."""
-    todo = [[launch.config, launch.block, phase] for launch in launches(document, phase)]
-    count = len(os.sched_getaffinity(0))
-    shares = [share for number in range(count) if (share := todo[number::count])]
-    with ThreadPoolExecutor(count) as pool:
-        list(pool.map(lambda share: _process(root, share), shares))
-
-
-def _process(root: Path, share: list[list[Any]]) -> None:
-    command = [sys.executable, "-m", "connector_tax.rehearsal.launch", str(root), json.dumps(share)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, preexec_fn=die_with_parent
-    )
-    if done.returncode:
-        raise RehearsalError(f"{' '.join(command)}\n{done.stderr}")
+    """Rehearse every launch of a phase."""
+    tasks = [(launch.config, launch.block, phase) for launch in launches(document, phase)]
+    in_processes("connector_tax.rehearsal.launch", [str(root)], tasks)
