@@ -212,6 +212,9 @@ def _measured(options: argparse.Namespace, study: Study, line: Line) -> tuple[in
     for block in range(blocks):
         of_block = [launch for launch in planned if launch.block == block]
         missing = [la for la in of_block if read_index(la.folder(study.root)) is None]
+        if not missing and not any(_is_done(study, launch) for launch in of_block):
+            # Left out when the study ended; no look is taken at what was not measured.
+            break
         spent_s, each_s = _spent_s(study, planned)
         limit_s = math.inf if options.minutes is None else options.minutes * 60
         if missing and block >= FIRST_LOOK and spent_s + each_s > limit_s:

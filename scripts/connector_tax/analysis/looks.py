@@ -15,7 +15,7 @@ from typing import TypedDict
 from connector_tax.analysis.block_model import Estimate, Launches, LaunchId
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
-from connector_tax.artifacts.names import Launch, configuration_of
+from connector_tax.artifacts.names import Launch, configuration_of, launched_plains
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.files import read_json, write_json
 
@@ -67,19 +67,38 @@ def look(study: Study, blocks: int) -> list[Finding]:
     Args:
         study: Phase A of its first blocks has ended.
     """
-    levels = study.config["statistics"]["looks"]
-    # The last level is also that of further looks, of which a study has none.
-    level = levels[min(max(blocks - FIRST_LOOK, 0), len(levels) - 1)]
+    statistics = study.config["statistics"]
     values, saturated = _launch_medians(study, blocks)
-    candidates = [name for name in study.configurations if name != study.baseline]
-    plains = study.plains("A")
-    names = {name: configuration_of(name) for name in study.configs("A")}
+    return findings_of(
+        values, study.baseline, [name for name in study.configurations if name != study.baseline],
+        blocks, statistics["looks"], statistics["margins"], saturated=bool(saturated),
+    )  # fmt: skip
+
+
+def findings_of(
+    values: Mapping[str, Mapping[LaunchId, float]],
+    baseline: str,
+    candidates: Sequence[str],
+    blocks: int,
+    levels: Sequence[float],
+    margins: Mapping[str, float],
+    *,
+    saturated: bool = False,
+) -> list[Finding]:
+    """What the log medians of the launches say, by metric, of each candidate.
+
+    Args:
+        levels: of all looks; this one is after `blocks` blocks.
+        saturated: whether launches were left out since a server was.
+    """
+    level = levels[max(blocks - FIRST_LOOK, 0)]
     findings = []
     for metric in METRICS:
         medians = Launches.of(values[metric])
-        base = [v for (name, _), v in values[metric].items() if names[name] == study.baseline]
+        names = {launch.name: configuration_of(launch.name) for launch in values[metric]}
+        plains = launched_plains(names, baseline)
+        base = [v for (name, _), v in values[metric].items() if names[name] == baseline]
         base_ms = math.exp(sum(base) / len(base)) if base else None
-        margin = study.config["statistics"]["margins"][metric]
         for config in candidates:
             estimate = medians.contrast(config, plains)
             if estimate is None:
@@ -87,13 +106,13 @@ def look(study: Study, blocks: int) -> list[Finding]:
                 missing = Finding(config, metric, None, None, None, verdict, False, base_ms, None)
                 findings.append(missing)
                 continue
-            judged = _judged(estimate, level, len(candidates), margin)
+            lo, hi, verdict, within = _judged(estimate, level, len(candidates), margins[metric])
             needed = None
-            if judged[2] == CANNOT_TELL and estimate.error is not None:
+            if verdict == CANNOT_TELL and estimate.error is not None:
                 needed = _blocks_needed(
-                    estimate, medians.added_df, levels[-1], len(candidates), margin
+                    estimate, medians.added_df, levels[-1], len(candidates), margins[metric]
                 )
-            tax, (lo, hi, verdict, within) = math.expm1(estimate.point), judged
+            tax = math.expm1(estimate.point)
             findings.append(Finding(config, metric, tax, lo, hi, verdict, within, base_ms, needed))
     return findings
 
@@ -191,8 +210,8 @@ def decided_earlier(folder: Path, launch: Launch) -> str | None:
     """
     for taken in read_looks(folder):
         if taken["blocks"] <= launch.block:
-            findings = [Finding(**finding) for finding in taken["findings"]]  # type: ignore[arg-type]
-            every, done = {finding.config for finding in findings}, decided(findings)
+            every = {finding.config for finding in _findings(taken)}
+            done = _decided_in(taken).keys()
             if launch.configuration in done or (
                 launch.configuration not in every and done == every
             ):
@@ -200,17 +219,31 @@ def decided_earlier(folder: Path, launch: Launch) -> str | None:
     return None
 
 
+def _findings(taken: Look) -> list[Finding]:
+    return [Finding(**finding) for finding in taken["findings"]]  # type: ignore[arg-type]
+
+
+def _decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
+    """The findings of the configurations that a look decided, by metric."""
+    findings = _findings(taken)
+    return {
+        name: {finding.metric: finding for finding in findings if finding.config == name}
+        for name in decided(findings)
+    }
+
+
 def take_look(study: Study, blocks: int) -> list[Finding]:
     """Look once after `blocks` blocks, and keep what was seen: looks.json.
 
     A look that was taken stays as it is: a second one at the same data would be no other, and one
-    at changed data would have no level left.
+    at changed data would have no level left. So does what an earlier look has decided.
     """
     looks = read_looks(study.root)
     taken = next((entry for entry in looks if entry["blocks"] == blocks), None)
     if taken is not None:
-        return [Finding(**finding) for finding in taken["findings"]]  # type: ignore[arg-type]
-    findings = look(study, blocks)
+        return _findings(taken)
+    kept = {name: found for entry in looks for name, found in _decided_in(entry).items()}
+    findings = [kept.get(f.config, {}).get(f.metric, f) for f in look(study, blocks)]
     levels = study.config["statistics"]["looks"]
     looks.append(
         {

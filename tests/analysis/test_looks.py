@@ -1,0 +1,101 @@
+"""Looks after blocks: verdicts, what they decide, and that what is decided stays so."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from connector_tax.analysis import looks
+from connector_tax.analysis.block_model import LaunchId
+from connector_tax.analysis.looks import (
+    CANNOT_TELL,
+    COSTS,
+    GAINS,
+    LESS,
+    METRICS,
+    SATURATED,
+    Finding,
+    decided,
+    decided_earlier,
+    findings_of,
+    take_look,
+)
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import Study
+
+MARGINS = dict.fromkeys(METRICS, 0.03)
+LEVELS = [0.025, 0.025]
+
+
+def medians(taxes: dict[str, float], sd: float, blocks: int) -> dict[str, dict[LaunchId, float]]:
+    """Log medians of launches with these taxes, blocks that differ widely."""
+    rng = np.random.default_rng(1)
+    return {
+        metric: {
+            LaunchId(name, block): float(10 * block + np.log1p(tax) + rng.normal(0, sd))
+            for block in range(blocks)
+            for name, tax in {"base": 0.0, "base_2": 0.0, **taxes}.items()
+        }
+        for metric in METRICS
+    }
+
+
+def verdicts(taxes: dict[str, float], sd: float) -> dict[str, set[str]]:
+    """By candidate, after three blocks."""
+    found = findings_of(medians(taxes, sd, 3), "base", list(taxes), 3, LEVELS, MARGINS)
+    return {name: {f.verdict for f in found if f.config == name} for name in taxes}
+
+
+def test_costs_gains_and_equality_are_told_and_noise_is_not() -> None:
+    assert verdicts({"dear": 0.1, "quick": -0.1, "same": 0.0}, 0.001) == {
+        "dear": {COSTS}, "quick": {GAINS}, "same": {LESS},
+    }  # fmt: skip
+    assert verdicts({"noisy": 0.02}, 0.05) == {"noisy": {CANNOT_TELL}}
+
+
+def test_what_cannot_be_told_says_how_many_blocks_would() -> None:
+    values = medians({"noisy": 0.0}, 0.02, 3)
+    (first, _) = findings_of(values, "base", ["noisy"], 3, LEVELS, MARGINS)
+    assert first.verdict == CANNOT_TELL
+    assert first.blocks_needed is not None
+    assert first.blocks_needed > 3
+    assert decided([first]) == set()
+
+
+def test_a_candidate_without_launches_has_no_number() -> None:
+    values = medians({}, 0.01, 2)
+    found = findings_of(values, "base", ["gone"], 2, LEVELS, MARGINS, saturated=True)
+    assert {finding.verdict for finding in found} == {SATURATED}
+    assert found[0].tax is None
+
+
+def test_more_candidates_and_looks_widen_the_interval() -> None:
+    one = findings_of(medians({"a": 0.1}, 0.01, 2), "base", ["a"], 2, [0.05], MARGINS)[0]
+    two = findings_of(medians({"a": 0.1}, 0.01, 2), "base", ["a"], 2, LEVELS, MARGINS)[0]
+    assert one.lo is not None
+    assert two.lo is not None
+    assert two.lo < one.lo
+
+
+def test_what_is_decided_leaves_and_stays_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(verdict: str) -> list[Finding]:
+        numbers = (0.1, 0.0, 0.2)
+        return [
+            Finding(config, metric, *numbers, verdict if config == "a" else CANNOT_TELL, False, 1.0,
+                    None)
+            for config in ("a", "b") for metric in METRICS
+        ]  # fmt: skip
+
+    study = Study(tmp_path, {"config": {"statistics": {"looks": LEVELS}}})  # type: ignore[typeddict-item]
+    monkeypatch.setattr(looks, "look", lambda *_: told(COSTS))
+    assert decided(take_look(study, 2)) == {"a"}
+    monkeypatch.setattr(looks, "look", lambda *_: told(CANNOT_TELL))
+    # Neither the same look taken again, nor the next, takes it back.
+    assert decided(take_look(study, 2)) == {"a"}
+    assert decided(take_look(study, 3)) == {"a"}
+    assert decided_earlier(tmp_path, Launch("a", 1, "A")) is None
+    assert decided_earlier(tmp_path, Launch("a", 2, "A")) == "decided after 2 blocks"
+    assert decided_earlier(tmp_path, Launch("b", 2, "A")) is None
+    assert decided_earlier(tmp_path, Launch("base_2", 2, "A")) is None
