@@ -292,6 +292,11 @@ def check_study(given: Mapping[str, Any], source: str, known: Sequence[str]) -> 
                     f"{source}: {key}[{position}]: found {identifier!r};"
                     f"{meant(identifier, allowed)} allowed: {', '.join(allowed)}"
                 )
+    # A record of virtual time may hold the baseline alone.
+    if len(config["configurations"]) < 2:
+        raise ConfigError(
+            f"{source}: configurations: found {config['configurations']}; allowed: at least 2 items"
+        )
     rates = config["phase_a"]["rates_rps"]
     if rates != sorted(rates):
         raise ConfigError(f"{source}: phase_a.rates_rps: found {rates}; allowed: ascending rates")

@@ -15,7 +15,7 @@ from tests.study_folder import DEFAULT
 GRID: Mapping[str, Any] = {
     "phase_a": {"rates_rps": [20.0]},
     "phase_b": {"input_tokens": [128], "output_tokens": [16]},
-    "phase_bp": {"configurations": ["plain"], "shapes": []},
+    "phase_bp": {"configurations": ["plain"], "shapes": [[128, 16]]},
     "statistics": {"resamples": 200},
 }
 ENGINE: Mapping[str, Any] = {
@@ -53,7 +53,7 @@ def b(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four blocks, twice the spread between launches, and two other taxes."""
 
     def rename(document: Any) -> None:
-        document["study"] = "other <b>study</b>"
+        document["study"] = "other-study"
         document["config"]["engine"] = {
             **ENGINE,
             "definition_content": {**ENGINE["definition_content"], "step_us": 2.0},

@@ -74,12 +74,16 @@ def test_a_dead_worker_fails_requests_and_ends_the_server(tmp_path: Path) -> Non
     ("changes", "configuration", "says"),
     [
         ({}, "nope", "found no configuration 'nope'; allowed: plain, noop_connector"),
-        ({"scheduler": {"kv_bloks": 1}}, "plain", "scheduler.kv_bloks: unknown key; allowed here"),
+        (
+            {"scheduler": {"kv_bloks": 1}},
+            "plain",
+            "scheduler.kv_bloks: unknown key; did you mean kv_block",
+        ),
         ({"scheduler": {"kv_blocks": 100}}, "plain", "kv_blocks: found 100; allowed: at least 512"),
         (
             {"scheduler": {"prefill_admission_policy": "lifo"}},
             "plain",
-            "scheduler.prefill_admission_policy: found 'lifo'; allowed: one of fifo, pack",
+            "prefill_admission_policy: found 'lifo'; did you mean fifo? allowed: one of fifo",
         ),
         ({"step_cost": {"beta0_us": -1}}, "plain", "step_cost.beta0_us: found -1; allowed: >= 0"),
         (

@@ -1,5 +1,6 @@
 """A small finished study, written as tables: what the analysis would have left for the figures."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,8 @@ def write_study(root: Path, design: Design | None = None, runs: bool = False) ->
     order = [Launch(*launch, phase) for phase in PHASES for launch in _launches(design, phase)]
     document = study_document(
         {**_settings(design), "seed": 1, "blocks": design.blocks}, design.labels, cells, order,
-        study=root.name, engine_label=design.engine_label, emulated=design.emulated,
+        study=re.sub(r"[^a-z0-9._-]", "-", root.name), engine_label=design.engine_label,
+        emulated=design.emulated,
     )  # fmt: skip
     environment = {
         "python": "3.11.7", "cpu": "Example CPU", "packages": ["numpy==2.4.6", "pyzmq==27.0"],

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from connector_tax.config import ROOT, load_yaml
+from connector_tax.config import ROOT, filled, load_yaml
 from connector_tax.files import write_json
 from connector_tax.rehearsal import doctor as doctor_command
 from connector_tax.study import doctor
@@ -26,7 +26,7 @@ def findings(
     engine: Mapping[str, Any] | None = None,
     **server: Any,
 ) -> tuple[int, dict[str, tuple[str, str]]]:
-    config = load_yaml(ROOT / f"config/{name}.yaml")
+    config = filled(load_yaml(ROOT / f"config/{name}.yaml"), "config")
     config["server"] |= {"device": "doctor_tests", **server}
     config["engine"] |= engine or {}
     write_json(folder / "study.json", resolve(config, name))

@@ -9,7 +9,7 @@ import pytest
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_records import EngineSection
-from connector_tax.config import ROOT, load_yaml
+from connector_tax.config import ROOT, filled, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.study.design import resolve
 from connector_tax.study.fit import UnfitError, _other_sources, require_fit
@@ -89,7 +89,7 @@ def test_a_launch_records_the_files_that_its_block_was_told_or_asks_itself(
     tmp_path: Path, given: bool
 ) -> None:
     package = tmp_path / "site" / "vllm"
-    config = load_yaml(ROOT / "config/vllm-cpu.yaml")
+    config = filled(load_yaml(ROOT / "config/vllm-cpu.yaml"), "config")
     config["engine"]["python"] = python = str(interpreter_of(package))
     config["server"]["device"] = f"t{tmp_path.name}"
     study_file = write_stages(tmp_path / "x", resolve(config, "vllm-cpu"), step_timing=False)

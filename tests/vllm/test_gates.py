@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from connector_tax.config import ROOT, load_yaml
+from connector_tax.config import ROOT, filled, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.study import patch, preflight
 from connector_tax.study.design import resolve
@@ -38,7 +38,7 @@ class Study:
         self._python = python
 
     def write(self, configuration: str, fault: str, **engine: Any) -> Path:
-        config = load_yaml(ROOT / "config/vllm-cpu.yaml")
+        config = filled(load_yaml(ROOT / "config/vllm-cpu.yaml"), "config")
         config["engine"] |= {"python": str(self._python), **engine}
         config["engine"]["environment"] = {"FAKE_VLLM": fault}
         config["server"] |= {"ready_timeout_s": 10, "stop_grace_s": 5, "release_s": 0}

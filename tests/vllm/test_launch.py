@@ -53,10 +53,7 @@ def transfer(study: str, configuration: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "names",
     [("h20",), ("h20", "h20-verdicts"), ("h20", "gpu-small"), ("vllm-cpu",)]
-    + [
-        ("vllm-cpu", name)
-        for name in ("short-cpu", "versions-cpu", "extras", "executors", "layout", "gate")
-    ],
+    + [("vllm-cpu", name) for name in ("short-cpu", "extras")],
 )
 def test_no_launch_takes_the_sampling_defaults_of_its_model(names: tuple[str, ...]) -> None:
     config = load_yaml(ROOT / f"config/{names[0]}.yaml")

@@ -30,7 +30,13 @@ rule everything:
 
 def dry_run(folder: Path, *options: str) -> str:
     done = subprocess.run(
-        [str(Path(sys.executable).with_name("snakemake")), "--dry-run", *options],
+        [
+            str(Path(sys.executable).with_name("snakemake")),
+            "--dry-run",
+            "--quiet",
+            "host",
+            *options,
+        ],
         env=environment(folder),
         cwd=folder,
         stdin=subprocess.DEVNULL,

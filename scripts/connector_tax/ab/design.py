@@ -12,7 +12,7 @@ from connector_tax.ab.arguments import BASELINE
 from connector_tax.ab.ask import HOST
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.study_records import EngineSection, ServedSection
-from connector_tax.config import DEFAULTS, load_yaml
+from connector_tax.config import DEFAULTS, filled, load_yaml
 from connector_tax.nvidia_smi import GpuError, query_gpus
 
 # Of the whole: the levels of its looks add up to it.
@@ -91,7 +91,7 @@ def study_config(
         startup_s: how long a server took to be ready.
         life_s: how long a request takes, some being under way.
     """
-    config: dict[str, Any] = load_yaml(DEFAULTS / "config.yaml")
+    config: dict[str, Any] = filled(load_yaml(DEFAULTS / "config.yaml"), "config")
     del config["phase_b"], config["phase_bp"]
     blocks = options.blocks
     if blocks is None:

@@ -770,7 +770,7 @@ class StudyConfig(TypedDict):
         list[Identifier],
         says(
             "ids of config/configurations.yaml or `connectors`, in the order of tables and figures",
-            min_length=2,
+            min_length=1,
             uniqueItems=True,
             default=EIGHT,
         ),
