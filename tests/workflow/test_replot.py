@@ -130,7 +130,7 @@ def test_without_a_target_the_whole_is_done(replotted: Replotted) -> None:
     planned = machine.snakemake("--dry-run", "--forceall")
     assert planned.returncode == 0, planned.stderr
     jobs = planned.stdout.split("Job stats:")[1]
-    assert {"unpack", "aggregate", "figure", "report_html", "replot"} <= set(jobs.split())
+    assert {"unpack", "aggregate", "figure", "report_html", "default"} <= set(jobs.split())
 
 
 def test_a_second_replot_only_audits_again(replotted: Replotted) -> None:
