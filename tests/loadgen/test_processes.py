@@ -18,6 +18,7 @@ from connector_tax.loadgen import (
     Progress,
     Target,
     dispatcher,
+    issuer,
 )
 from connector_tax.loadgen import generator as generator_module
 from connector_tax.loadgen.health import check_processes
@@ -164,7 +165,8 @@ def test_an_unknown_host_is_a_clear_error() -> None:
 
 def test_a_stalled_main_process_does_not_delay_the_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers fire by their own clock; the lead covers hiccups of the main process."""
-    monkeypatch.setattr(generator_module, "LEAD_NS", 500_000_000)
+    for module in (generator_module, issuer):
+        monkeypatch.setattr(module, "LEAD_NS", 500_000_000)
     options = LoadGeneratorOptions(workers=1, connections_per_worker=32)
 
     def stall(_progress: Progress) -> None:
