@@ -46,7 +46,7 @@ PLACE = re.compile(r"([\w.-]+)/[\w./*-]*")
 OURS = {path.name for base in (ROOT, PACKAGE) for path in base.iterdir() if path.is_dir()}
 # Made by a command, and not in the repository.
 MADE = re.compile(
-    r"(?:build|runs|results/replot)/|.*\.(?:csv|json)$|(?:figures|preflight|patch|logs)/$"
+    r"docs/artifacts\.md$|(?:build|runs|results/replot)/|.*\.(?:csv|json)$|(?:figures|preflight|patch|logs)/$"
 )
 
 
