@@ -246,7 +246,7 @@ def effect_rows(design: Design) -> Iterable[dict[str, Any]]:
             if design.step_timing and config != "plain_2" and not _lost(design, config, cell):
                 for hook in _hooks(design, config):
                     yield row | hook | {"quantity": "hook", "status": "valid", "scale": "raw"}
-        lowest = grid(design)[0]
+        lowest = ("A", ALL_RATES, *grid(design)[0][2:])
         for metric in METRICS:
             numbers = _lost(design, config, lowest) or _tax(design, config, lowest, metric)
             yield {"config": config, "phase": "A", "cell": ALL_RATES, "reference": ALL_RATES,
