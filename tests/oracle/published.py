@@ -1,11 +1,9 @@
 """What release 0.2 published of a study, in the form of the present tables.
 
-Its ten tables by the keys of cells.csv and effects.csv, without the columns that are no more. How
-an interval was made is told in more words of steps and resources now, and is not compared there.
+Its tables by the keys of cells.csv and effects.csv: cells, and of effects the estimates.
 """
 
 import csv
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,10 +20,8 @@ STEP_METRICS = {
     "tax_callback_p50": "callbacks",
 }
 TAX_COLUMNS = {
-    "estimate": "tax", "lo": "tax_lo", "hi": "tax_hi", "base": "plain_ms", "own": "config_ms",
-    "p": "p_value", "p_adjusted": "p_adjusted", "df": "error_df", "method": "interval_method",
-    "n_blocks": "n_blocks", "n": "n_config", "n_base": "n_plain", "family": "family",
-    "margin": "margin", "verdict": "verdict", "blocks_needed": "blocks_needed", "mark": "mark",
+    "estimate": "tax", "base": "plain_ms", "own": "config_ms", "n_blocks": "n_blocks",
+    "n": "n_config", "n_base": "n_plain", "family": "family", "margin": "margin", "mark": "mark",
     "status": "status", "reason": "reason", "rate_rps": "rate_rps", "reference": "reference",
 }  # fmt: skip
 
@@ -59,35 +55,18 @@ def _columns(row: Mapping[str, str], columns: Mapping[str, str]) -> Values:
 def _taxes(folder: Path) -> Iterator[Values]:
     for row in read(folder, "taxes.csv"):
         where = {name: row[name] for name in ("config", "phase", "cell", "metric")}
-        numbers = {"difference": [row[f"abs{end}_ms"] for end in ("", "_lo", "_hi")]}
-        yield {"quantity": "tax", **where, **_columns(row, TAX_COLUMNS), **numbers}
+        yield {"quantity": "tax", **where, **_columns(row, TAX_COLUMNS)}
         if row["tax_all"]:
-            ends = {"estimate": "tax_all", "lo": "tax_all_lo", "hi": "tax_all_hi"}
-            yield {"quantity": "tax_all", **where, **_columns(row, ends)}
-        if row["aa_tax"]:
-            aa = {"estimate": row["aa_tax"], "lo": row["aa_lo"], "hi": row["aa_hi"]}
-            yield {"quantity": "tax", **where, "config": "plain_2", **aa, **_aa_tax(folder, row)}
-    gap = {"estimate": "gap", "lo": "gap_lo", "hi": "gap_hi", "base": "tax_ref_safe",
-           "own": "tax_ref_load", "df": "error_df", "method": "interval_method"}  # fmt: skip
+            yield {"quantity": "tax_all", **where, "estimate": row["tax_all"]}
+    gap = {"estimate": "gap", "base": "tax_ref_safe", "own": "tax_ref_load"}
     same = ("n_blocks", "mark", "status", "reason", "metric", "config")
     for row in read(folder, "amplification.csv"):
         own = _columns(row, gap | {name: name for name in same})
         yield {"quantity": "gap", "phase": "A", **own}
 
 
-def _aa_tax(folder: Path, row: Mapping[str, str]) -> Values:
-    """The whole row of A/A that `row` has the ends of: it stands in the table itself."""
-    for own in read(folder, "taxes.csv"):
-        if own["config"] == "plain_2" and all(
-            own[k] == row[k] for k in ("phase", "cell", "metric")
-        ):
-            return _columns(own, TAX_COLUMNS)
-    raise AssertionError("A/A of a row that is not there")
-
-
 def _steps(folder: Path) -> Iterator[Values]:
-    ends = {"estimate": "us", "lo": "lo_us", "hi": "hi_us", "p": "p", "n_blocks": "n_blocks",
-            "reason": "reason"}  # fmt: skip
+    ends = {"estimate": "us", "n_blocks": "n_blocks", "reason": "reason"}
     for row in read(folder, "step_taxes.csv"):
         if row["metric"] not in STEP_METRICS:
             continue
@@ -95,8 +74,7 @@ def _steps(folder: Path) -> Iterator[Values]:
         where |= {"quantity": "step", "metric": STEP_METRICS[row["metric"]]}
         yield where | _columns(row, ends)
         if row["aa_us"]:
-            aa = {"estimate": "aa_us", "lo": "aa_lo_us", "hi": "aa_hi_us"}
-            yield where | {"config": "plain_2"} | _columns(row, aa)
+            yield where | {"config": "plain_2", "estimate": row["aa_us"]}
 
 
 def _hooks(folder: Path) -> Iterator[Values]:
@@ -108,9 +86,7 @@ def _hooks(folder: Path) -> Iterator[Values]:
         for metric in ("p50", "mean", "share"):
             unit = "" if metric == "share" else "_us"
             if row[metric + unit]:
-                ends = {"estimate": metric + unit, "lo": f"{metric}_lo{unit}",
-                        "hi": f"{metric}_hi{unit}", "method": f"{metric}_method",
-                        "n": "n_ran" if metric == "p50" else "n_steps"}  # fmt: skip
+                ends = {"estimate": metric + unit, "n": "n_ran" if metric == "p50" else "n_steps"}
                 yield where | {"metric": metric} | _columns(row, ends)
         yield where | {"metric": "empty", "estimate": row["empty_us"]}
 
@@ -120,27 +96,16 @@ def _resources(folder: Path) -> Iterator[Values]:
         of = "tax" if row["scale"] == "log" else "difference"
         where = {"quantity": "resource", "config": row["config"], "phase": "A",
                  "metric": row["resource"]}  # fmt: skip
-        ends = {"estimate": of, "lo": f"{of}_lo", "hi": f"{of}_hi"}
         more = {
+            "estimate": of,
             "base": "plain_mean",
             "own": "config_mean",
-            "p": "p_value",
             "n_blocks": "n_blocks",
             "status": "status",
             "reason": "reason",
             "unit": "unit",
             "scale": "scale",
         }
-        numbers = {"difference": [row[f"difference{end}"] for end in ("", "_lo", "_hi")],
-                   "companions": row["companions"]}  # fmt: skip
-        yield where | _columns(row, ends | more) | numbers
+        yield where | _columns(row, more) | {"companions": row["companions"]}
         if row["aa_difference"]:
-            aa = {new: f"aa_{old}" for new, old in ends.items()}
-            numbers = {"difference": [row[f"aa_difference{e}"] for e in ("", "_lo", "_hi")]}
-            yield where | {"config": "plain_2"} | _columns(row, aa) | numbers
-
-
-def hypotheses(folder: Path) -> dict[str, Any]:
-    """hypotheses.json without the tables that nobody read."""
-    content: dict[str, Any] = json.loads((folder / "hypotheses.json").read_text())
-    return {key: value for key, value in content.items() if key not in ("prior", "resolution")}
+            yield where | {"config": "plain_2", "estimate": row[f"aa_{of}"]}

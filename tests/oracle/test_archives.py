@@ -1,8 +1,10 @@
-"""Both shipped archives, analysed anew, against the tables that release 0.2 published of them."""
+"""Both shipped archives, analysed anew, against the tables that release 0.2 published of them.
+
+Cells and estimates; intervals and verdicts are of another method (docs/decisions/error-model.md).
+"""
 
 import math
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,11 @@ import pytest
 
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import ROW_TYPES, EffectRow
 from connector_tax.config import ROOT
-from connector_tax.figures.names import NAMES
-from connector_tax.figures.style import csv_text
-from connector_tax.figures.tables import StudyTables
-from connector_tax.files import read_json
-from connector_tax.provenance.remade import differs
 from connector_tax.provenance.unpack import unpack
 from tests.oracle import published
 from tests.shared import made_once
@@ -74,29 +72,15 @@ def test_every_effect_is_as_published(study: Path) -> None:
     now = {
         tuple(getattr(row, name) if name != "item" or row.quantity == "hook" else ""
               for name in published.EFFECT_KEY):
-        vars(row) | {"difference": row.difference, "companions": row.item}
+        vars(row) | {"companions": row.item}
         for row in rows
     }  # fmt: skip
     assert len(was) > 500
     assert was.keys() <= now.keys()
     # A/A of resources that 0.2 had no launches of, and that of configurations without a number.
-    extra = [key for key in now.keys() - was.keys() if now[key]["estimate"] is not None]
+    extra = [
+        key for key in now.keys() - was.keys()
+        if now[key]["estimate"] is not None and now[key]["cell"] != ALL_RATES
+    ]  # fmt: skip
     assert extra == []
     assert list(differences("", was, now)) == []
-
-
-def test_every_verdict_number_and_sentence_is_as_published(study: Path) -> None:
-    was = published.hypotheses(study / "published" / paths.ANALYSIS)
-    now = read_json(study / paths.ANALYSIS / paths.HYPOTHESES)
-    assert now.keys() == was.keys()
-    assert list(differences("", was, now)) == []
-
-
-def test_every_figure_has_the_numbers_that_were_published(study: Path, tmp_path: Path) -> None:
-    tables = StudyTables(study / paths.STUDY)
-    for name in NAMES:
-        picture = import_module(f"connector_tax.figures.{name}").draw(tables)
-        drawn = tmp_path / f"{name}.csv"
-        drawn.write_text(csv_text(picture.table))
-        was = study / "published" / paths.FIGURES / drawn.name
-        assert list(differs(was, drawn)) == [], name

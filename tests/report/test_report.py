@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS_LESS, LESS, TOO_FEW
 from connector_tax.artifacts.tables import table_text
+from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS_LESS, LESS, TOO_FEW
 from connector_tax.figures.__main__ import main as draw
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables

@@ -803,7 +803,7 @@ class StudyConfig(TypedDict):
     ]
     reference: Annotated[ReferenceSection, says(default={})]
     rehearsal: NotRequired[RehearsalSection]
-    statistics: StatisticsSection
+    statistics: Annotated[StatisticsSection, says(default={})]
     hypotheses: Annotated[HypothesesSection, says(default={})]
 
 
