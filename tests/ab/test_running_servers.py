@@ -12,6 +12,7 @@ import pytest
 
 from connector_tax.servers.kinds import free_port
 from tests.ab.test_broken_inputs import NO_NUMBER, environment, left_running, run
+from tests.provenance.forged_archives import members_of
 from tests.workflow.harness import device_for
 
 
@@ -57,7 +58,10 @@ def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) ->
     assert study["engine_label"] == "embedded (emulated), launches not replicated"
     memory = next(r for r in answer["resources"] if r["resource"] == "memory_pss_mib")
     assert memory["difference"] > 1, "the memory is that of the process that waits"
-    assert (tmp_path / answer["archive"]).exists()
+    members = {info.name for info, _ in members_of(tmp_path / answer["archive"])}
+    # No workflow has run, and an installed package has none.
+    assert "ab.json" in members
+    assert not any(name.startswith("workflow/") for name in members)
     assert left_running(tmp_path) == []
 
 
