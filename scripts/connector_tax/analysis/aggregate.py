@@ -20,6 +20,7 @@ from connector_tax.analysis.engine_settings import engine_rows
 from connector_tax.analysis.hypotheses import hypotheses
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.launch_records import read_launch_records
+from connector_tax.analysis.machine import MachineUse, machine_use
 from connector_tax.analysis.measure import (
     Requests,
     measure_machine,
@@ -27,7 +28,6 @@ from connector_tax.analysis.measure import (
     measure_waiting,
 )
 from connector_tax.analysis.parquet import table_parquet
-from connector_tax.analysis.quiet import QuietTime, quiet_time
 from connector_tax.analysis.reference import (
     NoReferenceRateError,
     Sweep,
@@ -59,7 +59,7 @@ class MeasuredCell:
     requests: Requests
     waiting_p50: float | None
     load: CellLoad | None
-    quiet: QuietTime | None
+    machine: MachineUse | None
     steps: Steps | None
     device: DeviceSteps | None
 
@@ -73,11 +73,11 @@ def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
     requests, waiting = measure_requests(cell), measure_waiting(cell)
     steps = read_steps(cell) if with_steps else None
     load, machine = load_of(requests, waiting), measure_machine(cell)
-    quiet = None
+    use = None
     if machine is not None and cell.record is not None:
-        quiet = quiet_time(machine, cell.record["quiet"]["rule"], cell.record["window"])
+        use = machine_use(machine, cell.record["window"])
     device = read_device(cell) if cell.sha256(paths.DEVICE_LOG) else None
-    return MeasuredCell(requests, waiting, load, quiet, steps, device)
+    return MeasuredCell(requests, waiting, load, use, steps, device)
 
 
 def sample_cells(
@@ -120,17 +120,11 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
     dropped = {key: m.requests.dropped for key, m in measured.items()}
     overloaded = overloads(study, cells, loads, dropped, sweeps)
     taxes = TaxTable(study, cells, sample_cells(study, requests), overloaded)
-    whole = None
-    if any(r.whole is not None for r in requests.values()):
-        whole = taxes
-        if any(r.n_disturbed for r in requests.values()):
-            everything = {key: r.everything for key, r in requests.items()}
-            whole = TaxTable(study, cells, sample_cells(study, everything), overloaded)
-    made = Tables(study, taxes, rates, whole)
+    made = Tables(study, taxes, rates)
     rows = cell_rows(
         study,
         cells,
-        {key: (m.requests, m.waiting_p50, m.load, m.quiet) for key, m in measured.items()},
+        {key: (m.requests, m.waiting_p50, m.load, m.machine) for key, m in measured.items()},
         sweeps,
         steps,
     )
