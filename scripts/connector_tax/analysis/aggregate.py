@@ -42,6 +42,7 @@ from connector_tax.analysis.saturation import CellLoad, load_of
 from connector_tax.analysis.step_tables import cdf_rows, hook_rows, step_rows
 from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
 from connector_tax.analysis.taxes import Tables, gap_rows, tax_rows
+from connector_tax.analysis.waits import prefill_wait_ms, wait_rows
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, CellKey
 from connector_tax.artifacts.record_reader import read_record
@@ -61,6 +62,7 @@ class MeasuredCell:
     load: CellLoad | None
     machine: MachineUse | None
     steps: Steps | None
+    wait_ms: float | None
     device: DeviceSteps | None
 
 
@@ -72,12 +74,14 @@ def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
     """
     requests, waiting = measure_requests(cell), measure_waiting(cell)
     steps = read_steps(cell) if with_steps else None
+    # TTFT is read by shape, in Phase B; Phase A has no shape to compare.
+    wait_ms = prefill_wait_ms(cell) if with_steps and cell.key.phase == "B" else None
     load, machine = load_of(requests, waiting), measure_machine(cell)
     use = None
     if machine is not None and cell.record is not None:
         use = machine_use(machine, cell.record["window"])
     device = read_device(cell) if cell.sha256(paths.DEVICE_LOG) else None
-    return MeasuredCell(requests, waiting, load, use, steps, device)
+    return MeasuredCell(requests, waiting, load, use, steps, wait_ms, device)
 
 
 def sample_cells(
@@ -130,12 +134,14 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
     )
     launches, at_safe = read_launch_records(sweep_cells), made.cell_at("ref_safe")
     confidence = study.config["statistics"]["confidence"]
+    waits = {key: m.wait_ms for key, m in measured.items() if m.wait_ms is not None}
     device = {key: m.device for key, m in measured.items() if m.device is not None}
     effects = [
         *tax_rows(made),
         *gap_rows(made),
         *step_rows(study, cells, steps, no_steps),
         *hook_rows(steps, confidence),
+        *wait_rows(study, waits),
         *(device_rows(study, device) if device else []),
         *resource_rows(launches, study.baseline, at_safe, confidence),
     ]

@@ -337,6 +337,12 @@ class MeasuredCellRecord(TypedDict):
             ),
         ]
     ]
+    quiet: NotRequired[
+        Annotated[
+            dict[str, Any],
+            says("of release 0.2: the rule by which requests of disturbed time were left out"),
+        ]
+    ]
     server_counters: NotRequired[
         Annotated[ServerCounters, says("before and after: the server's counters the checks use")]
     ]

@@ -19,8 +19,8 @@ Row = dict[str, Any]
 # The pooled rows' value in the column `block` of cells.csv.
 POOLED = "all"
 # The quantities of effects.csv.
-TAX, GAP, STEP, HOOK, DEVICE, RESOURCE = (
-    "tax", "gap", "step", "hook", "device", "resource",
+TAX, GAP, STEP, HOOK, WAIT, DEVICE, RESOURCE = (
+    "tax", "gap", "step", "hook", "wait", "device", "resource",
 )  # fmt: skip
 # Where launches are compared: logs, which give a tax, or values, which give a difference.
 LOG, RAW = "log", "raw"
