@@ -15,7 +15,7 @@ from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.bodies import RequestSource
 from connector_tax.loadgen.dispatcher import Dispatcher, FromRun
 from connector_tax.loadgen.endpoint import Target, find_address, request_head
-from connector_tax.loadgen.issuer import LEAD_NS, IssuingThread
+from connector_tax.loadgen.issuer import IssuingThread
 from connector_tax.loadgen.messages import (
     Begin,
     Begun,
@@ -24,7 +24,7 @@ from connector_tax.loadgen.messages import (
     RequestRecord,
     WorkerSettings,
 )
-from connector_tax.loadgen.plan import Plan, Progress
+from connector_tax.loadgen.plan import LEAD_NS, Plan, Progress
 from connector_tax.loadgen.pool import SPARE
 from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
 from connector_tax.loadgen.process import CollectorPause

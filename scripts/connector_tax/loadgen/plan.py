@@ -15,6 +15,8 @@ from connector_tax.loadgen.rule import CellRule, CooldownEnd
 from connector_tax.loadgen.sessions import Node
 from connector_tax.loadgen.traffic import Load, Ready
 
+LEAD_NS = 20_000_000
+"""A request travels to its worker so long before it is due."""
 POLL_NS = 10_000_000
 Item = tuple[RequestRecord, bytes] | Cancel | Window
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from connector_tax.analysis.looks import decided_earlier, read_looks
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.launch_files import AttemptRecord, LaunchConfig, NodeRecord
@@ -138,10 +139,22 @@ def _skipped(study: Study, launch: Launch, index: LaunchIndex, rates: RatesRecor
     gate = _gates(study)[launch.configuration]
     if not (index.reason or "").strip():
         yield "skipped without a reason"
-    if gate["include"] and not (launch.phase == "Bp" and rates["ref_safe"] == rates["ref_load"]):
+    same_rates = launch.phase == "Bp" and rates["ref_safe"] == rates["ref_load"]
+    if gate["include"] and not same_rates and not _ended_before(study, launch, index.reason):
         yield "skipped, though pre-flight includes it and no rule leaves it out"
     if any(launch.folder(study.root).glob("*/cell_*.json")):
         yield "skipped, though there are measured cells"
+
+
+def _ended_before(study: Study, launch: Launch, reason: str | None) -> bool:
+    """Whether a look had decided the launch, or the study has ended between two blocks before."""
+    if not read_looks(study.root) or launch.phase != "A":
+        return False
+    if reason == decided_earlier(study.root, launch):
+        return True
+    rest = [la for la in launches(study.document, "A") if la.block >= launch.block]
+    indexes = [read_index(la.folder(study.root)) for la in rest]
+    return all(index is not None and index.status == "skipped" for index in indexes)
 
 
 def _run_files(study: Study, launch: Launch, folder: Path) -> Iterator[str]:

@@ -24,6 +24,7 @@ from connector_tax import __version__
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.analysis.device_time import device_values
 from connector_tax.analysis.ingest import Cell, load_cells
+from connector_tax.analysis.looks import read_looks, take_look
 from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.measure import summarise_cell
 from connector_tax.analysis.reference import (
@@ -75,9 +76,11 @@ def remake(study_file: Path, folder: Path) -> Path:
     copy = folder / study_file.parent.name
     copy.mkdir()
     for path in study_file.parent.iterdir():
-        if path.name not in (*MADE, paths.REFERENCE_RATES):
+        if path.name not in (*MADE, paths.REFERENCE_RATES, paths.LOOKS):
             (copy / path.name).symlink_to(path.resolve())
     study = load_study(copy / paths.STUDY)
+    for taken in read_looks(study_file.parent):
+        take_look(study, taken["blocks"])
     write_json(copy / paths.REFERENCE_RATES, rates_again(study))
     write_tables(study)
     tables = StudyTables(copy / paths.STUDY)
@@ -102,6 +105,7 @@ def check_remade(root: Path, made: Path, ledger: Ledger) -> None:
     other = other_versions(_measured_with(root))
     names = [paths.REFERENCE_RATES, paths.REPORT, paths.MANIFEST, paths.MANIFEST_PAGE]
     names.append(paths.COMPLETE)
+    names += [paths.LOOKS] if (root / paths.LOOKS).exists() else []
     for tree in TREES:
         there = {path.relative_to(base).as_posix()
                  for base in (root, made) for path in (base / tree).rglob("*")}  # fmt: skip

@@ -318,11 +318,11 @@ class LaunchDriver:
         await_free_memory(self.study["config"])
         host = self.study["config"]["server"]["host"]
         port = free_port(host)
-        attempt["port"] = port
         probe = probe_overlay(self.study, self._study_folder)
         command = command_for(self.study, self.launch, port, probe)
         title = f"{self.launch.name} of study {self.study['study']} ({self.study['engine_label']})"
         self._server = server = Server(self.folder, command, title, host, port, server_cpus(plan))
+        attempt["port"] = server.port
         write_json(
             self.folder / paths.LAUNCH_CONFIG,
             {
