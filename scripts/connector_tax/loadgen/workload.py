@@ -193,7 +193,7 @@ def make_load(options: argparse.Namespace, target: Target, rule: CellRule) -> Lo
 def _offsets(options: argparse.Namespace, rule: CellRule, count: int | None) -> NDArray[np.int64]:
     """The arrivals of --rate: `count` at most, and as far as the run may last."""
     if math.isinf(options.rate):
-        if count is None or options.arrivals != "poisson":
+        if count is None or options.arrivals != "jittered":
             raise ValueError("--rate inf needs --requests or --session-file, and has no --arrivals")
         return np.zeros(count, np.int64)
     horizon_s = rule.schedule_s
