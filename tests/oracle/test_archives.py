@@ -1,7 +1,4 @@
-"""Both shipped archives, analysed anew, against the tables that release 0.2 published of them.
-
-Cells and estimates; intervals and verdicts are of another method (docs/decisions/error-model.md).
-"""
+"""The cells of both shipped archives, analysed anew, against what release 0.2 published of them."""
 
 import math
 from collections.abc import Iterator
@@ -12,10 +9,9 @@ import pytest
 
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import ROW_TYPES, EffectRow
+from connector_tax.artifacts.tables import ROW_TYPES
 from connector_tax.config import ROOT
 from connector_tax.provenance.unpack import unpack
 from tests.oracle import published
@@ -63,24 +59,5 @@ def test_every_cell_is_as_published(study: Path) -> None:
     rows = read_table(study / paths.ANALYSIS / paths.CELLS, ROW_TYPES[paths.CELLS])
     now = {tuple(getattr(row, name) for name in published.CELL_KEY): vars(row) for row in rows}
     assert now.keys() == was.keys()
-    assert list(differences("", was, now)) == []
-
-
-def test_every_effect_is_as_published(study: Path) -> None:
-    was = published.effects(study / "published" / paths.ANALYSIS)
-    rows = read_table(study / paths.ANALYSIS / paths.EFFECTS, EffectRow)
-    now = {
-        tuple(getattr(row, name) if name != "item" or row.quantity == "hook" else ""
-              for name in published.EFFECT_KEY):
-        vars(row) | {"companions": row.item}
-        for row in rows
-    }  # fmt: skip
-    assert len(was) > 500
-    assert was.keys() <= now.keys()
-    # A/A of resources that 0.2 had no launches of, and that of configurations without a number.
-    extra = [
-        key for key in now.keys() - was.keys()
-        if now[key]["estimate"] is not None and now[key]["cell"] != ALL_RATES
-    ]  # fmt: skip
-    assert extra == []
+    assert sum("ttft_p50_ms" in row for row in was.values()) > len(was) / 3
     assert list(differences("", was, now)) == []

@@ -318,7 +318,7 @@ def test_the_report_of_what_the_analysis_writes(tmp_path: Path) -> None:
 def test_a_study_of_which_a_whole_phase_is_void_has_every_figure_and_a_report(
     tmp_path: Path, phase: str
 ) -> None:
-    why = "machine disturbed: slower than the quiet level"
+    why = "machine disturbed: other processes used the server's CPUs"
     cells = {"A": ["r40", "r80"], "B": ["128x16", "512x16"], "Bp": ["128x16"]}[phase]
     names = (*CONFIGURATIONS, "plain_2")
     study_file = write_analysed_study(

@@ -36,13 +36,11 @@ class Tables:
         study: the study.
         taxes: the samples of its valid cells.
         rates: reference_rates.json.
-        whole: `taxes` with nothing left out; None where no cell's machine was watched.
     """
 
     study: Study
     taxes: TaxTable
     rates: RatesRecord
-    whole: TaxTable | None = None
 
     def cell_at(self, reference: Reference) -> str | None:
         """The Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the grid."""
@@ -78,8 +76,7 @@ def tax_rows(made: Tables) -> list[Row]:
     """A row for each (configuration but the baseline, phase, cell, metric), valid or with a reason.
 
     Phase A has one over all of its rates without saturation too, the cell ALL_RATES. The A/A row is
-    named after the baseline's last launch; there is none where it is launched once. Where machines
-    were watched, TAX_ALL has the taxes with nothing left out.
+    named after the baseline's last launch; there is none where it is launched once.
     """
     rows = []
     for phase in PHASES:
@@ -126,10 +123,6 @@ def _family(made: Tables, place: Row, metric: str) -> list[Row]:
         reason = merged_reasons([(block, reason) for _, block, reason in lost])
         row |= {"base": base, "own": own, "n": n, "n_base": n_base, **judged._asdict()}
         rows.append(row | _numbers(effect) | {"reason": reason or None})
-        whole = made.whole.tax(*where[config]) if made.whole is not None else None
-        if whole is not None:
-            row = {**here, "quantity": tables.TAX_ALL, "config": config, "unit": "ms"}
-            rows.append(row | _numbers(whole))
     return rows
 
 

@@ -19,8 +19,8 @@ Row = dict[str, Any]
 # The pooled rows' value in the column `block` of cells.csv.
 POOLED = "all"
 # The quantities of effects.csv.
-TAX, TAX_ALL, GAP, STEP, HOOK, DEVICE, RESOURCE = (
-    "tax", "tax_all", "gap", "step", "hook", "device", "resource",
+TAX, GAP, STEP, HOOK, WAIT, DEVICE, RESOURCE = (
+    "tax", "gap", "step", "hook", "wait", "device", "resource",
 )  # fmt: skip
 # Where launches are compared: logs, which give a tax, or values, which give a difference.
 LOG, RAW = "log", "raw"
@@ -65,9 +65,11 @@ class CellRow:
     throughput_ratio: float | None
     error_rate: float | None
     dropped: int | None
-    n_disturbed: int | None
-    quiet_share: float | None
     memory_ns_p50: float | None
+    compute_ns_p50: float | None
+    steal: float | None
+    foreign_cpu: float | None
+    gpu_clock_share: float | None
     waiting_p50: float | None
     saturated: bool | None
     saturation_criteria: str

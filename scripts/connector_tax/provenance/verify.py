@@ -69,29 +69,10 @@ def read_table(root: Path, kind: str, wanted: str) -> dict[str, pd.DataFrame]:
     return {str(name): lines for name, lines in pd.DataFrame(values).groupby("file", sort=False)}
 
 
-def undisturbed(lines: Any, rule: Row, starts: Any, ends: Any) -> Any:
-    """Which spans, ends included, lie within the watched chunks and in no disturbed one."""
-    begin, chunks = lines[lines["kind"] == "begin"].iloc[0], lines[lines["kind"] == "chunk"]
-    edges = np.array([begin["t_ns"], *chunks["t_ns"]])
-    totals = [json.loads(text) for text in lines["counters\tsteal_ms"].dropna()]
-    cpus = [len(json.loads(begin[side])) for side in ("loadgen", "server")]
-    steal = (np.diff(totals, axis=0) / cpus).max(axis=1) / (np.diff(edges) / 1e6)
-    samples = [json.loads(text) for text in chunks["memory_ns"]]
-    parts = [s if len(s) > 2 else [math.nan] for s in samples]  # no value: never quiet
-    value = np.array([np.percentile(part, rule["chunk_percentile"]) for part in parts])
-    level = np.nanpercentile(value, rule["level_percentile"])
-    most = {name: math.inf if bound is None else bound for name, bound in rule.items()}
-    quiet = (value <= most["max_factor"] * level) & (steal <= most["max_chunk_steal"])
-    # A moment on an edge is of the later chunk, on the last edge of the last one.
-    starts, ends, later = starts[:, None], ends[:, None], np.append(edges[1:-1], edges[-1] + 1)
-    met = (starts < later) & (ends >= edges[:-1]) & ~quiet
-    return ((starts >= edges[0]) & (ends <= edges[-1])).ravel() & ~met.any(axis=1)
-
-
 class Cell:
     """A valid cell: its successes in order of arrival, its arrivals by status, its queue."""
 
-    def __init__(self, record: Row, requests: Any, metrics: Any, machine: Any) -> None:
+    def __init__(self, record: Row, requests: Any, metrics: Any) -> None:
         start, stop = (record["window"][name] for name in ("t_warmup_end_ns", "t_stop_ns"))
         self.rate, self.window_s = record["schedule"]["rate_rps"], (stop - start) / 1e9
         measured = requests[requests["t_intended_ns"].between(start, stop, inclusive="left")]
@@ -101,10 +82,6 @@ class Cell:
         gaps, self.all = ok["completion_tokens"] - 1, pd.DataFrame({"since_s": (due - start) / 1e9})
         self.all["ttft"], self.all["e2e"] = (first - due) / 1e6, (last - due) / 1e6
         self.all["tpot"] = (last - first) / gaps / 1e6 if (gaps > 0).all() else np.nan
-        self.quiet, self.watched = self.all, "quiet" in record
-        if self.watched:
-            rule, ends = record["quiet"]["rule"], last.to_numpy(np.int64)
-            self.quiet = self.all[undisturbed(machine, rule, due.to_numpy(), ends)]
         inside = metrics["ok"] & metrics["t_ns"].between(start, stop, inclusive="left")
         self.waiting = float(metrics.filter(like="values")[inside].fillna(0).sum(axis=1).median())
         tenth, e2e_s = max(1, len(ok) // 10), self.all["e2e"] / 1e3
@@ -140,7 +117,6 @@ class Study:
         wanted = {
             "requests": r"status|t_\w+_ns|completion_tokens",
             "metrics": r"t_ns|ok|values\tvllm:num_requests_waiting(\{.*\})?",
-            "machine": r"kind|t_ns|memory_ns|loadgen|server|counters\tsteal_ms",
         }
         tables = {kind: read_table(root, kind, names) for kind, names in wanted.items()}
         for phase in order:
@@ -189,15 +165,15 @@ class Study:
         cell, names, tail = self.cells[key], self.fired(key), (1 - self.confidence) / 2
         row: Row = {
             "rate_rps": cell.rate, "window_s": cell.window_s,
-            "n": len(cell.quiet), "n_disturbed": len(cell.all) - len(cell.quiet),
-            "dropped": cell.arrivals["dropped"], "effective_throughput_rps": cell.effective_rps,
+            "n": len(cell.all), "dropped": cell.arrivals["dropped"],
+            "effective_throughput_rps": cell.effective_rps,
             "throughput_ratio": cell.ratio, "waiting_p50": cell.waiting,
             "saturated": bool(names) if len(cell.all) else None,
             "saturation_criteria": ";".join(names),
         }  # fmt: skip
         for latency, percent in itertools.product(("ttft", "tpot", "e2e"), (50, 90, 99)):
             ends: Row = dict.fromkeys(("", "_lo", "_hi"))
-            x = np.sort(cell.quiet[latency].dropna())
+            x = np.sort(cell.all[latency].dropna())
             if len(x) and (percent < 99 or len(x) >= self.statistics["p99_min_samples"]):
                 low, high = stats.binom.ppf([tail, 1 - tail], len(x), percent / 100).astype(int)
                 ends[""] = value = float(np.percentile(x, percent))
@@ -225,11 +201,11 @@ class Study:
         return rates
 
 
-def samples(study: Study, whole: bool) -> dict[tuple[str, ...], dict[Launch, Sample]]:
+def samples(study: Study) -> dict[tuple[str, ...], dict[Launch, Sample]]:
     """The samples of each phase, cell and metric, and those over all rates of Phase A."""
     found: dict[tuple[str, ...], dict[Launch, Sample]] = {}
     for key, cell in study.cells.items():
-        ok = cell.all if whole else cell.quiet
+        ok = cell.all
         for metric in study.margins if len(ok) else ():
             values, percent = ok[metric[:-4]].to_numpy(), int(metric[-2:])
             point = float(np.percentile(values, percent))
@@ -285,10 +261,10 @@ class Effect:
 
 
 class Taxes:
-    """The effects of a study; `whole`: with the requests of disturbed time."""
+    """The effects of a study."""
 
-    def __init__(self, study: Study, whole: bool = False) -> None:
-        self.study, self.samples = study, samples(study, whole)
+    def __init__(self, study: Study) -> None:
+        self.study, self.samples = study, samples(study)
 
     def weights(self, tax: Tax, launches: Iterable[Launch]) -> dict[Launch, float]:
         """The weight of each launch in d, over the blocks that have both sides; ours first."""
@@ -360,8 +336,7 @@ def verdict(effect: Effect, p: float | None, margin: float, alpha: float) -> str
 
 def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
     """The taxes of effects.csv by configuration, phase, cell and metric."""
-    rows, whole = Row(), Taxes(study, whole=True)
-    watched = any(cell.watched for cell in study.cells.values())
+    rows = Row()
     cells = [(phase, cell) for phase, planned in study.planned.items() for cell in planned]
     cells += [("A", {"cell": RATES, "rate_rps": None})]
     for (phase, cell), metric in itertools.product(cells, study.margins):
@@ -399,8 +374,6 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
                 **dict(zip(NARROW, effect.narrow, strict=True)),
                 "p_adjusted": p, "verdict": verdict(effect, p, margin, 1 - study.confidence),
             }  # fmt: skip
-            if watched and (all_in := whole.effect((1, (config, *where)))):
-                row |= {"tax_all": all_in.point, "tax_all_lo": all_in.lo, "tax_all_hi": all_in.hi}
     return rows
 
 
@@ -477,8 +450,6 @@ def published_tables(folder: Path) -> tuple[Row, Row]:
         own = taxes.setdefault(" ".join(where[:4]), {})
         if quantity == "tax":
             own |= {NAMES.get(name, name): value for name, value in row.items()}
-        elif quantity == "tax_all":
-            own |= {f"tax_all{end}": row[name] for name, end in ENDS.items()}
     rows = {key: row for key, row in taxes.items() if "tax" in row}
     return read_csv(folder / "cells.csv", *cell), rows
 

@@ -96,13 +96,11 @@ def _aa(study: StudyTables, quantity: str) -> EffectColumn:
 def at_references(study: StudyTables) -> list[Section]:
     """The taxes over all rates, then p90 at both reference rates (ref_load where it is another)."""
     plain = study.against("plain")
-    whole = {(r.config, r.cell, r.metric): r.estimate for r in study.of(tables.TAX_ALL, "A")}
     columns: list[EffectColumn] = [
         _configuration(study),
         Column("ms", lambda row: number(row.own)),
         Column(f"{plain}, ms", lambda row: number(row.base)),
         *_tax(),
-        Column("All requests, %", lambda r: percent(whole.get((r.config, r.cell, r.metric)))),
         Column(f"ms over {plain}", lambda row: number(row.difference[0])),
         Column("p", lambda row: number(row.p_adjusted, 3)),
         _aa(study, tables.TAX),
