@@ -15,11 +15,14 @@ from typing import TypedDict
 from connector_tax.analysis.block_model import Estimate, Launches, LaunchId
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.metrics import margin_of
 from connector_tax.artifacts.names import Launch, configuration_of, launched_plains
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.files import read_json, write_json
 
 FIRST_LOOK = 2
+# Begins the reason of a launch that a look has left out.
+DECIDED = "decided after"
 METRICS = ("ttft_p50", "tpot_p50")
 COSTS, GAINS, LESS, CANNOT_TELL = "costs", "is faster", "less than the margin", "cannot tell"
 SATURATED = "saturated"
@@ -69,9 +72,10 @@ def look(study: Study, blocks: int) -> list[Finding]:
     """
     statistics = study.config["statistics"]
     values, saturated = _launch_medians(study, blocks)
+    margins = {metric: margin_of(statistics["margins"], metric) for metric in METRICS}
     return findings_of(
         values, study.baseline, [name for name in study.configurations if name != study.baseline],
-        blocks, statistics["looks"], statistics["margins"], saturated=bool(saturated),
+        blocks, statistics["looks"], margins, saturated=bool(saturated),
     )  # fmt: skip
 
 
@@ -211,11 +215,11 @@ def decided_earlier(folder: Path, launch: Launch) -> str | None:
     for taken in read_looks(folder):
         if taken["blocks"] <= launch.block:
             every = {finding.config for finding in _findings(taken)}
-            done = _decided_in(taken).keys()
+            done = decided_in(taken).keys()
             if launch.configuration in done or (
                 launch.configuration not in every and done == every
             ):
-                return f"decided after {taken['blocks']} blocks"
+                return f"{DECIDED} {taken['blocks']} blocks"
     return None
 
 
@@ -223,7 +227,7 @@ def _findings(taken: Look) -> list[Finding]:
     return [Finding(**finding) for finding in taken["findings"]]  # type: ignore[arg-type]
 
 
-def _decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
+def decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
     """The findings of the configurations that a look decided, by metric."""
     findings = _findings(taken)
     return {
@@ -242,7 +246,7 @@ def take_look(study: Study, blocks: int) -> list[Finding]:
     taken = next((entry for entry in looks if entry["blocks"] == blocks), None)
     if taken is not None:
         return _findings(taken)
-    kept = {name: found for entry in looks for name, found in _decided_in(entry).items()}
+    kept = {name: found for entry in looks for name, found in decided_in(entry).items()}
     findings = [kept.get(f.config, {}).get(f.metric, f) for f in look(study, blocks)]
     levels = study.config["statistics"]["looks"]
     looks.append(
@@ -254,3 +258,20 @@ def take_look(study: Study, blocks: int) -> list[Finding]:
     )
     write_json(study.root / paths.LOOKS, looks)
     return findings
+
+
+def take_due_look(study: Study, block: int) -> list[Finding] | None:
+    """Take the look that is due when a block of Phase A has ended; None where none is.
+
+    Not while a launch up to it is missing or failed; nor where a later block has begun: what the
+    look would have left out is measured then, and its level stays unspent.
+    """
+    blocks = block + 1
+    if blocks < FIRST_LOOK or "looks" not in study.config["statistics"]:
+        return None
+    for launch in launches(study.document, "A"):
+        index = read_index(launch.folder(study.root))
+        ended = index is not None and index.status != "failed"
+        if ended is not (launch.block < blocks):
+            return None
+    return take_look(study, blocks)
