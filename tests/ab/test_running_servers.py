@@ -47,7 +47,7 @@ def options(folder: Path, baseline: str, candidate: str, *further: str) -> list[
 def test_running_servers_are_compared_left_alone_and_archived(tmp_path: Path) -> None:
     with engine() as (plain, baseline), engine("--configuration", "nixl_both") as (dear, candidate):
         done = run(tmp_path, options(tmp_path, baseline, candidate))
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         assert plain.poll() is None
         assert dear.poll() is None
     answer = json.loads(done.stdout)

@@ -71,10 +71,8 @@ CONFIG: dict[str, Any] = {
     "reference": {"fallback_rps": None},
     "statistics": {
         "confidence": 0.95,
-        "resamples": 2000,
         "margins": dict.fromkeys(METRICS, 0.03),
         "confirmatory": ["ref_safe", "ref_load"],
-        "chunk_s": 0.5,
         "p99_min_samples": 1000,
     },
     "hypotheses": {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from connector_tax.analysis.looks import DECIDED, FIRST_LOOK, decided_in, read_looks, take_due_look
+from connector_tax.analysis.looks import FIRST_LOOK, LEFT_OUT, decided_in, read_looks, take_due_look
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches, load_study
 from connector_tax.config import ConfigError
@@ -57,7 +57,7 @@ def test_what_is_decided_leaves_and_plain_stays_while_anything_is_open(
     assert measured(rehearsed, "noop_connector") == [0, 1, 2]
     assert measured(rehearsed, "plain") == measured(rehearsed, "plain_2") == [0, 1, 2]
     reasons = {index.reason for index in rehearsed.indexes.values() if index.status == "skipped"}
-    assert reasons == {f"{DECIDED} 2 blocks"}
+    assert reasons == {f"{LEFT_OUT} 2 blocks"}
 
 
 def test_the_report_says_which_look_decided(rehearsed: Rehearsal) -> None:

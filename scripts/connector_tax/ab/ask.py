@@ -133,7 +133,13 @@ def _values(page: str) -> dict[str, float]:
 
 
 def _model_card(name: str, client: httpx.Client, model: str | None) -> dict[str, Any]:
-    cards = {str(card["id"]): card for card in client.get("/v1/models").json()["data"]}
+    listed = client.get("/v1/models")
+    if listed.status_code != httpx.codes.OK:
+        if model is None:
+            raise AskError(f"{name}: /v1/models answers {listed.status_code}; say which model to"
+                           " ask for with --model")  # fmt: skip
+        return {"id": model}
+    cards = {str(card["id"]): card for card in listed.json()["data"]}
     if model is None and len(cards) == 1:
         return dict(next(iter(cards.values())))
     if model not in cards:

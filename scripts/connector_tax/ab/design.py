@@ -144,7 +144,6 @@ def study_config(
     config["statistics"] |= {
         "margins": dict.fromkeys(METRICS, options.margin),
         "confirmatory": ["ref_safe"],
-        "chunk_s": max(0.5, life_s),
         "looks": [FAMILY_LEVEL / looks] * looks,
     }
     if options.shared_machine:

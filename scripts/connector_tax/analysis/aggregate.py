@@ -37,7 +37,7 @@ from connector_tax.analysis.reference import (
 )
 from connector_tax.analysis.resources import resource_rows
 from connector_tax.analysis.rows import cell_rows
-from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
+from connector_tax.analysis.samples import LogSample, sample_launch
 from connector_tax.analysis.saturation import CellLoad, load_of
 from connector_tax.analysis.step_tables import cdf_rows, hook_rows, step_rows
 from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
@@ -84,19 +84,9 @@ def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
     return MeasuredCell(requests, waiting, load, use, steps, wait_ms, device)
 
 
-def sample_cells(
-    study: Study, requests: Mapping[CellKey, Requests]
-) -> dict[CellKey, dict[str, LogSample]]:
-    """The resampled percentiles of every valid cell."""
-    statistics = study.config["statistics"]
-    chunk_s = chunk_seconds(requests, statistics["chunk_s"])
-
-    def draw(key: CellKey) -> dict[str, LogSample]:
-        length_s = chunk_s[key.phase, key.cell]
-        return sample_launch(requests[key], statistics["resamples"], length_s, study.seed, key)
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return dict(zip(requests, pool.map(draw, requests), strict=True))
+def sample_cells(requests: Mapping[CellKey, Requests]) -> dict[CellKey, dict[str, LogSample]]:
+    """The percentiles of every valid cell."""
+    return {key: sample_launch(measured) for key, measured in requests.items()}
 
 
 def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
@@ -123,7 +113,7 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
     _check_rates(study, rates, rates_file, sweep_cells, sweeps)
     dropped = {key: m.requests.dropped for key, m in measured.items()}
     overloaded = overloads(study, cells, loads, dropped, sweeps)
-    taxes = TaxTable(study, cells, sample_cells(study, requests), overloaded)
+    taxes = TaxTable(study, cells, sample_cells(requests), overloaded)
     made = Tables(study, taxes, rates)
     rows = cell_rows(
         study,

@@ -584,24 +584,20 @@ class StatisticsSection(TypedDict):
     """Intervals, families and margins."""
 
     confidence: Annotated[float, says("of every interval", ge=0.5, lt=1, default=0.95)]
-    resamples: Annotated[int, says("of the bootstrap", ge=100, le=1_000_000, default=2000)]
     # Its keys are artifacts/metrics.py:METRICS.
     margins: Annotated[
         dict[str, float],
-        says("a tax whose whole interval lies within plus or minus this is NO TAX", default={}),
+        says("a tax whose 90% interval lies within plus or minus this is less than it", default={}),
     ]
     confirmatory: Annotated[
         list[Reference],
         says(
-            "the cells of Phase A whose taxes are the confirmatory family; every other tax is"
-            " exploratory",
+            "the cells of Phase A whose taxes are the confirmatory family, beside the tax over all"
+            " rates; every other tax is exploratory",
             min_length=1,
             uniqueItems=True,
             default=["ref_safe", "ref_load"],
         ),
-    ]
-    chunk_s: Annotated[
-        Positive, says("contiguous time-chunks resampled together; at least a request's life")
     ]
     p99_min_samples: Annotated[int, says("below this a p99 is refused", ge=100, default=1000)]
     looks: NotRequired[

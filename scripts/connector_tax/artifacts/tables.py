@@ -88,8 +88,10 @@ class CellRow:
 class EffectRow:
     """One estimate of effects.csv: of a quantity and metric of a configuration in a cell.
 
-    `item` is what a hook or a device's step is of; `base` and `own` are plain's level and the
-    configuration's, in `unit`; of a gap the taxes at ref_safe and ref_load.
+    `narrow_lo` and `narrow_hi` bound the 90% interval of the equivalence test; the upper end is the
+    most the effect is, by a one-sided test. `item` is what a hook or a device's step is of; `base`
+    and `own` are plain's level and the configuration's, in `unit`; of a gap the taxes at ref_safe
+    and ref_load.
     """
 
     quantity: str
@@ -105,6 +107,8 @@ class EffectRow:
     estimate: float | None
     lo: float | None
     hi: float | None
+    narrow_lo: float | None
+    narrow_hi: float | None
     base: float | None
     own: float | None
     p: float | None

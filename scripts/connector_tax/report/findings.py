@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from connector_tax.analysis.hypotheses import ABOUT
-from connector_tax.analysis.looks import DECIDED, decided_in, read_looks
+from connector_tax.analysis.looks import LEFT_OUT, decided_in, read_looks
 from connector_tax.artifacts.stage_records import ConclusionRecord
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
@@ -87,7 +87,7 @@ def looks(study: StudyTables) -> str:
         return ""
     rows = [row for row in study.cell_rows if row.phase == "A" and row.block != POOLED]
     planned = {(row.config, row.block) for row in rows}
-    left_out = {(row.config, row.block) for row in rows if row.reason.startswith(DECIDED)}
+    left_out = {(row.config, row.block) for row in rows if row.reason.startswith(LEFT_OUT)}
     return (
         f"Decided by the look after so many blocks: {'; '.join(found)}. What is decided leaves the"
         f" later blocks: {len(planned) - len(left_out)} of {len(planned)} launches of Phase A"
