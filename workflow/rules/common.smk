@@ -154,6 +154,15 @@ def block_files(phase, pattern):
     return expand(f"{RESULTS}/{pattern}", config=names, phase=phase)
 
 
+def block_looked_at(wildcards):
+    """The block before, where a look at it may leave launches of this one out."""
+    block = int(wildcards.block)
+    if block == 0 or "looks" not in STUDY["config"]["statistics"]:
+        return []
+    before = block_files("A", "runs/{config}/block{{block}}/{phase}/index.json")
+    return [ancient(path.format(block=block - 1)) for path in before]
+
+
 def launch_indexes(phase):
     """The indexes of all launches of a phase."""
     return [

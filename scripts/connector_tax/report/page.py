@@ -83,6 +83,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "changed_settings": changed_settings(study.root, study.document),
         "figures": {name: _figure(study, name) for name in figures_of(study.settings["engine"])},
         "hypotheses": findings.hypotheses(study),
+        "looks": findings.looks(study),
         "not_asked": findings.not_asked(study),
         "criteria": findings.criteria(study),
         "prior": effects.prior(study),
