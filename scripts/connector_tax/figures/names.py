@@ -98,6 +98,11 @@ FIGURES: dict[str, Words] = {
         " block. Grey: the A/A band, plain against plain. Right of each panel the difference; above"
         " it plain's own value.",
     ),
+    "scorecard": Words(
+        "Scorecard",
+        "What each configuration costs over plain: latency at ref_safe with its verdict and the"
+        " upper end of its interval, the whole engine step, and what it takes while idle.",
+    ),
 }
 # Of every study; a further one where an emulated device takes times that the study sets.
 NAMES = tuple(FIGURES)

@@ -1,12 +1,14 @@
-"""The study's answer in one sentence, from the verdicts at ref_safe (docs/method.md, "Verdicts").
+"""The study's answer in one sentence, what has none, and what a study like it cannot say.
 
-Which taxes are proven, which lie within the margin, which cannot be told and what would decide
-them, and what has no number: of the engine it was measured on, and no further.
+From the verdicts at ref_safe (docs/method.md, "Verdicts"); the numbers are on the scorecard.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
 
 from connector_tax import text
 from connector_tax.artifacts import paths
@@ -20,10 +22,12 @@ from connector_tax.artifacts.names import (
 )
 from connector_tax.artifacts.tables import EffectRow
 from connector_tax.commands import run_command, study_parser
+from connector_tax.figures import scorecard
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import overhead, read_launches
 
 VERDICT_BLOCKS = 3
+TABLE_WIDTH = 160
 MORE = "over 100"  # the most blocks that the analysis looks ahead
 
 # Rows of one configuration, and its label.
@@ -31,26 +35,51 @@ Compared = tuple[str, list[EffectRow]]
 
 
 def answer(study: StudyTables) -> str:
-    """The sentence, with the engine and the rate that it holds for."""
+    """What costs most and what is less than the margin, in at most 25 words."""
+    compared = _compared(study, "ref_safe")
+    over = study.against(" over plain") if study.baseline != PLAIN else ""
+    judged = {row.verdict for _, rows in compared for row in rows}
+    if judged.isdisjoint((TAX, NO_TAX, INCONCLUSIVE)):
+        return f"No connector has a verdict{over}."
+    first = f"No connector is proven to cost anything{over}"
+    if proven := _chosen(compared, lambda row: row.verdict == TAX):
+        label, rows = max(proven, key=lambda one: max(row.estimate or 0 for row in one[1]))
+        first = f"{label} costs most{over}: {_each(rows, lambda row: text.tax(row.estimate))}"
+    free = [label for label, rows in compared if rows and all(r.verdict == NO_TAX for r in rows)]
+    if not free:
+        return f"{first}."
+    margins = {row.margin for _, rows in compared for row in rows if row.verdict == NO_TAX}
+    most = f"{100 * (margins.pop() or 0):g} %" if len(margins) == 1 else "the margin"
+    named = f"{free[0]} costs" if len(free) == 1 else f"{len(free)} of {len(compared)} cost"
+    return f"{first}; {named} less than {most}."
+
+
+def notes(study: StudyTables) -> list[str]:
+    """What has no answer, and what would give it: a sentence each."""
     rate = study.reference["ref_safe"]
     compared = _compared(study, "ref_safe")
     if rate is None or not any(rows for _, rows in compared):
         why = "no rate qualifies" if rate is None else f"{rate:g} req/s is not a rate of Phase A"
-        return f"Measured on {study.engine_label}: no tax at ref_safe, for {why}."
-    proven = _chosen(compared, lambda row: row.verdict == TAX)
-    clauses = [
-        _joined(f"{label} costs {_each(rows, _size)}" for label, rows in proven),
-        _elsewhere(study, proven),
-        _within_margin(compared),
-        _undecided(study, compared),
-        _point_estimates(study, compared),
-        _without_number(study, compared),
-    ]
-    if not proven and study.blocks >= VERDICT_BLOCKS:
-        clauses[0] = "no tax is proven"
-    said = "; ".join(clause for clause in clauses if clause)
-    over = study.against(" over plain") if study.baseline != PLAIN else ""
-    return f"Measured on {study.engine_label}, at {rate:g} requests/s (ref_safe){over}: {said}."
+        return [f"There is no tax at ref_safe, for {why}."]
+    said = (_undecided(study, compared), _point_estimates(study, compared),
+            _without_number(study, compared))  # fmt: skip
+    return [f"{words[0].upper()}{words[1:]}." for words in said if words]
+
+
+def limits(study: StudyTables) -> str:
+    """What a study of this kind of engine cannot say."""
+    engine = study.settings["engine"]
+    if study.emulated:
+        return "The costs were set in a file: nothing here is of vLLM or of a GPU."
+    if engine.get("device_time"):
+        return (
+            "No GPU was there, steps wait for a set time: this says nothing of a GPU's latencies,"
+            " memory or copies."
+        )
+    here = "It says nothing of transfers between servers, nor of other models, loads or machines."
+    if engine.get("device") == "cpu":
+        return f"Measured on CPU cores that connectors' threads share: no number of a GPU. {here}"
+    return here
 
 
 def _compared(study: StudyTables, reference: str) -> list[Compared]:
@@ -83,30 +112,6 @@ def _each(rows: Sequence[EffectRow], said: Callable[[EffectRow], str]) -> str:
 
 def _size(row: EffectRow) -> str:
     return text.tax(row.estimate, row.lo, row.hi)
-
-
-def _elsewhere(study: StudyTables, proven: Sequence[Compared]) -> str:
-    """Taxes that are proven at ref_load alone."""
-    known = {(label, row.metric) for label, rows in proven for row in rows}
-    at_load = _chosen(_compared(study, "ref_load"), lambda row: row.verdict == TAX)
-    only = [
-        (label, rest)
-        for label, rows in at_load
-        if (rest := [row for row in rows if (label, row.metric) not in known])
-    ]
-    if not only:
-        return ""
-    costs = _joined(f"{label} {_each(rows, _size)}" for label, rows in only)
-    return f"proven only at {study.reference['ref_load']:g} requests/s (ref_load): {costs}"
-
-
-def _within_margin(compared: Sequence[Compared]) -> str:
-    chosen = _chosen(compared, lambda row: row.verdict == NO_TAX)
-    names = [
-        f"{label} ({_each(rows, lambda row: f'±{100 * (row.margin or 0):g} %')})"
-        for label, rows in chosen
-    ]
-    return f"within the margin {'are' if len(names) > 1 else 'is'} {_joined(names)}" * bool(names)
 
 
 def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
@@ -173,13 +178,20 @@ def _without_number(study: StudyTables, compared: Sequence[Compared]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the study's answer and the path of its report."""
+    """Print the study's answer, its scorecard and the path of its report."""
     return run_command(study_parser("report.answer", main.__doc__), argv, _tell, label="answer: ")
 
 
 def _tell(arguments: argparse.Namespace) -> None:
     study = StudyTables(arguments.study)
-    print(f"\n{answer(study)}\nReport: {study.root / paths.REPORT}")
+    shown = Table("", *scorecard.headings(study), box=None, pad_edge=False)
+    for line in scorecard.scores(study):
+        shown.add_row(line.label, *(" ".join(filter(None, c.words)) for c in line.cells))
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    console.print(f"\n{study.engine_label}: {answer(study)}", soft_wrap=True, markup=False)
+    console.print(shown, markup=False)
+    for words in (*notes(study), limits(study), f"Report: {study.root / paths.REPORT}"):
+        console.print(words, soft_wrap=True, markup=False, highlight=False)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,140 @@
+"""The scorecard: what each idle connector costs, a row for each, to be read in ten seconds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.patches import Rectangle
+
+from connector_tax import text
+from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
+from connector_tax.artifacts.names import INCONCLUSIVE, NO_TAX, TAX
+from connector_tax.artifacts.tables import RESOURCE, STEP, EffectRow
+from connector_tax.figures import style
+from connector_tax.figures.fig10_resources import decimals
+from connector_tax.figures.tables import StudyTables
+
+# Sign and colours (paper, ink) of each kind of answer.
+COSTS, LESS, UNSURE, LOST, PLAIN_CELL = "costs", "less", "unsure", "lost", ""
+SIGNS = {COSTS: "▲ ", LESS: "● ", UNSURE: "? ", LOST: "", PLAIN_CELL: ""}
+LOOKS = {
+    COSTS: ("#fbe3d3", "#8f3500"),
+    LESS: ("#d8efe6", "#005a41"),
+    UNSURE: ("#fdf3cf", "#6b5200"),
+}
+KINDS = {TAX: COSTS, NO_TAX: LESS, INCONCLUSIVE: UNSURE}
+RESOURCES = {
+    "idle_cpu": "idle CPU, cores",
+    "memory_pss_mib": "memory, MiB",
+    "startup_s": "start-up, s",
+}
+# A cell is marked where it takes so much of the most that any configuration takes, and of plain's.
+OF_MOST, OF_PLAIN = 0.5, 0.1
+ROW_IN = 0.3
+
+
+@dataclass(frozen=True)
+class Score:
+    """A cell: what it says, the kind of answer, and the ends that a margin is held against."""
+
+    said: str
+    kind: str = PLAIN_CELL
+    verdict: str = ""
+    narrow: tuple[float, float] | None = None
+    margin: float | None = None
+    value: float | None = None
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """The verdict with its sign, and the numbers; the sign alone stands with the numbers."""
+        sign = SIGNS[self.kind]
+        return (sign + self.verdict, self.said) if self.verdict else ("", sign + self.said)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A connector and its cells, in the order of `headings`."""
+
+    label: str
+    cells: Sequence[Score]
+
+
+def headings(study: StudyTables) -> list[str]:
+    """What stands above the cells."""
+    steps = ["engine step, µs"] if study.at("ref_safe", "engine_step", STEP) else []
+    known = {row.metric for row in study.of(RESOURCE) if row.status == "valid"}
+    resources = [words for name, words in RESOURCES.items() if name in known]
+    return [*(LATENCY_METRICS[metric].label for metric in HEADLINE), *steps, *resources]
+
+
+def scores(study: StudyTables) -> list[Line]:
+    """A line for each connector, over plain."""
+    taxes = [study.at("ref_safe", metric) for metric in HEADLINE]
+    columns = [[_latency(of.get(item.id)) for item in study.connectors] for of in taxes]
+    resources = {name: _resource(study, name) for name in RESOURCES}
+    for of in (study.at("ref_safe", "engine_step", STEP), *resources.values()):
+        if of:
+            columns.append(_differences(study, of))
+    return [
+        Line(item.label, cells) for item, *cells in zip(study.connectors, *columns, strict=True)
+    ]
+
+
+def _resource(study: StudyTables, name: str) -> dict[str, EffectRow]:
+    return {r.config: r for r in study.of(RESOURCE) if r.metric == name and r.status == "valid"}
+
+
+def _latency(row: EffectRow | None) -> Score:
+    if row is None or row.estimate is None:
+        return Score("not measured" if row is None else row.status, LOST)
+    said = text.tax(row.estimate)
+    if row.mark:
+        return Score(said, LOST, "no verdict", value=row.estimate)
+    if row.lo is None or row.hi is None:
+        return Score(said, LOST, "too few blocks", value=row.estimate)
+    kind, ends = KINDS.get(row.verdict, LOST), (row.lo, row.hi)
+    verdict = {COSTS: "costs", LESS: f"less than {100 * (row.margin or 0):g} %"}
+    said = f"{said}, at most {text.tax(row.hi)}"
+    return Score(said, kind, verdict.get(kind, "cannot tell"), ends, row.margin, row.estimate)
+
+
+def _differences(study: StudyTables, of: dict[str, EffectRow]) -> list[Score]:
+    """Differences from plain in the row's own unit; marked where they are much, and certain."""
+    rows = [of.get(item.id) for item in study.connectors]
+    values = [row.difference[0] for row in rows if row and row.difference[0] is not None]
+    digits, most = min(2, decimals(values)), max(values, default=0.0)
+    return [_difference(row, digits, OF_MOST * most) for row in rows]
+
+
+def _difference(row: EffectRow | None, digits: int, least: float) -> Score:
+    value, low, _ = (None, None, None) if row is None else row.difference
+    if row is None or value is None:
+        return Score(text.DASH, LOST)
+    much = value >= max(least, OF_PLAIN * (row.base or 0)) and (low or 0) > 0
+    return Score(text.signed(value, digits), COSTS if much else PLAIN_CELL, value=value)
+
+
+def draw(study: StudyTables) -> style.Picture:
+    """The scorecard as a picture: a coloured cell for each answer, with its sign."""
+    lines, names = scores(study), headings(study)
+    notes = [study.against("over plain; ▲ costs; ● less than the margin; ? cannot tell")]
+    figure = style.new_figure(study, style.PAGE_IN, ROW_IN * (len(lines) + 1), notes)
+    axes = figure.subplots()
+    axes.set_axis_off()
+    widths = [1.3, *[1.3] * len(HEADLINE), *[0.75] * (len(names) - len(HEADLINE))]
+    starts = [sum(widths[:k]) for k in range(len(widths))]
+    axes.set(xlim=(0, sum(widths)), ylim=(len(lines) + 0.5, -0.5))
+    for x, name in zip(starts[1:], names, strict=True):
+        axes.text(x + 0.05, 0, name.replace(", ", ",\n"), fontweight="bold", va="center")
+    drawn: list[dict[str, Any]] = []
+    for y, line in enumerate(lines, 1):
+        axes.text(0, y, style.fitted(line.label, 1.25), va="center")
+        for x, width, name, cell in zip(starts[1:], widths[1:], names, line.cells, strict=True):
+            paper, ink = LOOKS.get(cell.kind, ("white", "black"))
+            place = (x + 0.02, y - 0.46)
+            axes.add_patch(Rectangle(place, width - 0.04, 0.92, color=paper, lw=0))
+            said = "\n".join(style.fitted(words, width - 0.1) for words in cell.words if words)
+            axes.text(x + 0.05, y, said, color=ink, va="center")
+            drawn.append({"config": line.label, "column": name, **vars(cell)})
+    return style.picture(figure, pd.DataFrame(drawn, dtype=object))
