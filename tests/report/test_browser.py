@@ -50,7 +50,8 @@ addEventListener("load", async () => {
   const filter = other.querySelector("input");
   filter.value = "LMCache Bp";
   filter.dispatchEvent(new Event("input"));
-  const verdicts = () => [...document.querySelectorAll("[data-narrow] b")].map((b) => b.textContent);
+  const judged = [...document.querySelectorAll("[data-narrow] b")];
+  const verdicts = () => judged.map((word) => word.textContent);
   const planned = verdicts();
   const margin = document.querySelector("#margin");
   const moved = [90, ""].map((value) => {
@@ -64,7 +65,8 @@ addEventListener("load", async () => {
   const axe_found = typeof axe === "undefined" ? []
     : (await axe.run()).violations.map((rule) => `${rule.id}: ${rule.nodes[0].html}`);
   parent.document.title = JSON.stringify({
-    up, down, left, seen, planned, moved, height, axe: axe_found, markdown: markdown(table), latex: latex(table),
+    up, down, left, seen, planned, moved, height, axe: axe_found,
+    markdown: markdown(table), latex: latex(table),
     wide: document.documentElement.scrollWidth - innerWidth,
     dark: matchMedia("(prefers-color-scheme: dark)").matches,
     paper: getComputedStyle(document.body).backgroundColor,

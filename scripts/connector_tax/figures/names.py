@@ -91,12 +91,10 @@ FIGURES: dict[str, Words] = {
     "fig10_resources": Words(
         "Figure 10: resources an idle connector takes",
         "Resources of each configuration minus plain's, from the launches of Phase A, with 95 %"
-        " intervals of the block model: CPU of the ready server without a request, CPU per 1,000"
-        " requests at ref_safe, memory (PSS of all its processes, companions included) before the"
-        " first request, GPU memory, KV blocks, threads, and time from start to ready. A point"
-        " without an interval is a count that was the same in every launch, or a study of one"
-        " block. Grey: the A/A band, plain against plain. Right of each panel the difference; above"
-        " it plain's own value.",
+        " intervals of the block model. CPU is that of the ready server without a request, and per"
+        " 1,000 requests at ref_safe; memory (PSS, companions included) before the first request;"
+        " start-up until it is ready. A count without an interval was the same in every launch."
+        " Grey: the A/A band. Right of each panel the difference, above it plain's own value.",
     ),
     "scorecard": Words(
         "Scorecard",
