@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from connector_tax.analysis.block_model import (
-    OWN_LAUNCHES,
-    POOLED_LAUNCHES,
-    LaunchId,
-    levels,
-)
+from connector_tax.analysis.block_model import OWN_LAUNCHES, LaunchId, levels
 from connector_tax.seeds import named_generator
 
 NAMES = "abcdefg"
@@ -53,19 +48,6 @@ def test_one_configuration_alone_has_student_s_interval() -> None:
     half = float(student.ppf(0.975, 2)) * 2 / 12 / np.sqrt(3)
     assert (level.lo, level.hi) == pytest.approx((12 * np.exp(-half), 12 * np.exp(half)))
     assert (level.point, level.method, level.n_launches) == (12.0, OWN_LAUNCHES, 3)
-
-
-def test_a_configuration_that_repeats_worse_has_its_own_spread() -> None:
-    rng = named_generator("levels/one noisy")
-    values = drawn(rng, dict.fromkeys("abcdef", 5.0), 4, 0.0, 0.02)
-    values |= {LaunchId("g", block): value for block, value in enumerate((5.0, 9.0, 3.0, 8.0))}
-    estimates = levels(values, 0.95)
-    assert estimates["g"].method == OWN_LAUNCHES
-    assert estimates["a"].method == POOLED_LAUNCHES
-    widths = {
-        n: np.log(level.hi / level.lo) for n, level in estimates.items() if level.hi and level.lo
-    }
-    assert widths["g"] > 10 * max(widths[name] for name in "abcdef")
 
 
 def test_a_single_block_and_zeros_have_a_mean_and_no_interval() -> None:

@@ -142,8 +142,8 @@ def test_the_page_asks_for_nothing_and_sorts_filters_copies_and_fits(
     assert told["height"] < 8000
     # The margin moves the verdicts, and the study's own comes back.
     wide, again = told["moved"]
-    assert "● costs, less than 90 %" in wide
-    assert "● costs, less than 90 %" not in told["planned"]
+    assert "● costs, less than 90%" in wide
+    assert "● costs, less than 90%" not in told["planned"]
     assert again == told["planned"]
     assert told["dark"] == (scheme == DARK)
     assert (told["paper"] == "rgb(255, 255, 255)") == (scheme == LIGHT)

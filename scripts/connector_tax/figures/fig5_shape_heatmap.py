@@ -13,7 +13,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize, to_rgba
 
 from connector_tax.artifacts.metrics import margin_of
-from connector_tax.figures import rows, style
+from connector_tax.figures import rows, style, waits
 from connector_tax.figures.tables import StudyTables, records
 from connector_tax.text import size
 
@@ -108,4 +108,5 @@ def _notes(study: StudyTables, table: pd.DataFrame, margin: float) -> list[str]:
     return [
         f"grey: within ±{100 * margin:g} %; {circle}{marked}hatched: no number",
         f"{rows.tax_text(table)}; ref_safe, {study.reference['ref_safe']:g} req/s; {aa}",
+        *filter(None, [waits.words(study)]),
     ]

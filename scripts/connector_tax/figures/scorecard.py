@@ -8,22 +8,23 @@ import pandas as pd
 from matplotlib.patches import Rectangle
 
 from connector_tax import text
-from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
-from connector_tax.artifacts.names import INCONCLUSIVE, NO_TAX, TAX
+from connector_tax.artifacts import verdicts
+from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import RESOURCE, STEP, EffectRow
 from connector_tax.figures import style
 from connector_tax.figures.fig10_resources import decimals
 from connector_tax.figures.tables import StudyTables
 
 # Sign and colours (paper, ink) of each kind of answer.
-COSTS, LESS, UNSURE, LOST, PLAIN_CELL = "costs", "less", "unsure", "lost", ""
-SIGNS = {COSTS: "▲ ", LESS: "● ", UNSURE: "? ", LOST: "", PLAIN_CELL: ""}
+COSTS, GAINS, LESS, UNSURE, LOST, NONE = "costs", "gains", "less", "unsure", "lost", ""
+SIGNS = {COSTS: "▲ ", GAINS: "▼ ", LESS: "● ", UNSURE: "? ", LOST: "", NONE: ""}
 LOOKS = {
     COSTS: ("#fbe3d3", "#8f3500"),
+    GAINS: ("#dce9f7", "#0b4a8f"),
     LESS: ("#d8efe6", "#005a41"),
     UNSURE: ("#fdf3cf", "#6b5200"),
 }
-KINDS = {TAX: COSTS, NO_TAX: LESS, INCONCLUSIVE: UNSURE}
 RESOURCES = {
     "idle_cpu": "idle CPU, cores",
     "memory_pss_mib": "memory, MiB",
@@ -39,11 +40,17 @@ class Score:
     """A cell: what it says, the kind of answer, and the ends that a margin is held against."""
 
     said: str
-    kind: str = PLAIN_CELL
+    kind: str = NONE
     verdict: str = ""
     narrow: tuple[float, float] | None = None
     margin: float | None = None
     value: float | None = None
+
+    @property
+    def sign(self) -> str:
+        """What holds whatever the margin: costs, gains, or neither."""
+        sign = self.verdict.partition(",")[0]
+        return sign if sign in (COSTS, GAINS) else ""
 
     @property
     def words(self) -> tuple[str, str]:
@@ -65,12 +72,12 @@ def headings(study: StudyTables) -> list[str]:
     steps = ["engine step, µs"] if study.at("ref_safe", "engine_step", STEP) else []
     known = {row.metric for row in study.of(RESOURCE) if row.status == "valid"}
     resources = [words for name, words in RESOURCES.items() if name in known]
-    return [*(LATENCY_METRICS[metric].label for metric in HEADLINE), *steps, *resources]
+    return [*(LATENCY_METRICS[metric].label for metric in VERDICT_METRICS), *steps, *resources]
 
 
 def scores(study: StudyTables) -> list[Line]:
     """A line for each connector, over plain."""
-    taxes = [study.at("ref_safe", metric) for metric in HEADLINE]
+    taxes = [study.at(ALL_RATES, metric) for metric in VERDICT_METRICS]
     columns = [[_latency(of.get(item.id)) for item in study.connectors] for of in taxes]
     resources = {name: _resource(study, name) for name in RESOURCES}
     for of in (study.at("ref_safe", "engine_step", STEP), *resources.values()):
@@ -88,15 +95,15 @@ def _resource(study: StudyTables, name: str) -> dict[str, EffectRow]:
 def _latency(row: EffectRow | None) -> Score:
     if row is None or row.estimate is None:
         return Score("not measured" if row is None else row.status, LOST)
-    said = text.tax(row.estimate)
-    if row.mark:
-        return Score(said, LOST, "no verdict", value=row.estimate)
-    if row.lo is None or row.hi is None:
-        return Score(said, LOST, "too few blocks", value=row.estimate)
-    kind, ends = KINDS.get(row.verdict, LOST), (row.lo, row.hi)
-    verdict = {COSTS: "costs", LESS: f"less than {100 * (row.margin or 0):g} %"}
-    said = f"{said}, at most {text.tax(row.hi)}"
-    return Score(said, kind, verdict.get(kind, "cannot tell"), ends, row.margin, row.estimate)
+    said, verdict = text.tax(row.estimate), verdicts.in_words(row.verdict, row.margin)
+    if row.narrow_lo is None or row.narrow_hi is None or row.mark:
+        return Score(said, LOST, verdict, value=row.estimate)
+    sign = row.verdict.partition(",")[0]
+    kind = LESS if verdicts.less(row.verdict) else sign if sign in (COSTS, GAINS) else UNSURE
+    return Score(
+        f"{said}, at most {text.tax(row.narrow_hi)}", kind, verdict,
+        (row.narrow_lo, row.narrow_hi), row.margin, row.estimate,
+    )  # fmt: skip
 
 
 def _differences(study: StudyTables, of: dict[str, EffectRow]) -> list[Score]:
@@ -112,7 +119,7 @@ def _difference(row: EffectRow | None, digits: int, least: float) -> Score:
     if row is None or value is None:
         return Score(text.DASH, LOST)
     much = value >= max(least, OF_PLAIN * (row.base or 0)) and (low or 0) > 0
-    return Score(text.signed(value, digits), COSTS if much else PLAIN_CELL, value=value)
+    return Score(text.signed(value, digits), COSTS if much else NONE, value=value)
 
 
 def draw(study: StudyTables) -> style.Picture:
@@ -122,7 +129,7 @@ def draw(study: StudyTables) -> style.Picture:
     figure = style.new_figure(study, style.PAGE_IN, ROW_IN * (len(lines) + 1), notes)
     axes = figure.subplots()
     axes.set_axis_off()
-    widths = [1.3, *[1.3] * len(HEADLINE), *[0.75] * (len(names) - len(HEADLINE))]
+    widths = [1.3, *[1.3] * len(VERDICT_METRICS), *[0.75] * (len(names) - len(VERDICT_METRICS))]
     starts = [sum(widths[:k]) for k in range(len(widths))]
     axes.set(xlim=(0, sum(widths)), ylim=(len(lines) + 0.5, -0.5))
     for x, name in zip(starts[1:], names, strict=True):

@@ -1,6 +1,6 @@
 """The study's answer in one sentence, what has none, and what a study like it cannot say.
 
-From the verdicts at ref_safe (docs/method.md, "Verdicts"); the numbers are on the scorecard.
+From the verdicts over all rates (docs/method.md, "Verdicts"); the numbers are on the scorecard.
 """
 
 import argparse
@@ -11,24 +11,28 @@ from rich.console import Console
 from rich.table import Table
 
 from connector_tax import text
+from connector_tax.analysis.block_model import MOST_BLOCKS, POWER
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
-from connector_tax.artifacts.names import (
-    INCONCLUSIVE,
-    NO_TAX,
-    PLAIN,
-    POINT_ESTIMATE,
-    TAX,
-)
+from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.names import ALL_RATES, PLAIN
 from connector_tax.artifacts.tables import EffectRow
+from connector_tax.artifacts.verdicts import (
+    CANNOT_TELL,
+    DECIDED,
+    LESS,
+    MIN_BLOCKS_FOR_VERDICT,
+    TOO_FEW,
+    costs,
+    in_words,
+    less,
+)
 from connector_tax.commands import run_command, study_parser
 from connector_tax.figures import scorecard
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import overhead, read_launches
 
-VERDICT_BLOCKS = 3
 TABLE_WIDTH = 160
-MORE = "over 100"  # the most blocks that the analysis looks ahead
+MORE = f"over {MOST_BLOCKS}"
 
 # Rows of one configuration, and its label.
 Compared = tuple[str, list[EffectRow]]
@@ -36,31 +40,27 @@ Compared = tuple[str, list[EffectRow]]
 
 def answer(study: StudyTables) -> str:
     """What costs most and what is less than the margin, in at most 25 words."""
-    compared = _compared(study, "ref_safe")
+    compared = _compared(study)
     over = study.against(" over plain") if study.baseline != PLAIN else ""
     judged = {row.verdict for _, rows in compared for row in rows}
-    if judged.isdisjoint((TAX, NO_TAX, INCONCLUSIVE)):
+    if judged.isdisjoint((*DECIDED, CANNOT_TELL)):
         return f"No connector has a verdict{over}."
     first = f"No connector is proven to cost anything{over}"
-    if proven := _chosen(compared, lambda row: row.verdict == TAX):
-        label, rows = max(proven, key=lambda one: max(row.estimate or 0 for row in one[1]))
+    if proven := _chosen(compared, lambda row: costs(row.verdict)):
+        label, rows = max(proven, key=lambda one: sum(row.estimate or 0 for row in one[1]))
         first = f"{label} costs most{over}: {_each(rows, lambda row: text.tax(row.estimate))}"
-    free = [label for label, rows in compared if rows and all(r.verdict == NO_TAX for r in rows)]
-    if not free:
+    cheap = [label for label, rows in compared if rows and all(less(r.verdict) for r in rows)]
+    if not cheap:
         return f"{first}."
-    margins = {row.margin for _, rows in compared for row in rows if row.verdict == NO_TAX}
-    most = f"{100 * (margins.pop() or 0):g} %" if len(margins) == 1 else "the margin"
-    named = f"{free[0]} costs" if len(free) == 1 else f"{len(free)} of {len(compared)} cost"
-    return f"{first}; {named} less than {most}."
+    margins = {row.margin for _, rows in compared for row in rows if less(row.verdict)}
+    most = in_words(LESS, margins.pop()) if len(margins) == 1 else "less than the margin"
+    named = f"{cheap[0]} costs" if len(cheap) == 1 else f"{len(cheap)} of {len(compared)} cost"
+    return f"{first}; {named} {most}."
 
 
 def notes(study: StudyTables) -> list[str]:
     """What has no answer, and what would give it: a sentence each."""
-    rate = study.reference["ref_safe"]
-    compared = _compared(study, "ref_safe")
-    if rate is None or not any(rows for _, rows in compared):
-        why = "no rate qualifies" if rate is None else f"{rate:g} req/s is not a rate of Phase A"
-        return [f"There is no tax at ref_safe, for {why}."]
+    compared = _compared(study)
     said = (_undecided(study, compared), _point_estimates(study, compared),
             _without_number(study, compared))  # fmt: skip
     return [f"{words[0].upper()}{words[1:]}." for words in said if words]
@@ -82,8 +82,8 @@ def limits(study: StudyTables) -> str:
     return here
 
 
-def _compared(study: StudyTables, reference: str) -> list[Compared]:
-    taxes = [study.at(reference, metric) for metric in HEADLINE]
+def _compared(study: StudyTables) -> list[Compared]:
+    taxes = [study.at(ALL_RATES, metric) for metric in VERDICT_METRICS]
     return [
         (item.label, [rows[item.id] for rows in taxes if item.id in rows])
         for item in study.connectors
@@ -115,7 +115,7 @@ def _size(row: EffectRow) -> str:
 
 
 def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
-    chosen = _chosen(compared, lambda row: row.verdict == INCONCLUSIVE)
+    chosen = _chosen(compared, lambda row: row.verdict == CANNOT_TELL)
     if not chosen:
         return ""
     needed = {
@@ -128,8 +128,8 @@ def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
     valid = sorted({row.n_blocks or 0 for _, rows in chosen for row in rows})
     had = f"{valid[0]}" if len(valid) == 1 else f"{valid[0]} to {valid[-1]}"
     return (
-        f"it cannot be told of {names}: in brackets the blocks that would decide it by the spread"
-        f" measured, in place of {had}; a block takes {_block_minutes(study)} min"
+        f"it cannot be told of {names}: in brackets the blocks that decide it in {POWER:.0%} of the"
+        f" studies, in place of {had}; a block takes {_block_minutes(study)} min"
     )
 
 
@@ -139,7 +139,7 @@ def _block_minutes(study: StudyTables) -> str:
 
 
 def _point_estimates(study: StudyTables, compared: Sequence[Compared]) -> str:
-    chosen = _chosen(compared, lambda row: row.verdict == POINT_ESTIMATE)
+    chosen = _chosen(compared, lambda row: row.verdict == TOO_FEW)
     if not chosen:
         return ""
     costs = _joined(f"{label} {_each(rows, _size)}" for label, rows in chosen)
@@ -156,8 +156,8 @@ def _too_few(study: StudyTables, chosen: Sequence[Compared]) -> str:
         by_count.setdefault(min(row.n_blocks or 0 for row in rows), []).append(label)
     if list(by_count) == [study.blocks]:
         so_far = "one block proves" if study.blocks == 1 else f"{study.blocks} blocks prove"
-        return f"{so_far} nothing, {VERDICT_BLOCKS} can"
-    can = f"and {VERDICT_BLOCKS} valid ones can prove a tax"
+        return f"{so_far} nothing, {MIN_BLOCKS_FOR_VERDICT} can"
+    can = f"and {MIN_BLOCKS_FOR_VERDICT} valid ones can prove a tax"
     if len(by_count) == 1:
         (count,) = by_count
         return f"{count} of {study.blocks} blocks {'is' if count == 1 else 'are'} valid, {can}"

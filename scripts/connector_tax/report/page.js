@@ -87,10 +87,9 @@ margin.addEventListener("input", () => {
     const [lo, hi] = cell.dataset.narrow.split(" ").map(Number);
     const most = margin.value === "" ? Number(cell.dataset.margin) : margin.value / 100;
     const less = -most <= lo && hi <= most;
-    const costs = cell.dataset.costs === "True";
-    cell.className = less ? "less" : costs ? "costs" : "unsure";
-    const words = [costs && "costs", less && `less than ${Math.round(1000 * most) / 10} %`].filter(Boolean);
-    const sign = { less: "●", costs: "▲", unsure: "?" }[cell.className];
+    cell.className = less ? "less" : cell.dataset.sign || "unsure";
+    const words = [cell.dataset.sign, less && `less than ${Math.round(1000 * most) / 10}%`].filter(Boolean);
+    const sign = { less: "●", costs: "▲", gains: "▼", unsure: "?" }[cell.className];
     cell.querySelector("b").textContent = `${sign} ${words.join(", ") || "cannot tell"}`;
   }
 });
