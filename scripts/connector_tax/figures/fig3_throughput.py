@@ -25,7 +25,7 @@ def draw(study: StudyTables) -> style.Picture:
         f"{c.label}, {c.said} {'>' if c.above else '<'} {c.bound_of(limits):g}"
         for c in CRITERIA.values()
     )
-    notes = [f"saturated: {'; '.join(signs)}; hatched: no number; {rates.sample_text(study)}"]
+    notes = [f"saturated: {'; '.join(signs)}", f"hatched: no number; {rates.sample_text(study)}"]
     height = max(ROW_IN * len(study.configurations) + 0.85, PLOTS_IN)
     figure = style.new_figure(study, style.PAGE_IN, height, notes)
     axes = figure.subplot_mosaic(
