@@ -10,7 +10,8 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from connector_tax.artifacts.tables import GAP, RESOURCE, STEP, TAX, table_text
-from connector_tax.figures import rows, style
+from connector_tax.artifacts.verdicts import COSTS
+from connector_tax.figures import rows, scorecard, style
 from connector_tax.figures.tables import StudyTables
 from connector_tax.text import number, size
 from tests.analysis.tables import edit_csv, select
@@ -347,3 +348,16 @@ def test_a_number_that_rounds_to_zero_has_no_sign() -> None:
     assert size(-0.04, -0.4, 12.0) == "0 [0, +12]"
     assert number(-0.001) == "0.00"
     assert size(0.04, -0.4, 1.2) == "0.0 [−0.4, +1.2]"
+
+
+def test_the_scorecard_marks_what_takes_much_of_a_column_and_of_plain(tmp_path: Path) -> None:
+    study = StudyTables(write_study(tmp_path / "s", Design()))
+    named = scorecard.headings(study)
+    marked = {name: [line.label for line in scorecard.scores(study) if line.cells[k].kind == COSTS]
+              for k, name in enumerate(named)}  # fmt: skip
+    assert marked["idle CPU, cores"] == ["NIXL both"]
+    # NIXL's 61 MiB are 3% of plain's.
+    assert marked["memory, MiB"] == ["LMCache"]
+    assert marked["start-up, s"] == ["LMCache"]
+    assert len(marked["TTFT p50"]) == len(study.connectors)
+    assert ">▲ +1,455<" in _svg(tmp_path, study, "scorecard")
