@@ -162,7 +162,7 @@ def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_pa
 
 def test_one_block_has_no_verdict(tmp_path: Path) -> None:
     text = Page(render(_study(tmp_path / "s", Design(blocks=1)))).text
-    assert "No connector has a verdict." in text
+    assert "No verdict." in text
     assert "One block proves nothing, 3 can (a block takes" in text
     assert "Mooncake both +52 % on TTFT p50 and" in text
     assert "point estimates without verdicts" in text

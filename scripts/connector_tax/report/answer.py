@@ -44,18 +44,19 @@ def answer(study: StudyTables) -> str:
     over = study.against(" over plain") if study.baseline != PLAIN else ""
     judged = {row.verdict for _, rows in compared for row in rows}
     if judged.isdisjoint((*DECIDED, CANNOT_TELL)):
-        return f"No connector has a verdict{over}."
-    first = f"No connector is proven to cost anything{over}"
+        return f"No verdict{over}."
+    first = f"No cost is proven{over}"
     if proven := _chosen(compared, lambda row: costs(row.verdict)):
         label, rows = max(proven, key=lambda one: sum(row.estimate or 0 for row in one[1]))
-        first = f"{label} costs most{over}: {_each(rows, lambda row: text.tax(row.estimate))}"
+        most = "costs most" if len(compared) > 1 else "costs"
+        first = f"{label} {most}{over}: {_each(rows, lambda row: text.tax(row.estimate))}"
     cheap = [label for label, rows in compared if rows and all(less(r.verdict) for r in rows)]
     if not cheap:
         return f"{first}."
     margins = {row.margin for _, rows in compared for row in rows if less(row.verdict)}
-    most = in_words(LESS, margins.pop()) if len(margins) == 1 else "less than the margin"
+    within = in_words(LESS, margins.pop()) if len(margins) == 1 else "less than the margin"
     named = f"{cheap[0]} costs" if len(cheap) == 1 else f"{len(cheap)} of {len(compared)} cost"
-    return f"{first}; {named} {most}."
+    return f"{first}; {named} {within}."
 
 
 def notes(study: StudyTables) -> list[str]:
