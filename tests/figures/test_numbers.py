@@ -352,8 +352,8 @@ def test_a_number_that_rounds_to_zero_has_no_sign() -> None:
 
 def test_the_scorecard_marks_what_takes_much_of_a_column_and_of_plain(tmp_path: Path) -> None:
     study = StudyTables(write_study(tmp_path / "s", Design()))
-    named = scorecard.headings(study)
-    marked = {name: [line.label for line in scorecard.scores(study) if line.cells[k].kind == COSTS]
+    named, lines = scorecard.scores(study)
+    marked = {name: [label for label, cells in lines if cells[k].kind == COSTS]
               for k, name in enumerate(named)}  # fmt: skip
     assert marked["idle CPU, cores"] == ["NIXL both"]
     # NIXL's 61 MiB are 3% of plain's.

@@ -12,7 +12,7 @@ from connector_tax.artifacts.tables import table_text
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS_LESS, LESS, TOO_FEW
 from connector_tax.figures.__main__ import main as draw
 from connector_tax.figures.names import NAMES
-from connector_tax.figures.scorecard import headings, scores
+from connector_tax.figures.scorecard import scores
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json, write_text
 from connector_tax.report import answer
@@ -126,8 +126,9 @@ def test_the_sentence_on_top_has_at_most_25_words_and_the_scorecard_a_row_each(
     full: StudyTables,
 ) -> None:
     assert len(answer.answer(full).split()) <= 25
-    assert [line.label for line in scores(full)] == [item.label for item in full.connectors]
-    assert {len(line.cells) for line in scores(full)} == {len(headings(full))}
+    headings, lines = scores(full)
+    assert [label for label, _ in lines] == [item.label for item in full.connectors]
+    assert {len(cells) for _, cells in lines} == {len(headings)}
 
 
 def test_void_cells_from_one_in_twenty_on_are_said_in_red(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, in
 from connector_tax.compare.forest import CAPTION, TITLE, forest_cells
 from connector_tax.compare.rows import AA, LATENCY, ComparedRow
 from connector_tax.compare.studies import Differences
+from connector_tax.figures.scorecard import LOST, UNSURE, sign_of
 from connector_tax.figures.tables import StudyTables
 
-UNSURE, LOST = "unsure", "lost"
 LOOKS = {
     COSTS: "dearer",
     GAINS: "cheaper",
@@ -65,8 +65,7 @@ def look(row: ComparedRow) -> str:
         return ""
     if less(row.verdict):
         return LESS
-    sign = row.verdict.partition(",")[0]
-    return sign if sign in (COSTS, GAINS) else UNSURE if sign == CANNOT_TELL else LOST
+    return sign_of(row.verdict) or (UNSURE if row.verdict == CANNOT_TELL else LOST)
 
 
 def dearest_first(rows: Sequence[ComparedRow]) -> list[ComparedRow]:

@@ -1,6 +1,5 @@
 """The scorecard: what each idle connector costs, a row for each, to be read in ten seconds."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,20 +36,18 @@ ROW_IN = 0.3
 
 @dataclass(frozen=True)
 class Score:
-    """A cell: what it says, the kind of answer, and the ends that a margin is held against."""
+    """A cell: what it says, the kind of answer, and the ends that a margin is held against.
+
+    `sign` holds whatever the margin: costs, gains, or neither.
+    """
 
     said: str
     kind: str = NONE
     verdict: str = ""
+    sign: str = ""
     narrow: tuple[float, float] | None = None
     margin: float | None = None
     value: float | None = None
-
-    @property
-    def sign(self) -> str:
-        """What holds whatever the margin: costs, gains, or neither."""
-        sign = self.verdict.partition(",")[0]
-        return sign if sign in (COSTS, GAINS) else ""
 
     @property
     def words(self) -> tuple[str, str]:
@@ -59,37 +56,26 @@ class Score:
         return (sign + self.verdict, self.said) if self.verdict else ("", sign + self.said)
 
 
-@dataclass(frozen=True)
-class Line:
-    """A connector and its cells, in the order of `headings`."""
-
-    label: str
-    cells: Sequence[Score]
+def sign_of(verdict: str) -> str:
+    """What a verdict says whatever the margin: costs, gains, or nothing."""
+    sign = verdict.partition(",")[0]
+    return sign if sign in (COSTS, GAINS) else ""
 
 
-def headings(study: StudyTables) -> list[str]:
-    """What stands above the cells."""
-    steps = ["engine step, µs"] if study.at("ref_safe", "engine_step", STEP) else []
-    known = {row.metric for row in study.of(RESOURCE) if row.status == "valid"}
-    resources = [words for name, words in RESOURCES.items() if name in known]
-    return [*(LATENCY_METRICS[metric].label for metric in VERDICT_METRICS), *steps, *resources]
-
-
-def scores(study: StudyTables) -> list[Line]:
-    """A line for each connector, over plain."""
-    taxes = [study.at(ALL_RATES, metric) for metric in VERDICT_METRICS]
-    columns = [[_latency(of.get(item.id)) for item in study.connectors] for of in taxes]
-    resources = {name: _resource(study, name) for name in RESOURCES}
-    for of in (study.at("ref_safe", "engine_step", STEP), *resources.values()):
-        if of:
-            columns.append(_differences(study, of))
-    return [
-        Line(item.label, cells) for item, *cells in zip(study.connectors, *columns, strict=True)
-    ]
-
-
-def _resource(study: StudyTables, name: str) -> dict[str, EffectRow]:
-    return {r.config: r for r in study.of(RESOURCE) if r.metric == name and r.status == "valid"}
+def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]]:
+    """The headings, and each connector's label with a cell below each of them."""
+    columns = {}
+    for metric in VERDICT_METRICS:
+        taxes = study.at(ALL_RATES, metric)
+        own = [_latency(taxes.get(item.id)) for item in study.connectors]
+        columns[LATENCY_METRICS[metric].label] = own
+    taken = {"engine step, µs": study.at("ref_safe", "engine_step", STEP)}
+    for name, heading in RESOURCES.items():
+        rows = (r for r in study.of(RESOURCE) if r.metric == name and r.status == "valid")
+        taken[heading] = {row.config: row for row in rows}
+    columns |= {heading: _differences(study, of) for heading, of in taken.items() if of}
+    cells = zip(study.connectors, *columns.values(), strict=True)
+    return list(columns), [(item.label, list(own)) for item, *own in cells]
 
 
 def _latency(row: EffectRow | None) -> Score:
@@ -98,12 +84,10 @@ def _latency(row: EffectRow | None) -> Score:
     said, verdict = text.tax(row.estimate), verdicts.in_words(row.verdict, row.margin)
     if row.narrow_lo is None or row.narrow_hi is None or row.mark:
         return Score(said, LOST, verdict, value=row.estimate)
-    sign = row.verdict.partition(",")[0]
-    kind = LESS if verdicts.less(row.verdict) else sign if sign in (COSTS, GAINS) else UNSURE
-    return Score(
-        f"{said}, at most {text.tax(row.narrow_hi)}", kind, verdict,
-        (row.narrow_lo, row.narrow_hi), row.margin, row.estimate,
-    )  # fmt: skip
+    said += f", at most {text.tax(row.narrow_hi)}"
+    narrow, sign = (row.narrow_lo, row.narrow_hi), sign_of(row.verdict)
+    kind = LESS if verdicts.less(row.verdict) else sign or UNSURE
+    return Score(said, kind, verdict, sign, narrow, row.margin, row.estimate)
 
 
 def _differences(study: StudyTables, of: dict[str, EffectRow]) -> list[Score]:
@@ -124,7 +108,7 @@ def _difference(row: EffectRow | None, digits: int, least: float) -> Score:
 
 def draw(study: StudyTables) -> style.Picture:
     """The scorecard as a picture: a coloured cell for each answer, with its sign."""
-    lines, names = scores(study), headings(study)
+    names, lines = scores(study)
     notes = [study.against("over plain; ▲ costs; ● less than the margin; ? cannot tell")]
     figure = style.new_figure(study, style.PAGE_IN, ROW_IN * (len(lines) + 1), notes)
     axes = figure.subplots()
@@ -135,13 +119,13 @@ def draw(study: StudyTables) -> style.Picture:
     for x, name in zip(starts[1:], names, strict=True):
         axes.text(x + 0.05, 0, name.replace(", ", ",\n"), fontweight="bold", va="center")
     drawn: list[dict[str, Any]] = []
-    for y, line in enumerate(lines, 1):
-        axes.text(0, y, style.fitted(line.label, 1.25), va="center")
-        for x, width, name, cell in zip(starts[1:], widths[1:], names, line.cells, strict=True):
+    for y, (label, cells) in enumerate(lines, 1):
+        axes.text(0, y, style.fitted(label, 1.25), va="center")
+        for x, width, name, cell in zip(starts[1:], widths[1:], names, cells, strict=True):
             paper, ink = LOOKS.get(cell.kind, ("white", "black"))
             place = (x + 0.02, y - 0.46)
             axes.add_patch(Rectangle(place, width - 0.04, 0.92, color=paper, lw=0))
             said = "\n".join(style.fitted(words, width - 0.1) for words in cell.words if words)
             axes.text(x + 0.05, y, said, color=ink, va="center")
-            drawn.append({"config": line.label, "column": name, **vars(cell)})
+            drawn.append({"config": label, "column": name, **vars(cell)})
     return style.picture(figure, pd.DataFrame(drawn, dtype=object))

@@ -185,9 +185,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _tell(arguments: argparse.Namespace) -> None:
     study = StudyTables(arguments.study)
-    shown = Table("", *scorecard.headings(study), box=None, pad_edge=False)
-    for line in scorecard.scores(study):
-        shown.add_row(line.label, *(" ".join(filter(None, c.words)) for c in line.cells))
+    headings, lines = scorecard.scores(study)
+    shown = Table("", *headings, box=None, pad_edge=False)
+    for label, cells in lines:
+        shown.add_row(label, *(" ".join(filter(None, cell.words)) for cell in cells))
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     console.print(f"\n{study.engine_label}: {answer(study)}", soft_wrap=True, markup=False)
     console.print(shown, markup=False)

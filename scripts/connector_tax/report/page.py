@@ -82,7 +82,6 @@ def context(study: StudyTables) -> dict[str, Any]:
         "headline": answer(study),
         "notes": notes(study),
         "limits": limits(study),
-        "score_headings": scorecard.headings(study),
         "scores": scorecard.scores(study),
         "changed_settings": changed_settings(study.root, study.document),
         "figures": {name: _figure(study, name) for name in figures_of(study.settings["engine"])},
