@@ -133,7 +133,7 @@ CONDA = workflow.source_path("../envs/study.yaml")
 wildcard_constraints:
     config=r"[a-z][a-z0-9_]*",
     block=r"\d+",
-    figure=r"fig\d+_[a-z0-9_]+",
+    figure=r"fig\d+_[a-z0-9_]+|scorecard",
 
 
 # What a launch needs. Measurements are not redone because one of these is newer.
