@@ -48,7 +48,7 @@ def effects(folder: Path) -> dict[Key, Values]:
     """Every estimate by the key of effects.csv."""
     return {
         tuple(str(values.get(name, "")) for name in EFFECT_KEY): values
-        for values in (*_taxes(folder), *_steps(folder), *_hooks(folder), *_resources(folder))
+        for values in (*_taxes(folder), *_steps(folder), *_resources(folder))
     }
 
 
@@ -93,26 +93,14 @@ def _steps(folder: Path) -> Iterator[Values]:
             continue
         where = {name: row[name] for name in ("config", "phase", "cell")}
         where |= {"quantity": "step", "metric": STEP_METRICS[row["metric"]]}
+        if where["metric"] == "callbacks":
+            # Its interval was pooled over the configurations; it is of its own launches now.
+            yield where | _columns(row, {"estimate": "us", "n_blocks": "n_blocks"})
+            continue
         yield where | _columns(row, ends)
         if row["aa_us"]:
             aa = {"estimate": "aa_us", "lo": "aa_lo_us", "hi": "aa_hi_us"}
             yield where | {"config": "plain_2"} | _columns(row, aa)
-
-
-def _hooks(folder: Path) -> Iterator[Values]:
-    for row in read(folder, "hooks.csv"):
-        where = {name: row[name] for name in ("config", "phase", "cell")}
-        where |= {"quantity": "hook", "item": "/".join((row["process"], row["child"], row["hook"]))}
-        if not row["config"]:
-            continue
-        for metric in ("p50", "mean", "share"):
-            unit = "" if metric == "share" else "_us"
-            if row[metric + unit]:
-                ends = {"estimate": metric + unit, "lo": f"{metric}_lo{unit}",
-                        "hi": f"{metric}_hi{unit}", "method": f"{metric}_method",
-                        "n": "n_ran" if metric == "p50" else "n_steps"}  # fmt: skip
-                yield where | {"metric": metric} | _columns(row, ends)
-        yield where | {"metric": "empty", "estimate": row["empty_us"]}
 
 
 def _resources(folder: Path) -> Iterator[Values]:

@@ -23,12 +23,13 @@ from connector_tax.analysis.effects import (
 )
 from connector_tax.analysis.taxes import Tables
 from connector_tax.artifacts.metrics import LATENCY_METRICS, margin_of
+from connector_tax.artifacts.names import NOOP
 from connector_tax.artifacts.stage_records import ConclusionRecord, EffectNumbers
 from connector_tax.text import signed
 
 SUPPORTED, REFUTED, CANNOT_TELL = "supported", "refuted", "cannot tell"
 MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
-NOOP, MOONCAKE, NIXL = "noop_connector", "mooncake_both", "nixl_both"
+MOONCAKE, NIXL = "mooncake_both", "nixl_both"
 LMCACHE, MULTI = "lmcache_only", "multi_mooncake_lmcache"
 # The configurations that each hypothesis is about.
 ABOUT = {
