@@ -8,6 +8,8 @@ from connector_tax.study.device import DeviceError, hold_devices
 
 def run_alone(main: Callable[[], int | None]) -> int:
     """Run a command while nothing else is measured on this machine's CPUs; its exit status."""
+    if {"-h", "--help"} & {*sys.argv}:
+        return main() or 0
     try:
         with hold_devices(["cpu"]):
             return main() or 0

@@ -15,16 +15,9 @@ import numpy as np
 
 from connector_tax.ab.design import FAMILY_LEVEL
 from connector_tax.analysis.block_model import LaunchId
-from connector_tax.analysis.looks import (
-    CANNOT_TELL,
-    COSTS,
-    FIRST_LOOK,
-    GAINS,
-    METRICS,
-    Finding,
-    decided,
-    findings_of,
-)
+from connector_tax.analysis.looks import FIRST_LOOK, Finding, decided, findings_of
+from connector_tax.artifacts.metrics import VERDICT_METRICS
+from connector_tax.artifacts.verdicts import CANNOT_TELL, costs, gains
 from connector_tax.machine import machine
 from connector_tax.seeds import named_generator
 
@@ -38,16 +31,16 @@ def one_run(
     """The blocks it took, and what the last look says."""
     names = [f"candidate{chr(97 + number)}" for number in range(candidates)]
     levels = [FAMILY_LEVEL / (blocks - 1)] * (blocks - 1)
-    values: dict[str, dict[LaunchId, float]] = {metric: {} for metric in METRICS}
+    values: dict[str, dict[LaunchId, float]] = {metric: {} for metric in VERDICT_METRICS}
     kept: dict[str, list[Finding]] = {}
     for block in range(blocks):
-        for metric in METRICS:
+        for metric in VERDICT_METRICS:
             shift = rng.normal(0, BLOCK_SD)
             for name in ("baseline", "baseline_2", *(n for n in names if n not in kept)):
                 mean = shift + (0.0 if name.startswith("baseline") else np.log1p(tax))
                 values[metric][LaunchId(name, block)] = float(mean + rng.normal(0, sd))
         if block + 1 >= FIRST_LOOK:
-            margins = dict.fromkeys(METRICS, MARGIN)
+            margins = dict.fromkeys(VERDICT_METRICS, MARGIN)
             findings = findings_of(values, "baseline", names, block + 1, levels, margins)
             for name in decided(findings) - kept.keys():
                 kept[name] = [finding for finding in findings if finding.config == name]
@@ -75,7 +68,8 @@ def main() -> int:
                     taken, findings = one_run(rng, tax, sd, blocks, candidates)
                     used += taken
                     counts.update({finding.verdict for finding in findings})
-                shares = [counts[verdict] / runs for verdict in (COSTS, GAINS, CANNOT_TELL)]
+                told = (costs, gains, lambda verdict: verdict == CANNOT_TELL)
+                shares = [sum(n for v, n in counts.items() if is_(v)) / runs for is_ in told]
                 print(f"{tax:4.0%}  {sd:4.1%}  {blocks:4d} {candidates:8d}    |"
                       f" {shares[0]:6.1%} {shares[1]:6.1%} {shares[2]:8.1%}      |"
                       f" {used / runs:5.1f}")  # fmt: skip

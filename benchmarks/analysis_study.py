@@ -12,13 +12,10 @@ from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.names import REFERENCES, Launch
 from connector_tax.files import write_json
 
-RESAMPLES = 2000
 STATISTICS: dict[str, Any] = {
     "confidence": 0.95,
-    "resamples": RESAMPLES,
     "margins": dict.fromkeys(METRICS, 0.03),
     "confirmatory": list(REFERENCES),
-    "chunk_s": 1.0,
     "p99_min_samples": 1000,
 }
 CONFIGS = ("plain", *(f"config_{i}" for i in range(1, 10)))

@@ -77,7 +77,7 @@ class Pair:
 
 PAIRS = (
     Pair(VLLM, "--num-prompts 40", "--rate inf --requests 40"),
-    Pair(VLLM, "--num-prompts 40 --request-rate 20", "--requests 40 --rate 20"),
+    Pair(VLLM, "--num-prompts 40 --request-rate 20", "--requests 40 --rate 20 --arrivals poisson"),
     Pair(
         VLLM,
         "--num-prompts 40 --request-rate 20 --burstiness 1000000",
@@ -94,7 +94,7 @@ PAIRS = (
     Pair(
         VLLM,
         "--num-prompts 40 --request-rate 20 --goodput ttft:200 tpot:20",
-        "--requests 40 --rate 20 --goodput ttft:200 tpot:20",
+        "--requests 40 --rate 20 --arrivals poisson --goodput ttft:200 tpot:20",
         differs="here TTFT begins at the due time",
     ),
     Pair(
@@ -128,7 +128,7 @@ PAIRS = (
     Pair(
         GUIDELLM,
         "--profile kind=poisson,rate=20 --constraint kind=max_requests,count=40",
-        "--requests 40 --rate 20",
+        "--requests 40 --rate 20 --arrivals poisson",
     ),
     Pair(
         GUIDELLM,
@@ -149,7 +149,7 @@ PAIRS = (
         AIPERF,
         "--endpoint-type completions --request-count 40 --request-rate 20 "
         "--arrival-pattern poisson",
-        "--requests 40 --rate 20",
+        "--requests 40 --rate 20 --arrivals poisson",
     ),
     Pair(
         AIPERF,

@@ -284,7 +284,7 @@ def test_null_rules_agree_with_the_records_the_analysis_accepts(fields: types.Mo
 
 
 def test_every_column_of_the_tables_is_described(fields: types.ModuleType, tmp_path: Path) -> None:
-    small = {"phase_a": {"rates_rps": [20.0, 40.0]}, "statistics": {"resamples": 100}}
+    small = {"phase_a": {"rates_rps": [20.0, 40.0]}}
     study_file = write_synthetic_study(
         tmp_path / "s", blocks=2, nodes=on_machines("a", "b"), steps_per_cell=10, config=small
     )

@@ -88,6 +88,8 @@ def test_a_wrong_command_line_is_refused_before_anything_starts(
         (["--env", "API_KEY=abcdefghijklmnop"], "--env API_KEY: found what looks like a secret"),
         (["--pythonpath", "nowhere"], "--pythonpath: found 'nowhere'; allowed: a folder"),
         (["--candidate", "again {port}"], "--candidate: found several without a name"),
+        (["--candidate-url", "http://127.0.0.1:1"], "not allowed with argument --candidate"),
+        (["--baseline-url", "http://127.0.0.1:1"], "not allowed with argument --baseline"),
     ],
 )
 def test_a_wrong_option_is_refused(tmp_path: Path, further: list[str], words: str) -> None:

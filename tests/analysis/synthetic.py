@@ -26,6 +26,7 @@ from connector_tax.artifacts.names import (
 )
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import load_study
+from connector_tax.artifacts.study_records import EIGHT
 from connector_tax.files import sha256_file, write_json
 from connector_tax.seeds import named_generator
 from connector_tax.study.shape_rates import shape_rates_content, shapes_of
@@ -38,16 +39,7 @@ from tests.analysis.synthetic_records import (
 )
 from tests.study_folder import rate_cell, shape_cell, study_document, write_stages
 
-CONFIGURATIONS = (
-    "plain",
-    "noop_connector",
-    "mooncake_producer",
-    "mooncake_consumer",
-    "mooncake_both",
-    "nixl_both",
-    "lmcache_only",
-    "multi_mooncake_lmcache",
-)
+CONFIGURATIONS = tuple(EIGHT)
 TAXES = {
     "noop_connector": 0.10,
     "mooncake_producer": 0.20,
@@ -79,10 +71,8 @@ CONFIG: dict[str, Any] = {
     "reference": {"fallback_rps": None},
     "statistics": {
         "confidence": 0.95,
-        "resamples": 2000,
         "margins": dict.fromkeys(METRICS, 0.03),
         "confirmatory": ["ref_safe", "ref_load"],
-        "chunk_s": 0.5,
         "p99_min_samples": 1000,
     },
     "hypotheses": {

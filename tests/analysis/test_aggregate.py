@@ -30,7 +30,7 @@ def test_taxes_are_recovered_within_their_intervals(crisp: Path) -> None:
         # Phase A has 32 output tokens, one doubling above 16.
         assert float(row["estimate"]) == pytest.approx(truth + 0.05, abs=0.004)
         covered += float(row["lo"]) <= truth + 0.05 <= float(row["hi"])
-        assert row["verdict"] == "TAX"
+        assert row["verdict"] == "costs"
         assert row["n_blocks"] == "5"
     assert covered >= 6
 
@@ -107,6 +107,9 @@ def test_every_planned_cell_and_tax_has_a_row(damaged: Path) -> None:
     }
     rows = [row for row in table(damaged, "cells.csv") if row["block"] != "all"]
     assert {(r["config"], r["block"], r["phase"], r["cell"]) for r in rows} == planned
+    # And one over all rates of Phase A.
+    planned |= {(config, block, "A", "all_rates") for config, block, phase, _ in planned
+                if phase == "A"}  # fmt: skip
     taxes = effects(damaged, "tax")
     assert len(taxes) == 5 * sum(config != "plain" for config, *_ in planned)
     assert sum(row["config"] == "plain_2" for row in taxes) == 5 * sum(

@@ -7,10 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import t as student
 
+from connector_tax.analysis import hypotheses
 from connector_tax.analysis.aggregate import main as aggregate
+from connector_tax.analysis.effects import Ahead
+from connector_tax.analysis.hypotheses import Question
+from connector_tax.analysis.taxes import Tables
+from connector_tax.artifacts.study_file import Study
 from tests.analysis.synthetic import (
+    CONFIG,
     CONFIGURATIONS,
     TAXES,
     write_analysed_study,
@@ -18,6 +26,7 @@ from tests.analysis.synthetic import (
 )
 
 Findings = dict[Any, dict[str, Any]]
+LIMITS = CONFIG["hypotheses"]
 
 
 def analyse(root: Path, **arguments: Any) -> Findings:
@@ -89,7 +98,7 @@ def test_no_tax_leaves_nothing_to_split_or_to_add(tmp_path: Path) -> None:
     assert "nothing to split" in by_id["H3"]["sentence"]
     by_id = analyse(tmp_path / "faster", taxes=with_taxes(mooncake_both=-0.05))
     assert by_id["H3"]["numbers"]["blocks_needed"] is None
-    assert "100 blocks would not decide it." in by_id["H3"]["sentence"]
+    assert "100 blocks would not decide it in 80% of the studies." in by_id["H3"]["sentence"]
 
 
 def test_noise_makes_it_cannot_tell_and_not_a_guess(tmp_path: Path) -> None:
@@ -103,16 +112,16 @@ def test_what_cannot_be_told_says_how_many_blocks_would_tell(tmp_path: Path) -> 
     by_id = analyse(tmp_path, taxes=taxes, launch_sigma=0.1, noise=0.5, seed=3)
     needed = {f"H{n}": by_id[f"H{n}"]["numbers"].get("blocks_needed") for n in range(1, 7)}
     assert by_id["H1"]["verdict"] == "cannot tell"
-    assert f"it takes {needed['H1']} blocks." in by_id["H1"]["sentence"]
+    assert f"{needed['H1']} blocks decide it in 80% of the studies." in by_id["H1"]["sentence"]
     tax, launches = by_id["H1"]["numbers"]["tax_ttft_p90"], len(CONFIGURATIONS) + 1
     df = 3 * launches - 3 - (len(CONFIGURATIONS) - 1)
     assert tax["method"] == f"block model (df {df})"
 
     def lowest(blocks: int) -> float:
-        """The interval's lower bound with so many blocks, as logs."""
-        half = (math.log1p(tax["hi"]) - math.log1p(tax["lo"])) / 2 / student.ppf(0.975, df)
-        later = student.ppf(0.975, df + (launches - 1) * (blocks - 3))
-        return float(math.log1p(tax["point"]) - half * math.sqrt(3 / blocks) * later)
+        """What the interval's lower bound exceeds in 80% of studies of so many blocks, as a log."""
+        error = (math.log1p(tax["hi"]) - math.log1p(tax["lo"])) / 2 / student.ppf(0.975, df)
+        later = sum(student.ppf(q, df + (launches - 1) * (blocks - 3)) for q in (0.975, 0.8))
+        return float(math.log1p(tax["point"]) - error * math.sqrt(3 / blocks) * later)
 
     first = next(blocks for blocks in range(4, 101) if lowest(blocks) >= math.log1p(0.10))
     assert needed["H1"] == first
@@ -196,3 +205,59 @@ def test_a_lost_file_and_an_unexplained_skip_fail_the_artifact_criterion(tmp_pat
     missing = by_id[6]["numbers"]["missing"]
     assert "runs/plain/block0/A/launch.sh" in missing
     assert "runs/nixl_both/block0/A: skipped without a reason in preflight_status.json" in missing
+
+
+def questions() -> list[Question]:
+    """What a study with three lengths either way can be asked."""
+    config: Any = {
+        "statistics": {"confidence": 0.95, "margins": {}},
+        "hypotheses": LIMITS,
+        "configurations": list(CONFIGURATIONS),
+    }
+    cells = [
+        {"cell": f"{i}x{o}", "input_tokens": i, "output_tokens": o}
+        for i in (128, 256, 512) for o in (16, 32, 64)
+    ]  # fmt: skip
+    document: Any = {
+        "config": config,
+        "configurations": [{"id": name} for name in CONFIGURATIONS],
+        "engine_label": "an engine",
+        "cells": {"A": [{"cell": "r1", "rate_rps": 1.0}], "B": cells},
+    }
+    rates: Any = {"ref_safe": 1.0, "ref_load": 1.0}
+    made = Tables(Study(Path(), document), None, rates)  # type: ignore[arg-type]
+    asked = [
+        *hypotheses._asked(made).values(),
+        *(q for _, q in hypotheses._labelled(made).values()),
+    ]
+    return [question for question in asked if isinstance(question, Question)]
+
+
+QUESTIONS = questions()
+
+
+LOW = st.sampled_from([-0.3, -0.02, 0.0, 0.02, 0.06, 0.2, 0.4])
+INTERVALS = st.tuples(LOW, st.sampled_from([0.005, 0.03, 0.5])).map(lambda t: Ahead(t[0], sum(t)))
+
+
+@given(st.lists(INTERVALS, min_size=7, max_size=7))
+def test_an_answer_does_not_depend_on_the_order_of_the_branches(intervals: list[Ahead]) -> None:
+    for question in QUESTIONS:
+        ends = dict(zip(question.contrasts, intervals, strict=False))
+        for name in [name for name in question.contrasts if name.startswith("strict")]:
+            # The same change at a higher confidence.
+            step = ends[name.replace("strict", "step")]
+            ends[name] = Ahead(step.lo - 0.01, step.hi + 0.01)
+        if question.id == "3" and ends["lower"].lo < ends["upper"].lo:
+            continue  # of one study, the smaller share leaves more
+        held = {answer.verdict for answer in question.answers if answer.holds(ends)}
+        assert len(held) <= 1
+
+
+def test_growth_at_every_step_below_the_margin_is_supported_and_says_both() -> None:
+    h5 = next(question for question in QUESTIONS if question.id == "H5")
+    small = dict.fromkeys(h5.contrasts, Ahead(0.002, 0.02))
+    assert h5.answer(small, "cannot tell") == (
+        "supported", "it grows at every step of the input length, less than 3%.",
+    )  # fmt: skip
+    assert h5.answer(small | {"step0": Ahead(-0.01, 0.02)}, "cannot tell")[0] == "refuted"

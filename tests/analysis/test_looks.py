@@ -8,22 +8,18 @@ import pytest
 from connector_tax.analysis import looks
 from connector_tax.analysis.block_model import LaunchId
 from connector_tax.analysis.looks import (
-    CANNOT_TELL,
-    COSTS,
-    GAINS,
-    LESS,
-    METRICS,
-    SATURATED,
     Finding,
     decided,
     decided_earlier,
     findings_of,
     take_look,
 )
+from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, MARKED
 
-MARGINS = dict.fromkeys(METRICS, 0.03)
+MARGINS = dict.fromkeys(VERDICT_METRICS, 0.03)
 LEVELS = [0.025, 0.025]
 
 
@@ -36,7 +32,7 @@ def medians(taxes: dict[str, float], sd: float, blocks: int) -> dict[str, dict[L
             for block in range(blocks)
             for name, tax in {"base": 0.0, "base_2": 0.0, **taxes}.items()
         }
-        for metric in METRICS
+        for metric in VERDICT_METRICS
     }
 
 
@@ -64,8 +60,8 @@ def test_what_cannot_be_told_says_how_many_blocks_would() -> None:
 
 def test_a_candidate_without_launches_has_no_number() -> None:
     values = medians({}, 0.01, 2)
-    found = findings_of(values, "base", ["gone"], 2, LEVELS, MARGINS, saturated=True)
-    assert {finding.verdict for finding in found} == {SATURATED}
+    found = findings_of(values, "base", ["gone"], 2, LEVELS, MARGINS, ["gone"])
+    assert {finding.verdict for finding in found} == {MARKED}
     assert found[0].tax is None
 
 
@@ -83,9 +79,9 @@ def test_what_is_decided_leaves_and_stays_decided(
     def told(verdict: str) -> list[Finding]:
         numbers = (0.1, 0.0, 0.2)
         return [
-            Finding(config, metric, *numbers, verdict if config == "a" else CANNOT_TELL, False, 1.0,
+            Finding(config, metric, *numbers, verdict if config == "a" else CANNOT_TELL, 1.0,
                     None)
-            for config in ("a", "b") for metric in METRICS
+            for config in ("a", "b") for metric in VERDICT_METRICS
         ]  # fmt: skip
 
     study = Study(tmp_path, {"config": {"statistics": {"looks": LEVELS}}})  # type: ignore[typeddict-item]

@@ -49,7 +49,7 @@ def test_a_metric_is_one_line(study: Path) -> None:
         assert len(rows) * 5 == 6 * count
     tax = one(effects(study.parent, "tax"), config="nixl_both", metric="ttft_p95", phase="A",
               cell="r40")  # fmt: skip
-    assert (tax["verdict"], tax["margin"]) == ("TAX", "0.04")
+    assert (tax["verdict"], tax["margin"]) == ("costs", "0.04")
     cells = select(table(study.parent, "cells.csv"), config="plain", phase="A", cell="r40")
     logs = [np.log(float(row["ttft_p95_ms"])) for row in cells if row["block"] != "all"]
     assert len(logs) == 3

@@ -18,7 +18,6 @@ from connector_tax.analysis.reference import (
     reference_rates,
 )
 from connector_tax.analysis.saturation import CellLoad, Judgement, combine, judge, judge_sweep
-from connector_tax.artifacts.checks import CHECKS
 from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
@@ -219,21 +218,6 @@ def test_where_plain_is_void_the_error_names_the_command_that_measures_it_again(
     names = "plain/block0/A plain_2/block0/A"
     assert f"connector-tax remeasure {tmp_path / 'x'} --launch {names}" in str(error.value)
     assert "Add lower rates" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("second", "advised"), [(CHECKS["idle_memory_factor"].void, True), ("late", False)]
-)
-def test_where_the_whole_machine_became_slower_the_error_says_what_to_remove(
-    second: str, advised: bool, tmp_path: Path
-) -> None:
-    rates = [f"r{rate:g}" for rate in CONFIG["phase_a"]["rates_rps"]]
-    slower = CHECKS["idle_memory_factor"].void
-    void = {("plain", 0, "A", rate): slower for rate in rates}
-    void |= {("plain_2", 0, "A", rate): second for rate in rates}
-    with pytest.raises(NoReferenceRateError) as error:
-        write_synthetic_study(tmp_path / "x", steps_per_cell=10, void=void)
-    assert ("runs/*/block<k>" in str(error.value)) is advised
 
 
 def test_no_rate_is_derived_while_a_launch_of_phase_a_is_failed_or_missing(

@@ -196,7 +196,7 @@ def test_launches_of_one_configuration_that_do_not_agree_are_told() -> None:
 
 @pytest.fixture
 def study_file(tmp_path: Path) -> Path:
-    small = {"phase_a": {"rates_rps": [40.0, 80.0]}, "statistics": {"resamples": 100}}
+    small = {"phase_a": {"rates_rps": [40.0, 80.0]}}
     return write_synthetic_study(tmp_path / "s", blocks=2, config=small, steps_per_cell=10)
 
 

@@ -13,15 +13,12 @@ from tests.analysis.tables import effects, one, select, table
 def test_the_last_plain_shows_no_tax(crisp: Path) -> None:
     rows = effects(crisp, "tax")
     noise = one(rows, config="plain_2", reference="ref_safe", phase="A", metric="tpot_p90")
-    assert noise["verdict"] == "NO TAX"
+    assert noise["verdict"] == "less"
 
 
 def test_one_block_gives_numbers_without_intervals_or_verdicts(damaged: Path) -> None:
     valid = select(effects(damaged, "tax"), status="valid")
-    assert {row["verdict"] for row in valid} == {
-        "point estimate, no verdict",
-        "no verdict (marked)",
-    }
+    assert {row["verdict"] for row in valid} == {"too few blocks", "marked"}
     assert {row["method"] for row in valid} == {"one launch; launches not included"}
     empty = ("lo", "hi", "p", "p_adjusted", "df")
     assert {row[name] for row in valid for name in empty} == {""}
@@ -44,11 +41,11 @@ def test_the_confirmatory_family_is_phase_a_at_the_rates_named_beforehand(
         rows = select(effects(root, "tax"), family="confirmatory")
         return {(row["phase"], row["cell"]) for row in rows}
 
-    assert confirmatory(crisp) == {("A", "r40"), ("A", "r80")}
+    assert confirmatory(crisp) == {("A", "r40"), ("A", "r80"), ("A", "all_rates")}
     study = write_analysed_study(
         tmp_path / "x", steps_per_cell=10, config={"statistics": {"confirmatory": ["ref_load"]}}
     )
-    assert confirmatory(study.parent) == {("A", "r80")}
+    assert confirmatory(study.parent) == {("A", "r80"), ("A", "all_rates")}
 
 
 def test_a_saturated_configuration_is_marked_and_leaves_the_family(crisp: Path) -> None:
@@ -56,12 +53,12 @@ def test_a_saturated_configuration_is_marked_and_leaves_the_family(crisp: Path) 
     where = {"phase": "A", "cell": "r80", "metric": "tpot_p90"}
     marked = one(rows, config="mooncake_both", **where)
     assert marked["mark"] == "mooncake_both saturated"
-    assert (marked["verdict"], marked["p_adjusted"]) == ("no verdict (marked)", "")
+    assert (marked["verdict"], marked["p_adjusted"]) == ("marked", "")
     assert marked["lo"] != "" != marked["p"]
     clean = one(rows, config="noop_connector", **where)
-    assert (clean["mark"], clean["verdict"]) == ("", "TAX")
+    assert (clean["mark"], clean["verdict"]) == ("", "costs")
     everyone = select(rows, phase="A", cell="r160", metric="ttft_p90")
-    assert {row["verdict"] for row in everyone} == {"no verdict (marked)"}
+    assert {row["verdict"] for row in everyone} == {"marked"}
     gap = one(effects(crisp, "gap"), config="mooncake_both", metric="ttft_p90")
     assert gap["mark"] == "mooncake_both saturated"
 

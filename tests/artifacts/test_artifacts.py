@@ -2,14 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import pytest
 from msgspec import to_builtins
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import CellEntry, launch_index, read_index, write_index
-from connector_tax.artifacts.launch_files import QuietLevel
 from connector_tax.artifacts.names import Launch, configuration_of, launched_plains, plain_names
 from connector_tax.artifacts.record_reader import read_record, read_records
 from connector_tax.artifacts.study_records import DesignLabel
@@ -75,14 +74,20 @@ def test_a_cut_off_or_incomplete_index_is_refused(tmp_path: Path) -> None:
         read_index(tmp_path)
 
 
+class Level(TypedDict, total=False):
+    memory_ns: Required[float]
+    compute_ns: float
+    looks: int
+
+
 def test_a_record_is_handed_on_as_it_was_read(tmp_path: Path) -> None:
     content = {"memory_ns": 5, "compute_ns": 2.5, "looks": 3, "of_a_later_version": "x"}
     write_json(tmp_path / "level.json", content)
-    level = read_record(tmp_path / "level.json", QuietLevel)
+    level = read_record(tmp_path / "level.json", Level)
     assert level == content
     assert isinstance(level["memory_ns"], int)
     write_json(tmp_path / "levels.json", [content, content])
-    assert read_records(tmp_path / "levels.json", QuietLevel) == [content, content]
+    assert read_records(tmp_path / "levels.json", Level) == [content, content]
 
 
 @pytest.mark.parametrize(
@@ -99,10 +104,10 @@ def test_a_record_of_other_fields_is_refused_by_file_and_key(
     path = tmp_path / "level.json"
     write_json(path, content)
     with pytest.raises(ArtifactError, match=rf"level\.json: .*{said}"):
-        read_record(path, QuietLevel)
+        read_record(path, Level)
     write_json(path, [{"memory_ns": 5}, content])
     with pytest.raises(ArtifactError, match=rf"level\.json\[1\]: .*{said}"):
-        read_records(path, QuietLevel)
+        read_records(path, Level)
 
 
 def test_what_is_kept_aside_gets_the_first_free_name(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from connector_tax.analysis.measure import Requests
 from connector_tax.artifacts.metrics import HEADLINE
-from connector_tax.artifacts.names import NO_TAX, TAX
+from connector_tax.artifacts.verdicts import COSTS, LESS
 from connector_tax.calibration import coverage, design
 from connector_tax.calibration.virtual import (
     TrueTax,
@@ -74,13 +74,13 @@ def test_a_study_is_analysed_with_each_count_of_blocks() -> None:
     assert len(rows) == 2 * len(HEADLINE) * (len(design.STEP_TAX_US) + 1)
     assert set(rows.blocks) == {3, 5}
     large = rows[(rows.config == "step_tax_360us") & (rows.metric == "tpot_p90")]
-    assert set(large.verdict) == {TAX}
+    assert set(large.verdict) <= {COSTS}
 
 
 def outcome(config: str, study: int, lo: float, **more: object) -> dict[str, object]:
     row = {
         "spread": "engine", "arrivals": "fixed", "blocks": 3, "metric": "ttft_p90", "study": study,
-        "config": config, "verdict": NO_TAX, "p_adjusted": 0.5, "lo": lo, "hi": 0.02,
+        "config": config, "verdict": LESS, "lo": lo, "hi": 0.02,
     }  # fmt: skip
     return row | more
 
@@ -88,7 +88,7 @@ def outcome(config: str, study: int, lo: float, **more: object) -> dict[str, obj
 def test_the_summary_counts_what_the_outcomes_say() -> None:
     rows = [
         outcome("step_tax_30us", 0, 0.0),
-        outcome("step_tax_30us", 1, 0.011, p_adjusted=0.01),
+        outcome("step_tax_30us", 1, 0.011, verdict=COSTS),
         outcome(design.AA, 0, -0.01),
         outcome(design.AA, 1, 0.001),
     ]
@@ -98,7 +98,7 @@ def test_the_summary_counts_what_the_outcomes_say() -> None:
     }
     table = coverage.with_truth(pd.DataFrame(rows), {"fixed": truth})
     (row,) = coverage.summary(table)
-    assert (row["covered"], row["aa"], row["aa_tax"]) == (0.5, 0.5, 0.0)
+    assert (row["covered"], row["aa"], row["aa_costs"]) == (0.5, 0.5, 0.0)
     assert row["half_width"] == pytest.approx((0.015 + 0.0095) / 2)
     assert (row["smallest"], row["largest"]) == (None, 0.01)
 
@@ -121,7 +121,7 @@ def test_power_is_read_between_two_levels(found: tuple[int, int], smallest: floa
     truth = {"step_tax_30us": 0.02, "step_tax_60us": 0.04, design.AA: 0.0}
     truths = {"fixed": {(n, "ttft_p90"): TrueTax(tax, 0.0) for n, tax in truth.items()}}
     rows = [
-        outcome(name, study, 0.01, p_adjusted=0.01 if study < count else 0.5)
+        outcome(name, study, 0.01, verdict=COSTS if study < count else LESS)
         for name, count in zip(truth, (*found, 0), strict=True)
         for study in range(5)
     ]

@@ -16,7 +16,6 @@ GRID: Mapping[str, Any] = {
     "phase_a": {"rates_rps": [20.0]},
     "phase_b": {"input_tokens": [128], "output_tokens": [16]},
     "phase_bp": {"configurations": ["plain"], "shapes": [[128, 16]]},
-    "statistics": {"resamples": 200},
 }
 ENGINE: Mapping[str, Any] = {
     "kind": "embedded",

@@ -12,16 +12,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import sem, ttest_ind
 
-from connector_tax.artifacts.names import MARKED, POINT_ESTIMATE
 from connector_tax.artifacts.tables import POOLED, TAX
+from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, MARKED, TOO_FEW
 from connector_tax.compare.__main__ import main
 from connector_tax.compare.contrast import Known, difference, from_interval, quantile
 from connector_tax.compare.rows import (
     AA,
-    HIGHER,
     LATENCY,
-    LOWER,
-    SAME,
     ComparedRow,
     Side,
     compare_rows,
@@ -86,12 +83,12 @@ def side(point: float, error: float | None, df: float = 10, blocks: int = 3) -> 
 @pytest.mark.parametrize(
     ("b", "verdict"),
     [
-        (side(0.2, 0.01), HIGHER),
-        (side(-0.2, 0.01), LOWER),
-        (side(0.0, 0.001), SAME),
-        (side(0.03, 0.02), "INCONCLUSIVE"),
-        (side(0.2, None), POINT_ESTIMATE),
-        (side(0.2, 0.01, blocks=2), POINT_ESTIMATE),
+        (side(0.2, 0.01), COSTS),
+        (side(-0.2, 0.01), GAINS),
+        (side(0.0, 0.001), LESS),
+        (side(0.03, 0.02), CANNOT_TELL),
+        (side(0.2, None), TOO_FEW),
+        (side(0.2, 0.01, blocks=2), TOO_FEW),
         (side(0.2, 0.01)._replace(mark="plain saturated"), MARKED),
     ],
 )
@@ -118,10 +115,10 @@ def test_the_injected_differences_are_found_and_swapping_the_studies_inverts_the
     first, second = StudyTables(a / "study.json"), StudyTables(b / "study.json")
     rows = compare_rows(first, second)
     taxes = {r.config: r for r in rows if (r.quantity, r.phase, r.metric) == (TAX, "A", "tpot_p90")}
-    assert taxes["nixl_both"].verdict == LOWER
-    assert taxes["lmcache_only"].verdict == HIGHER
+    assert taxes["nixl_both"].verdict == GAINS
+    assert taxes["lmcache_only"].verdict == COSTS
     assert taxes["nixl_both"].effect == pytest.approx(1.20 / 1.38, rel=0.03)
-    assert {taxes[c].verdict for c in ("mooncake_both", AA)} <= {SAME, "INCONCLUSIVE"}
+    assert {taxes[c].verdict for c in ("mooncake_both", AA)} <= {LESS, CANNOT_TELL}
     assert (taxes["nixl_both"].blocks_a, taxes["nixl_both"].blocks_b) == (3, 4)
     there = next(r for r in compare_rows(second, first) if r.config == "nixl_both"
                  and (r.quantity, r.phase, r.metric) == (TAX, "A", "tpot_p90"))  # fmt: skip
@@ -167,7 +164,7 @@ def test_a_percentile_of_zero_has_no_ratio_and_says_so(a: Path, b: Path, tmp_pat
 def test_resources_are_compared_and_what_never_changes_is_exact(a: Path, b: Path) -> None:
     rows = compare_rows(*(StudyTables(root / "study.json") for root in (a, b)))
     by_name = {r.metric: r for r in rows if (r.quantity, r.config) == ("resource", "nixl_both")}
-    assert (by_name["threads"].verdict, by_name["threads"].effect) == (SAME, 1.0)
+    assert (by_name["threads"].verdict, by_name["threads"].effect) == (LESS, 1.0)
     assert by_name["idle_cpu"].scale == "raw"
     assert by_name["memory_pss_mib"].error_df is not None
     assert by_name["gpu_memory_mib"].reason.startswith("A: no GPU")
@@ -179,7 +176,7 @@ def test_one_block_has_no_interval_and_no_verdict(a: Path, tmp_path: Path) -> No
     taxes = [r for r in rows if r.quantity == TAX and r.effect is not None]
     assert taxes
     assert {r.effect_lo for r in taxes} == {None}
-    assert {r.verdict for r in taxes} == {POINT_ESTIMATE}
+    assert {r.verdict for r in taxes} == {TOO_FEW}
 
 
 @pytest.mark.parametrize(
@@ -227,7 +224,7 @@ def test_the_command_writes_a_page_that_needs_nothing_else(
 ) -> None:
     out = tmp_path / "out"
     assert main([str(a), str(b), "--out", str(out)]) == 0
-    assert "LOWER" in capsys.readouterr().out
+    assert "gains" in capsys.readouterr().out
     page = (out / "compare.html").read_text()
     assert "other-study" in page
     assert "EMULATED" in page

@@ -30,7 +30,7 @@ def _settings(design: Design) -> dict[str, Any]:
         "saturation": {"throughput_ratio_min": 0.95, "waiting_p50_max": 1.0,
                        "ttft_p90_ratio_max": 1.5},
         "reference": {"fallback_rps": None},
-        "statistics": {"confidence": 0.95, "resamples": 2000, "chunk_s": 1.0,
+        "statistics": {"confidence": 0.95,
                        "margins": dict.fromkeys(METRICS, 0.03),
                        "confirmatory": ["ref_safe", "ref_load"], "p99_min_samples": 1000},
         "plain_launches": design.plain_launches,

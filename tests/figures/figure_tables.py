@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from connector_tax.artifacts.names import configuration_of, plain_names
+from connector_tax.artifacts.names import ALL_RATES, configuration_of, plain_names
+from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, MARKED, TOO_FEW
 
 LABELS = {
     "plain": "plain",
@@ -191,13 +192,14 @@ def _tax(design: Design, config: str, cell: Grid, metric: str) -> dict[str, Any]
     half = 0.03 if config == "plain_2" else 0.03 + 0.04 * abs(tax)
     row = {"base": base, "own": own, "n": 240 * design.blocks, "n_base": 240 * design.blocks,
            "mark": design.overloaded.get((config, name), ""), "p_adjusted": 0.02,
-           "verdict": "TAX" if tax - half > 0.03 else "INCONCLUSIVE"}  # fmt: skip
+           "verdict": COSTS if tax - half > 0 else CANNOT_TELL}  # fmt: skip
     row |= _ends(design, tax, half, half)
+    row |= {"narrow_lo": tax - 0.8 * half, "narrow_hi": tax + 0.8 * half}
     if design.blocks == 1:
-        row |= {"verdict": "point estimate, no verdict", "p_adjusted": None,
+        row |= {"narrow_lo": None, "narrow_hi": None, "verdict": TOO_FEW, "p_adjusted": None,
                 "method": "one launch; launches not included"}  # fmt: skip
     if row["mark"]:
-        row |= {"verdict": "no verdict (marked)", "p_adjusted": None}
+        row |= {"verdict": MARKED, "p_adjusted": None}
     return row
 
 
@@ -263,6 +265,12 @@ def effect_rows(design: Design) -> Iterable[dict[str, Any]]:
                     }  # fmt: skip
             for own in _kinds(design, config, bool(_lost(design, config, cell))):
                 yield row | own
+        lowest = ("A", ALL_RATES, *grid(design)[0][2:])
+        for metric in METRICS:
+            numbers = _lost(design, config, lowest) or _tax(design, config, lowest, metric)
+            yield {"config": config, "phase": "A", "cell": ALL_RATES, "reference": ALL_RATES,
+                   "quantity": "tax", "metric": metric, "unit": "ms", "scale": "log",
+                   "margin": 0.03, "family": "confirmatory", **numbers}  # fmt: skip
         for metric in METRICS:
             gap = {"estimate": 0.2, "lo": 0.1, "hi": 0.3, "base": 0.3, "own": 0.5}
             yield {"quantity": "gap", "config": config, "phase": "A", "metric": metric,

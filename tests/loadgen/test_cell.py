@@ -20,10 +20,10 @@ from connector_tax.loadgen import (
     open_loop,
 )
 from connector_tax.loadgen.messages import RequestRecord
+from connector_tax.loadgen.plan import LEAD_NS
 from tests.loadgen.fault_server import FaultServer, Hang, Pause, good_answer
 from tests.loadgen.running import planned, rule, run_scripts
 
-LEAD_NS = 20_000_000
 REQUEST = PlannedRequest("r", b"{}", 1, 1)
 
 

@@ -4,6 +4,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,17 +18,18 @@ from connector_tax.loadgen import (
     Plan,
     PlannedRequest,
     RandomPrompts,
+    RandomTokens,
     Target,
     open_loop,
 )
 from connector_tax.loadgen.bodies import AHEAD, LookAhead
 from connector_tax.loadgen.messages import WAITS, RequestRecord, Window
+from connector_tax.loadgen.plan import LEAD_NS
 from connector_tax.loadgen.sessions import History, Node, Parent, Session, Singles
 from connector_tax.loadgen.traffic import Load
 from tests.loadgen.fault_server import FaultServer, Pause, Step, good_answer
 from tests.loadgen.running import planned, rule
 
-LEAD_NS = 20_000_000
 ORIGIN_NS = 1_000_000_000
 ONE = Node("0", "", 1)
 
@@ -230,7 +232,8 @@ def test_bodies_are_made_ahead_in_bounded_number_and_each_once() -> None:
 
 
 def test_random_prompts_are_the_same_every_time_and_fresh_in_each_request() -> None:
-    prompts = RandomPrompts("n", "1/p", 50, 8, 10, 1000, {"model": "m"}, {"max_tokens": 3}, 3)
+    made = partial(RandomTokens, "1/p", 8, 10, 1000)
+    prompts = RandomPrompts("n", 50, made, False, {"model": "m"}, {"max_tokens": 3}, 8, 3)
     first, second = list(prompts), list(prompts)
     assert first == second
     assert len({request.body for request in first}) == len(prompts) == 50

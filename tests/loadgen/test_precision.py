@@ -19,12 +19,13 @@ from connector_tax.loadgen import (
     open_loop,
 )
 from connector_tax.loadgen.messages import RequestRecord
+from connector_tax.loadgen.plan import LEAD_NS
 from connector_tax.loadgen.precision import relative_half_width
 from connector_tax.ranks import order_statistic_ranks
 from connector_tax.seeds import named_generator
 from tests.loadgen.fault_server import FaultServer, Pause, good_answer
 from tests.loadgen.running import planned, rule
-from tests.loadgen.test_cell import LEAD_NS, REQUEST
+from tests.loadgen.test_cell import REQUEST
 
 LOOK_NS = 250_000_000
 TOKENS = 9

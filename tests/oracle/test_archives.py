@@ -1,8 +1,7 @@
-"""Both shipped archives, analysed anew, against the tables that release 0.2 published of them."""
+"""The cells of both shipped archives, analysed anew, against what release 0.2 published of them."""
 
 import math
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,8 @@ from connector_tax.analysis.aggregate import write_tables
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import ROW_TYPES, EffectRow
+from connector_tax.artifacts.tables import ROW_TYPES
 from connector_tax.config import ROOT
-from connector_tax.figures.names import NAMES
-from connector_tax.figures.style import csv_text
-from connector_tax.figures.tables import StudyTables
-from connector_tax.files import read_json
-from connector_tax.provenance.remade import differs
 from connector_tax.provenance.unpack import unpack
 from tests.oracle import published
 from tests.shared import made_once
@@ -65,38 +59,5 @@ def test_every_cell_is_as_published(study: Path) -> None:
     rows = read_table(study / paths.ANALYSIS / paths.CELLS, ROW_TYPES[paths.CELLS])
     now = {tuple(getattr(row, name) for name in published.CELL_KEY): vars(row) for row in rows}
     assert now.keys() == was.keys()
+    assert sum("ttft_p50_ms" in row for row in was.values()) > len(was) / 3
     assert list(differences("", was, now)) == []
-
-
-def test_every_effect_is_as_published(study: Path) -> None:
-    was = published.effects(study / "published" / paths.ANALYSIS)
-    rows = read_table(study / paths.ANALYSIS / paths.EFFECTS, EffectRow)
-    now = {
-        tuple(getattr(row, name) if name != "item" else "" for name in published.EFFECT_KEY):
-        vars(row) | {"difference": row.difference, "companions": row.item}
-        for row in rows if row.quantity != "hook" and not (row.quantity == "step" and row.item)
-    }  # fmt: skip
-    assert len(was) > 400
-    assert was.keys() <= now.keys()
-    # A/A of resources that 0.2 had no launches of, and that of configurations without a number.
-    extra = [key for key in now.keys() - was.keys() if now[key]["estimate"] is not None]
-    assert extra == []
-    assert list(differences("", was, now)) == []
-
-
-def test_every_verdict_number_and_sentence_is_as_published(study: Path) -> None:
-    was = published.hypotheses(study / "published" / paths.ANALYSIS)
-    now = read_json(study / paths.ANALYSIS / paths.HYPOTHESES)
-    assert now.keys() == was.keys()
-    assert list(differences("", was, now)) == []
-
-
-def test_every_figure_has_the_numbers_that_were_published(study: Path, tmp_path: Path) -> None:
-    tables = StudyTables(study / paths.STUDY)
-    # Figure 7 splits another quantity now: the steps of each kind.
-    for name in (name for name in NAMES if name != "fig7_decomposition"):
-        picture = import_module(f"connector_tax.figures.{name}").draw(tables)
-        drawn = tmp_path / f"{name}.csv"
-        drawn.write_text(csv_text(picture.table))
-        was = study / "published" / paths.FIGURES / drawn.name
-        assert list(differs(was, drawn)) == [], name

@@ -50,7 +50,6 @@ SMALL: dict[str, Any] = {
     "phase_b": {"input_tokens": [128, 512], "output_tokens": [16]},
     "phase_bp": {"configurations": ["plain", "mooncake_both"], "shapes": [[128, 16]]},
     "cell": {"floor_s": 1.5, "min_completed": 40},
-    "statistics": {"resamples": 100},
     "shape_rates": {"max_share": 0.5, "probe_s": 1.0},
 }
 SECTIONS: dict[str, Any] = {

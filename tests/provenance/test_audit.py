@@ -53,7 +53,6 @@ def study_against_noop(folder: Path, blocks: int) -> StudyTables:
             "phase_a": {"rates_rps": [40.0, 80.0]},
             "phase_b": {"input_tokens": [128], "output_tokens": [16]},
             "phase_bp": {"configurations": ["plain", "noop_connector"], "shapes": [[128, 16]]},
-            "statistics": {"resamples": 500},
             "cell": {"floor_s": 1.5, "min_completed": 60},
         },
     )

@@ -63,7 +63,7 @@ def claims(root: Path, attempts: Attempts) -> list[Claim]:
         )
     ledger = Ledger()
     check_launches(load_study(root / "study.json"), ledger)
-    return [c for c in ledger.claims if c.kind in ("order", "quiet level", "overlap", "device")]
+    return [c for c in ledger.claims if c.kind in ("order", "overlap", "device")]
 
 
 def wrong(root: Path, attempts: Attempts) -> dict[str, str]:
@@ -102,11 +102,6 @@ def other_gpu(attempts: Attempts) -> None:
         attempts[name][0]["node"] |= {"gpus": [gpu], "devices": [gpu["uuid"]]}
 
 
-def judged_by_another_level(attempts: Attempts) -> None:
-    for name, memory_ns in zip(DRAWN, (80.0, 80.0, 81.0), strict=True):
-        attempts[name][0]["quiet_level"] = {"memory_ns": memory_ns}
-
-
 def other_than_proved(attempts: Attempts) -> None:
     for (attempt,) in attempts.values():
         attempt["node"]["engine_files"] = {PYTHON: FILES[PYTHON] | {"sources_sha256": "07e5"}}
@@ -130,8 +125,6 @@ TORN: dict[str, tuple[Callable[[Attempts], None], str, str]] = {
         "device", "engine files: .*50ce.* on .*07e5"),
     "another vLLM than step timing was proved on": (
         other_than_proved, "device", "sources are 07e5, 50ce where step timing was proved"),
-    "another quiet level": (
-        judged_by_another_level, "quiet level", "plain/block0/A has another quiet level"),
     "resumed elsewhere": (killed_and_resumed_elsewhere, "device", "machine: "),
 }  # fmt: skip
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from connector_tax.artifacts.names import POINT_ESTIMATE
 from connector_tax.artifacts.tables import table_text
+from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS_LESS, LESS, TOO_FEW
 from connector_tax.figures.__main__ import main as draw
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
@@ -114,8 +114,8 @@ def test_hostile_text_stays_text(full: StudyTables) -> None:
 
 def test_the_headline_has_intervals_and_the_verdict(full: StudyTables) -> None:
     text = Page(render(full)).text
-    assert "Measured on embedded (emulated), at 4 requests/s (ref_safe): " in text
-    assert f"{HOSTILE} costs +63 % [+58, +69] on TTFT p90 and +" in text
+    assert "Measured on embedded (emulated), over all rates without saturation: " in text
+    assert f"{HOSTILE} costs +52 % [+47, +57] on TTFT p50 and " in text
     assert "NIXL both (skipped: NIXL <b>is</b> not installed)" in text
     assert "EMULATED Measured on: embedded (emulated)." in text
 
@@ -126,22 +126,23 @@ def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_pa
     def judge(rows: list[dict[str, str]]) -> None:
         for row in select(rows, quantity="tax"):
             if row["config"] == "noop_connector":
-                row["verdict"] = "NO TAX"
+                row["verdict"] = LESS if row["metric"] == "ttft_p50" else COSTS_LESS
             if row["config"] == "lmcache_only":
-                needed = "12" if row["metric"] == "ttft_p90" else ""
-                row |= {"verdict": "INCONCLUSIVE", "blocks_needed": needed}
+                needed = "12" if row["metric"] == "ttft_p50" else ""
+                row |= {"verdict": CANNOT_TELL, "blocks_needed": needed}
 
     edit_csv(study.root / "analysis" / "effects.csv", judge)
     text = Page(render(study)).text
-    assert "within the margin is no-op connector (±3 % on TTFT p90 and TPOT p90)" in text
-    assert "it cannot be told of LMCache (TTFT p90 12, TPOT p90 over 100): in brackets" in text
+    assert "no-op connector costs less than 3% on TTFT p50" in text
+    assert re.search(r"no-op connector costs \+\S+ % \[\S+ \S+\], less than 3%, on TPOT p50", text)
+    assert "it cannot be told of LMCache (TTFT p50 12, TPOT p50 over 100): in brackets" in text
     assert "in place of 3; a block takes" in text
 
 
 def test_one_block_has_no_verdict(tmp_path: Path) -> None:
     text = Page(render(_study(tmp_path / "s", Design(blocks=1)))).text
-    assert "(ref_safe): one block proves nothing, 3 can (a block takes" in text
-    assert "Mooncake both +63 % on TTFT p90 and" in text
+    assert "saturation: one block proves nothing, 3 can (a block takes" in text
+    assert "Mooncake both +52 % on TTFT p50 and" in text
     assert "point estimates without verdicts" in text
 
 
@@ -150,7 +151,7 @@ def test_one_block_has_no_verdict(tmp_path: Path) -> None:
     [
         (
             {},
-            "no tax is proven; 2 of 3 blocks are valid, and 3 valid ones can prove a tax (a block",
+            "no cost is proven; 2 of 3 blocks are valid, and 3 valid ones can prove a tax (a block",
         ),
         (
             {"nixl_both": "1"},
@@ -165,7 +166,7 @@ def test_lost_blocks_are_not_counted_among_those_that_prove(
 
     def lose(rows: list[dict[str, str]]) -> None:
         for row in select(rows, quantity="tax"):
-            row |= {"verdict": POINT_ESTIMATE, "n_blocks": valid.get(row["config"], "2")}
+            row |= {"verdict": TOO_FEW, "n_blocks": valid.get(row["config"], "2")}
 
     edit_csv(study.root / "analysis" / "effects.csv", lose)
     text = Page(render(study)).text
@@ -174,11 +175,11 @@ def test_lost_blocks_are_not_counted_among_those_that_prove(
 
 
 def test_a_tax_of_survivors_has_its_mark_and_no_verdict(tmp_path: Path) -> None:
-    marks = {("mooncake_both", "r4"): "mooncake_both saturated; plain dropped 65 arrivals"}
+    marks = {("mooncake_both", "all_rates"): "mooncake_both saturated; plain dropped 65 arrivals"}
     text = Page(render(_study(tmp_path / "s", Design(overloaded=marks)))).text
     reason = "Mooncake both saturated; plain dropped 65 arrivals"
     assert f"no verdict on Mooncake both ({reason})." in text
-    assert f"no verdict ({reason})" in text
+    assert f"marked ({reason})" in text
 
 
 def test_the_report_says_what_is_confirmatory_and_who_is_compared(full: StudyTables) -> None:
@@ -191,7 +192,7 @@ def test_the_report_says_what_is_confirmatory_and_who_is_compared(full: StudyTab
 
 
 def test_the_headline_says_why_there_is_no_number(tmp_path: Path) -> None:
-    design = Design(void={("mooncake_both", "A", "r4"): "late sends"})
+    design = Design(void={("mooncake_both", "A", "all_rates"): "late sends"})
     text = Page(render(_study(tmp_path / "s", design))).text
     assert "no verdict on Mooncake both (void: late sends)." in text
 
@@ -317,7 +318,7 @@ def test_the_report_of_what_the_analysis_writes(tmp_path: Path) -> None:
 def test_a_study_of_which_a_whole_phase_is_void_has_every_figure_and_a_report(
     tmp_path: Path, phase: str
 ) -> None:
-    why = "machine disturbed: slower than the quiet level"
+    why = "machine disturbed: other processes used the server's CPUs"
     cells = {"A": ["r40", "r80"], "B": ["128x16", "512x16"], "Bp": ["128x16"]}[phase]
     names = (*CONFIGURATIONS, "plain_2")
     study_file = write_analysed_study(

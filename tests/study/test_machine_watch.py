@@ -12,20 +12,15 @@ from typing import Any
 
 import pytest
 
-from connector_tax.analysis.quiet import read_machine
+from connector_tax.analysis.machine import read_machine
 from connector_tax.files import ArtifactError, read_jsonl
 from connector_tax.loadgen.affinity import AffinityPlan, plan_affinity, read_topology
 from connector_tax.study.child import ChildError
 from connector_tax.study.gpu import FIELDS, PROCESSES, GpuReadings
 from connector_tax.study.machine import MachineWatch
-from connector_tax.study.machine_watch import LOOKS
 from connector_tax.study.usage import throttled, throttled_file
-from connector_tax.study.yardstick import LOOK_PAUSE_S, LOOK_SAMPLES
 
-QUIET: Any = {
-    "interval_ms": 20, "working_set_mib": 1, "elements": 100, "chunk_ms": 100,
-    "chunk_percentile": 50, "level_percentile": 10, "max_factor": 1.3, "max_chunk_steal": 0.05,
-}  # fmt: skip
+QUIET: Any = {"interval_ms": 20, "working_set_mib": 1, "elements": 100, "chunk_ms": 100}
 BURN = (
     "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile 1: pass"
 )
@@ -59,7 +54,7 @@ def sleeper() -> Iterator[int]:
 def watched(path: Path, plan: AffinityPlan, group: int, seconds: float) -> list[dict[str, Any]]:
     """The lines of a file that was open for a while."""
     with MachineWatch(QUIET, plan, gpus=()) as watch:
-        watch.open(path, group, slow_ns=None)
+        watch.open(path, group)
         time.sleep(seconds)
         watch.close()
     return list(read_jsonl(path))
@@ -85,37 +80,11 @@ def test_the_file_has_what_its_description_says(
     assert machine.own_share < 0.05
 
 
-def test_a_look_at_a_slow_machine_is_taken_again_and_the_last_one_stands(
-    tmp_path: Path, plan: AffinityPlan, sleeper: int
-) -> None:
-    delays_s = []
-    for slow_ns in (1e9, 0.0):  # never slow, always slow
-        path = tmp_path / f"{slow_ns}.jsonl"
-        with MachineWatch(QUIET, plan, gpus=()) as watch:
-            asked_ns = time.monotonic_ns()
-            watch.open(path, sleeper, slow_ns)
-            watch.close()
-        looks = [line for line in read_jsonl(path) if line["kind"] == "look"]
-        assert [look["when"] for look in looks] == ["before", "after"]
-        delays_s.append((looks[0]["t_ns"] - asked_ns) / 1e9)
-    assert delays_s[1] - delays_s[0] > (LOOKS - 2) * LOOK_SAMPLES * LOOK_PAUSE_S
-
-
-def test_the_same_samples_reach_the_driver_while_it_runs(
-    tmp_path: Path, plan: AffinityPlan, sleeper: int
-) -> None:
-    path = tmp_path / "machine.jsonl"
-    with MachineWatch(QUIET, plan, gpus=()) as watch:
-        for _ in range(2):
-            watch.open(path, sleeper, slow_ns=None)
-            seen = []
-            for _ in range(5):
-                time.sleep(0.3)
-                seen += watch.recent()
-            watch.close()
-            recorded = [line for line in read_jsonl(path) if line["kind"] != "look"]
-            assert len(seen) > 5
-            assert seen == recorded[: len(seen)]
+def written(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that is open."""
+    return [
+        json.loads(line) for line in path.read_text().splitlines(keepends=True) if line[-1:] == "\n"
+    ]
 
 
 def test_a_neighbour_on_the_servers_cpus_is_foreign_and_the_server_is_not(
@@ -160,7 +129,7 @@ def test_a_watch_that_ended_is_told(tmp_path: Path, plan: AffinityPlan, sleeper:
     with MachineWatch(QUIET, plan, gpus=()) as watch:
         os.kill(watch.pid, 9)
         with pytest.raises(ChildError, match="machine_watch ended with status -9"):
-            watch.open(tmp_path / "machine.jsonl", sleeper, slow_ns=None)
+            watch.open(tmp_path / "machine.jsonl", sleeper)
 
 
 def test_a_watch_that_had_ended_is_told_by_its_name_and_not_as_a_broken_pipe(
@@ -173,7 +142,7 @@ def test_a_watch_that_had_ended_is_told_by_its_name_and_not_as_a_broken_pipe(
         os.kill(watch.pid, 9)
         # Until it is a zombie its end of the pipe may be open still.
         os.waitid(os.P_PID, watch.pid, os.WEXITED | os.WNOWAIT)
-        watch.open(tmp_path / "machine.jsonl", sleeper, slow_ns=None)
+        watch.open(tmp_path / "machine.jsonl", sleeper)
 
 
 @pytest.mark.parametrize("damage", ["cut", "length", "order", "nothing"])
@@ -188,7 +157,7 @@ def test_a_damaged_file_is_refused(
     elif damage == "length":
         second["memory_ns"].pop()
     elif damage == "order":
-        second["at_us"].reverse()
+        second["at_us"][0] += 10**9
     else:
         lines = []
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -229,9 +198,9 @@ def test_gpu_rows_come_as_numbers_line_by_line(
     )
     path = tmp_path / "machine.jsonl"
     with MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch:
-        watch.open(path, sleeper, slow_ns=None)
+        watch.open(path, sleeper)
         deadline = time.monotonic() + 20
-        while not any(line.get("gpu") for line in watch.recent()):
+        while not any(line.get("gpu") for line in written(path)):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         watch.close()
@@ -250,24 +219,24 @@ def test_processes_of_others_on_the_studys_gpus_are_seen(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     own = f"GPU-a, {sleeper}\nGPU-a, {os.getpid()}\n"
 
-    def until(watch: MachineWatch, text: str, told: list[int] | None) -> None:
+    def until(text: str, told: list[int] | None) -> None:
         """Have nvidia-smi print it until a chunk says so of foreign processes."""
         (tmp_path / "next").write_text(text)
         (tmp_path / "next").rename(users)
-        deadline = time.monotonic() + 20
-        while told not in [c["foreign_gpu_pids"] for c in watch.recent() if c["kind"] == "chunk"]:
+        deadline, before = time.monotonic() + 20, len(written(path))
+        while told not in [c.get("foreign_gpu_pids", 0) for c in written(path)[before:]]:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
     users.write_text(own)
     path = tmp_path / "machine.jsonl"
     with MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch:
-        watch.open(path, sleeper, slow_ns=None)
-        until(watch, f"{own}GPU-b, 1\n", [])
-        until(watch, f"{own}GPU-a, 1\n", [1])
+        watch.open(path, sleeper)
+        until(f"{own}GPU-b, 1\n", [])
+        until(f"{own}GPU-a, 1\n", [1])
         # A container of its own: other ids.
-        until(watch, "GPU-a, 1\n", None)
-        until(watch, own, [])
+        until("GPU-a, 1\n", None)
+        until(own, [])
         watch.close()
     assert read_machine(path, None).foreign_gpu == 1
 
@@ -280,7 +249,7 @@ def test_without_nvidia_smi_a_gpu_study_does_not_start(
         MachineWatch(QUIET, plan, gpus=["GPU-a"]) as watch,
         pytest.raises(ChildError, match="ended with status 1"),
     ):
-        watch.recent()
+        watch.open(tmp_path / "machine.jsonl", os.getpid())
 
 
 @pytest.mark.parametrize(

@@ -141,3 +141,21 @@ def test_the_embedded_engine_finds_its_own_package_whatever_the_caller_has(tmp_p
         text=True,
     )
     assert Path(done.stdout.strip()).resolve().is_relative_to(ROOT)
+
+
+def test_a_callers_command_finds_the_projects_modules_from_the_callers_folder(
+    tmp_path: Path,
+) -> None:
+    here, elsewhere, modules = (tmp_path / name for name in ("results/here", "a/b/c", "overlay"))
+    for folder in (here, elsewhere, modules):
+        folder.mkdir(parents=True)
+    (modules / "found_it.py").touch()
+    command = ServerCommand(
+        [sys.executable, "-c", "import found_it, os; print(os.getcwd())"],
+        {"PYTHONPATH": "{root}/overlay"},
+        callers=True,
+    )
+    script = here / "launch.sh"
+    script.write_text(launch_script(command, "title", "../..", callers_folder="../../a/b/c"))
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
+    assert done.stdout.strip() == str(elsewhere), done.stderr

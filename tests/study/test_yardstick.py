@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from connector_tax.study.yardstick import LOOK_SAMPLES, Yardstick, quiet_level
+from connector_tax.study.yardstick import LOOK_SAMPLES, Yardstick
 
 BURN = (
     "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile 1: pass"
@@ -82,10 +82,3 @@ def test_a_look_visits_the_cpus_it_is_given_and_comes_back(
     assert {cpu for cpus in visited for cpu in cpus} == home
     assert all(len(cpus) == 1 for cpus in visited)
     assert os.sched_getaffinity(0) == home
-
-
-def test_the_quiet_level_is_per_load() -> None:
-    few, many = (quiet_level(8, elements, (), 3) for elements in (100, 100_000))
-    # A sample of a thousand times as many loads takes that much longer; the level is of one load.
-    assert 0.02 < few["memory_ns"] / many["memory_ns"] < 50
-    assert few["looks"] == 3

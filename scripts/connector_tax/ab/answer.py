@@ -7,20 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax import text
-from connector_tax.analysis.looks import (
-    CANNOT_TELL,
-    COSTS,
-    GAINS,
-    LESS,
-    MOST_BLOCKS,
-    Finding,
-)
+from connector_tax.analysis.block_model import MOST_BLOCKS
+from connector_tax.analysis.looks import Finding
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import RAW, RESOURCE, EffectRow
+from connector_tax.artifacts.verdicts import CANNOT_TELL, in_words
 from connector_tax.compare.gate import ABOVE, BELOW, NO_NUMBER, STATUS, WORST_FIRST
+from connector_tax.servers.command import running_port
 
 WORDS = {"ttft_p50": "TTFT", "tpot_p50": "TPOT"}
 # What a server takes besides latency: the resource, its words, its unit, decimals.
@@ -53,12 +49,19 @@ class Answer:
         sweep, config_ = self.study.config["phase_a"], self.study.config
         rates = ", ".join(f"{rate:g}" for rate in sweep["rates_rps"])
         shape = f"{sweep['input_tokens']}x{sweep['output_tokens']}"
+        running = "; it says something of these processes only" if self._running else ""
         shared = "; other processes were tolerated" if "max_foreign_cpu" in self._loose() else ""
         lines.append(
             f"{self.blocks} blocks in {self.minutes:.1f} min at {rates} requests/s of {shape}, "
-            f"{config_['engine']['label']}, medians{shared}"
+            f"{config_['engine']['label']}, medians{running}{shared}"
         )
         return "\n".join([*lines, f"report: {self.study.root / paths.REPORT}"])
+
+    @property
+    def _running(self) -> bool:
+        """Whether the servers ran already."""
+        commands = self.study.config["engine"]["commands"]
+        return any(running_port(command) is not None for command in commands.values())
 
     def _loose(self) -> list[str]:
         bounds = self.study.config["validity"]
@@ -71,23 +74,19 @@ class Answer:
         size = f"{text.signed(100 * finding.tax, 1)}%"
         if finding.lo is not None:
             size += f" {text.interval(finding.lo, finding.hi)}"
-        limit = f"less than {100 * margin[finding.metric]:g}%"
-        if finding.verdict == CANNOT_TELL:
-            if finding.blocks_needed is None:
-                return f"{word} {CANNOT_TELL} ({size}), over {MOST_BLOCKS} blocks would"
-            minutes = self.minutes / self.blocks * finding.blocks_needed
-            return f"{word} {CANNOT_TELL} ({size}), about {math.ceil(minutes)} min would"
-        within = f", {limit}" if finding.within else ""
-        said = {
-            COSTS: f"costs {word} {size}{within}",
-            GAINS: f"is faster in {word}, {size}{within}",
-            LESS: f"{word} {limit} ({size})",
-        }
-        return said.get(finding.verdict, f"{word} {finding.verdict}")
+        said = in_words(finding.verdict, margin[finding.metric])
+        if finding.verdict != CANNOT_TELL:
+            return f"{word} {size} {said}"
+        if finding.blocks_needed is None:
+            return f"{word} {size} {said}, over {MOST_BLOCKS} blocks would"
+        minutes = self.minutes / self.blocks * finding.blocks_needed
+        return f"{word} {size} {said}, about {math.ceil(minutes)} min would"
 
     def _besides(self, config: str) -> list[str]:
         found = []
         for name, word, unit, decimals in BESIDES:
+            if self._running and name == "startup_s":
+                continue
             row = next((r for r in self.resources if (r.config, r.metric) == (config, name)), None)
             if row is not None and (difference := _difference(row)[0]) is not None:
                 found.append(f"{word} {text.signed(difference, decimals)} {unit}")

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from connector_tax.compare.gate import WRONG_COMMAND
 from connector_tax.config import is_secret
-from connector_tax.servers.command import PORT_MARK, split_command
+from connector_tax.servers.command import PORT_MARK, running_port, split_command
 
 BASELINE = "baseline"
 EPILOG = """exit status: 0 answered (with --max: every tax lies below it), 1 one lies above it,
@@ -38,10 +38,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     servers = parser.add_argument_group("servers")
-    servers.add_argument("--baseline", required=True, type=_command, metavar="COMMAND",
-                         help="the command that serves; {port} stands for its port")  # fmt: skip
-    servers.add_argument("--candidate", required=True, action="append", type=_candidate,
-                         metavar="[NAME=]COMMAND", help="may be given several times")  # fmt: skip
+    baseline = servers.add_mutually_exclusive_group(required=True)
+    baseline.add_argument("--baseline", type=_command, metavar="COMMAND",
+                          help="the command that serves; {port} stands for its port")  # fmt: skip
+    baseline.add_argument("--baseline-url", dest="baseline", type=_url, metavar="URL",
+                          help="a server of this machine that runs already")  # fmt: skip
+    candidates = servers.add_mutually_exclusive_group(required=True)
+    candidates.add_argument("--candidate", action="append", type=_candidate,
+                            metavar="[NAME=]COMMAND", help="several times, too")  # fmt: skip
+    candidates.add_argument("--candidate-url", dest="candidate", action="append", type=_named_url,
+                            metavar="[NAME=]URL", help="several times, too")  # fmt: skip
     servers.add_argument("--beside", action="append", default=[], type=_command, metavar="COMMAND",
                          help="runs beside each candidate, {port} its own, {beside1.port} for the"
                          " candidate")  # fmt: skip
@@ -90,7 +96,17 @@ def _check(parser: _Parser, options: argparse.Namespace) -> None:
         if PORT_MARK not in line:
             parser.error(f"--beside: found no {PORT_MARK} in {line!r}; allowed: a command that"
                          " listens on it")  # fmt: skip
-    for name, command in [(BASELINE, options.baseline), *options.candidate]:
+    servers = [(BASELINE, options.baseline), *options.candidate]
+    running = [running_port(command) is not None for _, command in servers]
+    if any(running):
+        if not all(running):
+            parser.error("found a URL and a command; allowed: --baseline-url with --candidate-url,"
+                         " or --baseline with --candidate")  # fmt: skip
+        for key in ("beside", "env", "pythonpath"):
+            if getattr(options, key):
+                parser.error(f"--{key}: found with a URL; allowed: with commands, since a server"
+                             " that runs already is not started")  # fmt: skip
+    for name, command in servers if not any(running) else ():
         if PORT_MARK not in command:
             parser.error(f"--{name if name == BASELINE else 'candidate'}: found no {PORT_MARK} in"
                          f" {command!r}; allowed: a command that serves on it")  # fmt: skip
@@ -131,6 +147,17 @@ def _named(text: str) -> tuple[str | None, str] | None:
     return (name, command) if _words(command) else None
 
 
+def _running(text: str) -> str | None:
+    port = running_port(text)
+    return None if port is None or port >= 2**16 else text
+
+
+def _named_running(text: str) -> tuple[str | None, str] | None:
+    match = _NAMED.fullmatch(text)
+    name, url = (match[1], match[2]) if match else (None, text)
+    return (name, url) if _running(url) else None
+
+
 def _number(text: str) -> float | None:
     value = float(text)
     return value if 0 < value < 1e6 else None
@@ -143,6 +170,8 @@ def _share(text: str) -> float | None:
 
 _command = _typed(_words, "a command line")
 _candidate = _typed(_named, "a command line, or NAME='COMMAND'")
+_url = _typed(_running, "http://127.0.0.1:PORT, a server of this machine")
+_named_url = _typed(_named_running, "http://127.0.0.1:PORT, or NAME=http://127.0.0.1:PORT")
 _positive = _typed(_number, "a number above 0")
 _percent = _typed(_share, "a percentage between 0% and 100%")
 _blocks = _typed(lambda t: int(t) if 2 <= int(t) <= 100 else None, "2 to 100")

@@ -19,7 +19,7 @@ from connector_tax.analysis.validity import server_counters
 from connector_tax.artifacts.launch_files import SettingRecord
 from connector_tax.artifacts.study_records import EngineSection, ServedSection
 from connector_tax.loadgen import RandomWords
-from connector_tax.servers.command import server_command
+from connector_tax.servers.command import running_port, server_command
 from connector_tax.servers.kinds import STEP_LOG_PREFIX, STEP_LOG_PROCESSES, ServerError, free_port
 from connector_tax.study.engine_settings import engine_record, remove_settings
 from connector_tax.study.guard import kill_leftovers
@@ -118,9 +118,11 @@ def ask(name: str, section: EngineSection, server: Server, startup_s: float,
     settings = engine_record(server, {**section, "served": served}, os.environ, page)["settings"]
     remove_settings(server.folder)
     owner, version = str(card.get("owned_by", "")), served["version"]
-    label = "embedded (emulated)" if "emulated" in owner else "server by its command"
-    if version and "emulated" not in owner and served["counters"]:
-        label = f"vLLM {version} by its command"[:60]
+    what = f"vLLM {version}" if version and served["counters"] else "server"
+    running = running_port(section["commands"][name]) is not None
+    label = "embedded (emulated)" if "emulated" in owner else f"{what[:30]} by its command"
+    if running:
+        label = f"{label.removesuffix(' by its command')}, launches not replicated"
     return Asked(served, settings, startup_s, label)
 
 
@@ -131,7 +133,13 @@ def _values(page: str) -> dict[str, float]:
 
 
 def _model_card(name: str, client: httpx.Client, model: str | None) -> dict[str, Any]:
-    cards = {str(card["id"]): card for card in client.get("/v1/models").json()["data"]}
+    listed = client.get("/v1/models")
+    if listed.status_code != httpx.codes.OK:
+        if model is None:
+            raise AskError(f"{name}: /v1/models answers {listed.status_code}; say which model to"
+                           " ask for with --model")  # fmt: skip
+        return {"id": model}
+    cards = {str(card["id"]): card for card in listed.json()["data"]}
     if model is None and len(cards) == 1:
         return dict(next(iter(cards.values())))
     if model not in cards:

@@ -140,19 +140,16 @@ def study_config(
         "reference": {"fallback_rps": options.rate[0]},
     }
     config["load_generator"] |= {"connections_per_worker": in_flight}
-    config["quiet"] |= {"max_factor": None, "max_chunk_steal": None}
     config["resources"] = {"idle_s": 1.0}
     config["statistics"] |= {
         "margins": dict.fromkeys(METRICS, options.margin),
         "confirmatory": ["ref_safe"],
-        "chunk_s": max(0.5, life_s),
         "looks": [FAMILY_LEVEL / looks] * looks,
     }
     if options.shared_machine:
         # What neighbours cause; they are measured all the same.
         config["validity"] = {
             "max_foreign_cpu": 1.0,
-            "max_idle_memory_factor": 1000.0,
             "loop_lag_p99_ms": 1000.0,
             "loop_lag_max_ms": 10000.0,
             "schedule_lag_p99_ms": 1000.0,

@@ -20,6 +20,7 @@ from connector_tax.analysis.engine_settings import engine_rows
 from connector_tax.analysis.hypotheses import hypotheses
 from connector_tax.analysis.ingest import Cell, load_cells
 from connector_tax.analysis.launch_records import read_launch_records
+from connector_tax.analysis.machine import MachineUse, machine_use
 from connector_tax.analysis.measure import (
     Requests,
     measure_machine,
@@ -27,7 +28,6 @@ from connector_tax.analysis.measure import (
     measure_waiting,
 )
 from connector_tax.analysis.parquet import table_parquet
-from connector_tax.analysis.quiet import QuietTime, quiet_time
 from connector_tax.analysis.reference import (
     NoReferenceRateError,
     Sweep,
@@ -37,11 +37,12 @@ from connector_tax.analysis.reference import (
 )
 from connector_tax.analysis.resources import resource_rows
 from connector_tax.analysis.rows import cell_rows
-from connector_tax.analysis.samples import LogSample, chunk_seconds, sample_launch
+from connector_tax.analysis.samples import LogSample, sample_launch
 from connector_tax.analysis.saturation import CellLoad, load_of
 from connector_tax.analysis.step_tables import cdf_rows, step_rows
 from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
 from connector_tax.analysis.taxes import Tables, gap_rows, tax_rows
+from connector_tax.analysis.waits import prefill_wait_ms, wait_rows
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, CellKey
 from connector_tax.artifacts.record_reader import read_record
@@ -59,8 +60,9 @@ class MeasuredCell:
     requests: Requests
     waiting_p50: float | None
     load: CellLoad | None
-    quiet: QuietTime | None
+    machine: MachineUse | None
     steps: Steps | None
+    wait_ms: float | None
     device: DeviceSteps | None
 
 
@@ -72,27 +74,19 @@ def measure(cell: Cell, with_steps: bool) -> MeasuredCell:
     """
     requests, waiting = measure_requests(cell), measure_waiting(cell)
     steps = read_steps(cell) if with_steps else None
+    # TTFT is read by shape, in Phase B; Phase A has no shape to compare.
+    wait_ms = prefill_wait_ms(cell) if with_steps and cell.key.phase == "B" else None
     load, machine = load_of(requests, waiting), measure_machine(cell)
-    quiet = None
+    use = None
     if machine is not None and cell.record is not None:
-        quiet = quiet_time(machine, cell.record["quiet"]["rule"], cell.record["window"])
+        use = machine_use(machine, cell.record["window"])
     device = read_device(cell) if cell.sha256(paths.DEVICE_LOG) else None
-    return MeasuredCell(requests, waiting, load, quiet, steps, device)
+    return MeasuredCell(requests, waiting, load, use, steps, wait_ms, device)
 
 
-def sample_cells(
-    study: Study, requests: Mapping[CellKey, Requests]
-) -> dict[CellKey, dict[str, LogSample]]:
-    """The resampled percentiles of every valid cell."""
-    statistics = study.config["statistics"]
-    chunk_s = chunk_seconds(requests, statistics["chunk_s"])
-
-    def draw(key: CellKey) -> dict[str, LogSample]:
-        length_s = chunk_s[key.phase, key.cell]
-        return sample_launch(requests[key], statistics["resamples"], length_s, study.seed, key)
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return dict(zip(requests, pool.map(draw, requests), strict=True))
+def sample_cells(requests: Mapping[CellKey, Requests]) -> dict[CellKey, dict[str, LogSample]]:
+    """The percentiles of every valid cell."""
+    return {key: sample_launch(measured) for key, measured in requests.items()}
 
 
 def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
@@ -119,28 +113,24 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
     _check_rates(study, rates, rates_file, sweep_cells, sweeps)
     dropped = {key: m.requests.dropped for key, m in measured.items()}
     overloaded = overloads(study, cells, loads, dropped, sweeps)
-    taxes = TaxTable(study, cells, sample_cells(study, requests), overloaded)
-    whole = None
-    if any(r.whole is not None for r in requests.values()):
-        whole = taxes
-        if any(r.n_disturbed for r in requests.values()):
-            everything = {key: r.everything for key, r in requests.items()}
-            whole = TaxTable(study, cells, sample_cells(study, everything), overloaded)
-    made = Tables(study, taxes, rates, whole)
+    taxes = TaxTable(study, cells, sample_cells(requests), overloaded)
+    made = Tables(study, taxes, rates)
     rows = cell_rows(
         study,
         cells,
-        {key: (m.requests, m.waiting_p50, m.load, m.quiet) for key, m in measured.items()},
+        {key: (m.requests, m.waiting_p50, m.load, m.machine) for key, m in measured.items()},
         sweeps,
         steps,
     )
     launches, at_safe = read_launch_records(sweep_cells), made.cell_at("ref_safe")
     confidence = study.config["statistics"]["confidence"]
+    waits = {key: m.wait_ms for key, m in measured.items() if m.wait_ms is not None}
     device = {key: m.device for key, m in measured.items() if m.device is not None}
     effects = [
         *tax_rows(made),
         *gap_rows(made),
         *step_rows(study, cells, steps, no_steps),
+        *wait_rows(study, waits),
         *(device_rows(study, device) if device else []),
         *resource_rows(launches, study.baseline, at_safe, confidence),
     ]

@@ -9,14 +9,14 @@ Sources: docs/method.md, "The error model"; Montgomery, "Design and Analysis of 
 chapter 4 (randomised complete blocks).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import f as fisher
 from scipy.stats import t as student
 
 from connector_tax.artifacts.names import configuration_of
@@ -24,16 +24,9 @@ from connector_tax.artifacts.names import configuration_of
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-POOLED = "block model"
-OWN = "own spread"
-# Levels of the test of equal spread, one test for each configuration. Below the first, the launches
-# of a configuration have their own variance in a contrast; below the second, they do not enter the
-# pooled one. Simulated with seven configurations and two launches of plain in a block, these keep
-# 95% intervals at 94 to 96% with equal spreads, normal or heavy-tailed, and at 95 to 96% for the
-# others where one configuration is three times as noisy; that one has 86% with three blocks and 92%
-# with five (70% without a test). A first level of 0.25 gives it 91%, and takes half of the power.
-OWN_ERROR_LEVEL = 0.05
-LEFT_OUT_LEVEL = 0.01
+# What a planned number of blocks is to reach, and the most that are planned.
+POWER = 0.8
+MOST_BLOCKS = 100
 
 
 class LaunchId(NamedTuple):
@@ -43,31 +36,6 @@ class LaunchId(NamedTuple):
     block: int
 
 
-class Spread(NamedTuple):
-    """One configuration's variance between blocks against that of all others.
-
-    Attributes:
-        variance: of its launches about the block effects of the others, and `df` behind it.
-        f_ratio: `variance` over the others'.
-        p: of the ratio under equal spreads, one-sided.
-    """
-
-    variance: float
-    df: int
-    f_ratio: float
-    p: float
-
-    @property
-    def larger(self) -> bool:
-        """Whether its launches have their own variance in a contrast."""
-        return self.p < OWN_ERROR_LEVEL
-
-    @property
-    def left_out(self) -> bool:
-        """Whether its launches are left out of the pooled error."""
-        return self.p < LEFT_OUT_LEVEL
-
-
 @dataclass(frozen=True)
 class Estimate:
     """A contrast with its standard error.
@@ -75,28 +43,19 @@ class Estimate:
     Attributes:
         point: the contrast, in the unit of the values.
         error: its standard error; None where nothing repeats.
-        df: degrees of freedom behind the error, Satterthwaite's where it is made of several
-            variances; 0 without one.
+        df: degrees of freedom behind the error; 0 without one.
         blocks: the blocks it is formed in.
-        correlation: with the other contrasts of the same baseline (Dunnett); 0 where the error is
-            the configuration's own.
-        spread: the test that lets the contrast be judged by its own spread; None if pooled.
     """
 
     point: float
     error: float | None
     df: float
     blocks: tuple[int, ...]
-    correlation: float = 0.0
-    spread: Spread | None = None
 
     @property
     def method(self) -> str:
         """Whose spread the error is of, and the degrees of freedom."""
-        if self.spread is None:
-            return f"{POOLED} (df {self.df})"
-        spread = f"spread F {self.spread.f_ratio:.1f}, p {self.spread.p:.3f}"
-        return f"{OWN} (df {self.df:.1f}; {spread})"
+        return f"block model (df {self.df})"
 
     @property
     def t(self) -> float | None:
@@ -123,9 +82,41 @@ class Estimate:
         assert self.error is not None
         present = len(self.blocks)
         df = self.df + added_df * (blocks - present)
-        if self.spread is not None:
-            df = self.df * (blocks - 1) / (present - 1)
         return replace(self, error=self.error * float(np.sqrt(present / blocks)), df=df)
+
+    def power(self, margin: float, wide: float, narrow: float) -> float:
+        """How often another such study decides, if the contrast of logs is what it is here.
+
+        It decides by an interval of confidence `wide` off zero, or by one of confidence `narrow`
+        within the margin, a fraction.
+        """
+        reach, inner = self.half_width(wide), self.half_width(narrow)
+        assert self.error is not None
+        assert reach is not None
+        assert inner is not None
+        ends = (abs(self.point) - reach, np.log1p(margin) - inner - self.point,
+                np.log1p(-margin) + inner - self.point)  # fmt: skip
+        if self.error == 0:
+            return float(ends[0] > 0 or ends[1] > 0 > ends[2])
+        away, upper, lower = student.cdf(np.array(ends) / self.error, self.df)
+        return float(max(away, upper - lower))
+
+
+def fewest_blocks(present: int, decided: Callable[[int], bool]) -> int | None:
+    """The smallest number of blocks above `present` that decides; None where MOST_BLOCKS do not.
+
+    Args:
+        present: the blocks there are.
+        decided: whether so many decide; true of every number above one of which it is true.
+    """
+    counts = range(present + 1, MOST_BLOCKS + 1)
+    first = bisect_left(counts, True, key=decided)
+    return counts[first] if first < len(counts) else None
+
+
+def sidak(p: float, comparisons: int) -> float:
+    """Sidak's adjustment of a p-value for a number of comparisons (JASA 62 (1967) 626)."""
+    return float(-np.expm1(comparisons * np.log1p(-min(p, 1 - 1e-16))))
 
 
 @dataclass(frozen=True)
@@ -134,14 +125,12 @@ class Launches:
 
     Attributes:
         y: the quantity (the log of a percentile, say).
-        replicates: (launches, resamples) of y within the launch; None: not resampled.
         n: requests behind each.
     """
 
     name: NDArray[np.str_]
     block: NDArray[np.int64]
     y: Floats
-    replicates: Floats | None = None
     n: NDArray[np.int64] | None = None
 
     @classmethod
@@ -174,37 +163,15 @@ class Launches:
         return np.array([configuration_of(str(name)) for name in self.name], dtype=str)
 
     @cached_property
-    def spreads(self) -> dict[str, Spread]:
-        """The test of equal spread of every configuration that has residual degrees of freedom."""
-        everyone, found = np.ones(len(self), bool), {}
-        squares, df = self._squares(everyone)
-        for config in np.unique(self.config):
-            rest_squares, rest_df = self._squares(self.config != config)
-            if df - rest_df < 1 or rest_df < 1:
-                continue
-            rest = rest_squares / rest_df
-            extra = max(0.0, squares - rest_squares) / (df - rest_df)
-            ratio = float(extra / rest if rest else np.inf if extra else 0.0)
-            p = float(fisher.sf(ratio, df - rest_df, rest_df))
-            found[str(config)] = Spread(extra, df - rest_df, ratio, p)
-        return found
-
-    @cached_property
-    def kept(self) -> Bools:
-        """Which of the launches are behind the pooled error."""
-        left_out = [name for name, test in self.spreads.items() if test.left_out]
-        return ~np.isin(self.config, left_out)
-
-    @cached_property
     def pooled(self) -> tuple[float, int]:
         """Residual variance and its degrees of freedom; (0.0, 0) without any."""
-        squares, df = self._squares(self.kept)
+        squares, df = self._squares()
         return (squares / df if df else 0.0), df
 
     @property
     def added_df(self) -> int:
         """Degrees of freedom that one more block would bring."""
-        return len(set(self.name[self.kept])) - 1
+        return len(set(self.name)) - 1
 
     def blocks(self, ours: str, base: Sequence[str]) -> tuple[int, ...]:
         """The blocks that have the launch `ours` and another one of `base`."""
@@ -232,44 +199,25 @@ class Launches:
     def contrast(self, ours: str, base: Sequence[str]) -> Estimate | None:
         """The launches `ours` against those of `base`; None without a block that has both."""
         blocks = self.blocks(ours, base)
-        return self.estimate(self.weights(ours, base, blocks), [ours], blocks) if blocks else None
+        return self.estimate(self.weights(ours, base, blocks), blocks) if blocks else None
 
-    def estimate(self, weights: Floats, ours: Sequence[str], blocks: tuple[int, ...]) -> Estimate:
-        """The weighted sum of the launches, of which `ours` are compared with the others.
-
-        The error is the pooled one of the block model; the launches of a configuration whose spread
-        is larger than that of the others have its variance instead, with Satterthwaite's degrees
-        of freedom for the sum.
-        """
+    def estimate(self, weights: Floats, blocks: tuple[int, ...]) -> Estimate:
+        """The weighted sum of the launches, with the pooled error of the block model."""
         point, (variance, df) = self.value(weights), self.pooled
         if df == 0:
             return Estimate(point, None, 0, blocks)
-        used = set(self.config[weights != 0].tolist())
-        larger = {name: test for name, test in self.spreads.items() if name in used and test.larger}
-        total = float((weights**2).sum())
-        if not larger:
-            own = float((weights[np.isin(self.name, ours)] ** 2).sum())
-            error = float(np.sqrt(variance * total))
-            return Estimate(point, error, df, blocks, 1 - own / total if total else 0.0)
-        squares = {name: float((weights[self.config == name] ** 2).sum()) for name in larger}
-        parts = [(squares[name] * test.variance, test.df) for name, test in larger.items()]
-        parts.append((variance * (total - sum(squares.values())), df))
-        whole = sum(part for part, _ in parts)
-        freedom = whole**2 / sum(part**2 / of for part, of in parts)
-        clearest = min(larger.values(), key=lambda test: test.p)
-        return Estimate(point, float(np.sqrt(whole)), freedom, blocks, 0.0, clearest)
+        return Estimate(point, float(np.sqrt(variance * (weights**2).sum())), df, blocks)
 
-    def _squares(self, kept: Bools) -> tuple[float, int]:
+    def _squares(self) -> tuple[float, int]:
         """Residual sum of squares of the model by least squares, and its degrees of freedom.
 
         Residuals of a fit with blocks are those of columns less their means in each block (Frisch &
         Waugh, Econometrica 1 (1933) 387); with a column for each block, work would grow with the
         cube of their number.
         """
-        if not kept.any():
+        if not len(self):
             return 0.0, 0
-        y, config = self.y[kept], self.config[kept]
-        block = np.unique(self.block[kept], return_inverse=True)[1]
+        y, config, block = self.y, self.config, np.unique(self.block, return_inverse=True)[1]
         # Taken from their mean, so that equal values leave an exact zero.
         columns = np.column_stack([y - y.mean(), config[:, None] == np.unique(config)]).astype(
             float

@@ -7,19 +7,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from connector_tax.analysis.hypotheses import (
-    CANNOT_TELL,
-    MET,
-    NOT_MET,
-    conclusion,
-    criteria_of_labels,
-)
+from connector_tax.analysis.hypotheses import MET, NOT_MET, conclusion, criteria_of_labels
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.taxes import Tables
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.stage_records import ConclusionRecord, GateRecord
 from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.verdicts import CANNOT_TELL
 from connector_tax.files import ArtifactError, read_json
 
 NS_PER_HOUR = 3.6e12

@@ -3,39 +3,40 @@ intervals and verdicts.
 
 Source: docs/method.md, "The error model" and "Verdicts". tax = exp(d) - 1, d the mean over blocks
 of the log of the configuration's percentile minus the mean log of the block's launches of plain.
-The interval is that of the block model, or of the within-launch bootstrap where that is wider.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import t as student
 
-from connector_tax.analysis.block_model import Estimate, Floats, Launches, LaunchId
-from connector_tax.analysis.bootstrap import bootstrap_p
-from connector_tax.analysis.ingest import Cell
-from connector_tax.analysis.multiplicity import dunnett_p, sidak
-from connector_tax.analysis.reference import Sweep, judgement
-from connector_tax.analysis.samples import LogSample
-from connector_tax.analysis.saturation import CellLoad
-from connector_tax.artifacts.names import (
-    INCONCLUSIVE,
-    MARKED,
-    NO_TAX,
-    POINT_ESTIMATE,
-    TAX,
-    CellKey,
-    configuration_of,
-    no_number,
+from connector_tax.analysis.block_model import (
+    POWER,
+    Estimate,
+    Floats,
+    Launches,
+    LaunchId,
+    fewest_blocks,
+    sidak,
 )
+from connector_tax.analysis.ingest import Cell
+from connector_tax.analysis.reference import Sweep, judgement
+from connector_tax.analysis.samples import LogSample, over_rates, saturated_in, unsaturated
+from connector_tax.analysis.saturation import CellLoad
+from connector_tax.artifacts.metrics import METRICS
+from connector_tax.artifacts.names import ALL_RATES, CellKey, configuration_of, no_number
 from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.verdicts import (
+    CANNOT_TELL,
+    MARKED,
+    MIN_BLOCKS_FOR_VERDICT,
+    TOO_FEW,
+    verdict_of,
+)
 
-MIN_BLOCKS_FOR_VERDICT = 3
-MOST_BLOCKS = 100
 ONE_LAUNCH = "one launch; launches not included"
-BOOTSTRAP = "within-launch bootstrap"
 
 
 class WeightedTax(NamedTuple):
@@ -59,26 +60,25 @@ class Overload(NamedTuple):
     saturated: bool
     dropped: int
 
+    @property
+    def any(self) -> bool:
+        """Whether there was one."""
+        return self.saturated or self.dropped > 0
+
 
 @dataclass(frozen=True)
 class Effect:
-    """An estimate in fractions (0.45 is +45%) with its interval; infinite ends: unknown.
+    """An estimate in fractions (0.45 is +45%), with its intervals.
 
     Attributes:
-        method: how the interval was made.
-        p: two-sided p-value of "the effect is zero", at least `within_p`, the bootstrap's.
-        estimate: the contrast of logs behind it.
+        estimate: the contrast behind it: of logs, of which it is exp(d) - 1, or with `taxes` of
+            linear terms about `point`.
         added_df: degrees of freedom that one more block would bring.
         mark: why it gets no verdict; "" where nothing was saturated or dropped.
         taxes: of a combination, over its blocks.
     """
 
     point: float
-    lo: float
-    hi: float
-    method: str
-    p: float | None
-    within_p: float | None
     estimate: Estimate
     added_df: int
     confidence: float
@@ -91,57 +91,75 @@ class Effect:
         return len(self.estimate.blocks)
 
     @property
-    def ends(self) -> tuple[float | None, float | None]:
-        """The interval's ends; None: unknown."""
-        return (self.lo, self.hi) if np.isfinite(self.hi - self.lo) else (None, None)
+    def repeats(self) -> bool:
+        """Whether anything repeats, so that there is an interval."""
+        return self.estimate.error is not None and self.n_blocks > 1
+
+    @property
+    def method(self) -> str:
+        """How the interval was made."""
+        return self.estimate.method if self.repeats else ONE_LAUNCH
+
+    @property
+    def p(self) -> float | None:
+        """Two-sided p-value of "the effect is zero"; None without an interval."""
+        return self.estimate.p if self.repeats else None
 
     @property
     def df(self) -> float | None:
-        """Degrees of freedom behind the block model's error; None without an interval."""
-        return None if self.p is None else self.estimate.df
+        """Degrees of freedom behind the error; None without an interval."""
+        return self.estimate.df if self.repeats else None
+
+    def interval(self, confidence: float, power: float | None = None) -> tuple[float, float]:
+        """Its ends; infinite without an interval.
+
+        Args:
+            confidence: of the interval.
+            power: with it the ends that are within reach of this share of such studies.
+        """
+        half = self.estimate.half_width(confidence)
+        if not self.repeats or half is None or self.estimate.error is None:
+            return -np.inf, np.inf
+        if power is not None:
+            half += float(student.ppf(power, self.estimate.df)) * self.estimate.error
+        if self.taxes:
+            return self.point - half, self.point + half
+        lo, hi = (float(np.expm1(self.estimate.point + side * half)) for side in (-1, 1))
+        return lo, hi
 
     @property
-    def decides(self) -> bool:
-        """Whether there are enough blocks for a verdict."""
-        return self.n_blocks >= MIN_BLOCKS_FOR_VERDICT
+    def lo(self) -> float:
+        """The interval's lower end; infinite: unknown."""
+        return self.interval(self.confidence)[0]
 
-    def ahead(self, blocks: int) -> "Effect":
-        """With the block model's interval as so many blocks would have it."""
-        if self.estimate.error is None:
-            return self
-        later = self.estimate.with_blocks(self.added_df, blocks)
-        half = later.half_width(self.confidence)
-        assert half is not None
-        if self.taxes:
-            return replace(self, estimate=later, lo=self.point - half, hi=self.point + half)
-        lo, hi = (float(np.expm1(later.point + side * half)) for side in (-1, 1))
-        return replace(self, estimate=later, lo=lo, hi=hi)
+    @property
+    def hi(self) -> float:
+        """The interval's upper end; infinite: unknown."""
+        return self.interval(self.confidence)[1]
+
+    @property
+    def narrow(self) -> tuple[float, float]:
+        """The interval of the equivalence test (TOST), of 90%; its upper end is "at most"."""
+        return self.interval(2 * self.confidence - 1)
+
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """The interval's ends; None: unknown."""
+        return (self.lo, self.hi) if self.repeats else (None, None)
+
+    def ahead(self, blocks: int) -> "Ahead":
+        """As so many blocks would have it, in POWER of the studies."""
+        later = self
+        if self.estimate.error is not None:
+            later = replace(self, estimate=self.estimate.with_blocks(self.added_df, blocks))
+        return Ahead(*later.interval(self.confidence, POWER))
 
 
-def _effect(
-    estimate: Estimate,
-    replicates: Floats,
-    added_df: int,
-    confidence: float,
-    taxes: tuple[float, ...] = (),
-    point: float | None = None,
-) -> Effect:
-    """A tax, or the combination `point` of `taxes`: the wider of both intervals."""
-    centre = estimate.point if point is None else point
-    scale: Callable[[float], float] = np.expm1 if point is None else float
-    half = estimate.half_width(confidence)
-    known = (float(scale(centre)), -np.inf, np.inf, ONE_LAUNCH, None, None)
-    effect = Effect(*known, estimate, added_df, confidence, taxes=taxes)
-    if len(estimate.blocks) < 2 or half is None or estimate.p is None:
-        return effect
-    tail = (1 - confidence) / 2
-    lo, hi = (float(end) for end in np.quantile(replicates, [tail, 1 - tail]))
-    method = BOOTSTRAP
-    if 2 * half >= hi - lo:
-        lo, hi, method = centre - half, centre + half, estimate.method
-    within = bootstrap_p(replicates)
-    lo, hi, p = float(scale(lo)), float(scale(hi)), max(estimate.p, within)
-    return replace(effect, lo=lo, hi=hi, method=method, p=p, within_p=within)
+class Ahead(NamedTuple):
+    """The ends that a planned study keeps within."""
+
+    lo: float
+    hi: float
 
 
 class TaxTable:
@@ -163,7 +181,6 @@ class TaxTable:
     ) -> None:
         self._confidence = study.config["statistics"]["confidence"]
         self._cells = {cell.key: cell for cell in cells}
-        self._overloads = overloads
         self._blocks = range(study.document["blocks"])
         self._baseline = study.baseline
         self._plains = {phase: study.plains(phase) for phase in study.document["run_order"]}
@@ -173,7 +190,39 @@ class TaxTable:
                 if key.block in self._blocks:
                     own = self._samples.setdefault((key.phase, key.cell, metric), {})
                     own[LaunchId(key.config, key.block)] = sample
+        self._overloads = dict(overloads)
+        self.rates: list[str] = []
+        self._add_all_rates(study)
         self._launches: dict[tuple[str, str, str], Launches | None] = {}
+
+    def _add_all_rates(self, study: Study) -> None:
+        """The cell ALL_RATES: each launch's mean over the rates of Phase A without saturation."""
+        sweep = [cell for cell in study.document.get("cells", {}).get("A", []) if cell["rate_rps"]]
+        rates = [
+            str(cell["cell"]) for cell in sorted(sweep, key=lambda cell: cell["rate_rps"] or 0.0)
+        ]
+        if not rates:
+            return
+        over = {k: load for k, load in self._overloads.items() if k.phase == "A"}
+        hit = saturated_in((k.config, k.cell) for k, load in over.items() if load.any)
+        self.rates = unsaturated(rates, hit)
+        for metric in METRICS:
+            of_cells = {cell: self._samples.get(("A", cell, metric), {}) for cell in self.rates}
+            logs: dict[LaunchId, dict[str, float]] = {}
+            for cell, samples in of_cells.items():
+                for launch, sample in samples.items():
+                    logs.setdefault(launch, {})[cell] = sample.point
+            means = over_rates(logs, self.rates)
+            if means:
+                self._samples["A", ALL_RATES, metric] = {
+                    launch: LogSample(mean, sum(of[launch].n for of in of_cells.values()))
+                    for launch, mean in means.items()
+                }
+        for launch in {LaunchId(k.config, k.block) for k in over}:
+            loads = [over[k] for cell in self.rates if (k := CellKey(*launch, "A", cell)) in over]
+            self._overloads[CellKey(*launch, "A", ALL_RATES)] = Overload(
+                any(load.saturated for load in loads), sum(load.dropped for load in loads)
+            )
 
     def launches(self, phase: str, cell: str, metric: str) -> Launches | None:
         """One metric of a cell's launches; None without any."""
@@ -192,9 +241,9 @@ class TaxTable:
         if launches is None or (estimate := launches.contrast(config, plains)) is None:
             return None
         weights = launches.weights(config, plains, estimate.blocks)
-        replicates = _replicates(launches, weights)
-        effect = _effect(estimate, replicates, launches.added_df, self._confidence)
-        return replace(effect, mark=self._mark(launches, weights, phase, cell))
+        mark = self._mark(launches, weights, phase, cell)
+        point = float(np.expm1(estimate.point))
+        return Effect(point, estimate, launches.added_df, self._confidence, mark)
 
     def combination(
         self, terms: Sequence[WeightedTax], confidence: float | None = None
@@ -223,7 +272,7 @@ class TaxTable:
         blocks = tuple(sorted(set.intersection(*by_term)))
         if not blocks:
             return None
-        point, replicates = 0.0, np.zeros(1)
+        point = 0.0
         first = parts[terms[0][2:]]
         linear, y, marks, taxes = np.zeros(len(first)), np.zeros(len(first)), [], []
         for term in terms:
@@ -232,17 +281,15 @@ class TaxTable:
             d = launches.value(weights)
             taxes.append(float(np.expm1(d)))
             point += term.weight * taxes[-1]
-            replicates = replicates + term.weight * np.expm1(_replicates(launches, weights))
             linear = linear + term.weight * float(np.exp(d)) * weights
             y = y + term.weight * float(np.exp(d)) * launches.y
             marks.append(self._mark(launches, weights, term.phase, term.cell))
         if len(cells) > 1:
             # Of one configuration: the combined values of each launch, compared once.
             first, linear = replace(first, y=y), weights
-        estimate = first.estimate(linear, sorted(configs), blocks)
+        estimate = first.estimate(linear, blocks)
         level = self._confidence if confidence is None else confidence
-        effect = _effect(estimate, replicates, first.added_df, level, tuple(taxes), point)
-        return replace(effect, mark=joined(marks))
+        return Effect(point, estimate, first.added_df, level, joined(marks), tuple(taxes))
 
     def levels_ms(
         self, config: str, phase: str, cell: str, metric: str
@@ -276,6 +323,12 @@ class TaxTable:
     def _why_lost(
         self, config: str, block: int, phase: str, cell: str, metric: str
     ) -> tuple[str, int, str]:
+        if cell == ALL_RATES:
+            launch = LaunchId(config, block)
+            for rate in self.rates:
+                if launch not in self._samples.get((phase, rate, metric), {}):
+                    return self._why_lost(config, block, phase, rate, metric)
+            return "missing", block, "no rate of Phase A is without saturation"
         state = self._cells.get(CellKey(config, block, phase, cell))
         if state is None:
             return "missing", block, "the launch is not part of the design"
@@ -307,17 +360,8 @@ class TaxTable:
 def _table(samples: Mapping[LaunchId, LogSample]) -> Launches:
     points = {launch: sample.point for launch, sample in samples.items()}
     return replace(
-        Launches.of(points),
-        replicates=np.array([sample.replicates for sample in samples.values()]),
-        n=np.array([sample.n for sample in samples.values()], np.int64),
+        Launches.of(points), n=np.array([sample.n for sample in samples.values()], np.int64)
     )
-
-
-def _replicates(launches: Launches, weights: Floats) -> Floats:
-    assert launches.replicates is not None
-    used = weights != 0
-    resampled: Floats = weights[used] @ launches.replicates[used]
-    return resampled
 
 
 def joined(marks: Iterable[str]) -> str:
@@ -363,72 +407,32 @@ class Judged(NamedTuple):
     blocks_needed: int | None
 
 
-def judge(effect: Effect, family: Sequence[Estimate], margin: float) -> Judged:
+def judge(effect: Effect, comparisons: int, margin: float) -> Judged:
     """Adjusted p, verdict and blocks needed of a tax.
 
     Args:
         effect: the tax.
-        family: the estimates it is compared with one baseline together with, itself included.
+        comparisons: how many are compared with one baseline together.
         margin: of its metric.
     """
-    p = None if effect.mark else adjusted_p(effect, family)
-    said = verdict(effect, p, margin)
-    needed = blocks_needed(effect, family, margin) if said == INCONCLUSIVE else None
-    return Judged(p, said, needed)
-
-
-def adjusted_p(effect: Effect, family: Sequence[Estimate]) -> float | None:
-    """The larger of Dunnett's p and the bootstrap's after Sidak; None without an interval."""
-    if effect.within_p is None:
-        return None
-    return max(dunnett_p(effect.estimate, family), sidak(effect.within_p, len(family)))
-
-
-def verdict(effect: Effect, p_adjusted: float | None, margin: float) -> str:
-    """TAX, NO TAX, INCONCLUSIVE, or why there is no verdict (docs/method.md, "Verdicts").
-
-    NO TAX: the interval lies within +-margin, even where it excludes zero. TAX: positive and
-    significant after Dunnett's adjustment. A configuration that is significantly faster than plain
-    is INCONCLUSIVE: a negative tax points at a confound, not at a cost.
-    """
     if effect.mark:
-        return MARKED
-    if not effect.decides or p_adjusted is None:
-        return POINT_ESTIMATE
-    if -margin < effect.lo and effect.hi < margin:
-        return NO_TAX
-    if p_adjusted < 1 - effect.confidence and effect.lo > 0:
-        return TAX
-    return INCONCLUSIVE
+        return Judged(None, MARKED, None)
+    p = None if effect.p is None else sidak(effect.p, comparisons)
+    if p is None or effect.n_blocks < MIN_BLOCKS_FOR_VERDICT:
+        return Judged(p, TOO_FEW, None)
+    significant = p < 1 - effect.confidence
+    said = verdict_of((effect.lo, effect.hi), effect.narrow, margin, significant=significant)
+    return Judged(
+        p, said, _blocks_needed(effect, comparisons, margin) if said == CANNOT_TELL else None
+    )
 
 
-def fewest_blocks(present: int, decided: Callable[[int], bool]) -> int | None:
-    """The smallest number of blocks above `present` that decides; None where MOST_BLOCKS do not.
+def _blocks_needed(effect: Effect, comparisons: int, margin: float) -> int | None:
+    """The fewest blocks, above the present ones, that decide in POWER of the studies."""
+    wide, narrow = effect.confidence ** (1 / comparisons), 2 * effect.confidence - 1
 
-    Args:
-        present: the blocks there are.
-        decided: whether so many decide; true of every number above one of which it is true.
-    """
-    counts = range(present + 1, MOST_BLOCKS + 1)
-    first = bisect_left(counts, True, key=decided)
-    return counts[first] if first < len(counts) else None
+    def decided(blocks: int) -> bool:
+        later = effect.estimate.with_blocks(effect.added_df, blocks)
+        return later.power(margin, wide, narrow) >= POWER
 
-
-def blocks_needed(effect: Effect, family: Sequence[Estimate], margin: float) -> int | None:
-    """The smallest number of blocks, above the present one, at which it would be TAX or NO TAX.
-
-    The point stays, the standard error shrinks with the root of the number of blocks, the degrees
-    of freedom grow with the launches.
-    """
-
-    def no_tax(blocks: int) -> bool:
-        later = effect.ahead(blocks)
-        return -margin < later.lo and later.hi < margin
-
-    def tax(blocks: int) -> bool:
-        later = effect.ahead(blocks)
-        return later.lo > 0 and dunnett_p(later.estimate, family) < 1 - effect.confidence
-
-    # Each becomes true once, as the interval shrinks: bisection, Dunnett's integral being slow.
-    counts = [fewest_blocks(effect.n_blocks, decided) for decided in (no_tax, tax)]
-    return min((count for count in counts if count is not None), default=None)
+    return fewest_blocks(effect.n_blocks, decided)

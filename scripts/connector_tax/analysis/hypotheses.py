@@ -13,21 +13,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from connector_tax.analysis.effects import (
-    MIN_BLOCKS_FOR_VERDICT,
-    MOST_BLOCKS,
-    Effect,
-    WeightedTax,
-    fewest_blocks,
-    joined,
-)
+from connector_tax.analysis.block_model import MOST_BLOCKS, POWER, fewest_blocks
+from connector_tax.analysis.effects import Ahead, Effect, WeightedTax, joined
 from connector_tax.analysis.taxes import Tables
 from connector_tax.artifacts.metrics import LATENCY_METRICS, margin_of
 from connector_tax.artifacts.names import NOOP
 from connector_tax.artifacts.stage_records import ConclusionRecord, EffectNumbers
+from connector_tax.artifacts.verdicts import CANNOT_TELL, MIN_BLOCKS_FOR_VERDICT
 from connector_tax.text import signed
 
-SUPPORTED, REFUTED, CANNOT_TELL = "supported", "refuted", "cannot tell"
+SUPPORTED, REFUTED = "supported", "refuted"
 MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
 MOONCAKE, NIXL = "mooncake_both", "nixl_both"
 LMCACHE, MULTI = "lmcache_only", "multi_mooncake_lmcache"
@@ -38,10 +33,12 @@ ABOUT = {
 }  # fmt: skip
 SIDES: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
     "lo >=": ("lo", operator.ge), "lo >": ("lo", operator.gt), "lo <=": ("lo", operator.le),
-    "hi <=": ("hi", operator.le), "hi <": ("hi", operator.lt),
+    "lo <": ("lo", operator.lt),
+    "hi <=": ("hi", operator.le), "hi <": ("hi", operator.lt), "hi >=": ("hi", operator.ge),
 }  # fmt: skip
 
 Effects = Mapping[str, Effect]
+Ends = Mapping[str, Effect | Ahead]
 Terms = Sequence[WeightedTax]
 Contrast = tuple[Terms, float | None]
 Axis = Literal["input_tokens", "output_tokens"]
@@ -54,7 +51,7 @@ class Answer(NamedTuple):
     tail: str
     conditions: Sequence[tuple[str, str, float]]
 
-    def holds(self, effects: Effects) -> bool:
+    def holds(self, effects: Ends) -> bool:
         """Whether they do."""
         return all(
             of(getattr(effects[name], end), bound)
@@ -91,7 +88,7 @@ class Question:
         contrasts: the effects it is about, each its taxes and its interval's confidence (None: the
             study's).
         judged: those of them that must carry a verdict.
-        answers: the first that holds is given.
+        answers: of which at most one verdict holds, in whatever order they stand.
         otherwise: said where none does.
         start: of its sentence; `{tax}` and `{gap:pp}` stand for effects.
         numbers: which effects hypotheses.json has, by their names there.
@@ -109,12 +106,13 @@ class Question:
     facts: Callable[[Effects], Mapping[str, Any]]
     label: Callable[[Effects], str]
 
-    def answer(self, effects: Effects, otherwise: str) -> tuple[str, str]:
+    def answer(self, effects: Ends, otherwise: str) -> tuple[str, str]:
         """Verdict and tail; `otherwise` is the verdict where no answer holds."""
-        for answer in self.answers:
-            if answer.holds(effects):
-                return answer.verdict, answer.tail
-        return otherwise, self.otherwise
+        held = sorted({(a.verdict, a.tail) for a in self.answers if a.holds(effects)})
+        if not held:
+            return otherwise, self.otherwise
+        assert len({verdict for verdict, _ in held}) == 1
+        return held[0][0], " ".join(tail for _, tail in held)
 
     def begins(self, effects: Effects) -> str:
         """The start of the sentence with the effects' numbers."""
@@ -197,8 +195,8 @@ def _hypothesis(made: Tables, name: str, asked: "Question | str") -> ConclusionR
         return asked.answer(ahead, CANNOT_TELL)[0] != CANNOT_TELL
 
     needed = fewest_blocks(made.study.document["blocks"], would_tell)
-    more = f"it takes {needed} blocks" if needed else f"{MOST_BLOCKS} blocks would not decide it"
-    sentence = f"{sentence} With this estimate and spread {more}."
+    more = f"{needed} blocks decide it" if needed else f"{MOST_BLOCKS} blocks would not decide it"
+    sentence = f"{sentence} With this estimate and spread {more} in {POWER:.0%} of the studies."
     return conclusion(name, verdict, sentence, numbers | {"blocks_needed": needed}, label)
 
 
@@ -333,7 +331,7 @@ def _h2(cell: str, limits: Any, engine: str) -> Question:
          Answer(REFUTED, f"the gap is inverted: on {engine} that of the prior is not there.",
                 [("gap", "hi <", 0)]),
          Answer(REFUTED, f"below {band}: on {engine} the gap of the prior is not there.",
-                [("gap", "hi <", low)]),
+                [("gap", "hi <", low), ("gap", "hi >=", 0)]),
          Answer(REFUTED, f"above {band}: on {engine} the gap is larger than the prior's.",
                 [("gap", "lo >", high)])],
         f"the interval crosses a border of the band {band}.",
@@ -359,9 +357,9 @@ def _h3(cell: str, limits: Any) -> Question:
         ["split", "mooncake"],
         [Answer(CANNOT_TELL, nothing, [("mooncake", "lo <=", 0)]),
          Answer(SUPPORTED, f"the framework is less than {share:.0%} of the tax.",
-                [("split", "hi <", 0)]),
+                [("mooncake", "lo >", 0), ("split", "hi <", 0)]),
          Answer(REFUTED, f"the framework is at least {share:.0%} of the tax.",
-                [("split", "lo >=", 0)])],
+                [("mooncake", "lo >", 0), ("split", "lo >=", 0)])],
         f"the interval of the difference to {share:.0%} of it holds zero.",
         f"The no-op connector costs {{noop}} TTFT p90, {MOONCAKE} {{mooncake}}",
         {"noop_tax": "noop", "mooncake_tax": "mooncake", "noop_minus_share_of_mooncake": "split"},
@@ -410,9 +408,11 @@ def _h4(cell: str, limits: Any) -> Question:
         ["multi", "not_super", "not_sub"],
         [Answer(CANNOT_TELL, nothing, [("multi", "lo <=", 0)]),
          Answer(SUPPORTED, f"additive within {tolerance:.0%}.",
-                [("not_super", "lo >=", 0), ("not_sub", "lo >=", 0)]),
-         Answer(REFUTED, "super-additive: the connectors interfere.", [("not_super", "hi <", 0)]),
-         Answer(REFUTED, "sub-additive: a cost is shared.", [("not_sub", "hi <", 0)])],
+                [("multi", "lo >", 0), ("not_super", "lo >=", 0), ("not_sub", "lo >=", 0)]),
+         Answer(REFUTED, "super-additive: the connectors interfere.",
+                [("multi", "lo >", 0), ("not_super", "hi <", 0)]),
+         Answer(REFUTED, "sub-additive: a cost is shared.",
+                [("multi", "lo >", 0), ("not_sub", "hi <", 0)])],
         f"the interval crosses a border of the {tolerance:.0%} tolerance.",
         "The stacked connector costs {multi} TTFT p90 against {sum:point} for the sum of its parts,"
         " apart by {excess:pp}",
@@ -427,8 +427,9 @@ def _growth(made: Tables, name: str, metric: str, axis: Axis, across: Axis) -> Q
     """H5, H6: whether a tax of mooncake_both grows along one axis of Phase B.
 
     Averaged over the other. Supported: every step from one length to the next is positive (all
-    intervals above zero need no correction: each must hold). Refuted: some step is negative, at a
-    level corrected for the number of steps, or the growth over the whole axis is below the margin.
+    intervals above zero need no correction: each must hold), also where all of them together are
+    less than the margin, which is said. Refuted: some step is negative, at a level corrected for
+    the number of steps, or not every step is positive and all together are below the margin.
     """
     cells = {(c[axis], c[across]): str(c["cell"]) for c in made.study.cells("B")}
     lengths, others = (sorted({key[place] for key in cells}) for place in (0, 1))
@@ -454,17 +455,20 @@ def _growth(made: Tables, name: str, metric: str, axis: Axis, across: Axis) -> Q
         whole = effects["whole"].point
         return "+" if whole > 0 else "-" if whole < 0 else "0"
 
+    grows = [(step, "lo >", 0.0) for step in steps]
     words = {"+": "grows", "-": "falls", "0": "does not change"}
     return Question(
         name,
         {**steps, **strict, "whole": change(lengths[0], lengths[-1])},
         ["whole", *steps],
         [Answer(SUPPORTED, f"it grows at every step of the {noun} length.",
-                [(step, "lo >", 0) for step in steps]),
+                [*grows, ("whole", "hi >=", margin)]),
+         Answer(SUPPORTED, f"it grows at every step of the {noun} length, less than {margin:.0%}.",
+                [*grows, ("whole", "hi <", margin)]),
          *(Answer(REFUTED, f"it falls at a step of the {noun} length.", [(step, "hi <", 0)])
            for step in strict),
-         Answer(REFUTED, f"no growth beyond the margin of {margin:.0%}.",
-                [("whole", "hi <", margin)])],
+         *(Answer(REFUTED, f"no growth beyond the margin of {margin:.0%}.",
+                  [("whole", "hi <", margin), (step, "lo <=", 0)]) for step in steps)],
         "at least one step's interval holds zero.",
         f"From {lengths[0]} to {lengths[-1]} {noun} tokens the {LATENCY_METRICS[metric].label} tax"
         f" of {MOONCAKE} changes by {{whole:pp}}",
@@ -542,6 +546,7 @@ def _label_of_h3(cell: str, limits: Any) -> Question:
         f"the framework is less than {most:.0%} of the tax; whether it is less than {least:.0%}"
         " cannot be told"
     )
+    taxed = ("mooncake", "lo >", 0.0)
     contrasts = {
         "noop": at_rate(cell, (1, NOOP)), "mooncake": at_rate(cell, (1, MOONCAKE)),
         "upper": at_rate(cell, (1, NOOP), (-most, MOONCAKE)),
@@ -553,12 +558,13 @@ def _label_of_h3(cell: str, limits: Any) -> Question:
         list(contrasts),
         [Answer(UNDECIDED, nothing, [("mooncake", "lo <=", 0)]),
          Answer("framework-cost-dominated", "the tax is framework-cost-dominated",
-                [("upper", "lo >=", 0)]),
+                [taxed, ("upper", "lo >=", 0)]),
          Answer("implementation-cost-dominated", "the tax is implementation-cost-dominated",
-                [("lower", "hi <", 0)]),
+                [taxed, ("lower", "hi <", 0)]),
          Answer("mixed", "neither the framework nor the implementation dominates",
-                [("lower", "lo >=", 0), ("upper", "hi <", 0)]),
-         Answer(UNDECIDED, partly, [("upper", "hi <", 0)])],
+                [taxed, ("lower", "lo >=", 0), ("upper", "hi <", 0)]),
+         Answer(UNDECIDED, partly,
+                [taxed, ("upper", "hi <", 0), ("lower", "lo <", 0), ("lower", "hi >=", 0)])],
         "the share of the framework cannot be told",
         f"No-op connector {{noop}}, {MOONCAKE} {{mooncake}}",
         {"noop_tax": "noop", "mooncake_tax": "mooncake"},

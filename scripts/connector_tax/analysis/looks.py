@@ -7,25 +7,28 @@ Candidates and metrics share a level (Bonferroni).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from connector_tax.analysis.block_model import Estimate, Launches, LaunchId
+from connector_tax.analysis.block_model import (
+    POWER,
+    Estimate,
+    Launches,
+    LaunchId,
+    fewest_blocks,
+)
+from connector_tax.analysis.samples import over_rates, saturated_in, unsaturated
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
+from connector_tax.artifacts.metrics import VERDICT_METRICS
 from connector_tax.artifacts.names import Launch, configuration_of, launched_plains
 from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, TOO_FEW, verdict_of
 from connector_tax.files import read_json, write_json
 
 FIRST_LOOK = 2
-METRICS = ("ttft_p50", "tpot_p50")
-COSTS, GAINS, LESS, CANNOT_TELL = "costs", "is faster", "less than the margin", "cannot tell"
-SATURATED = "saturated"
-# What a planned number of blocks is to reach, as the method has it.
-POWER = 0.8
-MOST_BLOCKS = 100
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,7 @@ class Finding:
 
     Attributes:
         tax: a fraction; lo and hi bound it at the look's level; None: nothing repeats yet.
-        verdict: COSTS or GAINS (the interval off zero), LESS (within the margin), CANNOT_TELL,
-            SATURATED (no rate is left at which nothing was).
-        within: the interval of the equivalence test lies within the margin.
+        verdict: of `artifacts.verdicts.VERDICTS`.
         base_ms: the baseline's geometric mean.
         blocks_needed: with which a tax of this size would be decided in POWER of the cases; None
             where it is, or where MOST_BLOCKS would not do.
@@ -48,7 +49,6 @@ class Finding:
     lo: float | None
     hi: float | None
     verdict: str
-    within: bool
     base_ms: float | None
     blocks_needed: int | None
 
@@ -71,7 +71,7 @@ def look(study: Study, blocks: int) -> list[Finding]:
     values, saturated = _launch_medians(study, blocks)
     return findings_of(
         values, study.baseline, [name for name in study.configurations if name != study.baseline],
-        blocks, statistics["looks"], statistics["margins"], saturated=bool(saturated),
+        blocks, statistics["looks"], statistics["margins"], saturated,
     )  # fmt: skip
 
 
@@ -82,51 +82,47 @@ def findings_of(
     blocks: int,
     levels: Sequence[float],
     margins: Mapping[str, float],
-    *,
-    saturated: bool = False,
+    saturated: Collection[str] = (),
 ) -> list[Finding]:
     """What the log medians of the launches say, by metric, of each candidate.
 
     Args:
         levels: of all looks; this one is after `blocks` blocks.
-        saturated: whether launches were left out since a server was.
+        saturated: the configurations that were, at a rate that counts or at all of them.
     """
     level = levels[max(blocks - FIRST_LOOK, 0)]
     findings = []
-    for metric in METRICS:
+    for metric in VERDICT_METRICS:
         medians = Launches.of(values[metric])
         names = {launch.name: configuration_of(launch.name) for launch in values[metric]}
         plains = launched_plains(names, baseline)
         base = [v for (name, _), v in values[metric].items() if names[name] == baseline]
         base_ms = math.exp(sum(base) / len(base)) if base else None
         for config in candidates:
-            estimate = medians.contrast(config, plains)
+            estimate, marked = medians.contrast(config, plains), {config, baseline} & {*saturated}
             if estimate is None:
-                verdict = SATURATED if saturated else CANNOT_TELL
-                missing = Finding(config, metric, None, None, None, verdict, False, base_ms, None)
-                findings.append(missing)
+                verdict = MARKED if marked else CANNOT_TELL
+                findings.append(Finding(config, metric, None, None, None, verdict, base_ms, None))
                 continue
-            lo, hi, verdict, within = _judged(estimate, level, len(candidates), margins[metric])
-            needed = None
+            lo, hi, verdict = _judged(estimate, level, len(candidates), margins[metric])
+            verdict, needed = MARKED if marked else verdict, None
             if verdict == CANNOT_TELL and estimate.error is not None:
                 needed = _blocks_needed(
                     estimate, medians.added_df, levels[-1], len(candidates), margins[metric]
                 )
             tax = math.expm1(estimate.point)
-            findings.append(Finding(config, metric, tax, lo, hi, verdict, within, base_ms, needed))
+            findings.append(Finding(config, metric, tax, lo, hi, verdict, base_ms, needed))
     return findings
 
 
 def decided(findings: Sequence[Finding]) -> set[str]:
     """The configurations of which every metric has a verdict."""
-    open_ = {finding.config for finding in findings if finding.verdict == CANNOT_TELL}
+    open_ = {f.config for f in findings if f.verdict in (CANNOT_TELL, TOO_FEW)}
     return {finding.config for finding in findings} - open_
 
 
-def _launch_medians(
-    study: Study, blocks: int
-) -> tuple[dict[str, dict[LaunchId, float]], list[str]]:
-    """Mean log median of each launch by metric, and the cells left out since one was saturated."""
+def _launch_medians(study: Study, blocks: int) -> tuple[dict[str, dict[LaunchId, float]], set[str]]:
+    """Mean log median of each launch by metric, and who was saturated at a rate that counts."""
     rows: dict[LaunchId, Mapping[str, Mapping[str, float | None]]] = {}
     for launch in launches(study.document, "A"):
         folder = launch.folder(study.root)
@@ -136,64 +132,58 @@ def _launch_medians(
             summary = read_json(folder / paths.SUMMARY)
             of_cells = {cell: row for cell, row in summary.items() if cell in valid}
             rows[LaunchId(launch.config, launch.block)] = of_cells
-    cells = [cell["cell"] for cell in study.cells("A")]
+    sweep = sorted(study.cells("A"), key=lambda cell: cell["rate_rps"] or 0.0)
     least = study.config["saturation"]["throughput_ratio_min"]
-    saturated = [
-        cell for cell in cells if any(_saturated(r.get(cell), least) for r in rows.values())
-    ]
-    kept = [cell for cell in cells if cell not in saturated]
-    values: dict[str, dict[LaunchId, float]] = {metric: {} for metric in METRICS}
-    for launch_id, row in rows.items():
-        for metric in METRICS:
-            medians = [m for cell in kept if (m := row.get(cell, {}).get(f"{metric}_ms"))]
-            if kept and len(medians) == len(kept):
-                values[metric][launch_id] = sum(map(math.log, medians)) / len(kept)
-    return values, saturated
+    hit = saturated_in(
+        (launch.name, cell) for launch, of in rows.items() for cell, row in of.items()
+        if _saturated(row, least)
+    )  # fmt: skip
+    kept = unsaturated([cell["cell"] for cell in sweep], hit)
+    values = {}
+    for metric in VERDICT_METRICS:
+        logs = {
+            launch: {cell: math.log(m) for cell, r in row.items() if (m := r.get(f"{metric}_ms"))}
+            for launch, row in rows.items()
+        }
+        values[metric] = over_rates(logs, kept)
+    return values, set().union(*(hit.get(cell, ()) for cell in kept or hit))
 
 
-def _saturated(row: Mapping[str, float | None] | None, least: float) -> bool:
-    ratio = None if row is None else row["throughput_ratio"]
-    return row is not None and (bool(row["dropped"]) or (ratio is not None and ratio < least))
+def _saturated(row: Mapping[str, float | None], least: float) -> bool:
+    ratio = row["throughput_ratio"]
+    return bool(row["dropped"]) or (ratio is not None and ratio < least)
 
 
 def _judged(
     estimate: Estimate, level: float, candidates: int, margin: float
-) -> tuple[float | None, float | None, str, bool]:
-    """Interval, verdict, and whether it lies within the margin.
+) -> tuple[float | None, float | None, str]:
+    """Interval and verdict.
 
-    All metrics must lie within it, so that they share no level for that (intersection-union).
+    All metrics must lie within the margin, so that they share no level for that
+    (intersection-union).
     """
-    half = estimate.half_width(1 - level / (candidates * len(METRICS)))
-    narrow = estimate.half_width(1 - 2 * level / candidates)
-    if half is None or narrow is None:
-        return None, None, CANNOT_TELL, False
-    lo, hi = math.expm1(estimate.point - half), math.expm1(estimate.point + half)
-    ends = math.expm1(estimate.point - narrow), math.expm1(estimate.point + narrow)
-    within = -margin < ends[0] and ends[1] < margin
-    verdict = COSTS if lo > 0 else GAINS if hi < 0 else LESS if within else CANNOT_TELL
-    return lo, hi, verdict, within
+    wide, narrow = (estimate.half_width(share) for share in _shares(level, candidates))
+    if wide is None or narrow is None:
+        return None, None, TOO_FEW
+    ends = [math.expm1(estimate.point + end) for end in (-wide, wide, -narrow, narrow)]
+    return ends[0], ends[1], verdict_of((ends[0], ends[1]), (ends[2], ends[3]), margin)
+
+
+def _shares(level: float, candidates: int) -> tuple[float, float]:
+    """Confidence of the interval, and of the one of the equivalence test."""
+    return 1 - level / (candidates * len(VERDICT_METRICS)), 1 - 2 * level / candidates
 
 
 def _blocks_needed(
     estimate: Estimate, added_df: int, level: float, candidates: int, margin: float
 ) -> int | None:
-    """The blocks after which the interval would probably exclude zero or lie within the margin.
+    """The fewest blocks after which a look of this level decides in POWER of the studies."""
 
-    A tax below half the margin is taken to be none; POWER by the quantile of the t distribution.
-    """
-    from scipy.stats import t as student
-
-    small = abs(estimate.point) < math.log1p(margin) / 2
-    away = math.log1p(margin) - abs(estimate.point) if small else abs(estimate.point)
-    share = 2 * level / candidates if small else level / (candidates * len(METRICS))
-    for blocks in range(len(estimate.blocks) + 1, MOST_BLOCKS + 1):
+    def decided(blocks: int) -> bool:
         later = estimate.with_blocks(added_df, blocks)
-        half = later.half_width(1 - share)
-        assert half is not None
-        assert later.error is not None
-        if half + float(student.ppf(POWER, later.df)) * later.error <= away:
-            return blocks
-    return None
+        return later.power(margin, *_shares(level, candidates)) >= POWER
+
+    return fewest_blocks(len(estimate.blocks), decided)
 
 
 def read_looks(folder: Path) -> list[Look]:

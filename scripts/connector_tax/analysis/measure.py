@@ -1,15 +1,12 @@
 """What one valid cell measured: request latencies, throughput, waiting queue, backlog.
 
-Latencies are those of the requests that lived in quiet time (analysis.quiet); throughput, backlog
-and counts, which are about load, are over all requests.
-
 Source: docs/method.md, "Clocks, latencies, success": TTFT and E2E from the intended time, warm-up
 and drain excluded by arrival, failures never in a latency. Effective throughput charges a growing
 backlog to the window, so that requests which are only served during the drain do not count as kept
 up with.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +14,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from connector_tax.analysis.ingest import Cell
+from connector_tax.analysis.machine import WatchedMachine, read_machine
 from connector_tax.analysis.percentiles import quantile
-from connector_tax.analysis.quiet import (
-    Bools,
-    Chunks,
-    WatchedMachine,
-    read_machine,
-    undisturbed,
-)
 from connector_tax.analysis.records import REQUESTS, empty_frame, read_records
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord, MeasuredWindow, ScrapeLine
@@ -40,7 +31,6 @@ class Requests:
     """The successes among a cell's measured arrivals, in order of arrival, and its counts.
 
     Attributes:
-        whole: the same cell with nothing left out; None: this is it.
         ttft_ms, ttft_from_send_ms, e2e_ms: (n,) latencies.
         tpot_ms: (n,); empty when the shape has a single output token.
         since_warmup_s: (n,) intended arrival after the end of the warm-up.
@@ -57,7 +47,6 @@ class Requests:
     arrivals: int
     failed: int
     dropped: int
-    whole: "Requests | None" = None
 
     @property
     def n(self) -> int:
@@ -65,32 +54,20 @@ class Requests:
         return len(self.ttft_ms)
 
     @property
-    def everything(self) -> "Requests":
-        """The cell with nothing left out."""
-        return self if self.whole is None else self.whole
-
-    @property
-    def n_disturbed(self) -> int:
-        """How many successes met a disturbance and are left out."""
-        return self.everything.n - self.n
-
-    @property
     def backlog_growth_s(self) -> float | None:
         """Median E2E of the last tenth of the successes minus that of the first tenth, in s."""
-        e2e_ms = self.everything.e2e_ms
-        if len(e2e_ms) == 0:
+        if self.n == 0:
             return None
-        tenth = max(1, len(e2e_ms) // 10)
-        return float(np.median(e2e_ms[-tenth:]) - np.median(e2e_ms[:tenth])) / 1e3
+        tenth = max(1, self.n // 10)
+        return float(np.median(self.e2e_ms[-tenth:]) - np.median(self.e2e_ms[:tenth])) / 1e3
 
     @property
     def backlog_by_quarter_s(self) -> list[float | None]:
         """Median E2E of each quarter of the window minus that of the first, in s."""
         edges = np.linspace(0, self.window_s, 5)[1:-1]
-        every = self.everything
-        quarter = np.searchsorted(edges, every.since_warmup_s, side="right")
+        quarter = np.searchsorted(edges, self.since_warmup_s, side="right")
         medians = [
-            float(np.median(every.e2e_ms[quarter == q])) / 1e3 if np.any(quarter == q) else None
+            float(np.median(self.e2e_ms[quarter == q])) / 1e3 if np.any(quarter == q) else None
             for q in range(4)
         ]
         first = medians[0]
@@ -105,8 +82,7 @@ class Requests:
     def effective_rps(self) -> float:
         """Successes over the window plus the backlog's growth."""
         growth = self.backlog_growth_s
-        n = self.everything.n
-        return 0.0 if growth is None else n / (self.window_s + max(0.0, growth))
+        return 0.0 if growth is None else self.n / (self.window_s + max(0.0, growth))
 
     @property
     def throughput_ratio(self) -> float | None:
@@ -120,20 +96,13 @@ class Requests:
         return self.failed / sent if sent else None
 
 
-def read_requests(
-    path: Path,
-    sha256: str | None,
-    window: MeasuredWindow,
-    chunks: Chunks | None = None,
-) -> Requests:
+def read_requests(path: Path, sha256: str | None, window: MeasuredWindow) -> Requests:
     """Read a cell's requests file.
 
     Args:
         path: `requests_<phase>_<cell>.jsonl`.
         sha256: the hash its bytes must have; None: not checked.
         window: the `window` of the cell's record.
-        chunks: those of the watched machine, whose disturbed ones leave requests out; None: nothing
-            is left out.
 
     Raises:
         ArtifactError: a record is malformed, or a success has its stamps out of order.
@@ -158,7 +127,7 @@ def read_requests(
         columns[f"t_{name}_ns"] for name in ("intended", "first_token", "last_token")
     )
     gaps = columns["completion_tokens"] - 1
-    whole = Requests(
+    return Requests(
         ttft_ms=(first - intended) / 1e6,
         ttft_from_send_ms=(first - columns["t_send_ns"]) / 1e6,
         tpot_ms=(last - first) / gaps / 1e6 if np.all(gaps > 0) else np.empty(0),
@@ -169,15 +138,6 @@ def read_requests(
         failed=int(status.is_in(["error", "timeout", "cancelled"]).sum()),
         dropped=int((status == "dropped").sum()),
     )
-    return whole if chunks is None else _only(whole, undisturbed(chunks, intended, last))
-
-
-def _only(whole: Requests, kept: Bools) -> Requests:
-    """`whole` with the latencies of the successes that are `kept`."""
-    latencies = ("ttft_ms", "ttft_from_send_ms", "tpot_ms", "e2e_ms", "since_warmup_s")
-    values = {name: getattr(whole, name) for name in latencies}
-    # The shape may have a single output token: then there is no TPOT.
-    return replace(whole, whole=whole, **{n: v[kept] if len(v) else v for n, v in values.items()})
 
 
 def _check_stamps(path: Path, ok: pl.DataFrame) -> None:
@@ -236,33 +196,22 @@ def waiting_p50(path: Path, sha256: str | None, window: MeasuredWindow) -> float
     return float(np.median(depths))
 
 
-def measure_requests(cell: Cell, *, rule: bool = True) -> Requests:
-    """The requests of a valid cell that lived in quiet time, its files checked against the index.
-
-    Args:
-        cell: the cell.
-        rule: False: nothing is left out, as in a cell whose machine was not watched.
+def measure_requests(cell: Cell) -> Requests:
+    """The requests of a valid cell, its file checked against the index.
 
     Raises:
         ArtifactError: the index does not list a file, or a file is not what it was.
     """
     assert cell.record is not None
-    chunks = None
-    if rule and (quiet := cell.record.get("quiet")) is not None:
-        machine = measure_machine(cell)
-        assert machine is not None
-        chunks = machine.chunks(quiet["rule"])
     return read_requests(
-        cell.file("requests"), _listed_sha256(cell, "requests"), cell.record["window"], chunks
+        cell.file("requests"), _listed_sha256(cell, "requests"), cell.record["window"]
     )
 
 
 def measure_machine(cell: Cell) -> WatchedMachine | None:
     """What was seen of the machine in a valid cell; None where it was not watched."""
-    assert cell.record is not None
-    if "quiet" not in cell.record:
-        return None
-    return read_machine(cell.file("machine"), _listed_sha256(cell, "machine"))
+    digest = cell.sha256("machine")
+    return None if digest is None else read_machine(cell.file("machine"), digest)
 
 
 def measure_waiting(cell: Cell) -> float | None:
@@ -295,14 +244,8 @@ def summarise_cell(cell_dir: Path, *, confidence: float = 0.95, p99_min_samples:
     if len(records) != 1:
         raise ArtifactError(f"{cell_dir}: found {len(records)} files cell_*.json, wanted 1")
     record: CellRecord = read_json(records[0])
-    requests_file, _, _, machine_file = (
-        cell_dir / paths.cell_log(kind, record["phase"], record["cell"]) for kind in paths.CELL_LOGS
-    )
-    chunks = None
-    if (quiet := record.get("quiet")) is not None:
-        machine = read_machine(machine_file, None)
-        chunks = machine.chunks(quiet["rule"])
-    requests = read_requests(requests_file, None, record["window"], chunks)
+    file = cell_dir / paths.cell_log("requests", record["phase"], record["cell"])
+    requests = read_requests(file, None, record["window"])
     return request_columns(requests, confidence, p99_min_samples)
 
 

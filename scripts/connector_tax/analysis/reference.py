@@ -26,7 +26,6 @@ from connector_tax.analysis.saturation import (
     load_of,
 )
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.checks import CHECKS
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import SAME_RATES, CellKey, Launch, configuration_of
 from connector_tax.artifacts.stage_records import RateCriteria, RatesRecord
@@ -233,19 +232,10 @@ def _remedy(study: Study, cells: Sequence[Cell], involved: Collection[str]) -> s
     bad = [c for c in cells if c.status in ("void", "missing") and c.configuration in involved]
     if bad:
         names = sorted({Launch(c.key.config, c.key.block, c.key.phase).name for c in bad})
-        remedy = (
+        return (
             f"Cells are not valid. To measure their launches again: connector-tax remeasure"
             f" {study.root} --launch {' '.join(names)}"
         )
-        slower = CHECKS["idle_memory_factor"].void
-        if all(slower in (cell.reason or "") for cell in bad):
-            remedy += (
-                "\nEach of them met a machine slower than its block's quiet level, which was taken"
-                " when the block began. If the machine is as it mostly is, the level is of a rare"
-                f" moment: remove the block ({study.root / paths.RUNS}/*/block<k>), and the next"
-                " run takes it anew."
-            )
-        return remedy
     return "Add lower rates to phase_a.rates_rps, or set reference.fallback_rps."
 
 

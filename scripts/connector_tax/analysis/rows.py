@@ -13,8 +13,8 @@ from scipy.stats import t as student
 
 from connector_tax.analysis.devices import block_devices
 from connector_tax.analysis.ingest import Cell, merged_reasons
+from connector_tax.analysis.machine import MachineUse
 from connector_tax.analysis.measure import Requests, request_columns
-from connector_tax.analysis.quiet import QuietTime
 from connector_tax.analysis.reference import Sweep, judgement
 from connector_tax.analysis.saturation import CellLoad
 from connector_tax.analysis.stationarity import warming_up
@@ -34,20 +34,19 @@ AVERAGED = (
     "effective_throughput_rps",
     "throughput_ratio",
     "error_rate",
-    "quiet_share",
-    "memory_ns_p50",
+    *MachineUse._fields,
     "waiting_p50",
     *STEP_COLUMNS,
 )
 SUMMED = (
-    "n", "window_s", "dropped", "n_disturbed", "n_steps", "n_empty_steps", "n_incomplete_steps",
+    "n", "window_s", "dropped", "n_steps", "n_empty_steps", "n_incomplete_steps",
 )  # fmt: skip
 
 
 def cell_rows(
     study: Study,
     cells: Sequence[Cell],
-    measured: Mapping[CellKey, tuple[Requests, float | None, CellLoad | None, QuietTime | None]],
+    measured: Mapping[CellKey, tuple[Requests, float | None, CellLoad | None, MachineUse | None]],
     sweeps: Mapping[tuple[str, int], Sweep],
     steps: Mapping[CellKey, Steps],
 ) -> list[Row]:
@@ -56,9 +55,9 @@ def cell_rows(
     for cell in cells:
         row = _identity(study, cell) | {"device": devices.get(cell.key.block)}
         if cell.key in measured:
-            requests, waiting, load, quiet = measured[cell.key]
+            requests, waiting, load, machine = measured[cell.key]
             row |= _measured_columns(study, requests, waiting)
-            row |= {} if quiet is None else quiet._asdict()
+            row |= {} if machine is None else machine._asdict()
             if load is not None and cell.rate_rps is not None:
                 judged = judgement(study, cell.key, cell.rate_rps, load, sweeps)
                 row |= {"saturated": judged.saturated, "saturation_criteria": judged.names}
@@ -96,7 +95,6 @@ def _measured_columns(study: Study, requests: Requests, waiting: float | None) -
     row = request_columns(requests, statistics["confidence"], statistics["p99_min_samples"])
     return {
         **row,
-        "n_disturbed": requests.n_disturbed,
         "waiting_p50": waiting,
         "warming_up": warming_up(requests.tpot_ms, margin_of(statistics["margins"], "tpot_p50")),
     }

@@ -57,7 +57,7 @@ class Judgement:
 def load_of(requests: Requests, waiting: float | None) -> CellLoad | None:
     """The load figures of a cell; None when nothing succeeded in it."""
     ratio = requests.throughput_ratio
-    ttft_ms = requests.everything.ttft_ms
+    ttft_ms = requests.ttft_ms
     if len(ttft_ms) == 0 or ratio is None:
         return None
     return CellLoad(

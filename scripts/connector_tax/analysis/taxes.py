@@ -12,7 +12,13 @@ from connector_tax.analysis.effects import Effect, TaxTable, WeightedTax, judge
 from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.artifacts import tables
 from connector_tax.artifacts.metrics import METRICS, margin_of
-from connector_tax.artifacts.names import PHASES, REFERENCES, SAME_RATES, configuration_of
+from connector_tax.artifacts.names import (
+    ALL_RATES,
+    PHASES,
+    REFERENCES,
+    SAME_RATES,
+    configuration_of,
+)
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.stage_records import RatesRecord
 from connector_tax.artifacts.study_file import Study
@@ -30,13 +36,11 @@ class Tables:
         study: the study.
         taxes: the samples of its valid cells.
         rates: reference_rates.json.
-        whole: `taxes` with nothing left out; None where no cell's machine was watched.
     """
 
     study: Study
     taxes: TaxTable
     rates: RatesRecord
-    whole: TaxTable | None = None
 
     def cell_at(self, reference: Reference) -> str | None:
         """The Phase A cell at `ref_safe` or `ref_load`; None when that rate is not in the grid."""
@@ -71,35 +75,39 @@ def compared(study: Study, phase: str) -> list[str]:
 def tax_rows(made: Tables) -> list[Row]:
     """A row for each (configuration but the baseline, phase, cell, metric), valid or with a reason.
 
-    The A/A row is named after the baseline's last launch; there is none where it is launched once.
-    Where machines were watched, TAX_ALL has the taxes with nothing left out.
+    Phase A has one over all of its rates without saturation too, the cell ALL_RATES. The A/A row is
+    named after the baseline's last launch; there is none where it is launched once.
     """
     rows = []
     for phase in PHASES:
-        for planned in made.study.cells(phase):
+        places = [made.where(phase, planned) for planned in made.study.cells(phase)]
+        if phase == "A" and places:
+            places.append({"phase": "A", "cell": ALL_RATES, "reference": ALL_RATES})
+        for here in places:
             for metric in METRICS:
-                rows += _family(made, phase, planned, metric)
+                rows += _family(made, here, metric)
     plains = (name for phase in PHASES for name in made.study.plains(phase))
     order = {name: i for i, name in enumerate((*made.study.configurations, *plains))}
     return sorted(rows, key=lambda row: (row["quantity"], order[row["config"]]))
 
 
-def _family(made: Tables, phase: str, planned: CellPlan, metric: str) -> list[Row]:
+def _family(made: Tables, place: Row, metric: str) -> list[Row]:
     """The taxes of one cell and metric.
 
     The configurations are compared with the baseline together, the A/A row alone.
     """
-    study, here = made.study, made.where(phase, planned)
+    study, phase = made.study, place["phase"]
     margin = margin_of(study.config["statistics"]["margins"], metric)
-    named = [made.rates[name] for name in study.config["statistics"]["confirmatory"]]
-    confirmatory = phase == "A" and here["rate_rps"] in named
-    here |= {"metric": metric, "scale": tables.LOG, "margin": margin}
+    named = {*study.config["statistics"]["confirmatory"], ALL_RATES}
+    rates = {made.rates[name] for name in REFERENCES if name in named}
+    confirmatory = phase == "A" and (place["cell"] == ALL_RATES or place["rate_rps"] in rates)
+    here = place | {"metric": metric, "scale": tables.LOG, "margin": margin}
     here["family"] = CONFIRMATORY if confirmatory else EXPLORATORY
-    where = {config: (config, phase, planned["cell"], metric) for config in compared(study, phase)}
+    where = {config: (config, phase, place["cell"], metric) for config in compared(study, phase)}
     effects = {config: made.taxes.tax(*at) for config, at in where.items()}
     noise = [config for config in where if configuration_of(config) == study.baseline]
     family = [
-        effect.estimate
+        config
         for config, effect in effects.items()
         if effect is not None and effect.p is not None and not effect.mark and config not in noise
     ]
@@ -111,21 +119,19 @@ def _family(made: Tables, phase: str, planned: CellPlan, metric: str) -> list[Ro
             rows.append(row | {"n_blocks": 0, "n": 0, "n_base": 0} | _worst(lost))
             continue
         base, own, n_base, n = made.taxes.levels_ms(*where[config])
-        judged = judge(effect, [effect.estimate] if config in noise else family, margin)
+        judged = judge(effect, 1 if config in noise else len(family), margin)
         reason = merged_reasons([(block, reason) for _, block, reason in lost])
         row |= {"base": base, "own": own, "n": n, "n_base": n_base, **judged._asdict()}
         rows.append(row | _numbers(effect) | {"reason": reason or None})
-        whole = made.whole.tax(*where[config]) if made.whole is not None else None
-        if whole is not None:
-            row = {**here, "quantity": tables.TAX_ALL, "config": config, "unit": "ms"}
-            rows.append(row | _numbers(whole))
     return rows
 
 
 def _numbers(effect: Effect) -> Row:
     lo, hi = effect.ends
+    narrow = effect.narrow if effect.repeats else (None, None)
     return {
-        "estimate": effect.point, "lo": lo, "hi": hi, "p": effect.p, "df": effect.df,
+        "estimate": effect.point, "lo": lo, "hi": hi,
+        "narrow_lo": narrow[0], "narrow_hi": narrow[1], "p": effect.p, "df": effect.df,
         "method": effect.method, "n_blocks": effect.n_blocks, "mark": effect.mark,
         "status": "valid",
     }  # fmt: skip

@@ -4,14 +4,12 @@ All checks (`artifacts.checks.CHECKS`) are two-sided where a value can be wrong 
 missing data fails: a check whose value is None never passes.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from connector_tax.analysis.quiet import SIDES, WatchedMachine, undisturbed
+from connector_tax.analysis.machine import SIDES, WatchedMachine
 from connector_tax.artifacts.cell_records import (
     AnsweredRequest,
     CheckRecord,
@@ -31,7 +29,7 @@ from connector_tax.artifacts.checks import (
     UNSTAMPED_SHARE_MAX,
 )
 from connector_tax.artifacts.names import REQUEST_STATUSES
-from connector_tax.artifacts.study_records import CellSection, QuietSection
+from connector_tax.artifacts.study_records import CellSection
 
 # What every process of the load generator counts; the session's also counts late results.
 LOST_MESSAGES = ("undecodable", "oversized", "dropped_messages")
@@ -79,7 +77,8 @@ def assess(
     health: GeneratorHealth,
     clock: str,
     bounds: Mapping[str, float],
-    watched: "Watched | None" = None,
+    machine: WatchedMachine | None = None,
+    watched: bool = False,
     device: Mapping[str, float | None] | None = None,
     counted_by_server: bool = True,
 ) -> dict[str, CheckRecord]:
@@ -98,19 +97,18 @@ def assess(
         health: the load generator's own record (`CellResult.health`).
         clock: whose stamps the records hold, `kernel` or `worker`.
         bounds: the `validity` section of the configuration.
-        watched: what is known of the machine; None: the study has no `quiet` section, and
-            MACHINE_CHECKS are left out.
+        machine: the cell's machine file; None: there is none.
+        watched: whether there must be one; False: MACHINE_CHECKS are left out.
         device: what DEVICE_CHECKS judge, by check (`device_time.device_values`; of the baseline
             only: device_exposed_share); None: no device is emulated.
         counted_by_server: whether the server counts under vLLM's names; else COUNTER_CHECKS are
             left out.
     """
     measured = in_window(records, window)
-    counted = measured if watched is None else _counted(measured, watched)
     ok = [r for r in records if is_answered(r)]
     failed = [r for r in records if r["status"] in ("error", "timeout", "cancelled")]
     checks = {
-        **_schedule_checks(measured, counted, bounds),
+        **_schedule_checks(measured, bounds),
         "unaccounted_requests": _at_most(abs(planned - len(records)) + _unfinished(records), 0),
         "error_rate": _at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
         **_window_checks(measured, window, cell, wanted),
@@ -123,24 +121,12 @@ def assess(
         checks["metrics_scrapes"] = _scrape_check(scrapes, window)
     absent = () if counted_by_server else COUNTER_CHECKS
     assert checks.keys() == CHECKS.keys() - {*MACHINE_CHECKS, *DEVICE_CHECKS, *absent}
-    if watched is not None:
-        checks |= _machine_checks(counted, watched, wanted, bounds)
+    if watched:
+        checks |= _machine_checks(machine, bounds)
     for name, value in (device or {}).items():
         # Each has one bound, but for faults, of which there may be none.
         checks[name] = _at_most(value, sum(bounds[key] for key in CHECKS[name].bounds))
     return checks
-
-
-def _counted(measured: Sequence[RequestLine], watched: "Watched") -> list[RequestLine]:
-    """The measured requests without the successes that met a disturbance."""
-    if watched.machine is None:
-        return [r for r in measured if r["status"] != "ok"]
-    ok = [r for r in measured if is_answered(r)]
-    lives = [(r["t_intended_ns"], r["t_last_token_ns"]) for r in ok]
-    starts, ends = np.array(lives, np.int64).reshape(-1, 2).T
-    quiet = undisturbed(watched.machine.chunks(watched.quiet), starts, ends)
-    left_out = {r["seq"] for r, kept in zip(ok, quiet, strict=True) if not kept}
-    return [r for r in measured if r["seq"] not in left_out]
 
 
 def void_reasons(checks: Mapping[str, CheckRecord]) -> list[str]:
@@ -190,14 +176,11 @@ def _error_rate(
 
 
 def _schedule_checks(
-    measured: Sequence[RequestLine],
-    counted: Sequence[RequestLine],
-    bounds: Mapping[str, float],
+    measured: Sequence[RequestLine], bounds: Mapping[str, float]
 ) -> dict[str, CheckRecord]:
-    """How what was sent departs from the schedule; the lag is that of the requests that count."""
-    late = [_lag_ns(r, sent) / 1e6 for r in counted if (sent := r["t_send_ns"]) is not None]
+    """How what was sent departs from the schedule."""
     lags = [_lag_ns(r, sent) / 1e6 for r in measured if (sent := r["t_send_ns"]) is not None]
-    ttft = [_lag_ns(r, r["t_first_token_ns"]) / 1e6 for r in counted if is_answered(r)]
+    ttft = [_lag_ns(r, r["t_first_token_ns"]) / 1e6 for r in measured if is_answered(r)]
     bound = bounds["schedule_lag_p99_ms"]
     if ttft:
         bound = max(bound, bounds["schedule_lag_ttft_fraction"] * float(np.median(ttft)))
@@ -214,7 +197,7 @@ def _schedule_checks(
         ratio = planned_ns / took_ns if took_ns > 0 else None
     tolerance = bounds["sent_rate_tolerance"]
     return {
-        "schedule_lag_p99_ms": _at_most(float(np.percentile(late, 99)) if late else None, bound),
+        "schedule_lag_p99_ms": _at_most(float(np.percentile(lags, 99)) if lags else None, bound),
         "early_send_ms": _at_most(max(0.0, -min(lags)) if lags else None, 0.0),
         "sent_rate_ratio": _within(ratio, 1 - tolerance, 1 + tolerance),
     }
@@ -310,37 +293,16 @@ def _unstamped_share(health: GeneratorHealth, clock: str) -> float | None:
     return sum(values["unstamped_reads"] for values in workers) / reads if reads else None
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """What the checks of the machine need.
-
-    Attributes:
-        machine: the cell's machine file; None: there is none.
-        quiet: the `quiet` section of the configuration.
-        level_ns: the quiet level of the block and phase, ns for each load; None: not known.
-    """
-
-    machine: WatchedMachine | None
-    quiet: QuietSection
-    level_ns: float | None
-
-
 def _machine_checks(
-    counted: Sequence[RequestLine], watched: Watched, wanted: int, bounds: Mapping[str, float]
+    machine: WatchedMachine | None, bounds: Mapping[str, float]
 ) -> dict[str, CheckRecord]:
     """The checks of MACHINE_CHECKS."""
-    machine, level = watched.machine, watched.level_ns
-    factor = quiet = throttled = foreign_gpu = None
+    throttled = foreign_gpu = None
     foreign: dict[str, float | None] = dict.fromkeys(SIDES)
     if machine is not None:
-        quiet = sum(r["status"] == "ok" for r in counted)
-        if level is not None:
-            factor = max(machine.looks.values()) / level
         foreign = {side: machine.cpus[side].foreign for side in SIDES}
         throttled, foreign_gpu = machine.throttled, machine.foreign_gpu
     checks = {
-        "quiet_requests": _at_least(quiet, math.ceil(watched.quiet["min_quiet_share"] * wanted)),
-        "idle_memory_factor": _at_most(factor, bounds["max_idle_memory_factor"]),
         "foreign_cpu_server": _at_most(foreign["server"], bounds["max_foreign_cpu"]),
         "foreign_cpu_loadgen": _at_most(foreign["loadgen"], bounds["max_foreign_cpu"]),
         "throttled_periods": _at_most(throttled, 0),

@@ -7,7 +7,6 @@ studies measured before it existed.
 from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, TypeGuard
 
 from connector_tax.artifacts.declare import says
-from connector_tax.artifacts.study_records import QuietRule
 
 
 class _Request(TypedDict):
@@ -236,12 +235,6 @@ class CountsRecord(TypedDict):
     measured_ok: int
 
 
-class CellQuiet(TypedDict):
-    """`quiet`: the rule that the cell's requests were judged by."""
-
-    rule: QuietRule
-
-
 # Not a class: `pass` is no name of Python's.
 CheckRecord = TypedDict(
     "CheckRecord", {"value": float | None, "bound": float | list[float], "pass": bool}
@@ -346,12 +339,8 @@ class MeasuredCellRecord(TypedDict):
     ]
     quiet: NotRequired[
         Annotated[
-            CellQuiet,
-            says(
-                "rule: chunk_percentile, level_percentile, max_factor, max_chunk_steal, by "
-                "which requests of disturbed time are left out; absent where the machine was "
-                "not watched"
-            ),
+            dict[str, Any],
+            says("of release 0.2: the rule by which requests of disturbed time were left out"),
         ]
     ]
     server_counters: NotRequired[

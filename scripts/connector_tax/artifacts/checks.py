@@ -7,9 +7,6 @@ generator's own command judges by the same bounds.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-# A chunk of the watched machine with fewer samples is disturbed: nobody saw that it was quiet.
-MIN_SAMPLES = 3
-
 
 class Bound(NamedTuple):
     """A key of the `validity` section: the value of a study that does not set it, what it means.
@@ -127,18 +124,6 @@ CHECKS: Mapping[str, CheckKind] = {
         "/metrics was not read inside the window, or a scrape failed", counter=True
     ),
     "suspended_ms": CheckKind("the machine was suspended"),
-    "quiet_requests": CheckKind("machine disturbed: too few requests in quiet time", machine=True),
-    "idle_memory_factor": CheckKind(
-        "machine disturbed: slower than the quiet level, server idle",
-        {
-            "max_idle_memory_factor": Bound(
-                2.0,
-                "median memory latency with the server idle, before or after the cell, over the"
-                " quiet level of the block and phase",
-            )
-        },
-        machine=True,
-    ),
     "foreign_cpu_server": CheckKind(
         "machine disturbed: other processes used the server's CPUs",
         _FOREIGN_CPU,

@@ -62,12 +62,8 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True):
             "engine_files (by interpreter: lock_sha256 of the lock its environment was "
             "built from, null: of none of this project's; sources_sha256 of vLLM's sources,"
             " null: no vLLM; empty for the embedded engine; absent in studies measured "
-            "before); absent in studies measured before it was kept); quiet_level (that of "
-            "the block and phase, taken before their first server was started: memory_ns of"
-            " a load and compute_ns of a sample's arithmetic on the idle server's CPUs, and"
-            " how many looks; null without a `quiet` section; absent in studies measured "
-            "before, which have one in environment.json); supersedes (folder of an earlier "
-            "run of the launch that was measured again on request, else null)"
+            "before); absent in studies measured before it was kept); supersedes (folder of "
+            "an earlier run of the launch that was measured again on request, else null)"
         ),
     ]
     cells: Annotated[

@@ -5,19 +5,11 @@ studies measured before it existed.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NotRequired, Required, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from connector_tax.artifacts.cell_records import QuantityRecord
 from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.study_records import CellPlan, ConfigurationEntry, EngineSection
-
-
-class QuietLevel(TypedDict, total=False):
-    """`quiet_level`: ns of a load and of a sample's arithmetic on the idle server's CPUs."""
-
-    memory_ns: Required[float]
-    compute_ns: float
-    looks: int
 
 
 class ClaimedNode(TypedDict):
@@ -131,7 +123,6 @@ class AttemptRecord(TypedDict, total=False):
     started_ns: int
     ended_ns: int
     node: NodeRecord
-    quiet_level: QuietLevel | None
     supersedes: str | None
     ports_taken: list[int]
     port: int

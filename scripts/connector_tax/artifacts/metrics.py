@@ -38,7 +38,9 @@ LATENCY_METRICS = {
 }
 # Those with a tax.
 METRICS = tuple(name for name, metric in LATENCY_METRICS.items() if metric.margin is not None)
-# Those that figures and the first tables of the report show.
+# Those whose tax over all rates is the study's verdict: medians, which few launches tell best.
+VERDICT_METRICS = ("ttft_p50", "tpot_p50")
+# Those that figures and the tables of the report at one rate show.
 HEADLINE = ("ttft_p90", "tpot_p90")
 # Percentiles from here on are refused below `statistics.p99_min_samples` successes.
 FAR_TAIL = 99

@@ -1,4 +1,4 @@
-"""The words of a study: phases, states, launch and cell names, metrics, reference rates, verdicts.
+"""The words of a study: phases, states, launch and cell names, metrics, reference rates.
 
 A block holds each configuration once, under its id, and the baseline `plain_launches` times, under
 the names `plain`, `plain_2`, `plain_3` and so on where it is `plain`.
@@ -29,10 +29,8 @@ NOOP = "noop_connector"
 REFERENCES: tuple[Reference, ...] = ("ref_safe", "ref_load")
 # Why Phase B' is skipped.
 SAME_RATES = "ref_load equals ref_safe"
-# What is said of a tax.
-TAX, NO_TAX, INCONCLUSIVE = "TAX", "NO TAX", "INCONCLUSIVE"
-POINT_ESTIMATE = "point estimate, no verdict"
-MARKED = "no verdict (marked)"
+# The tax over all rates of Phase A without saturation, as a cell and as a reference.
+ALL_RATES = "all_rates"
 # No configuration's id ends so.
 _FURTHER_LAUNCH = re.compile(r"(.+)_([2-9]|1\d|20)")
 

@@ -7,7 +7,6 @@ does not apply, or in studies measured before it existed.
 from typing import Annotated, Any, NotRequired, Required, TypedDict
 
 from connector_tax.artifacts.declare import says
-from connector_tax.artifacts.launch_files import QuietLevel
 from connector_tax.artifacts.study_records import (
     ConfigurationEntry,
     HypothesesSection,
@@ -146,16 +145,6 @@ class EnvironmentRecord(TypedDict):
                 "model.json: the model, its revision as asked for, the commit that was fetched,"
                 " files, bytes, seconds; absent where the model is a folder, and in older "
                 "studies"
-            ),
-        ]
-    ]
-    quiet_level: NotRequired[
-        Annotated[
-            QuietLevel,
-            says(
-                "memory_ns (of a load) and compute_ns (of a sample's arithmetic) on the idle "
-                "server's CPUs, and how many looks; absent without a `quiet` section, and in "
-                "studies in which each block has its own (index.json)"
             ),
         ]
     ]

@@ -385,7 +385,7 @@ class ArrivalsSection(TypedDict):
     """The arrival process."""
 
     process: Annotated[
-        Literal["fixed", "jittered", "poisson", "gamma"], says("of requests", default="fixed")
+        Literal["fixed", "jittered", "poisson", "gamma"], says("of requests", default="jittered")
     ]
     gamma_shape: Annotated[
         Positive | None,
@@ -488,40 +488,8 @@ class MetricsSection(TypedDict):
     ]
 
 
-class QuietRule(TypedDict):
-    """The rule by which requests of disturbed time are left out; a cell's record holds it."""
-
-    chunk_percentile: Annotated[
-        float, says("a chunk's value is this percentile of its samples", ge=0, le=100, default=50)
-    ]
-    level_percentile: Annotated[
-        float,
-        says(
-            "the cell's quiet level is this percentile of its chunks' values",
-            ge=0,
-            le=100,
-            default=10,
-        ),
-    ]
-    max_factor: Annotated[
-        Annotated[float, says(gt=1)] | None,
-        says(
-            "a chunk above this many times the level is disturbed; null: nothing is left out",
-            default=1.3,
-        ),
-    ]
-    max_chunk_steal: Annotated[
-        Share | None,
-        says(
-            "so is one in which the hypervisor took more of either side's CPU time; null: not"
-            " judged",
-            default=0.02,
-        ),
-    ]
-
-
-class QuietSection(QuietRule):
-    """The machine is watched; requests that met a disturbance are not measured."""
+class QuietSection(TypedDict):
+    """How the machine is watched while a cell runs; what is seen leaves no request out."""
 
     interval_ms: Annotated[
         float,
@@ -546,28 +514,10 @@ class QuietSection(QuietRule):
     chunk_ms: Annotated[
         float,
         says(
-            "a cell is judged in chunks of about this length; one with fewer than three samples"
-            " counts as disturbed",
+            "counters are read and GPUs asked about this often",
             ge=100,
             le=10_000,
             default=1000,
-        ),
-    ]
-    min_quiet_share: Annotated[
-        Share,
-        says(
-            "a cell with fewer undisturbed successes than this share of min_completed is void",
-            default=0.5,
-        ),
-    ]
-    level_looks: Annotated[
-        int,
-        says(
-            "of 0.1 s on the idle server's CPUs: the quiet level of a block and phase, before it"
-            " begins",
-            ge=1,
-            le=1000,
-            default=10,
         ),
     ]
 
@@ -634,24 +584,20 @@ class StatisticsSection(TypedDict):
     """Intervals, families and margins."""
 
     confidence: Annotated[float, says("of every interval", ge=0.5, lt=1, default=0.95)]
-    resamples: Annotated[int, says("of the bootstrap", ge=100, le=1_000_000, default=2000)]
     # Its keys are artifacts/metrics.py:METRICS.
     margins: Annotated[
         dict[str, float],
-        says("a tax whose whole interval lies within plus or minus this is NO TAX", default={}),
+        says("a tax whose 90% interval lies within plus or minus this is less than it", default={}),
     ]
     confirmatory: Annotated[
         list[Reference],
         says(
-            "the cells of Phase A whose taxes are the confirmatory family; every other tax is"
-            " exploratory",
+            "the cells of Phase A whose taxes are the confirmatory family, beside the tax over all"
+            " rates; every other tax is exploratory",
             min_length=1,
             uniqueItems=True,
             default=["ref_safe", "ref_load"],
         ),
-    ]
-    chunk_s: Annotated[
-        Positive, says("contiguous time-chunks resampled together; at least a request's life")
     ]
     p99_min_samples: Annotated[int, says("below this a p99 is refused", ge=100, default=1000)]
     looks: NotRequired[

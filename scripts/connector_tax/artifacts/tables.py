@@ -19,8 +19,8 @@ Row = dict[str, Any]
 # The pooled rows' value in the column `block` of cells.csv.
 POOLED = "all"
 # The quantities of effects.csv.
-TAX, TAX_ALL, GAP, STEP, HOOK, DEVICE, RESOURCE = (
-    "tax", "tax_all", "gap", "step", "hook", "device", "resource",
+TAX, GAP, STEP, HOOK, WAIT, DEVICE, RESOURCE = (
+    "tax", "gap", "step", "hook", "wait", "device", "resource",
 )  # fmt: skip
 # Where launches are compared: logs, which give a tax, or values, which give a difference.
 LOG, RAW = "log", "raw"
@@ -65,9 +65,11 @@ class CellRow:
     throughput_ratio: float | None
     error_rate: float | None
     dropped: int | None
-    n_disturbed: int | None
-    quiet_share: float | None
     memory_ns_p50: float | None
+    compute_ns_p50: float | None
+    steal: float | None
+    foreign_cpu: float | None
+    gpu_clock_share: float | None
     waiting_p50: float | None
     saturated: bool | None
     saturation_criteria: str
@@ -86,8 +88,10 @@ class CellRow:
 class EffectRow:
     """One estimate of effects.csv: of a quantity and metric of a configuration in a cell.
 
-    `item` is the group of steps it is of; `base` and `own` are plain's level and the
-    configuration's, in `unit`; of a gap the taxes at ref_safe and ref_load.
+    `narrow_lo` and `narrow_hi` bound the 90% interval of the equivalence test; the upper end is the
+    most the effect is, by a one-sided test. `item` is the group of steps it is of; `base` and
+    `own` are plain's level and the configuration's, in `unit`; of a gap the taxes at ref_safe and
+    ref_load.
     """
 
     quantity: str
@@ -103,6 +107,8 @@ class EffectRow:
     estimate: float | None
     lo: float | None
     hi: float | None
+    narrow_lo: float | None
+    narrow_hi: float | None
     base: float | None
     own: float | None
     p: float | None

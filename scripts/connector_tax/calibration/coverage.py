@@ -9,12 +9,11 @@ import pandas as pd
 from scipy.stats import binomtest
 from scipy.stats import t as student
 
-from connector_tax.artifacts.names import TAX
+from connector_tax.analysis.block_model import POWER
+from connector_tax.artifacts.verdicts import costs
 from connector_tax.calibration.design import AA, NOISY, UNEQUAL
 from connector_tax.calibration.virtual import TrueTax
 
-SIGNIFICANCE = 0.05
-POWER = 0.80
 TARGET = (0.93, 0.97)
 KEYS = ["spread", "arrivals", "metric", "blocks"]
 
@@ -34,7 +33,7 @@ def with_truth(outcomes: pd.DataFrame, truths: Mapping[str, Taxes]) -> pd.DataFr
     return table.assign(
         covered=table.truth.between(table.lo, table.hi),
         excludes_zero=(table.lo > 0) | (table.hi < 0),
-        detected=(table.lo > 0) & (table.p_adjusted < SIGNIFICANCE),
+        detected=table.verdict.map(costs),
     )
 
 
@@ -44,9 +43,9 @@ def summary(table: pd.DataFrame) -> list[dict[str, Any]]:
     covered: share of the intervals of the known taxes that hold the true one. The taxes of one
     study share its plain launches, so its bounds are made from one number for each study (Student's
     t), not from single taxes. aa: share of the A/A intervals without zero, its bounds Clopper and
-    Pearson's; aa_tax: that are called TAX. smallest: the tax detected (positive, and significant
-    after Dunnett's adjustment) in 80% of the studies, by a straight line between the levels, none
-    of which is NOISY's where it is noisy; None: not even the largest. half_width: the median.
+    Pearson's; aa_costs: that are said to cost. smallest: the tax that is said to cost in 80% of the
+    studies, by a straight line between the levels, none of which is NOISY's where it is noisy;
+    None: not even the largest. half_width: the median.
     """
     rows = []
     for key, part in table.groupby(KEYS):
@@ -68,7 +67,7 @@ def summary(table: pd.DataFrame) -> list[dict[str, Any]]:
                 "aa": excluded / len(aa),
                 "aa_lo": bounds.low,
                 "aa_hi": bounds.high,
-                "aa_tax": (aa.verdict == TAX).mean(),
+                "aa_costs": aa.verdict.map(costs).mean(),
                 "half_width": ((aa.hi - aa.lo) / 2).median(),
                 "smallest": _crossing(points),
                 "largest": points[-1][0],

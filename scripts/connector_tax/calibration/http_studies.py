@@ -57,7 +57,7 @@ def run(
         cells = load_cells(study, PHASE)
         valid = {cell.key: measure_requests(cell) for cell in cells if cell.status == "valid"}
         not_valid += [f"{c.key}: {c.status}, {c.reason}" for c in cells if c.key not in valid]
-        for row in known_taxes(study, cells, sample_cells(study, valid)):
+        for row in known_taxes(study, cells, sample_cells(valid)):
             truth = truths[row["config"], row["metric"]].tax
             covered = None if row["lo"] is None else bool(row["lo"] <= truth <= row["hi"])
             taxes.append({"study": number, **row, "truth": truth, "covered": covered})

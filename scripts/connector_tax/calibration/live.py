@@ -119,7 +119,6 @@ def measure_launch(document: StudyDocument, launch: Launch, root: Path) -> LiveC
                 sampler,
                 LaunchStepLog(folder, document["config"]["engine"]),
                 watch=None,
-                quiet_level_ns=None,
             ),
             lambda _: None,
         )

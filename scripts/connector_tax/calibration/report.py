@@ -47,8 +47,8 @@ def _virtual(part: Part) -> list[str]:
         "",
         "All in %. covered: 95% intervals of the seven known taxes that hold the true one, aim 93",
         "to 97, `within` by study. aa: plain's last launch against the others, intervals without",
-        "0, aim at most 5; aa_tax: called TAX. half_width: of the A/A intervals. smallest: the tax",
-        "found (p < 0.05 after Dunnett over seven) in 80% of the studies; NaN: above the largest.",
+        "0, aim at most 5; aa_costs: said to. half_width: of the A/A intervals. smallest: the tax",
+        "found (it costs, after Šidák over seven) in 80% of the studies; NaN: above the largest.",
         "",
         _table(part["rows"], ["spread", "arrivals", "metric", "blocks", "studies"]),
     ]

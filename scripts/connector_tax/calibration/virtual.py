@@ -96,7 +96,7 @@ def known_taxes(
     return [
         {name: row.get(name) for name in names}
         for row in tax_rows(Tables(study, table, KNOWN_RATES))
-        if row["metric"] in HEADLINE
+        if row["metric"] in HEADLINE and row["cell"] == CELL
     ]
 
 
@@ -115,7 +115,7 @@ def virtual_study(
         name = f"{document['seed']}/arrivals/block{launch.block}/{PHASE}/{CELL}"
         key = CellKey(launch.config, launch.block, PHASE, CELL)
         requests[key] = serve(virtual_engine(document, launch, machine), config, name)
-    samples = sample_cells(Study(Path(), document), requests)
+    samples = sample_cells(requests)
     cells = [
         Cell(
             key, configuration_of(key.config), "valid", None, Path(), {}, None, RATE_RPS, *SHAPE, ()

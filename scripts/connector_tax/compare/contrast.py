@@ -37,8 +37,7 @@ class Difference(NamedTuple):
 def from_interval(point: float, lo: float, hi: float, df: float, confidence: float) -> Known:
     """What a printed interval says of its estimate, on the same scale.
 
-    An interval that is wider than the block model's (the bootstrap's) counts as printed: its longer
-    arm is `t(df)` standard errors.
+    Its longer arm is `t(df)` standard errors.
     """
     arm = max(hi - point, point - lo)
     return Known(point, arm / quantile(confidence, df), df)

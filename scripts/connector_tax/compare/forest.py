@@ -6,9 +6,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from connector_tax.artifacts.names import INCONCLUSIVE, MARKED, POINT_ESTIMATE, REFERENCES
+from connector_tax.artifacts.names import REFERENCES
 from connector_tax.artifacts.tables import TAX
-from connector_tax.compare.rows import AA, HIGHER, LOWER, ComparedRow
+from connector_tax.artifacts.verdicts import TOO_FEW, costs, gains, in_words
+from connector_tax.compare.rows import AA, ComparedRow
 from connector_tax.compare.studies import Where
 from connector_tax.figures import rows as row_plots
 from connector_tax.figures import style
@@ -23,7 +24,6 @@ CAPTION = (
     "a panel is plain against plain, which should be 1."
 )
 ROW_IN = 0.165
-WORDS = {INCONCLUSIVE: "inconcl.", POINT_ESTIMATE: "", MARKED: "marked"}
 
 
 def forest_cells(a: StudyTables, b: StudyTables, rows: Sequence[ComparedRow]) -> list[Where]:
@@ -90,9 +90,10 @@ def _draw_row(axes: Axes, index: int, row: ComparedRow, mark: Mark) -> None:
     drawn = vars(row) | {"status": row.reason, "reason": "", "mark": ""}
     if not row_plots.value(axes, index, drawn, ("effect", "effect_lo", "effect_hi"), mark):
         return
-    verdict = "A/A" if row.config == AA else WORDS.get(row.verdict, row.verdict)
+    said = "" if row.verdict == TOO_FEW else in_words(row.verdict, row.margin)
+    off = row.config != AA and (costs(row.verdict) or gains(row.verdict))
     row_plots.beside(axes, index, effect_text(row))
-    row_plots.beside(axes, index, verdict, bold=verdict in (HIGHER, LOWER), offset=72)
+    row_plots.beside(axes, index, "A/A" if row.config == AA else said, bold=off, offset=72)
 
 
 def effect_text(row: ComparedRow) -> str:

@@ -17,9 +17,9 @@ from xml.etree import ElementTree
 import numpy as np
 
 from connector_tax import text
-from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.names import REFERENCES
+from connector_tax.artifacts.verdicts import CANNOT_TELL, MIN_BLOCKS_FOR_VERDICT
 from connector_tax.compare.contrast import quantile
 from connector_tax.compare.page import markdown_table
 from connector_tax.compare.power import decided_bound, plan_lines
@@ -28,7 +28,7 @@ from connector_tax.compare.studies import opened
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, write_bytes, write_text
 
-BELOW, ABOVE, CANNOT_TELL, NO_NUMBER = "below", "above", "cannot tell", "void or missing"
+BELOW, ABOVE, NO_NUMBER = "below", "above", "void or missing"
 STATUS = {BELOW: 0, ABOVE: 1, CANNOT_TELL: 2, NO_NUMBER: 3}
 # A bound that is broken stays broken, whatever else could not be measured.
 WORST_FIRST = (ABOVE, NO_NUMBER, CANNOT_TELL, BELOW)

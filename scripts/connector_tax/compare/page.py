@@ -10,14 +10,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
-from connector_tax.artifacts.names import INCONCLUSIVE
 from connector_tax.artifacts.tables import LOG, RESOURCE, TAX
+from connector_tax.artifacts.verdicts import CANNOT_TELL, DECIDED, LESS, in_words
 from connector_tax.compare.forest import CAPTION, TITLE, forest_cells
-from connector_tax.compare.rows import AA, HIGHER, LATENCY, LOWER, SAME, ComparedRow
+from connector_tax.compare.rows import AA, LATENCY, ComparedRow
 from connector_tax.compare.studies import Differences
 from connector_tax.figures.tables import StudyTables
-
-VERDICTS = (HIGHER, LOWER, SAME, INCONCLUSIVE)
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """How many of the taxes drawn in the forest plot are higher, lower and the same in B."""
+        """How many of the taxes drawn in the forest plot cost more in B, and so on."""
         cells = forest_cells(self.a, self.b, self.rows)
         drawn = [
             row
@@ -42,9 +40,13 @@ class Comparison:
             and row.metric in HEADLINE
             and (row.phase, row.cell) in cells
         ]
-        counts = {word: sum(row.verdict == word for row in drawn) for word in VERDICTS}
+        counts = {v: sum(row.verdict == v for row in drawn) for v in (*DECIDED, CANNOT_TELL)}
         rest = len(drawn) - sum(counts.values())
-        told = [f"{count} {word}" for word, count in counts.items() if count]
+        told = [
+            f"{count} {word.replace(LESS, 'less than the margin')}"
+            for word, count in counts.items()
+            if count
+        ]
         told += [f"{rest} without a verdict"] if rest else []
         return f"Of {len(drawn)} taxes of TTFT p90 and TPOT p90, in B against A: {', '.join(told)}."
 
@@ -74,9 +76,10 @@ def effect_text(row: ComparedRow) -> str:
 
 def verdict_text(row: ComparedRow) -> str:
     """The verdict; A/A, a mark or a reason in its place."""
+    said = in_words(row.verdict, row.margin)
     if row.config == AA:
-        return f"A/A ({row.verdict})"
-    return f"{row.verdict} ({row.mark})" if row.mark else row.verdict or row.reason
+        return f"A/A ({said})"
+    return f"{said} ({row.mark})" if row.mark else said or row.reason
 
 
 def sections(comparison: Comparison) -> list[tuple[str, list[ComparedRow]]]:

@@ -7,10 +7,10 @@ import numpy as np
 from scipy.stats import t as student
 
 from connector_tax import text
-from connector_tax.analysis.block_model import OWN, Estimate, Spread
-from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
+from connector_tax.analysis.block_model import POWER, Estimate
 from connector_tax.artifacts import tables
 from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.verdicts import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.compare.contrast import quantile
 from connector_tax.compare.page import markdown_table
 from connector_tax.compare.rows import effect_side
@@ -18,7 +18,6 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.study.durations import known_durations
 from connector_tax.study.plan import expected_cell_s, launch_overhead_s
 
-POWER = 0.80
 BLOCKS = range(MIN_BLOCKS_FOR_VERDICT, 11)
 
 
@@ -89,8 +88,5 @@ def pilot_estimate(study: StudyTables, config: str, metric: str, at: str) -> Est
     side = effect_side(row, study.settings["statistics"]["confidence"])
     if row is None or isinstance(side, str) or side.known.error is None:
         return None
-    # Its degrees of freedom grow with the blocks alone where the spread is its own.
-    own = Spread(0.0, 0, 0.0, 0.0) if row.method.startswith(OWN) else None
     known = side.known
-    blocks = tuple(range(side.blocks))
-    return Estimate(known.point, known.error, known.df, blocks, spread=own)
+    return Estimate(known.point, known.error, known.df, tuple(range(side.blocks)))

@@ -12,18 +12,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
-from connector_tax.analysis.multiplicity import sidak
+from connector_tax.analysis.block_model import sidak
 from connector_tax.analysis.resources import EXACT
 from connector_tax.artifacts.metrics import METRICS, margin_of
-from connector_tax.artifacts.names import INCONCLUSIVE, MARKED, POINT_ESTIMATE
 from connector_tax.artifacts.tables import LOG, POOLED, RESOURCE, TAX, CellRow, EffectRow
+from connector_tax.artifacts.verdicts import (
+    MARKED,
+    MIN_BLOCKS_FOR_VERDICT,
+    TOO_FEW,
+    verdict_of,
+)
 from connector_tax.compare.contrast import Difference, Known, difference, from_interval
 from connector_tax.compare.studies import common_cells, common_configurations
 from connector_tax.figures.tables import StudyTables
 
 LATENCY = "latency"
-HIGHER, LOWER, SAME = "HIGHER", "LOWER", "SAME"
 # The comparison of plain with itself; its launch is named by its number in the block.
 AA = "plain (A/A)"
 
@@ -64,6 +67,8 @@ class ComparedRow:
     effect: float | None = None
     effect_lo: float | None = None
     effect_hi: float | None = None
+    narrow_lo: float | None = None
+    narrow_hi: float | None = None
     error_df: float | None = None
     p_value: float | None = None
     p_adjusted: float | None = None
@@ -124,11 +129,13 @@ def compared(row: ComparedRow, a: Side | str, b: Side | str, confidence: float) 
     if isinstance(a, str) or isinstance(b, str):
         missing = [f"{n}: {side}" for n, side in (("A", a), ("B", b)) if isinstance(side, str)]
         return replace(row, reason="; ".join(missing))
-    gap = difference(a.known, b.known, confidence)
+    gap, inner = (difference(a.known, b.known, c) for c in (confidence, 2 * confidence - 1))
     point, lo, hi = _on_scale(gap, row.scale)
+    _, narrow_lo, narrow_hi = _on_scale(inner, row.scale)
     marks = [f"{n}: {side.mark}" for n, side in (("A", a), ("B", b)) if side.mark]
     return replace(
-        row, effect=point, effect_lo=lo, effect_hi=hi, error_df=gap.df, p_value=gap.p,
+        row, effect=point, effect_lo=lo, effect_hi=hi, narrow_lo=narrow_lo, narrow_hi=narrow_hi,
+        error_df=gap.df, p_value=gap.p,
         mark="; ".join(marks),
     )  # fmt: skip
 
@@ -148,21 +155,17 @@ def _judged(row: ComparedRow, comparisons: int, confidence: float) -> ComparedRo
     if row.mark:
         return replace(row, verdict=MARKED)
     if row.p_value is None or min(row.blocks_a, row.blocks_b) < MIN_BLOCKS_FOR_VERDICT:
-        return replace(row, verdict=POINT_ESTIMATE)
+        return replace(row, verdict=TOO_FEW)
     p = sidak(row.p_value, comparisons)
     return replace(row, p_adjusted=p, verdict=_verdict(row, p < 1 - confidence))
 
 
 def _verdict(row: ComparedRow, significant: bool) -> str:
-    assert row.effect_lo is not None
-    assert row.effect_hi is not None
-    nothing, reach = (1.0 if row.scale == LOG else 0.0), row.margin or 0.0
-    within = nothing - reach < row.effect_lo and row.effect_hi < nothing + reach
-    if within or row.effect_lo == row.effect_hi == nothing:
-        return SAME
-    if significant and row.effect_lo > nothing:
-        return HIGHER
-    return LOWER if significant and row.effect_hi < nothing else INCONCLUSIVE
+    nothing = 1.0 if row.scale == LOG else 0.0
+    ends = (row.effect_lo, row.effect_hi, row.narrow_lo, row.narrow_hi)
+    lo, hi, *narrow = (end - nothing for end in ends if end is not None)
+    margin = row.margin or 0.0
+    return verdict_of((lo, hi), (narrow[0], narrow[1]), margin, significant=significant)
 
 
 def _on_scale(gap: Difference, scale: str) -> tuple[float | None, ...]:

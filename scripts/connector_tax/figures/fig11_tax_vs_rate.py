@@ -28,7 +28,7 @@ LOOK: Mapping[str, tuple[Any, bool, float]] = {
 def draw(study: StudyTables) -> style.Picture:
     """A panel for each configuration with both taxes and their intervals, all on one scale."""
     shown = {item.id: item.label for item in study.compared}
-    table = rows.measured(study, "A")
+    table = rows.measured(study, "A").dropna(subset="rate_rps")
     table = table[table["metric"].isin(LOOK) & table["config"].isin(shown)]
     drawn = []
     notes = [f"{rows.interval_text(table)}; {rates.sample_text(study)}"]

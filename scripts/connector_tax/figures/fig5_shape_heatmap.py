@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
-from connector_tax.figures import rows, style
+from connector_tax.figures import rows, style, waits
 from connector_tax.figures.tables import StudyTables, records
 from connector_tax.text import size
 
@@ -95,4 +95,5 @@ def _notes(study: StudyTables, table: pd.DataFrame) -> list[str]:
     return [
         f"{circle}{marked}hatched: no number",
         f"{rows.tax_text(table)}; ref_safe, {study.reference['ref_safe']:g} req/s; {aa}",
+        *filter(None, [waits.words(study)]),
     ]

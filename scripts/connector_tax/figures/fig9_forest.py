@@ -10,17 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from connector_tax.artifacts.metrics import margin_of
-from connector_tax.artifacts.names import INCONCLUSIVE, MARKED, NO_TAX, TAX
+from connector_tax.artifacts.verdicts import TOO_FEW, costs, in_words
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import StudyTables, records
 
 ROW_IN = 0.165
 MARGIN: dict[str, Any] = {"color": "#7c6a3c", "lw": 0.8, "ls": (0, (1, 1.5))}
 PRIOR: dict[str, Any] = rows.OVERLOAD | {"marker": "D", "ms": 4}
-VERDICTS = {
-    TAX: "TAX", NO_TAX: "NO TAX", INCONCLUSIVE: "cannot tell",
-    MARKED: "marked",
-}  # fmt: skip
 
 
 def priors(study: StudyTables) -> dict[str, float]:
@@ -71,9 +67,10 @@ def _panel(study: StudyTables, axes: Axes, metric: str, panel: pd.DataFrame) -> 
             continue
         if row["prior_tax"] is not None:
             axes.plot(row["prior_tax"], y, zorder=5, **PRIOR)
-        verdict = "" if row["config"] == study.aa else VERDICTS.get(row["verdict"], "")
+        untold = row["config"] == study.aa or row["verdict"] == TOO_FEW
+        said = "" if untold else in_words(row["verdict"], row["margin"])
         rows.beside(axes, y, rows.size_text(row))
-        rows.beside(axes, y, verdict, bold=verdict == TAX, offset=76)
+        rows.beside(axes, y, said, bold=not untold and costs(row["verdict"]), offset=76)
     title = f"{rows.METRICS[metric]} at ref_safe"
     rows.prepare(axes, [item.label for item in study.compared], title)
     axes.set_xlabel(rows.tax_label(study, axes))

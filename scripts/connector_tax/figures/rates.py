@@ -145,7 +145,7 @@ def sample_text(study: StudyTables) -> str:
 
 def latency_figure(study: StudyTables, metric: str) -> style.Picture:
     """A latency against the rate: above in ms, below its tax over plain."""
-    compared = rows.measured(study, "A").query("metric == @metric")
+    compared = rows.measured(study, "A").dropna(subset="rate_rps").query("metric == @metric")
     compared = compared[compared["config"].isin([item.id for item in study.connectors])]
     table = cells(study, f"{metric}_ms", "ms")
     label = rows.METRICS[metric]

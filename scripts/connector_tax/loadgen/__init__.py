@@ -10,6 +10,7 @@ from connector_tax.loadgen.arrivals import ArrivalKind, make_offsets
 from connector_tax.loadgen.bodies import (
     PlannedRequest,
     RandomPrompts,
+    RandomTokens,
     RandomWords,
     RequestSource,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "PrecisionRule",
     "Progress",
     "RandomPrompts",
+    "RandomTokens",
     "RandomWords",
     "RequestRecord",
     "RequestSource",

@@ -46,33 +46,59 @@ Build = Callable[[int, int, History], PlannedRequest]
 
 @dataclass(frozen=True, slots=True)
 class RandomPrompts:
-    """`count` requests whose prompts are `tokens` random ids; every iteration makes the same.
+    """`count` requests with prompts of one length; every iteration makes the same.
 
-    Ids are drawn uniformly from [first_id, end_id), by the random stream of the name `seed`. The
-    prompt stands in the body between `before` and `after`. Request k has the id
+    The prompt stands in the body between `before` and `after`. Request k has the id
     `<name>/<k>` and is asked to bring `completion_tokens` (None: any number).
+
+    Attributes:
+        prompts: begins the series of prompts anew.
+        chat: the prompt is a user's message.
+        prompt_tokens: of each prompt, where they are known.
     """
 
     name: str
-    seed: str
     count: int
-    tokens: int
-    first_id: int
-    end_id: int
+    prompts: Callable[[], Callable[[], str | list[int]]]
+    chat: bool
     before: dict[str, Any]
     after: dict[str, Any]
+    prompt_tokens: int | None
     completion_tokens: int | None
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[PlannedRequest]:
-        draw = named_generator(self.seed).integers
+        prompt = self.prompts()
         encode = msgspec.json.Encoder().encode
         for k in range(self.count):
-            prompt = draw(self.first_id, self.end_id, size=self.tokens).tolist()
-            body = encode({**self.before, "prompt": prompt, **self.after})
-            yield PlannedRequest(f"{self.name}/{k}", body, self.tokens, self.completion_tokens)
+            drawn = prompt()
+            asked: dict[str, Any] = (
+                {"messages": [{"role": "user", "content": drawn}]}
+                if self.chat
+                else {"prompt": drawn}
+            )
+            yield PlannedRequest(
+                f"{self.name}/{k}",
+                encode({**self.before, **asked, **self.after}),
+                self.prompt_tokens,
+                self.completion_tokens,
+            )
+
+
+class RandomTokens:
+    """Prompts of `count` token ids from [first_id, end_id), by the random stream `seed`."""
+
+    def __init__(self, seed: str, count: int, first_id: int, end_id: int) -> None:
+        self._draw = named_generator(seed).integers
+        self._range = (first_id, end_id)
+        self._count = count
+
+    def __call__(self) -> list[int]:
+        """The next prompt."""
+        ids: list[int] = self._draw(*self._range, size=self._count).tolist()
+        return ids
 
 
 WORDS = (
@@ -134,7 +160,7 @@ class SessionBodies:
         common: dict[str, Any],
         chat: bool,
         extra: dict[str, Any],
-        fresh_prompt: Callable[[], str] | None = None,
+        fresh_prompt: Callable[[], str | list[int]] | None = None,
     ) -> None:
         """`common` begins every body and `extra` is merged into it last (temperature, ...).
 

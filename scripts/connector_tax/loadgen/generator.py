@@ -15,7 +15,7 @@ from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.bodies import RequestSource
 from connector_tax.loadgen.dispatcher import Dispatcher, FromRun
 from connector_tax.loadgen.endpoint import Target, find_address, request_head
-from connector_tax.loadgen.issuer import LEAD_NS, IssuingThread
+from connector_tax.loadgen.issuer import IssuingThread
 from connector_tax.loadgen.messages import (
     Begin,
     Begun,
@@ -24,11 +24,11 @@ from connector_tax.loadgen.messages import (
     RequestRecord,
     WorkerSettings,
 )
-from connector_tax.loadgen.plan import Plan, Progress
+from connector_tax.loadgen.plan import LEAD_NS, Plan, Progress
 from connector_tax.loadgen.pool import SPARE
 from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
 from connector_tax.loadgen.process import CollectorPause
-from connector_tax.loadgen.rule import CellRule, CooldownEnd, MayCount
+from connector_tax.loadgen.rule import CellRule, CooldownEnd
 from connector_tax.loadgen.traffic import Load, open_loop
 
 PROGRESS_S = 0.25
@@ -198,7 +198,6 @@ class LoadGenerator:
         rule: CellRule,
         on_progress: Callable[[Progress], None] | None = None,
         precision: PrecisionRule | None = None,
-        may_count: MayCount | None = None,
     ) -> CellResult:
         """Run one open-loop cell: request k is due `offsets_ns[k]` after the cell's origin.
 
@@ -209,7 +208,7 @@ class LoadGenerator:
             ValueError: the schedule does not fit the requests or the rule.
         """
         load = open_loop(offsets_ns, requests, rule)
-        return self.run(load, rule, on_progress, precision, may_count)
+        return self.run(load, rule, on_progress, precision)
 
     def run(
         self,
@@ -217,21 +216,19 @@ class LoadGenerator:
         rule: CellRule,
         on_progress: Callable[[Progress], None] | None = None,
         precision: PrecisionRule | None = None,
-        may_count: MayCount | None = None,
         on_record: Callable[[RequestRecord], None] | None = None,
     ) -> CellResult:
         """Send `load` until `rule` says that it is enough.
 
         `on_progress` is called about four times a second in the calling thread, where `precision`,
-        a rule of this cell's own, is brought up to date too, and `may_count` (None: every success
-        counts) is asked which successes count towards `min_completed`. `on_record` is called there
-        with each request that has ended, once, and may drop what it holds.
+        a rule of this cell's own, is brought up to date too. `on_record` is called there with each
+        request that has ended, once, and may drop what it holds.
 
         Raises:
             LoadGeneratorError: no worker is left to run it.
             Interrupted: after Ctrl-C, once everything outstanding has been cancelled.
         """
-        plan = Plan(load, rule, precision, may_count, on_record is not None)
+        plan = Plan(load, rule, precision, on_record is not None)
         while plan.prepare():
             pass
         with CollectorPause():

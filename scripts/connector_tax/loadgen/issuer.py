@@ -13,10 +13,8 @@ from collections import deque
 
 from connector_tax.loadgen.dispatcher import Dispatcher, FromRun
 from connector_tax.loadgen.messages import Cancel, Unanswered
-from connector_tax.loadgen.plan import Plan
+from connector_tax.loadgen.plan import LEAD_NS, Plan
 
-LEAD_NS = 20_000_000
-"""A request travels to its worker so long before it is due."""
 ABORT_GRACE_S = 2.0
 POLL_NS = 10_000_000
 # No body is begun so shortly before the next look at the plan.

@@ -21,7 +21,7 @@ together end together and stay in step: for latencies under a given load use --r
 
 # Option -> what it has no effect without (one of these), and its default where it has an effect.
 NEEDS: dict[str, tuple[tuple[str, ...], object]] = {
-    "arrivals": (("rate",), "poisson"),
+    "arrivals": (("rate",), "jittered"),
     "gamma_shape": (("arrivals",), None),
     "inflight_cap": (("rate", "session_file"), None),
     "stop_overloaded": (("inflight_cap",), False),

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from connector_tax.loadgen.bodies import LookAhead
 from connector_tax.loadgen.messages import WAITS, Cancel, RequestRecord, Window
 from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
-from connector_tax.loadgen.rule import CellRule, CooldownEnd, MayCount
+from connector_tax.loadgen.rule import CellRule, CooldownEnd
 from connector_tax.loadgen.sessions import Node
 from connector_tax.loadgen.traffic import Load, Ready
 
+LEAD_NS = 20_000_000
+"""A request travels to its worker so long before it is due."""
 POLL_NS = 10_000_000
 Item = tuple[RequestRecord, bytes] | Cancel | Window
 
@@ -49,21 +51,17 @@ class Plan:
         load: Load,
         rule: CellRule,
         precision: PrecisionRule | None = None,
-        may_count: MayCount | None = None,
         keeps_ended: bool = False,
     ) -> None:
         """See LoadGenerator.run for the arguments."""
         self._load = load
         self._rule = rule
         self._precision = precision
-        self._may_count = may_count
         self._keeps_ended = keeps_ended
         self.ended: deque[RequestRecord] = deque()
         self.wakes_on_result = load.waits_for_results
         self._ahead = LookAhead(load.sessions, load.build)
         self._digest = hashlib.sha256()
-        self._spans: list[tuple[int, int]] = []
-        self._counted = 0
         self.precise: HalfWidths | None = None
         self.drain_s = rule.drain_s
         self.stop_ns: int | None = None
@@ -185,18 +183,9 @@ class Plan:
             self.take(record)
 
     def look(self) -> None:
-        """Count what may be counted, and bring the precision up to date.
-
-        Called from another thread than the issuing one.
-        """
-        if self.stop_ns is not None:
-            return
-        counted = None
-        if self._may_count is not None:
-            counted = self._may_count(self._spans[:])
-            self._counted = sum(counted)
-        if self._precision is not None:
-            self._precision.look(counted)
+        """Bring the precision up to date; called from another thread than the issuing one."""
+        if self.stop_ns is None and self._precision is not None:
+            self._precision.look()
 
     # ---- inside
 
@@ -235,9 +224,6 @@ class Plan:
         self.measured_ok += record.measured
         if record.measured and self._precision is not None:
             self._precision.add(record)
-        if record.measured and self._may_count is not None:
-            assert record.t_last_token_ns is not None
-            self._spans.append((record.t_intended_ns, record.t_last_token_ns))
 
     def _look_for_end(self, now_ns: int, horizon_ns: int) -> None:
         # In a closed loop not before its workers can be told.
@@ -257,9 +243,8 @@ class Plan:
             self._end_window(self._end_after(now_ns))
 
     def _enough(self) -> bool:
-        counted = self.measured_ok if self._may_count is None else self._counted
         least = self._rule.min_completed
-        if counted < least:
+        if self.measured_ok < least:
             return False
         if self._precision is None:
             return True

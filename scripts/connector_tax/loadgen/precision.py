@@ -7,7 +7,6 @@ sorting and ranks are the work of the thread that looks.
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import compress
 from typing import NamedTuple
 
 from connector_tax.loadgen.messages import RequestRecord
@@ -58,7 +57,6 @@ class PrecisionRule:
         self.target = target
         self._ranks = ranks
         self._fresh: deque[tuple[int, float]] = deque()
-        self._taken: list[tuple[int, float]] = []
         self._ttft_ns: list[float] = []
         self._tpot_ns: list[float] = []
         self.seen = HalfWidths(0, None, None)
@@ -71,24 +69,12 @@ class PrecisionRule:
         gaps = max((record.completion_tokens or 0) - 1, 1)
         self._fresh.append((first_ns - record.t_intended_ns, (last_ns - first_ns) / gaps))
 
-    def look(self, counted: Sequence[bool] | None = None) -> None:
-        """Bring `seen` up to date; from one thread only, which need not be the issuing one.
-
-        Args:
-            counted: of the successes in the order they were added, as far as known, whether each
-                may be counted; None: all may.
-        """
-        fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
-        if counted is None:
-            for ttft_ns, tpot_ns in fresh:
-                insort(self._ttft_ns, ttft_ns)
-                insort(self._tpot_ns, tpot_ns)
-        else:
-            self._taken += fresh
-            # What was counted at one look may not be at the next: sorted anew.
-            kept = list(compress(self._taken, counted))
-            self._ttft_ns = sorted(ttft_ns for ttft_ns, _ in kept)
-            self._tpot_ns = sorted(tpot_ns for _, tpot_ns in kept)
+    def look(self) -> None:
+        """Bring `seen` up to date; from one thread only, which need not be the issuing one."""
+        for _ in range(len(self._fresh)):
+            ttft_ns, tpot_ns = self._fresh.popleft()
+            insort(self._ttft_ns, ttft_ns)
+            insort(self._tpot_ns, tpot_ns)
         self.seen = self.half_widths(self._ttft_ns, self._tpot_ns)
 
     def half_widths(self, ttft: Sequence[float], tpot: Sequence[float]) -> HalfWidths:

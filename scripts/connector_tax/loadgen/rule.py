@@ -1,7 +1,6 @@
 """The rule by which a cell ends."""
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -9,9 +8,6 @@ CooldownEnd = Literal["answered", "drain", "schedule", "interrupted", "off", "ov
 """Why traffic ended: every measured request has its result; the drain time was over; all sessions
 were over before that; the run was told to stop; the rule has no cool-down; `end_overloaded`;
 `max_errors`."""
-# Of the measured successes so far, each as (intended time, last token) in ns: which may be counted
-# towards `min_completed`. The answer for one success may change from call to call.
-MayCount = Callable[[Sequence[tuple[int, int]]], Sequence[bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +15,8 @@ class CellRule:
     """How long a cell lasts. Requests due in the first `warmup_s` are not measured.
 
     Measuring ends at the first moment at or after warmup_s + floor_s at which `min_completed`
-    measured requests have succeeded that may be counted (and, with a PrecisionRule, their
-    percentiles are precise enough), at the latest at warmup_s + cap_s, and when all sessions are
+    measured requests have succeeded (and, with a PrecisionRule, their percentiles are precise
+    enough), at the latest at warmup_s + cap_s, and when all sessions are
     over. With `cooldown` traffic goes on after it, unmeasured, until every measured request has its
     result. What is still running `drain_s` after the window is cancelled. A request due while
     `inflight_cap` (None: any number) are in flight is dropped; with `end_overloaded` the first one

@@ -5,6 +5,7 @@ import math
 import os
 import resource
 import secrets
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.loadgen.arrivals import make_offsets
-from connector_tax.loadgen.bodies import Build, RandomPrompts, RandomWords, SessionBodies
+from connector_tax.loadgen.bodies import Build, RandomTokens, RandomWords, SessionBodies
 from connector_tax.loadgen.endpoint import Target
 from connector_tax.loadgen.generator import OTHER_FILES
 from connector_tax.loadgen.messages import TlsSettings
@@ -192,7 +193,7 @@ def make_load(options: argparse.Namespace, target: Target, rule: CellRule) -> Lo
 def _offsets(options: argparse.Namespace, rule: CellRule, count: int | None) -> NDArray[np.int64]:
     """The arrivals of --rate: `count` at most, and as far as the run may last."""
     if math.isinf(options.rate):
-        if count is None or options.arrivals != "poisson":
+        if count is None or options.arrivals != "jittered":
             raise ValueError("--rate inf needs --requests or --session-file, and has no --arrivals")
         return np.zeros(count, np.int64)
     horizon_s = rule.schedule_s
@@ -231,28 +232,17 @@ def _bodies(options: argparse.Namespace, target: Target, sessions: Sessions) -> 
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')}: found {value}; allowed: at least 1")
+    fresh: Callable[[], str | list[int]] | None = None
+    stream = f"{options.seed}/prompts"
     if options.prompt_words is not None:
-        words = RandomWords(f"{options.seed}/prompts", options.prompt_words)
-        return SessionBodies(sessions, run_id, common, target.chat, extra, words).build
-    if options.prompt_tokens is None:
-        return SessionBodies(sessions, run_id, common, target.chat, extra).build
-    if target.chat:
-        raise ValueError("--prompt-tokens makes ids; a chat endpoint takes text: --prompt-words")
-    body = {**common, "max_tokens": options.max_tokens, **extra}
-    requests = iter(
-        RandomPrompts(
-            name=run_id,
-            seed=f"{options.seed}/prompts",
-            count=len(sessions),
-            tokens=options.prompt_tokens,
-            first_id=0,
-            end_id=options.vocabulary,
-            before=body,
-            after={},
-            completion_tokens=body["max_tokens"] if body.get("ignore_eos") else None,
-        )
-    )
-    return lambda _session, _node, _history: next(requests)
+        fresh = RandomWords(stream, options.prompt_words)
+    elif options.prompt_tokens is not None:
+        if target.chat:
+            raise ValueError(
+                "--prompt-tokens makes ids; a chat endpoint takes text: --prompt-words"
+            )
+        fresh = RandomTokens(stream, options.prompt_tokens, 0, options.vocabulary)
+    return SessionBodies(sessions, run_id, common, target.chat, extra, fresh).build
 
 
 def _check_prompts(sessions: Sessions, target: Target) -> None:

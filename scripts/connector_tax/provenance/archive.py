@@ -151,9 +151,10 @@ def _members(root: Path) -> dict[str, Path]:
     for tree in (paths.ANALYSIS, paths.FIGURES):
         published = (path for path in (root / tree).iterdir() if path.suffix in (".csv", ".json"))
         members |= {f"{PUBLISHED}/{tree}/{path.name}": path for path in published}
-    members[f"{WORKFLOW}/Snakefile"] = ROOT / WORKFLOW / "Snakefile"
-    for part in ("rules", "schemas"):
-        members |= _tree(ROOT / WORKFLOW / part, f"{WORKFLOW}/{part}")
+    if not (root / paths.ARGUMENTS).exists():  # else no workflow has run: see `ab`
+        members[f"{WORKFLOW}/Snakefile"] = ROOT / WORKFLOW / "Snakefile"
+        for part in ("rules", "schemas"):
+            members |= _tree(ROOT / WORKFLOW / part, f"{WORKFLOW}/{part}")
     for name, path in members.items():
         if path.is_symlink() or not path.is_file():
             raise ArtifactError(f"{path}: missing, or not a plain file")

@@ -12,14 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from connector_tax.analysis.looks import decided_earlier, read_looks
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
-from connector_tax.artifacts.launch_files import (
-    AttemptRecord,
-    LaunchConfig,
-    NodeRecord,
-    QuietLevel,
-)
+from connector_tax.artifacts.launch_files import AttemptRecord, LaunchConfig, NodeRecord
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import GateRecord, RatesRecord
@@ -143,10 +139,22 @@ def _skipped(study: Study, launch: Launch, index: LaunchIndex, rates: RatesRecor
     gate = _gates(study)[launch.configuration]
     if not (index.reason or "").strip():
         yield "skipped without a reason"
-    if gate["include"] and not (launch.phase == "Bp" and rates["ref_safe"] == rates["ref_load"]):
+    same_rates = launch.phase == "Bp" and rates["ref_safe"] == rates["ref_load"]
+    if gate["include"] and not same_rates and not _ended_before(study, launch, index.reason):
         yield "skipped, though pre-flight includes it and no rule leaves it out"
     if any(launch.folder(study.root).glob("*/cell_*.json")):
         yield "skipped, though there are measured cells"
+
+
+def _ended_before(study: Study, launch: Launch, reason: str | None) -> bool:
+    """Whether a look had decided the launch, or the study has ended between two blocks before."""
+    if not read_looks(study.root) or launch.phase != "A":
+        return False
+    if reason == decided_earlier(study.root, launch):
+        return True
+    rest = [la for la in launches(study.document, "A") if la.block >= launch.block]
+    indexes = [read_index(la.folder(study.root)) for la in rest]
+    return all(index is not None and index.status == "skipped" for index in indexes)
 
 
 def _run_files(study: Study, launch: Launch, folder: Path) -> Iterator[str]:
@@ -199,7 +207,6 @@ class Attempt(NamedTuple):
     launch: Launch
     node: NodeRecord
     supersedes: bool
-    level: QuietLevel | None
     start_ns: int | None
     end_ns: int | None
 
@@ -221,9 +228,6 @@ def _check_blocks(study: Study, ended: dict[Launch, LaunchIndex], ledger: Ledger
         firsts = [next(group) for _, group in itertools.groupby(mine, lambda a: a.launch)]
         if firsts:
             ledger.check("order", f"block{block}/{phase}", _out_of_order(firsts), "as drawn")
-            other = (f"{a.launch.name} has another quiet level than {mine[0].launch.name}"
-                     for a in mine if a.level != mine[0].level)  # fmt: skip
-            ledger.check("quiet level", f"block{block}/{phase}", other, "one level")
     groups: dict[str, list[Attempt]] = {}
     for attempt in attempts:
         for place in (f"block{attempt.launch.block}", *_places(attempt.node)):
@@ -244,8 +248,7 @@ def _attempt(study: Study, launch: Launch, entry: AttemptRecord) -> Attempt:
         windows = [cell["window"] for cell in cells if cell["attempt"] == entry["attempt"]]
         start = start or min((w["t_origin_ns"] for w in windows), default=None)
         end = max((w["t_drained_ns"] for w in windows), default=start)
-    again, level = bool(entry.get("supersedes")), entry.get("quiet_level")
-    return Attempt(launch, entry["node"], again, level, start, end)
+    return Attempt(launch, entry["node"], bool(entry.get("supersedes")), start, end)
 
 
 def _out_of_order(drawn: Sequence[Attempt]) -> Iterator[str]:

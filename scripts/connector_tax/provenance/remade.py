@@ -24,17 +24,17 @@ from connector_tax import __version__
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.analysis.device_time import device_values
 from connector_tax.analysis.ingest import Cell, load_cells
+from connector_tax.analysis.looks import read_looks, take_look
+from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.measure import summarise_cell
-from connector_tax.analysis.quiet import read_machine
 from connector_tax.analysis.reference import (
     judge_launches,
     measured_rates,
     read_loads,
     reference_rates,
 )
-from connector_tax.analysis.validity import Watched, assess, void_reasons
+from connector_tax.analysis.validity import assess, void_reasons
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.figures import style
@@ -60,6 +60,9 @@ PACKAGES = (
 # matplotlib names a clip path by a hash of its coordinates, whose last bits the layout's solver
 # leaves to where variables lie in memory: the same picture, drawn again, may name it otherwise.
 CLIP_PATH = re.compile(rb'(?<=["#])p[0-9a-f]{10}(?=[")])')
+# Checks of release 0.2 that judged the requests of quiet time: they are taken as they stand.
+OF_QUIET_TIME = ("schedule_lag_p99_ms", "quiet_requests", "idle_memory_factor")
+LEFT_OUT = "release 0.2 left out the requests of disturbed time"
 DATA = re.compile(r"data:[^\s\"')]+")
 NUMBER = re.compile(r"([−-]?\d[\d,]*\.?\d*(?:e[+-]?\d+)?)")
 
@@ -73,9 +76,11 @@ def remake(study_file: Path, folder: Path) -> Path:
     copy = folder / study_file.parent.name
     copy.mkdir()
     for path in study_file.parent.iterdir():
-        if path.name not in (*MADE, paths.REFERENCE_RATES):
+        if path.name not in (*MADE, paths.REFERENCE_RATES, paths.LOOKS):
             (copy / path.name).symlink_to(path.resolve())
     study = load_study(copy / paths.STUDY)
+    for taken in read_looks(study_file.parent):
+        take_look(study, taken["blocks"])
     write_json(copy / paths.REFERENCE_RATES, rates_again(study))
     write_tables(study)
     tables = StudyTables(copy / paths.STUDY)
@@ -100,6 +105,7 @@ def check_remade(root: Path, made: Path, ledger: Ledger) -> None:
     other = other_versions(_measured_with(root))
     names = [paths.REFERENCE_RATES, paths.REPORT, paths.MANIFEST, paths.MANIFEST_PAGE]
     names.append(paths.COMPLETE)
+    names += [paths.LOOKS] if (root / paths.LOOKS).exists() else []
     for tree in TREES:
         there = {path.relative_to(base).as_posix()
                  for base in (root, made) for path in (base / tree).rglob("*")}  # fmt: skip
@@ -254,15 +260,9 @@ def check_judged(study: Study, cell: Cell, ledger: Ledger) -> None:
 
 
 def _judged(study: Study, cell: Cell) -> Iterator[str]:
-    record, watched = cell.record, None
+    record, device = cell.record, None
     assert record is not None
-    if "quiet" in study.config:
-        launch = Launch(*cell.key[:3])
-        level = _quiet_level(study, launch, record["attempt"])
-        machine = cell.file("machine")
-        found = read_machine(machine, None) if machine.exists() else None
-        watched = Watched(found, study.config["quiet"], level)
-    device = None
+    machine = cell.file("machine")
     if study.config["engine"].get("device") == "emulated":
         steps, log = (list(read_jsonl(cell.file(k))) for k in ("engine_step", paths.DEVICE_LOG))
         device = device_values(log, steps, cell.configuration == study.baseline)
@@ -280,28 +280,33 @@ def _judged(study: Study, cell: Cell) -> Iterator[str]:
         clock=record["clock"],
         bounds=study.config["validity"],
         device=device,
-        watched=watched,
+        machine=read_machine(machine, None) if machine.exists() else None,
+        watched="quiet" in study.config,
         counted_by_server=engine_of(study.config["engine"]).served.get("counters", True),
     )
-    reasons = void_reasons(checks)
-    said = {"valid": record["valid"], "void_reasons": record["void_reasons"]}
-    yield from differences(record["health"], checks, "health")
-    yield from differences(said, {"valid": not reasons, "void_reasons": reasons}, "cell")
+    health, reasons = {**checks}, void_reasons(checks)
+    if _left_out(study):
+        given = {name: record["health"][name] for name in OF_QUIET_TIME}
+        health |= given
+        reasons = void_reasons({k: check for k, check in checks.items() if k not in given})
+        reasons += [r for r in record["void_reasons"] if any(f": {name} " in r for name in given)]
+    said = {"valid": record["valid"], "void_reasons": sorted(record["void_reasons"])}
+    yield from differences(record["health"], health, "health")
+    yield from differences(said, {"valid": not reasons, "void_reasons": sorted(reasons)}, "cell")
 
 
-def _quiet_level(study: Study, launch: Launch, attempt: int) -> float | None:
-    index = read_index(launch.folder(study.root))
-    assert index is not None
-    entries = [entry for entry in index.attempts if entry["attempt"] == attempt]
-    level = entries[0].get("quiet_level") if entries else None
-    return None if level is None else level["memory_ns"]
+def _left_out(study: Study) -> bool:
+    """Whether requests of disturbed time were left out, as release 0.2 did."""
+    return "max_factor" in study.config.get("quiet", {})
 
 
 def check_summaries(study: Study, ledger: Ledger) -> None:
     """summary.json of each launch: the percentiles of its cells."""
     for launch in (launch for phase in PHASES for launch in launches(study.document, phase)):
         folder = launch.folder(study.root)
-        if (folder / paths.SUMMARY).exists():
+        if _left_out(study):
+            ledger.not_checkable(KIND, f"{launch.name}/{paths.SUMMARY}", LEFT_OUT)
+        elif (folder / paths.SUMMARY).exists():
             ledger.check(KIND, f"{launch.name}/{paths.SUMMARY}", _summary(study, launch, folder))
 
 
@@ -309,9 +314,6 @@ def _summary(study: Study, launch: Launch, folder: Path) -> Iterator[str]:
     cells = [cell["cell"] for cell in study.cells(launch.phase)]
     again = {cell: summarise_cell(folder / cell) for cell in cells if (folder / cell).is_dir()}
     summary = read_json(folder / paths.SUMMARY)
-    for row in summary.values():
-        # Release 0.2 said there why a p99 is refused.
-        row.pop("p99_reason", None)
     yield from differences(summary, again, "summary")
 
 

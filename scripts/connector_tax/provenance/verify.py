@@ -4,11 +4,10 @@
 
 Needs pandas, pyarrow and scipy. It shares no code with the analysis: it is written from
 docs/method.md, whose sections it names. It ends with 1 where a number differs by more than 1e-8 of
-it (p_adjusted: see ADJUSTED) or a text at all, and with 2 where the folder cannot be read.
+it or a text at all, and with 2 where the folder cannot be read.
 """
 
 import argparse
-import hashlib
 import itertools
 import json
 import math
@@ -17,22 +16,20 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
-from scipy.special import ndtr
 
 WITHIN = 1e-8
-# The published integral of Dunnett's p, a sum over 96 x 96 points, is off by up to 1.3e-5; the one
-# below is right to 1e-12. Verdicts, which are read off p_adjusted < 0.05, must be equal.
-ADJUSTED = 2e-5
 NOT_CHECKED = """\
 Not checked: which cells are valid, pooled rows and machine columns of cells, blocks_needed, gaps,
 steps, hooks, resources, criteria, sentences, reasons, figures, seals."""
 ENDS = {"estimate": "", "lo": "_lo", "hi": "_hi"}
+NARROW = ("narrow_lo", "narrow_hi")
 # Columns of effects.csv by what they are called here.
 NAMES = {f: f"tax{end}" for f, end in ENDS.items()} | {
     "base": "plain_ms", "own": "config_ms", "p": "p_value", "df": "error_df",
@@ -42,8 +39,8 @@ Launch = tuple[str, int]  # name in its block, block
 Key = tuple[str, int, str, str]  # launch name, block, phase, cell
 Row = dict[str, Any]
 Tax = tuple[str, str, str, str]  # launch name, phase, cell, metric
-Sample = tuple[float, Any, int]  # log of a percentile, its bootstrap values less that, requests
-Test = tuple[float, float, float, int]  # of equal spread: p, F, the own variance, its df
+Sample = tuple[float, int]  # log of a percentile, requests
+RATES = "all_rates"  # the cell of the taxes over all rates of Phase A without saturation
 
 
 def read_table(root: Path, kind: str, wanted: str) -> dict[str, pd.DataFrame]:
@@ -72,29 +69,10 @@ def read_table(root: Path, kind: str, wanted: str) -> dict[str, pd.DataFrame]:
     return {str(name): lines for name, lines in pd.DataFrame(values).groupby("file", sort=False)}
 
 
-def undisturbed(lines: Any, rule: Row, starts: Any, ends: Any) -> Any:
-    """Which spans, ends included, lie within the watched chunks and in no disturbed one."""
-    begin, chunks = lines[lines["kind"] == "begin"].iloc[0], lines[lines["kind"] == "chunk"]
-    edges = np.array([begin["t_ns"], *chunks["t_ns"]])
-    totals = [json.loads(text) for text in lines["counters\tsteal_ms"].dropna()]
-    cpus = [len(json.loads(begin[side])) for side in ("loadgen", "server")]
-    steal = (np.diff(totals, axis=0) / cpus).max(axis=1) / (np.diff(edges) / 1e6)
-    samples = [json.loads(text) for text in chunks["memory_ns"]]
-    parts = [s if len(s) > 2 else [math.nan] for s in samples]  # no value: never quiet
-    value = np.array([np.percentile(part, rule["chunk_percentile"]) for part in parts])
-    level = np.nanpercentile(value, rule["level_percentile"])
-    most = {name: math.inf if bound is None else bound for name, bound in rule.items()}
-    quiet = (value <= most["max_factor"] * level) & (steal <= most["max_chunk_steal"])
-    # A moment on an edge is of the later chunk, on the last edge of the last one.
-    starts, ends, later = starts[:, None], ends[:, None], np.append(edges[1:-1], edges[-1] + 1)
-    met = (starts < later) & (ends >= edges[:-1]) & ~quiet
-    return ((starts >= edges[0]) & (ends <= edges[-1])).ravel() & ~met.any(axis=1)
-
-
 class Cell:
     """A valid cell: its successes in order of arrival, its arrivals by status, its queue."""
 
-    def __init__(self, record: Row, requests: Any, metrics: Any, machine: Any) -> None:
+    def __init__(self, record: Row, requests: Any, metrics: Any) -> None:
         start, stop = (record["window"][name] for name in ("t_warmup_end_ns", "t_stop_ns"))
         self.rate, self.window_s = record["schedule"]["rate_rps"], (stop - start) / 1e9
         measured = requests[requests["t_intended_ns"].between(start, stop, inclusive="left")]
@@ -104,10 +82,6 @@ class Cell:
         gaps, self.all = ok["completion_tokens"] - 1, pd.DataFrame({"since_s": (due - start) / 1e9})
         self.all["ttft"], self.all["e2e"] = (first - due) / 1e6, (last - due) / 1e6
         self.all["tpot"] = (last - first) / gaps / 1e6 if (gaps > 0).all() else np.nan
-        self.quiet, self.watched = self.all, "quiet" in record
-        if self.watched:
-            rule, ends = record["quiet"]["rule"], last.to_numpy(np.int64)
-            self.quiet = self.all[undisturbed(machine, rule, due.to_numpy(), ends)]
         inside = metrics["ok"] & metrics["t_ns"].between(start, stop, inclusive="left")
         self.waiting = float(metrics.filter(like="values")[inside].fillna(0).sum(axis=1).median())
         tenth, e2e_s = max(1, len(ok) // 10), self.all["e2e"] / 1e3
@@ -143,7 +117,6 @@ class Study:
         wanted = {
             "requests": r"status|t_\w+_ns|completion_tokens",
             "metrics": r"t_ns|ok|values\tvllm:num_requests_waiting(\{.*\})?",
-            "machine": r"kind|t_ns|memory_ns|loadgen|server|counters\tsteal_ms",
         }
         tables = {kind: read_table(root, kind, names) for kind, names in wanted.items()}
         for phase in order:
@@ -174,20 +147,33 @@ class Study:
         }
         return [name for name, hit in hits.items() if hit]
 
+    @cached_property
+    def unsaturated(self) -> list[str]:
+        """The cells of Phase A, by rate, in which nothing was saturated nor dropped arrivals.
+
+        A configuration of which that is not so at the lowest rate has no say.
+        """
+        over: dict[str, set[str]] = {self.grid[rate]: set() for rate in sorted(self.grid)}
+        for key, cell in self.cells.items():
+            if key[2] == "A" and len(cell.all) and (self.fired(key) or cell.arrivals["dropped"]):
+                over[key[3]].add(configuration_of(key[0]))
+        broken = next(iter(over.values()), set[str]())
+        return [cell for cell, configs in over.items() if not configs - broken]
+
     def row(self, key: Key) -> Row:
         """A valid cell's row of cells.csv; percentiles with intervals from order statistics."""
         cell, names, tail = self.cells[key], self.fired(key), (1 - self.confidence) / 2
         row: Row = {
             "rate_rps": cell.rate, "window_s": cell.window_s,
-            "n": len(cell.quiet), "n_disturbed": len(cell.all) - len(cell.quiet),
-            "dropped": cell.arrivals["dropped"], "effective_throughput_rps": cell.effective_rps,
+            "n": len(cell.all), "dropped": cell.arrivals["dropped"],
+            "effective_throughput_rps": cell.effective_rps,
             "throughput_ratio": cell.ratio, "waiting_p50": cell.waiting,
             "saturated": bool(names) if len(cell.all) else None,
             "saturation_criteria": ";".join(names),
         }  # fmt: skip
         for latency, percent in itertools.product(("ttft", "tpot", "e2e"), (50, 90, 99)):
             ends: Row = dict.fromkeys(("", "_lo", "_hi"))
-            x = np.sort(cell.quiet[latency].dropna())
+            x = np.sort(cell.all[latency].dropna())
             if len(x) and (percent < 99 or len(x) >= self.statistics["p99_min_samples"]):
                 low, high = stats.binom.ppf([tail, 1 - tail], len(x), percent / 100).astype(int)
                 ends[""] = value = float(np.percentile(x, percent))
@@ -215,82 +201,41 @@ class Study:
         return rates
 
 
-def samples(study: Study, whole: bool) -> dict[tuple[str, ...], dict[Launch, Sample]]:
-    """The samples of each phase, cell and metric (chunks, bootstrap)."""
-    of = {key: cell.all if whole else cell.quiet for key, cell in study.cells.items()}
+def samples(study: Study) -> dict[tuple[str, ...], dict[Launch, Sample]]:
+    """The samples of each phase, cell and metric, and those over all rates of Phase A."""
     found: dict[tuple[str, ...], dict[Launch, Sample]] = {}
-    for key, ok in of.items():
-        if not len(ok):
-            continue
-        life = max(r["e2e"].median() / 1e3 for k, r in of.items() if k[2:] == key[2:] and len(r))
-        length = max(study.statistics["chunk_s"], life, study.cells[key].window_s / 60)
-        chunks, chunk = np.unique(np.floor(ok["since_s"] / length), return_inverse=True)
-        stream = f"{study.document['seed']}/bootstrap/block{key[1]}/{key[2]}/{key[3]}"
-        words = np.frombuffer(hashlib.sha256(stream.encode()).digest(), np.uint32)
-        share, size = np.full(len(chunks), 1 / len(chunks)), study.statistics["resamples"]
-        drawn = np.random.default_rng(words).multinomial(len(chunks), share, size=size)
-        for metric in study.margins:
+    for key, cell in study.cells.items():
+        ok = cell.all
+        for metric in study.margins if len(ok) else ():
             values, percent = ok[metric[:-4]].to_numpy(), int(metric[-2:])
             point = float(np.percentile(values, percent))
-            again = resampled(values, drawn[:, chunk], percent)
-            if min(point, again.min()) > 0:  # neither 0 nor without TPOT
-                sample = math.log(point), np.log(again / point), len(values)
-                found.setdefault((*key[2:], metric), {})[key[:2]] = sample
+            if point > 0:  # neither 0 nor without TPOT
+                found.setdefault((*key[2:], metric), {})[key[:2]] = math.log(point), len(values)
+    for metric, rates in itertools.product(study.margins, [study.unsaturated]):
+        of = [found.get(("A", cell, metric), {}) for cell in rates]
+        for launch in [la for la in of[0] if all(la in cell for cell in of)] if of else []:
+            logs, counts = zip(*(cell[launch] for cell in of), strict=True)
+            mean = sum(logs) / len(logs), sum(counts)
+            found.setdefault(("A", RATES, metric), {})[launch] = mean
     return found
 
 
-def resampled(values: Any, times: Any, percent: float) -> Any:
-    """Percentile of the sample in which each value stands so many times, for each row of times."""
-    order = np.argsort(values, kind="stable")
-    upto = np.cumsum(times[:, order], axis=1)
-    position = (upto[:, -1] - 1) * (percent / 100)
-    ranks = np.floor(position), np.minimum(np.floor(position) + 1, upto[:, -1] - 1)
-    low, high = (values[order][(upto <= rank[:, None]).sum(axis=1)] for rank in ranks)
-    return low + (high - low) * (position % 1)
-
-
 class Layout:
-    """y = block + configuration + error by least squares over launches; s2, df and the tests."""
+    """y = block + configuration + error by least squares over launches; s2 and df."""
 
     def __init__(self, y: Mapping[Launch, float]) -> None:
-        self.y, self.spread = y, dict[str, Test]()
-        rss, df = self.residual(y)
-        for c in {configuration_of(name) for name, _ in y}:
-            rest_rss, rest_df = self.residual(la for la in y if configuration_of(la[0]) != c)
-            if df > rest_df > 0:
-                variance, rest = max(0.0, rss - rest_rss) / (df - rest_df), rest_rss / rest_df
-                f = variance / rest if rest else math.inf if variance else 0.0
-                p = float(stats.f.sf(f, df - rest_df, rest_df))
-                self.spread[c] = (p, f, variance, df - rest_df)
-        far = {c for c, test in self.spread.items() if test[0] < 0.01}
-        rss, self.df = self.residual(la for la in y if configuration_of(la[0]) not in far)
-        self.variance = rss / max(1, self.df)
-
-    def residual(self, launches: Iterable[Launch]) -> tuple[float, int]:
-        """Residual sum of squares and degrees of freedom of a fit to some launches."""
-        rows = [(block, configuration_of(name), self.y[name, block]) for name, block in launches]
-        if not rows:
-            return 0.0, 0
-        block, group, y = (np.array(column) for column in zip(*rows, strict=True))
+        rows = [(block, configuration_of(name), value) for (name, block), value in y.items()]
+        block, group, value = (np.array(column) for column in zip(*rows, strict=True))
         matrix = np.hstack([x[:, None] == np.unique(x) for x in (block, group)]).astype(float)
-        solution, _, rank, _ = np.linalg.lstsq(matrix, y, rcond=1e-9)
-        rss = float(((y - matrix @ solution) ** 2).sum())
-        rounding = len(y) * (1e-13 * max(1.0, np.abs(y).max())) ** 2
-        return (0.0 if rss <= rounding else rss), len(y) - int(rank)
+        solution, _, rank, _ = np.linalg.lstsq(matrix, value, rcond=1e-9)
+        rss = float(((value - matrix @ solution) ** 2).sum())
+        rounding = len(y) * (1e-13 * max(1.0, np.abs(value).max())) ** 2
+        self.df = len(y) - int(rank)
+        self.variance = 0.0 if rss <= rounding else rss / max(1, self.df)
 
-    def error(self, weights: Mapping[Launch, float]) -> tuple[float, float, Test | None]:
-        """Standard error of a contrast, its df, and the test where a spread is its own."""
-        squares = dict.fromkeys((configuration_of(name) for name, _ in weights), 0.0)
-        for (name, _), weight in weights.items():
-            squares[configuration_of(name)] += weight**2
-        larger = {c: t for c in squares if (t := self.spread.get(c)) and t[0] < 0.05}
-        parts = [(squares.pop(c) * variance, df) for c, (_, _, variance, df) in larger.items()]
-        parts.append((self.variance * sum(squares.values()), self.df))
-        variance = sum(part for part, _ in parts)
-        if not larger:
-            return math.sqrt(variance), self.df, None
-        df = variance**2 / sum(part**2 / df for part, df in parts)
-        return math.sqrt(variance), df, min(larger.values())
+    def error(self, weights: Mapping[Launch, float]) -> float:
+        """Standard error of a contrast."""
+        return math.sqrt(self.variance * sum(weight**2 for weight in weights.values()))
 
 
 @dataclass(frozen=True)
@@ -301,14 +246,12 @@ class Effect:
     n_blocks: int
     weights: Mapping[Launch, float]  # in d
     mark: str
-    t: float  # the contrast over its standard error, without its sign
-    p: float  # two-sided, of t
-    df: float
-    own: Test | None
+    p: float | None  # two-sided, of the contrast over its standard error; None: nothing repeats
+    df: int
     lo: float
     hi: float
+    narrow: tuple[float, float]  # the interval of the equivalence test
     method: str
-    within_p: float  # the bootstrap's; 0 where nothing repeats
 
     @property
     def numbers(self) -> Row:
@@ -318,10 +261,10 @@ class Effect:
 
 
 class Taxes:
-    """The effects of a study; `whole`: with the requests of disturbed time."""
+    """The effects of a study."""
 
-    def __init__(self, study: Study, whole: bool = False) -> None:
-        self.study, self.samples = study, samples(study, whole)
+    def __init__(self, study: Study) -> None:
+        self.study, self.samples = study, samples(study)
 
     def weights(self, tax: Tax, launches: Iterable[Launch]) -> dict[Launch, float]:
         """The weight of each launch in d, over the blocks that have both sides; ours first."""
@@ -343,11 +286,8 @@ class Taxes:
         contrasts = [self.weights(tax, used) for tax in taxes]
         both = list(zip(contrasts, parts, strict=True))
         d = [sum(x * part[la][0] for la, x in w.items()) for w, part in both]
-        moved = [sum(x * part[la][1] for la, x in w.items()) for w, part in both]
         point = float(np.dot(weight, np.expm1(d)))
         scale = [1.0] if is_log else list(weight * np.exp(d))
-        changed = np.array(d)[:, None] + np.array(moved)
-        drawn = changed[0] if is_log else np.dot(weight, np.expm1(changed))
         if len({tax[2] for tax in taxes}) > 1:  # of one configuration: z = sum of v y
             total = contrasts[0]
             y = {la: sum(v * p[la][0] for v, p in zip(scale, parts, strict=True)) for la in shared}
@@ -358,25 +298,23 @@ class Taxes:
         layout = Layout(y)
         marks = [m for tax, w in zip(taxes, contrasts, strict=True) for m in self.marks(tax, w)]
         n, level = len({block for _, block in total}), confidence or self.study.confidence
+        mark, df, se = "; ".join(dict.fromkeys(marks)), layout.df, layout.error(total)
+        if n < 2 or df == 0:
+            nothing = (-math.inf, math.inf)
+            once = "one launch; launches not included"
+            return Effect(point, n, total, mark, None, df, *nothing, nothing, once)
         centre, back = (d[0], math.expm1) if is_log else (point, float)
-        se, df, own = layout.error(total)
         t = abs(centre) / se if se else math.inf if centre else 0.0
-        p, mark = float(2 * stats.t.sf(t, df)), "; ".join(dict.fromkeys(marks))
-        effect = (point, n, total, mark, t, p, df, own)
-        if n < 2 or layout.df == 0:
-            return Effect(*effect, -math.inf, math.inf, "one launch; launches not included", 0.0)
-        lo, hi = (float(q) for q in np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2]))
-        method, half = "within-launch bootstrap", float(stats.t.ppf((1 + level) / 2, df)) * se
-        if 2 * half >= hi - lo:
-            lo, hi, method = centre - half, centre + half, f"block model (df {df})"
-            if own:
-                method = f"own spread (df {df:.1f}; spread F {own[1]:.1f}, p {own[0]:.3f})"
-        within = 2 * (1 + min((drawn <= 0).sum(), (drawn >= 0).sum())) / (1 + len(drawn))
-        return Effect(*effect, back(lo), back(hi), method, min(1.0, float(within)))
+        half, inner = (float(stats.t.ppf((1 + c) / 2, df)) * se for c in (level, 2 * level - 1))
+        lo, hi, *narrow = (back(centre + x) for x in (-half, half, -inner, inner))
+        p, method = float(2 * stats.t.sf(t, df)), f"block model (df {df})"
+        return Effect(point, n, total, mark, p, df, lo, hi, (narrow[0], narrow[1]), method)
 
     def marks(self, tax: Tax, launches: Iterable[Launch]) -> Iterable[str]:
         """Which of a tax's configurations were saturated or dropped arrivals ("Verdicts")."""
-        keys = [(configuration_of(name), (name, block, *tax[1:3])) for name, block in launches]
+        cells = self.study.unsaturated if tax[2] == RATES else [tax[2]]
+        places = [(name, (name, b, tax[1], cell)) for name, b in launches for cell in cells]
+        keys = [(configuration_of(name), key) for name, key in places]
         for name in dict.fromkeys(name for name, _ in keys):
             own = [key for configuration, key in keys if configuration == name]
             if any(self.study.fired(key) for key in own):
@@ -385,49 +323,32 @@ class Taxes:
                 yield f"{name} dropped {dropped} arrivals"
 
 
-def adjusted(effect: Effect, family: Sequence[Effect]) -> float:
-    """p of t, adjusted for the family that is compared with one baseline (Dunnett, Sidak)."""
-    if effect.own:
-        return 1 - (1 - effect.p) ** len(family)
-    # Trapezoids over plain's error (standard normal) and the log of s over sigma (chi).
-    z, log_s = np.linspace(-9, 9, 241), np.linspace(math.log(1e-4), math.log(30), 801)
-    s, root, of_z = np.exp(log_s), math.sqrt(effect.df), stats.norm.pdf(z) * (z[1] - z[0])
-    of_s = stats.chi.pdf(s * root, effect.df) * root * s * (log_s[1] - log_s[0])
-    s, of_s = s[of_s > 1e-18, None], of_s[of_s > 1e-18]
-    pooled = [np.array([*member.weights.values()]) for member in family if not member.own]
-    shares = [round(float((w[w < 0] ** 2).sum() / (w**2).sum()), 12) for w in pooled]  # plain's
-    inside = np.ones((len(s), len(z)))
-    for share, times in Counter(shares).items():
-        shift, reach, own = math.sqrt(share) * z, effect.t * s, math.sqrt(1 - share)
-        inside *= (ndtr((shift + reach) / own) - ndtr((shift - reach) / own)) ** times
-    none = float(of_s @ inside @ of_z) * (1 - effect.p) ** (len(family) - len(pooled))
-    return min(1.0, max(effect.p, 1 - none))
-
-
 def verdict(effect: Effect, p: float | None, margin: float, alpha: float) -> str:
     """The verdict of a tax whose adjusted p is given."""
     if effect.mark:
-        return "no verdict (marked)"
+        return "marked"
     if p is None or effect.n_blocks < 3:
-        return "point estimate, no verdict"
-    if -margin < effect.lo and effect.hi < margin:
-        return "NO TAX"
-    return "TAX" if p < alpha and effect.lo > 0 else "INCONCLUSIVE"
+        return "too few blocks"
+    off = "costs" if effect.lo > 0 else "gains" if effect.hi < 0 else ""
+    less = "less" if -margin <= effect.narrow[0] and effect.narrow[1] <= margin else ""
+    return ", ".join(filter(None, (off if p < alpha else "", less))) or "cannot tell"
 
 
 def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
     """The taxes of effects.csv by configuration, phase, cell and metric."""
-    rows, whole = Row(), Taxes(study, whole=True)
-    watched = any(cell.watched for cell in study.cells.values())
+    rows = Row()
     cells = [(phase, cell) for phase, planned in study.planned.items() for cell in planned]
+    cells += [("A", {"cell": RATES, "rate_rps": None})]
     for (phase, cell), metric in itertools.product(cells, study.margins):
         where, plains = (phase, cell["cell"], metric), study.plains(phase)
         at = [r for r in ("ref_safe", "ref_load") if phase == "A" and rates[r] == cell["rate_rps"]]
-        confirmatory = any(name in study.statistics["confirmatory"] for name in at)
+        at = [RATES] if cell["cell"] == RATES else at
+        confirmatory = any(name in [*study.statistics["confirmatory"], RATES] for name in at)
         compared = [n for n in study.names[phase] if n not in (plains[:-1] or plains)]
         effects = {name: taxes.effect((1, (name, *where))) for name in compared}
         noise = effects.get(plains[-1])  # the A/A comparison
-        tested = [e for e in effects.values() if e and e.within_p and not e.mark and e is not noise]
+        others = [e for e in effects.values() if e and e is not noise]
+        tested = sum(e.p is not None and not e.mark for e in others)
         margin = study.margins[metric]
         for config, effect in effects.items():
             row = rows[" ".join((config, *where))] = {
@@ -437,24 +358,22 @@ def tax_rows(study: Study, taxes: Taxes, rates: Row) -> Row:
             }  # fmt: skip
             if effect is None:
                 continue
-            family, p, w = [effect] if effect is noise else tested, None, effect.weights
-            of, within = taxes.samples[where], effect.within_p
-            if within and not effect.mark:
-                p = max(adjusted(effect, family), 1 - (1 - within) ** len(family))
+            family, p, w = 1 if effect is noise else tested, None, effect.weights
+            of, told = taxes.samples[where], effect.p is not None
+            if effect.p is not None and not effect.mark:
+                p = float(-np.expm1(family * np.log1p(-min(effect.p, 1 - 1e-16))))
             config_ms = math.exp(sum(x * of[la][0] for la, x in w.items() if x > 0))
             plain_ms = math.exp(-sum(x * of[la][0] for la, x in w.items() if x < 0))
             row |= {
                 "tax": effect.point, "tax_lo": effect.lo, "tax_hi": effect.hi,
                 "n_blocks": effect.n_blocks, "interval_method": effect.method, "mark": effect.mark,
                 "plain_ms": plain_ms, "config_ms": config_ms,
-                "n_config": sum(of[la][2] for la, x in w.items() if x > 0),
-                "n_plain": sum(of[la][2] for la, x in w.items() if x < 0),
-                "error_df": effect.df if within else None,
-                "p_value": max(effect.p, within) if within else None,
+                "n_config": sum(of[la][1] for la, x in w.items() if x > 0),
+                "n_plain": sum(of[la][1] for la, x in w.items() if x < 0),
+                "error_df": effect.df if told else None, "p_value": effect.p,
+                **dict(zip(NARROW, effect.narrow, strict=True)),
                 "p_adjusted": p, "verdict": verdict(effect, p, margin, 1 - study.confidence),
             }  # fmt: skip
-            if watched and (all_in := whole.effect((1, (config, *where)))):
-                row |= {"tax_all": all_in.point, "tax_all_lo": all_in.lo, "tax_all_hi": all_in.hi}
     return rows
 
 
@@ -505,7 +424,7 @@ def hypotheses(study: Study, taxes: Taxes, rates: Row) -> Row:
         if steps and len(known) == len(changes):
             whole, grows, falls = known[0], known[1::2], known[2::2]
             yes = all(e.lo > 0 for e in grows)
-            no = any(e.hi < 0 for e in falls) or whole.hi < study.margins[metric]
+            no = not yes and (any(e.hi < 0 for e in falls) or whole.hi < study.margins[metric])
             numbers = [e.numbers for e in (whole, *grows)]
             tell(name, [whole, *grows], yes, no, whole=numbers[0], steps=numbers[1:])
     return found
@@ -531,8 +450,6 @@ def published_tables(folder: Path) -> tuple[Row, Row]:
         own = taxes.setdefault(" ".join(where[:4]), {})
         if quantity == "tax":
             own |= {NAMES.get(name, name): value for name, value in row.items()}
-        elif quantity == "tax_all":
-            own |= {f"tax_all{end}": row[name] for name, end in ENDS.items()}
     rows = {key: row for key, row in taxes.items() if "tax" in row}
     return read_csv(folder / "cells.csv", *cell), rows
 
@@ -545,14 +462,14 @@ def flat(where: str, value: Any) -> Row:
     return {k: v for name, part in parts for k, v in flat(f"{where} {name}", part).items()}
 
 
-def same(where: str, published: Any, again: Any) -> bool:
+def same(published: Any, again: Any) -> bool:
     """Whether a published value, or its text in a CSV, is the one computed here."""
     if again in (None, "", -math.inf, math.inf) or published in (None, ""):
         return published in (None, "") and again in (None, "", -math.inf, math.inf)
     if isinstance(again, str | bool):
         return str(published).lower() == str(again).lower()
-    number, adjusted = float(pd.to_numeric(published, errors="coerce")), "p_adjusted" in where
-    return math.isclose(number, again, rel_tol=WITHIN, abs_tol=ADJUSTED if adjusted else 1e-12)
+    number = float(pd.to_numeric(published, errors="coerce"))
+    return math.isclose(number, again, rel_tol=WITHIN, abs_tol=1e-12)
 
 
 def shown(row: Row) -> str:
@@ -584,14 +501,15 @@ def verify(root: Path) -> int:
         extra = set(published[name]) - set(again[name])
         again[name] |= {key: {"row": "not in the records"} for key in extra}
     listed, found = flat("", published), flat("", again)
-    differ = [place for place, value in found.items() if not same(place, listed.get(place), value)]
+    differ = [place for place, value in found.items() if not same(listed.get(place), value)]
 
     def state(place: str) -> str:
         return "DIFFERS" if any(where.startswith(f" {place} ") for where in differ) else "ok"
 
     different = ("ref_safe", "ref_load")[: len({rates["ref_safe"], rates["ref_load"]})]
-    for reference, metric in itertools.product(different, study.margins):
-        print(f"\n{metric} at {reference} ({rates[reference]:g}/s): published, recomputed, equal")
+    for reference, metric in itertools.product((RATES, *different), study.margins):
+        at = f" ({rates[reference]:g}/s)" if reference in rates else ""
+        print(f"\n{metric} at {reference}{at}: published, recomputed, equal")
         for key, row in published["taxes"].items():
             if (row["reference"], row["phase"], row["metric"]) == (reference, "A", metric):
                 mine, equal = again["taxes"].get(key, {}), state(f"taxes {key}")

@@ -41,7 +41,7 @@ from connector_tax.rehearsal.machine import machine_of
 from connector_tax.rehearsal.noise import Noise, shown
 from connector_tax.rehearsal.page import Section, page
 from connector_tax.rehearsal.processes import SimulationError
-from connector_tax.rehearsal.study import RESAMPLES, rehearse_at
+from connector_tax.rehearsal.study import rehearse_at
 
 # How far a prediction may be from what was measured, as a fraction of it.
 AIMS = {"seconds": 0.15, "TTFT p50": 0.20, "A/A": 0.30}
@@ -59,7 +59,6 @@ class Cells:
     def of(cls, root: Path) -> "Cells":
         """Those of the study in a folder."""
         study = load_study(root / paths.STUDY)
-        study.config["statistics"]["resamples"] = RESAMPLES
         rates = read_record(root / paths.REFERENCE_RATES, RatesRecord)
         rate_of = {"A": None, "B": rates["ref_safe"], "Bp": rates["ref_load"]}
         cells = [cell for phase in PHASES for cell in load_cells(study, phase, rate_of[phase])]
@@ -94,7 +93,7 @@ class Cells:
 
     def aa_half_widths(self) -> dict[tuple[str, str, str], float]:
         """Phase, cell and metric to half the interval of plain against plain."""
-        table = TaxTable(self.study, self.cells, sample_cells(self.study, self.requests), {})
+        table = TaxTable(self.study, self.cells, sample_cells(self.requests), {})
         places = [(p, c["cell"], m) for p in PHASES for c in self.study.cells(p) for m in METRICS]
         effects = {place: table.tax(self.study.plains(place[0])[-1], *place) for place in places}
         halves = {place: (e.hi - e.lo) / 2 for place, e in effects.items() if e is not None}

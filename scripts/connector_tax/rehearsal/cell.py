@@ -16,8 +16,8 @@ from connector_tax.engine.scheduler import Sequence as Served
 from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.loadgen import CellRule, Plan, PlannedRequest, open_loop
 from connector_tax.loadgen.messages import RequestRecord
+from connector_tax.loadgen.plan import LEAD_NS
 
-LEAD_NS = 20_000_000
 REQUEST = PlannedRequest("simulated", b"{}", None, None)
 
 

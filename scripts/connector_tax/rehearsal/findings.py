@@ -5,12 +5,12 @@ from itertools import groupby
 from statistics import median
 from typing import Literal
 
-from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
-from connector_tax.analysis.hypotheses import CANNOT_TELL
+from connector_tax.analysis.block_model import POWER
 from connector_tax.analysis.taxes import CONFIRMATORY
 from connector_tax.artifacts.cell_records import CellRecord
-from connector_tax.artifacts.names import NO_TAX, PHASES, TAX, configuration_of
+from connector_tax.artifacts.names import PHASES, configuration_of
 from connector_tax.artifacts.tables import POOLED, EffectRow, Row
+from connector_tax.artifacts.verdicts import CANNOT_TELL, DECIDED, MIN_BLOCKS_FOR_VERDICT
 from connector_tax.rehearsal.page import Section
 from connector_tax.rehearsal.study import Rehearsal
 from connector_tax.study.durations import Durations, gates_s, probing_s
@@ -158,7 +158,7 @@ def _taxes(rehearsal: Rehearsal) -> Section:
         halves = [
             (tax.hi - tax.lo) / 2 for tax in taxes if tax.lo is not None and tax.hi is not None
         ]
-        told = sum(tax.verdict in (TAX, NO_TAX) for tax in taxes)
+        told = sum(tax.verdict in DECIDED for tax in taxes)
         needed = [tax.blocks_needed for tax in taxes if tax.blocks_needed is not None]
         width = f"{100 * median(halves):.1f}" if halves else ""
         margin = f"{100 * (taxes[0].margin or 0):g}"
@@ -166,8 +166,8 @@ def _taxes(rehearsal: Rehearsal) -> Section:
         rows.append([cell, metric, width, margin, f"{told}/{len(taxes)}", more])
     note = (
         f"With {rehearsal.study.document['blocks']} blocks, no connector costing anything beside "
-        "what the machine above says. A tax below +-% cannot be told from none; NO TAX needs +-% "
-        "below the margin. blocks: what the undecided would take."
+        "what the machine above says. A tax below +-% cannot be told from none. blocks: what "
+        f"decides the undecided in {POWER:.0%} of such studies."
     )
     headings = ["cell", "metric", "+-%", "margin %", "decided", "blocks"]
     return Section("Taxes", [note], headings, rows)

@@ -19,7 +19,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import baseline_of
 from connector_tax.artifacts.study_records import RehearsalSection, StudyDocument
-from connector_tax.config import ConfigError
+from connector_tax.config import ConfigError, shipped
 from connector_tax.engine.admission import AdmissionOptions
 from connector_tax.engine.config import EngineConfig, ModelOptions, load_config
 from connector_tax.engine.faults import FaultPlan
@@ -120,7 +120,7 @@ def _on_accelerator(study: StudyDocument, names: RehearsalSection) -> Machine:
     accelerator, reached = read_accelerator(name)
     if emulated:
         reached = {**reached, "besides_us": engine["device_time"]["besides_us"]}
-    model = read_model(Path(names["model_config"]))
+    model = read_model(shipped(names["model_config"]))
     roof = Roofline(model, accelerator, reached, int(flags.get("--tensor-parallel-size", 1)))
     share = float(flags.get(MEMORY_FLAG, MEMORY_SHARE))
     kv_tokens, longest = roof.kv_tokens(share), int(flags.get("--max-model-len", 0))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from connector_tax.analysis.aggregate import write_tables
-from connector_tax.analysis.effects import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.analysis.ingest import load_cells
 from connector_tax.analysis.reference import (
     NoReferenceRateError,
@@ -24,16 +23,13 @@ from connector_tax.artifacts.study_file import Study, launches, load_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import ROW_TYPES, TAX, EffectRow, Row
+from connector_tax.artifacts.verdicts import MIN_BLOCKS_FOR_VERDICT
 from connector_tax.files import read_json, write_json
 from connector_tax.rehearsal.machine import Machine
 from connector_tax.rehearsal.processes import SimulationError, in_processes
 from connector_tax.rehearsal.shapes import rehearse_shapes
 from connector_tax.study.design import run_order
 from connector_tax.study.shape_rates import ShapeRateError, shape_rates_content
-
-# The smallest p that a bootstrap can give is 2 / (resamples + 1): with few, no tax of a family of
-# configurations would be significant, however large.
-RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -181,7 +177,6 @@ def rehearse_at(study: StudyDocument, root: Path, rates: RatesRecord) -> None:
 def prepare(study: StudyDocument, root: Path, blocks: int) -> StudyDocument:
     """Write what stands around the launches; the design as it is rehearsed, of so many blocks."""
     config = study["config"].copy()
-    config["statistics"] = {**config["statistics"], "resamples": RESAMPLES}
     document: StudyDocument = {**study, "config": config}
     if study["blocks"] != blocks:
         config["blocks"] = document["blocks"] = blocks

@@ -1,7 +1,7 @@
-"""The study's answer in one sentence, from the verdicts at ref_safe (docs/method.md, "Verdicts").
+"""The study's answer in one sentence, from the verdicts over all rates (docs/method.md).
 
-Which taxes are proven, which lie within the margin, which cannot be told and what would decide
-them, and what has no number: of the engine it was measured on, and no further.
+What costs, what is less than the margin, what cannot be told and what would decide it, and what has
+no number: of the engine it was measured on, and no further.
 """
 
 import argparse
@@ -9,56 +9,56 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from connector_tax import text
+from connector_tax.analysis.block_model import MOST_BLOCKS, POWER
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
-from connector_tax.artifacts.names import (
-    INCONCLUSIVE,
-    NO_TAX,
-    PLAIN,
-    POINT_ESTIMATE,
-    TAX,
-)
+from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.names import ALL_RATES, PLAIN
 from connector_tax.artifacts.tables import EffectRow
+from connector_tax.artifacts.verdicts import (
+    CANNOT_TELL,
+    LESS,
+    MIN_BLOCKS_FOR_VERDICT,
+    TOO_FEW,
+    costs,
+    gains,
+    in_words,
+    less,
+)
 from connector_tax.commands import run_command, study_parser
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import overhead, read_launches
 
-VERDICT_BLOCKS = 3
-MORE = "over 100"  # the most blocks that the analysis looks ahead
+MORE = f"over {MOST_BLOCKS}"
 
 # Rows of one configuration, and its label.
 Compared = tuple[str, list[EffectRow]]
 
 
 def answer(study: StudyTables) -> str:
-    """The sentence, with the engine and the rate that it holds for."""
-    rate = study.reference["ref_safe"]
-    compared = _compared(study, "ref_safe")
-    if rate is None or not any(rows for _, rows in compared):
-        why = "no rate qualifies" if rate is None else f"{rate:g} req/s is not a rate of Phase A"
-        return f"Measured on {study.engine_label}: no tax at ref_safe, for {why}."
-    proven = _chosen(compared, lambda row: row.verdict == TAX)
+    """The sentence, with the engine and the rates that it holds for."""
+    compared = [
+        (item.label, [rows[item.id] for rows in _verdict_rows(study) if item.id in rows])
+        for item in study.connectors
+    ]
+    proven = _chosen(compared, lambda row: costs(row.verdict))
+    faster = _chosen(compared, lambda row: gains(row.verdict))
     clauses = [
         _joined(f"{label} costs {_each(rows, _size)}" for label, rows in proven),
-        _elsewhere(study, proven),
+        _joined(f"{label} gains {_each(rows, _size)}" for label, rows in faster),
         _within_margin(compared),
         _undecided(study, compared),
         _point_estimates(study, compared),
         _without_number(study, compared),
     ]
-    if not proven and study.blocks >= VERDICT_BLOCKS:
-        clauses[0] = "no tax is proven"
+    if not proven and study.blocks >= MIN_BLOCKS_FOR_VERDICT:
+        clauses[0] = "no cost is proven"
     said = "; ".join(clause for clause in clauses if clause)
     over = study.against(" over plain") if study.baseline != PLAIN else ""
-    return f"Measured on {study.engine_label}, at {rate:g} requests/s (ref_safe){over}: {said}."
+    return f"Measured on {study.engine_label}, over all rates without saturation{over}: {said}."
 
 
-def _compared(study: StudyTables, reference: str) -> list[Compared]:
-    taxes = [study.at(reference, metric) for metric in HEADLINE]
-    return [
-        (item.label, [rows[item.id] for rows in taxes if item.id in rows])
-        for item in study.connectors
-    ]
+def _verdict_rows(study: StudyTables) -> list[dict[str, EffectRow]]:
+    return [study.at(ALL_RATES, metric) for metric in VERDICT_METRICS]
 
 
 def _chosen(compared: Sequence[Compared], wanted: Callable[[EffectRow], object]) -> list[Compared]:
@@ -82,35 +82,20 @@ def _each(rows: Sequence[EffectRow], said: Callable[[EffectRow], str]) -> str:
 
 
 def _size(row: EffectRow) -> str:
-    return text.tax(row.estimate, row.lo, row.hi)
-
-
-def _elsewhere(study: StudyTables, proven: Sequence[Compared]) -> str:
-    """Taxes that are proven at ref_load alone."""
-    known = {(label, row.metric) for label, rows in proven for row in rows}
-    at_load = _chosen(_compared(study, "ref_load"), lambda row: row.verdict == TAX)
-    only = [
-        (label, rest)
-        for label, rows in at_load
-        if (rest := [row for row in rows if (label, row.metric) not in known])
-    ]
-    if not only:
-        return ""
-    costs = _joined(f"{label} {_each(rows, _size)}" for label, rows in only)
-    return f"proven only at {study.reference['ref_load']:g} requests/s (ref_load): {costs}"
+    below = f", {in_words(LESS, row.margin)}," if less(row.verdict) else ""
+    return text.tax(row.estimate, row.lo, row.hi) + below
 
 
 def _within_margin(compared: Sequence[Compared]) -> str:
-    chosen = _chosen(compared, lambda row: row.verdict == NO_TAX)
-    names = [
-        f"{label} ({_each(rows, lambda row: f'±{100 * (row.margin or 0):g} %')})"
+    chosen = _chosen(compared, lambda row: row.verdict == LESS)
+    return _joined(
+        f"{label} costs {_each(rows, lambda row: in_words(LESS, row.margin))}"
         for label, rows in chosen
-    ]
-    return f"within the margin {'are' if len(names) > 1 else 'is'} {_joined(names)}" * bool(names)
+    )
 
 
 def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
-    chosen = _chosen(compared, lambda row: row.verdict == INCONCLUSIVE)
+    chosen = _chosen(compared, lambda row: row.verdict == CANNOT_TELL)
     if not chosen:
         return ""
     needed = {
@@ -123,8 +108,8 @@ def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
     valid = sorted({row.n_blocks or 0 for _, rows in chosen for row in rows})
     had = f"{valid[0]}" if len(valid) == 1 else f"{valid[0]} to {valid[-1]}"
     return (
-        f"it cannot be told of {names}: in brackets the blocks that would decide it by the spread"
-        f" measured, in place of {had}; a block takes {_block_minutes(study)} min"
+        f"it cannot be told of {names}: in brackets the blocks that decide it in {POWER:.0%} of the"
+        f" studies, in place of {had}; a block takes {_block_minutes(study)} min"
     )
 
 
@@ -134,7 +119,7 @@ def _block_minutes(study: StudyTables) -> str:
 
 
 def _point_estimates(study: StudyTables, compared: Sequence[Compared]) -> str:
-    chosen = _chosen(compared, lambda row: row.verdict == POINT_ESTIMATE)
+    chosen = _chosen(compared, lambda row: row.verdict == TOO_FEW)
     if not chosen:
         return ""
     costs = _joined(f"{label} {_each(rows, _size)}" for label, rows in chosen)
@@ -151,8 +136,8 @@ def _too_few(study: StudyTables, chosen: Sequence[Compared]) -> str:
         by_count.setdefault(min(row.n_blocks or 0 for row in rows), []).append(label)
     if list(by_count) == [study.blocks]:
         so_far = "one block proves" if study.blocks == 1 else f"{study.blocks} blocks prove"
-        return f"{so_far} nothing, {VERDICT_BLOCKS} can"
-    can = f"and {VERDICT_BLOCKS} valid ones can prove a tax"
+        return f"{so_far} nothing, {MIN_BLOCKS_FOR_VERDICT} can"
+    can = f"and {MIN_BLOCKS_FOR_VERDICT} valid ones can prove a tax"
     if len(by_count) == 1:
         (count,) = by_count
         return f"{count} of {study.blocks} blocks {'is' if count == 1 else 'are'} valid, {can}"

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from connector_tax import text
 from connector_tax.artifacts import tables
-from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
-from connector_tax.artifacts.names import MARKED, POINT_ESTIMATE, REFERENCES
+from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.names import ALL_RATES, REFERENCES
 from connector_tax.artifacts.tables import ALL_SIZES, KINDS, EffectRow, StepGroup
+from connector_tax.artifacts.verdicts import in_words
 from connector_tax.figures.fig10_resources import PANELS, decimals
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.tables import (
@@ -25,7 +26,6 @@ from connector_tax.report.tables import (
     table,
 )
 
-VERDICTS = {POINT_ESTIMATE: "no verdict", MARKED: "no verdict"}
 SHOWN_US = 1.0  # hooks below this mean per step are in effects.csv alone
 
 EffectColumn = Column[EffectRow]
@@ -37,14 +37,14 @@ class Section:
 
     title: str
     reference: str
-    rate_rps: float
+    rate_rps: float | None
     rows: Sequence[EffectRow]
     table: Table
 
 
 def judged(study: StudyTables, row: EffectRow) -> str:
     """The verdict in words, with the mark."""
-    verdict = "A/A" if row.config == study.aa else VERDICTS.get(row.verdict, row.verdict)
+    verdict = "A/A" if row.config == study.aa else in_words(row.verdict, row.margin)
     return f"{verdict} ({study.labelled(row.mark)})" if row.mark else verdict
 
 
@@ -60,6 +60,7 @@ def _tax() -> list[EffectColumn]:
     return [
         Column("Tax, %", lambda row: percent(row.estimate)),
         Column("95 % interval, %", lambda row: interval(row.lo, row.hi)),
+        Column("At most, %", lambda row: percent(row.narrow_hi)),
     ]
 
 
@@ -87,15 +88,13 @@ def _aa(study: StudyTables, quantity: str) -> EffectColumn:
 
 
 def at_references(study: StudyTables) -> list[Section]:
-    """TTFT and TPOT p90 at both reference rates; ref_load only where it is another rate."""
+    """The taxes over all rates, then p90 at both reference rates (ref_load where it is another)."""
     plain = study.against("plain")
-    whole = {(r.config, r.cell, r.metric): r.estimate for r in study.of(tables.TAX_ALL, "A")}
     columns: list[EffectColumn] = [
         _configuration(study),
         Column("ms", lambda row: number(row.own)),
         Column(f"{plain}, ms", lambda row: number(row.base)),
         *_tax(),
-        Column("All requests, %", lambda r: percent(whole.get((r.config, r.cell, r.metric)))),
         Column(f"ms over {plain}", lambda row: number(row.difference[0])),
         Column("p", lambda row: number(row.p_adjusted, 3)),
         _aa(study, tables.TAX),
@@ -107,14 +106,18 @@ def at_references(study: StudyTables) -> list[Section]:
         _verdict(study),
     ]
     sections = []
-    for reference in REFERENCES:
-        for metric in HEADLINE:
-            rows, rate = list(study.at(reference, metric).values()), study.reference[reference]
-            if rows and rate is not None:
-                label = LATENCY_METRICS[metric].label
-                title = f"{label} at {reference} ({rate:g} requests/s), {rows[0].family}"
-                own = of_rows(f"{metric}-{reference}", columns, rows, first=1)
-                sections.append(Section(title, reference, rate, rows, own))
+    shown = [(ALL_RATES, metric) for metric in (*VERDICT_METRICS, *HEADLINE)]
+    shown += [(reference, metric) for reference in REFERENCES for metric in HEADLINE]
+    for reference, metric in shown:
+        rows = list(study.at(reference, metric).values())
+        if not rows:
+            continue
+        at, rate = "over all rates without saturation", rows[0].rate_rps
+        if rate is not None:
+            at = f"at {reference} ({rate:g} requests/s)"
+        title = f"{LATENCY_METRICS[metric].label} {at}, {rows[0].family}"
+        own = of_rows(f"{metric}-{reference}", columns, rows, first=1)
+        sections.append(Section(title, reference, rate, rows, own))
     return sections
 
 

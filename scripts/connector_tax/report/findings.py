@@ -6,6 +6,7 @@ from typing import Literal
 from connector_tax.analysis.hypotheses import ABOUT
 from connector_tax.artifacts.stage_records import ConclusionRecord
 from connector_tax.figures.tables import StudyTables
+from connector_tax.figures.waits import words as other_waits
 
 AXES: dict[str, Literal["input_tokens", "output_tokens"]] = {
     "H5": "input_tokens",
@@ -56,12 +57,20 @@ def _asked(study: StudyTables, hypothesis: str) -> bool:
 
 
 def hypotheses(study: StudyTables) -> list[tuple[str, str, ConclusionRecord]]:
-    """Id, question and finding of each hypothesis that the study can be asked."""
+    """Id, question and finding of each hypothesis that the study can be asked.
+
+    Where requests wait otherwise for the step with their prompt, H5 says so.
+    """
+    waits = other_waits(study)
     return [
-        (name, QUESTIONS[name], item)
+        (name, QUESTIONS[name], _with(item, waits if name == "H5" else ""))
         for item in study.hypotheses["hypotheses"]
         if _asked(study, name := str(item["id"]))
     ]
+
+
+def _with(item: ConclusionRecord, more: str) -> ConclusionRecord:
+    return {**item, "sentence": f"{item['sentence']} {more}."} if more else item
 
 
 def not_asked(study: StudyTables) -> list[str]:

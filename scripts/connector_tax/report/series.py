@@ -13,8 +13,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from connector_tax import text
+from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.measure import WAITING, gauge_values
-from connector_tax.analysis.quiet import read_machine
 from connector_tax.analysis.records import REQUESTS, STEPS, empty_frame, read_records
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import ServedSection, StudyDocument
 
 PORT_MARK = "{port}"
+_RUNNING = re.compile(r"http://(?:127\.0\.0\.1|localhost):([1-9]\d{0,4})/?")
 _COMPANION_PORT = re.compile(r"\{(beside\d+)\.port\}")
 _JSON = re.compile(r"(?<![^\s=])\{")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -108,6 +109,12 @@ def split_command(line: str) -> list[str]:
     return shlex.split(quoted + line[done:])
 
 
+def running_port(text: str) -> int | None:
+    """The port of a server that runs already, by its URL; None where `text` is a command."""
+    match = _RUNNING.fullmatch(text)
+    return int(match[1]) if match else None
+
+
 def server_command(
     text: str,
     port: int,
@@ -117,7 +124,7 @@ def server_command(
     pythonpath: list[str],
     probe: Path | None,
 ) -> ServerCommand:
-    """What launch.sh runs for a command line of the user's.
+    """What launch.sh runs for a command line of the user's, or for the URL of a running server.
 
     `{port}` is the server's port; of a companion its own, which the server knows as
     `{beside1.port}` and so on.
@@ -125,6 +132,8 @@ def server_command(
     Raises:
         ServerError: the line is not one.
     """
+    if (running := running_port(text)) is not None:
+        return ServerCommand(["sleep", "infinity"], {}, callers=True, running=running)
     host = "127.0.0.1"
     ports = {f"beside{number}": free_port(host) for number in range(1, len(beside) + 1)}
 

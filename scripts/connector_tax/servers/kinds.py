@@ -47,6 +47,7 @@ class ServerCommand:
 
     Attributes:
         callers: it runs in the folder and with the environment of whoever started the study.
+        running: the port of a server that runs already and is not started; the command waits.
     """
 
     argv: list[str]
@@ -54,6 +55,7 @@ class ServerCommand:
     files: dict[str, Any] = field(default_factory=dict)
     companions: list[Companion] = field(default_factory=list)
     callers: bool = False
+    running: int | None = None
 
 
 class Engine:

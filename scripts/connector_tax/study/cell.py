@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.analysis.device_time import device_values
-from connector_tax.analysis.quiet import read_machine, rule_of
+from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.validity import (
-    Watched,
     assess,
     in_window,
     server_counters,
@@ -61,7 +60,7 @@ from connector_tax.loadgen import (
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.servers.kinds import engine_of
-from connector_tax.study.machine import MachineWatch, live_rule
+from connector_tax.study.machine import MachineWatch
 from connector_tax.study.processes import ServerProcesses, cpu_between
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.resources import cell_cpu
@@ -108,7 +107,6 @@ class Instruments:
 
     Attributes:
         watch: None in a study without a `quiet` section, whose machine is not watched.
-        quiet_level_ns: of the block, for each load; None without a watch.
     """
 
     server: Server
@@ -117,7 +115,6 @@ class Instruments:
     sampler: MetricsSampler
     step_log: LaunchStepLog
     watch: MachineWatch | None
-    quiet_level_ns: float | None
 
 
 def cell_rule(config: StudyConfig, phase: str) -> CellRule:
@@ -220,9 +217,7 @@ def measure(
     device_name = paths.cell_log(paths.DEVICE_LOG, launch.phase, name)
     started_utc = datetime.now(UTC).isoformat(timespec="milliseconds")
     if watch is not None:
-        level, bounds = instruments.quiet_level_ns, study["config"]["validity"]
-        slow_ns = None if level is None else level * bounds["max_idle_memory_factor"]
-        watch.open(machine_file, instruments.server.pid, slow_ns)
+        watch.open(machine_file, instruments.server.pid)
     before = sampler.open(metrics_file, f"{prepared.arrivals_seed}/scrapes")
     step_log.mark()
     suspended_before = suspended_ms()
@@ -232,7 +227,6 @@ def measure(
         prepared.requests,
         cell_rule(study["config"], launch.phase),
         on_progress,
-        may_count=live_rule(watch),
     )
     used_after = instruments.processes.read()
     instruments.server.check_alive(f"in cell {name}")
@@ -263,19 +257,12 @@ def measure(
         health=result.health,
         clock=result.clock,
         bounds=study["config"]["validity"],
-        watched=None
-        if watch is None
-        else Watched(
-            machine=read_machine(machine_file, None),
-            quiet=watch.quiet,
-            level_ns=instruments.quiet_level_ns,
-        ),
+        machine=None if watch is None else read_machine(machine_file, None),
+        watched=watch is not None,
         device=device,
         counted_by_server=engine_of(study["config"]["engine"]).served.get("counters", True),
     )
     reasons = void_reasons(checks)
-    if watch is not None:
-        measured["quiet"] = {"rule": rule_of(watch.quiet)}
     # The scrapes and the machine's samples were written by other processes.
     make_durable(partial)
     content: CellRecord = {

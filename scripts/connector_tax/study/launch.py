@@ -48,7 +48,7 @@ from connector_tax.study.device import DeviceError, devices_of, hold_devices
 from connector_tax.study.gpu_memory import await_free_memory
 from connector_tax.study.guard import watch_parent
 from connector_tax.study.launch_index import SUMMARY_MODULE, LaunchOutcome, conclude
-from connector_tax.study.machine import MachineWatch, block_quiet_level
+from connector_tax.study.machine import MachineWatch
 from connector_tax.study.node import claim_device, describe_node
 from connector_tax.study.owner import OwnerError, own_launch
 from connector_tax.study.plan import reference_rate
@@ -169,7 +169,6 @@ class LaunchDriver:
         claim_device(self._study_folder, self.launch.block, design, node)
         attempt = self._attempts.begin(
             node=node,
-            quiet_level=block_quiet_level(self.study, self._study_folder, self.launch),
             supersedes=superseded(self.launch, self._study_folder),
         )
         try:
@@ -242,11 +241,7 @@ class LaunchDriver:
         use.before_load()
         before = server.thread_use()
         stack.callback(lambda: attempt.update({"server_threads": server.thread_use_since(before)}))
-        level = attempt["quiet_level"]
-        instruments = cells.Instruments(
-            server, use.processes, generator, sampler, step_log, watch,
-            quiet_level_ns=None if level is None else level["memory_ns"],
-        )  # fmt: skip
+        instruments = cells.Instruments(server, use.processes, generator, sampler, step_log, watch)
         return instruments, use
 
     def _measure_all(
@@ -323,11 +318,11 @@ class LaunchDriver:
         await_free_memory(self.study["config"])
         host = self.study["config"]["server"]["host"]
         port = free_port(host)
-        attempt["port"] = port
         probe = probe_overlay(self.study, self._study_folder)
         command = command_for(self.study, self.launch, port, probe)
         title = f"{self.launch.name} of study {self.study['study']} ({self.study['engine_label']})"
         self._server = server = Server(self.folder, command, title, host, port, server_cpus(plan))
+        attempt["port"] = server.port
         write_json(
             self.folder / paths.LAUNCH_CONFIG,
             {

@@ -3,8 +3,7 @@
 It takes commands as JSON lines on standard input and answers each with one JSON line; between them
 it samples (study.yardstick). `machine_<phase>_<cell>.jsonl` holds, in this order:
 
-- `{"kind": "look", "when": "before", ...}`: samples on the server's CPUs while the server is idle,
-  the last of several where the machine was slower than the driver allows (`LOOKS`);
+- `{"kind": "look", "when": "before", ...}`: samples on the server's CPUs while the server is idle;
 - `{"kind": "begin", ...}`: what is sampled and where, and the counters when sampling began;
 - `{"kind": "chunk", ...}`: every `chunk_ms`, the samples since the line before, and the counters;
 - `{"kind": "look", "when": "after", ...}`.
@@ -25,15 +24,13 @@ most of it waking up, and 0.1% for the counters once a second.
 import gc
 import json
 import select
-import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypedDict, cast
+from typing import Any, Literal, TextIO, TypedDict
 
-from connector_tax.analysis.quiet import SIDES
-from connector_tax.artifacts.cell_records import MachineLine
+from connector_tax.analysis.machine import SIDES
 from connector_tax.linux import run_when_idle
 from connector_tax.study.gpu import GpuProcesses, GpuReadings
 from connector_tax.study.usage import (
@@ -47,9 +44,6 @@ from connector_tax.study.usage import (
     throttled_file,
 )
 from connector_tax.study.yardstick import Yardstick
-
-# Of 0.1 s each: bursts of neighbours last 0.1 to 2 s (docs/decisions/quiet-time.md).
-LOOKS = 25
 
 
 class WatchSettings(TypedDict):
@@ -89,13 +83,11 @@ class Watcher:
         self._file: TextIO | None = None
         self._own: tuple[list[int], list[int]] = ([], [])
         self._server_group = 0
-        self._slow_ns: float | None = None
         self._line_ns = 0
         self._due_ns = 0
         self._at_us: list[int] = []
         self._memory: list[int] = []
         self._compute: list[int] = []
-        self._recent: list[MachineLine] = []
 
     def serve(self, commands: TextIO) -> None:
         """Answer commands and sample until there are no more."""
@@ -118,21 +110,16 @@ class Watcher:
 
     def _answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         if command["do"] == "open":
-            self._open(Path(command["path"]), command["server_group"], command["slow_ns"])
+            self._open(Path(command["path"]), command["server_group"])
         elif command["do"] == "close":
             self._close()
-        if command["do"] != "recent":
-            return {}
-        lines, self._recent = self._recent, []
-        return {"lines": lines}
+        return {}
 
-    def _open(self, path: Path, server_group: int, slow_ns: float | None) -> None:
-        self._file = path.open("w", encoding="utf-8")
-        self._slow_ns = slow_ns
+    def _open(self, path: Path, server_group: int) -> None:
+        self._file = path.open("w", encoding="utf-8", buffering=1)
         self._server_group = server_group
         self._look("before")
         self._own = own_processes(self._settings["driver"], server_group)
-        self._recent = []
         for readings in filter(None, (self._gpu, self._gpu_users)):
             readings.take()
         names = ("interval_ms", "working_set_mib", "elements", "chunk_ms", *SIDES)
@@ -189,24 +176,16 @@ class Watcher:
             **own_use(),
         }
         self._line_ns = time.monotonic_ns()
-        line = cast(
-            MachineLine, {"kind": kind, "t_ns": self._line_ns, **content, "counters": counters}
-        )
-        self._put(line)
-        self._recent.append(line)
+        self._put({"kind": kind, "t_ns": self._line_ns, **content, "counters": counters})
 
     def _look(self, when: Literal["before", "after"]) -> None:
         cpus = self._settings["server"]
-        for _ in range(LOOKS):
-            started = time.monotonic_ns()
-            memory, compute = self._yardstick.look(cpus)
-            load_ns = statistics.median(memory) / self._settings["elements"]
-            if self._slow_ns is None or load_ns <= self._slow_ns:
-                break
+        started = time.monotonic_ns()
+        memory, compute = self._yardstick.look(cpus)
         self._put({"kind": "look", "when": when, "t_ns": started, "cpus": cpus,
                    "memory_ns": memory, "compute_ns": compute})  # fmt: skip
 
-    def _put(self, record: MachineLine) -> None:
+    def _put(self, record: Mapping[str, object]) -> None:
         assert self._file is not None
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
 

@@ -81,7 +81,7 @@ class ServerCpu:
 
 
 class ServerProcesses:
-    """Every process of the session `leader` began, and every descendant of those.
+    """`leader`, every process of the session that it began, and every descendant of those.
 
     Args:
         leader: the process id of launch.sh, and then of the server.
@@ -127,8 +127,8 @@ class ServerProcesses:
                 parts[pid] = self._companions[pid]
             else:
                 inherited = part_of(int(every[pid][1][1]))
-                of_session = SERVER if int(every[pid][1][3]) == self._leader else None
-                parts[pid] = inherited or of_session
+                began = self._leader in (pid, int(every[pid][1][3]))
+                parts[pid] = inherited or (SERVER if began else None)
             return parts[pid]
 
         return {

@@ -5,14 +5,11 @@ no cache can hit, `ignore_eos` with `max_tokens` = `min_tokens`, usage asked for
 takes no token ids is sent random words, as many as come to the wanted length by its own count.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import msgspec
-
 from connector_tax.artifacts.study_records import ServedSection
-from connector_tax.loadgen import PlannedRequest, RandomPrompts, RandomWords, RequestSource
+from connector_tax.loadgen import RandomPrompts, RandomTokens, RandomWords, RequestSource
 
 # Ids below this are special tokens in common tokenizers; a random prompt stays above them.
 FIRST_PLAIN_TOKEN = 10
@@ -22,34 +19,6 @@ _LEFT_OUT = {
     "openai": ("min_tokens", "ignore_eos"),
     "bare": ("min_tokens", "ignore_eos", "stream_options"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TextPrompts:
-    """`count` requests whose prompts are `words` random words; every iteration makes the same."""
-
-    name: str
-    seed: str
-    count: int
-    words: int
-    chat: bool
-    before: dict[str, Any]
-    after: dict[str, Any]
-    completion_tokens: int | None
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[PlannedRequest]:
-        prompt = RandomWords(self.seed, self.words)
-        encode = msgspec.json.Encoder().encode
-        for k in range(self.count):
-            text = prompt()
-            asked = (
-                {"messages": [{"role": "user", "content": text}]} if self.chat else {"prompt": text}
-            )
-            body = encode({**self.before, **asked, **self.after})
-            yield PlannedRequest(f"{self.name}/{k}", body, None, self.completion_tokens)
 
 
 def planned_requests(
@@ -80,20 +49,13 @@ def planned_requests(
         del after[key]
     stream = f"{seed}/content/{name}"
     wanted = output_tokens if served.get("exact_output", True) else None
-    vocab_size = served["vocab_size"]
+    prompts: partial[RandomWords] | partial[RandomTokens]
+    vocab_size, prompt_tokens = served["vocab_size"], None
     if vocab_size is None:
         words = (input_tokens - served["fixed_tokens"]) / served["tokens_per_word"]
-        return TextPrompts(
-            name, stream, count, max(1, round(words)), served["chat"], before, after, wanted
-        )
-    return RandomPrompts(
-        name=name,
-        seed=stream,
-        count=count,
-        tokens=input_tokens,
-        first_id=FIRST_PLAIN_TOKEN,
-        end_id=vocab_size,
-        before=before,
-        after=after,
-        completion_tokens=wanted,
-    )
+        prompts = partial(RandomWords, stream, max(1, round(words)))
+    else:
+        prompts = partial(RandomTokens, stream, input_tokens, FIRST_PLAIN_TOKEN, vocab_size)
+        prompt_tokens = input_tokens
+    chat = vocab_size is None and served["chat"]
+    return RandomPrompts(name, count, prompts, chat, before, after, prompt_tokens, wanted)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from connector_tax.analysis.looks import decided_earlier
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.launch_files import AttemptRecord, NodeRecord, QuietLevel
+from connector_tax.artifacts.launch_files import AttemptRecord, NodeRecord
 from connector_tax.artifacts.names import SAME_RATES, Launch
 from connector_tax.artifacts.record_reader import read_records
 from connector_tax.artifacts.stage_records import GateRecord, RatesRecord
@@ -101,9 +101,7 @@ class Attempts:
         self.entries = read_records(self._path, AttemptRecord) if self._path.exists() else []
         self._begun = 0.0
 
-    def begin(
-        self, node: NodeRecord, quiet_level: QuietLevel | None, supersedes: str | None
-    ) -> AttemptRecord:
+    def begin(self, node: NodeRecord, supersedes: str | None) -> AttemptRecord:
         """Add an attempt, the files of the one before renamed; its object."""
         number = len(self.entries) + 1
         for name in (paths.LAUNCH_SCRIPT, paths.RESOURCES, paths.SETTINGS, *LOGS):
@@ -119,7 +117,6 @@ class Attempts:
             "ended_utc": None,
             "started_ns": time.monotonic_ns(),
             "node": node,
-            "quiet_level": quiet_level,
             "supersedes": supersedes,
         }
         self.entries.append(attempt)

@@ -64,8 +64,9 @@ class Server:
     ) -> None:
         self.folder = folder
         self.host = host
-        self.port = port
+        self.port = command.running or port
         self._command = command
+        self._listener: int | None = None
         self._title = title
         self._cpus = cpus
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,9 +89,9 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The process id of the group's leader."""
+        """The process id of the server, with which all of its processes began."""
         assert self._process is not None
-        return self._process.pid
+        return self._listener or self._process.pid
 
     @property
     def environment(self) -> dict[str, str]:
@@ -135,12 +136,18 @@ class Server:
             )
 
     def wait_ready(self, timeout_s: float) -> float:
-        """Wait until /v1/models answers 200, and /health where it is there; s since `start`.
+        """Wait until /v1/models answers 200, of a caller's /health where it is there.
+
+        Returns:
+            The seconds since `start`.
 
         Raises:
             PortTakenError: another process listens on the port.
-            ServerError: the process ended first, or `timeout_s` passed.
+            ServerError: the process ended first, or `timeout_s` passed; no process is seen to be a
+                server that runs already.
         """
+        if self._command.running:
+            self._listener = self._find_listener()
         while True:
             self._check_port()
             self.check_alive("before it was ready")
@@ -160,9 +167,11 @@ class Server:
         status = self._status("/v1/models")
         if status in (401, 403):
             raise ServerError(f"/v1/models answers {status}: it asks for a key, and none is sent")
-        if status != httpx.codes.OK:
-            return False
-        return not self._command.callers or self._status("/health") in (200, 404)
+        if not self._command.callers or status is None:
+            return status == httpx.codes.OK
+        # There are servers that cannot list their models, and some without /health.
+        health = self._status("/health")
+        return health == 200 or (status == 200 and health == 404)
 
     def _status(self, path: str) -> int | None:
         with contextlib.suppress(httpx.HTTPError):
@@ -183,6 +192,8 @@ class Server:
         An engine can be dead while its HTTP process answers; the log says so.
         """
         assert self._process is not None
+        if self._listener is not None and not psutil.pid_exists(self._listener):
+            raise ServerError(f"the server at {self.url} ended {when}")
         status = self._process.poll()
         # First: launch.sh ends too when a companion does before the server is started.
         for companion in self._command.companions:
@@ -219,20 +230,35 @@ class Server:
         # A command of the caller's may listen in a process that is not below it, as a container.
         if not self._port_taken() or self._command.callers:
             return
-        addresses = [(host, self.port) for host in (self.host, "0.0.0.0", "::")]  # noqa: S104
-        owners = {
-            connection.pid
-            for connection in psutil.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN and connection.laddr in addresses
-        }
-        # The kernel tells the owner of another user's socket to nobody but root.
-        foreign = owners - set(self._group_members())
+        foreign = self._owners() - set(self._group_members())
         if foreign:
             self._foreign_port = True
             names = ", ".join(
                 "another user's process" if pid is None else f"process {pid}" for pid in foreign
             )
             raise PortTakenError(f"port {self.port} is in use by {names}")
+
+    def _owners(self) -> set[int | None]:
+        """Who listens on the port; None: another user's, of whom the kernel tells root alone."""
+        addresses = [(host, self.port) for host in (self.host, "0.0.0.0", "::")]  # noqa: S104
+        return {
+            connection.pid
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr in addresses
+        }
+
+    def _find_listener(self) -> int:
+        """The first of the processes that listen, from which the others descend."""
+        owners = self._owners()
+        if not owners:
+            raise ServerError(f"nothing listens at {self.url}")
+        pids = [pid for pid in owners if pid is not None]
+        if not pids:
+            raise ServerError(
+                f"who listens at {self.url} is another user's process; its CPU and memory can be"
+                " measured as that user or as root"
+            )
+        return min(pids, key=lambda pid: psutil.Process(pid).create_time())
 
     def _runs(self, companion: str) -> bool:
         """Whether a companion runs; true as long as launch.sh has not come to it."""
@@ -331,13 +357,15 @@ class Server:
             self._signal_group(signal.SIGKILL)
 
     def _signal_group(self, number: signal.Signals) -> None:
+        assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+            os.killpg(self._process.pid, number)
 
     def _check_gone(self) -> None:
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            if not self._group_members() and (self._foreign_port or not self._port_taken()):
+            others = self._foreign_port or self._command.running
+            if not self._group_members() and (others or not self._port_taken()):
                 return
             time.sleep(0.02)
         raise ServerError(
@@ -346,10 +374,12 @@ class Server:
         )
 
     def _group_members(self) -> list[int]:
+        assert self._process is not None
         members = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if os.getpgid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
+                group = os.getpgid(process.pid)
+                if group == self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
                     members.append(process.pid)
         return members
 

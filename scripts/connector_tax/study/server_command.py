@@ -63,7 +63,8 @@ def launch_script(
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
         f"root={shlex.quote(root)}",
         "here=$PWD",
-        *([] if command.callers else unset_lines()),
+        # It runs elsewhere, where a relative path would lead to something else.
+        *(['root=$(cd -- "$root" && pwd)'] if command.callers else unset_lines()),
         *(f"export {name}={_quoted(value)}" for name, value in command.environment.items()),
         *([f"cd -- {shlex.quote(callers_folder)}"] if command.callers else []),
         *(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_records import StudyDocument
-from connector_tax.config import ROOT, ConfigError, is_fetched
+from connector_tax.config import ROOT, ConfigError, is_fetched, shipped
 from connector_tax.files import read_json
 from connector_tax.model_size import read_model
 from connector_tax.servers.kinds import engine_of
@@ -30,11 +30,14 @@ def weights_gib(study: StudyDocument, folder: Path) -> float | None:
     if (folder / paths.MODEL).exists():
         return float(read_json(folder / paths.MODEL)["bytes"]) / GIB
     named = (config.get("rehearsal") or {}).get("model_config")
-    file = named if is_fetched(engine) else ROOT / engine["model"] / "config.json"
-    if file is None:
+    if not is_fetched(engine):
+        file = ROOT / engine["model"] / "config.json"
+    elif named is not None:
+        file = shipped(named)
+    else:
         return None
     try:
-        model = read_model(Path(file))
+        model = read_model(file)
     except ConfigError:
         return None  # not there, or of another kind: it may be served all the same
     return model.parameters * model.weight_bytes / GIB

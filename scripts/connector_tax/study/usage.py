@@ -38,10 +38,11 @@ def process(pid: int) -> ProcessTimes | None:
     return ProcessTimes(int(fields[1]), int(fields[2]), sum(map(int, fields[11:15])) * TICK_MS)
 
 
-def own_processes(driver: int, server_group: int) -> tuple[list[int], list[int]]:
+def own_processes(driver: int, server: int) -> tuple[list[int], list[int]]:
     """The study's processes: the load generator's side (driver and descendants), and the server's.
 
-    The server's are its process group and everything that descends from it.
+    The server's are `server`, the process group that it leads, and everything that descends from
+    them.
     """
     there = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -52,7 +53,7 @@ def own_processes(driver: int, server_group: int) -> tuple[list[int], list[int]]
         line = [pid]
         while line[-1] in there and line[-1] != driver:
             line.append(there[line[-1]].parent)
-        if any(p in there and there[p].group == server_group for p in line):
+        if any(p in there and server in (p, there[p].group) for p in line):
             sides[1].append(pid)
         elif line[-1] == driver:
             sides[0].append(pid)

@@ -19,8 +19,6 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from connector_tax.artifacts.launch_files import QuietLevel
-
 CACHE_LINE = 64
 # Fits the first-level cache with room to spare; a few microseconds of arithmetic.
 COMPUTE_ELEMENTS = 256
@@ -93,20 +91,3 @@ class Yardstick:
         finally:
             os.sched_setaffinity(0, home)
         return memory, compute
-
-
-def quiet_level(
-    working_set_mib: float, elements: int, cpus: Collection[int], looks: int
-) -> QuietLevel:
-    """The machine's quiet level: the 10th percentile of the medians of `looks` idle looks.
-
-    Returns:
-        `memory_ns` (per load) and `compute_ns` (per sample), and `looks`.
-    """
-    yardstick = Yardstick(working_set_mib, elements)
-    medians = []
-    for _ in range(looks):
-        memory, compute = yardstick.look(cpus)
-        medians.append((float(np.median(memory)) / elements, float(np.median(compute))))
-    memory_ns, compute_ns = np.percentile(np.array(medians), 10, axis=0)
-    return {"memory_ns": float(memory_ns), "compute_ns": float(compute_ns), "looks": looks}

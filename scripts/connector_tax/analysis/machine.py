@@ -1,17 +1,7 @@
-"""Which requests of a cell lived in quiet time, by the watched machine and never by the outcome.
+"""What the watching process saw of the machine while a cell ran; nothing is left out by it.
 
-The watching process (study.machine_watch) cuts a cell into chunks of about `chunk_ms`, one line of
-its file each. A chunk's value is the `chunk_percentile` of its memory samples, its steal the larger
-share of either side's CPU time that the hypervisor gave to others. The cell's quiet level is the
-`level_percentile` of its chunks' values (percentiles are numpy's `linear`). A chunk is disturbed
-when its value is above `max_factor` times the level, when its steal is above `max_chunk_steal`, or
-when it holds fewer than MIN_SAMPLES samples: nobody saw that it was quiet. A request that was under
-way (intended time to last token, ends included) in a disturbed chunk, or outside of all chunks, is
-not measured.
-
-The level is the cell's own, because the server's traffic in memory at this cell's load is part of
-it and must not be judged. Whether the machine as a whole is slower than it was, the looks at the
-idle server tell (`validity.max_idle_memory_factor`).
+The process (study.machine_watch) cuts a cell into chunks of about `chunk_ms`, one line of its file
+each. The checks of analysis.validity judge what others took of the CPUs and GPUs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.artifacts.cell_records import MachineCounters, MachineLine, MeasuredWindow
-from connector_tax.artifacts.checks import MIN_SAMPLES
-from connector_tax.artifacts.study_records import QuietRule
 from connector_tax.files import ArtifactError, read_jsonl, sha256_file
 
 SIDES: tuple[Literal["loadgen", "server"], ...] = ("loadgen", "server")
@@ -36,40 +24,6 @@ _CPU_COUNTERS: tuple[Literal["idle_ms", "steal_ms", "own_ms"], ...] = (
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-
-
-class Chunks(NamedTuple):
-    """The chunks of a cell.
-
-    Attributes:
-        edges_ns: (k + 1,) CLOCK_MONOTONIC.
-        values_ns: (k,) the value of each in ns of a sample's loads; NaN without enough samples.
-        steal: (k,) the larger share of either side's CPU time.
-        level_ns: the quiet level; NaN when no chunk has a value.
-        disturbed: (k,).
-    """
-
-    edges_ns: Ints
-    values_ns: Floats
-    steal: Floats
-    level_ns: float
-    disturbed: Bools
-
-
-def rule_of(quiet: QuietRule) -> QuietRule:
-    """The rule by itself, of a `quiet` section; a cell's record holds it."""
-    return {
-        "chunk_percentile": quiet["chunk_percentile"],
-        "level_percentile": quiet["level_percentile"],
-        "max_factor": quiet["max_factor"],
-        "max_chunk_steal": quiet["max_chunk_steal"],
-    }
-
-
-def chunk_value(memory_ns: Sequence[int] | Ints, percentile: float) -> float:
-    """A chunk's value: that percentile of its samples; NaN of fewer than MIN_SAMPLES."""
-    return float(np.percentile(memory_ns, percentile)) if len(memory_ns) >= MIN_SAMPLES else np.nan
 
 
 def chunk_steal(before: MachineLine, line: MachineLine, cpus: Sequence[int]) -> float:
@@ -85,60 +39,38 @@ def chunk_steal(before: MachineLine, line: MachineLine, cpus: Sequence[int]) -> 
     return float((grown / np.array(cpus)).max() / wall_ms)
 
 
-def judge_chunks(edges_ns: Ints, values_ns: Floats, steal: Floats, quiet: QuietRule) -> Chunks:
-    """Judge the chunks of a cell, or of what there is of it so far.
-
-    Args:
-        edges_ns: (k + 1,) where they begin, and the last one's end.
-        values_ns: (k,) `chunk_value` of each.
-        steal: (k,) `chunk_steal` of each.
-        quiet: the rule; a `max_factor` or `max_chunk_steal` of None disturbs no chunk.
-    """
-    known = values_ns[~np.isnan(values_ns)]
-    level = float(np.percentile(known, quiet["level_percentile"])) if len(known) else np.nan
-    factor = np.inf if quiet["max_factor"] is None else quiet["max_factor"]
-    most = np.inf if quiet["max_chunk_steal"] is None else quiet["max_chunk_steal"]
-    # A comparison with NaN is false: a chunk without a value is disturbed.
-    quiet_chunks = (values_ns <= factor * level) & (steal <= most)
-    return Chunks(edges_ns, values_ns, steal, level, ~quiet_chunks)
-
-
-def undisturbed(chunks: Chunks, starts_ns: Ints, ends_ns: Ints) -> Bools:
-    """Which of the spans lie within the chunks and touch no disturbed one; ends included."""
-    count = len(chunks.disturbed)
-    if count == 0:
-        return np.zeros(len(starts_ns), np.bool_)
-    inside = (starts_ns >= chunks.edges_ns[0]) & (ends_ns <= chunks.edges_ns[-1])
-    first, last = (
-        np.clip(np.searchsorted(chunks.edges_ns, moments, side="right") - 1, 0, count - 1)
-        for moments in (starts_ns, ends_ns)
-    )
-    before = np.concatenate([[0], np.cumsum(chunks.disturbed)])
-    clean: Bools = inside & (before[last + 1] == before[first])
-    return clean
-
-
-class QuietTime(NamedTuple):
-    """How quiet the machine was in a cell's measured window.
+class MachineUse(NamedTuple):
+    """What was seen of the machine in a cell: medians of its window's samples, shares of the cell.
 
     Attributes:
-        quiet_share: share of the window's time that lies in undisturbed chunks.
-        memory_ns_p50: median latency of a load, in ns, of the window's samples.
+        memory_ns_p50: latency of a load, in ns.
+        compute_ns_p50: time of a sample's arithmetic, in ns.
+        steal: share of either side's CPU time that the hypervisor gave to others, the larger one.
+        foreign_cpu: share of the server's CPUs that processes of others used.
+        gpu_clock_share: of the slowest GPU (WatchedMachine); None: no GPUs, or not told.
     """
 
-    quiet_share: float | None
     memory_ns_p50: float | None
+    compute_ns_p50: float | None
+    steal: float
+    foreign_cpu: float
+    gpu_clock_share: float | None
 
 
-def quiet_time(machine: "WatchedMachine", quiet: QuietRule, window: MeasuredWindow) -> QuietTime:
-    """The quiet time of a cell's window (`window` and `quiet.rule` of its record)."""
-    start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
-    chunks = machine.chunks(quiet)
-    ends = np.clip(chunks.edges_ns, start, stop)
-    share = float(np.diff(ends)[~chunks.disturbed].sum()) / (stop - start)
-    inside = (machine.t_ns >= start) & (machine.t_ns < stop)
-    memory = float(np.median(machine.memory_ns[inside])) if inside.any() else None
-    return QuietTime(share, None if memory is None else memory / machine.elements)
+def machine_use(machine: "WatchedMachine", window: MeasuredWindow) -> MachineUse:
+    """What a cell's machine file says of it; `window` of its record."""
+    inside = (machine.t_ns >= window["t_warmup_end_ns"]) & (machine.t_ns < window["t_stop_ns"])
+    memory, compute = (
+        float(np.median(values[inside])) if inside.any() else None
+        for values in (machine.memory_ns, machine.compute_ns)
+    )
+    return MachineUse(
+        None if memory is None else memory / machine.elements,
+        compute,
+        float(np.average(machine.steal, weights=np.diff(machine.edges_ns))),
+        machine.cpus["server"].foreign,
+        machine.gpu_clock_share,
+    )
 
 
 @dataclass(frozen=True)
@@ -191,12 +123,6 @@ class WatchedMachine:
     foreign_gpu: int | None
     gpu_slowed: int | None
     gpu_clock_share: float | None
-
-    def chunks(self, quiet: QuietRule) -> Chunks:
-        """The cell's chunks by the rule `quiet`."""
-        parts = np.split(self.memory_ns, self.first[1:-1])
-        values = [chunk_value(part, quiet["chunk_percentile"]) for part in parts]
-        return judge_chunks(self.edges_ns, np.array(values), self.steal, quiet)
 
 
 def read_machine(path: Path, sha256: str | None) -> WatchedMachine:

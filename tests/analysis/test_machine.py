@@ -1,20 +1,16 @@
-"""The rule by which requests that met a disturbance are left out: exact, and twice the same."""
+"""What a machine file says of a cell, and what of it voids the cell."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from connector_tax.analysis.quiet import WatchedMachine, read_machine, undisturbed
-from connector_tax.analysis.validity import Watched, assess, void_reasons
+from connector_tax.analysis.machine import WatchedMachine, machine_use, read_machine
+from connector_tax.analysis.validity import assess, void_reasons
 from connector_tax.artifacts.cell_records import CheckRecord
 from connector_tax.artifacts.checks import BOUNDS, CHECKS, DEVICE_BOUNDS, MACHINE_CHECKS
 
-RULE: Any = {
-    "chunk_percentile": 50, "level_percentile": 10, "max_factor": 1.5, "max_chunk_steal": 0.05,
-}  # fmt: skip
 MS = 1_000_000
 Row = dict[str, Any]
 
@@ -44,32 +40,17 @@ def machine(records: list[Row], folder: Path) -> WatchedMachine:
     return read_machine(path, None)
 
 
-def test_what_touches_a_disturbed_chunk_is_left_out_and_nothing_else(tmp_path: Path) -> None:
-    levels = [100, 100, 100, 200, 100, 100]
-    chunks = machine(lines([([level] * 3, 0, 0) for level in levels]), tmp_path).chunks(RULE)
-    assert chunks.level_ns == 100
-    assert chunks.disturbed.tolist() == [False, False, False, True, False, False]
-    spans = {
-        (1000, 1299): True,  # before it, to its last moment
-        (1000, 1300): False,  # the last token falls in it
-        (1350, 1360): False,  # within it
-        (1250, 1450): False,  # across it
-        (1399, 1500): False,  # begun in it
-        (1400, 1600): True,  # after it, to the end
-        (999, 1100): False,  # begun before anybody looked
-        (1500, 1601): False,  # ended after the last look
-    }
-    starts, ends = MS * np.array(list(spans)).T
-    assert undisturbed(chunks, starts, ends).tolist() == list(spans.values())
-
-
-def test_a_chunk_is_disturbed_by_the_steal_of_either_side(tmp_path: Path) -> None:
-    # Of 100 ms: 5 of one CPU are 5%; of two CPUs, 10 are.
-    taken = [(0, 0), (5, 0), (6, 0), (0, 10), (0, 11), (5, 10)]
-    seen = machine(lines([([100] * 3, *steal) for steal in taken]), tmp_path)
-    wanted = [False, False, True, False, True, False]
-    assert seen.chunks(RULE).disturbed.tolist() == wanted
-    assert not seen.chunks(RULE | {"max_chunk_steal": None}).disturbed.any()
+def test_a_cell_says_how_fast_the_machine_was_in_its_window(tmp_path: Path) -> None:
+    # Of 100 ms: of one CPU 10 are 10%, of two CPUs 50 are 25%; a sample is of ten loads.
+    chunks = [([100] * 3, 0, 0), ([300] * 3, 10, 50), ([500] * 3, 0, 0)]
+    seen = machine(lines(chunks), tmp_path)
+    window: Any = {"t_warmup_end_ns": 1100 * MS, "t_stop_ns": 1200 * MS}
+    use = machine_use(seen, window)
+    assert (use.memory_ns_p50, use.compute_ns_p50) == (30, 300)
+    assert use.steal == pytest.approx(0.25 / 3)
+    assert use.gpu_clock_share is None
+    nothing: Any = {"t_warmup_end_ns": 1, "t_stop_ns": 2}
+    assert machine_use(seen, nothing)[:2] == (None, None)
 
 
 def test_the_periods_are_counted_that_the_group_was_throttled_in(tmp_path: Path) -> None:
@@ -102,8 +83,7 @@ def test_processes_of_others_on_the_gpus_void_the_cell(
         chunk["foreign_gpu_pids"] = pids
     seen = machine(records, tmp_path)
     assert seen.foreign_gpu == value
-    quiet = RULE | {"min_quiet_share": 0.5}
-    health = checks(Watched(machine=seen, quiet=quiet, level_ns=50.0))
+    health = checks(seen)
     # Where nobody can tell the cell is not judged by it, and on CPUs there is no such check.
     assert ("foreign_gpu_processes" in health) == (value is not None)
     reasons = [r for r in void_reasons(health) if "on the study's GPUs" in r]
@@ -138,33 +118,25 @@ def test_a_slow_gpu_voids_the_cell(
         chunk["gpu"] = [["GPU-a", clock, 1980, reasons, 2619, 40, 90.0]]
         chunk["gpu"] += [other] if found is not None else []
     seen = machine(records, tmp_path)
-    health = checks(Watched(machine=seen, quiet=RULE | {"min_quiet_share": 0.5}, level_ns=50.0))
+    health = checks(seen)
     assert ("gpu_clock_share" in health) == (found is not None)
     assert [r for r in void_reasons(health) if r.startswith("a GPU")] == (found or [])
 
 
-def test_a_chunk_nobody_watched_is_disturbed_whatever_the_rule(tmp_path: Path) -> None:
-    seen = machine(lines([([100] * count, 0, 0) for count in (3, 2, 3, 0)]), tmp_path)
-    for factor in (1.5, None):
-        rule = RULE | {"max_factor": factor, "max_chunk_steal": None}
-        assert seen.chunks(rule).disturbed.tolist() == [False, True, False, True]
-
-
-def checks(watched: Watched | None) -> dict[str, CheckRecord]:
+def checks(machine: WatchedMachine | None, watched: bool = True) -> dict[str, CheckRecord]:
     """The checks of a cell without a single record."""
     cell: Any = {"floor_s": 1, "cap_s": 1}
     return assess(
         records=[], planned=0, shape=(1, 1), counters={"before": {}, "after": {}}, scrapes=[],
         window={"t_warmup_end_ns": 1, "t_stop_ns": 2}, cell=cell, wanted=10, suspended_ms=0,
-        health={"processes": {"main": {}}}, clock="worker", watched=watched,
+        health={"processes": {"main": {}}}, clock="worker", machine=machine, watched=watched,
         bounds={**dict.fromkeys(BOUNDS, 1.0), **DEVICE_BOUNDS["cuda"]},
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [n for n in MACHINE_CHECKS if CHECKS[n].device is None])
 def test_a_machine_that_was_to_be_watched_and_was_not_voids_the_cell(name: str) -> None:
-    assert name not in checks(None)
-    quiet = RULE | {"min_quiet_share": 0.5}
-    health = checks(Watched(machine=None, quiet=quiet, level_ns=50.0))
+    assert name not in checks(None, watched=False)
+    health = checks(None)
     assert health[name]["value"] is None
     assert any(f"{name} missing" in reason for reason in void_reasons(health))

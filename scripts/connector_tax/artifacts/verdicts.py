@@ -1,0 +1,63 @@
+"""What an interval says of a cost, and how that reads: the only verdicts there are.
+
+Source: docs/method.md, "Verdicts". A cost off zero and a cost below the margin are two statements,
+and both may hold. Only the second depends on the margin: a reader who moves it measures nothing
+again.
+"""
+
+from collections.abc import Iterable
+
+COSTS, GAINS, LESS, CANNOT_TELL = "costs", "gains", "less", "cannot tell"
+# Where latencies are those of survivors, and where too few launches repeat.
+MARKED, TOO_FEW = "marked", "too few blocks"
+COSTS_LESS, GAINS_LESS = f"{COSTS}, {LESS}", f"{GAINS}, {LESS}"
+VERDICTS = (COSTS, COSTS_LESS, GAINS, GAINS_LESS, LESS, CANNOT_TELL, MARKED, TOO_FEW)
+# Those that answer the question.
+DECIDED = VERDICTS[:5]
+MIN_BLOCKS_FOR_VERDICT = 3
+
+
+def verdict_of(
+    interval: tuple[float, float],
+    narrow: tuple[float, float],
+    margin: float,
+    *,
+    significant: bool = True,
+) -> str:
+    """What is said of a tax, one of VERDICTS.
+
+    Args:
+        interval: its 95% interval; the tax costs or gains where that excludes zero.
+        narrow: its 90% interval; the tax is less than the margin where that lies within it.
+        margin: a fraction, to either side.
+        significant: whether the tax is off zero among all that are compared with it too.
+    """
+    lo, hi = interval
+    sign = COSTS if lo > 0 else GAINS if hi < 0 else ""
+    less = LESS if -margin <= narrow[0] and narrow[1] <= margin else ""
+    return _joined((sign if significant else "", less)) or CANNOT_TELL
+
+
+def in_words(verdict: str, margin: float | None) -> str:
+    """A verdict as it reads: `costs, less than 10%`; without a margin nothing is less than it."""
+    within = "equal" if margin is None else f"less than {100 * margin:g}%"
+    return _joined(within if part == LESS else part for part in verdict.split(", "))
+
+
+def costs(verdict: str) -> bool:
+    """Whether a cost is proven."""
+    return verdict in (COSTS, COSTS_LESS)
+
+
+def gains(verdict: str) -> bool:
+    """Whether it is proven to be faster than what it is compared with."""
+    return verdict in (GAINS, GAINS_LESS)
+
+
+def less(verdict: str) -> bool:
+    """Whether it is proven to be less than the margin."""
+    return LESS in verdict.split(", ")
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return ", ".join(filter(None, parts))
