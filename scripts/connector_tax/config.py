@@ -354,6 +354,13 @@ def _check_choices(config: StudyConfig, source: str) -> None:
             "a number > 0 with process gamma" if process == "gamma" else f"null with {process}"
         )
         raise ConfigError(f"{source}: arrivals.gamma_shape: found {shape}; allowed: {allowed}")
+    looks, blocks = config["statistics"].get("looks"), config["blocks"]
+    if looks is not None and (len(looks) != blocks - 1 or "devices" in config):
+        found = "`devices`" if "devices" in config else f"{len(looks)} levels"
+        raise ConfigError(
+            f"{source}: statistics.looks: found {found} and {blocks} blocks; allowed: a level for"
+            f" each block from the second ({blocks - 1}), on one device after the other"
+        )
     machine = config.get("rehearsal")
     pairs = ({"accelerator", "model_config"}, {"archive", "launch"})
     if machine is not None and sum(pair <= machine.keys() for pair in pairs) != 1:

@@ -224,10 +224,12 @@ def test_the_command_writes_a_page_that_needs_nothing_else(
 ) -> None:
     out = tmp_path / "out"
     assert main([str(a), str(b), "--out", str(out)]) == 0
-    assert "gains" in capsys.readouterr().out
+    assert "2 dearer, most lmcache only (" in capsys.readouterr().out
     page = (out / "compare.html").read_text()
     assert "other-study" in page
     assert "EMULATED" in page
+    # What got dearer stands first.
+    assert page.index('class="costs"') < page.index('class="gains"') < page.index('class="less"')
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
     with (out / "compare.csv").open(newline="") as stream:
         table = list(csv.DictReader(stream))

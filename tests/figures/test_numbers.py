@@ -1,5 +1,6 @@
 """What each figure's CSV must hold, given the tables it was drawn from."""
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from connector_tax.artifacts.tables import GAP, RESOURCE, STEP, TAX, table_text
-from connector_tax.figures import rows, style
+from connector_tax.artifacts.verdicts import COSTS
+from connector_tax.figures import rows, scorecard, style
 from connector_tax.figures.tables import StudyTables
 from connector_tax.text import number, size
 from tests.analysis.tables import edit_csv, select
@@ -50,6 +52,14 @@ def test_rate_figures_plot_the_pooled_value_of_every_cell(
         assert (row["value"] is None) == (row["status"] != "valid")
 
 
+def test_the_knee_and_the_criterion_that_fired_stand_on_the_latency_figures(tmp_path: Path) -> None:
+    study = StudyTables(write_study(tmp_path / "s", Design(rates_rps=(0.5, 1, 2, 4, 8))))
+    drawn = _svg(tmp_path, study, "fig1_ttft_vs_rate")
+    words = " ".join(reversed(re.findall(r"<text[^>]*>([^<]*)</text>", drawn)))
+    assert ">saturated: TTFT<" in drawn
+    assert "knee, req/s: Mooncake + LMCache 8 (TTFT); others &gt;8 95 % intervals" in words
+
+
 def test_cells_without_a_number_are_written_on_the_rate_figure(tmp_path: Path) -> None:
     study = StudyTables(write_study(tmp_path / "s", Design(void=VOID, skipped=SKIPPED)))
     drawn = _svg(tmp_path, study, "fig3_throughput")
@@ -88,16 +98,6 @@ def test_the_gap_of_both_reference_rates_stands_beside_the_bars(tmp_path: Path) 
         gap = gaps[row["config"], row["metric"]]
         assert (row["gap"], row["gap_lo"], row["gap_hi"]) == (gap.estimate, gap.lo, gap.hi)
     assert "gap, pp" in _svg(tmp_path, study, "fig4_tax_bars")
-
-
-def test_every_tax_of_phase_a_is_plotted_against_its_rate(tmp_path: Path) -> None:
-    study, rows = _rows(tmp_path, Design(void=VOID, skipped=SKIPPED), "fig11_tax_vs_rate")
-    taxes = {(r.config, r.metric, r.rate_rps): r for r in study.of(TAX, "A")}
-    assert len(rows) == 8 * 2 * 7
-    for row in rows:
-        tax = taxes[row["config"], row["metric"], row["rate_rps"]]
-        assert (row["tax"], row["tax_lo"], row["tax_hi"]) == (tax.estimate, tax.lo, tax.hi)
-        assert (row["status"], row["reason"]) == (tax.status, tax.reason)
 
 
 def test_the_latency_figures_carry_the_tax_of_every_cell(tmp_path: Path) -> None:
@@ -342,3 +342,16 @@ def test_a_number_that_rounds_to_zero_has_no_sign() -> None:
     assert size(-0.04, -0.4, 12.0) == "0 [0, +12]"
     assert number(-0.001) == "0.00"
     assert size(0.04, -0.4, 1.2) == "0.0 [−0.4, +1.2]"
+
+
+def test_the_scorecard_marks_what_takes_much_of_a_column_and_of_plain(tmp_path: Path) -> None:
+    study = StudyTables(write_study(tmp_path / "s", Design()))
+    named, lines = scorecard.scores(study)
+    marked = {name: [label for label, cells in lines if cells[k].kind == COSTS]
+              for k, name in enumerate(named)}  # fmt: skip
+    assert marked["idle CPU, cores"] == ["NIXL both"]
+    # NIXL's 61 MiB are 3% of plain's.
+    assert marked["memory, MiB"] == ["LMCache"]
+    assert marked["start-up, s"] == ["LMCache"]
+    assert len(marked["TTFT p50"]) == len(study.connectors)
+    assert ">▲ +1,455<" in _svg(tmp_path, study, "scorecard")

@@ -103,7 +103,7 @@ def test_each_figure_has_three_files_and_says_what_engine_it_shows(
         style.save(picture, tmp_path, name)
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         texts = _svg_texts(tmp_path / f"{name}.svg")
-        assert any(text.startswith("EMULATED") for text in texts)
+        assert "EMULATED, not vLLM" in texts
         assert any("embedded (emulated)" in text for text in texts)
         header = (tmp_path / f"{name}.csv").read_text().splitlines()[0]
         assert header == ",".join(picture.table.columns)
@@ -157,22 +157,22 @@ def test_a_hostile_label_stays_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("label", "emulated", "expected"),
     [
-        ("embedded (emulated)", True, "EMULATED: set costs, not vLLM"),
+        ("embedded (emulated)", True, "EMULATED, not vLLM"),
         ("real vLLM, CPU, tiny model", False, "real vLLM, CPU, tiny model"),
-        ("real vLLM, GPU", False, None),
+        ("real vLLM, GPU", False, "real vLLM, GPU"),
     ],
 )
-def test_only_a_real_gpu_goes_without_a_banner(
-    tmp_path: Path, label: str, emulated: bool, expected: str | None
+def test_the_engine_stands_in_bold_in_the_last_line(
+    tmp_path: Path, label: str, emulated: bool, expected: str
 ) -> None:
     design = Design(engine_label=label, emulated=emulated)
     study = StudyTables(write_study(tmp_path / "s", design))
-    banners = [
-        text.get_text()
+    engines = [
+        (text.get_text(), text.get_fontweight())
         for text in _draw(study, "fig2_tpot_vs_rate").figure.findobj(Text)
-        if isinstance(text, Text) and text.get_gid() == "banner"
+        if isinstance(text, Text) and text.get_gid() == "engine"
     ]
-    assert banners == ([] if expected is None else [expected])
+    assert engines == [(expected, "bold")]
 
 
 def test_every_configuration_has_its_own_colour_marker_and_line() -> None:

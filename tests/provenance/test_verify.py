@@ -24,6 +24,13 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("archive")
     subprocess.run(["tar", "--zstd", "-xf", ARCHIVE, "-C", folder], check=True)
     shutil.copy(verify.__file__, folder)
+    # The archive is of 0.2, whose intervals were made otherwise: this release's tables of it.
+    study = tmp_path_factory.mktemp("study") / "default"
+    unpack(ARCHIVE, study)
+    write_tables(load_study(study / "study.json"))
+    published = folder / "published/analysis"
+    shutil.rmtree(published)
+    shutil.copytree(study / "analysis", published)
     return folder
 
 
@@ -64,13 +71,14 @@ def test_every_number_of_the_archive_is_equal(unpacked: Path) -> None:
 
 
 def test_a_changed_digit_of_a_published_tax_is_named(unpacked: Path, tmp_path: Path) -> None:
-    table = changed(unpacked, tmp_path, "published/analysis/taxes.csv")
-    header, *rows = table.read_text().splitlines()
-    row = next(r for r in rows if r.startswith("mooncake_both,A,r40") and ",ttft_p90," in r)
-    cells = row.split(",")
-    at = header.split(",").index("tax_hi")
-    cells[at] = cells[at][:5] + str((int(cells[at][5]) + 1) % 10) + cells[at][6:]
-    table.write_text(table.read_text().replace(row, ",".join(cells)))
+    table = changed(unpacked, tmp_path, "published/analysis/effects.csv")
+
+    def change(rows: list[dict[str, str]]) -> None:
+        where = {"quantity": "tax", "config": "mooncake_both", "cell": "r40", "metric": "ttft_p90"}
+        row = one(rows, **where)
+        row["hi"] = row["hi"][:5] + str((int(row["hi"][5]) + 1) % 10) + row["hi"][6:]
+
+    edit_csv(table, change)
     result = verified(tmp_path / "archive")
     assert result.returncode == 1, result.stderr
     assert "DIFFERS taxes mooncake_both A r40 ttft_p90 tax_hi" in result.stdout
@@ -111,26 +119,3 @@ def test_a_damaged_table_is_refused(unpacked: Path, tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "a file is damaged or missing" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_the_tables_of_this_release_are_read_and_a_changed_digit_is_named(
-    unpacked: Path, tmp_path: Path
-) -> None:
-    study = tmp_path / "study"
-    unpack(ARCHIVE, study)
-    write_tables(load_study(study / "study.json"))
-    effects = changed(unpacked, tmp_path, "published/analysis/taxes.csv").with_name("effects.csv")
-    shutil.rmtree(effects.parent)
-    shutil.copytree(study / "analysis", effects.parent)
-    assert verified(tmp_path / "archive").returncode == 0
-
-    def raise_tax(rows: list[dict[str, str]]) -> None:
-        where = {"config": "mooncake_both", "cell": "r40", "metric": "ttft_p90"}
-        row = one(rows, quantity="tax", **where)
-        row["hi"] = str(float(row["hi"]) * (1 + 1e-6))
-
-    edit_csv(effects, raise_tax)
-    result = verified(tmp_path / "archive")
-    assert result.returncode == 1, result.stderr
-    assert "DIFFERS taxes mooncake_both A r40 ttft_p90 tax_hi" in result.stdout
-    assert " 1 differ." in result.stdout

@@ -50,11 +50,23 @@ addEventListener("load", async () => {
   const filter = other.querySelector("input");
   filter.value = "LMCache Bp";
   filter.dispatchEvent(new Event("input"));
+  const judged = [...document.querySelectorAll("[data-narrow] b")];
+  const verdicts = () => judged.map((word) => word.textContent);
+  const planned = verdicts();
+  const margin = document.querySelector("#margin");
+  const moved = [90, ""].map((value) => {
+    margin.value = value;
+    margin.dispatchEvent(new Event("input"));
+    return verdicts();
+  });
+  const height = document.documentElement.scrollHeight;
+  for (const part of document.querySelectorAll("details")) part.open = true;
   const left = [...other.querySelectorAll("tbody tr")].filter((row) => !row.hidden).length;
   const axe_found = typeof axe === "undefined" ? []
     : (await axe.run()).violations.map((rule) => `${rule.id}: ${rule.nodes[0].html}`);
   parent.document.title = JSON.stringify({
-    up, down, left, seen, axe: axe_found, markdown: markdown(table), latex: latex(table),
+    up, down, left, seen, planned, moved, height, axe: axe_found,
+    markdown: markdown(table), latex: latex(table),
     wide: document.documentElement.scrollWidth - innerWidth,
     dark: matchMedia("(prefers-color-scheme: dark)").matches,
     paper: getComputedStyle(document.body).backgroundColor,
@@ -127,6 +139,12 @@ def test_the_page_asks_for_nothing_and_sorts_filters_copies_and_fits(
     assert told["latex"].startswith("\\begin{tabular}{l")
     assert "Tax, \\%" in told["latex"]
     assert told["wide"] <= 0
+    assert told["height"] < 8000
+    # The margin moves the verdicts, and the study's own comes back.
+    wide, again = told["moved"]
+    assert "● costs, less than 90%" in wide
+    assert "● costs, less than 90%" not in told["planned"]
+    assert again == told["planned"]
     assert told["dark"] == (scheme == DARK)
     assert (told["paper"] == "rgb(255, 255, 255)") == (scheme == LIGHT)
 

@@ -1,6 +1,7 @@
 """The report: self-contained, escaped, complete, and honest about what is missing."""
 
 import base64
+import itertools
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +12,7 @@ from connector_tax.artifacts.tables import table_text
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS_LESS, LESS, TOO_FEW
 from connector_tax.figures.__main__ import main as draw
 from connector_tax.figures.names import NAMES
+from connector_tax.figures.scorecard import scores
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json, write_text
 from connector_tax.report import answer
@@ -78,7 +80,7 @@ def test_the_page_is_self_contained(full: StudyTables) -> None:
     source = render(full)
     page = Page(source)
     assert {"iframe", "object"}.isdisjoint(page.tags)
-    assert len(page.sources) == len(NAMES)
+    assert len(page.sources) == len(NAMES) - 1  # the scorecard is a table, and a download
     assert all(url.startswith("data:image/svg+xml;base64,") for url in page.sources)
     css = source[source.index("<style>") : source.index("</style>")]
     assert "url(" not in css
@@ -94,7 +96,7 @@ def test_every_link_leads_to_a_place_of_the_page_or_holds_its_file(full: StudyTa
     for link in links:
         if link.startswith("#"):
             assert f'id="{link[1:]}"' in source
-        elif link.startswith("data:text/csv;base64,"):
+        elif link.startswith(("data:text/csv;base64,", "data:image/svg+xml;base64,")):
             held.append(base64.b64decode(link.partition(",")[2]))
         else:
             assert link == "data:,"
@@ -114,10 +116,29 @@ def test_hostile_text_stays_text(full: StudyTables) -> None:
 
 def test_the_headline_has_intervals_and_the_verdict(full: StudyTables) -> None:
     text = Page(render(full)).text
-    assert "Measured on embedded (emulated), over all rates without saturation: " in text
-    assert f"{HOSTILE} costs +52 % [+47, +57] on TTFT p50 and " in text
+    assert "Mooncake + LMCache costs most: +" in text
+    assert "▲ costs +52 %, at most +56 %" in text
     assert "NIXL both (skipped: NIXL <b>is</b> not installed)" in text
-    assert "EMULATED Measured on: embedded (emulated)." in text
+    assert "EMULATED embedded (emulated); 3 blocks. The costs were set in a file" in text
+
+
+def test_the_sentence_on_top_has_at_most_25_words_and_the_scorecard_a_row_each(
+    full: StudyTables,
+) -> None:
+    assert len(answer.answer(full).split()) <= 25
+    headings, lines = scores(full)
+    assert [label for label, _ in lines] == [item.label for item in full.connectors]
+    assert {len(cells) for _, cells in lines} == {len(headings)}
+
+
+def test_void_cells_from_one_in_twenty_on_are_said_in_red(tmp_path: Path) -> None:
+    few = Design(void={("lmcache_only", "A", "r8"): "late"})
+    assert 'class="alarm"' not in render(_study(tmp_path / "few", few))
+    many = Design(void={("lmcache_only", phase, cell): "late"
+                        for phase, cell in itertools.product("AB", ["r1", "r2", "r4", "r8", "r16",
+                        "512x64", "512x256", "4096x64"])})  # fmt: skip
+    source = render(_study(tmp_path / "many", many))
+    assert re.search(r'class="alarm"><strong>\d+ % of the cells are void', source)
 
 
 def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_path: Path) -> None:
@@ -133,15 +154,17 @@ def test_what_is_within_the_margin_and_what_would_decide_the_rest_is_said(tmp_pa
 
     edit_csv(study.root / "analysis" / "effects.csv", judge)
     text = Page(render(study)).text
-    assert "no-op connector costs less than 3% on TTFT p50" in text
-    assert re.search(r"no-op connector costs \+\S+ % \[\S+ \S+\], less than 3%, on TPOT p50", text)
-    assert "it cannot be told of LMCache (TTFT p50 12, TPOT p50 over 100): in brackets" in text
+    assert "; no-op connector costs less than 3%." in text
+    assert "● less than 3%" in text
+    assert "● costs, less than 3%" in text
+    assert "It cannot be told of LMCache (TTFT p50 12, TPOT p50 over 100): in brackets" in text
     assert "in place of 3; a block takes" in text
 
 
 def test_one_block_has_no_verdict(tmp_path: Path) -> None:
     text = Page(render(_study(tmp_path / "s", Design(blocks=1)))).text
-    assert "saturation: one block proves nothing, 3 can (a block takes" in text
+    assert "No verdict." in text
+    assert "One block proves nothing, 3 can (a block takes" in text
     assert "Mooncake both +52 % on TTFT p50 and" in text
     assert "point estimates without verdicts" in text
 
@@ -151,7 +174,7 @@ def test_one_block_has_no_verdict(tmp_path: Path) -> None:
     [
         (
             {},
-            "no cost is proven; 2 of 3 blocks are valid, and 3 valid ones can prove a tax (a block",
+            "2 of 3 blocks are valid, and 3 valid ones can prove a tax (a block",
         ),
         (
             {"nixl_both": "1"},
@@ -178,7 +201,7 @@ def test_a_tax_of_survivors_has_its_mark_and_no_verdict(tmp_path: Path) -> None:
     marks = {("mooncake_both", "all_rates"): "mooncake_both saturated; plain dropped 65 arrivals"}
     text = Page(render(_study(tmp_path / "s", Design(overloaded=marks)))).text
     reason = "Mooncake both saturated; plain dropped 65 arrivals"
-    assert f"no verdict on Mooncake both ({reason})." in text
+    assert f"No verdict on Mooncake both ({reason})." in text
     assert f"marked ({reason})" in text
 
 
@@ -194,7 +217,7 @@ def test_the_report_says_what_is_confirmatory_and_who_is_compared(full: StudyTab
 def test_the_headline_says_why_there_is_no_number(tmp_path: Path) -> None:
     design = Design(void={("mooncake_both", "A", "all_rates"): "late sends"})
     text = Page(render(_study(tmp_path / "s", design))).text
-    assert "no verdict on Mooncake both (void: late sends)." in text
+    assert "No verdict on Mooncake both (void: late sends)." in text
 
 
 def test_a_study_of_another_connector_is_answered_and_asked_only_what_it_can_say(
@@ -205,7 +228,7 @@ def test_a_study_of_another_connector_is_answered_and_asked_only_what_it_can_say
         patch.setitem(STEP_COST_US, "my_connector", 500.0)
         study = _study(tmp_path / "s", Design(labels=labels, inputs=(512,)))
     text = Page(render(study)).text
-    assert "my own costs +" in text
+    assert "my own costs most: +" in text
     assert "Mooncake" not in text
     assert "H1, H2, H3, H4, H5, H6 are about configurations or lengths" in text
     assert "Prior and measured" not in text
@@ -223,8 +246,9 @@ def test_the_terminal_gets_the_headline_of_the_page(
     full: StudyTables, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert answer.main(["--study", str(full.root / "study.json")]) == 0
-    said, report = capsys.readouterr().out.strip().splitlines()
-    assert said in Page(render(full)).text
+    said, *rows, _, _, report = capsys.readouterr().out.strip().splitlines()
+    assert said.removeprefix("embedded (emulated): ") in Page(render(full)).text
+    assert [row[:7] for row in rows[1:]] == [item.label[:7] for item in full.connectors]
     assert report == f"Report: {full.root / 'report.html'}"
 
 
@@ -407,4 +431,4 @@ def test_what_the_spans_of_a_step_mean_stands_beside_the_steps_and_under_their_f
     assert said in page[page.index("Engine steps at ref_safe") : page.index("Hooks at ref_safe")]
     captions = re.findall(r"<figcaption>.*?</figcaption>", page)
     titles = [re.findall(r"Figure \d+", text)[0] for text in captions if said in text]
-    assert titles == ["Figure 6", "Figure 7"]
+    assert titles == ["Figure 7", "Figure 6"]

@@ -133,7 +133,7 @@ CONDA = workflow.source_path("../envs/study.yaml")
 wildcard_constraints:
     config=r"[a-z][a-z0-9_]*",
     block=r"\d+",
-    figure=r"fig\d+_[a-z0-9_]+",
+    figure=r"fig\d+_[a-z0-9_]+|scorecard",
 
 
 # What a launch needs. Measurements are not redone because one of these is newer.
@@ -152,6 +152,15 @@ def block_files(phase, pattern):
     """A file of each launch of any block of a phase: all that Snakemake knows of a block."""
     names = dict.fromkeys(launch.config for launch in launches(STUDY, phase))
     return expand(f"{RESULTS}/{pattern}", config=names, phase=phase)
+
+
+def block_looked_at(wildcards):
+    """The block before, where a look at it may leave launches of this one out."""
+    block = int(wildcards.block)
+    if block == 0 or "looks" not in STUDY["config"]["statistics"]:
+        return []
+    before = block_files("A", "runs/{config}/block{{block}}/{phase}/index.json")
+    return [ancient(path.format(block=block - 1)) for path in before]
 
 
 def launch_indexes(phase):

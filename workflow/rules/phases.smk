@@ -4,6 +4,7 @@
 
 rule phase_a:
     input:
+        block_looked_at,
         **READY,
     output:
         block_files("A", "runs/{config}/block{{block}}/{phase}/index.json"),

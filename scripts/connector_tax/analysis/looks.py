@@ -22,13 +22,15 @@ from connector_tax.analysis.block_model import (
 from connector_tax.analysis.samples import over_rates, saturated_in, unsaturated
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
-from connector_tax.artifacts.metrics import VERDICT_METRICS
+from connector_tax.artifacts.metrics import VERDICT_METRICS, margin_of
 from connector_tax.artifacts.names import Launch, configuration_of, launched_plains
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, TOO_FEW, verdict_of
 from connector_tax.files import read_json, write_json
 
 FIRST_LOOK = 2
+# Begins the reason of a launch that a look has left out.
+LEFT_OUT = "decided after"
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,10 @@ def look(study: Study, blocks: int) -> list[Finding]:
     """
     statistics = study.config["statistics"]
     values, saturated = _launch_medians(study, blocks)
+    margins = {metric: margin_of(statistics["margins"], metric) for metric in VERDICT_METRICS}
     return findings_of(
         values, study.baseline, [name for name in study.configurations if name != study.baseline],
-        blocks, statistics["looks"], statistics["margins"], saturated,
+        blocks, statistics["looks"], margins, saturated,
     )  # fmt: skip
 
 
@@ -201,11 +204,11 @@ def decided_earlier(folder: Path, launch: Launch) -> str | None:
     for taken in read_looks(folder):
         if taken["blocks"] <= launch.block:
             every = {finding.config for finding in _findings(taken)}
-            done = _decided_in(taken).keys()
+            done = decided_in(taken).keys()
             if launch.configuration in done or (
                 launch.configuration not in every and done == every
             ):
-                return f"decided after {taken['blocks']} blocks"
+                return f"{LEFT_OUT} {taken['blocks']} blocks"
     return None
 
 
@@ -213,7 +216,7 @@ def _findings(taken: Look) -> list[Finding]:
     return [Finding(**finding) for finding in taken["findings"]]  # type: ignore[arg-type]
 
 
-def _decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
+def decided_in(taken: Look) -> dict[str, dict[str, Finding]]:
     """The findings of the configurations that a look decided, by metric."""
     findings = _findings(taken)
     return {
@@ -232,7 +235,7 @@ def take_look(study: Study, blocks: int) -> list[Finding]:
     taken = next((entry for entry in looks if entry["blocks"] == blocks), None)
     if taken is not None:
         return _findings(taken)
-    kept = {name: found for entry in looks for name, found in _decided_in(entry).items()}
+    kept = {name: found for entry in looks for name, found in decided_in(entry).items()}
     findings = [kept.get(f.config, {}).get(f.metric, f) for f in look(study, blocks)]
     levels = study.config["statistics"]["looks"]
     looks.append(
@@ -244,3 +247,20 @@ def take_look(study: Study, blocks: int) -> list[Finding]:
     )
     write_json(study.root / paths.LOOKS, looks)
     return findings
+
+
+def take_due_look(study: Study, block: int) -> list[Finding] | None:
+    """Take the look that is due when a block of Phase A has ended; None where none is.
+
+    Not while a launch up to it is missing or failed; nor where a later block has begun: what the
+    look would have left out is measured then, and its level stays unspent.
+    """
+    blocks = block + 1
+    if blocks < FIRST_LOOK or "looks" not in study.config["statistics"]:
+        return None
+    for launch in launches(study.document, "A"):
+        index = read_index(launch.folder(study.root))
+        ended = index is not None and index.status != "failed"
+        if ended is not (launch.block < blocks):
+            return None
+    return take_look(study, blocks)

@@ -753,7 +753,7 @@ class StudyConfig(TypedDict):
     ]
     reference: Annotated[ReferenceSection, says(default={})]
     rehearsal: NotRequired[RehearsalSection]
-    statistics: StatisticsSection
+    statistics: Annotated[StatisticsSection, says(default={})]
     hypotheses: Annotated[HypothesesSection, says(default={})]
 
 

@@ -157,7 +157,7 @@ def markdown(study: StudyTables, at: str, checks: Sequence[BoundCheck]) -> str:
     rows = [
         (c.config, c.metric, text.percent(c.tax), text.interval(c.lo, c.hi),
          text.percent(c.bound), f"{c.result}: {c.reason}", text.percent(c.decides))
-        for c in checks
+        for c in sorted(checks, key=lambda c: WORST_FIRST.index(c.result))
     ]  # fmt: skip
     lines = [f"## Gate: {overall(checks)}", "", f"{study.name} ({study.engine_label}), at {at}", ""]
     return "\n".join([*lines, *markdown_table(headings, rows), ""])

@@ -1,21 +1,32 @@
 """A comparison as a page that holds everything, and as Markdown."""
 
 import base64
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from connector_tax import text
+from connector_tax import report, text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
 from connector_tax.artifacts.tables import LOG, RESOURCE, TAX
-from connector_tax.artifacts.verdicts import CANNOT_TELL, DECIDED, LESS, in_words
+from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, in_words, less
 from connector_tax.compare.forest import CAPTION, TITLE, forest_cells
 from connector_tax.compare.rows import AA, LATENCY, ComparedRow
 from connector_tax.compare.studies import Differences
+from connector_tax.figures.scorecard import LOST, UNSURE, sign_of
 from connector_tax.figures.tables import StudyTables
+
+LOOKS = {
+    COSTS: "dearer",
+    GAINS: "cheaper",
+    UNSURE: "cannot be told",
+    LOST: "without a verdict",
+    LESS: "within the margin",
+}
+REPORT = Path(report.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -30,25 +41,37 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """How many of the taxes drawn in the forest plot cost more in B, and so on."""
+        """What got dearer in B first, of the taxes drawn in the forest plot."""
         cells = forest_cells(self.a, self.b, self.rows)
         drawn = [
             row
-            for row in self.rows
+            for row in dearest_first(self.rows)
             if row.quantity == TAX
             and row.config != AA
             and row.metric in HEADLINE
             and (row.phase, row.cell) in cells
         ]
-        counts = {v: sum(row.verdict == v for row in drawn) for v in (*DECIDED, CANNOT_TELL)}
-        rest = len(drawn) - sum(counts.values())
-        told = [
-            f"{count} {word.replace(LESS, 'less than the margin')}"
-            for word, count in counts.items()
-            if count
-        ]
-        told += [f"{rest} without a verdict"] if rest else []
-        return f"Of {len(drawn)} taxes of TTFT p90 and TPOT p90, in B against A: {', '.join(told)}."
+        counts = Counter(look(row) for row in drawn)
+        told = [f"{counts[kind]} {words}" for kind, words in LOOKS.items() if counts[kind]]
+        if counts[COSTS]:
+            label = labels_of(self)[drawn[0].config]
+            told[0] += f", most {label} ({metric_name(drawn[0])} ×{drawn[0].effect:.3g})"
+        return f"Of {len(drawn)} taxes, in B against A: {'; '.join(told)}."
+
+
+def look(row: ComparedRow) -> str:
+    """The kind of answer, one of LOOKS; empty for plain against plain."""
+    if row.config == AA:
+        return ""
+    if less(row.verdict):
+        return LESS
+    return sign_of(row.verdict) or (UNSURE if row.verdict == CANNOT_TELL else LOST)
+
+
+def dearest_first(rows: Sequence[ComparedRow]) -> list[ComparedRow]:
+    """Rows by the kind of answer, those that cost more in B first, of a kind the dearest."""
+    order = [*LOOKS, ""]
+    return sorted(rows, key=lambda row: (order.index(look(row)), -(row.effect or 0)))
 
 
 def side_text(row: ComparedRow, side: str) -> str:
@@ -94,7 +117,7 @@ def sections(comparison: Comparison) -> list[tuple[str, list[ComparedRow]]]:
         ("Taxes of resources", [r for r in rows if r.quantity == RESOURCE]),
         ("Taxes in all other cells", [r for r in rows if r.quantity == TAX and r not in first]),
     ]  # fmt: skip
-    return [(heading, members) for heading, members in parts if members]
+    return [(heading, dearest_first(members)) for heading, members in parts if members]
 
 
 def differing(comparison: Comparison) -> list[tuple[str, Sequence[str]]]:
@@ -153,8 +176,8 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 def html(comparison: Comparison, figure: Path) -> str:
     """The whole page; the figure is inlined."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        loader=FileSystemLoader([Path(__file__).parent, REPORT]), autoescape=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     labels = labels_of(comparison)
     tables = [
@@ -164,8 +187,8 @@ def html(comparison: Comparison, figure: Path) -> str:
     template = environment.get_template("compare.html.j2")
     return (
         template.render(
-            title=_title(comparison), comparison=comparison, headings=HEADINGS, tables=tables,
-            differing=differing(comparison), figure_title=TITLE, caption=CAPTION,
+            title=_title(comparison), comparison=comparison, look=look, headings=HEADINGS,
+            tables=tables, differing=differing(comparison), figure_title=TITLE, caption=CAPTION,
             figure=f"data:image/svg+xml;base64,{base64.b64encode(figure.read_bytes()).decode()}",
             studies=[("A", comparison.a), ("B", comparison.b)], design=paths.STUDY,
         )

@@ -1,9 +1,11 @@
 """Figure 3: effective against offered throughput, and what saturates where (Phase A)."""
 
+from typing import Any
+
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
 from connector_tax.artifacts.metrics import CRITERIA
 from connector_tax.figures import rates, rows, style
@@ -12,6 +14,7 @@ from connector_tax.figures.tables import StudyTables, records
 ROW_IN = 0.34
 PLOTS_IN = 2.2  # the two plots, one above the other, at least
 KEPT = "#d8dde3"
+KNEE: dict[str, Any] = {"fill": False, "ec": "black", "lw": 1.2, "zorder": 7, "clip_on": False}
 
 
 def draw(study: StudyTables) -> style.Picture:
@@ -22,7 +25,7 @@ def draw(study: StudyTables) -> style.Picture:
         f"{c.label}, {c.said} {'>' if c.above else '<'} {c.bound_of(limits):g}"
         for c in CRITERIA.values()
     )
-    notes = [f"saturated: {'; '.join(signs)}; hatched: no number; {rates.sample_text(study)}"]
+    notes = [f"saturated: {'; '.join(signs)}", f"hatched: no number; {rates.sample_text(study)}"]
     height = max(ROW_IN * len(study.configurations) + 0.85, PLOTS_IN)
     figure = style.new_figure(study, style.PAGE_IN, height, notes)
     axes = figure.subplot_mosaic(
@@ -79,7 +82,11 @@ def _criteria(axes: Axes, study: StudyTables, table: pd.DataFrame) -> None:
     )
     words = words.fillna("missing")
     for line, item in enumerate(study.configurations):
-        rows.beside(axes, line + 0.5, rates.knee_text(study, item.id))
+        knee = rates.knee_text(study, item.id)
+        rows.beside(axes, line + 0.5, knee)
+        for place, rate in enumerate(grid):
+            if f"{rate:.10g}" == knee:
+                axes.add_patch(Rectangle((place, line), 1, 1, **KNEE))
         own = table[table["config"] == item.id]
         states = records(own[["status", "reason"]].drop_duplicates())
         if len(own) == len(grid) and len(states) == 1 and states[0]["status"] != "valid":

@@ -6,10 +6,13 @@ The last map is the A/A comparison, on the same scale: what the colours of the o
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import ListedColormap, Normalize, to_rgba
 
+from connector_tax.artifacts.metrics import margin_of
 from connector_tax.figures import rows, style, waits
 from connector_tax.figures.tables import StudyTables, records
 from connector_tax.text import size
@@ -33,10 +36,12 @@ def draw(study: StudyTables) -> style.Picture:
     shown = list(table["config"].unique())
     inputs = sorted(table["input_tokens"].unique(), reverse=True)
     outputs = sorted(table["output_tokens"].unique())
-    limit = max([0.01, *map(abs, rows.numbers(table, ["tax"]))])
+    margin = margin_of(study.settings["statistics"]["margins"], "ttft_p90")
+    limit = max([3 * margin, *map(abs, rows.numbers(table, ["tax"]))])
+    colors = _colors(margin / limit)
     lines = math.ceil(len(shown) / PER_ROW)
     height = lines * (CELL_IN * len(inputs) + 0.42) + 0.3
-    figure = style.new_figure(study, style.PAGE_IN, height, _notes(study, table))
+    figure = style.new_figure(study, style.PAGE_IN, height, _notes(study, table, margin))
     grid = style.panels(figure, len(shown), PER_ROW, share_x=True)
     for axes, config in zip(grid.flat, shown, strict=False):
         own = table[table["config"] == config]
@@ -46,19 +51,27 @@ def draw(study: StudyTables) -> style.Picture:
             )
             for name in ("tax", "words")
         )
-        style.heat_map(axes, taxes, words, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        style.heat_map(axes, taxes, words, cmap=colors, vmin=-limit, vmax=limit)
         label = study.against("A/A: plain again") if config == study.aa else study.label(config)
         axes.set_title(style.fitted(label, 1.3, style.TEXT_PT * 1.13))
     for axes in grid[:, 0]:
         axes.set_ylabel("input tokens")
     for axes in grid[-1, :]:
         axes.set_xlabel("output tokens")
-    colors = ScalarMappable(Normalize(-limit, limit), "RdBu_r")
-    bar = figure.colorbar(colors, ax=grid, aspect=30, pad=0.01)
+    scale = ScalarMappable(Normalize(-limit, limit), colors)
+    bar = figure.colorbar(scale, ax=grid, aspect=30, pad=0.01)
     bar.set_ticks([-limit, 0, limit], labels=[size(-100 * limit), "0", size(100 * limit)])
     bar.set_label("TTFT p90 tax (%)")
     bar.outline.set_visible(False)
     return style.picture(figure, table[COLUMNS])
+
+
+def _colors(margin: float) -> ListedColormap:
+    """Red above zero, blue below, grey within the margin, which is a share of the scale's end."""
+    ends = np.linspace(-1, 1, 512)
+    colors = colormaps["RdBu_r"]((1 + ends) / 2)
+    colors[abs(ends) <= margin] = to_rgba("#d9d9d9")
+    return ListedColormap(colors)
 
 
 def _taxes(study: StudyTables) -> pd.DataFrame:
@@ -85,7 +98,7 @@ def _words(row: dict[Any, Any]) -> str:
     return " ".join(filter(None, (size(100 * row["tax"]), marks)))
 
 
-def _notes(study: StudyTables, table: pd.DataFrame) -> list[str]:
+def _notes(study: StudyTables, table: pd.DataFrame, margin: float) -> list[str]:
     circle = f"{CIRCLE} 95 % interval includes 0; " * bool(rows.numbers(table, ["tax_lo"]))
     marked = f"{TRIANGLE} saturated or dropped arrivals: no verdict; "
     marked *= bool(rows.overload_handles(table))
@@ -93,7 +106,7 @@ def _notes(study: StudyTables, table: pd.DataFrame) -> list[str]:
     ends = [size(100 * value) for value in (min(noise), max(noise))] if noise else []
     aa = f"A/A: {' to '.join(ends)} %" if ends else "no A/A comparison"
     return [
-        f"{circle}{marked}hatched: no number",
+        f"grey: within ±{100 * margin:g} %; {circle}{marked}hatched: no number",
         f"{rows.tax_text(table)}; ref_safe, {study.reference['ref_safe']:g} req/s; {aa}",
         *filter(None, [waits.words(study)]),
     ]

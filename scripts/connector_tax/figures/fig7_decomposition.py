@@ -4,6 +4,7 @@ Framework: what a step of the no-op connector takes over plain's. Implementation
 take over the no-op's. Left: what no hook has taken. The three add up to the step.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -13,9 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from connector_tax.artifacts.names import NOOP
-from connector_tax.artifacts.tables import KINDS, STEP, StepGroup
+from connector_tax.artifacts.tables import KINDS, EffectRow
 from connector_tax.figures import rows, style
-from connector_tax.figures.tables import StudyTables, records
+from connector_tax.figures.tables import StudyTables, records, steps_over_plain
 from connector_tax.marks import Mark
 
 # In grey: light, dark, hatched on white.
@@ -69,45 +70,40 @@ def draw(study: StudyTables) -> style.Picture:
 
 def _parts(study: StudyTables) -> pd.DataFrame:
     """The steps of each kind and configuration over plain's, split where the parts are known."""
-    found: dict[tuple[str, str, str], Any] = {
-        (row.item, row.config, row.metric): row
-        for row in study.of(STEP, "A")
-        if row.reference == "ref_safe"
-    }
+    over, hooks, left = (
+        steps_over_plain(study, metric) for metric in ("step_us", "hooks_us", "left_us")
+    )
     table = []
     for kind in KINDS:
-        item = StepGroup(kind).item
-
-        def of(config: str, metric: str, item: str = item) -> Any:
-            row = found.get((item, config, metric))
-            return None if row is None else row.estimate
-
-        noise = found.get((item, study.aa or "", "step_us"))
-        ends = (noise.estimate, noise.lo, noise.hi) if noise else (None, None, None)
-        band = dict(zip(rows.BAND, rows.band(*ends), strict=True))
-        for config in (connector.id for connector in study.connectors):
-            row = {"config": config, "kind": kind, **band, "status": "missing"}
-            row |= dict.fromkeys((*STEP_ENDS, *PARTS))
-            step = found.get((item, config, "step_us"))
-            if step is None:
-                row["status"] = "skipped" if study.skip_reason(config) else "missing"
-            else:
+        noise = over.get(kind, {}).get(study.aa or "")
+        band = rows.band(noise.estimate, noise.lo, noise.hi) if noise else (None, None)
+        for connector in study.connectors:
+            own = [of.get(kind, {}).get(connector.id) for of in (over, hooks, left)]
+            row = dict.fromkeys((*STEP_ENDS, *PARTS))
+            if step := own[0]:
                 row |= dict(zip(STEP_ENDS, (step.estimate, step.lo, step.hi), strict=True))
                 row |= {"n_blocks": step.n_blocks, "n_steps": step.n, "status": "valid"}
-                hooks, left, noop = (
-                    of(config, "hooks_us"),
-                    of(config, "left_us"),
-                    of(NOOP, "hooks_us"),
-                )
-                if config == NOOP:
-                    row["framework_us"] = step.estimate
-                elif hooks is not None and left is not None:
-                    # Without a no-op all of it is the connector's.
-                    row |= {"implementation_us": hooks - (noop or 0.0), "left_us": left}
-                    if noop is not None:
-                        row["framework_us"] = step.estimate - left - row["implementation_us"]
-            table.append(row)
+                row |= _split(connector.id, own, hooks.get(kind, {}).get(NOOP))
+            else:
+                row["status"] = "skipped" if study.skip_reason(connector.id) else "missing"
+            table.append(
+                row
+                | {"config": connector.id, "kind": kind}
+                | dict(zip(rows.BAND, band, strict=True))
+            )
     return pd.DataFrame(table, columns=COLUMNS, dtype=object)
+
+
+def _split(config: str, own: Sequence[EffectRow | None], noop: EffectRow | None) -> dict[str, Any]:
+    """The parts of a step; without a no-op its hooks and the rest, all of it the connector's."""
+    step, hooks, left = (None if row is None else row.estimate for row in own)
+    if config == NOOP:
+        return {"framework_us": step}
+    if step is None or hooks is None or left is None:
+        return {}
+    spent = hooks - ((noop.estimate or 0.0) if noop else 0.0)
+    framework = step - left - spent if noop else None
+    return {"framework_us": framework, "implementation_us": spent, "left_us": left}
 
 
 def _stack(axes: Axes, y: float, row: dict[str, Any]) -> None:

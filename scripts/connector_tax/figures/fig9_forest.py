@@ -14,7 +14,7 @@ from connector_tax.artifacts.verdicts import TOO_FEW, costs, in_words
 from connector_tax.figures import rows, style
 from connector_tax.figures.tables import StudyTables, records
 
-ROW_IN = 0.165
+ROW_IN = 0.17
 MARGIN: dict[str, Any] = {"color": "#7c6a3c", "lw": 0.8, "ls": (0, (1, 1.5))}
 PRIOR: dict[str, Any] = rows.OVERLOAD | {"marker": "D", "ms": 4}
 
@@ -40,11 +40,12 @@ def draw(study: StudyTables) -> style.Picture:
         margin_of(study.settings["statistics"]["margins"], m) for m in table["metric"]
     ]
     notes = [f"{rows.tax_text(table)}; {study.reference['ref_safe']:g} req/s"]
-    height = ROW_IN * len(study.compared) + 0.8
+    height = 2 * (ROW_IN * len(study.compared) + 0.25) + 0.5
     figure = style.new_figure(study, style.PAGE_IN, height, notes)
-    grid = figure.subplots(ncols=2, sharey=True)
+    grid = figure.subplots(2, sharex=True)
     for axes, (metric, panel) in zip(grid, table.groupby("metric", sort=False), strict=True):
-        _panel(study, axes, str(metric), panel)
+        _panel(study, axes, str(metric), panel, table)
+    grid[-1].set_xlabel(rows.tax_label(study, grid[-1]))
     margins = " or ".join(f"{100 * margin:g}" for margin in sorted(table["margin"].unique()))
     prior = [Line2D([], [], label="prior (trace replay)", **PRIOR)]
     handles = [
@@ -56,9 +57,12 @@ def draw(study: StudyTables) -> style.Picture:
     return style.picture(figure, table, handles, 4)
 
 
-def _panel(study: StudyTables, axes: Axes, metric: str, panel: pd.DataFrame) -> None:
-    margin = panel["margin"].iloc[0]
-    rows.tax_scale(axes, [*rows.numbers(panel, [*rows.ENDS, "prior_tax"]), -margin, margin])
+def _panel(
+    study: StudyTables, axes: Axes, metric: str, panel: pd.DataFrame, table: pd.DataFrame
+) -> None:
+    margin, widest = panel["margin"].iloc[0], table["margin"].max()
+    ends = [*rows.numbers(table, [*rows.ENDS, "prior_tax"]), -widest, widest]
+    rows.tax_scale(axes, ends, logarithmic=True)
     rows.shade(axes, panel)
     for end in (-margin, margin):
         axes.axvline(end, zorder=0.8, **MARGIN)
@@ -73,4 +77,3 @@ def _panel(study: StudyTables, axes: Axes, metric: str, panel: pd.DataFrame) -> 
         rows.beside(axes, y, said, bold=not untold and costs(row["verdict"]), offset=76)
     title = f"{rows.METRICS[metric]} at ref_safe"
     rows.prepare(axes, [item.label for item in study.compared], title)
-    axes.set_xlabel(rows.tax_label(study, axes))

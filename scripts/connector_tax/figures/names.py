@@ -23,11 +23,10 @@ class Words:
 FIGURES: dict[str, Words] = {
     "fig1_ttft_vs_rate": Words(
         "Figure 1: TTFT p90 vs offered rate",
-        "TTFT p90 against the offered rate in Phase A. Above in milliseconds, below as the tax over"
-        " plain; 95 % intervals over the blocks (of one block: above within one launch, launches"
-        " not included; below none). Points are set slightly apart sideways so that none hides"
-        " another. A cross marks a saturated point. The lower panel spans what is not saturated;"
-        " an arrow at its edge stands for a point beyond it.",
+        "TTFT p90 against the offered rate in Phase A, above in milliseconds, below as the tax over"
+        " plain, with 95 % intervals over the blocks. Strokes over a saturated point name the"
+        " criteria that fired; the knee is the lowest saturated rate. The lower panel spans what"
+        " is not saturated; an arrow at its edge stands for a point beyond it.",
     ),
     "fig2_tpot_vs_rate": Words(
         "Figure 2: TPOT p90 vs offered rate",
@@ -37,9 +36,9 @@ FIGURES: dict[str, Words] = {
         "Figure 3: effective vs offered throughput, and what saturates",
         "Left, effective against offered throughput in Phase A with the line y = x, and their"
         " ratio, where a loss of a few per cent is visible; shaded, what counts as keeping up."
-        " Right, which criteria of saturation fired, in words: rate (effective over offered"
-        " throughput), queue (median of waiting requests), TTFT (p90 over that at half the rate);"
-        " beside it the lowest saturated rate. Hatched: no number.",
+        " Right, which criteria of saturation fired: rate (effective over offered throughput),"
+        " queue (median of waiting requests), TTFT (p90 over that at half the rate). A frame marks"
+        " the knee, the lowest saturated rate. Hatched: no number.",
     ),
     "fig4_tax_bars": Words(
         "Figure 4: tax at the reference rates, and what queueing adds",
@@ -52,9 +51,9 @@ FIGURES: dict[str, Words] = {
     "fig5_shape_heatmap": Words(
         "Figure 5: TTFT p90 tax by input and output length",
         "Tax on TTFT p90 in per cent by input and output length at ref_safe (Phase B), one map per"
-        " configuration on one diverging scale centred at zero; exploratory taxes. A circle marks"
-        " a cell whose interval includes zero. The last map is the A/A"
-        " comparison: what the colours of the others are worth.",
+        " configuration, all on one scale; exploratory taxes. Grey is within the margin; a circle"
+        " marks an interval that includes zero. The last map is the A/A comparison: what the"
+        " colours of the others are worth.",
     ),
     "fig6_step_cdf": Words(
         "Figure 6: step duration at ref_safe",
@@ -82,28 +81,24 @@ FIGURES: dict[str, Words] = {
     ),
     "fig9_forest": Words(
         "Figure 9: taxes at ref_safe with intervals and verdicts",
-        "Every tax at ref_safe with its 95 % interval and verdict, over the A/A band (grey) and the"
-        " equivalence margin fixed beforehand (dotted). An open triangle marks a tax from a cell in"
-        " which a server was saturated or dropped arrivals: it gets no verdict. Open diamonds are"
-        " the prior: the trace replay on eight coupled, saturated instances that this study sets"
-        " out to check.",
+        "Every tax at ref_safe with its 95 % interval and verdict on a scale of log ratios, over"
+        " the A/A band (grey) and the margin fixed beforehand (dotted). An open triangle marks a"
+        " tax from a cell in which a server was saturated or dropped arrivals: it gets no verdict."
+        " Open diamonds are the prior: the trace replay on eight coupled, saturated instances that"
+        " this study sets out to check.",
     ),
     "fig10_resources": Words(
         "Figure 10: resources an idle connector takes",
         "Resources of each configuration minus plain's, from the launches of Phase A, with 95 %"
-        " intervals of the block model: CPU of the ready server without a request, CPU per 1,000"
-        " requests at ref_safe, memory (PSS of all its processes, companions included) before the"
-        " first request, GPU memory, KV blocks, threads, and time from start to ready. A point"
-        " without an interval is a count that was the same in every launch, or a study of one"
-        " block. Grey: the A/A band, plain against plain. Right of each panel the difference; above"
-        " it plain's own value.",
+        " intervals of the block model. CPU is that of the ready server without a request, and per"
+        " 1,000 requests at ref_safe; memory (PSS, companions included) before the first request;"
+        " start-up until it is ready. A count without an interval was the same in every launch."
+        " Grey: the A/A band. Right of each panel the difference, above it plain's own value.",
     ),
-    "fig11_tax_vs_rate": Words(
-        "Figure 11: tax against the offered rate",
-        "Tax on TTFT p90 and TPOT p90 at every rate of Phase A with 95 % intervals, a panel for"
-        " each configuration on one scale; the last is the A/A comparison."
-        " The panels span what is not saturated; an arrow at the edge stands for a point beyond it."
-        " Vertical lines are the reference rates.",
+    "scorecard": Words(
+        "Scorecard",
+        "What each configuration costs over plain: latency at ref_safe with its verdict and the"
+        " upper end of its interval, the whole engine step, and what it takes while idle.",
     ),
 }
 # Of every study; a further one where an emulated device takes times that the study sets.

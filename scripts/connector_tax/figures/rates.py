@@ -12,6 +12,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from connector_tax.artifacts.metrics import CRITERIA
 from connector_tax.artifacts.names import REFERENCES
 from connector_tax.artifacts.paths import CELLS
 from connector_tax.artifacts.tables import POOLED, ROW_TYPES
@@ -23,9 +24,11 @@ COLUMNS = [
     "config", "rate_rps", "value", "lo", "hi", "unit", "n", "status", "reason", "blocks_lost",
     "saturation_criteria", "knee_rps",
 ]  # fmt: skip
+# What is drawn over a saturated point, a stroke for each criterion that fired.
+STROKES = dict(zip(CRITERIA, ("x", "_", "|"), strict=True))
 SPREAD = 0.18  # of the distance between neighbouring rates, all configurations together
 PANEL_IN = 1.55
-CROSS: dict[str, Any] = {"marker": "x", "ls": "none", "color": "black", "ms": 4, "mew": 0.7}
+STROKE: dict[str, Any] = {"ls": "none", "color": "black", "ms": 6, "mew": 0.7}
 
 
 def grid_rates(study: StudyTables) -> list[float]:
@@ -143,26 +146,46 @@ def sample_text(study: StudyTables) -> str:
     return f"{rows.n_range([cell.n for cell in study.pooled('A').values()])} requests per point"
 
 
+def _knees(table: pd.DataFrame, study: StudyTables) -> str:
+    """Each knee with the criteria that fired there, said once where configurations agree."""
+    by_knee: dict[str, list[str]] = {}
+    for config, own in table.groupby("config", sort=False):
+        knee = str(own["knee_rps"].iloc[0])
+        at = own[own["rate_rps"].map("{:.10g}".format) == knee]["saturation_criteria"]
+        fired = ", ".join(CRITERIA[c].label for c in ";".join(at.dropna()).split(";") if c)
+        by_knee.setdefault(f"{knee} ({fired})" if fired else knee, []).append(str(config))
+    most = max(by_knee, key=lambda knee: len(by_knee[knee]))
+    named = [
+        f"{', '.join(map(study.label, configs))} {knee}"
+        for knee, configs in by_knee.items()
+        if knee != most
+    ]
+    return "; ".join([*named, f"{'others' if named else 'all'} {most}"])
+
+
 def latency_figure(study: StudyTables, metric: str) -> style.Picture:
     """A latency against the rate: above in ms, below its tax over plain."""
     compared = rows.measured(study, "A").dropna(subset="rate_rps").query("metric == @metric")
-    compared = compared[compared["config"].isin([item.id for item in study.connectors])]
+    compared = compared[compared["config"].isin([item.id for item in study.compared])]
     table = cells(study, f"{metric}_ms", "ms")
     label = rows.METRICS[metric]
-    note = f"{rows.interval_text(compared)}; {sample_text(study)}"
-    lines = math.ceil(len(study.configurations) / 2)
+    notes = [
+        f"knee, req/s: {_knees(table, study)}",
+        f"{rows.interval_text(compared)}; {sample_text(study)}",
+    ]
+    lines = math.ceil(len(study.launched) / 2)
     height = 2 * PANEL_IN + 0.55 + 0.13 * (lines + 1)
-    figure = style.new_figure(study, style.COLUMN_IN, height, [note])
+    figure = style.new_figure(study, style.COLUMN_IN, height, notes)
     upper, lower = figure.subplots(2, sharex=True)
     rows.tax_scale(lower, within(compared), "y")
     # Side by side at each rate, so that no point hides another.
-    shares = np.linspace(-0.5, 0.5, len(study.configurations))
-    for item, share in zip(study.configurations, shares, strict=True):
+    shares = np.linspace(-0.5, 0.5, len(study.launched))
+    for item, share in zip(study.launched, shares, strict=True):
         mark = style.marks(study)[item.id]
         own = table[table["config"] == item.id]
-        drawn = curve(upper, study, own, ["value", "lo", "hi"], mark, share)
-        saturated = drawn[drawn["saturated"].eq(True)]
-        upper.plot(saturated["x"], saturated["value"], zorder=4, **CROSS)
+        for point in records(curve(upper, study, own, ["value", "lo", "hi"], mark, share)):
+            for criterion in filter(None, point["saturation_criteria"].split(";")):
+                upper.plot(point["x"], point["value"], STROKES[criterion], zorder=4, **STROKE)
         tax_curve(lower, study, compared[compared["config"] == item.id], mark, share)
     upper.set(ylabel=f"{label} (ms)")
     if table["value"].notna().any():
@@ -172,9 +195,14 @@ def latency_figure(study: StudyTables, metric: str) -> style.Picture:
     rate_axis(upper, study, named=True)
     rate_axis(lower, study)
     lower.set(xlabel="offered rate (requests/s)", ylabel=rows.tax_label(study, lower, "y"))
-    crossed: list[Artist] = [Line2D([], [], label="saturated", **CROSS)]
+    fired = set(";".join(table["saturation_criteria"].dropna()).split(";"))
+    strokes: list[Artist] = [
+        Line2D([], [], marker=stroke, label=f"saturated: {CRITERIA[criterion].label}", **STROKE)
+        for criterion, stroke in STROKES.items()
+        if criterion in fired
+    ]
     marked = rows.overload_handles(compared, "saturated, dropped: no verdict")
-    handles = [*style.configuration_handles(study), *crossed, *marked]
+    handles = [*style.configuration_handles(study, study.launched), *strokes, *marked]
     columns = ["config", "rate_rps"]
     table = table.merge(compared[[*columns, *rows.ENDS]], how="left", on=columns)
     return style.picture(figure, table[[*COLUMNS, *rows.ENDS]], handles, 2)

@@ -23,7 +23,8 @@ from connector_tax.text import MINUS, size
 
 METRICS = {metric: LATENCY_METRICS[metric].label for metric in HEADLINE}
 LOG_ABOVE = 1.5  # beyond +150 % a linear axis would hide every small tax
-LOG_TICKS = (0.0, 1, 4, 0.5, 2, 9, -0.5, 19, 49, 99, 499, 999, -0.75)
+LOG_TICKS = (0.0, 1, 4, 0.5, 2, 9, 0.2, 0.1, 0.3, -0.1, -0.5, 19, 49, 99, 499,
+             999, -0.75, 0.05, -0.05)  # fmt: skip
 APART = 0.22  # of the axis: the least distance of two ticks
 OVERLOAD: dict[str, Any] = {
     "marker": "v", "ls": "none", "ms": 3.8, "mfc": "white", "mec": "black", "mew": 0.6,
@@ -107,24 +108,28 @@ def scale(
     (axes.axvline if which == "x" else axes.axhline)(0, color="black", lw=0.6, zorder=2)
 
 
-def tax_scale(axes: Axes, values: Iterable[float], which: str = "x", room: float = 0.04) -> None:
+def tax_scale(
+    axes: Axes, values: Iterable[float], which: str = "x", room: float = 0.04,
+    logarithmic: bool = False,
+) -> None:  # fmt: skip
     """Scale an axis for taxes, ticks in per cent; `room` as of `scale`.
 
-    Linear, or, when a tax exceeds +150 %, logarithmic in config/plain (zero stays the base line);
-    a difference of two taxes below -100 % is no ratio, and keeps the axis linear.
+    Linear, or, if asked or when a tax exceeds +150 %, logarithmic in config/plain (zero stays the
+    base line); a difference of two taxes below -100 % is no ratio, and keeps the axis linear.
     """
     listed = [0.0, *values]
     low, high = min(listed), max(listed)
     scale(axes, listed, room, which, factor=100, least=0.05)
-    if high <= LOG_ABOVE or low <= -1.0:
+    if (high <= LOG_ABOVE and not logarithmic) or low <= -1.0:
         return
     functions = (lambda x: np.log1p(np.maximum(x, -0.999)), np.expm1)
     (axes.set_xscale if which == "x" else axes.set_yscale)("function", functions=functions)
     span = np.log1p(high) - np.log1p(low)
     ends = (np.expm1(np.log1p(low) - room * span), np.expm1(np.log1p(high) + room * span))
     ticks: list[float] = []
+    apart = APART * (0.4 if logarithmic else 1)  # asked for where the axis is wide
     for tick in LOG_TICKS:
-        near = [abs(np.log1p(tick) - np.log1p(other)) < APART * span for other in ticks]
+        near = [abs(np.log1p(tick) - np.log1p(other)) < apart * span for other in ticks]
         if ends[0] <= tick <= ends[1] and not any(near):
             ticks.append(tick)
     labels = [_tick(100 * tick) for tick in ticks]

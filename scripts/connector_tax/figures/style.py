@@ -28,7 +28,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from connector_tax.figures.names import FIGURES
-from connector_tax.figures.tables import StudyTables, records
+from connector_tax.figures.tables import Configuration, StudyTables, records
 from connector_tax.files import write_bytes, write_text
 from connector_tax.marks import AA_MARK, Mark, marks_of
 
@@ -37,7 +37,6 @@ PAGE_IN = 7.0
 DPI = 300
 TEXT_PT = 6.5
 LINE_IN = 0.125  # of the footer
-BANNER_IN = 0.19
 LEGEND_IN = 0.13  # a line of a legend
 LABEL_IN = 1.2  # the longest label of a row
 MUTED = "#5f5f5f"
@@ -131,45 +130,43 @@ def new_figure(
     notes: Sequence[str] = (),
     stamp: str = "",
 ) -> Figure:
-    """An empty figure of that height over a footer: notes, a stamp, off the GPU a banner.
+    """An empty figure of that height over a footer: notes, then the engine and a stamp.
 
-    The stamp is the study's own, where none is given.
+    The stamp is the study's own, where none is given. It stands beside the engine where it fits.
     """
-    blocks = f"{study.blocks} blocks per config."
-    if study.blocks == 1:
-        blocks = "1 block, point estimates"
-    stamp = stamp or f"{study.name} · {study.engine_label} · {blocks}"
-    banner = "" if study.engine_label == "real vLLM, GPU" else study.engine_label
-    banner = "EMULATED: set costs, not vLLM" if study.emulated else banner
+    blocks = "1 block, point estimates" if study.blocks == 1 else f"{study.blocks} blocks"
+    label = f" · {study.engine_label}" * study.emulated
+    stamp = stamp or f"{study.name}{label} · {blocks}"
     room_in = width_in - 0.14
-    lines = [line for note in (*notes, stamp) if note for line in _broken(note, room_in)]
-    banner_in = BANNER_IN if banner else 0.0
-    foot_in = LINE_IN * len(lines) + banner_in + 0.06
+    bold_pt = 1.13 * TEXT_PT
+    words = "EMULATED, not vLLM" if study.emulated else study.engine_label
+    engine = fitted(words, room_in, bold_pt)
+    beside_in = text_width_in(engine, bold_pt) + 0.1
+    fits = beside_in + text_width_in(stamp, TEXT_PT) <= room_in
+    above = [*notes] if fits else [*notes, stamp]
+    lines = [line for note in above if note for line in _broken(note, room_in)]
+    foot_in = LINE_IN * (len(lines) + 1) + 0.06
     total_in = height_in + foot_in
     figure = Figure(figsize=(width_in, total_in), dpi=DPI)
     FigureCanvasAgg(figure)
     figure.subplots_adjust(bottom=foot_in / total_in)
-    for number, line in enumerate(reversed(lines)):
-        y_in = 0.05 + LINE_IN * number + banner_in
-        color = "black" if number else MUTED
-        figure.text(0.07 / width_in, y_in / total_in, line, color=color, va="baseline")
-    if banner:
-        share = banner_in / total_in
-        figure.add_artist(Rectangle((0, 0), 1, share, color="#8a5a00", lw=0))
-        figure.text(
-            0.07 / width_in, share / 2, fitted(banner, room_in, 7.5 * 1.13), color="white",
-            fontsize=7.5, fontweight="bold", va="center_baseline", gid="banner",
-        )  # fmt: skip
+    for number, line in enumerate(reversed(lines), 1):
+        figure.text(0.07 / width_in, (0.05 + LINE_IN * number) / total_in, line)
+    figure.text(0.07 / width_in, 0.05 / total_in, engine, fontweight="bold", gid="engine")
+    if fits:
+        figure.text((0.07 + beside_in) / width_in, 0.05 / total_in, stamp, color=MUTED)
     return figure
 
 
-def configuration_handles(study: StudyTables) -> list[Artist]:
-    """Legend entries of the configurations: line, marker and label."""
+def configuration_handles(
+    study: StudyTables, shown: Sequence[Configuration] | None = None
+) -> list[Artist]:
+    """Legend entries of configurations, all where none are given: line, marker and label."""
     by_id = marks(study)
     return [
         Line2D([], [], ls=by_id[item.id].line, label=fitted(item.label, LABEL_IN),
                **marker_style(by_id[item.id]))
-        for item in study.configurations
+        for item in shown or study.configurations
     ]  # fmt: skip
 
 

@@ -55,9 +55,9 @@ from connector_tax.provenance.sealed import check_published, check_seals
 
 VERDICTS = (PASS, FAIL, NOT_CHECKABLE)
 PLAIN_WIDTH = 160
-# Release 0.2 had other tables, but for these.
+# Release 0.2 had other tables and figures, but for these.
 KEPT = (paths.STEP_CDF, paths.ENGINE_TABLE)
-OTHER_LAYOUT = "made by release 0.2 in another layout; replot it with that version"
+OTHER_LAYOUT = "made by release 0.2 in another way; replot it with that version"
 
 
 def audit(study_file: Path, manifest: Path) -> tuple[Ledger, str]:
@@ -132,20 +132,22 @@ def check_archived(study: Study, manifest: Path, ledger: Ledger) -> None:
     rates, lines = read_json(root / paths.REFERENCE_RATES), read_json(root / paths.MANIFEST)
     ledger.check(KIND, paths.REFERENCE_RATES, differences(rates, rates_again(study), "rates"))
     ledger.check(KIND, paths.MANIFEST, differences(lines, rows(root / paths.STUDY), "row"))
-    other = other_versions(header["versions"])
+    of_0_2 = header["format"] == FORMAT_OF_0_2
+    other = [*other_versions(header["versions"]), *(["release 0.2"] if of_0_2 else [])]
     for tree in TREES:
         names = {path.name for path in (root / PUBLISHED / tree).glob("*")}
         names |= {p.name for p in (root / tree).glob("*") if p.suffix in (".csv", ".json")}
         for name in sorted(names):
             published, made = root / PUBLISHED / tree / name, root / tree / name
-            if header["format"] == FORMAT_OF_0_2 and tree == paths.ANALYSIS and name not in KEPT:
+            if of_0_2 and name not in KEPT:
                 if published.exists():
                     ledger.not_checkable(KIND, f"{tree}/{name}", OTHER_LAYOUT)
             else:
                 compare(f"{tree}/{name}", published, made, other, ledger)
     for name, sha256 in header["redrawn"].items():
         if Path(name).suffix in PICTURES:
-            check_picture(name, digest(root / name) == sha256, other, ledger)
+            same = (root / name).is_file() and digest(root / name) == sha256
+            check_picture(name, same, other, ledger)
     _check_report(root, other, ledger)
 
 

@@ -6,6 +6,7 @@ from statistics import median
 from typing import Literal
 
 from connector_tax.analysis.block_model import POWER
+from connector_tax.analysis.looks import FIRST_LOOK, LEFT_OUT
 from connector_tax.analysis.taxes import CONFIRMATORY
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.names import PHASES, configuration_of
@@ -62,7 +63,27 @@ def _duration(rehearsal: Rehearsal) -> Section:
     rows = [[name, f"{s / 60:.0f}", f"{s / total:.0%}"] for name, s in parts.items()]
     blocks = rehearsal.own_blocks
     text = f"{total / 3600:.1f} h for {blocks} block{'s' if blocks > 1 else ''}."
-    return Section("Duration", [text], ["part", "min", "share"], rows)
+    return Section("Duration", [text, *_looks(rehearsal, total)], ["part", "min", "share"], rows)
+
+
+def _looks(rehearsal: Rehearsal, total_s: float) -> Iterator[str]:
+    """What looks leave of the launches of Phase A, and the most and the least that it can take."""
+    if "looks" not in rehearsal.study.config["statistics"]:
+        return
+    phase = list(rehearsal.own_indexes("A"))
+    took_s = {
+        (i.config, i.block): sum(i.timing[part] for part in ("startup_s", "cells_s", "release_s"))
+        for i in phase
+        if i.status == "done"
+    }
+    left_out = sum((i.reason or "").startswith(LEFT_OUT) for i in phase)
+    most_s = total_s + left_out * median(took_s.values())
+    least_s = total_s - sum(s for (_, block), s in took_s.items() if block >= FIRST_LOOK)
+    yield (
+        f"Looks leave out {left_out} of the {len(phase)} launches of Phase A here. At most "
+        f"{most_s / 3600:.1f} h, if none decides; at least {least_s / 3600:.1f} h, if the first "
+        "decides all."
+    )
 
 
 def _machine(rehearsal: Rehearsal) -> Section:

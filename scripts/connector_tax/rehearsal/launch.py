@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from connector_tax.analysis.measure import WAITING
+from connector_tax.analysis.measure import WAITING, summarise_cell
 from connector_tax.analysis.validity import assess, void_reasons
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import (
@@ -81,13 +81,16 @@ def rehearse_launch(study: StudyDocument, launch: Launch, root: Path, machine: M
         startup_s, release_s = machine.startup_s, float(study["config"]["server"]["release_s"])
         rates = cell_rates(study, launch.phase, rate, shape_limits(study, root, launch.phase))
         engine = virtual_engine(study, launch, machine)
-        entries = []
+        entries, summary = [], {}
         for cell in cells:
             offered = rates[cell["cell"]]
             assert offered is not None
             record = _rehearse_cell(study, launch, cell, offered, engine, machine, folder)
             seconds += record["rehearsed"]["seconds"]
             entries.append(finished_cell(record, folder / cell["cell"]))
+            summary[cell["cell"]] = summarise_cell(folder / cell["cell"])
+        # What a look reads.
+        write_json(folder / paths.SUMMARY, summary)
     else:
         status, rate = "skipped", None
         entries = [CellEntry(cell["cell"], status, reason, {}) for cell in cells]

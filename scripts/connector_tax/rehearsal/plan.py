@@ -45,10 +45,14 @@ def _show(arguments: argparse.Namespace) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
     left = remaining(study, folder, known)
+    least = ""
+    if "looks" in study["config"]["statistics"]:
+        soonest = remaining(study, folder, known, least=True)
+        least = f", at least {soonest.wall_s / 60:.1f} if the first look decides all"
     console.print(
         f"{len(numbers)} launches, {len(rows)} cells, "
         f"{sum(r.state in TO_MEASURE for r in rows)} still to measure, "
-        f"about {left.wall_s / 60:.1f} min{left.of_devices} "
+        f"about {left.wall_s / 60:.1f} min{left.of_devices}{least} "
         f"(design {study['design_sha256'][:12]}, seed {study['seed']})"
     )
     console.print(f"Minutes: {known.source}.", soft_wrap=True)

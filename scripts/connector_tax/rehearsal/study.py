@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from connector_tax.analysis.aggregate import write_tables
 from connector_tax.analysis.ingest import load_cells
+from connector_tax.analysis.looks import take_due_look
 from connector_tax.analysis.reference import (
     NoReferenceRateError,
     judge_launches,
@@ -181,6 +182,8 @@ def prepare(study: StudyDocument, root: Path, blocks: int) -> StudyDocument:
     if study["blocks"] != blocks:
         config["blocks"] = document["blocks"] = blocks
         document["run_order"] = run_order(config)
+        # Their levels are of the study's own blocks.
+        config["statistics"].pop("looks", None)
     write_json(root / paths.STUDY, document)
     gates = {c["id"]: {"include": True, "reason": "rehearsed"} for c in study["configurations"]}
     write_json(root / paths.PREFLIGHT_STATUS, gates)
@@ -190,6 +193,12 @@ def prepare(study: StudyDocument, root: Path, blocks: int) -> StudyDocument:
 
 
 def _run(document: StudyDocument, phase: str, root: Path) -> None:
-    """Rehearse every launch of a phase."""
+    """Rehearse every launch of a phase; block by block, with its looks, where the study has any."""
     tasks = [(launch.config, launch.block, phase) for launch in launches(document, phase)]
-    in_processes("connector_tax.rehearsal.launch", [str(root)], tasks)
+    blocks = [tasks]
+    if phase == "A" and "looks" in document["config"]["statistics"]:
+        blocks = [[t for t in tasks if t[1] == block] for block in range(document["blocks"])]
+    for block, members in enumerate(blocks):
+        in_processes("connector_tax.rehearsal.launch", [str(root)], members)
+        if members is not tasks:
+            take_due_look(load_study(root / paths.STUDY), block)

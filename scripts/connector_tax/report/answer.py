@@ -1,12 +1,14 @@
-"""The study's answer in one sentence, from the verdicts over all rates (docs/method.md).
+"""The study's answer in one sentence, what has none, and what a study like it cannot say.
 
-What costs, what is less than the margin, what cannot be told and what would decide it, and what has
-no number: of the engine it was measured on, and no further.
+From the verdicts over all rates (docs/method.md, "Verdicts"); the numbers are on the scorecard.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
 
 from connector_tax import text
 from connector_tax.analysis.block_model import MOST_BLOCKS, POWER
@@ -16,18 +18,20 @@ from connector_tax.artifacts.names import ALL_RATES, PLAIN
 from connector_tax.artifacts.tables import EffectRow
 from connector_tax.artifacts.verdicts import (
     CANNOT_TELL,
+    DECIDED,
     LESS,
     MIN_BLOCKS_FOR_VERDICT,
     TOO_FEW,
     costs,
-    gains,
     in_words,
     less,
 )
 from connector_tax.commands import run_command, study_parser
+from connector_tax.figures import scorecard
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import overhead, read_launches
 
+TABLE_WIDTH = 176
 MORE = f"over {MOST_BLOCKS}"
 
 # Rows of one configuration, and its label.
@@ -35,30 +39,56 @@ Compared = tuple[str, list[EffectRow]]
 
 
 def answer(study: StudyTables) -> str:
-    """The sentence, with the engine and the rates that it holds for."""
-    compared = [
-        (item.label, [rows[item.id] for rows in _verdict_rows(study) if item.id in rows])
+    """What costs most and what is less than the margin, in at most 25 words."""
+    compared = _compared(study)
+    over = study.against(" over plain") if study.baseline != PLAIN else ""
+    judged = {row.verdict for _, rows in compared for row in rows}
+    if judged.isdisjoint((*DECIDED, CANNOT_TELL)):
+        return f"No verdict{over}."
+    first = f"No cost is proven{over}"
+    if proven := _chosen(compared, lambda row: costs(row.verdict)):
+        label, rows = max(proven, key=lambda one: sum(row.estimate or 0 for row in one[1]))
+        most = "costs most" if len(compared) > 1 else "costs"
+        first = f"{label} {most}{over}: {_each(rows, lambda row: text.tax(row.estimate))}"
+    cheap = [label for label, rows in compared if rows and all(less(r.verdict) for r in rows)]
+    if not cheap:
+        return f"{first}."
+    margins = {row.margin for _, rows in compared for row in rows if less(row.verdict)}
+    within = in_words(LESS, margins.pop()) if len(margins) == 1 else "less than the margin"
+    named = f"{cheap[0]} costs" if len(cheap) == 1 else f"{len(cheap)} of {len(compared)} cost"
+    return f"{first}; {named} {within}."
+
+
+def notes(study: StudyTables) -> list[str]:
+    """What has no answer, and what would give it: a sentence each."""
+    compared = _compared(study)
+    said = (_undecided(study, compared), _point_estimates(study, compared),
+            _without_number(study, compared))  # fmt: skip
+    return [f"{words[0].upper()}{words[1:]}." for words in said if words]
+
+
+def limits(study: StudyTables) -> str:
+    """What a study of this kind of engine cannot say."""
+    engine = study.settings["engine"]
+    if study.emulated:
+        return "The costs were set in a file: nothing here is of vLLM or of a GPU."
+    if engine.get("device_time"):
+        return (
+            "No GPU was there, steps wait for a set time: this says nothing of a GPU's latencies,"
+            " memory or copies."
+        )
+    here = "It says nothing of transfers between servers, nor of other models, loads or machines."
+    if engine.get("device") == "cpu":
+        return f"Measured on CPU cores that connectors' threads share: no number of a GPU. {here}"
+    return here
+
+
+def _compared(study: StudyTables) -> list[Compared]:
+    taxes = [study.at(ALL_RATES, metric) for metric in VERDICT_METRICS]
+    return [
+        (item.label, [rows[item.id] for rows in taxes if item.id in rows])
         for item in study.connectors
     ]
-    proven = _chosen(compared, lambda row: costs(row.verdict))
-    faster = _chosen(compared, lambda row: gains(row.verdict))
-    clauses = [
-        _joined(f"{label} costs {_each(rows, _size)}" for label, rows in proven),
-        _joined(f"{label} gains {_each(rows, _size)}" for label, rows in faster),
-        _within_margin(compared),
-        _undecided(study, compared),
-        _point_estimates(study, compared),
-        _without_number(study, compared),
-    ]
-    if not proven and study.blocks >= MIN_BLOCKS_FOR_VERDICT:
-        clauses[0] = "no cost is proven"
-    said = "; ".join(clause for clause in clauses if clause)
-    over = study.against(" over plain") if study.baseline != PLAIN else ""
-    return f"Measured on {study.engine_label}, over all rates without saturation{over}: {said}."
-
-
-def _verdict_rows(study: StudyTables) -> list[dict[str, EffectRow]]:
-    return [study.at(ALL_RATES, metric) for metric in VERDICT_METRICS]
 
 
 def _chosen(compared: Sequence[Compared], wanted: Callable[[EffectRow], object]) -> list[Compared]:
@@ -82,16 +112,7 @@ def _each(rows: Sequence[EffectRow], said: Callable[[EffectRow], str]) -> str:
 
 
 def _size(row: EffectRow) -> str:
-    below = f", {in_words(LESS, row.margin)}," if less(row.verdict) else ""
-    return text.tax(row.estimate, row.lo, row.hi) + below
-
-
-def _within_margin(compared: Sequence[Compared]) -> str:
-    chosen = _chosen(compared, lambda row: row.verdict == LESS)
-    return _joined(
-        f"{label} costs {_each(rows, lambda row: in_words(LESS, row.margin))}"
-        for label, rows in chosen
-    )
+    return text.tax(row.estimate, row.lo, row.hi)
 
 
 def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
@@ -158,13 +179,21 @@ def _without_number(study: StudyTables, compared: Sequence[Compared]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the study's answer and the path of its report."""
+    """Print the study's answer, its scorecard and the path of its report."""
     return run_command(study_parser("report.answer", main.__doc__), argv, _tell, label="answer: ")
 
 
 def _tell(arguments: argparse.Namespace) -> None:
     study = StudyTables(arguments.study)
-    print(f"\n{answer(study)}\nReport: {study.root / paths.REPORT}")
+    headings, lines = scorecard.scores(study)
+    shown = Table("", *headings, box=None, pad_edge=False)
+    for label, cells in lines:
+        shown.add_row(label, *(" ".join(filter(None, cell.words)) for cell in cells))
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    console.print(f"\n{study.engine_label}: {answer(study)}", soft_wrap=True, markup=False)
+    console.print(shown, markup=False)
+    for words in (*notes(study), limits(study), f"Report: {study.root / paths.REPORT}"):
+        console.print(words, soft_wrap=True, markup=False, highlight=False)
 
 
 if __name__ == "__main__":

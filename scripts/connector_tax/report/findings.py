@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from connector_tax.analysis.hypotheses import ABOUT
+from connector_tax.analysis.looks import LEFT_OUT, decided_in, read_looks
 from connector_tax.artifacts.stage_records import ConclusionRecord
+from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
 from connector_tax.figures.waits import words as other_waits
 
@@ -71,6 +73,25 @@ def hypotheses(study: StudyTables) -> list[tuple[str, str, ConclusionRecord]]:
 
 def _with(item: ConclusionRecord, more: str) -> ConclusionRecord:
     return {**item, "sentence": f"{item['sentence']} {more}."} if more else item
+
+
+def looks(study: StudyTables) -> str:
+    """Which look decided what, and how many launches that left; empty where none was taken."""
+    found: list[str] = []
+    known: set[str] = set()
+    for taken in read_looks(study.root):
+        new = [study.label(name) for name in decided_in(taken) if name not in known]
+        known |= decided_in(taken).keys()
+        found.append(f"{', '.join(new) or 'nothing'} after {taken['blocks']}")
+    if not found:
+        return ""
+    rows = [row for row in study.cell_rows if row.phase == "A" and row.block != POOLED]
+    planned = {(row.config, row.block) for row in rows}
+    left_out = {(row.config, row.block) for row in rows if row.reason.startswith(LEFT_OUT)}
+    return (
+        f"Decided by the look after so many blocks: {'; '.join(found)}. What is decided leaves the"
+        f" later blocks: {len(planned) - len(left_out)} of {len(planned)} launches of Phase A"
+    )
 
 
 def not_asked(study: StudyTables) -> list[str]:

@@ -1,5 +1,5 @@
 "use strict";
-// Sort by a click on a heading, filter long tables, copy a table as Markdown or LaTeX.
+// Sort by a click on a heading, filter long tables, copy a table as Markdown or LaTeX, move the margin.
 const key = (cell) => cell.dataset.n === undefined ? cell.textContent.trim() : Number(cell.dataset.n);
 const compare = (a, b) => typeof a === "number" && typeof b === "number" ? a - b
   : typeof a === typeof b ? String(a).localeCompare(String(b), "en", { numeric: true })
@@ -80,6 +80,19 @@ function tools(box) {
 }
 
 document.querySelectorAll(".data").forEach(tools);
+// The verdict of connector_tax/artifacts/verdicts.py for another margin: what costs does not hang on it.
+const margin = document.getElementById("margin");
+margin.addEventListener("input", () => {
+  for (const cell of document.querySelectorAll("[data-narrow]")) {
+    const [lo, hi] = cell.dataset.narrow.split(" ").map(Number);
+    const most = margin.value === "" ? Number(cell.dataset.margin) : margin.value / 100;
+    const less = -most <= lo && hi <= most;
+    cell.className = less ? "less" : cell.dataset.sign || "unsure";
+    const words = [cell.dataset.sign, less && `less than ${Math.round(1000 * most) / 10}%`].filter(Boolean);
+    const sign = { less: "●", costs: "▲", gains: "▼", unsure: "?" }[cell.className];
+    cell.querySelector("b").textContent = `${sign} ${words.join(", ") || "cannot tell"}`;
+  }
+});
 // A link to a table in a folded part opens it.
 const reveal = () => {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));

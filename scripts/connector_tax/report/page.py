@@ -11,13 +11,13 @@ from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import CRITERIA
 from connector_tax.artifacts.tables import POOLED
-from connector_tax.figures import spans
+from connector_tax.figures import scorecard, spans
 from connector_tax.figures.names import BOUNDARY, FIGURES, figures_of
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, reading
 from connector_tax.report import effects, findings, series, validity
 from connector_tax.report import launches as runs
-from connector_tax.report.answer import answer
+from connector_tax.report.answer import answer, limits, notes
 from connector_tax.seals import changed_settings
 
 COLUMN_FIGURES = (
@@ -85,9 +85,13 @@ def context(study: StudyTables) -> dict[str, Any]:
         "plain": study.against("plain"),
         "watermark": "EMULATED" if study.emulated else None,
         "headline": answer(study),
+        "notes": notes(study),
+        "limits": limits(study),
+        "scores": scorecard.scores(study),
         "changed_settings": changed_settings(study.root, study.document),
         "figures": {name: _figure(study, name) for name in figures_of(study.settings["engine"])},
         "hypotheses": findings.hypotheses(study),
+        "looks": findings.looks(study),
         "not_asked": findings.not_asked(study),
         "criteria": findings.criteria(study),
         "prior": effects.prior(study),
@@ -116,7 +120,8 @@ def context(study: StudyTables) -> dict[str, Any]:
         ],
         "series_columns": series.COLUMNS,
         "bins": series.BINS,
-        "counts": runs.count_states(launches),
+        "counts": (counts := runs.count_states(launches)),
+        "void_share": counts["void"] / (counts.total() or 1),
         "lost_cells": validity.lost_cells(study, launches),
         "measured_again": runs.measured_again(study),
         "reference_rates": validity.reference_rates(study),

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, Launch
-from connector_tax.artifacts.study_file import launches, read_study
+from connector_tax.artifacts.study_file import launches, load_study, read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError
 from connector_tax.linux import WARNING, die_with_parent, ignore_warning
@@ -86,6 +86,8 @@ def _drive(arguments: argparse.Namespace) -> int:
             for launch, reason in failed.items():
                 print(f"{launch.name} failed, and is run once more: {reason}", file=sys.stderr)
             status = run(failed)
+        if arguments.phase == "A" and not status:
+            _look(arguments)
     except KeyboardInterrupt:
         status = SIGNALLED + signal.SIGINT
     if status > SIGNALLED:
@@ -94,6 +96,16 @@ def _drive(arguments: argparse.Namespace) -> int:
         for launch in drawn:
             (launch.folder(root) / paths.INDEX).unlink(missing_ok=True)
     return status
+
+
+def _look(arguments: argparse.Namespace) -> None:
+    """Take the look that is due after this block, and say what it decided."""
+    from connector_tax.analysis.looks import decided, take_due_look
+
+    findings = take_due_look(load_study(arguments.study), arguments.block)
+    if findings is not None:
+        names = ", ".join(sorted(decided(findings))) or "nothing"
+        print(f"look after {arguments.block + 1} blocks: {names} decided, and measured no further")
 
 
 def _run_launches(

@@ -106,6 +106,16 @@ def _is_skipped(folder: Path, known: Durations, phase: str) -> bool:
     return phase == "Bp" and rates[0] is not None and rates[0] == rates[1]
 
 
+def _decided(study: StudyDocument, folder: Path, launch: Launch) -> str | None:
+    """Why a look leaves the launch out; None where none does."""
+    if launch.phase != "A" or "looks" not in study["config"]["statistics"]:
+        return None
+    # Imported late: a study without looks is planned without scipy.
+    from connector_tax.analysis.looks import decided_earlier
+
+    return decided_earlier(folder, launch)
+
+
 def planned_cells(
     study: StudyDocument, folder: Path, known: Durations | None = None
 ) -> Iterator[PlannedCell]:
@@ -128,9 +138,12 @@ def planned_cells(
         for launch in launches(study, phase):
             path = launch.folder(folder)
             index = read_index(path)
+            decided = _decided(study, folder, launch) if index is None else None
             for cell in cell_order(study, launch):
                 name = cell["cell"]
                 state, reason = _state(path, name, index, launch.phase)
+                if decided is not None:
+                    state, reason = "skipped", decided
                 expected = seconds.get(name, expected_cell_s(study["config"], rates[name]))
                 done = skipped or state in ("done", "void", "skipped")
                 yield PlannedCell(launch, name, state, reason, 0.0 if done else expected)
@@ -155,14 +168,23 @@ def _state(folder: Path, cell: str, index: LaunchIndex | None, phase: str) -> tu
     return "missing", ""
 
 
-def remaining(study: StudyDocument, folder: Path, known: Durations | None = None) -> Remaining:
+def remaining(
+    study: StudyDocument, folder: Path, known: Durations | None = None, *, least: bool = False
+) -> Remaining:
     """What is left to do: gates, then Phase A, the probes of the shapes, and B with B'.
 
     Devices work side by side. A block that no device has yet is counted on the one with the least
     to do. Arguments as those of `planned_cells`.
+
+    Args:
+        least: as if the first look decided everything; else as if none decided anything.
     """
     known = known or known_durations(study, folder)
     rows = [row for row in planned_cells(study, folder, known) if row.state in TO_MEASURE]
+    if least and "looks" in study["config"]["statistics"]:
+        from connector_tax.analysis.looks import FIRST_LOOK
+
+        rows = [row for row in rows if row.launch.phase != "A" or row.launch.block < FIRST_LOOK]
     overhead = launch_overhead_s(study, folder, known)
     run = {row.launch for row in rows if not _is_skipped(folder, known, row.launch.phase)}
     steps = [(row.launch, row.expected_s) for row in rows]

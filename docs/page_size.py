@@ -1,0 +1,90 @@
+"""Count what a page asks of its reader: `python docs/page_size.py results/x/report.html ...`.
+
+Words in all and outside what is folded, sentences over 35 words outside tables, and the height in
+px at both widths. A semicolon ends a sentence: most part items of lists. Heights need `chromium`.
+"""
+
+import html
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from html.parser import HTMLParser
+from pathlib import Path
+
+WIDTHS = (1400, 390)
+MOST_WORDS = 35
+BLOCKS = {"p", "li", "h1", "h2", "h3", "figcaption", "td", "th", "summary", "dt", "dd", "div"}
+SCRIPT = "<script>onload=()=>parent.document.title=document.documentElement.scrollHeight</script>"
+
+
+class Prose(HTMLParser):
+    """The text of a page: a list of blocks, each with whether it is folded or in a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside: dict[str, int] = {}
+        self.blocks: list[tuple[str, bool, bool]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, _: list[tuple[str, str | None]]) -> None:
+        """A block ends where another begins."""
+        self._end(tag)
+        self.inside[tag] = self.inside.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        """And where its element ends."""
+        self._end(tag)
+        self.inside[tag] = self.inside.get(tag, 1) - 1
+
+    def handle_data(self, data: str) -> None:
+        """Keep what a reader sees."""
+        if not any(self.inside.get(tag) for tag in ("script", "style", "title")):
+            self.text += data
+
+    def _end(self, tag: str) -> None:
+        if tag in BLOCKS and self.text.strip():
+            # The summary of what is folded is seen.
+            folded = self.inside.get("details", 0) > self.inside.get("summary", 0)
+            self.blocks.append((self.text, folded, bool(self.inside.get("table"))))
+        if tag in BLOCKS:
+            self.text = ""
+
+
+def height(page: str, width: int) -> str:
+    """The height of the page in a window of that width."""
+    held = page.replace("</body>", f"{SCRIPT}</body>", 1)
+    source = json.dumps(held).replace("</", "<\\/")
+    with tempfile.TemporaryDirectory() as folder:
+        around = Path(folder) / "around.html"
+        around.write_text(
+            f"<!doctype html><meta charset=utf-8><title>–</title><body><iframe id=f style="
+            f"'border:0;width:{width}px'></iframe><script>f.srcdoc={source}</script>"
+        )
+        command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom",
+                   "--virtual-time-budget=20000", f"--user-data-dir={folder}/profile"]  # fmt: skip
+        done = subprocess.run(
+            [*command, around.as_uri()], capture_output=True, text=True, check=True
+        )
+    found = re.search(r"<title>(.*?)</title>", done.stdout)
+    return html.unescape(found[1]) if found else "–"
+
+
+def main() -> None:
+    """Print a line for each page."""
+    print("page", "words", "not folded", f"sentences > {MOST_WORDS}", *WIDTHS, sep="\t")
+    for name in sys.argv[1:]:
+        page = Path(name).read_text(encoding="utf-8")
+        prose = Prose()
+        prose.feed(page)
+        words = [sum(len(text.split()) for text, folded, _ in prose.blocks if folded <= most)
+                 for most in (True, False)]  # fmt: skip
+        sentences = [s.split() for text, _, table in prose.blocks if not table
+                     for s in re.split(r"(?<=[.!?;])\s", text)]  # fmt: skip
+        long = sum(len(sentence) > MOST_WORDS for sentence in sentences)
+        print(name, *words, long, *(f"{height(page, width)} px" for width in WIDTHS), sep="\t")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The scorecard: what each idle connector costs, a row for each, to be read in ten seconds."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.patches import Rectangle
+
+from connector_tax import text
+from connector_tax.artifacts import verdicts
+from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.names import ALL_RATES
+from connector_tax.artifacts.tables import DECODE, MIXED, PREFILL, RESOURCE, EffectRow
+from connector_tax.figures import style
+from connector_tax.figures.fig10_resources import decimals
+from connector_tax.figures.tables import StudyTables, steps_over_plain
+
+# Sign and colours (paper, ink) of each kind of answer.
+COSTS, GAINS, LESS, UNSURE, LOST, NONE = "costs", "gains", "less", "unsure", "lost", ""
+SIGNS = {COSTS: "▲ ", GAINS: "▼ ", LESS: "● ", UNSURE: "? ", LOST: "", NONE: ""}
+LOOKS = {
+    COSTS: ("#fbe3d3", "#8f3500"),
+    GAINS: ("#dce9f7", "#0b4a8f"),
+    LESS: ("#d8efe6", "#005a41"),
+    UNSURE: ("#fdf3cf", "#6b5200"),
+}
+RESOURCES = {
+    "idle_cpu": "idle CPU, cores",
+    "memory_pss_mib": "memory, MiB",
+    "startup_s": "start-up, s",
+}
+# A cell is marked where it takes so much of the most that any configuration takes, and of plain's.
+OF_MOST, OF_PLAIN = 0.5, 0.1
+ROW_IN = 0.3
+
+
+@dataclass(frozen=True)
+class Score:
+    """A cell: what it says, the kind of answer, and the ends that a margin is held against.
+
+    `sign` holds whatever the margin: costs, gains, or neither.
+    """
+
+    said: str
+    kind: str = NONE
+    verdict: str = ""
+    sign: str = ""
+    narrow: tuple[float, float] | None = None
+    margin: float | None = None
+    value: float | None = None
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """The verdict with its sign, and the numbers; the sign alone stands with the numbers."""
+        sign = SIGNS[self.kind]
+        return (sign + self.verdict, self.said) if self.verdict else ("", sign + self.said)
+
+
+def sign_of(verdict: str) -> str:
+    """What a verdict says whatever the margin: costs, gains, or nothing."""
+    sign = verdict.partition(",")[0]
+    return sign if sign in (COSTS, GAINS) else ""
+
+
+def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]]:
+    """The headings, and each connector's label with a cell below each of them."""
+    columns = {}
+    for metric in VERDICT_METRICS:
+        taxes = study.at(ALL_RATES, metric)
+        own = [_latency(taxes.get(item.id)) for item in study.connectors]
+        columns[LATENCY_METRICS[metric].label] = own
+    steps = steps_over_plain(study)
+    # Prompts are computed in steps of their own or beside answers.
+    kinds = [DECODE, PREFILL if PREFILL in steps else MIXED]
+    taken = {f"{kind}, µs/step": steps.get(kind, {}) for kind in kinds}
+    for name, heading in RESOURCES.items():
+        rows = (r for r in study.of(RESOURCE) if r.metric == name and r.status == "valid")
+        taken[heading] = {row.config: row for row in rows}
+    columns |= {heading: _differences(study, of) for heading, of in taken.items() if of}
+    cells = zip(study.connectors, *columns.values(), strict=True)
+    return list(columns), [(item.label, list(own)) for item, *own in cells]
+
+
+def _latency(row: EffectRow | None) -> Score:
+    if row is None or row.estimate is None:
+        return Score("not measured" if row is None else row.status, LOST)
+    said, verdict = text.tax(row.estimate), verdicts.in_words(row.verdict, row.margin)
+    if row.narrow_lo is None or row.narrow_hi is None or row.mark:
+        return Score(said, LOST, verdict, value=row.estimate)
+    said += f", at most {text.tax(row.narrow_hi)}"
+    narrow, sign = (row.narrow_lo, row.narrow_hi), sign_of(row.verdict)
+    kind = LESS if verdicts.less(row.verdict) else sign or UNSURE
+    return Score(said, kind, verdict, sign, narrow, row.margin, row.estimate)
+
+
+def _differences(study: StudyTables, of: dict[str, EffectRow]) -> list[Score]:
+    """Differences from plain in the row's own unit; marked where they are much, and certain."""
+    rows = [of.get(item.id) for item in study.connectors]
+    values = [row.difference[0] for row in rows if row and row.difference[0] is not None]
+    digits, most = min(2, decimals(values)), max(values, default=0.0)
+    return [_difference(row, digits, OF_MOST * most) for row in rows]
+
+
+def _difference(row: EffectRow | None, digits: int, least: float) -> Score:
+    value, low, _ = (None, None, None) if row is None else row.difference
+    if row is None or value is None:
+        return Score(text.DASH, LOST)
+    much = value >= max(least, OF_PLAIN * (row.base or 0)) and (low or 0) > 0
+    return Score(text.signed(value, digits), COSTS if much else NONE, value=value)
+
+
+def draw(study: StudyTables) -> style.Picture:
+    """The scorecard as a picture: a coloured cell for each answer, with its sign."""
+    names, lines = scores(study)
+    notes = [study.against("over plain; ▲ costs; ● less than the margin; ? cannot tell")]
+    figure = style.new_figure(study, style.PAGE_IN, ROW_IN * (len(lines) + 1), notes)
+    axes = figure.subplots()
+    axes.set_axis_off()
+    widths = [1.3, *[1.3] * len(VERDICT_METRICS), *[0.62] * (len(names) - len(VERDICT_METRICS))]
+    starts = [sum(widths[:k]) for k in range(len(widths))]
+    axes.set(xlim=(0, sum(widths)), ylim=(len(lines) + 0.5, -0.5))
+    for x, name in zip(starts[1:], names, strict=True):
+        axes.text(x + 0.05, 0, name.replace(", ", ",\n"), fontweight="bold", va="center")
+    drawn: list[dict[str, Any]] = []
+    for y, (label, cells) in enumerate(lines, 1):
+        axes.text(0, y, style.fitted(label, 1.25), va="center")
+        for x, width, name, cell in zip(starts[1:], widths[1:], names, cells, strict=True):
+            paper, ink = LOOKS.get(cell.kind, ("white", "black"))
+            place = (x + 0.02, y - 0.46)
+            axes.add_patch(Rectangle(place, width - 0.04, 0.92, color=paper, lw=0))
+            said = "\n".join(style.fitted(words, width - 0.1) for words in cell.words if words)
+            axes.text(x + 0.05, y, said, color=ink, va="center")
+            drawn.append({"config": label, "column": name, **vars(cell)})
+    return style.picture(figure, pd.DataFrame(drawn, dtype=object))

@@ -1,0 +1,127 @@
+"""A configured study with looks, in virtual time: what is decided leaves the later blocks."""
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from connector_tax.analysis.looks import FIRST_LOOK, LEFT_OUT, decided_in, read_looks, take_due_look
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import launches, load_study
+from connector_tax.config import ConfigError
+from connector_tax.figures.tables import StudyTables
+from connector_tax.rehearsal import plan
+from connector_tax.rehearsal.findings import sections
+from connector_tax.rehearsal.machine import machine_of
+from connector_tax.rehearsal.study import Rehearsal, rehearse
+from connector_tax.report.findings import looks
+from connector_tax.study.design import resolve
+from tests.study_folder import write_stages
+from tests.workflow.harness import TINY
+
+BLOCKS = 3
+
+
+def config_with(levels: list[float], **changes: Any) -> dict[str, Any]:
+    """Mooncake both costs much; the no-op connector is the baseline by another name, nearly."""
+    config: dict[str, Any] = yaml.safe_load(TINY.read_text())
+    del config["phase_b"], config["phase_bp"]
+    config["phase_a"]["rates_rps"] = [20]
+    config["statistics"] |= {"looks": levels, "margins": {"ttft_p50": 0.0001}}
+    return config | {"blocks": BLOCKS, **changes}
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
+    root = tmp_path_factory.mktemp("looks")
+    study = resolve(config_with([0.01] * (BLOCKS - 1)), "tiny.yaml")
+    return rehearse(study, machine_of(study), root)
+
+
+def measured(rehearsal: Rehearsal, config: str) -> list[int]:
+    """The blocks of Phase A in which a launch was run."""
+    return [launch.block for launch, index in rehearsal.indexes.items()
+            if (launch.config, launch.phase, index.status) == (config, "A", "done")]  # fmt: skip
+
+
+def test_what_is_decided_leaves_and_plain_stays_while_anything_is_open(
+    rehearsed: Rehearsal,
+) -> None:
+    taken = read_looks(rehearsed.study.root)
+    assert [look["blocks"] for look in taken] == [2, 3]
+    assert list(decided_in(taken[0])) == ["mooncake_both"]
+    assert measured(rehearsed, "mooncake_both") == [0, 1]
+    assert measured(rehearsed, "noop_connector") == [0, 1, 2]
+    assert measured(rehearsed, "plain") == measured(rehearsed, "plain_2") == [0, 1, 2]
+    reasons = {index.reason for index in rehearsed.indexes.values() if index.status == "skipped"}
+    assert reasons == {f"{LEFT_OUT} 2 blocks"}
+
+
+def test_the_report_says_which_look_decided(rehearsed: Rehearsal) -> None:
+    said = looks(StudyTables(rehearsed.study.root / "study.json"))
+    assert said.startswith("Decided by the look after so many blocks: Mooncake both after 2;")
+    assert "11 of 12 launches" in said
+
+
+def test_the_rehearsal_says_the_most_and_the_least_that_it_takes(rehearsed: Rehearsal) -> None:
+    (_, said), rows = sections(rehearsed)[0].sentences, sections(rehearsed)[0].rows
+    assert said.startswith("Looks leave out 1 of the 12 launches of Phase A here.")
+    assert rows
+
+
+def test_no_look_is_taken_beside_what_failed_or_comes_later(
+    rehearsed: Rehearsal, tmp_path: Path
+) -> None:
+    root = shutil.copytree(rehearsed.study.root, tmp_path / "x")
+    study = load_study(root / "study.json")
+    (root / "looks.json").unlink()
+    last = [la for la in launches(study.document, "A") if la.block == BLOCKS - 1]
+    assert take_due_look(study, FIRST_LOOK - 2) is None
+    # The last block is there already.
+    assert take_due_look(study, BLOCKS - 2) is None
+    for launch in last:
+        shutil.rmtree(launch.folder(root))
+    assert take_due_look(study, BLOCKS - 1) is None
+    assert not (root / "looks.json").exists()
+    (root / Launch("plain", 1, "A").folder(root) / "index.json").rename(root / "aside")
+    assert take_due_look(study, BLOCKS - 2) is None
+    (root / "aside").rename(Launch("plain", 1, "A").folder(root) / "index.json")
+    found = take_due_look(study, BLOCKS - 2)
+    assert found is not None
+    assert [look["blocks"] for look in read_looks(root)] == [BLOCKS - 1]
+
+
+def test_the_plan_says_the_most_and_the_least(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    minutes = []
+    for levels in ([0.01] * (BLOCKS - 1), None):
+        config = config_with(levels or [])
+        if levels is None:
+            del config["statistics"]["looks"]
+        study_file = write_stages(tmp_path / str(levels is None), resolve(config, "tiny.yaml"))
+        assert plan.main(["--study", str(study_file)]) == 0
+        minutes.append(capsys.readouterr().out)
+    assert ", at least 0." in minutes[0]
+    assert "at least" not in minutes[1]
+    most = [text.split("about ")[1].split(" min")[0] for text in minutes]
+    assert most[0] == most[1]
+
+
+@pytest.mark.parametrize(
+    ("levels", "changes", "found"),
+    [
+        ([0.01] * BLOCKS, {}, "found 3 levels and 3 blocks; allowed: a level for each block"),
+        ([0.01], {}, "found 1 levels and 3 blocks"),
+        ([0.01] * 2, {"devices": [{"id": "a", "cpus": "0"}]}, "found `devices` and 3 blocks"),
+    ],
+)
+def test_looks_that_do_not_fit_the_blocks_are_refused(
+    levels: list[float], changes: dict[str, Any], found: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(copy.deepcopy(config_with(levels, **changes)), "my.yaml")
+    assert f"my.yaml: statistics.looks: {found}" in str(error.value)
