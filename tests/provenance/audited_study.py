@@ -99,7 +99,7 @@ def write_audited_study(folder: Path, *, drawn: bool = True, **given: Any) -> Pa
         given: arguments of write_synthetic_study.
     """
     root = folder / "results" / "synthetic"
-    arguments: dict[str, Any] = {"config": SMALL, "skipped": SKIPPED, "steps_per_cell": 40, **given}
+    arguments: dict[str, Any] = {"config": SMALL, "skipped": SKIPPED, "steps_per_cell": 60, **given}
     study_file = write_synthetic_study(root, **arguments)
     document = _complete_design(study_file)
     seal_settings(root, document)

@@ -122,12 +122,12 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
     "a column gone from effects.csv": (
         columns_gone(EFFECTS, "verdict"),
         "made again",
-        r"columns\[0\]: published 28",
+        r"columns\[0\]: published 30",
     ),
     "the intervals gone from effects.csv": (
         columns_gone(EFFECTS, "lo", "hi"),
         "made again",
-        r"columns\[0\]: published 27",
+        r"columns\[0\]: published 29",
     ),
     "a row gone from effects.csv": (
         csv_row_gone(EFFECTS),
@@ -236,7 +236,7 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
     "a row gone from a figure": (
         csv_row_gone("figures/fig4_tax_bars.csv"),
         "made again",
-        "row: published 27",
+        "row: published 29",
     ),
     "a picture": (other_picture, "made again", "not the picture that this code makes of the study"),
     "a picture in the report": (
@@ -588,7 +588,7 @@ def test_an_edited_number_of_each_figure_is_caught(
 ) -> None:
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     columns = {"fig1": "value", "fig2": "hi", "fig3": "n", "fig6": "step_duration_us"}
-    columns["fig10"] = "difference"
+    columns |= {"fig7": "step_us", "fig10": "difference", "scorecard": "value"}
     wanted = {name: columns.get(name.partition("_")[0], "tax") for name in NAMES}
     for figure, column in wanted.items():
         csv_field(f"figures/{figure}.csv", column, "0.123")(root)

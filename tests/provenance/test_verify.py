@@ -113,7 +113,7 @@ def test_a_folder_that_is_no_archive_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_table_is_refused(unpacked: Path, tmp_path: Path) -> None:
-    table = changed(unpacked, tmp_path, "tables/machine.parquet")
+    table = changed(unpacked, tmp_path, "tables/requests.parquet")
     table.write_bytes(table.read_bytes()[:1000])
     result = verified(tmp_path / "archive")
     assert result.returncode == 2
