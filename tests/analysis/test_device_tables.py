@@ -16,12 +16,12 @@ from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.study_records import DeviceTimeSection
 from connector_tax.artifacts.table_reader import read_table
-from connector_tax.artifacts.tables import DeviceGroup, EffectRow, table_text
+from connector_tax.artifacts.tables import EffectRow, StepGroup, table_text
 from connector_tax.figures.fig12_boundary import hidden_from
 from tests.analysis.synthetic import write_synthetic_study
 
 CONFIGURATIONS = ("plain", "plain_2", "nixl_both")
-Groups = dict[tuple[str, DeviceGroup], dict[str, EffectRow]]
+Groups = dict[tuple[str, StepGroup], dict[str, EffectRow]]
 
 
 def steps(
@@ -70,7 +70,7 @@ def rows(
     path.write_text(table_text(paths.EFFECTS, device_rows(study, cells)))
     found: Groups = {}
     for row in read_table(path, EffectRow):
-        found.setdefault((row.config, DeviceGroup.of(row.item)), {})[row.metric] = row
+        found.setdefault((row.config, StepGroup.of(row.item)), {})[row.metric] = row
     return found
 
 
@@ -88,11 +88,11 @@ def test_what_is_exposed_is_a_mean_over_launches_and_a_contrast_within_blocks(
 ) -> None:
     cells = launches({"plain": 100, "plain_2": 100, "nixl_both": 150})
     by_row = rows(tmp_path, cells)
-    one = DeviceGroup("decode", "1", None)
+    one = StepGroup("decode", "1", None)
     assert by_row.keys() == {
         (config, group)
         for config in CONFIGURATIONS
-        for group in (DeviceGroup("decode", "all", None), one)
+        for group in (StepGroup("decode", "all", None), one)
     }
     plain, nixl = by_row["plain", one], by_row["nixl_both", one]
     exposed = nixl["exposed_us"]
@@ -114,15 +114,17 @@ def test_kinds_and_sizes_are_apart_and_few_steps_are_none(tmp_path: Path) -> Non
     mixed = joined(
         steps(30, 1000, 10), steps(30, 1000, 20, decode_seqs=3),
         steps(30, 1000, 40, decode_seqs=2, prefill=True), steps(5, 1000, 9, decode_seqs=4),
+        steps(30, 1000, 70, decode_seqs=0, prefill=True),
     )  # fmt: skip
     cells = {CellKey("plain", block, "A", "r1"): mixed for block in (0, 1)}
     found = {(g.kind, g.batch): of for (_, g), of in rows(tmp_path, cells).items()}
     assert list(found) == [
         ("decode", "all"), ("decode", "1"), ("decode", "2-3"), ("prefill", "all"),
-        ("prefill", "2-3"),
+        ("mixed", "all"), ("mixed", "2-3"),
     ]  # fmt: skip
     assert found["decode", "2-3"]["exposed_us"].estimate == pytest.approx(20)
-    assert found["prefill", "all"]["exposed_us"].estimate == pytest.approx(40)
+    assert found["mixed", "all"]["exposed_us"].estimate == pytest.approx(40)
+    assert found["prefill", "all"]["exposed_us"].estimate == pytest.approx(70)
 
 
 def test_times_that_a_study_sets_are_told_apart_and_give_a_host_budget(tmp_path: Path) -> None:

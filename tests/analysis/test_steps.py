@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector_tax.analysis.hooks import Hook
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.steps import (
     Steps,
@@ -96,6 +97,22 @@ def test_a_hook_timed_in_either_process_is_found(tmp_path: Path) -> None:
     assert steps.total_us.tolist() == [10.0 + 7.0 + 2.0]
 
 
+def test_hooks_stand_in_the_steps_in_which_they_ran_by_kind(tmp_path: Path) -> None:
+    records = [
+        scheduler(7, prefill_tokens=9, decode_tokens=0, hooks_us={"take_events": 3.0}),
+        scheduler(3, prefill_tokens=9),
+        scheduler(5, engine_step_us=None),
+        worker(3, hooks_us={"wait_for_save": 900.0}), worker(3, hooks_us={"wait_for_save": 950.0}),
+        worker(4, hooks_us={"wait_for_save": 7.0}),
+    ]  # fmt: skip
+    steps = steps_of(tmp_path, records)
+    assert steps.kind.tolist() == ["prefill", "mixed", "decode"]
+    assert steps.engine_us[:2].tolist() == [1000.0, 1000.0]
+    assert np.isnan(steps.engine_us[2])
+    assert steps.hooks[Hook("scheduler", "", "take_events")].tolist() == [3.0, 0.0, 0.0]
+    assert steps.hooks[Hook("worker", "", "wait_for_save")].tolist() == [0.0, 950.0, 0.0]
+
+
 def test_the_slowest_tensor_parallel_rank_counts(tmp_path: Path) -> None:
     ranks = [worker(1, start_load_kv_us=2.0), worker(1, start_load_kv_us=8.0)]
     assert steps_of(tmp_path, [scheduler(1), *ranks]).total_us.tolist() == [23.0]
@@ -123,7 +140,7 @@ def test_records_without_whole_steps_have_no_engine_step_tax(tmp_path: Path) -> 
     steps = steps_of(tmp_path, [old, worker(1)])
     values = step_columns(steps)
     assert (values["step_duration_us_p50"], values["engine_step_us_p50"]) == (100.0, None)
-    points = step_cdf({"schedule": [steps.duration_us], "engine": [steps.engine_us]})
+    points = step_cdf({"schedule": [steps.duration_us], "engine": [steps.known_engine_us]})
     assert {(point["schedule"], point["engine"]) for point in points} == {(100.0, None)}
 
 

@@ -213,13 +213,33 @@ def _step(design: Design, config: str, cell: Grid, metric: str) -> dict[str, Any
     return _ends(design, share * STEP_COST_US[config], below, above)
 
 
-def _hooks(design: Design, config: str) -> Iterable[dict[str, Any]]:
-    for item, part in (("scheduler//build_meta", 0.2), ("worker//get_finished", 0.4),
-                       ("worker//wait_for_save", 0.01)):  # fmt: skip
-        us = part * STEP_COST_US[config]
-        for metric, value in (("p50", us), ("mean", us), ("share", us / 4800), ("empty", 0.0)):
-            ends = {"estimate": value, "lo": 0.9 * value, "hi": 1.1 * value, "n": 900}
-            yield {"item": item, "metric": metric, "n_blocks": design.blocks, **ends}
+HOOKS = {"scheduler//build_meta": 0.2, "worker//get_finished": 0.4, "worker//wait_for_save": 0.01}
+# Of the cost of a decode step that of a prefill step.
+PREFILL_COST = 10
+
+
+def _kinds(design: Design, config: str, lost: bool) -> Iterable[dict[str, Any]]:
+    """The steps by kind: 1.5 times the cost over plain's, and all hooks and what is left of it."""
+    if lost or not design.step_timing or not design.engine_steps:
+        return
+    noop = STEP_COST_US["noop_connector"]
+    for kind, times in (("decode", 1), ("prefill", PREFILL_COST)):
+        cost = times * STEP_COST_US[config]
+        both = {"item": f"{kind}/all/", "unit": "us", "scale": "raw", "status": "valid", "n": 900}
+        below, above = (20, 20) if config == "plain_2" else (60, 70)
+        values = {"step_us": 1.5 * cost}
+        if config != "plain_2":
+            values |= {"hooks_us": sum(HOOKS.values()) * cost}
+            outside = 1.5 - sum(HOOKS.values())
+            framework = 0 if config == "noop_connector" else times * noop
+            values |= {"left_us": outside * (cost - framework)}
+            for name, part in HOOKS.items():
+                us = part * cost
+                ends = {"estimate": us, "lo": 0.9 * us, "hi": 1.1 * us}
+                yield both | {"quantity": "hook", "metric": name, "n_blocks": design.blocks, **ends}
+        for metric, value in values.items():
+            own = {"quantity": "step", "metric": metric, "base": 6000.0}
+            yield both | own | _ends(design, value, below, above)
 
 
 def effect_rows(design: Design) -> Iterable[dict[str, Any]]:
@@ -243,9 +263,8 @@ def effect_rows(design: Design) -> Iterable[dict[str, Any]]:
                     yield row | _step(design, config, cell, metric) | {
                         "quantity": "step", "metric": metric, "unit": "us", "scale": "raw",
                     }  # fmt: skip
-            if design.step_timing and config != "plain_2" and not _lost(design, config, cell):
-                for hook in _hooks(design, config):
-                    yield row | hook | {"quantity": "hook", "status": "valid", "scale": "raw"}
+            for own in _kinds(design, config, bool(_lost(design, config, cell))):
+                yield row | own
         lowest = ("A", ALL_RATES, *grid(design)[0][2:])
         for metric in METRICS:
             numbers = _lost(design, config, lowest) or _tax(design, config, lowest, metric)

@@ -144,19 +144,24 @@ def _svg(folder: Path, study: StudyTables, name: str) -> str:
 
 def test_step_taxes_are_drawn_with_their_intervals_in_both_figures(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(), "fig7_decomposition")
-    for metric in ("step", "engine_step"):
-        taxes = study.at("ref_safe", metric, STEP)
-        callbacks, noise = study.at("ref_safe", "callbacks", STEP), taxes.pop("plain_2")
-        drawn = {row["config"]: row for row in rows if row["metric"] == f"{metric}_p50"}
-        assert set(drawn) == set(taxes)
-        for config, row in drawn.items():
-            tax, callback = taxes[config], callbacks[config]
-            ends = (row["step_tax_us"], row["step_tax_lo_us"], row["step_tax_hi_us"])
-            assert ends == (tax.estimate, tax.lo, tax.hi)
-            assert row["callback_us"] == callback.estimate
-            assert row["callback_us"] + row["unattributed_us"] == pytest.approx(tax.estimate)
-            assert (row["aa_lo"], row["aa_hi"]) == (noise.lo, noise.hi)
-    assert "whole engine step" in _svg(tmp_path, study, "fig7_decomposition")
+    taxes = {
+        (row.config, row.item.split("/")[0]): row
+        for row in study.of(STEP, "A")
+        if row.reference == "ref_safe" and row.metric == "step_us"
+    }
+    noise = {kind: taxes.pop(("plain_2", kind)) for kind in ("decode", "prefill")}
+    assert {(row["config"], row["kind"]) for row in rows} == set(taxes)
+    for row in rows:
+        tax, aa = taxes[row["config"], row["kind"]], noise[row["kind"]]
+        assert (row["step_us"], row["step_lo_us"], row["step_hi_us"]) == (
+            tax.estimate, tax.lo, tax.hi,
+        )  # fmt: skip
+        parts = [row[f"{part}_us"] or 0.0 for part in ("framework", "implementation", "left")]
+        assert sum(parts) == pytest.approx(tax.estimate)
+        assert (row["aa_lo"], row["aa_hi"]) == (aa.lo, aa.hi)
+        if row["config"] == "noop_connector":
+            assert parts[1:] == [0.0, 0.0]
+    assert ">+630 [+570, +700]<" in _svg(tmp_path, study, "fig7_decomposition")
     curves = _svg(tmp_path, study, "fig6_step_cdf")
     assert "whole engine step (µs)" in curves
     assert ">+630 [+570, +700]<" in curves  # 1.5 times the 420 us of mooncake_both
@@ -165,52 +170,41 @@ def test_step_taxes_are_drawn_with_their_intervals_in_both_figures(tmp_path: Pat
 
 def test_one_block_is_drawn_without_intervals(tmp_path: Path) -> None:
     study, rows = _rows(tmp_path, Design(blocks=1), "fig7_decomposition")
-    steps = [row for row in rows if row["metric"] == "engine_step_p50"]
-    assert {(row["step_tax_lo_us"], row["aa_lo"]) for row in steps} == {(None, None)}
+    assert {row["step_lo_us"] for row in rows} == {None}
+    # The band is the size of the A/A point both ways.
+    assert {(row["aa_lo"], row["aa_hi"]) for row in rows if row["kind"] == "decode"} == {(-12, 12)}
     assert ">+630<" in _svg(tmp_path, study, "fig6_step_cdf")
 
 
-def test_a_negative_no_op_shifts_no_bar(tmp_path: Path) -> None:
+def test_what_is_below_zero_stands_left_of_it(tmp_path: Path) -> None:
     study_file = write_study(tmp_path / "s")
 
     def negative(table: list[dict[str, str]]) -> None:
-        for row in select(table, quantity="tax", config="noop_connector"):
-            row |= {"estimate": "-0.2", "lo": "-0.25", "hi": "-0.15"}
+        for row in select(table, config="mooncake_both", metric="left_us", item="decode/all/"):
+            row["estimate"] = "-50"
 
     edit_csv(tmp_path / "s" / "analysis" / "effects.csv", negative)
     module = import_module("connector_tax.figures.fig7_decomposition")
     axes = module.draw(StudyTables(study_file)).figure.axes[0]
-    bars = [patch for patch in axes.patches if isinstance(patch, Rectangle) and patch.get_x() == 0]
-    # Two bars in each row, one in the no-op's own: all begin at zero.
-    assert len([bar for bar in bars if bar.get_height() < 0.5]) == 2 * 7 - 1
+    bars = [p for p in axes.patches if isinstance(p, Rectangle) and 0.6 < p.get_height() < 0.7]
+    (left,) = [bar for bar in bars if bar.get_width() < 0]
+    assert (left.get_x(), left.get_width()) == (0, -50)
 
 
-def test_records_without_whole_engine_steps_are_drawn_without_them(tmp_path: Path) -> None:
-    study, rows = _rows(tmp_path, Design(engine_steps=False), "fig7_decomposition")
-    assert {row["metric"] for row in rows} == {"ttft_p90", "tpot_p90", "step_p50"}
-    drawn = _svg(tmp_path, study, "fig7_decomposition")
-    assert "the records have no whole engine steps" in drawn
-    assert "whole engine step (µs)" not in _svg(tmp_path, study, "fig6_step_cdf")
-
-
-def test_framework_and_implementation_add_up_to_the_tax(tmp_path: Path) -> None:
-    study, rows = _rows(tmp_path, Design(), "fig7_decomposition")
-    noop = study.at("ref_safe", "ttft_p90")["noop_connector"].estimate
-    stacked = [row for row in rows if row["metric"] == "ttft_p90"]
-    assert len(stacked) == 7
-    for row in stacked:
-        assert row["framework_tax"] == noop
-        assert row["framework_tax"] + row["implementation_tax"] == pytest.approx(row["tax"])
-
-
-def test_without_the_no_op_connector_the_bars_are_single(tmp_path: Path) -> None:
-    design = Design(skipped={"noop_connector": "the gate failed"})
+def test_a_study_without_a_no_op_is_split_into_hooks_and_the_rest(tmp_path: Path) -> None:
+    design = Design(skipped={"noop_connector": "gate failed"})
     study, rows = _rows(tmp_path, design, "fig7_decomposition")
-    taxes = [row for row in rows if row["metric"] != "step_p50"]
-    assert all(row["framework_tax"] is None for row in taxes)
-    assert sum(row["tax"] is not None for row in taxes) == 2 * 6
+    valid = [row for row in rows if row["status"] == "valid"]
+    assert {row["framework_us"] for row in valid} == {None}
+    assert all(row["implementation_us"] > 0 for row in valid)
+    assert {row["status"] for row in rows if row["config"] == "noop_connector"} == {"skipped"}
     drawn = _svg(tmp_path, study, "fig7_decomposition")
     assert "not split into framework and implementation" in drawn
+
+
+def test_records_without_whole_engine_steps_have_no_decomposition(tmp_path: Path) -> None:
+    _, rows = _rows(tmp_path, Design(engine_steps=False), "fig7_decomposition")
+    assert "no whole engine steps" in rows[0]["absent_because"]
 
 
 @pytest.mark.parametrize("name", ["fig6_step_cdf", "fig7_decomposition"])

@@ -23,7 +23,12 @@ from tests.figures.figure_study import write_study
 from tests.figures.figure_tables import LABELS, Design
 
 HOSTILE = "<script>alert('$x_1$')</script> & \"co\""
-COLUMN_WIDE = ("fig1_ttft_vs_rate", "fig2_tpot_vs_rate", "fig8_additivity")
+COLUMN_WIDE = (
+    "fig1_ttft_vs_rate",
+    "fig2_tpot_vs_rate",
+    "fig7_decomposition",
+    "fig8_additivity",
+)
 DESIGNS = {
     "full": Design(),
     "one_block": Design(

@@ -391,22 +391,22 @@ def test_a_study_without_records_of_its_launches_says_not_recorded(tmp_path: Pat
     assert "Settings: not recorded: too old." in text
 
 
-def test_step_taxes_and_hooks_stand_with_their_intervals(tmp_path: Path) -> None:
+def test_steps_and_hooks_stand_by_kind_with_their_intervals(tmp_path: Path) -> None:
     study = _study(tmp_path / "s", Design())
     page = Page(render(study)).text
-    # 420 us of mooncake_both: the tax, its interval, and 1.5 times as much on the engine step.
-    assert "+420 [+360, +490]" in page
-    assert "+630 [+570, +700]" in page
-    assert "plain over plain (A/A)+8 [−12, +28]" in page
-    # What is the same in every row stands below the table.
-    assert re.search(r"get_finished(itself)?(worker)?168 \[151, 185\]168 \[151, 185\]3\.50", page)
-    assert "no-op connector1 other hook below 1 µs per step" in page
+    # 1.5 times the 420 us of mooncake_both, of plain's 6,000, ten times as much in a prefill step.
+    assert "Mooncake bothdecode+630 [+570, +700]+10.5256 [196, 326]" in page
+    assert "get_finished 168 [151, 185]" in page
+    assert "Mooncake bothprefill+6,300 [+6,240, +6,370]+105.0" in page
+    assert "get_finished 1,680 [1,512, 1,848]" in page
+    assert "plain again (A/A)decode+12 [−8, +32]" in page
+    assert re.search(r"get_finished(itself)?(worker)?168 \[151, 185\]1,680 \[1,512, 1,848\]", page)
 
 
-def test_one_block_s_step_taxes_have_no_interval(tmp_path: Path) -> None:
+def test_one_block_s_steps_have_no_interval(tmp_path: Path) -> None:
     study = _study(tmp_path / "s", Design(blocks=1))
     page = Page(render(study)).text
-    assert "+420+294+630" in page
+    assert "decode+630+10.5256" in page
 
 
 def test_without_step_timing_the_report_has_no_step_numbers(tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def test_what_the_spans_of_a_step_mean_stands_beside_the_steps_and_under_their_f
     write_text(root / "analysis" / "engine.csv", text)
     page = render(StudyTables(root / "study.json"))
     said = "Scheduling was asynchronous"
-    assert said in page[page.index('<section id="steps">') : page.index("Hooks at ref_safe")]
+    assert said in page[page.index("Engine steps at ref_safe") : page.index("Hooks at ref_safe")]
     captions = re.findall(r"<figcaption>.*?</figcaption>", page)
     titles = [re.findall(r"Figure \d+", text)[0] for text in captions if said in text]
-    assert titles == ["Figure 6", "Figure 7"]
+    assert titles == ["Figure 7", "Figure 6"]

@@ -39,7 +39,7 @@ from connector_tax.analysis.resources import resource_rows
 from connector_tax.analysis.rows import cell_rows
 from connector_tax.analysis.samples import LogSample, sample_launch
 from connector_tax.analysis.saturation import CellLoad, load_of
-from connector_tax.analysis.step_tables import cdf_rows, hook_rows, step_rows
+from connector_tax.analysis.step_tables import cdf_rows, step_rows
 from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
 from connector_tax.analysis.taxes import Tables, gap_rows, tax_rows
 from connector_tax.analysis.waits import prefill_wait_ms, wait_rows
@@ -130,7 +130,6 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
         *tax_rows(made),
         *gap_rows(made),
         *step_rows(study, cells, steps, no_steps),
-        *hook_rows(steps, confidence),
         *wait_rows(study, waits),
         *(device_rows(study, device) if device else []),
         *resource_rows(launches, study.baseline, at_safe, confidence),

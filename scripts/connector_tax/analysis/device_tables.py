@@ -2,40 +2,32 @@
 
 Source: docs/method.md, "Device time". For each configuration, cell, kind of step and size of the
 batch. A launch counts as one value: `exposed_us` is a mean, since most steps have none of it, the
-rest are medians. Intervals are over launches; what lies over the baseline is compared within blocks
-by the block model, as every step tax is.
+rest are medians. Intervals are of the configuration's own launches, since a connector's exposed
+time differs between launches as plain's does not; what lies over the baseline is compared within
+blocks by the block model, as every step tax is.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
 
 from connector_tax.analysis.block_model import Launches, LaunchId, known_launches
 from connector_tax.analysis.device_time import DeviceSteps, only
-from connector_tax.analysis.step_tables import contrast_columns
+from connector_tax.analysis.step_tables import MIN_STEPS, contrast_columns, mean_columns
+from connector_tax.analysis.steps import kinds
 from connector_tax.artifacts import tables
 from connector_tax.artifacts.names import CellKey, configuration_of
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.tables import DeviceGroup, Row
+from connector_tax.artifacts.tables import ALL_SIZES, KINDS, Row, StepGroup
 
-KINDS = ("decode", "prefill")
-ALL = "all"
-# A launch with fewer steps of a kind and size has no value of them.
-MIN_STEPS = 20
-MIN_LAUNCHES = 2
-# Of a step: its value in a launch, and whether its mean over launches has an interval.
-METRICS = {
-    "device_us": False, "period_us": True, "exposed_us": True, "exposed_share": False,
-    "host_busy_us": True,
-}  # fmt: skip
+METRICS = ("device_us", "period_us", "exposed_us", "exposed_share", "host_busy_us")
 OVER_PLAIN = "over_plain_us"
 
 
-def _order(group: DeviceGroup) -> tuple[int, float, int]:
+def _order(group: StepGroup) -> tuple[int, float, int]:
     """By kind, time and size, all sizes together first."""
-    first = -1 if group.batch == ALL else int(group.batch.partition("-")[0])
+    first = -1 if group.batch == ALL_SIZES else int(group.batch.partition("-")[0])
     return KINDS.index(group.kind), group.device_time_us or 0.0, first
 
 
@@ -48,7 +40,7 @@ def device_rows(study: Study, cells: Mapping[CellKey, DeviceSteps]) -> list[Row]
     """
     sweep = study.config["engine"]["device_time"].get("sweep_us")
     launches: dict[
-        tuple[str, str], dict[DeviceGroup, dict[LaunchId, Mapping[str, float | None]]]
+        tuple[str, str], dict[StepGroup, dict[LaunchId, Mapping[str, float | None]]]
     ] = {}
     for key, steps in cells.items():
         here = launches.setdefault((key.phase, key.cell), {})
@@ -66,23 +58,23 @@ def device_rows(study: Study, cells: Mapping[CellKey, DeviceSteps]) -> list[Row]
 
 def _groups(
     steps: DeviceSteps, sweep: Sequence[float] | None
-) -> Iterator[tuple[DeviceGroup, NDArray[np.bool_]]]:
-    sizes = [(ALL, steps.decode_seqs >= 0), *_sizes(steps.decode_seqs)]
+) -> Iterator[tuple[StepGroup, NDArray[np.bool_]]]:
+    sizes = [(ALL_SIZES, steps.decode_seqs >= 0), *_sizes(steps.decode_seqs)]
+    kind_of = kinds(steps.prefill, steps.decode_seqs > 0)
     times: list[tuple[float | None, NDArray[np.bool_]]] = [(None, np.ones(len(steps), bool))]
     if sweep is not None:
         # Of a step whose predecessor took as long.
         given = np.array(sweep)[np.abs(steps.device_us[:, None] - np.array(sweep)).argmin(axis=1)]
         before = np.concatenate(([np.nan], given[:-1]))
         times = [(us, (given == us) & (before == us)) for us in sweep]
-    for kind, of_kind in zip(KINDS, (~steps.prefill, steps.prefill), strict=True):
+    for kind in KINDS:
         for time_us, of_time in times:
             for batch, of_size in sizes:
-                yield DeviceGroup(kind, batch, time_us), of_kind & of_time & of_size
+                yield StepGroup(kind, batch, time_us), (kind_of == kind) & of_time & of_size
 
 
 def _sizes(decode_seqs: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Sizes of the batch, each twice the one before: 1, 2-3, 4-7 and so on; 0 beside a prefill."""
-    yield "0", decode_seqs == 0
+    """Sizes of the batch, each twice the one before: 1, 2-3, 4-7 and so on."""
     low, most = 1, int(decode_seqs.max(initial=0))
     while low <= most:
         high = 2 * low - 1
@@ -127,23 +119,12 @@ def _rows(
         own = [of for launch, of in launches.items() if configuration_of(launch.name) == config]
         row = {"config": name, "scale": tables.RAW, "status": "valid", "n_blocks": len(own)}
         row["n"] = sum(int(of["n"] or 0) for of in own)
-        for metric, bounded in METRICS.items():
+        for metric in METRICS:
             if values := [value for of in own if (value := of[metric]) is not None]:
                 unit = "us" if metric.endswith("_us") else "fraction"
-                yield row | {"metric": metric, "unit": unit, **_mean(values, confidence, bounded)}
+                columns = mean_columns(values, confidence)
+                yield row | {"metric": metric, "unit": unit} | columns
         if config != study.baseline or (name == plains[-1] and len(plains) > 1):
             over = contrast_columns(Launches.of(exposed), name, plains, confidence)
             if over:
                 yield row | {"metric": OVER_PLAIN, "unit": "us"} | over
-
-
-def _mean(values: Sequence[float], confidence: float, bounded: bool) -> Row:
-    """The mean of a configuration's launches and its interval by Student's t, not below 0.
-
-    Of its own launches: a connector's exposed time differs between launches as plain's does not.
-    """
-    mean, n = float(np.mean(values)), len(values)
-    if n < MIN_LAUNCHES or not bounded:
-        return {"estimate": mean}
-    half = float(student.ppf((1 + confidence) / 2, n - 1) * np.std(values, ddof=1) / n**0.5)
-    return {"estimate": mean, "lo": max(0.0, mean - half), "hi": mean + half, "df": n - 1}

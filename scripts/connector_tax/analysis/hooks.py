@@ -6,7 +6,6 @@ MultiConnector's children (`children_us`), by the names of their methods.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -53,19 +52,6 @@ class Hook(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True)
-class HookTimes:
-    """One hook in one cell.
-
-    Attributes:
-        ran_us: (n,) its time in each step with tokens in which it ran.
-        empty_us: its time in all empty polling steps of the window together.
-    """
-
-    ran_us: Floats
-    empty_us: float
-
-
 def hook_calls(path: Path, frame: pl.DataFrame) -> pl.DataFrame:
     """Every hook of every step record: columns step_id, process, child, hook, us.
 
@@ -87,32 +73,22 @@ def hook_calls(path: Path, frame: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([*callbacks, others])
 
 
-def hook_times(calls: pl.DataFrame, busy: pl.Series, empty: pl.Series) -> dict[Hook, HookTimes]:
-    """The time of each hook over the steps of a cell's window, in the order of their names.
+def hook_times(calls: pl.DataFrame, steps: pl.Series) -> dict[Hook, Floats]:
+    """The time of each hook in each of the steps, 0 where it did not run, in their names' order.
 
     Args:
         calls: of the whole cell.
-        busy: ids of the steps in the window that scheduled tokens.
-        empty: ids of those that did not.
+        steps: ids of the steps in the window that scheduled tokens.
     """
     # One record per tensor-parallel rank: the slowest rank holds the step up.
-    per_step = calls.group_by(*_HOOK, "step_id", maintain_order=True).agg(pl.col("us").max())
-    steps = pl.DataFrame(
-        {"step_id": [*busy, *empty], "tokens": [True] * len(busy) + [False] * len(empty)},
-        schema={"step_id": pl.Int64(), "tokens": pl.Boolean()},
-    )
-    times = (
-        per_step.join(steps, on="step_id", maintain_order="left")
-        .group_by(*_HOOK)
-        .agg(
-            ran=pl.col("us").filter(pl.col("tokens")),
-            empty=pl.col("us").filter(~pl.col("tokens")).sum(),
-        )
-    )
-    return {
-        Hook(process, child, name): HookTimes(np.array(ran, dtype=np.float64), empty_us)
-        for process, child, name, ran, empty_us in times.sort(*_HOOK).iter_rows()
-    }
+    per_step = calls.group_by(*_HOOK, "step_id").agg(pl.col("us").max())
+    places = steps.to_frame().with_row_index("place")
+    times: dict[Hook, Floats] = {}
+    ran = per_step.join(places, on="step_id").sort(*_HOOK)
+    for key, own in ran.group_by(*_HOOK, maintain_order=True):
+        times[Hook(*map(str, key))] = us = np.zeros(len(steps))
+        us[own["place"].to_numpy()] = own["us"].to_numpy()
+    return times
 
 
 def _callback(column: str) -> str:

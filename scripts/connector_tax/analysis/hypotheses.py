@@ -17,13 +17,14 @@ from connector_tax.analysis.block_model import MOST_BLOCKS, POWER, fewest_blocks
 from connector_tax.analysis.effects import Ahead, Effect, WeightedTax, joined
 from connector_tax.analysis.taxes import Tables
 from connector_tax.artifacts.metrics import LATENCY_METRICS, margin_of
+from connector_tax.artifacts.names import NOOP
 from connector_tax.artifacts.stage_records import ConclusionRecord, EffectNumbers
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MIN_BLOCKS_FOR_VERDICT
 from connector_tax.text import signed
 
 SUPPORTED, REFUTED = "supported", "refuted"
 MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
-NOOP, MOONCAKE, NIXL = "noop_connector", "mooncake_both", "nixl_both"
+MOONCAKE, NIXL = "mooncake_both", "nixl_both"
 LMCACHE, MULTI = "lmcache_only", "multi_mooncake_lmcache"
 # The configurations that each hypothesis is about.
 ABOUT = {

@@ -1,32 +1,46 @@
 """Rows of effects.csv about engine steps and hooks, and the distribution of steps at ref_safe.
 
-Source: docs/method.md, "Steps". A step tax is a difference of medians in us, by the block model;
-the callbacks and hooks, which plain does not have, are means over the configuration's own launches.
+Source: docs/method.md, "Steps". By kind of step a launch's value is the mean over its steps, so
+that what the hooks take and what is left add up to the step. The design's step taxes are of medians
+over all steps. Differences are by the block model; hooks, which plain does not have, are means over
+the configuration's own launches.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import t as student
 
-from connector_tax.analysis.block_model import Launches, LaunchId, known_launches, levels
+from connector_tax.analysis.block_model import Launches, LaunchId
 from connector_tax.analysis.hooks import Hook
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.steps import Steps, step_cdf
 from connector_tax.analysis.taxes import compared
 from connector_tax.artifacts import tables
-from connector_tax.artifacts.names import CellKey, configuration_of
+from connector_tax.artifacts.names import NOOP, CellKey, configuration_of
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.tables import Row
+from connector_tax.artifacts.tables import KINDS, Row, StepGroup
 
 CALLBACKS = "callbacks"
-# The step taxes: the medians they compare, and why a launch has none.
+# The design's step taxes: the medians they compare, and why a launch has none.
 STEP_METRICS: Mapping[str, tuple[str, str]] = {
     "step": ("duration_us", "no step with tokens in the measured window"),
-    "engine_step": ("engine_us", "no engine_step_us in the records of both sides"),
+    "engine_step": ("known_engine_us", "no engine_step_us in the records of both sides"),
     CALLBACKS: ("total_us", "no step has all three callbacks"),
 }
-HOOK_UNITS = {"p50": "us", "mean": "us", "share": "fraction", "empty": "us"}
+# A launch with fewer steps of a group has no value of them.
+MIN_STEPS = 20
+OWN_LAUNCHES = "own launches"
+
+
+class _Costs(NamedTuple):
+    """Means over one launch's steps of a kind, in us: the whole step, each hook, all hooks."""
+
+    step_us: float
+    hooks: Mapping[Hook, float]
+    hooks_us: float
+    n: int
 
 
 def step_rows(
@@ -44,12 +58,19 @@ def step_rows(
         unavailable: why the study has no step timing; None when it has.
     """
     by_cell = _by_cell(cells)
-    return [
-        row
-        for where in dict.fromkeys((cell.key.phase, cell.key.cell) for cell in planned)
-        for metric in STEP_METRICS
-        for row in _step_rows(study, where, metric, by_cell.get(where, {}), unavailable)
-    ]
+    rows = []
+    for phase, cell in dict.fromkeys((cell.key.phase, cell.key.cell) for cell in planned):
+        launched = by_cell.get((phase, cell), {})
+        made = [
+            *(
+                row
+                for metric in STEP_METRICS
+                for row in _step_rows(study, phase, metric, launched, unavailable)
+            ),
+            *(row for kind in KINDS for row in _kind_rows(study, phase, kind, launched)),
+        ]
+        rows += [{"phase": phase, "cell": cell, "scale": tables.RAW, **row} for row in made]
+    return rows
 
 
 def _by_cell(cells: Mapping[CellKey, Steps]) -> dict[tuple[str, str], dict[LaunchId, Steps]]:
@@ -62,35 +83,35 @@ def _by_cell(cells: Mapping[CellKey, Steps]) -> dict[tuple[str, str], dict[Launc
 
 def _step_rows(
     study: Study,
-    where: tuple[str, str],
+    phase: str,
     metric: str,
     launched: Mapping[LaunchId, Steps],
     unavailable: str | None,
 ) -> Iterator[Row]:
-    plains, confidence = study.plains(where[0]), study.config["statistics"]["confidence"]
+    """One of the design's step taxes."""
+    plains, confidence = study.plains(phase), study.config["statistics"]["confidence"]
     medians = {
         launch: float(np.percentile(values, 50))
         for launch, steps in launched.items()
         if len(values := getattr(steps, STEP_METRICS[metric][0]))
     }
-    configs = compared(study, where[0])
-    if metric == CALLBACKS and study.bare_baseline:
-        # The baseline has none: means of the launches in the blocks in which it has steps.
-        configs = [config for config in configs if config not in plains]
-        blocks = {launch.block for launch, steps in launched.items()
-                  if launch.name in plains and len(steps.duration_us)}  # fmt: skip
-        own = {launch: us for launch, us in medians.items() if launch.block in blocks}
-        numbers = {config: level.columns for config, level in levels(own, confidence).items()}
-    else:
-        launches = Launches.of(medians)
-        numbers = {c: contrast_columns(launches, c, plains, confidence) for c in configs}
-    for config in configs:
-        row: Row = {"quantity": tables.STEP, "config": config, "phase": where[0], "cell": where[1]}
-        row |= {"metric": metric, "unit": "us", "scale": tables.RAW, "status": "valid"}
-        if not (known := numbers.get(config)):
+    # Where the baseline has no callbacks, means in the blocks in which it has steps.
+    bare = metric == CALLBACKS and study.bare_baseline
+    blocks = {la.block for la, s in launched.items() if la.name in plains and len(s.duration_us)}
+    launches = Launches.of(medians)
+    for config in compared(study, phase):
+        row: Row = {"quantity": tables.STEP, "config": config, "metric": metric, "unit": "us"}
+        if bare and config in plains:
+            continue
+        if bare:
+            own = [us for la, us in medians.items() if la.name == config and la.block in blocks]
+            known = mean_columns(own, confidence) if own else {}
+        else:
+            known = contrast_columns(launches, config, plains, confidence)
+        if not known:
             reason = unavailable or _lost(study.baseline, config, metric, launched)
             known = {"status": "missing", "reason": reason}
-        yield row | known
+        yield row | {"status": "valid"} | known
 
 
 def _lost(baseline: str, config: str, metric: str, launched: Iterable[LaunchId]) -> str:
@@ -101,6 +122,58 @@ def _lost(baseline: str, config: str, metric: str, launched: Iterable[LaunchId])
     plain = any(configuration_of(name) == baseline for name in valid)
     why = STEP_METRICS[metric][1] if plain else f"{baseline} is not valid here"
     return f"no block with {config} and {baseline}: {why}"
+
+
+def _kind_rows(
+    study: Study, phase: str, kind: str, launched: Mapping[LaunchId, Steps]
+) -> Iterator[Row]:
+    """What steps of a kind take over the baseline's, what their hooks take, and what is left.
+
+    Left is what a step takes outside its hooks over the no-op connector's, the framework's share
+    being taken off so; of the no-op connector, and in a cell without it, over the baseline's.
+    """
+    plains, confidence = study.plains(phase), study.config["statistics"]["confidence"]
+    costs = {la: cost for la, steps in launched.items() if (cost := _costs(steps, kind))}
+    whole = Launches.of({launch: cost.step_us for launch, cost in costs.items()})
+    outside = Launches.of({la: cost.step_us - cost.hooks_us for la, cost in costs.items()})
+    hooks = Launches.of({launch: cost.hooks_us for launch, cost in costs.items()})
+    valid: Row = {"item": StepGroup(kind).item, "unit": "us", "status": "valid"}
+    for config in compared(study, phase):
+        own = {launch: cost for launch, cost in costs.items() if launch.name == config}
+        row = valid | {"quantity": tables.STEP, "config": config}
+        row |= {"n": sum(cost.n for cost in own.values())}
+        over = contrast_columns(whole, config, plains, confidence)
+        if over:
+            yield row | {"metric": "step_us"} | over
+        if not over or config in plains:
+            continue
+        if study.bare_baseline:
+            blocks = whole.blocks(config, plains)
+            us = [cost.hooks_us for launch, cost in own.items() if launch.block in blocks]
+            yield row | {"metric": "hooks_us"} | mean_columns(us, confidence)
+        else:
+            yield row | {"metric": "hooks_us"} | contrast_columns(hooks, config, plains, confidence)
+        split = NOOP not in (config, study.baseline) and NOOP in {la.name for la in costs}
+        left = contrast_columns(outside, config, [NOOP] if split else plains, confidence)
+        if left:
+            yield row | {"metric": "left_us"} | left
+    for config in dict.fromkeys(configuration_of(launch.name) for launch in costs):
+        each = [cost for launch, cost in costs.items() if configuration_of(launch.name) == config]
+        for hook in sorted({hook for cost in each for hook in cost.hooks}):
+            row = valid | {"quantity": tables.HOOK, "config": config, "metric": "/".join(hook)}
+            row |= {"n": sum(cost.n for cost in each)}
+            yield row | mean_columns([cost.hooks.get(hook, 0.0) for cost in each], confidence)
+
+
+def _costs(steps: Steps, kind: str) -> _Costs | None:
+    """Means over the steps of a kind; None where a launch has too few."""
+    kept = (steps.kind == kind) & ~np.isnan(steps.engine_us)
+    if kept.sum() < MIN_STEPS:
+        return None
+    hooks = {hook: float(us[kept].mean()) for hook, us in steps.hooks.items()}
+    # The connector's own hooks hold its children's time.
+    own = sum(us for hook, us in hooks.items() if not hook.child)
+    return _Costs(float(steps.engine_us[kept].mean()), hooks, own, int(kept.sum()))
 
 
 def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
@@ -114,7 +187,7 @@ def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
         for point in step_cdf(
             {
                 "step_duration_us": [steps.duration_us for steps in members],
-                "engine_step_us": [steps.engine_us for steps in members],
+                "engine_step_us": [steps.known_engine_us for steps in members],
             }
         )
     ]
@@ -127,7 +200,10 @@ def contrast_columns(
     estimate = launches.contrast(config, base)
     if estimate is None:
         return {}
+    weights = launches.weights(config, base, estimate.blocks)
+    own, less = (float(np.clip(side * weights, 0, None) @ launches.y) for side in (1, -1))
     row: Row = {"estimate": estimate.point, "n_blocks": len(estimate.blocks)}
+    row |= {"base": less, "own": own}
     half = estimate.half_width(confidence)
     # Two launches of plain in a single block are no repetition of the block.
     if half is None or len(set(launches.block.tolist())) < 2:
@@ -136,57 +212,12 @@ def contrast_columns(
     return row | {"df": estimate.df, "method": estimate.method}
 
 
-def hook_rows(cells: Mapping[CellKey, Steps], confidence: float) -> list[Row]:
-    """What every hook costs that ran in one of a configuration's launches; plain has none.
-
-    In steps with tokens: the median of those in which it ran (p50), us per step, 0 where it did not
-    run (mean), the share of the whole engine steps' time (share); and its time in empty polling
-    steps, in us per step with tokens (empty). A hook that does not run in one of the launches
-    counts as zero in it.
-
-    Args:
-        cells: the steps of every valid cell, in the study's order.
-        confidence: of the intervals.
-    """
-    rows: list[Row] = []
-    for (phase, cell), launches in _by_cell(cells).items():
-        ran: dict[str, set[Hook]] = {}
-        for launch, steps in launches.items():
-            ran.setdefault(configuration_of(launch.name), set()).update(steps.hooks)
-        for hook in sorted(set[Hook]().union(*ran.values())):
-            costs = {
-                launch: _cost(steps, hook)
-                for launch, steps in launches.items()
-                if hook in ran[configuration_of(launch.name)] and len(steps.duration_us)
-            }
-            here = {"quantity": tables.HOOK, "phase": phase, "cell": cell, "item": "/".join(hook)}
-            rows += [here | row for row in _hook_rows(costs, confidence)]
-    return rows
-
-
-def _hook_rows(costs: Mapping[LaunchId, Mapping[str, Any]], confidence: float) -> Iterator[Row]:
-    """How much launches differ is pooled over the configurations that have the hook."""
-    for metric, unit in HOOK_UNITS.items():
-        known = known_launches((launch, cost[metric]) for launch, cost in costs.items())
-        for config, level in levels(known, confidence).items():
-            own = [c for launch, c in costs.items() if configuration_of(launch.name) == config]
-            counted = sum(cost["n_ran" if metric == "p50" else "n_steps"] for cost in own)
-            row = level.columns | {"config": config, "metric": metric, "unit": unit, "n": counted}
-            if metric == "empty":
-                row |= dict.fromkeys(("lo", "hi", "method"))
-            yield row | {"scale": tables.RAW, "status": "valid"}
-
-
-def _cost(steps: Steps, hook: Hook) -> dict[str, Any]:
-    """One hook in the steps with tokens of one launch, by metric, and how many steps."""
-    n_steps, times = len(steps.duration_us), steps.hooks.get(hook)
-    ran_us = np.zeros(0) if times is None else times.ran_us
-    mean = float(ran_us.sum()) / n_steps
-    return {
-        "p50": float(np.median(ran_us)) if len(ran_us) else None,
-        "mean": mean,
-        "share": mean / float(steps.engine_us.mean()) if len(steps.engine_us) else None,
-        "empty": 0.0 if times is None else times.empty_us / n_steps,
-        "n_steps": n_steps,
-        "n_ran": len(ran_us),
-    }
+def mean_columns(values: Sequence[float], confidence: float) -> Row:
+    """A mean over a configuration's own launches; its interval by Student's t, not below 0."""
+    mean, n = float(np.mean(values)), len(values)
+    row: Row = {"estimate": mean, "n_blocks": n}
+    if n < 2:
+        return row
+    half = float(student.ppf((1 + confidence) / 2, n - 1) * np.std(values, ddof=1) / n**0.5)
+    row |= {"lo": max(0.0, mean - half), "hi": mean + half}
+    return row | {"df": n - 1, "method": OWN_LAUNCHES}

@@ -15,17 +15,18 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from connector_tax.analysis.hooks import CALLBACKS, Hook, HookTimes, hook_calls, hook_times
+from connector_tax.analysis.hooks import CALLBACKS, Hook, hook_calls, hook_times
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.records import STEPS, empty_frame, read_records
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import PatchStatus
 from connector_tax.artifacts.study_file import Study
-from connector_tax.artifacts.tables import Row
+from connector_tax.artifacts.tables import DECODE, MIXED, PREFILL, Row
 from connector_tax.files import ArtifactError
 
 DURATIONS = ("step_duration_us", "engine_step_us")
+TOKENS = ("prefill_tokens", "decode_tokens")
 CDF_POINTS = 400
 
 Floats = NDArray[np.float64]
@@ -36,22 +37,34 @@ class Steps:
     """The steps of one cell that started in its measured window and scheduled tokens.
 
     Attributes:
+        kind: (n,) which of KINDS each is.
         duration_us: (n,) durations of schedule().
-        engine_us: durations of the whole engine step, over the steps whose record has it.
+        engine_us: (n,) durations of the whole engine step; NaN where the record lacks it.
         callbacks_us: each callback's durations, over the steps whose record has it.
         total_us: per-step sum of the three callbacks, over the steps where all three are known.
-        hooks: every timed hook, over the same steps.
+        hooks: (n,) the time of every timed hook in each step, 0 where it did not run.
         n_empty: polling steps in the window, in none of the samples above.
         n_incomplete: steps with tokens for which a callback is unknown (always all of plain's).
     """
 
+    kind: NDArray[np.str_]
     duration_us: Floats
     engine_us: Floats
     callbacks_us: dict[str, Floats]
     total_us: Floats
-    hooks: Mapping[Hook, HookTimes]
+    hooks: Mapping[Hook, Floats]
     n_empty: int
     n_incomplete: int
+
+    @property
+    def known_engine_us(self) -> Floats:
+        """Durations of the whole engine step, over the steps whose record has it."""
+        return self.engine_us[~np.isnan(self.engine_us)]
+
+
+def kinds(prefill: NDArray[np.bool_], decode: NDArray[np.bool_]) -> NDArray[np.str_]:
+    """The kind of each step, by whether it has tokens of prompts and of answers."""
+    return np.where(prefill, np.where(decode, MIXED, PREFILL), DECODE)
 
 
 def step_timing_reason(study: Study) -> str | None:
@@ -94,15 +107,13 @@ def read_steps(cell: Cell) -> Steps:
                 "step_id",
                 *DURATIONS,
                 *CALLBACKS,
-                tokens=pl.col("prefill_tokens") + pl.col("decode_tokens"),
+                *TOKENS,
             )
         )
         workers.append(frame.filter(~is_scheduler).select("step_id", *CALLBACKS))
         calls.append(hook_calls(path, frame))
     empty = empty_frame(STEPS)
-    scheduler = pl.concat(
-        schedulers or [empty.select("step_id", *DURATIONS, *CALLBACKS, tokens="step_id")]
-    )
+    scheduler = pl.concat(schedulers or [empty.select("step_id", *DURATIONS, *CALLBACKS, *TOKENS)])
     worker = pl.concat(workers or [empty.select("step_id", *CALLBACKS)])
     every_call = pl.concat(calls or [hook_calls(path, empty)])
     if scheduler["step_id"].n_unique() != scheduler.height:
@@ -115,9 +126,12 @@ def _join(scheduler: pl.DataFrame, worker: pl.DataFrame, calls: pl.DataFrame) ->
     if worker["step_id"].n_unique() != worker.height:
         # One record per tensor-parallel rank: the slowest rank holds the step up.
         worker = worker.group_by("step_id", maintain_order=True).max()
-    busy = scheduler.filter(pl.col("tokens") > 0)
-    joined = busy.join(worker, on="step_id", how="left", suffix="_worker").select(
+    busy = scheduler.filter(pl.sum_horizontal(*TOKENS) > 0)
+    joined = busy.join(
+        worker, on="step_id", how="left", suffix="_worker", maintain_order="left"
+    ).select(
         *DURATIONS,
+        *TOKENS,
         *(
             # A hook is timed where it runs; if both processes run it, the step pays for both.
             pl.when(pl.col(name).is_null() & pl.col(f"{name}_worker").is_null())
@@ -129,14 +143,14 @@ def _join(scheduler: pl.DataFrame, worker: pl.DataFrame, calls: pl.DataFrame) ->
     )
     complete = joined.drop_nulls(CALLBACKS)
     total = complete.select(pl.sum_horizontal(*CALLBACKS).alias("total"))["total"]
+    prefill, decode = (joined[name].to_numpy() > 0 for name in TOKENS)
     return Steps(
+        kind=kinds(prefill, decode),
         duration_us=joined["step_duration_us"].to_numpy(),
-        engine_us=joined["engine_step_us"].drop_nulls().to_numpy(),
+        engine_us=joined["engine_step_us"].fill_null(float("nan")).to_numpy(),
         callbacks_us={name: joined[name].drop_nulls().to_numpy() for name in CALLBACKS},
         total_us=total.to_numpy(),
-        hooks=hook_times(
-            calls, busy["step_id"], scheduler.filter(pl.col("tokens") == 0)["step_id"]
-        ),
+        hooks=hook_times(calls, busy["step_id"]),
         n_empty=scheduler.height - busy.height,
         n_incomplete=joined.height - complete.height,
     )
@@ -146,7 +160,7 @@ def step_columns(steps: Steps) -> Row:
     """The tables' step columns of one cell: p50 and p90 in us, counts; None for an empty sample."""
     samples = {
         "step_duration_us": steps.duration_us,
-        "engine_step_us": steps.engine_us,
+        "engine_step_us": steps.known_engine_us,
         **steps.callbacks_us,
         "connector_total_us": steps.total_us,
     }

@@ -25,6 +25,7 @@ CELL_STATUSES = ("valid", "void", "skipped", "missing")
 REQUEST_STATUSES = ("ok", "error", "timeout", "cancelled", "dropped")
 # The configuration without a connector, and the baseline where a study names no other.
 PLAIN = "plain"
+NOOP = "noop_connector"
 REFERENCES: tuple[Reference, ...] = ("ref_safe", "ref_load")
 # Why Phase B' is skipped.
 SAME_RATES = "ref_load equals ref_safe"

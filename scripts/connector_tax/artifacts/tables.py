@@ -89,9 +89,9 @@ class EffectRow:
     """One estimate of effects.csv: of a quantity and metric of a configuration in a cell.
 
     `narrow_lo` and `narrow_hi` bound the 90% interval of the equivalence test; the upper end is the
-    most the effect is, by a one-sided test. `item` is what a hook or a device's step is of; `base`
-    and `own` are plain's level and the configuration's, in `unit`; of a gap the taxes at ref_safe
-    and ref_load.
+    most the effect is, by a one-sided test. `item` is the group of steps it is of; `base` and
+    `own` are plain's level and the configuration's, in `unit`; of a gap the taxes at ref_safe and
+    ref_load.
     """
 
     quantity: str
@@ -137,19 +137,25 @@ class EffectRow:
         return self.own - self.base, lo, hi
 
 
-@dataclass(frozen=True)
-class DeviceGroup:
-    """The `item` of a device's steps: kind, sequences that decode, the time given by a sweep.
+# What a step computes: tokens of answers, of prompts, or both.
+DECODE, PREFILL, MIXED = KINDS = ("decode", "prefill", "mixed")
+# The `batch` of steps of every size.
+ALL_SIZES = "all"
 
-    `decode/4-7/` or, in a sweep, `decode/4-7/3000`.
+
+@dataclass(frozen=True)
+class StepGroup:
+    """The `item` of steps: kind, sequences that decode, the device's time given by a sweep.
+
+    `decode/all/`, `decode/4-7/` or, in a sweep, `decode/4-7/3000`.
     """
 
     kind: str
-    batch: str
-    device_time_us: float | None
+    batch: str = ALL_SIZES
+    device_time_us: float | None = None
 
     @classmethod
-    def of(cls, item: str) -> "DeviceGroup":
+    def of(cls, item: str) -> "StepGroup":
         """The group of an effect's `item`."""
         kind, batch, time_us = item.split("/")
         return cls(kind, batch, float(time_us) if time_us else None)

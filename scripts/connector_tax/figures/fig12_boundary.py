@@ -9,7 +9,7 @@ import math
 import pandas as pd
 from matplotlib.axes import Axes
 
-from connector_tax.artifacts.tables import DEVICE, DeviceGroup, EffectRow
+from connector_tax.artifacts.tables import DEVICE, EffectRow, StepGroup
 from connector_tax.figures import style
 from connector_tax.figures.tables import StudyTables, frame, records
 
@@ -64,7 +64,7 @@ def device_steps(study: StudyTables) -> pd.DataFrame:
     ends = ("period_us", "period_lo_us", "period_hi_us")
     named = dict(zip(("estimate", "lo", "hi"), ends, strict=True))
     named |= {"n": "n_steps", "n_blocks": "n_launches"}
-    groups = frame([DeviceGroup.of(row.item) for row in of], DeviceGroup)
+    groups = frame([StepGroup.of(row.item) for row in of], StepGroup)
     return pd.concat([frame(of, EffectRow).rename(columns=named), groups], axis=1)
 
 

@@ -1,11 +1,11 @@
-"""Figure 7: each tax at ref_safe and each step's cost, split into two parts that add up to it.
+"""Figure 7: what a step takes over plain's at ref_safe, stacked from its parts, by kind of step.
 
-Framework cost = tax(no-op connector); implementation cost = tax(configuration) - tax(no-op). A step
-tax splits into the three timed callbacks and what they do not explain. Both parts of a row start at
-zero, so that no part shifts another.
+Framework: what a step of the no-op connector takes over plain's. Implementation: what the hooks
+take over the no-op's. Left: what no hook has taken. The three add up to the step.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -13,133 +13,104 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from connector_tax.artifacts.tables import STEP, EffectRow
+from connector_tax.artifacts.names import NOOP
+from connector_tax.artifacts.tables import KINDS, EffectRow
 from connector_tax.figures import rows, style
-from connector_tax.figures.tables import StudyTables, frame, records
-from connector_tax.marks import DESIGN_MARKS, Mark
-from connector_tax.text import size
+from connector_tax.figures.tables import StudyTables, records, steps_over_plain
+from connector_tax.marks import Mark
 
-NOOP = "noop_connector"
-FRAMEWORK, IMPLEMENTATION, CALLBACKS = DESIGN_MARKS[NOOP].color, "#1B3A6B", "#7A5195"
-# The parts of a tax and of a step tax: column, colours of face and edge, and words.
-PARTS = {
-    "framework_tax": (FRAMEWORK, FRAMEWORK, "framework (no-op connector)"),
-    "implementation_tax": (IMPLEMENTATION, IMPLEMENTATION, "implementation"),
-    "callback_us": (CALLBACKS, CALLBACKS, "callbacks"),
-    "unattributed_us": ("white", CALLBACKS, "not in callbacks"),
+# In grey: light, dark, hatched on white.
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "framework_us": ("framework (no-op)", {"fc": "#b9bec6", "ec": "#5f6670"}),
+    "implementation_us": ("implementation (hooks)", {"fc": "#1b3a6b", "ec": "#1b3a6b"}),
+    "left_us": ("left (in no hook)", {"fc": "white", "ec": "#1b3a6b", "hatch": "////////"}),
 }
-TAX_PARTS, STEP_PARTS = list(PARTS)[:2], list(PARTS)[2:]
-STEP_ENDS = ["step_tax_us", "step_tax_lo_us", "step_tax_hi_us"]
-COLUMNS = [*rows.TAX_COLUMNS, *TAX_PARTS, *STEP_ENDS, *STEP_PARTS]
-# Of a step tax: its name in the figure's table, and the panel's title.
-STEPS = {
-    "step_p50": "Per step: schedule(), µs",
-    "engine_step_p50": "Per step: whole engine step, µs",
-}
-TOTAL = Mark("black", "D", "-")
-ROW_IN = 0.3
-HALF = 0.24  # of a row: how far the two bars of a row lie from its middle
-ROOM = 0.24  # of an axis, for the number at a bar's end
+STEP_ENDS = ["step_us", "step_lo_us", "step_hi_us"]
+COLUMNS = ["config", "kind", *STEP_ENDS, *rows.BAND, *PARTS, "n_blocks", "n_steps", "status"]
+TOTAL = Mark("black", "D", "-", filled=False)
+ROW_IN = 0.16
 
 
 def draw(study: StudyTables) -> style.Picture:
-    """Two parts and the total of each configuration: TTFT p90, TPOT p90, and two step durations."""
+    """A stack for each configuration with its total and interval, a panel for each kind of step."""
     if absent := rows.stand_in(study, "fig7_decomposition", steps=True):
         return absent
-    taxes = _split(rows.taxes(study, [item.id for item in study.connectors]))
-    at_safe = taxes[taxes["metric"] == "ttft_p90"]
-    steps = {metric: _step_taxes(study, at_safe, metric) for metric in STEPS}
-    if not rows.numbers(steps["engine_step_p50"], STEP_ENDS):
-        del steps["engine_step_p50"]
-    split = bool(rows.numbers(taxes, TAX_PARTS))
-    notes = [f"{rows.tax_text(at_safe)}; {rows.aa_text(study)}"]
+    table = _parts(study)
+    shown = [kind for kind in KINDS if rows.numbers(table[table["kind"] == kind], ["step_us"])]
+    if not shown:
+        reason = "the records have no whole engine steps at ref_safe."
+        return style.absent(study, "fig7_decomposition", reason)
+    table = table[table["kind"].isin(shown)]
+    split = bool(rows.numbers(table, ["framework_us"]))
+    notes = [study.against("means over steps; diamond: the step over plain's, 95 % interval")]
     if not split:
-        noop = records(at_safe[at_safe["config"] == NOOP])
-        state = rows.state_text(noop[0]) if noop else "missing"
-        notes.append(f"not split into framework and implementation: no-op {state}")
-    if len(steps) < len(STEPS):
-        notes.append("the records have no whole engine steps")
-    height = 2 * (ROW_IN * len(study.connectors) + 0.5) + 0.25
-    figure = style.new_figure(study, style.PAGE_IN, height, notes)
-    upper, lower = figure.subplots(2, 2, sharey=True)
+        notes.append("not split into framework and implementation: no step of the no-op")
     labels = [item.label for item in study.connectors]
-    for axes, (metric, panel) in zip(upper, taxes.groupby("metric", sort=False), strict=True):
-        rows.tax_scale(axes, rows.numbers(panel, [*rows.ENDS, *TAX_PARTS]), room=ROOM)
+    height = len(shown) * (ROW_IN * len(labels) + 0.3) + 0.2
+    figure = style.new_figure(study, style.COLUMN_IN, height, notes)
+    grid = figure.subplots(len(shown), squeeze=False)[:, 0]
+    for axes, kind in zip(grid, shown, strict=True):
+        panel = table[table["kind"] == kind]
+        rows.scale(axes, rows.numbers(panel, [*STEP_ENDS, *PARTS]), room=0.04, ticks=2)
         rows.shade(axes, panel)
-        _draw_rows(axes, panel, rows.ENDS, TAX_PARTS, 100)
-        rows.prepare(axes, labels, f"{rows.METRICS[str(metric)]}, %")
-        axes.set_xlabel(rows.tax_label(study, axes))
-    for axes, (metric, panel) in zip(lower, steps.items(), strict=False):
-        rows.scale(axes, rows.numbers(panel, [*STEP_ENDS, *STEP_PARTS]), room=ROOM)
-        noise = panel[["aa_us", *rows.BAND]].itertuples(index=False)
-        rows.shade(axes, pd.DataFrame([rows.band(*ends) for ends in noise], columns=rows.BAND))
-        _draw_rows(axes, panel.assign(status=panel["why"], reason=""), STEP_ENDS, STEP_PARTS, 1)
-        rows.prepare(axes, labels, STEPS[metric])
-        axes.set_xlabel(study.against("median over plain's (µs)"))
-    if len(steps) < len(STEPS):
-        lower[1].set_axis_off()
+        for y, row in enumerate(records(panel)):
+            if rows.value(axes, y, row | {"reason": ""}, STEP_ENDS, TOTAL):
+                rows.beside(axes, y, rows.size_text(row, STEP_ENDS, 1))
+                _stack(axes, y, row)
+        rows.prepare(axes, labels, f"{kind} step")
+    grid[-1].set_xlabel(study.against("µs over plain's step of that kind"))
     handles: list[Artist] = [
-        Patch(facecolor=face, edgecolor=edge, lw=0.6, label=label)
-        for part, (face, edge, label) in PARTS.items()
-        if split or part in STEP_PARTS
+        Patch(label=label, lw=0.6, **look)
+        for part, (label, look) in PARTS.items()
+        if split or part != "framework_us"
     ]
-    total = Line2D([], [], lw=0.7, label="tax, interval", **style.marker_style(TOTAL))
-    handles += [total, *rows.overload_handles(taxes)]
-    columns = 3 if len(handles) > 5 else 5
-    return style.picture(figure, pd.concat([taxes, *steps.values()])[COLUMNS], handles, columns)
+    handles.append(Line2D([], [], lw=0.7, label="step", **style.marker_style(TOTAL)))
+    return style.picture(figure, table[COLUMNS], handles, 2)
 
 
-def _split(taxes: pd.DataFrame) -> pd.DataFrame:
-    """The taxes with their two parts, where the no-op connector has a tax too."""
-    total = taxes["tax"].astype(float)
-    noop = {row["metric"]: row["tax"] for row in records(taxes[taxes["config"] == NOOP])}
-    framework = taxes["metric"].map(noop).astype(float).where(total.notna())
-    parts = dict(zip(TAX_PARTS, (framework, total - framework), strict=True))
-    return taxes.assign(**parts, **dict.fromkeys([*STEP_ENDS, *STEP_PARTS]))
+def _parts(study: StudyTables) -> pd.DataFrame:
+    """The steps of each kind and configuration over plain's, split where the parts are known."""
+    over, hooks, left = (
+        steps_over_plain(study, metric) for metric in ("step_us", "hooks_us", "left_us")
+    )
+    table = []
+    for kind in KINDS:
+        noise = over.get(kind, {}).get(study.aa or "")
+        band = rows.band(noise.estimate, noise.lo, noise.hi) if noise else (None, None)
+        for connector in study.connectors:
+            own = [of.get(kind, {}).get(connector.id) for of in (over, hooks, left)]
+            row = dict.fromkeys((*STEP_ENDS, *PARTS))
+            if step := own[0]:
+                row |= dict(zip(STEP_ENDS, (step.estimate, step.lo, step.hi), strict=True))
+                row |= {"n_blocks": step.n_blocks, "n_steps": step.n, "status": "valid"}
+                row |= _split(connector.id, own, hooks.get(kind, {}).get(NOOP))
+            else:
+                row["status"] = "skipped" if study.skip_reason(connector.id) else "missing"
+            table.append(
+                row
+                | {"config": connector.id, "kind": kind}
+                | dict(zip(rows.BAND, band, strict=True))
+            )
+    return pd.DataFrame(table, columns=COLUMNS, dtype=object)
 
 
-def _step_taxes(study: StudyTables, taxes: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The same rows with the step tax of a metric and its parts, and `why` there is none."""
-    ends = ("estimate", "lo", "hi")
-    names = {**dict(zip(ends, STEP_ENDS, strict=True)), "reason": "why"}
-    measured = study.at("ref_safe", metric.removesuffix("_p50"), STEP)
-    steps = frame(list(measured.values()), EffectRow)[["config", *names]].rename(columns=names)
-    noise = measured.get(study.aa or "")
-    aa = [None] * 3 if noise is None else [getattr(noise, end) for end in ends]
-    known = steps["step_tax_us"].notna()
-    for name, value in zip(("aa_us", *rows.BAND), aa, strict=True):
-        steps[name] = pd.Series([value] * len(steps), dtype=object).where(known, None)
-    callbacks = study.at("ref_safe", "callbacks", STEP)
-    kept = taxes.assign(metric=metric, **dict.fromkeys([*rows.ENDS, "verdict", *TAX_PARTS]))
-    kept = kept.drop(columns=[*STEP_ENDS, *STEP_PARTS, *rows.BAND])
-    table = kept.merge(steps, how="left", on="config").fillna({"why": "missing"})
-    total = table["step_tax_us"].astype(float)
-    spent = table["config"].map({config: row.estimate for config, row in callbacks.items()})
-    spent = spent.astype(float).where(total.notna())
-    return table.assign(callback_us=spent, unattributed_us=total - spent)
+def _split(config: str, own: Sequence[EffectRow | None], noop: EffectRow | None) -> dict[str, Any]:
+    """The parts of a step; without a no-op its hooks and the rest, all of it the connector's."""
+    step, hooks, left = (None if row is None else row.estimate for row in own)
+    if config == NOOP:
+        return {"framework_us": step}
+    if step is None or hooks is None or left is None:
+        return {}
+    spent = hooks - ((noop.estimate or 0.0) if noop else 0.0)
+    framework = step - left - spent if noop else None
+    return {"framework_us": framework, "implementation_us": spent, "left_us": left}
 
 
-def _draw_rows(
-    axes: Axes, panel: pd.DataFrame, ends: Sequence[str], parts: Sequence[str], factor: float
-) -> None:
-    """The totals with their intervals over two bars from zero, numbers at their ends."""
-    for y, row in enumerate(records(panel)):
-        if not rows.value(axes, y, row, ends, TOTAL):
-            continue
-        rows.beside(axes, y, rows.size_text(row, ends, factor))
-        for part, place in zip(parts, (y - HALF, y + HALF), strict=True):
-            # All of the no-op connector's tax is the framework's, by definition.
-            is_noop = row["config"] == NOOP
-            if row[part] is None or (is_noop and part == "implementation_tax"):
-                continue
-            face, edge, _ = PARTS[part]
-            axes.barh(place, row[part], 2 * HALF - 0.06, fc=face, ec=edge, lw=0.6, zorder=3)
-            # The framework's bar is the same in every row: its number stands at the first.
-            if part == "framework_tax" and not is_noop:
-                continue
-            side = -1 if row[part] < 0 else 1
-            axes.annotate(
-                size(factor * row[part]), (row[part], place), xytext=(2.5 * side, 0),
-                textcoords="offset points", ha="left" if side > 0 else "right",
-                va="center_baseline", zorder=6,
-            )  # fmt: skip
+def _stack(axes: Axes, y: float, row: dict[str, Any]) -> None:
+    """The parts end to end: those above zero to its right, those below to its left."""
+    ends = {1: 0.0, -1: 0.0}
+    for part, (_, look) in PARTS.items():
+        if us := row[part]:
+            side = 1 if us > 0 else -1
+            axes.barh(y, us, 0.62, left=ends[side], lw=0.5, zorder=3, **look)
+            ends[side] += us

@@ -65,13 +65,12 @@ FIGURES: dict[str, Words] = {
         " the 1st to the 99th percentile.",
     ),
     "fig7_decomposition": Words(
-        "Figure 7: decomposition of the tax at ref_safe",
-        "Each tax at ref_safe (diamond, with its 95 % interval, in figures at the right) and its"
-        " two parts, both drawn from zero. Upper panels: framework cost, the tax of the no-op"
-        " connector, and implementation cost, the rest. Lower panels: the step taxes on schedule()"
-        " and on the whole engine step, the three timed connector callbacks, and what these do not"
-        " account for; of the callbacks only build_connector_meta runs inside schedule(), so there"
-        " the rest is negative where the others cost more. The grey band is the A/A noise floor.",
+        "Figure 7: what a step costs at ref_safe, by kind of step",
+        "What an engine step takes over plain's at ref_safe (diamond, with its 95 % interval, in"
+        " figures at the right), by kind: decode steps have tokens of answers, prefill steps of"
+        " prompts, mixed steps of both. The stack adds up to it. Framework: the no-op connector's"
+        " step over plain's. Implementation: the connector's hooks over the no-op's. Left: what is"
+        " in no hook. Means over the steps of a launch. The grey band is the A/A comparison.",
     ),
     "fig8_additivity": Words(
         "Figure 8: additivity of stacked connectors at ref_safe",

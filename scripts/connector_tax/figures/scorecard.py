@@ -10,10 +10,10 @@ from connector_tax import text
 from connector_tax.artifacts import verdicts
 from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES
-from connector_tax.artifacts.tables import RESOURCE, STEP, EffectRow
+from connector_tax.artifacts.tables import DECODE, MIXED, PREFILL, RESOURCE, EffectRow
 from connector_tax.figures import style
 from connector_tax.figures.fig10_resources import decimals
-from connector_tax.figures.tables import StudyTables
+from connector_tax.figures.tables import StudyTables, steps_over_plain
 
 # Sign and colours (paper, ink) of each kind of answer.
 COSTS, GAINS, LESS, UNSURE, LOST, NONE = "costs", "gains", "less", "unsure", "lost", ""
@@ -69,7 +69,10 @@ def scores(study: StudyTables) -> tuple[list[str], list[tuple[str, list[Score]]]
         taxes = study.at(ALL_RATES, metric)
         own = [_latency(taxes.get(item.id)) for item in study.connectors]
         columns[LATENCY_METRICS[metric].label] = own
-    taken = {"engine step, µs": study.at("ref_safe", "engine_step", STEP)}
+    steps = steps_over_plain(study)
+    # Prompts are computed in steps of their own or beside answers.
+    kinds = [DECODE, PREFILL if PREFILL in steps else MIXED]
+    taken = {f"{kind}, µs/step": steps.get(kind, {}) for kind in kinds}
     for name, heading in RESOURCES.items():
         rows = (r for r in study.of(RESOURCE) if r.metric == name and r.status == "valid")
         taken[heading] = {row.config: row for row in rows}
@@ -113,7 +116,7 @@ def draw(study: StudyTables) -> style.Picture:
     figure = style.new_figure(study, style.PAGE_IN, ROW_IN * (len(lines) + 1), notes)
     axes = figure.subplots()
     axes.set_axis_off()
-    widths = [1.3, *[1.3] * len(VERDICT_METRICS), *[0.75] * (len(names) - len(VERDICT_METRICS))]
+    widths = [1.3, *[1.3] * len(VERDICT_METRICS), *[0.62] * (len(names) - len(VERDICT_METRICS))]
     starts = [sum(widths[:k]) for k in range(len(widths))]
     axes.set(xlim=(0, sum(widths)), ylim=(len(lines) + 0.5, -0.5))
     for x, name in zip(starts[1:], names, strict=True):

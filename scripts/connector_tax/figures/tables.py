@@ -44,6 +44,17 @@ def frame(rows: Sequence[object], row_type: type) -> pd.DataFrame:
     return pd.DataFrame([vars(row) for row in rows], columns=columns, dtype=object)
 
 
+def steps_over_plain(
+    study: "StudyTables", metric: str = "step_us"
+) -> dict[str, dict[str, EffectRow]]:
+    """Kind of step to configuration to what its steps take at ref_safe over plain's."""
+    found: dict[str, dict[str, EffectRow]] = {}
+    for row in study.of(tables.STEP, "A"):
+        if row.reference == "ref_safe" and row.metric == metric:
+            found.setdefault(tables.StepGroup.of(row.item).kind, {})[row.config] = row
+    return found
+
+
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a table as mappings to Python's own values; None where there is none."""
     plain = table.astype(object).where(table.notna(), None)

@@ -31,7 +31,7 @@ from connector_tax.figures import scorecard
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import overhead, read_launches
 
-TABLE_WIDTH = 160
+TABLE_WIDTH = 176
 MORE = f"over {MOST_BLOCKS}"
 
 # Rows of one configuration, and its label.

@@ -7,7 +7,7 @@ from connector_tax import text
 from connector_tax.artifacts import tables
 from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES, REFERENCES
-from connector_tax.artifacts.tables import DeviceGroup, EffectRow
+from connector_tax.artifacts.tables import ALL_SIZES, KINDS, EffectRow, StepGroup
 from connector_tax.artifacts.verdicts import in_words
 from connector_tax.figures.fig10_resources import PANELS, decimals
 from connector_tax.figures.tables import StudyTables
@@ -27,12 +27,6 @@ from connector_tax.report.tables import (
 )
 
 SHOWN_US = 1.0  # hooks below this mean per step are in effects.csv alone
-STEPS = {
-    "step": "schedule()",
-    "callbacks": "callbacks",
-    "engine_step": "whole engine step",
-}
-ALL = "all"
 
 EffectColumn = Column[EffectRow]
 
@@ -127,42 +121,6 @@ def at_references(study: StudyTables) -> list[Section]:
     return sections
 
 
-def where_the_cost_sits(study: StudyTables) -> Table | None:
-    """The step taxes and capacity of each configuration at ref_safe; None without any."""
-    steps = {metric: study.at("ref_safe", metric, tables.STEP) for metric in STEPS}
-    taxes = study.at("ref_safe", HEADLINE[0]).values()
-    rows = [row for row in taxes if row.status == "valid" and row.config != study.aa]
-    knees = study.reference["saturation_rate_rps"]
-    plain = knees.get(study.baseline)
-
-    def us(config: str, metric: str) -> float | None:
-        row = steps[metric].get(config)
-        return None if row is None else row.estimate
-
-    def signed(value: float | None) -> TableCell:
-        return TableCell(text.DASH if value is None else text.signed(value, 0), value)
-
-    def capacity(row: EffectRow) -> TableCell:
-        own = knees.get(row.config)
-        return number(None if own is None or plain is None else own / plain)
-
-    def rest(row: EffectRow) -> TableCell:
-        step, callbacks = us(row.config, "step"), us(row.config, "callbacks")
-        return signed(None if step is None or callbacks is None else step - callbacks)
-
-    if not any(us(row.config, "step") is not None for row in rows):
-        return None
-    columns: list[EffectColumn] = [
-        _configuration(study),
-        Column("schedule(), µs", lambda row: signed(us(row.config, "step"))),
-        Column("callbacks, µs", lambda row: signed(us(row.config, "callbacks"))),
-        Column("rest of schedule(), µs", rest),
-        Column("whole engine step, µs", lambda row: signed(us(row.config, "engine_step"))),
-        Column(study.against("capacity over plain's"), capacity),
-    ]
-    return of_rows("cost", columns, rows)
-
-
 def amplification(study: StudyTables) -> Table | None:
     """Tax at ref_load minus tax at ref_safe; None where they are one rate."""
     rows = [row for row in study.of(tables.GAP) if row.metric in HEADLINE]
@@ -252,59 +210,98 @@ def _prior_row(
 # ---- engine steps
 
 
-def step_taxes(study: StudyTables) -> list[Section]:
-    """Step taxes at both reference rates; ref_load only where it is another rate."""
+# Metric to row of one configuration and group of steps: STEP's, and HOOK's by the hook's name.
+StepCosts = dict[str, EffectRow]
+
+
+def _steps(study: StudyTables, quantity: str, reference: str) -> dict[tuple[str, str], StepCosts]:
+    """(item, configuration) to the rows of Phase A's steps at a reference rate."""
+    groups: dict[tuple[str, str], StepCosts] = {}
+    for row in study.of(quantity, "A"):
+        if row.reference == reference and row.item:
+            groups.setdefault((row.item, row.config), {})[row.metric] = row
+    return groups
+
+
+def step_kinds(study: StudyTables) -> list[Section]:
+    """What a step takes over plain's at each reference rate, by kind, and where it takes it."""
     sections = []
     for reference in REFERENCES:
-        by_metric = {metric: study.at(reference, metric, tables.STEP) for metric in STEPS}
-        rate = study.reference[reference]
-        if rate is None or not any(by_metric.values()):
+        rate, groups = study.reference[reference], _steps(study, tables.STEP, reference)
+        if not groups or rate is None:
             continue
-        named = [(item.id, item.label) for item in study.connectors]
-        named.append((study.aa or "", study.against("plain over plain (A/A)")))
-        rows = [
-            TableRow([TableCell(label), *(_step(of.get(config), config == study.aa)
-                                          for of in by_metric.values())])
-            for config, label in named
-        ]  # fmt: skip
-        own = table(f"steps-{reference}", ("Configuration", *STEPS.values()), rows)
+        columns = _step_columns(study, _steps(study, tables.HOOK, reference))
+        order = [
+            groups[key]
+            for kind in KINDS
+            for item in study.compared
+            if "step_us" in groups.get(key := (StepGroup(kind).item, item.id), {})
+        ]
+        own = of_rows(f"steps-{reference}", columns, order)
         sections.append(Section("", reference, rate, [], own))
     return sections
 
 
-def _step(row: EffectRow | None, noise: bool) -> TableCell:
-    if row is not None and row.estimate is not None:
-        return signed_size((row.estimate, row.lo, row.hi))
-    return TableCell(text.DASH if row is None or noise else row.reason)
+def _step_columns(
+    study: StudyTables, hooks: Mapping[tuple[str, str], StepCosts]
+) -> list[Column[StepCosts]]:
+    def share(costs: StepCosts) -> float | None:
+        row = costs["step_us"]
+        return None if row.estimate is None or not row.base else row.estimate / row.base
+
+    def dearest(costs: StepCosts) -> TableCell:
+        step = costs["step_us"]
+        # A child's hook stands in its parent's.
+        own = [row for row in hooks.get((step.item, step.config), {}).values()
+               if "//" in row.metric and (row.estimate or 0) >= SHOWN_US]  # fmt: skip
+        most = max(own, key=lambda row: row.estimate or 0, default=None)
+        if most is None:
+            return TableCell(text.DASH)
+        name = most.metric.rpartition("/")[2]
+        return TableCell(f"{name} {_mean(most).text}", most.estimate)
+
+    return [
+        Column("Configuration", lambda costs: study.label(costs["step_us"].config)),
+        Column("Steps", lambda costs: StepGroup.of(costs["step_us"].item).kind),
+        Column(study.against("Step over plain's, µs"), lambda costs: _signed(costs["step_us"])),
+        Column(study.against("% of plain's step"), lambda costs: percent(share(costs))),
+        Column("Hooks, µs", lambda costs: _mean(costs.get("hooks_us"))),
+        Column("Left, µs", lambda costs: _signed(costs.get("left_us"))),
+        Column("Dearest hook, µs", dearest),
+        Column("n", lambda costs: number(costs["step_us"].n, 0)),
+    ]
 
 
 def hooks(study: StudyTables) -> Table | None:
-    """Every configuration's hooks at ref_safe that take SHOWN_US of a step or more."""
-    of: dict[str, dict[str, dict[str, EffectRow]]] = {}
-    for row in study.of(tables.HOOK, "A"):
-        if row.reference == "ref_safe":
-            of.setdefault(row.config, {}).setdefault(row.item, {})[row.metric] = row
-    columns: list[Column[Mapping[str, EffectRow]]] = [
-        Column("Configuration", lambda hook: study.label(hook["mean"].config)),
-        Column("Hook", lambda hook: hook["mean"].item.split("/")[2]),
-        Column("Of", lambda hook: hook["mean"].item.split("/")[1] or "itself"),
-        Column("Process", lambda hook: hook["mean"].item.split("/")[0]),
-        Column("Median, µs", lambda hook: _mean(hook.get("p50"))),
-        Column("Mean, µs", lambda hook: _mean(hook["mean"])),
-        Column("Share, %", lambda hook: number(_share(hook.get("share")))),
-        Column("Ran in", _ran),
-        Column("In empty steps, µs", lambda hook: number(hook["empty"].estimate, 1)),
-    ]
+    """Every configuration's hooks at ref_safe, by kind of step, where they take SHOWN_US or more.
+
+    A hook that one kind of step lacks has no number there.
+    """
+    groups = _steps(study, tables.HOOK, "ref_safe")
+    kinds = [kind for kind in KINDS if any(item == StepGroup(kind).item for item, _ in groups)]
+    columns = ["Configuration", "Hook", "Of", "Process", *(f"{kind}, µs" for kind in kinds)]
     rows = []
-    for item in study.connectors:
-        own = sorted(of.get(item.id, {}).values(), key=lambda hook: -(hook["mean"].estimate or 0))
-        dear = [hook for hook in own if (hook["mean"].estimate or 0) >= SHOWN_US]
-        rows += [TableRow([column.cell(hook) for column in columns]) for hook in dear]
-        if below := len(own) - len(dear):
-            words = f"{below} {'other ' * bool(dear)}hook{'s' * (below > 1)} below 1 µs per step"
+    for item in study.configurations:
+        of = [groups.get((StepGroup(kind).item, item.id), {}) for kind in kinds]
+        names = dict.fromkeys(name for costs in of for name in costs)
+        most = {
+            name: max(costs[name].estimate or 0 for costs in of if name in costs) for name in names
+        }
+        dear = sorted((name for name in names if most[name] >= SHOWN_US), key=lambda n: -most[n])
+        for name in dear:
+            process, child, hook = name.split("/")
+            words = [item.label, hook, child or "itself", process]
+            rows.append(TableRow([*map(TableCell, words), *(_mean(c.get(name)) for c in of)]))
+        if below := len(names) - len(dear):
+            plural = f"{'other ' * bool(dear)}hook{'s' * (below > 1)}"
+            words = [item.label, f"{below} {plural} below 1 µs per step"]
             dashes = [TableCell(text.DASH)] * (len(columns) - 2)
-            rows.append(TableRow([TableCell(item.label), TableCell(words), *dashes], lost=True))
-    return table("hooks", [column.heading for column in columns], rows) if rows else None
+            rows.append(TableRow([*map(TableCell, words), *dashes], lost=True))
+    return table("hooks", columns, rows) if rows else None
+
+
+def _signed(row: EffectRow | None) -> TableCell:
+    return signed_size((None,) if row is None else (row.estimate, row.lo, row.hi))
 
 
 def _mean(row: EffectRow | None) -> TableCell:
@@ -313,11 +310,6 @@ def _mean(row: EffectRow | None) -> TableCell:
 
 def _share(row: EffectRow | None) -> float | None:
     return None if row is None or row.estimate is None else 100 * row.estimate
-
-
-def _ran(hook: Mapping[str, EffectRow]) -> TableCell:
-    ran, steps = hook["p50"].n if "p50" in hook else 0, hook["mean"].n
-    return TableCell(f"{ran or 0} of {steps}", (ran or 0) / (steps or 1))
 
 
 # ---- resources
@@ -398,34 +390,27 @@ def device_steps(study: StudyTables) -> list[Section]:
     """The steps of an emulated device at each reference rate: rows by kind and size of batch."""
     sections: list[Section] = []
     for reference in REFERENCES:
-        rate, groups = study.reference[reference], dict[tuple[str, str], dict[str, EffectRow]]()
-        for row in study.of(tables.DEVICE, "A"):
-            if row.reference == reference:
-                groups.setdefault((row.item, row.config), {})[row.metric] = row
+        rate, groups = study.reference[reference], _steps(study, tables.DEVICE, reference)
         if not groups or rate is None:
             continue
         # All sizes together first.
-        order = sorted(groups, key=lambda key: DeviceGroup.of(key[0]).batch != ALL)
+        order = sorted(groups, key=lambda key: StepGroup.of(key[0]).batch != ALL_SIZES)
         columns = _device_columns(study, reference)
         own = of_rows(f"device-{reference}", columns, [groups[key] for key in order])
         sections.append(Section("", reference, rate, [], own))
     return sections
 
 
-def _device_columns(study: StudyTables, reference: str) -> list[Column[Mapping[str, EffectRow]]]:
+def _device_columns(study: StudyTables, reference: str) -> list[Column[StepCosts]]:
     tpot = study.at(reference, "tpot_p50")
 
-    def of(steps: Mapping[str, EffectRow]) -> DeviceGroup:
-        return DeviceGroup.of(steps["device_us"].item)
+    def of(steps: StepCosts) -> StepGroup:
+        return StepGroup.of(steps["device_us"].item)
 
-    def over_plain(steps: Mapping[str, EffectRow]) -> TableCell:
-        row = steps.get("over_plain_us")
-        return signed_size((None,) if row is None else (row.estimate, row.lo, row.hi))
-
-    def tpot_us(steps: Mapping[str, EffectRow]) -> TableCell:
+    def tpot_us(steps: StepCosts) -> TableCell:
         """The median TPOT's difference from plain: what the exposed time must agree with."""
         row = tpot.get(steps["device_us"].config)
-        if row is None or (of(steps).kind, of(steps).batch) != ("decode", ALL):
+        if row is None or (of(steps).kind, of(steps).batch) != ("decode", ALL_SIZES):
             return TableCell(text.DASH)
         return signed_size([None if ms is None else 1e3 * ms for ms in row.difference])
 
@@ -438,7 +423,10 @@ def _device_columns(study: StudyTables, reference: str) -> list[Column[Mapping[s
         Column("Exposed, µs", lambda steps: _mean(steps.get("exposed_us"))),
         Column("Exposed steps, %", lambda steps: number(_share(steps.get("exposed_share")), 1)),
         Column("Host busy, µs", lambda steps: _mean(steps.get("host_busy_us"))),
-        Column(study.against("Exposed over plain, µs"), over_plain),
+        Column(
+            study.against("Exposed over plain, µs"),
+            lambda steps: _signed(steps.get("over_plain_us")),
+        ),
         Column(study.against("TPOT over plain (A/B), µs"), tpot_us),
     ]
 

@@ -20,7 +20,12 @@ from connector_tax.report import launches as runs
 from connector_tax.report.answer import answer, limits, notes
 from connector_tax.seals import changed_settings
 
-COLUMN_FIGURES = ("fig1_ttft_vs_rate", "fig2_tpot_vs_rate", "fig8_additivity")
+COLUMN_FIGURES = (
+    "fig1_ttft_vs_rate",
+    "fig2_tpot_vs_rate",
+    "fig7_decomposition",
+    "fig8_additivity",
+)
 DOWNLOADS = (paths.CELLS, paths.EFFECTS, paths.ENGINE_TABLE)
 RAW_FILES = (
     paths.STUDY,
@@ -91,7 +96,6 @@ def context(study: StudyTables) -> dict[str, Any]:
         "criteria": findings.criteria(study),
         "prior": effects.prior(study),
         "tax_tables": effects.at_references(study),
-        "cost": effects.where_the_cost_sits(study),
         "amplification": effects.amplification(study),
         "other_taxes": effects.others(study),
         "resources": effects.resource_taxes(study),
@@ -103,7 +107,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "device_time": effects.device_steps(study),
         "boundary": BOUNDARY,
         "emulated_device": study.settings["engine"].get("device_time", {}).get("accelerator"),
-        "step_taxes": effects.step_taxes(study) if step_timing else [],
+        "step_kinds": effects.step_kinds(study) if step_timing else [],
         "hooks": effects.hooks(study) if step_timing else None,
         "spans": f"{spans.hidden(study)} {spans.placed(study)}".strip(),
         "launches": [(launch, validity.checks(launch), cells) for launch, cells in over_time],

@@ -139,7 +139,7 @@ def mean(ends: Sequence[float | None]) -> TableCell:
         return TableCell(text.DASH)
 
     def short(number: float) -> str:
-        return text.number(number, 1 if abs(number) < 99.95 else 0)
+        return text.number(number, 1) if abs(number) < 99.95 else f"{number:,.0f}"
 
     bounds = "" if low is None or high is None else f" [{short(low)}, {short(high)}]"
     return TableCell(short(value) + bounds, value)

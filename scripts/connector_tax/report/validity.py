@@ -85,14 +85,15 @@ def _check(cell: CellState, name: str) -> TableCell:
 def reference_rates(study: StudyTables) -> Table:
     """Value of each saturation criterion at each rate, × where it fired."""
     rates = study.reference["rates_rps"]
-    columns = ("Configuration", *(f"{text.compact(rate)} req/s" for rate in rates), "Knee, req/s")
-    rows = []
+    at = [f"{text.compact(rate)} req/s" for rate in rates]
+    columns = ("Configuration", *at, "Knee, req/s", study.against("Capacity over plain's"))
+    plain, rows = study.reference["saturation_rate_rps"].get(study.baseline), []
     for config, by_rate in study.reference["criteria"].items():
         cells = [TableCell(_criteria(entry)) for entry in by_rate.values()]
         knee = study.reference["saturation_rate_rps"].get(config)
-        rows.append(
-            TableRow([TableCell(study.label(config)), *cells, TableCell(text.compact(knee), knee)])
-        )
+        capacity = number(knee / plain if knee and plain else None)
+        label = TableCell(study.label(config))
+        rows.append(TableRow([label, *cells, TableCell(text.compact(knee), knee), capacity]))
     return table("criteria", columns, rows)
 
 
