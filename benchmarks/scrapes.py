@@ -34,7 +34,7 @@ def met(scrapes_ns: NDArray[np.int64], begin_ns: pl.Series, end_ns: pl.Series) -
 
 
 def measured(cell: Cell) -> pl.DataFrame:
-    """The successes of a valid cell that were due in its window, quiet time or not."""
+    """The successes of a valid cell that were due in its window."""
     assert cell.record is not None
     window = cell.record["window"]
     requests = pl.concat(read_records(cell.file("requests"), REQUESTS, cell.sha256("requests")))
