@@ -25,7 +25,7 @@ from connector_tax.study.engine_settings import engine_record, remove_settings
 from connector_tax.study.guard import kill_leftovers
 from connector_tax.study.prompts import FIRST_PLAIN_TOKEN
 from connector_tax.study.scraper import parse_metrics
-from connector_tax.study.server import Server
+from connector_tax.study.server import NO_KEEPALIVE, Server
 from connector_tax.vllm.step_records import ask_to_write
 
 HOST = "127.0.0.1"
@@ -104,7 +104,9 @@ def ask(name: str, section: EngineSection, server: Server, startup_s: float,
     Raises:
         AskError: it serves no such model, or answers no request.
     """
-    with httpx.Client(base_url=server.url, trust_env=False, timeout=ANSWER_S) as client:
+    # A server may close a connection behind a request that it refuses.
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=ANSWER_S,
+                      limits=NO_KEEPALIVE) as client:  # fmt: skip
         try:
             card = _model_card(name, client, model)
             served = _served(name, client, card)
