@@ -235,3 +235,11 @@ def test_records_are_read_from_the_launches_and_a_changed_one_is_refused(study_f
     write_json(index_file, index)
     with pytest.raises(ArtifactError, match=r"plain/block0/A: idle_cpu: malformed"):
         rows_of(study_file)
+
+
+def test_busy_threads_of_the_idle_engine_stand_beside_its_cpu_time_by_name() -> None:
+    launches = study_of({("plain", 0): 0.0, ("a", 0): 1.0}, "idle_cpu")
+    resources = launches[1].resources
+    assert resources is not None
+    resources["idle_cpu"]["threads"] = {"python (7)": 0.5, "python (8)": 0.25, "poll me (9)": 0.2}
+    assert row_of(launches, "a", "idle_cpu")["item"] == "thread poll me 0.2; thread python 0.75"

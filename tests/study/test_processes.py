@@ -176,6 +176,10 @@ def test_idle_cpu_is_per_second_and_a_server_that_ends_meanwhile_is_told(worker:
     # The machine may be busy with other tests: a share of a core, well above nothing.
     assert 0.1 < (busy["value"] or 0.0) < 1.1
     assert busy["to_ns"] - busy["from_ns"] >= 0.3e9
+    (name, share), *_ = busy["threads"].items()
+    main = f"({worker.process.pid})"
+    assert main not in name  # the thread that spins, not the one that waits for orders
+    assert share == pytest.approx(busy["value"], abs=0.2)
 
     def dead(when: str) -> None:
         raise RuntimeError(when)

@@ -16,6 +16,7 @@ from connector_tax.analysis.ingest import merged_reasons
 from connector_tax.analysis.launch_records import LaunchRecords
 from connector_tax.artifacts import tables
 from connector_tax.artifacts.cell_records import QuantityRecord
+from connector_tax.artifacts.launch_files import IdleCpu
 from connector_tax.artifacts.tables import LOG, RAW, Row
 from connector_tax.files import ArtifactError
 
@@ -48,6 +49,16 @@ def _of(*keys: str) -> Callable[[LaunchRecords, str | None], QuantityRecord]:
         return cast(QuantityRecord, value) if isinstance(value, dict) else _plain_number(value)
 
     return read
+
+
+def _idle_cpu(launch: LaunchRecords, cell: str | None) -> QuantityRecord:
+    """CPU of the idle server, with the busy threads of the engine core, by name, as parts."""
+    quantity = cast(IdleCpu, _of("idle_cpu")(launch, cell))
+    parts = dict(quantity["parts"])
+    for thread, share in quantity.get("threads", {}).items():
+        name = f"thread {thread.rpartition(' ')[0]}"
+        parts[name] = parts.get(name, 0.0) + share
+    return {"value": quantity["value"], "parts": parts, "reason": quantity["reason"]}
 
 
 def _plain_number(value: float) -> QuantityRecord:
@@ -84,7 +95,7 @@ def _setting(name: str) -> Callable[[LaunchRecords, str | None], QuantityRecord]
 
 RESOURCES = (
     # Zero is possible, so that there are no logs.
-    Resource("idle_cpu", "CPU s per s", RAW, _of("idle_cpu")),
+    Resource("idle_cpu", "CPU s per s", RAW, _idle_cpu),
     Resource("cpu_s_per_1000", "CPU s per 1000 requests", LOG, _cell_cpu("cpu_s_per_1000")),
     Resource(QUEUED, "s per s", RAW, _cell_cpu(QUEUED)),
     Resource("memory_pss_mib", "MiB", LOG, _of("before_load", "memory_pss_mib")),

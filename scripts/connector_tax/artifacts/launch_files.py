@@ -154,6 +154,8 @@ class IdleCpu(QuantityRecord):
 
     from_ns: int
     to_ns: int
+    # Of the engine core's process, by name and thread id; from 0.01 on, busiest first.
+    threads: NotRequired[dict[str, float]]
 
 
 class ServerSnapshot(TypedDict):
@@ -172,7 +174,8 @@ class ServerResources(TypedDict):
         IdleCpu,
         says(
             "from_ns, to_ns, and the quantity: CPU time of the ready server before its "
-            "first request; CPU s per s"
+            "first request; CPU s per s; threads: that of the engine core's busy threads, by "
+            "name and id; absent in studies measured before it was kept"
         ),
     ]
     before_load: Annotated[

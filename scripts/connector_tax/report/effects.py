@@ -367,7 +367,7 @@ def every_resource(study: StudyTables) -> Table:
         Column("95 % interval, %", lambda row: interval(tax(row, row.lo), tax(row, row.hi))),
         Column("p", lambda row: number(row.p, 3)),
         Column("A/A difference", aa),
-        Column("Companions", lambda row: row.item),
+        Column("Companions, threads", lambda row: row.item),
         Column("Blocks", lambda row: number(row.n_blocks, 0)),
         Column("By", lambda row: row.method),
     ]

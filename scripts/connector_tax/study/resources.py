@@ -4,6 +4,7 @@ Idle CPU time, memory, GPU memory, threads, processes and start-up time of the s
 each companion process has in them. A quantity that could not be read is null and has its reason.
 """
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from connector_tax.study.processes import SERVER, Process, ServerCpu, ServerProc
 
 _QUERY = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 _QUERY_TIMEOUT_S = 30
+WORTH_NAMING = 0.01  # CPU s per s of a thread
 
 
 def idle_cpu(
@@ -22,11 +24,16 @@ def idle_cpu(
 ) -> IdleCpu:
     """CPU time that a server with nothing to do uses, in CPU seconds per second, over `idle_s`."""
     before = processes.read()
+    threads = _threads(before.engine)
     time.sleep(idle_s)
     check_alive("while it was idle")
+    busy = _threads(before.engine)
     use = cpu_between(before, processes.read())
     seconds = (use.to_ns - use.from_ns) / 1e9
+    shares = {who: (ns - threads.get(who, 0)) / 1e9 / seconds for who, ns in busy.items()}
+    named = sorted(((share, who) for who, share in shares.items()), reverse=True)
     return {
+        "threads": {who: round(share, 3) for share, who in named if share >= WORTH_NAMING},
         "from_ns": use.from_ns,
         "to_ns": use.to_ns,
         **_quantity({part: cpu / seconds for part, cpu in use.parts.items()}, use.reason),
@@ -90,6 +97,16 @@ def gpu_memory_by_process() -> dict[int, float] | str:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return f"nvidia-smi does not tell: {error}"
     return used
+
+
+def _threads(process: Process | None) -> dict[str, int]:
+    """CPU time in ns of each of a process's threads, by name and thread id."""
+    found = {}
+    for folder in Path(f"/proc/{process.pid}/task").glob("[0-9]*") if process else ():
+        with contextlib.suppress(OSError):  # it has ended
+            name = (folder / "comm").read_text(errors="replace").strip()
+            found[f"{name} ({folder.name})"] = int((folder / "schedstat").read_text().split()[0])
+    return found
 
 
 def _memory(running: list[Process]) -> QuantityRecord:
