@@ -63,7 +63,8 @@ def height(page: str, width: int) -> str:
             f"'border:0;width:{width}px'></iframe><script>f.srcdoc={source}</script>"
         )
         command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom",
-                   "--virtual-time-budget=20000", f"--user-data-dir={folder}/profile"]  # fmt: skip
+                   "--hide-scrollbars", "--virtual-time-budget=20000",
+                   f"--user-data-dir={folder}/profile"]  # fmt: skip
         done = subprocess.run(
             [*command, around.as_uri()], capture_output=True, text=True, check=True
         )

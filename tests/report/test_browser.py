@@ -139,7 +139,7 @@ def test_the_page_asks_for_nothing_and_sorts_filters_copies_and_fits(
     assert told["latex"].startswith("\\begin{tabular}{l")
     assert "Tax, \\%" in told["latex"]
     assert told["wide"] <= 0
-    assert told["height"] < 8000
+    assert told["height"] < 8000, told["height"]
     # The margin moves the verdicts, and the study's own comes back.
     wide, again = told["moved"]
     assert "● costs, less than 90%" in wide

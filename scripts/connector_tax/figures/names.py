@@ -97,8 +97,8 @@ FIGURES: dict[str, Words] = {
     ),
     "scorecard": Words(
         "Scorecard",
-        "What each configuration costs over plain: latency at ref_safe with its verdict and the"
-        " upper end of its interval, the whole engine step, and what it takes while idle.",
+        "What each configuration costs over plain: latency over all rates with its verdict and"
+        " the upper end of its interval, steps at ref_safe, and what it takes while idle.",
     ),
 }
 # Of every study; a further one where an emulated device takes times that the study sets.
