@@ -63,7 +63,7 @@ def said(study_file: Path, less_ms: float, spread_ms: float) -> str:
     waits = {
         CellKey(name, block, "B", "128x16"): BASE_MS
         - (less_ms if name == "mooncake_both" else 0)
-        + spread_ms * (-1) ** (block + len(name))
+        + spread_ms * (-1) ** (block + len(name) // 6)
         for name in study.configs("B")
         for block in range(study.document["blocks"])
     }

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import t as student
+from scipy.stats import ttest_1samp
 
 from connector_tax.analysis.block_model import Launches, LaunchId
 from connector_tax.analysis.hooks import Hook
@@ -31,7 +32,7 @@ STEP_METRICS: Mapping[str, tuple[str, str]] = {
 }
 # A launch with fewer steps of a group has no value of them.
 MIN_STEPS = 20
-OWN_LAUNCHES = "own launches"
+OWN_LAUNCHES, OWN_BLOCKS = "own launches", "own differences in blocks"
 
 
 class _Costs(NamedTuple):
@@ -204,12 +205,15 @@ def contrast_columns(
     own, less = (float(np.clip(side * weights, 0, None) @ launches.y) for side in (1, -1))
     row: Row = {"estimate": estimate.point, "n_blocks": len(estimate.blocks)}
     row |= {"base": less, "own": own}
-    half = estimate.half_width(confidence)
-    # Two launches of plain in a single block are no repetition of the block.
-    if half is None or len(set(launches.block.tolist())) < 2:
+    # Not the residual of all configurations: what a step takes varies more where it takes more.
+    each = [launches.value(launches.weights(config, base, [block])) for block in estimate.blocks]
+    if len(each) < 2:
         return row
-    row |= {"lo": estimate.point - half, "hi": estimate.point + half, "p": estimate.p}
-    return row | {"df": estimate.df, "method": estimate.method}
+    point, spread, df = float(np.mean(each)), float(np.std(each, ddof=1)), len(each) - 1
+    half = float(student.ppf((1 + confidence) / 2, df)) * spread / len(each) ** 0.5
+    p = float(ttest_1samp(each, 0).pvalue) if spread else float(point == 0)
+    row |= {"lo": point - half, "hi": point + half, "p": p}
+    return row | {"df": df, "method": OWN_BLOCKS}
 
 
 def mean_columns(values: Sequence[float], confidence: float) -> Row:
