@@ -32,7 +32,7 @@ COMMANDS = {
     "aggregate": Command("analysis.aggregate", "study", "raw records to tables"),
     "figures": Command("figures.__main__", "study", "tables to pictures"),
     "report": Command("report.__main__", "study", "tables and pictures to one HTML page"),
-    "audit": Command("provenance.audit", "study", "every published number, a second way"),
+    "audit": Command("provenance.audit", "study", "seals, everything derived made again, records"),
     "calibrate": Command("calibration.__main__", "study", "studies with known taxes"),
     "tiny-model": Command("vllm.tiny_model", "study", "write the tiny model of the CPU study"),
     "vllm-environment": Command("vllm.environment", "study", "build a pinned vLLM environment"),

@@ -1,7 +1,7 @@
 """The study that is calibrated: one cell, plain, and seven configurations of known step tax.
 
-Seven taxed configurations, as in the real study, so that Dunnett's adjustment costs what it costs
-there. Cell and statistics rules are those of config/config.yaml, the step costs those of
+Seven taxed configurations, as in the real study, so that the adjustment for them costs what it
+costs there. Cell and statistics rules are those of config/config.yaml, the step costs those of
 config/embedded.yaml; the prompt is shorter, so that two cores can emulate the cell over HTTP.
 """
 
