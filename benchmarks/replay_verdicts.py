@@ -11,6 +11,7 @@ import csv
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from connector_tax.analysis.aggregate import write_tables
@@ -26,7 +27,7 @@ from connector_tax.text import percent, tax
 ARCHIVES = ("vllm-cpu", "default")
 DEFAULT_MARGIN = 0.03
 # A published verdict and what says as much of today's.
-SAME = {
+SAME: Mapping[str, Callable[[str], bool]] = {
     "TAX": costs,
     "NO TAX": less,
     "INCONCLUSIVE": lambda said: said == "cannot tell",
@@ -59,8 +60,9 @@ def replay(name: str, root: Path) -> None:
         if row.phase == "A" and row.reference and not SAME[was["verdict"]](row.verdict):
             print(f"  | {row.config} | {row.metric} | {row.cell} | {was['verdict']} "
                   f"{tax(float(was['tax']), *_ends(was))} | "
-                  f"{was['interval_method'].split(' (')[0]} | {in_words(row.verdict, row.margin)} {tax(row.estimate, row.lo, row.hi)}, "
-                  f"90% to {percent(row.narrow_hi)} | {_p(was)}, {_p(vars(row))} |")  # fmt: skip
+                  f"{was['interval_method'].split(' (')[0]} | {in_words(row.verdict, row.margin)} "
+                  f"{tax(row.estimate, row.lo, row.hi)}, 90% to {percent(row.narrow_hi)} "
+                  f"| {_p(was)}, {_p(vars(row))} |")  # fmt: skip
     print("  over all rates, at the configured margin and at 3%:")
     for row in rows:
         if row.reference == "all_rates" and row.lo is not None and row.hi is not None:

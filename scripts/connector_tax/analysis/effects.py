@@ -23,11 +23,13 @@ from connector_tax.analysis.block_model import (
 )
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.reference import Sweep, judgement
+from connector_tax.analysis.robust import huber, randomisation_p
 from connector_tax.analysis.samples import LogSample, over_rates, saturated_in, unsaturated
 from connector_tax.analysis.saturation import CellLoad
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.names import ALL_RATES, CellKey, configuration_of, no_number
 from connector_tax.artifacts.study_file import Study
+from connector_tax.artifacts.tables import Row
 from connector_tax.artifacts.verdicts import (
     CANNOT_TELL,
     MARKED,
@@ -244,6 +246,20 @@ class TaxTable:
         mark = self._mark(launches, weights, phase, cell)
         point = float(np.expm1(estimate.point))
         return Effect(point, estimate, launches.added_df, self._confidence, mark)
+
+    def second_opinions(self, config: str, phase: str, cell: str, metric: str) -> Row:
+        """The tax by Huber's estimate, and p by randomisation; empty without an interval."""
+        effect = self.tax(config, phase, cell, metric)
+        launches, plains = self.launches(phase, cell, metric), self._plains[phase]
+        if effect is None or launches is None or not effect.repeats:
+            return {}
+        blocks = effect.estimate.blocks
+        row: Row = {"p_randomised": randomisation_p(launches, config, plains, blocks)}
+        found = huber(launches, config, plains, self._confidence)
+        if found is not None:
+            names = ("huber", "huber_lo", "huber_hi")
+            row |= dict(zip(names, map(float, np.expm1(found)), strict=True))
+        return row
 
     def combination(
         self, terms: Sequence[WeightedTax], confidence: float | None = None

@@ -122,6 +122,8 @@ def _family(made: Tables, place: Row, metric: str) -> list[Row]:
         judged = judge(effect, 1 if config in noise else len(family), margin)
         reason = merged_reasons([(block, reason) for _, block, reason in lost])
         row |= {"base": base, "own": own, "n": n, "n_base": n_base, **judged._asdict()}
+        if confirmatory:
+            row |= made.taxes.second_opinions(*where[config])
         rows.append(row | _numbers(effect) | {"reason": reason or None})
     return rows
 

@@ -89,9 +89,10 @@ class EffectRow:
     """One estimate of effects.csv: of a quantity and metric of a configuration in a cell.
 
     `narrow_lo` and `narrow_hi` bound the 90% interval of the equivalence test; the upper end is the
-    most the effect is, by a one-sided test. `item` is the group of steps it is of; `base` and
-    `own` are plain's level and the configuration's, in `unit`; of a gap the taxes at ref_safe and
-    ref_load.
+    most the effect is, by a one-sided test. `huber`, its interval and `p_randomised` are second
+    opinions about a confirmatory tax (analysis/robust.py). `item` is the group of steps it is of;
+    `base` and `own` are plain's level and the configuration's, in `unit`; of a gap the taxes at
+    ref_safe and ref_load.
     """
 
     quantity: str
@@ -109,6 +110,10 @@ class EffectRow:
     hi: float | None
     narrow_lo: float | None
     narrow_hi: float | None
+    huber: float | None
+    huber_lo: float | None
+    huber_hi: float | None
+    p_randomised: float | None
     base: float | None
     own: float | None
     p: float | None

@@ -68,6 +68,16 @@ def _verdict(study: StudyTables) -> EffectColumn:
     return Column("Verdict", lambda row: judged(study, row))
 
 
+def _huber(row: EffectRow) -> TableCell:
+    """Huber's estimate with its interval; marked where it says otherwise than least squares."""
+    if row.huber is None or row.huber_lo is None or row.huber_hi is None or row.lo is None:
+        return TableCell(text.DASH)
+    signs = [(lo > 0) - (hi < 0) for lo, hi in
+             ((row.huber_lo, row.huber_hi), (row.lo, row.hi or 0.0))]  # fmt: skip
+    said = text.tax(row.huber, row.huber_lo, row.huber_hi)
+    return TableCell(f"{said} differs" if signs[0] != signs[1] else said, row.huber)
+
+
 def _noise(study: StudyTables, quantity: str) -> dict[tuple[str, str, str], EffectRow]:
     """The A/A rows of a quantity by phase, cell and metric."""
     return {
@@ -97,6 +107,8 @@ def at_references(study: StudyTables) -> list[Section]:
         *_tax(),
         Column(f"ms over {plain}", lambda row: number(row.difference[0])),
         Column("p", lambda row: number(row.p_adjusted, 3)),
+        Column("p, randomised", lambda row: number(row.p_randomised, 3)),
+        Column("Huber, %", _huber),
         _aa(study, tables.TAX),
         Column("n", lambda row: number(row.n, 0)),
         Column(f"{plain}'s n", lambda row: number(row.n_base, 0)),
