@@ -437,13 +437,11 @@ def read_csv(path: Path, *keys: str) -> Row:
 
 
 def published_tables(folder: Path) -> tuple[Row, Row]:
-    """The rows of cells and of taxes; of release 0.2 from its tables of other names."""
+    """The rows of cells and of taxes."""
     cell, tax = (
         ("status", "config", "block", "phase", "cell"),
         ("config", "phase", "cell", "metric"),
     )
-    if (folder / "taxes.csv").exists():
-        return read_csv(folder / "aggregate.csv", *cell), read_csv(folder / "taxes.csv", *tax)
     taxes: Row = {}
     for key, row in read_csv(folder / "effects.csv", "quantity", *tax, "item").items():
         quantity, *where = key.split(" ")
