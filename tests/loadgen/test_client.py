@@ -232,7 +232,7 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for said in ("of each answer [64]", "s per request [600.0]", "for --rate [poisson]"):
+    for said in ("of each answer [64]", "s per request [600.0]", "for --rate [jittered]"):
         assert said in text
     with pytest.raises(SystemExit):
         main(["--version"])
