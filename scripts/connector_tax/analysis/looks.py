@@ -23,7 +23,7 @@ from connector_tax.analysis.samples import over_rates, saturated_in, unsaturated
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.metrics import VERDICT_METRICS, margin_of
-from connector_tax.artifacts.names import Launch, configuration_of, launched_plains
+from connector_tax.artifacts.names import Launch, launched_plains
 from connector_tax.artifacts.study_file import Study, launches
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MARKED, TOO_FEW, verdict_of
 from connector_tax.files import read_json, write_json
@@ -97,10 +97,9 @@ def findings_of(
     findings = []
     for metric in VERDICT_METRICS:
         medians = Launches.of(values[metric])
-        names = {launch.name: configuration_of(launch.name) for launch in values[metric]}
-        plains = launched_plains(names, baseline)
-        base = [v for (name, _), v in values[metric].items() if names[name] == baseline]
-        base_ms = math.exp(sum(base) / len(base)) if base else None
+        plains = launched_plains(medians.name.tolist(), baseline)
+        base = medians.y[medians.config == baseline]
+        base_ms = math.exp(base.mean()) if len(base) else None
         for config in candidates:
             estimate, marked = medians.contrast(config, plains), {config, baseline} & {*saturated}
             if estimate is None:
