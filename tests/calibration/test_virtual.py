@@ -21,11 +21,11 @@ from connector_tax.engine.config import EngineConfig
 from connector_tax.engine.model import StepClock
 from connector_tax.engine.virtual import VirtualEngine
 
-FIXED = design.study_document("fixed", 0, 1)["config"]
+JITTERED = design.study_document("jittered", 0, 1)["config"]
 
 
 def served(engine: EngineConfig, seed: int, arrivals: str = "x") -> Requests:
-    return serve(VirtualEngine(engine, seed), FIXED, arrivals)
+    return serve(VirtualEngine(engine, seed), JITTERED, arrivals)
 
 
 @pytest.mark.parametrize("config", ["plain", "step_tax_360us"])
@@ -45,7 +45,7 @@ def test_a_lone_request_takes_the_cost_of_its_steps(config: str) -> None:
 
 def test_a_cell_is_that_of_the_study() -> None:
     cell = served(design.machine_with("engine").engines["plain"], 1)
-    assert cell.window_s == FIXED["cell"]["floor_s"]
+    assert cell.window_s == JITTERED["cell"]["floor_s"]
     assert cell.n == round(design.RATE_RPS * cell.window_s)
     assert cell.since_warmup_s == pytest.approx(np.arange(cell.n) / design.RATE_RPS, abs=0.02)
 
@@ -70,7 +70,7 @@ def test_true_taxes_grow_with_the_injected_tax() -> None:
 
 
 def test_a_study_is_analysed_with_each_count_of_blocks() -> None:
-    rows = pd.DataFrame(virtual_study("engine", "fixed", 0, 7, (3, 5)))
+    rows = pd.DataFrame(virtual_study("engine", "jittered", 0, 7, (3, 5)))
     assert len(rows) == 2 * len(HEADLINE) * (len(design.STEP_TAX_US) + 1)
     assert set(rows.blocks) == {3, 5}
     large = rows[(rows.config == "step_tax_360us") & (rows.metric == "tpot_p90")]
@@ -79,7 +79,7 @@ def test_a_study_is_analysed_with_each_count_of_blocks() -> None:
 
 def outcome(config: str, study: int, lo: float, **more: object) -> dict[str, object]:
     row = {
-        "spread": "engine", "arrivals": "fixed", "blocks": 3, "metric": "ttft_p90", "study": study,
+        "spread": "engine", "arrivals": "jittered", "blocks": 3, "metric": "ttft_p90", "study": study,
         "config": config, "verdict": LESS, "lo": lo, "hi": 0.02,
     }  # fmt: skip
     return row | more
@@ -96,7 +96,7 @@ def test_the_summary_counts_what_the_outcomes_say() -> None:
         (name, "ttft_p90"): TrueTax(tax, 0.0)
         for name, tax in (("step_tax_30us", 0.01), (design.AA, 0.0))
     }
-    table = coverage.with_truth(pd.DataFrame(rows), {"fixed": truth})
+    table = coverage.with_truth(pd.DataFrame(rows), {"jittered": truth})
     (row,) = coverage.summary(table)
     assert (row["covered"], row["aa"], row["aa_costs"]) == (0.5, 0.5, 0.0)
     assert row["half_width"] == pytest.approx((0.015 + 0.0095) / 2)
@@ -119,7 +119,7 @@ def test_one_configurations_launches_may_differ_three_times_as_much() -> None:
 @pytest.mark.parametrize(("found", "smallest"), [((2, 5), 0.02 + 0.02 * 0.4 / 0.6), ((0, 2), None)])
 def test_power_is_read_between_two_levels(found: tuple[int, int], smallest: float | None) -> None:
     truth = {"step_tax_30us": 0.02, "step_tax_60us": 0.04, design.AA: 0.0}
-    truths = {"fixed": {(n, "ttft_p90"): TrueTax(tax, 0.0) for n, tax in truth.items()}}
+    truths = {"jittered": {(n, "ttft_p90"): TrueTax(tax, 0.0) for n, tax in truth.items()}}
     rows = [
         outcome(name, study, 0.01, verdict=COSTS if study < count else LESS)
         for name, count in zip(truth, (*found, 0), strict=True)

@@ -26,8 +26,8 @@ CELL = "r60"
 SHAPE = (64, 8)
 
 
-Arrivals = Literal["fixed", "poisson"]
-ARRIVALS: tuple[Arrivals, ...] = ("fixed", "poisson")
+Arrivals = Literal["jittered", "poisson"]
+ARRIVALS: tuple[Arrivals, ...] = ("jittered", "poisson")
 # Added to every step; 3.03 ms is the emulated step without prefill.
 STEP_TAX_US: Mapping[str, float] = {
     "step_tax_15us": 15.0,
@@ -59,7 +59,7 @@ def study_document(
     """The content of `study.json` of one calibration study.
 
     Args:
-        arrivals: fixed or poisson.
+        arrivals: jittered or poisson.
         seed: the study's seed; everything random in it follows.
         blocks: launches of each configuration.
         taxed: ids of STEP_TAX_US.
@@ -117,7 +117,7 @@ def engine_definition(faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def machine_with(spread: str) -> Machine:
     """The engine of `engine_definition` with launches that differ as `spread` of SPREADS says."""
     noise = NOISES["engine" if spread == UNEQUAL else spread]
-    machine = machine_of(study_document("fixed", 0, 1)).noisy(noise)
+    machine = machine_of(study_document("jittered", 0, 1)).noisy(noise)
     if spread != UNEQUAL:
         return machine
     wider = machine.noisy(noise._replace(launch_sd=NOISE_FACTOR * noise.launch_sd))

@@ -107,7 +107,7 @@ def run(
 
 
 def _row(case: Case, folder: Path, seed: int) -> dict[str, Any]:
-    document = study_document("fixed", seed, 1, (), cell=CELL, faults=[case.rule])
+    document = study_document("jittered", seed, 1, (), cell=CELL, faults=[case.rule])
     document["config"]["validity"] |= VALIDITY
     document["config"]["metrics"]["interval_s"] = SCRAPE_S
     row: dict[str, Any] = {"fault": case.name, "struck": None, "requests": None, "stamps_us": None}

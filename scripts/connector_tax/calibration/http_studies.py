@@ -38,11 +38,11 @@ def run(
         again: of each that was void at first, why. stamps: percentiles of the stamps' errors, us.
         p90_errors: of each cell's TTFT and TPOT p90, measured over true, minus 1.
     """
-    config = study_document("fixed", seed, 1, (TAXED,), cell=CELL)["config"]
+    config = study_document("jittered", seed, 1, (TAXED,), cell=CELL)["config"]
     truths = true_taxes([log_ratios(config, 0, truth_launches, seed)])
     taxes, stamps, not_valid, again = [], [], [], []
     for number in range(studies):
-        document = study_document("fixed", seed + 10_000 + number, blocks, (TAXED,), cell=CELL)
+        document = study_document("jittered", seed + 10_000 + number, blocks, (TAXED,), cell=CELL)
         folder = root / f"study{number}"
         for launch in launches(document, PHASE):
             live = measure_launch(document, launch, folder)
