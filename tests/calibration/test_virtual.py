@@ -79,8 +79,8 @@ def test_a_study_is_analysed_with_each_count_of_blocks() -> None:
 
 def outcome(config: str, study: int, lo: float, **more: object) -> dict[str, object]:
     row = {
-        "spread": "engine", "arrivals": "jittered", "blocks": 3, "metric": "ttft_p90", "study": study,
-        "config": config, "verdict": LESS, "lo": lo, "hi": 0.02,
+        "spread": "engine", "arrivals": "jittered", "blocks": 3, "metric": "ttft_p90",
+        "study": study, "config": config, "verdict": LESS, "lo": lo, "hi": 0.02,
     }  # fmt: skip
     return row | more
 
