@@ -122,12 +122,12 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
     "a column gone from effects.csv": (
         columns_gone(EFFECTS, "verdict"),
         "made again",
-        r"columns\[0\]: published 30",
+        r"columns\[0\]: published \d+, made again \d+",
     ),
     "the intervals gone from effects.csv": (
         columns_gone(EFFECTS, "lo", "hi"),
         "made again",
-        r"columns\[0\]: published 29",
+        r"columns\[0\]: published \d+, made again \d+",
     ),
     "a row gone from effects.csv": (
         csv_row_gone(EFFECTS),
