@@ -363,10 +363,3 @@ def edited_lines(path: Path) -> Iterator[list[dict[str, Any]]]:
     records = list(read_jsonl(path))
     yield records
     write_lines(path, records)
-
-
-def digest_of(folder: Path) -> str:
-    """One hash over every file below a folder, for 'nothing changed'."""
-    lines = [f"{sha256_file(p)} {p.relative_to(folder)}" for p in sorted(folder.rglob("*"))
-             if p.is_file()]  # fmt: skip
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -101,6 +101,14 @@ class Estimate:
         away, upper, lower = student.cdf(np.array(ends) / self.error, self.df)
         return float(max(away, upper - lower))
 
+    def blocks_needed(self, added_df: int, margin: float, wide: float, narrow: float) -> int | None:
+        """The fewest blocks, above the present ones, with which `power` reaches POWER."""
+
+        def decided(blocks: int) -> bool:
+            return self.with_blocks(added_df, blocks).power(margin, wide, narrow) >= POWER
+
+        return fewest_blocks(len(self.blocks), decided)
+
 
 def fewest_blocks(present: int, decided: Callable[[int], bool]) -> int | None:
     """The smallest number of blocks above `present` that decides; None where MOST_BLOCKS do not.

@@ -18,7 +18,6 @@ from connector_tax.analysis.block_model import (
     Floats,
     Launches,
     LaunchId,
-    fewest_blocks,
     sidak,
 )
 from connector_tax.analysis.ingest import Cell
@@ -247,11 +246,12 @@ class TaxTable:
         point = float(np.expm1(estimate.point))
         return Effect(point, estimate, launches.added_df, self._confidence, mark)
 
-    def second_opinions(self, config: str, phase: str, cell: str, metric: str) -> Row:
-        """The tax by Huber's estimate, and p by randomisation; empty without an interval."""
-        effect = self.tax(config, phase, cell, metric)
+    def second_opinions(
+        self, effect: Effect, config: str, phase: str, cell: str, metric: str
+    ) -> Row:
+        """A tax by Huber's estimate, and p by randomisation; empty without an interval."""
         launches, plains = self.launches(phase, cell, metric), self._plains[phase]
-        if effect is None or launches is None or not effect.repeats:
+        if launches is None or not effect.repeats:
             return {}
         blocks = effect.estimate.blocks
         row: Row = {"p_randomised": randomisation_p(launches, config, plains, blocks)}
@@ -438,17 +438,8 @@ def judge(effect: Effect, comparisons: int, margin: float) -> Judged:
         return Judged(p, TOO_FEW, None)
     significant = p < 1 - effect.confidence
     said = verdict_of((effect.lo, effect.hi), effect.narrow, margin, significant=significant)
-    return Judged(
-        p, said, _blocks_needed(effect, comparisons, margin) if said == CANNOT_TELL else None
-    )
-
-
-def _blocks_needed(effect: Effect, comparisons: int, margin: float) -> int | None:
-    """The fewest blocks, above the present ones, that decide in POWER of the studies."""
-    wide, narrow = effect.confidence ** (1 / comparisons), 2 * effect.confidence - 1
-
-    def decided(blocks: int) -> bool:
-        later = effect.estimate.with_blocks(effect.added_df, blocks)
-        return later.power(margin, wide, narrow) >= POWER
-
-    return fewest_blocks(effect.n_blocks, decided)
+    needed = None
+    if said == CANNOT_TELL:
+        wide, narrow = effect.confidence ** (1 / comparisons), 2 * effect.confidence - 1
+        needed = effect.estimate.blocks_needed(effect.added_df, margin, wide, narrow)
+    return Judged(p, said, needed)

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from connector_tax.analysis.block_model import (
-    POWER,
     Estimate,
     Launches,
     LaunchId,
-    fewest_blocks,
 )
 from connector_tax.analysis.samples import over_rates, saturated_in, unsaturated
 from connector_tax.artifacts import paths
@@ -109,9 +107,8 @@ def findings_of(
             lo, hi, verdict = _judged(estimate, level, len(candidates), margins[metric])
             verdict, needed = MARKED if marked else verdict, None
             if verdict == CANNOT_TELL and estimate.error is not None:
-                needed = _blocks_needed(
-                    estimate, medians.added_df, levels[-1], len(candidates), margins[metric]
-                )
+                shares = _shares(levels[-1], len(candidates))
+                needed = estimate.blocks_needed(medians.added_df, margins[metric], *shares)
             tax = math.expm1(estimate.point)
             findings.append(Finding(config, metric, tax, lo, hi, verdict, base_ms, needed))
     return findings
@@ -174,18 +171,6 @@ def _judged(
 def _shares(level: float, candidates: int) -> tuple[float, float]:
     """Confidence of the interval, and of the one of the equivalence test."""
     return 1 - level / (candidates * len(VERDICT_METRICS)), 1 - 2 * level / candidates
-
-
-def _blocks_needed(
-    estimate: Estimate, added_df: int, level: float, candidates: int, margin: float
-) -> int | None:
-    """The fewest blocks after which a look of this level decides in POWER of the studies."""
-
-    def decided(blocks: int) -> bool:
-        later = estimate.with_blocks(added_df, blocks)
-        return later.power(margin, *_shares(level, candidates)) >= POWER
-
-    return fewest_blocks(len(estimate.blocks), decided)
 
 
 def read_looks(folder: Path) -> list[Look]:

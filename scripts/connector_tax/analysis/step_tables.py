@@ -7,7 +7,7 @@ the configuration's own launches.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from scipy.stats import t as student
@@ -23,6 +23,7 @@ from connector_tax.artifacts.names import NOOP, CellKey, configuration_of
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import KINDS, Row, StepGroup
 
+Value = TypeVar("Value")
 CALLBACKS = "callbacks"
 # The design's step taxes: the medians they compare, and why a launch has none.
 STEP_METRICS: Mapping[str, tuple[str, str]] = {
@@ -58,10 +59,10 @@ def step_rows(
         cells: the steps of its valid cells; empty where the study has no step timing.
         unavailable: why the study has no step timing; None when it has.
     """
-    by_cell = _by_cell(cells)
+    of_cells = by_cell(cells)
     rows = []
     for phase, cell in dict.fromkeys((cell.key.phase, cell.key.cell) for cell in planned):
-        launched = by_cell.get((phase, cell), {})
+        launched = of_cells.get((phase, cell), {})
         made = [
             *(
                 row
@@ -74,12 +75,12 @@ def step_rows(
     return rows
 
 
-def _by_cell(cells: Mapping[CellKey, Steps]) -> dict[tuple[str, str], dict[LaunchId, Steps]]:
-    """(phase, cell) to the steps of its launches."""
-    by_cell: dict[tuple[str, str], dict[LaunchId, Steps]] = {}
-    for key, steps in cells.items():
-        by_cell.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = steps
-    return by_cell
+def by_cell(cells: Mapping[CellKey, Value]) -> dict[tuple[str, str], dict[LaunchId, Value]]:
+    """(phase, cell) to what its launches have."""
+    found: dict[tuple[str, str], dict[LaunchId, Value]] = {}
+    for key, value in cells.items():
+        found.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = value
+    return found
 
 
 def _step_rows(
@@ -180,7 +181,7 @@ def _costs(steps: Steps, kind: str) -> _Costs | None:
 def cdf_rows(cells: Mapping[CellKey, Steps], cell: str | None) -> list[Row]:
     """step_cdf.csv: schedule() and the engine step in a Phase A cell, by configuration."""
     launches: dict[str, list[Steps]] = {}
-    for launch, steps in _by_cell(cells).get(("A", cell or ""), {}).items():
+    for launch, steps in by_cell(cells).get(("A", cell or ""), {}).items():
         launches.setdefault(configuration_of(launch.name), []).append(steps)
     return [
         {"config": config, **point}
@@ -198,15 +199,15 @@ def contrast_columns(
     launches: Launches, config: str, base: Sequence[str], confidence: float
 ) -> Row:
     """A difference in the values' own unit, with its interval; empty without a shared block."""
-    estimate = launches.contrast(config, base)
-    if estimate is None:
+    blocks = launches.blocks(config, base)
+    if not blocks:
         return {}
-    weights = launches.weights(config, base, estimate.blocks)
+    weights = launches.weights(config, base, blocks)
     own, less = (float(np.clip(side * weights, 0, None) @ launches.y) for side in (1, -1))
-    row: Row = {"estimate": estimate.point, "n_blocks": len(estimate.blocks)}
+    row: Row = {"estimate": launches.value(weights), "n_blocks": len(blocks)}
     row |= {"base": less, "own": own}
     # Not the residual of all configurations: what a step takes varies more where it takes more.
-    each = [launches.value(launches.weights(config, base, [block])) for block in estimate.blocks]
+    each = [launches.value(launches.weights(config, base, [block])) for block in blocks]
     if len(each) < 2:
         return row
     point, spread, df = float(np.mean(each)), float(np.std(each, ddof=1)), len(each) - 1

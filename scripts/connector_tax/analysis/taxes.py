@@ -123,7 +123,7 @@ def _family(made: Tables, place: Row, metric: str) -> list[Row]:
         reason = merged_reasons([(block, reason) for _, block, reason in lost])
         row |= {"base": base, "own": own, "n": n, "n_base": n_base, **judged._asdict()}
         if confirmatory:
-            row |= made.taxes.second_opinions(*where[config])
+            row |= made.taxes.second_opinions(effect, *where[config])
         rows.append(row | _numbers(effect) | {"reason": reason or None})
     return rows
 

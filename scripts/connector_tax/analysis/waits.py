@@ -11,13 +11,13 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from connector_tax.analysis.block_model import Launches, LaunchId
+from connector_tax.analysis.block_model import Launches
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.records import REQUESTS, STEPS, empty_frame, read_records
-from connector_tax.analysis.step_tables import contrast_columns
+from connector_tax.analysis.step_tables import by_cell, contrast_columns
 from connector_tax.analysis.taxes import compared
 from connector_tax.artifacts import tables
-from connector_tax.artifacts.names import CellKey, configuration_of
+from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.tables import Row
 
@@ -44,23 +44,13 @@ def prefill_wait_ms(cell: Cell) -> float | None:
 
 def wait_rows(study: Study, waits: Mapping[CellKey, float]) -> list[Row]:
     """By how much a configuration's requests wait longer than the baseline's, by cell, in ms."""
-    cells: dict[tuple[str, str], dict[LaunchId, float]] = {}
-    for key, wait in waits.items():
-        cells.setdefault((key.phase, key.cell), {})[LaunchId(key.config, key.block)] = wait
     rows: list[Row] = []
-    for (phase, cell), launched in cells.items():
+    for (phase, cell), launched in by_cell(waits).items():
         plains, launches = study.plains(phase), Launches.of(launched)
-        means = {
-            name: float(
-                np.mean([v for (n, _), v in launched.items() if configuration_of(n) == name])
-            )
-            for name in {configuration_of(launch.name) for launch in launched}
-        }
         for config in compared(study, phase):
             confidence = study.config["statistics"]["confidence"]
             if known := contrast_columns(launches, config, plains, confidence):
                 row: Row = {"quantity": tables.WAIT, "config": config, "phase": phase, "cell": cell}
                 row |= {"metric": "wait", "unit": "ms", "scale": tables.RAW, "status": "valid"}
-                row |= {"base": means[study.baseline], "own": means[configuration_of(config)]}
                 rows.append(row | known)
     return rows
