@@ -33,7 +33,7 @@ from connector_tax.provenance.remade import remake
 from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.servers.kinds import ServerCommand, engine_of
 from connector_tax.study import complete
-from connector_tax.study.design import cell_order, measured_design, run_order
+from connector_tax.study.design import described, measured_design, run_order
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server_command import launch_script
 from connector_tax.vllm.launch import CPU_ADAPTER
@@ -167,16 +167,8 @@ def _complete_launch(document: dict[str, Any], index_file: Path, minute: int) ->
     if index["status"] == "done":
         argv = ["python", "-m", "connector_tax.engine", "--configuration", index["configuration"]]
         launch = Launch(index["config"], index["block"], index["phase"])
-        entries = {entry["id"]: entry for entry in document["configurations"]}
-        description = {
-            **{key: document[key] for key in ("study", "design_sha256")},
-            "configuration": entries[launch.configuration],
-            **{"config": launch.config, "block": launch.block, "phase": launch.phase},
-            "engine": document["config"]["engine"],
-            "argv": argv,
-            "environment": {"PYTHONPATH": CPU_ADAPTER},
-            "cells": cell_order(cast(StudyDocument, document), launch),
-        }
+        design = described(cast(StudyDocument, document), launch)
+        description = {**design, "argv": argv, "environment": {"PYTHONPATH": CPU_ADAPTER}}
         write_json(folder / "config.json", description)
         (ran,) = index["attempts"] or [{"node": NODE}]
         attempt = {"attempt": 1, "pid": 1, **ran, "supersedes": None}
