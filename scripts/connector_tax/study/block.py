@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Above this, an exit status says which signal ended the process.
 SIGNALLED = 128
-# What a cell takes besides its window: looks at the idle machine, writing the records.
+# What a cell takes besides its window: its last scrapes, and writing the records.
 AROUND_A_CELL_S = 30
 
 

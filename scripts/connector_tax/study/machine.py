@@ -38,7 +38,7 @@ class MachineWatch(CommandChild):
         super().__init__(WATCH_MODULE, [json.dumps(settings)])
 
     def open(self, path: Path, server_group: int) -> None:
-        """Look at the server's CPUs, then sample into a cell's file.
+        """Begin to sample into a cell's file.
 
         Args:
             path: the file.
@@ -47,5 +47,5 @@ class MachineWatch(CommandChild):
         self.ask("open", path=str(path), server_group=server_group)
 
     def close(self) -> None:
-        """End the cell's file, with another look at the server's CPUs."""
+        """End the cell's file."""
         self.ask("close")

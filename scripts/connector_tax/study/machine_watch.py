@@ -3,12 +3,10 @@
 It takes commands as JSON lines on standard input and answers each with one JSON line; between them
 it samples (study.yardstick). `machine_<phase>_<cell>.jsonl` holds, in this order:
 
-- `{"kind": "look", "when": "before", ...}`: samples on the server's CPUs while the server is idle;
 - `{"kind": "begin", ...}`: what is sampled and where, and the counters when sampling began;
-- `{"kind": "chunk", ...}`: every `chunk_ms`, the samples since the line before, and the counters;
-- `{"kind": "look", "when": "after", ...}`.
+- `{"kind": "chunk", ...}`: every `chunk_ms`, the samples since the line before, and the counters.
 
-`t_ns` is CLOCK_MONOTONIC: of a look its beginning, of the other lines when the counters were read.
+`t_ns` is CLOCK_MONOTONIC, when the counters were read.
 `at_us` are the samples' times in us after the t_ns of the line before; `memory_ns` and `compute_ns`
 are CPU time of each sample, `memory_ns` of `elements` loads. `counters` are totals: `idle_ms`,
 `steal_ms` and `own_ms` (CPU time of the study's own processes) of both CPU sets, `pressure_us`,
@@ -28,7 +26,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypedDict
+from typing import Any, TextIO, TypedDict
 
 from connector_tax.analysis.machine import SIDES
 from connector_tax.linux import run_when_idle
@@ -118,7 +116,6 @@ class Watcher:
     def _open(self, path: Path, server_group: int) -> None:
         self._file = path.open("w", encoding="utf-8", buffering=1)
         self._server_group = server_group
-        self._look("before")
         self._own = own_processes(self._settings["driver"], server_group)
         for readings in filter(None, (self._gpu, self._gpu_users)):
             readings.take()
@@ -130,7 +127,6 @@ class Watcher:
         # Processes that came during the cell belong to it too.
         self._own = own_processes(self._settings["driver"], self._server_group)
         self._write_chunk()
-        self._look("after")
         assert self._file is not None
         self._file.close()
         self._file = None
@@ -176,16 +172,7 @@ class Watcher:
             **own_use(),
         }
         self._line_ns = time.monotonic_ns()
-        self._put({"kind": kind, "t_ns": self._line_ns, **content, "counters": counters})
-
-    def _look(self, when: Literal["before", "after"]) -> None:
-        cpus = self._settings["server"]
-        started = time.monotonic_ns()
-        memory, compute = self._yardstick.look(cpus)
-        self._put({"kind": "look", "when": when, "t_ns": started, "cpus": cpus,
-                   "memory_ns": memory, "compute_ns": compute})  # fmt: skip
-
-    def _put(self, record: Mapping[str, object]) -> None:
+        record = {"kind": kind, "t_ns": self._line_ns, **content, "counters": counters}
         assert self._file is not None
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
 
