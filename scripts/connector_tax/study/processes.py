@@ -10,6 +10,7 @@ noticed and told, not counted as no time at all.
 How long the engine core's thread was ready to run and had no CPU is in the kernel's account too.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -171,6 +172,14 @@ def _lost(before: Reading, after: Reading) -> str | None:
         return None
     names = ", ".join(f"{p.name} ({p.pid})" for p in gone)
     return f"{names} ended, and no process of the server waited for it: its CPU time is not known"
+
+
+def threads_of(pid: int) -> Iterator[tuple[int, str, int]]:
+    """Id, name and CPU time in ns of each thread of a process; none of one that has ended."""
+    for folder in Path(f"/proc/{pid}/task").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            name = (folder / "comm").read_text(errors="replace").strip()
+            yield int(folder.name), name, int((folder / "schedstat").read_text().split()[0])
 
 
 def _queued_ns(pid: int) -> int | None:

@@ -4,7 +4,6 @@ Idle CPU time, memory, GPU memory, threads, processes and start-up time of the s
 each companion process has in them. A quantity that could not be read is null and has its reason.
 """
 
-import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,14 @@ from pathlib import Path
 
 from connector_tax.artifacts.cell_records import CellCpu, QuantityRecord, ServerCounters
 from connector_tax.artifacts.launch_files import IdleCpu, ServerSnapshot
-from connector_tax.study.processes import SERVER, Process, ServerCpu, ServerProcesses, cpu_between
+from connector_tax.study.processes import (
+    SERVER,
+    Process,
+    ServerCpu,
+    ServerProcesses,
+    cpu_between,
+    threads_of,
+)
 
 _QUERY = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 _QUERY_TIMEOUT_S = 30
@@ -101,12 +107,8 @@ def gpu_memory_by_process() -> dict[int, float] | str:
 
 def _threads(process: Process | None) -> dict[str, int]:
     """CPU time in ns of each of a process's threads, by name and thread id."""
-    found = {}
-    for folder in Path(f"/proc/{process.pid}/task").glob("[0-9]*") if process else ():
-        with contextlib.suppress(OSError):  # it has ended
-            name = (folder / "comm").read_text(errors="replace").strip()
-            found[f"{name} ({folder.name})"] = int((folder / "schedstat").read_text().split()[0])
-    return found
+    threads = threads_of(process.pid) if process else ()
+    return {f"{name} ({thread})": cpu_ns for thread, name, cpu_ns in threads}
 
 
 def _memory(running: list[Process]) -> QuantityRecord:
