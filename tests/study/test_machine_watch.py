@@ -16,9 +16,8 @@ from connector_tax.analysis.machine import read_machine
 from connector_tax.files import ArtifactError, read_jsonl
 from connector_tax.loadgen.affinity import AffinityPlan, plan_affinity, read_topology
 from connector_tax.study.child import ChildError
-from connector_tax.study.gpu import FIELDS, PROCESSES, GpuReadings
-from connector_tax.study.machine import MachineWatch
-from connector_tax.study.usage import throttled, throttled_file
+from connector_tax.study.machine_watch import FIELDS, PROCESSES, GpuReadings, MachineWatch
+from connector_tax.study.processes import throttled, throttled_file
 
 QUIET: Any = {"interval_ms": 20, "working_set_mib": 1, "elements": 100, "chunk_ms": 100}
 BURN = (
