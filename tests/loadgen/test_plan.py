@@ -22,10 +22,9 @@ from connector_tax.loadgen import (
     Target,
     open_loop,
 )
-from connector_tax.loadgen.bodies import AHEAD, LookAhead
 from connector_tax.loadgen.messages import WAITS, RequestRecord, Window
 from connector_tax.loadgen.plan import LEAD_NS
-from connector_tax.loadgen.sessions import History, Node, Parent, Session, Singles
+from connector_tax.loadgen.sessions import AHEAD, History, LookAhead, Node, Parent, Session, Singles
 from connector_tax.loadgen.traffic import Load
 from tests.loadgen.fault_server import FaultServer, Pause, Step, good_answer
 from tests.loadgen.running import planned, rule

@@ -20,7 +20,7 @@ from connector_tax.loadgen import (
 )
 from connector_tax.loadgen.messages import RequestRecord
 from connector_tax.loadgen.plan import LEAD_NS
-from connector_tax.loadgen.precision import relative_half_width
+from connector_tax.loadgen.rule import relative_half_width
 from connector_tax.ranks import order_statistic_ranks
 from connector_tax.seeds import named_generator
 from tests.loadgen.fault_server import FaultServer, Pause, good_answer

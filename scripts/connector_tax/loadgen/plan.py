@@ -8,17 +8,14 @@ import hashlib
 from collections import deque
 from dataclasses import dataclass
 
-from connector_tax.loadgen.bodies import LookAhead
-from connector_tax.loadgen.messages import WAITS, Cancel, RequestRecord, Window
-from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
-from connector_tax.loadgen.rule import CellRule, CooldownEnd
-from connector_tax.loadgen.sessions import Node
+from connector_tax.loadgen.messages import WAITS, Cancel, Item, RequestRecord, Window
+from connector_tax.loadgen.rule import CellRule, CooldownEnd, HalfWidths, PrecisionRule
+from connector_tax.loadgen.sessions import LookAhead, Node
 from connector_tax.loadgen.traffic import Load, Ready
 
 LEAD_NS = 20_000_000
 """A request travels to its worker so long before it is due."""
 POLL_NS = 10_000_000
-Item = tuple[RequestRecord, bytes] | Cancel | Window
 
 
 @dataclass(frozen=True, slots=True)
