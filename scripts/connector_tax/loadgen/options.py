@@ -55,6 +55,7 @@ NEEDS: dict[str, tuple[tuple[str, ...], object]] = {
     "min_completed": (("max_duration", "stop_at_precision"), 0),
     "max_duration": (("min_completed",), None),
     "vocabulary": (("prompt_tokens",), 1000),
+    "seed": (("rate", "prompt_tokens", "prompt_words"), 0),
     "keep_going": (("session_file",), False),
     "requests": (("prompt", "prompt_tokens", "prompt_words"), None),
     "max_tokens": (("prompt", "prompt_tokens", "prompt_words"), 64),
@@ -133,10 +134,14 @@ def _add_endpoint(parser: argparse.ArgumentParser) -> None:
     add("--model", help="default: the one that /v1/models names")
     add("--header", action="append", default=[], metavar="'NAME: VALUE'", help="may be repeated")
     add("--api-key-env", metavar="NAME", help="variable that holds the bearer token")
+    # Of a pair, each makes the other one void.
+    add = where.add_mutually_exclusive_group().add_argument
     add("--ca-file", type=Path, help="PEM certificates to trust instead of the system's")
     add("--insecure", action="store_true", help="trust any certificate")
+    add = where.add_mutually_exclusive_group().add_argument
     add("--wait", type=float, default=10.0, help="s for the endpoint to answer before the run")
     add("--no-ready-check", action="store_true", help="do not ask it; needs --model")
+    add = where.add_mutually_exclusive_group().add_argument
     add("--no-stream", action="store_true", help="ask for whole responses")
     add("--no-usage", action="store_true", help="do not ask for token usage; events are counted")
 
@@ -170,7 +175,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="load goes on, unmeasured, until what was measured is answered",
     )
-    add("--seed", type=int, default=0, help="of arrivals and prompts")
+    add("--seed", type=int, help="of arrivals and prompts")
 
 
 def _add_requests(parser: argparse.ArgumentParser) -> None:
@@ -229,6 +234,8 @@ def make_target(options: argparse.Namespace) -> Target:
     path = parts.path.rstrip("/") or "/v1"
     if path.endswith("/v1"):
         path += "/chat/completions" if options.chat else "/completions"
+    elif options.chat and not path.endswith("/chat/completions"):
+        raise ValueError(f"--chat has no effect: --url names the path {path} to POST to")
     if parts.username is not None:
         raise ValueError("--url holds a user name; give it with --header 'Authorization: ...'")
     if parts.query:

@@ -28,9 +28,9 @@ tests.
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,47 +108,27 @@ def _random_offsets(
     return np.concatenate(chunks)
 
 
-class SessionAdmission(Protocol):
-    """Decides when sessions start."""
-
-    def next_start_ns(self, started: int, active: int, now_ns: int) -> int | None:
-        """Return when the next session may start; None: not before another one ends, or never."""
+# Sessions started and active, and the time, to when the next may start; None: not before another
+# one ends, or never.
+Admission = Callable[[int, int, int], int | None]
 
 
-class RateAdmission:
-    """Session k starts at `starts_ns[k]` (ascending, absolute)."""
-
-    def __init__(self, starts_ns: Sequence[int]) -> None:
-        self._starts_ns = starts_ns
-
-    def next_start_ns(self, started: int, active: int, now_ns: int) -> int | None:  # noqa: ARG002
-        """Return the session's own start, whatever else is going on."""
-        return self._starts_ns[started] if started < len(self._starts_ns) else None
+def at_starts(starts_ns: Sequence[int]) -> Admission:
+    """Session k starts at `starts_ns[k]` (ascending, absolute), whatever else is going on."""
+    return lambda started, _active, _now_ns: (
+        starts_ns[started] if started < len(starts_ns) else None
+    )
 
 
-class ConcurrencyAdmission:
+def at_places(target: int, origin_ns: int, rampup_ns: int) -> Admission:
     """Keeps `target` sessions active, rising linearly from `origin_ns` over `rampup_ns`."""
 
-    def __init__(self, target: int, origin_ns: int, rampup_ns: int) -> None:
-        self._target = target
-        self._origin_ns = origin_ns
-        self._rampup_ns = rampup_ns
-
-    def target_at(self, t_ns: int) -> int:
-        """Return how many sessions may be active at `t_ns`."""
-        since_ns = t_ns - self._origin_ns
-        if since_ns < 0:
-            return 0
-        if since_ns >= self._rampup_ns:
-            return self._target
-        return self._target * since_ns // self._rampup_ns
-
-    def next_start_ns(self, started: int, active: int, now_ns: int) -> int | None:  # noqa: ARG002
-        """Return the first moment, now or later, at which the target exceeds `active`."""
-        if active >= self._target:
+    def next_start_ns(_started: int, active: int, now_ns: int) -> int | None:
+        if active >= target:
             return None
-        ramp_ns = -(-self._rampup_ns * (active + 1) // self._target)
-        return max(now_ns, self._origin_ns + ramp_ns)
+        return max(now_ns, origin_ns - (-rampup_ns * (active + 1) // target))
+
+    return next_start_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +174,9 @@ class Load:
         rampup_ns = round(self.rampup_s * 1e9)
         if self.waits_in_workers:
             return ClosedSingles(self.sessions, self.concurrency, origin_ns, rampup_ns)
-        admission: SessionAdmission
+        admission = at_places(self.concurrency, origin_ns, rampup_ns)
         if self.offsets_ns is not None:
-            admission = RateAdmission((self.offsets_ns + origin_ns).tolist())
-        else:
-            admission = ConcurrencyAdmission(self.concurrency, origin_ns, rampup_ns)
+            admission = at_starts((self.offsets_ns + origin_ns).tolist())
         return SessionScheduler(self.sessions, admission, not self.keep_going)
 
 
@@ -280,7 +258,7 @@ class SessionScheduler:
     """
 
     def __init__(
-        self, sessions: Sessions, admission: SessionAdmission, cancel_session_on_failure: bool
+        self, sessions: Sessions, admission: Admission, cancel_session_on_failure: bool
     ) -> None:
         self._sessions = sessions
         self._admission = admission
@@ -289,7 +267,6 @@ class SessionScheduler:
         self._queue: list[tuple[int, int, int, int]] = []  # due_ns, arrival, session, node
         self._arrivals = 0
         self.started = 0
-        self.admitting = True
 
     @property
     def active(self) -> int:
@@ -299,13 +276,12 @@ class SessionScheduler:
     @property
     def finished(self) -> bool:
         """True when nothing is active and no session will start."""
-        exhausted = not self.admitting or self.started >= len(self._sessions)
-        return exhausted and not self._active
+        return self.started >= len(self._sessions) and not self._active
 
     @property
     def exhausted(self) -> bool:
         """True when no request will be ready any more, whatever those in flight bring."""
-        if self._queue or (self.admitting and self.started < len(self._sessions)):
+        if self._queue or self.started < len(self._sessions):
             return False
         return not any(state.pending for state in self._active.values())
 
@@ -363,9 +339,9 @@ class SessionScheduler:
         return outcome
 
     def _next_start_ns(self, now_ns: int) -> int | None:
-        if not self.admitting or self.started >= len(self._sessions):
+        if self.started >= len(self._sessions):
             return None
-        return self._admission.next_start_ns(self.started, len(self._active), now_ns)
+        return self._admission(self.started, len(self._active), now_ns)
 
     def _start(self, start_ns: int) -> None:
         index = self.started
