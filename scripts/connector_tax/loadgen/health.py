@@ -4,14 +4,14 @@ Every check has a value and a bound, is two-sided where the quantity can err bot
 when its data are missing. Those that a study's cells have too have its names, bounds and sentences.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
 
 from connector_tax.artifacts.cell_records import GeneratorHealth
-from connector_tax.artifacts.checks import BOUNDS, CHECKS, UNSTAMPED_SHARE_MAX
+from connector_tax.artifacts.checks import BOUNDS, CHECKS, generator_checks
 from connector_tax.loadgen.generator import CellResult
 from connector_tax.loadgen.messages import Clock, RequestRecord
 from connector_tax.loadgen.traffic import Load
@@ -61,7 +61,6 @@ def _outcome(session: str, entries: Sequence[RequestRecord]) -> SessionOutcome:
 
 
 SESSION_DELAY_P99_MS = 5.0
-LOST = ("undecodable", "oversized", "dropped_messages")
 # Of the checks that a study has not: what is wrong where one fails.
 WRONG = {name: check.void for name, check in CHECKS.items()} | {
     "dropped": "requests were dropped at the in-flight cap",
@@ -229,39 +228,10 @@ def check_concurrency(
 
 
 def check_processes(health: GeneratorHealth, clock: Clock) -> list[Check]:
-    """Check event-loop lag, CPU share and message counters, each by the worst process, that every
-    worker lives and opened its connections, and that the clock is the one it is said to be.
-    """
-    processes = health["processes"]
-    workers = [values for name, values in processes.items() if name != "main"]
-
-    def of(key: str, among: Sequence[dict[str, float]], join: Callable[..., float]) -> float | None:
-        values = [told[key] for told in among if key in told]
-        return join(values) if values and len(values) == len(among) else None
-
-    everyone = list(processes.values())
-    lost = [of(key, everyone, sum) for key in LOST]
-    lost.append(of("late_results", [processes["main"]], sum))
-    told = [count for count in lost if count is not None]
-    checks = [
-        _at_most(name, of(name, everyone, max), BOUNDS[bound])
-        for name, bound in (
-            ("loop_lag_p99_ms", "loop_lag_p99_ms"),
-            ("loop_lag_max_ms", "loop_lag_max_ms"),
-            ("cpu_share", "max_cpu_share"),
-        )
-    ]
-    if clock == "kernel":
-        reads, unstamped = of("reads", workers, sum), of("unstamped_reads", workers, sum)
-        share = unstamped / reads if reads and unstamped is not None else None
-        checks.append(_at_most("unstamped_reads", share, UNSTAMPED_SHARE_MAX))
-    wanted = health["workers"] * health["connections_per_worker"]
+    """Check the load generator's processes, as a study's cells do."""
     return [
-        *checks,
-        _at_most("lost_messages", sum(told) if len(told) == len(lost) else None, 0.0),
-        _at_most("workers_died", float(len(health["workers_died"])), 0.0),
-        _at_most("silent_workers", float(health["workers"] - len(workers)), 0.0),
-        _at_most("unopened_connections", wanted - sum(health["connections"].values()), 0.0),
+        Check(name, check["value"], f"<= {check['bound']:g}", check["pass"])
+        for name, check in generator_checks(health, clock, BOUNDS).items()
     ]
 
 
