@@ -393,11 +393,6 @@ class LoadGenerator:
     # ---- the parts of a run
 
     @property
-    def connect_errors(self) -> list[str]:
-        """Why workers could not open all their connections at the beginning of this run."""
-        return [begun.connect_error for begun in self._begun if begun.connect_error]
-
-    @property
     def clock(self) -> Clock:
         """Where the stamps of this run come from; "kernel" only if every worker has it."""
         return "kernel" if all(begun.clock == "kernel" for begun in self._begun) else "worker"
@@ -454,7 +449,7 @@ class LoadGenerator:
             "workers_died": list(self._dispatcher.died),
             "connections_per_worker": self._ahead,
             "connections": {f"worker{b.worker}": b.connections for b in self._begun},
-            "connect_errors": self.connect_errors,
+            "connect_errors": [b.connect_error for b in self._begun if b.connect_error],
         }
 
     def _on_done(self, result: FromRun) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 from connector_tax.loadgen.messages import RequestRecord
+from connector_tax.ranks import percentile_of
 
 CooldownEnd = Literal["answered", "drain", "schedule", "interrupted", "off", "overloaded", "errors"]
 """Why traffic ended: every measured request has its result; the drain time was over; all sessions
@@ -96,10 +97,7 @@ def relative_half_width(ordered: Sequence[float], ranks: Ranks) -> float | None:
     low, high = ranks(len(ordered))
     if low is None or high is None:
         return None
-    position = (len(ordered) - 1) * PERCENT / 100
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    p90 = ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    p90 = percentile_of(ordered, PERCENT)
     return (ordered[high - 1] - ordered[low - 1]) / (2 * p90) if p90 > 0 else None
 
 

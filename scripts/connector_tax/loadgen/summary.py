@@ -21,7 +21,7 @@ from connector_tax.loadgen.generator import CellResult
 from connector_tax.loadgen.health import ADVICE, WRONG, Check
 from connector_tax.loadgen.messages import FAILURES, LINE_FIELDS, TOLERATED, RequestRecord
 from connector_tax.loadgen.plan import Progress
-from connector_tax.ranks import order_statistic_ranks
+from connector_tax.ranks import order_statistic_ranks, percentile_of
 
 PENDING_BYTES = 1 << 20
 """Of lines before they are written, whether or not it is time to show how the run goes."""
@@ -50,7 +50,8 @@ class RecordSink:
         self._recent_ms: deque[float] = deque(maxlen=RECENT)
         self._tokens = 0
         self._told = (0.0, 0)
-        self._line = _ProgressLine()
+        self._terminal = sys.stderr.isatty()
+        self._next_s = 0.0
 
     def take(self, record: RequestRecord) -> None:
         """Take a request that has ended."""
@@ -68,24 +69,30 @@ class RecordSink:
             record.raw_reads = None
 
     def progress(self, progress: Progress) -> None:
-        """Let what was written reach the file; show how the run goes."""
+        """Let what was written reach the file; show how the run goes.
+
+        By a line that is rewritten in a terminal, and a new one every five seconds elsewhere.
+        """
         self._flush()
-        if self._line.due(progress.elapsed_s):
-            since_s, tokens = self._told
-            self._told = progress.elapsed_s, self._tokens
-            rate = (self._tokens - tokens) / max(progress.elapsed_s - since_s, 1e-9)
-            latest = ""
-            if self._recent_ms:
-                p50, p90 = np.percentile(self._recent_ms, (50, 90))
-                latest = f", TTFT p50 {p50:.1f} p90 {p90:.1f} ms, {rate:,.0f} tokens/s"
-            self._line.show(
-                f"{progress.elapsed_s:7.1f} s  {progress.issued} sent, {progress.inflight} in "
-                f"flight, {progress.ok} ok, {progress.failed} failed{latest}"
-            )
+        if progress.elapsed_s < self._next_s:
+            return
+        self._next_s = progress.elapsed_s + (1.0 if self._terminal else 5.0)
+        since_s, tokens = self._told
+        self._told = progress.elapsed_s, self._tokens
+        rate = (self._tokens - tokens) / max(progress.elapsed_s - since_s, 1e-9)
+        latest = ""
+        if self._recent_ms:
+            p50, p90 = np.percentile(self._recent_ms, (50, 90))
+            latest = f", TTFT p50 {p50:.1f} p90 {p90:.1f} ms, {rate:,.0f} tokens/s"
+        print(
+            f"{progress.elapsed_s:7.1f} s  {progress.issued} sent, {progress.inflight} in "
+            f"flight, {progress.ok} ok, {progress.failed} failed{latest}",
+            end="\x1b[K\r" if self._terminal else "\n", file=sys.stderr, flush=True,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Write what is left; leave the line of progress standing."""
-        self._line.finish()
+        self._leave_line()
         self._flush()
         if isinstance(self._stream, FileIO):
             self._stream.close()
@@ -107,35 +114,12 @@ class RecordSink:
             with contextlib.suppress(OSError):  # a pipe or a device
                 stream.truncate(self._written)
             self.problem = f"{self._path}: {error.strerror}; it has what came before"
-            self._line.finish()
+            self._leave_line()
             print(f"error: {self.problem}; the run goes on", file=sys.stderr)
 
-
-class _ProgressLine:
-    """A line on stderr: rewritten in a terminal, a new one every five seconds elsewhere."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._next_s = 0.0
-        self._open = False
-
-    def due(self, elapsed_s: float) -> bool:
-        """True when it is time for another."""
-        if elapsed_s < self._next_s:
-            return False
-        self._next_s = elapsed_s + (1.0 if self._terminal else 5.0)
-        return True
-
-    def show(self, text: str) -> None:
-        """Write or rewrite the line."""
-        self._open = self._terminal
-        print(text, end="\x1b[K\r" if self._terminal else "\n", file=sys.stderr, flush=True)
-
-    def finish(self) -> None:
-        """Leave the rewritten line standing."""
-        if self._open:
+    def _leave_line(self) -> None:
+        if self._terminal and self._next_s:
             print(file=sys.stderr)
-            self._open = False
 
 
 def utc_offset_ns() -> int:
@@ -270,9 +254,7 @@ def _quantiles(name: str, ordered: "NDArray[np.floating[Any]]") -> dict[str, Any
     n = len(ordered)
     row: dict[str, Any] = {"n": n, "mean": float(np.mean(ordered, dtype=np.float64))}
     for percent in PERCENTS:
-        position = (n - 1) * percent / 100
-        below, above = ordered[int(position)], ordered[min(int(position) + 1, n - 1)]
-        row[f"p{percent}"] = float(below + (above - below) * (position % 1))
+        row[f"p{percent}"] = percentile_of(ordered, percent)
         row[f"p{percent}_interval"] = None
         if name == "ITL" or (percent == 99 and n < P99_MIN_SAMPLES):
             continue

@@ -403,11 +403,6 @@ class ClosedSingles:
         self._ended = 0
 
     @property
-    def started(self) -> int:
-        """How many sessions have started."""
-        return self._ended + self.active
-
-    @property
     def active(self) -> int:
         """How many sessions have started and not ended."""
         return min(self._places, self._handed - self._ended)
