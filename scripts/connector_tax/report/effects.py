@@ -1,7 +1,7 @@
 """What the report says of effects.csv: columns over its rows, by quantity, rate and metric."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from connector_tax import text
 from connector_tax.artifacts import tables
@@ -9,6 +9,7 @@ from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, VERDICT_M
 from connector_tax.artifacts.names import ALL_RATES, REFERENCES
 from connector_tax.artifacts.tables import ALL_SIZES, KINDS, EffectRow, StepGroup
 from connector_tax.artifacts.verdicts import in_words
+from connector_tax.figures.fig9_forest import priors
 from connector_tax.figures.fig10_resources import PANELS, decimals
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.tables import (
@@ -179,44 +180,29 @@ def others(study: StudyTables) -> Table:
 
 def prior(study: StudyTables) -> Table | None:
     """TTFT p90 of the earlier trace replay beside this study's; None with nothing to compare."""
-    given, taxes = study.settings["hypotheses"]["prior"], study.at("ref_safe", HEADLINE[0])
-    plain_s = given["plain_ttft_p90_s"]
-    known = {
-        "nixl_both": given["nixl_ttft_p90_s"],
-        "mooncake_both": given["mooncake_both_ttft_p90_s"],
-    }
-    if not any(item.id in known for item in study.connectors):
-        return None
-    plain_ms = next((row.base for row in taxes.values() if row.base is not None), None)
-    dash = TableCell(text.DASH)
-    first = [TableCell(study.label(study.baseline)), number(plain_s), dash, number(plain_ms), dash]
-    rows = [TableRow([*first, dash, TableCell("")])]
+    plain_s = study.settings["hypotheses"]["prior"]["plain_ttft_p90_s"]
+    known, taxes = priors(study), study.at("ref_safe", HEADLINE[0])
+
+    def tax(row: EffectRow) -> float:
+        return known.get(row.config, 0.0)
+
     columns: list[EffectColumn] = [
         _configuration(study),
-        Column("Prior, s", lambda row: number(known[row.config])),
-        Column("Prior tax, %", lambda row: percent(known[row.config] / plain_s - 1)),
+        Column("Prior, s", lambda row: number(plain_s * (1 + tax(row)))),
+        Column("Prior tax, %", lambda row: percent(tax(row))),
         Column("Measured, ms", lambda row: number(row.own)),
         Column("Measured tax, %", lambda row: percent(row.estimate)),
-        Column("95 % interval, %", lambda row: interval(row.lo, row.hi)),
+        Column("95 % interval, %", lambda row: interval(*row.shown[1:])),
         _verdict(study),
     ]
-    for item in study.connectors:
-        if item.id in known:
-            row = taxes.get(item.id)
-            rows.append(_prior_row(study, columns, item.id, row, known[item.id] / plain_s - 1))
-    return table("prior-table", [column.heading for column in columns], rows)
-
-
-def _prior_row(
-    study: StudyTables, columns: Sequence[EffectColumn], config: str, row: EffectRow | None,
-    prior_tax: float,
-) -> TableRow:  # fmt: skip
-    if row is not None and row.status == "valid":
-        return TableRow([column.cell(row) for column in columns])
-    reason = "not measured at ref_safe" if row is None else f"{row.status}: {row.reason}"
-    dashes = [TableCell(text.DASH)] * (len(columns) - 3)
-    cells = [TableCell(study.label(config)), percent(prior_tax), *dashes, TableCell(reason)]
-    return TableRow(cells, lost=True)
+    base = [
+        replace(row, config=study.baseline, own=row.base, estimate=None, lo=None, hi=None,
+                family_lo=None, verdict="", mark="")
+        for row in taxes.values()
+        if row.base is not None
+    ]  # fmt: skip
+    rows = [taxes[item.id] for item in study.connectors if item.id in known and item.id in taxes]
+    return of_rows("prior-table", columns, [*base[:1], *rows], first=3) if rows else None
 
 
 # ---- engine steps

@@ -3,40 +3,41 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from connector_tax import text
 from connector_tax.artifacts.cell_records import CheckRecord, CountsRecord
-from connector_tax.artifacts.metrics import CRITERIA
+from connector_tax.artifacts.metrics import CRITERIA, HEADLINE, LATENCY_METRICS
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import CellState, LaunchReport
-from connector_tax.report.tables import Table, TableCell, TableRow, number, percent, table
+from connector_tax.report.tables import (
+    Column,
+    Table,
+    TableCell,
+    TableRow,
+    number,
+    of_rows,
+    percent,
+    table,
+)
 
-COUNTS: tuple[Literal["planned", "sent", "ok", "dropped", "measured_ok"], ...] = (
-    "planned", "sent", "ok", "dropped", "measured_ok",
-)  # fmt: skip
+CountName = Literal["planned", "sent", "ok", "dropped", "measured_ok"]
+COUNTS: tuple[CountName, ...] = get_args(CountName)
 
 
 def lost_cells(study: StudyTables, launches: Sequence[LaunchReport]) -> Table | None:
     """Every cell that has no number, with its reason; None where all have."""
-    columns = ("Configuration", "Block", "Phase", "Cell", "State", "Reason")
-    rows = [
-        TableRow(
-            [
-                TableCell(study.label(launch.config)),
-                number(launch.block, 0),
-                TableCell(launch.phase),
-                TableCell(cell.name),
-                TableCell(cell.status),
-                TableCell(cell.reason or launch.reason),
-            ]
-        )
-        for launch in launches
-        for cell in launch.cells
-        if cell.status != "valid"
+    columns: list[Column[tuple[LaunchReport, CellState]]] = [
+        Column("Configuration", lambda row: study.label(row[0].config)),
+        Column("Block", lambda row: number(row[0].block, 0)),
+        Column("Phase", lambda row: row[0].phase),
+        Column("Cell", lambda row: row[1].name),
+        Column("State", lambda row: row[1].status),
+        Column("Reason", lambda row: row[1].reason or row[0].reason),
     ]
-    return table("lost-cells", columns, rows) if rows else None
+    rows = [(la, cell) for la in launches for cell in la.cells if cell.status != "valid"]
+    return of_rows("lost-cells", columns, rows) if rows else None
 
 
 def checks(launch: LaunchReport) -> Table | None:
@@ -44,22 +45,15 @@ def checks(launch: LaunchReport) -> Table | None:
     measured = [cell for cell in launch.cells if cell.record]
     if not measured:
         return None
-    names = list(dict.fromkeys(name for cell in measured for name in _health(cell)))
-    columns = ("Cell", "State", *COUNTS, "failed", *names)
-    rows = [
-        TableRow(
-            [
-                TableCell(cell.name),
-                TableCell(cell.status),
-                *(number(_counts(cell)[name], 0) for name in COUNTS),
-                TableCell(text.compact(_counts(cell)["failed"]) or "none"),
-                *(_check(cell, name) for name in names),
-            ]
-        )
-        for cell in measured
+    names = dict.fromkeys(name for cell in measured for name in _health(cell))
+    columns: list[Column[CellState]] = [
+        Column("Cell", lambda cell: cell.name),
+        Column("State", lambda cell: cell.status),
+        *map(_counted, COUNTS),
+        Column("failed", lambda cell: text.compact(_counts(cell)["failed"]) or "none"),
+        *map(_checked, names),
     ]
-    name = f"checks-{launch.phase}-{launch.block}-{launch.config}"
-    return table(name, columns, rows)
+    return of_rows(f"checks-{launch.phase}-{launch.block}-{launch.config}", columns, measured)
 
 
 def _health(cell: CellState) -> dict[str, CheckRecord]:
@@ -71,15 +65,23 @@ def _counts(cell: CellState) -> CountsRecord:
     return cell.record["counts"]
 
 
-def _check(cell: CellState, name: str) -> TableCell:
+def _counted(name: CountName) -> Column[CellState]:
+    return Column(name, lambda cell: number(_counts(cell)[name], 0))
+
+
+def _checked(name: str) -> Column[CellState]:
     """Value and bound of a check; one that failed says so."""
-    result = _health(cell).get(name)
-    if result is None:
-        return TableCell(text.DASH)
-    words = f"{text.compact(result['value'])} ({text.compact(result['bound'])})"
-    value = result["value"]
-    key = float(value) if isinstance(value, int | float) else None
-    return TableCell(words if result["pass"] else f"{words} FAILED", key)
+
+    def says(cell: CellState) -> TableCell:
+        result = _health(cell).get(name)
+        if result is None:
+            return TableCell(text.DASH)
+        value = result["value"]
+        words = f"{text.compact(value)} ({text.compact(result['bound'])})"
+        key = float(value) if isinstance(value, int | float) else None
+        return TableCell(words if result["pass"] else f"{words} FAILED", key)
+
+    return Column(name, says)
 
 
 def reference_rates(study: StudyTables) -> Table:
@@ -136,12 +138,11 @@ def drift_rows(study: StudyTables) -> list[DriftRow]:
         if config != ran[0] or len(ran) < 2:
             continue
         later = valid[ran[-1], block, phase, cell]
-        for metric, before, after in (
-            ("TTFT p90", earlier.number("ttft_p90_ms"), later.number("ttft_p90_ms")),
-            ("TPOT p90", earlier.number("tpot_p90_ms"), later.number("tpot_p90_ms")),
-        ):
+        for metric in HEADLINE:
+            before, after = (row.number(f"{metric}_ms") for row in (earlier, later))
             if before and after is not None:
-                rows.append(DriftRow(block, phase, cell, metric, before, after))
+                label = LATENCY_METRICS[metric].label
+                rows.append(DriftRow(block, phase, cell, label, before, after))
     return rows
 
 
@@ -157,19 +158,13 @@ def drift_summary(drift: Sequence[DriftRow]) -> list[tuple[str, int, float, Drif
 
 def drift_table(drift: Sequence[DriftRow]) -> Table:
     """Every comparison of plain with itself later in the block."""
-    columns = ("Block", "Phase", "Cell", "Metric", "Earlier, ms", "Later, ms", "Change, %")
-    rows = [
-        TableRow(
-            [
-                number(int(row.block), 0),
-                TableCell(row.phase),
-                TableCell(row.cell),
-                TableCell(row.metric),
-                number(row.earlier_ms, 3),
-                number(row.later_ms, 3),
-                percent(row.change),
-            ]
-        )
-        for row in drift
+    columns: list[Column[DriftRow]] = [
+        Column("Block", lambda row: number(int(row.block), 0)),
+        Column("Phase", lambda row: row.phase),
+        Column("Cell", lambda row: row.cell),
+        Column("Metric", lambda row: row.metric),
+        Column("Earlier, ms", lambda row: number(row.earlier_ms, 3)),
+        Column("Later, ms", lambda row: number(row.later_ms, 3)),
+        Column("Change, %", lambda row: percent(row.change)),
     ]
-    return table("drift", columns, rows)
+    return of_rows("drift", columns, drift)
