@@ -5,6 +5,7 @@ hypotheses. Nothing here depends on when or where it runs: same input, same byte
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ from connector_tax.analysis.reference import (
 )
 from connector_tax.analysis.resources import resource_rows
 from connector_tax.analysis.rows import cell_rows
-from connector_tax.analysis.samples import LogSample, sample_launch
+from connector_tax.analysis.samples import COMPUTE, LogSample, sample_launch
 from connector_tax.analysis.saturation import CellLoad, load_of
 from connector_tax.analysis.step_tables import cdf_rows, step_rows
 from connector_tax.analysis.steps import Steps, read_steps, step_timing_reason
@@ -105,7 +106,6 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         results = pool.map(lambda cell: measure(cell, no_steps is None), valid)
         measured = {cell.key: m for cell, m in zip(valid, results, strict=True)}
-    requests = {key: m.requests for key, m in measured.items()}
     steps = {key: m.steps for key, m in measured.items() if m.steps is not None}
     loads = {key: m.load for key, m in measured.items() if m.load is not None}
     sweep_cells = [cell for cell in cells if cell.key.phase == "A"]
@@ -113,7 +113,11 @@ def aggregate(study: Study) -> dict[str, str | HypothesesRecord]:
     _check_rates(study, rates, rates_file, sweep_cells, sweeps)
     dropped = {key: m.requests.dropped for key, m in measured.items()}
     overloaded = overloads(study, cells, loads, dropped, sweeps)
-    taxes = TaxTable(study, cells, sample_cells(requests), overloaded)
+    samples = sample_cells({key: m.requests for key, m in measured.items()})
+    for key, m in measured.items():
+        if m.machine is not None and m.machine.compute_ns_p50:
+            samples[key][COMPUTE] = LogSample(math.log(m.machine.compute_ns_p50), 0)
+    taxes = TaxTable(study, cells, samples, overloaded)
     made = Tables(study, taxes, rates)
     rows = cell_rows(
         study,

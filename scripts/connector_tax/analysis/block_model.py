@@ -174,8 +174,11 @@ class Launches:
     @cached_property
     def pooled(self) -> tuple[float, int]:
         """Residual variance and its degrees of freedom; (0.0, 0) without any."""
-        squares, df = self._squares()
-        return (squares / df if df else 0.0), df
+        residual, df = self.residual
+        squares = float(residual @ residual)
+        # Rounding leaves about 1e-16 of each value.
+        nothing = len(self) * (1e-13 * float(np.abs(self.y).max(initial=1.0))) ** 2
+        return (squares / df if df and squares > nothing else 0.0), df
 
     @property
     def added_df(self) -> int:
@@ -217,15 +220,30 @@ class Launches:
             return Estimate(point, None, 0, blocks)
         return Estimate(point, float(np.sqrt(variance * (weights**2).sum())), df, blocks)
 
-    def _squares(self) -> tuple[float, int]:
-        """Residual sum of squares of the model by least squares, and its degrees of freedom.
+    def without(self, x: Floats, weights: Floats, blocks: tuple[int, ...]) -> Estimate | None:
+        """The contrast with what goes along with `x` taken out, by one slope for all launches.
+
+        Analysis of covariance (Montgomery, chapter 15); None where `x` or the rest is exact.
+        """
+        (of_y, df), (of_x, _) = self.residual, replace(self, y=x).residual
+        size = float(of_x @ of_x)
+        if df < 2 or size <= 1e-20 * len(self) or not self.pooled[0]:
+            return None
+        rest = of_y - of_x * float(of_x @ of_y) / size
+        linear = weights - of_x * float(weights @ x) / size
+        error = np.sqrt(float(rest @ rest) / (df - 1) * float(linear @ linear))
+        return Estimate(self.value(linear), float(error), df - 1, blocks)
+
+    @cached_property
+    def residual(self) -> tuple[Floats, int]:
+        """Residuals of the model by least squares, and their degrees of freedom.
 
         Residuals of a fit with blocks are those of columns less their means in each block (Frisch &
         Waugh, Econometrica 1 (1933) 387); with a column for each block, work would grow with the
         cube of their number.
         """
         if not len(self):
-            return 0.0, 0
+            return self.y, 0
         y, config, block = self.y, self.config, np.unique(self.block, return_inverse=True)[1]
         # Taken from their mean, so that equal values leave an exact zero.
         columns = np.column_stack([y - y.mean(), config[:, None] == np.unique(config)]).astype(
@@ -237,10 +255,7 @@ class Launches:
         basis, sizes, _ = np.linalg.svd(columns[:, 1:], full_matrices=False)
         basis = basis[:, sizes > 1e-9 * sizes.max()]
         residual = columns[:, 0] - basis @ (basis.T @ columns[:, 0])
-        squares, df = float(residual @ residual), len(y) - len(means) - basis.shape[1]
-        # Rounding leaves about 1e-16 of each value.
-        nothing = len(y) * (1e-13 * max(1.0, float(np.abs(y).max()))) ** 2
-        return (0.0 if squares <= nothing else squares), df
+        return residual, len(y) - len(means) - basis.shape[1]
 
 
 def known_launches(values: Iterable[tuple[LaunchId, float | None]]) -> dict[LaunchId, float]:

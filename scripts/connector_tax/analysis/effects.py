@@ -23,7 +23,7 @@ from connector_tax.analysis.block_model import (
 from connector_tax.analysis.ingest import Cell
 from connector_tax.analysis.reference import Sweep, judgement
 from connector_tax.analysis.robust import huber, randomisation_p
-from connector_tax.analysis.samples import LogSample, over_rates, saturated_in, unsaturated
+from connector_tax.analysis.samples import COMPUTE, LogSample, over_rates, saturated_in, unsaturated
 from connector_tax.analysis.saturation import CellLoad
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.names import ALL_RATES, CellKey, configuration_of, no_number
@@ -207,7 +207,7 @@ class TaxTable:
         over = {k: load for k, load in self._overloads.items() if k.phase == "A"}
         hit = saturated_in((k.config, k.cell) for k, load in over.items() if load.any)
         self.rates = unsaturated(rates, hit)
-        for metric in METRICS:
+        for metric in (*METRICS, COMPUTE):
             of_cells = {cell: self._samples.get(("A", cell, metric), {}) for cell in self.rates}
             logs: dict[LaunchId, dict[str, float]] = {}
             for cell, samples in of_cells.items():
@@ -249,7 +249,10 @@ class TaxTable:
     def second_opinions(
         self, effect: Effect, config: str, phase: str, cell: str, metric: str
     ) -> Row:
-        """A tax by Huber's estimate, and p by randomisation; empty without an interval."""
+        """A tax by Huber's estimate, with the machine's speed taken out, and p by randomisation.
+
+        Empty without an interval.
+        """
         launches, plains = self.launches(phase, cell, metric), self._plains[phase]
         if launches is None or not effect.repeats:
             return {}
@@ -259,6 +262,15 @@ class TaxTable:
         if found is not None:
             names = ("huber", "huber_lo", "huber_hi")
             row |= dict(zip(names, map(float, np.expm1(found)), strict=True))
+        speed = self._samples.get((phase, cell, COMPUTE), {})
+        if all(launch in speed for launch in launches.ids):
+            x = np.array([speed[launch].point for launch in launches.ids])
+            weights = launches.weights(config, plains, blocks)
+            if estimate := launches.without(x, weights, blocks):
+                half = estimate.half_width(self._confidence) or 0.0
+                ends = (estimate.point, estimate.point - half, estimate.point + half)
+                names = ("adjusted", "adjusted_lo", "adjusted_hi")
+                row |= dict(zip(names, map(float, np.expm1(ends)), strict=True))
         return row
 
     def combination(

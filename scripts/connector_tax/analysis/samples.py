@@ -23,6 +23,10 @@ class LogSample(NamedTuple):
     n: int
 
 
+# Beside the metrics: how long the machine took for the watch's arithmetic.
+COMPUTE = "compute_ns_p50"
+
+
 def sample_launch(requests: "Requests") -> dict[str, LogSample]:
     """Every metric of one valid cell.
 

@@ -91,9 +91,9 @@ class EffectRow:
     `family_lo` and `family_hi` bound a judged tax's interval that holds together with those of all
     configurations of its cell and metric: that of its verdict. `narrow_lo` and
     `narrow_hi` bound the 90% interval of the equivalence test; the upper end is the most the effect
-    is, by a one-sided test. `huber`, its interval and `p_randomised` are second
-    opinions about a confirmatory tax (analysis/robust.py). `item` is the group of steps it is of;
-    `base` and `own` are plain's level and the configuration's, in `unit`; of a gap the taxes at
+    is, by a one-sided test. `huber` and `adjusted` with their intervals and
+    `p_randomised` are second opinions about a confirmatory tax. `item` is the group of steps it is
+    of; `base` and `own` are plain's level and the configuration's, in `unit`; of a gap the taxes at
     ref_safe and ref_load.
     """
 
@@ -117,6 +117,9 @@ class EffectRow:
     huber: float | None
     huber_lo: float | None
     huber_hi: float | None
+    adjusted: float | None
+    adjusted_lo: float | None
+    adjusted_hi: float | None
     p_randomised: float | None
     base: float | None
     own: float | None

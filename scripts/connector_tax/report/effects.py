@@ -110,6 +110,15 @@ def at_references(study: StudyTables) -> list[Section]:
         Column("p", lambda row: number(row.p_adjusted, 3)),
         Column("p, randomised", lambda row: number(row.p_randomised, 3)),
         Column("Huber, %", _huber),
+        Column(
+            "Machine's speed taken out, %",
+            lambda row: TableCell(
+                text.DASH
+                if row.adjusted is None
+                else text.tax(row.adjusted, row.adjusted_lo, row.adjusted_hi),
+                row.adjusted,
+            ),
+        ),
         _aa(study, tables.TAX),
         Column("n", lambda row: number(row.n, 0)),
         Column(f"{plain}'s n", lambda row: number(row.n_base, 0)),
