@@ -10,7 +10,6 @@ from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.loadgen import RequestRecord
 from connector_tax.loadgen.health import (
     Check,
-    Places,
     check_concurrency,
     check_intra_session,
     check_processes,
@@ -94,7 +93,7 @@ def test_no_data_fails_every_check_that_needs_them() -> None:
         assert not named(checks, name).passed
         assert named(checks, name).value is None
     assert not check_sent_rate([], [0, 1]).passed
-    assert not any(check.passed for check in check_concurrency([], 3, Places(3, 0, 0), MS))
+    assert not any(check.passed for check in check_concurrency([], 3, (3, 0, 0), MS))
     assert not any(check.passed for check in check_intra_session([]))
     processes = check_processes(WHOLE | {"processes": {"main": {}}}, "worker")
     assert not named(processes, "loop_lag_p99_ms").passed
@@ -139,7 +138,7 @@ def test_overlapping_sessions_are_counted() -> None:
 def judge_closed_loop(entries: list[RequestRecord], sessions: int, target: int) -> list[Check]:
     """The checks of a run that was stopped after the last request."""
     stop_ns = max(entry.t_done_ns or 0 for entry in entries)
-    return check_concurrency(entries, sessions, Places(target, 0, 0), stop_ns)
+    return check_concurrency(entries, sessions, (target, 0, 0), stop_ns)
 
 
 def test_fewer_sessions_at_once_than_asked_for_fail() -> None:
@@ -167,7 +166,7 @@ def test_a_session_that_waits_when_the_run_ends_has_no_place_to_give() -> None:
     first = entry(0, "s0", "a", t_done_ns=20 * MS)
     cut = entry(1, "s0", "b", "a", t_send_ns=None, t_done_ns=90 * MS, status="cancelled",
                 error_kind="run_ended")  # fmt: skip
-    checks = check_concurrency([first, cut], 2, Places(1, 0, 0), 90 * MS)
+    checks = check_concurrency([first, cut], 2, (1, 0, 0), 90 * MS)
     assert all(check.passed for check in checks)
 
 

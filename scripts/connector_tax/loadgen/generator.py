@@ -35,7 +35,7 @@ from connector_tax.loadgen.messages import (
 )
 from connector_tax.loadgen.plan import LEAD_NS, POLL_NS, Plan, Progress
 from connector_tax.loadgen.pool import SPARE
-from connector_tax.loadgen.process import CollectorPause
+from connector_tax.loadgen.process import collector_paused
 from connector_tax.loadgen.rule import CellRule, CooldownEnd, PrecisionRule
 from connector_tax.loadgen.sessions import RequestSource
 from connector_tax.loadgen.traffic import Load, open_loop
@@ -356,7 +356,7 @@ class LoadGenerator:
         plan = Plan(load, rule, precision, on_record is not None)
         while plan.prepare():
             pass
-        with CollectorPause():
+        with collector_paused():
             self._begin(load, rule)
             plan.start(time.monotonic_ns() + LEAD_NS + START_DELAY_NS, self.options.workers)
 
