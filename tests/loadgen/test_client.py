@@ -216,30 +216,6 @@ def test_a_closed_loop_of_fixed_lengths_is_told_that_it_runs_in_waves(
     assert ("stay in step" in capsys.readouterr().out) == fixed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--header", "no-colon"], "'no-colon' is no header"),
-        (["--header", "Content-Length: 3"], "'Content-Length' is set for each request"),
-        (["--header", "bad name: 3"], "'bad name'"),
-        (["--ca-file", "x.pem"], "need an https URL"),
-        (["--insecure"], "need an https URL"),
-        (["--no-ready-check"], "--model"),
-        (["--min-completed", "5"], "--max-duration"),
-        (["--min-completed", "5", "--max-duration", "0.1"], "--max-duration"),
-        (["--warmup", "-1"], "--warmup"),
-        (["--url", "https://x", "--ca-file", "/nonexistent.pem"], "/nonexistent.pem"),
-    ],
-)
-def test_bad_options_are_named_and_exit_with_2(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--url", "http://127.0.0.1:1", *LOAD, *arguments])
-    assert caught.value.code == 2
-    assert named in capsys.readouterr().err
-
-
 def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
