@@ -229,6 +229,11 @@ GOOD_LOAD = [*GOOD_URL, "--rate", "1", "--prompt", "p"]
         ([*GOOD_LOAD, "--stop-overloaded"], "--inflight-cap"),
         ([*GOOD_URL, "--rate", "1", "--session-file", "x", "--max-tokens", "3"], "--max-tokens"),
         ([*GOOD_URL, "--rate", "inf", "--prompt", "p"], "--requests"),
+        (
+            [*GOOD_URL, "--rate", "inf", "--prompt", "p", "--requests", "9", "--arrivals", "fixed"],
+            "--arrivals has no effect",
+        ),
+        ([*GOOD_LOAD, "--requests", "9", "--cooldown"], "--cooldown has no effect"),
         ([*GOOD_URL, "--concurrency", "1", "--prompt", "p", "--seed", "0"], "--seed"),
         ([*GOOD_LOAD, "--wait", "10", "--no-ready-check"], "--wait"),
         ([*GOOD_LOAD, "--no-stream", "--no-usage"], "--no-stream"),
