@@ -15,10 +15,10 @@ import uvloop
 
 from connector_tax.config import ConfigError, shipped
 from connector_tax.engine.config import EngineConfig, load_config
-from connector_tax.engine.device import WorkerDied
 from connector_tax.engine.http import serve
 from connector_tax.engine.loop import Engine
 from connector_tax.engine.server import Application, refusal
+from connector_tax.engine.service_errors import ServiceError
 from connector_tax.engine.steplog import LineLog, LogError, StepLog
 
 _LOG = logging.getLogger("connector_tax.engine")
@@ -113,7 +113,7 @@ def main() -> int:
         return uvloop.run(_serve(arguments, config))
     except (ConfigError, LogError) as error:
         print(error, file=sys.stderr)
-    except (OSError, WorkerDied) as error:
+    except (OSError, ServiceError) as error:
         print(f"cannot serve on {arguments.host}:{arguments.port}: {error}", file=sys.stderr)
     return 1
 

@@ -1,4 +1,4 @@
-"""The engine: arrivals into the scheduler, step by step through the device, tokens out."""
+"""The engine: arrivals into the scheduler, step by step through the batched service, tokens out."""
 
 import asyncio
 import logging
@@ -8,18 +8,20 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Protocol
 
+from connector_tax.engine.batching import BatchedService
 from connector_tax.engine.config import EngineConfig
 from connector_tax.engine.connectors import BackgroundCpu
-from connector_tax.engine.device import StepDevice, WorkerDied
 from connector_tax.engine.metrics import Metrics
-from connector_tax.engine.model import StepClock
+from connector_tax.engine.model import StepClock, StepDevice
 from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
+from connector_tax.engine.service_errors import ServiceError, WorkerDied
 from connector_tax.engine.steplog import StepLog, StepRecord
 from connector_tax.engine.truth import LaunchTruth
 
 _LOG = logging.getLogger(__name__)
 # Behind its own deadlines by more than this, the engine gives up catching up and says so.
 _MAX_DEBT_NS = 250_000_000
+_START_LIMIT_S = 60.0
 # A turn of the event loop that reads a request takes as long as this.
 _SPIN_NS = 60_000
 
@@ -68,14 +70,11 @@ class Engine:
         self._launch_seed = launch_seed
         self._step_log = step_log
         self._on_death = on_death
-        tax = config.tax
-        self._device = StepDevice(
-            config.step_cost,
-            launch_seed,
-            tax.stream_mib_per_step if tax else 0.0,
-            self._on_worker_death,
+        # One element is one step: the scheduler has batched already.
+        self._service = BatchedService(
+            max_batch_size=1, timeout_seconds=1.0, max_queue_size=1, start_limit_s=_START_LIMIT_S
         )
-        self._burner = BackgroundCpu(tax.background_cpu if tax else 0.0)
+        self._burner = BackgroundCpu(config.tax.background_cpu if config.tax else 0.0)
         self._incoming: deque[Sequence] = deque()
         self._live: set[Sequence] = set()
         self._wake = asyncio.Event()
@@ -86,7 +85,14 @@ class Engine:
 
     async def start(self) -> None:
         """Launch the worker process and the background load; returns when both are ready."""
-        await asyncio.gather(self._device.start(), self._burner.start())
+        tax = self.config.tax
+        device = {
+            "cost": asdict(self.config.step_cost),
+            "launch_seed": self._launch_seed,
+            "stream_mib": tax.stream_mib_per_step if tax else 0.0,
+        }
+        self._service.on_worker_death = self._on_worker_death
+        await asyncio.gather(self._service.start(StepDevice, device), self._burner.start())
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -94,7 +100,7 @@ class Engine:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.gather(self._device.stop(), self._burner.stop())
+        await asyncio.gather(self._service.stop(), self._burner.stop())
         if self._step_log is not None:
             self._step_log.close()
         if self.overruns:
@@ -159,7 +165,7 @@ class Engine:
             if plan.tokens:
                 try:
                     deadline = await self._step(plan, start)
-                except WorkerDied as error:
+                except ServiceError as error:
                     # `_on_worker_death` has told every request.
                     _LOG.error("the step loop ends: %s", error)
                     return
@@ -189,8 +195,8 @@ class Engine:
             if not sequence.sink.t_admitted_ns:
                 sequence.sink.t_admitted_ns = start
         running, waiting = self.scheduler.running, self.waiting
-        device_start, deadline = await self._device.spend(
-            start, meta + finished, load, plan.prefill_tokens, plan.decode_seqs, plan.kv_tokens
+        device_start, deadline = await self._service.do_one(
+            [start, meta + finished, load, plan.prefill_tokens, plan.decode_seqs, plan.kv_tokens]
         )
         end = max(deadline, time.monotonic_ns())
         emitted = self._prepare(plan, end)
@@ -222,7 +228,7 @@ class Engine:
                         kv_tokens=plan.kv_tokens,
                     )
                 )
-        return deadline
+        return int(deadline)
 
     def _prepare(self, plan: StepPlan, end: int) -> list[Sequence]:
         """Account for a step that ends at `end`; the sequences whose next token can be sent."""

@@ -1,4 +1,4 @@
-"""The step's cost: what device.py spends.
+"""The step's cost, and the device that spends it.
 
     t = delta + beta0 + beta1 * prefill tokens + beta2 * decoding sequences + beta3 * KV tokens
 
@@ -10,11 +10,20 @@ another directly starts at the other's deadline, whatever the host lost in betwe
 
 import math
 import random
+import time
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.study_records import NonNegative, Share
+from connector_tax.engine.transformer import VectorTransformer
+from connector_tax.linux import sharpen_timers
+
+# The worker hands a step over this long before its end: the sleep ends late, and the way to the
+# main process and preparing the step's events there take most of it.
+_HAND_OVER_NS = 250_000
+# More than a processor's last-level cache.
+_STREAM_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -60,3 +69,46 @@ class StepClock:
         factor = self.next_factor()
         device = self._cost.device_us(prefill_tokens, decode_seqs, kv_tokens)
         return self._cost.delta_us * factor, device * factor
+
+
+class StepDevice(VectorTransformer):
+    """The worker process of the engine: spends the time of each step, nearly to its deadline.
+
+    An element is `[start_ns, host_tax_us, load_tax_us, prefill_tokens, decode_seqs, kv_tokens]`;
+    its result is `[device_start_ns, deadline_ns]`, both CLOCK_MONOTONIC. It comes a moment before
+    the deadline, which the receiver waits for. In each step it reads `stream_mib` of memory; a
+    step too short for that ends late.
+    """
+
+    def __init__(self, cost: dict[str, float], launch_seed: int, stream_mib: float = 0.0) -> None:
+        self._clock = StepClock(StepCost(**cost), launch_seed)
+        self._streamed = round(stream_mib * 2**20) // 8
+        self._position = 0
+        if self._streamed:
+            # Imported late: most engines stream nothing.
+            import numpy as np
+
+            # What is read comes from memory: it has left every cache when its turn comes again.
+            self._memory = np.ones(max(self._streamed, _STREAM_BYTES // 8))
+        sharpen_timers()
+
+    def transform(self, prepared: list[list[float]]) -> list[list[int]]:
+        """Spend each step in turn."""
+        return [self._step(*step) for step in prepared]
+
+    def _step(self, start: float, host_tax: float, load_tax: float, *shape: Any) -> list[int]:
+        host_us, device_us = self._clock.draw_us(*shape)
+        device_start = int(start) + round((host_us + host_tax) * 1000)
+        deadline = device_start + round((load_tax + device_us) * 1000)
+        if self._streamed:
+            self._stream()
+        ahead = deadline - time.monotonic_ns() - _HAND_OVER_NS
+        if ahead > 0:
+            time.sleep(ahead / 1e9)
+        return [device_start, deadline]
+
+    def _stream(self) -> None:
+        if self._position + self._streamed > len(self._memory):
+            self._position = 0
+        self._memory[self._position : self._position + self._streamed].sum()
+        self._position += self._streamed

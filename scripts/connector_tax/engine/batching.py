@@ -1,0 +1,380 @@
+"""Service batching: single requests in, vectorized batches through a worker process, results out.
+
+A request waits in the buffer until `max_batch_size` are there or the first of them has waited
+`timeout_seconds`; the batch then passes the preprocessor, the worker process and the postprocessor,
+each strictly in order, and each result is handed to the future of the request it belongs to. At
+most `max_queue_size` batches are in flight; while they are, requests wait in the buffer. Every wait
+is for an event: a timer, a frame, a future.
+
+    do_one -> buffer -> preprocess -> worker process -> postprocess -> future of do_one
+                \\__________ futures, in the order of the batches __________/
+
+The batching is a part to use on its own (BENCHMARKS.md). The engine gives the service one element
+at a time, a whole step: what a step carries is batched before, by the scheduler, and a step cannot
+wait for the next one. What the engine uses is the worker process, its order and its failures.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from typing import Any
+
+from connector_tax.engine.service_errors import (
+    ServiceError,
+    ServiceStopped,
+    TransformError,
+    WorkerDied,
+    WorkerTimeout,
+)
+from connector_tax.engine.transformer import (
+    VectorTransformer,
+    class_path,
+    pack,
+    unpack,
+)
+from connector_tax.engine.worker_connection import WorkerConnection
+from connector_tax.linux import TimerFd
+
+_LOG = logging.getLogger(__name__)
+_STOP_GRACE_S = 0.5
+
+_Future = asyncio.Future[Any]
+
+
+class BatchedService:
+    """Batches the elements given to `do_one` for a `VectorTransformer` in its own process.
+
+    Args:
+        max_batch_size: elements in a batch at most, 1 to 10000.
+        timeout_seconds: how long the first element of a partial batch waits, over 0, at most 1.
+        max_queue_size: batches in flight at most, 1 to 128.
+        start_limit_s: how long the worker process may take to be ready; None without limit.
+        transform_limit_s: how long it may take over a batch; None without limit. It is sequential,
+            so beyond the limit it is ended, and every request fails.
+
+    Raises:
+        ValueError: an option out of its range; names the option.
+    """
+
+    def __init__(
+        self,
+        max_batch_size: int,
+        timeout_seconds: float = 0.1,
+        max_queue_size: int = 32,
+        *,
+        start_limit_s: float | None = None,
+        transform_limit_s: float | None = None,
+    ) -> None:
+        _check("max_batch_size", max_batch_size, 1 <= max_batch_size <= 10000, "1 to 10000")
+        _check("timeout_seconds", timeout_seconds, 0 < timeout_seconds <= 1, "over 0, at most 1")
+        _check("max_queue_size", max_queue_size, 1 <= max_queue_size <= 128, "1 to 128")
+        limits = {"start_limit_s": start_limit_s, "transform_limit_s": transform_limit_s}
+        for name, limit in limits.items():
+            if limit is not None:
+                _check(name, limit, limit > 0, "over 0, or None")
+        self.max_batch_size = max_batch_size
+        self.timeout_seconds = timeout_seconds
+        self.max_queue_size = max_queue_size
+        self.start_limit_s = start_limit_s
+        self.transform_limit_s = transform_limit_s
+        self._timeout_ns = round(timeout_seconds * 1e9)
+        # Called once when the worker process ends on its own, also while no request waits for it.
+        self.on_worker_death: Callable[[WorkerDied], None] | None = None
+
+        self._buffer: dict[_Future, tuple[Any, int]] = {}
+        self._timer: TimerFd | None = None
+        self._unanswered: set[_Future] = set()
+        self._refusal: ServiceError | None = ServiceStopped("the service has not been started")
+        self._process: asyncio.subprocess.Process | None = None
+        self._connection: WorkerConnection | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._limit: asyncio.TimerHandle | None = None
+        self._empty_pipeline()
+
+    def _empty_pipeline(self) -> None:
+        self._in_flight = 0
+        self._batches: asyncio.Queue[list[tuple[_Future, Any]]] = asyncio.Queue()
+        self._at_worker: deque[list[_Future]] = deque()
+        self._results: asyncio.Queue[bytes] = asyncio.Queue()
+
+    # -- the user's side ------------------------------------------------------------------------
+
+    async def do_one(self, x: Any) -> Any:
+        """The result for the single element `x` (anything msgpack carries).
+
+        Raises:
+            TransformError: the transformer raised for this element or for its batch.
+            WorkerDied, ServiceStopped: nobody is there to answer.
+            Exception: whatever the hooks raised for this element's batch.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        loop = asyncio.get_running_loop()
+        future: _Future = loop.create_future()
+        self._buffer[future] = (x, time.monotonic_ns() + self._timeout_ns)
+        self._unanswered.add(future)
+        self._submit()
+        try:
+            return await future
+        finally:
+            self._unanswered.discard(future)
+            if self._buffer.pop(future, None) is not None:
+                self._submit()
+
+    async def preprocess(self, batch: list[Any]) -> Any:
+        """Hook: what to send to the worker for a batch; runs for one batch at a time."""
+        return batch
+
+    async def postprocess(self, results: list[Any]) -> list[Any]:
+        """Hook: what to hand out for the worker's results; as many, in the same order."""
+        return results
+
+    # -- the batcher ----------------------------------------------------------------------------
+
+    def _submit(self) -> None:
+        """Send every batch that is due and has room in the pipeline; arm the timer for the rest."""
+        now = time.monotonic_ns()
+        while self._buffer and self._in_flight < self.max_queue_size:
+            due = next(iter(self._buffer.values()))[1] <= now
+            if not due and len(self._buffer) < self.max_batch_size:
+                break
+            futures = list(islice(self._buffer, self.max_batch_size))
+            self._in_flight += 1
+            self._batches.put_nowait([(future, self._buffer.pop(future)[0]) for future in futures])
+        self._arm()
+
+    def _arm(self) -> None:
+        # With the pipeline full no timer is needed: the end of a batch calls `_submit`.
+        if self._timer is None:
+            return
+        if self._buffer and self._in_flight < self.max_queue_size:
+            self._timer.arm(next(iter(self._buffer.values()))[1])
+        else:
+            self._timer.disarm()
+
+    def _end_batch(self) -> None:
+        self._in_flight -= 1
+        self._submit()
+
+    # -- the preprocessor and the postprocessor -------------------------------------------------
+
+    async def _run_preprocess(self) -> None:
+        while not _cancelled():
+            batch = [item for item in await self._batches.get() if not item[0].done()]
+            futures = [future for future, _ in batch]
+            try:
+                payload = await _hook(self.preprocess, [x for _, x in batch]) if batch else []
+                futures, frame = _encode(payload, futures)
+            except Exception as error:
+                _fail(futures, error)
+                futures = []
+            if not futures:
+                self._end_batch()
+                continue
+            assert self._connection is not None
+            self._at_worker.append(futures)
+            self._connection.write(frame)
+            if self._limit is None:
+                self._watch()
+
+    async def _run_postprocess(self) -> None:
+        while not _cancelled():
+            body = await self._results.get()
+            futures = self._at_worker.popleft()
+            try:
+                await self._distribute(futures, unpack(body))
+            except Exception as error:
+                _fail(futures, error)
+            self._end_batch()
+
+    async def _distribute(self, futures: list[_Future], answer: list[Any]) -> None:
+        if answer[0] == "error":
+            raise TransformError(*answer[1:])
+        _, results, failed = answer
+        if failed:
+            for position, error in failed.items():
+                _fail([futures[position]], TransformError(*error))
+            kept = [i for i in range(len(futures)) if i not in failed]
+            futures, results = [futures[i] for i in kept], [results[i] for i in kept]
+        results = await _hook(self.postprocess, results)
+        if len(results) != len(futures):
+            raise ServiceError(f"postprocess gave {len(results)} results for {len(futures)}")
+        for future, result in zip(futures, results, strict=True):
+            if not future.done():
+                future.set_result(result)
+
+    # -- the worker process ---------------------------------------------------------------------
+
+    async def start(
+        self, worker_class: type[VectorTransformer], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Launch the worker process and return when it has signalled ready.
+
+        Raises:
+            ValueError: the class cannot be imported by the worker process.
+            TransformError: the transformer's constructor raised.
+            WorkerTimeout: the worker process was not ready in time.
+            WorkerDied: the worker process ended before it was ready.
+            ServiceStopped: `stop` was called meanwhile.
+            ServiceError: the service is started already; only `stop` ends that.
+        """
+        if self._connection is not None:
+            raise ServiceError("the service is started already; stop it first")
+        first = pack({"class": class_path(worker_class), "kwargs": kwargs or {}})
+        self._empty_pipeline()
+        self._connection = WorkerConnection(self._on_frame, self._on_worker_closed)
+        try:
+            self._process = await self._connection.launch()
+            self._connection.write(first)
+            async with asyncio.timeout(self.start_limit_s):
+                answer = unpack(await self._connection.first)
+            if answer[0] == "error":
+                raise TransformError(*answer[1:])
+        except TimeoutError:
+            await self.stop()
+            raise WorkerTimeout(
+                f"worker process {self.worker_pid} was not ready in {self.start_limit_s:g} s"
+            ) from None
+        except BaseException:
+            await self.stop()
+            raise
+        self._refusal = None
+        self._timer = TimerFd(asyncio.get_running_loop(), self._submit)
+        self._tasks = [
+            asyncio.create_task(self._run_preprocess()),
+            asyncio.create_task(self._run_postprocess()),
+        ]
+
+    @property
+    def worker_pid(self) -> int:
+        """The worker's process id.
+
+        Raises:
+            ServiceStopped: the service was never started.
+        """
+        if self._process is None:
+            raise ServiceStopped("the service has not been started")
+        return self._process.pid
+
+    def _on_frame(self, body: bytes) -> None:
+        self._results.put_nowait(body)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Give the batch whose turn at the worker it is now its time."""
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+        waits = len(self._at_worker) > self._results.qsize()
+        if self.transform_limit_s is not None and waits and self._refusal is None:
+            loop = asyncio.get_running_loop()
+            self._limit = loop.call_later(self.transform_limit_s, self._on_limit)
+
+    def _on_limit(self) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+        self._lose_worker(
+            WorkerTimeout(
+                f"worker process {self.worker_pid} did not answer a batch in "
+                f"{self.transform_limit_s:g} s"
+            )
+        )
+
+    def _on_worker_closed(self) -> None:
+        self._lose_worker(WorkerDied(f"worker process {self.worker_pid} ended unexpectedly"))
+
+    def _lose_worker(self, error: WorkerDied) -> None:
+        if self._refusal is not None:
+            return
+        self._refuse(error)
+        _LOG.error("%s", error)
+        if self.on_worker_death is not None:
+            self.on_worker_death(error)
+
+    def _refuse(self, error: ServiceError) -> None:
+        """Fail every request that still waits, and every one to come, with `error`."""
+        self._refusal = error
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+        self._buffer.clear()
+        _fail(list(self._unanswered), error)
+
+    async def stop(self) -> None:
+        """Fail what still waits, end the worker process and both tasks; calling twice is safe."""
+        self._refuse(ServiceStopped("the service has been stopped"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if self._process is not None and self._process.returncode is None:
+            # In a cancelled task Python 3.11.2's asyncio.timeout() raises CancelledError.
+            ended = asyncio.ensure_future(self._process.wait())
+            if not (await asyncio.wait({ended}, timeout=_STOP_GRACE_S))[0]:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.send_signal(signal.SIGKILL)
+                await ended
+
+
+async def _hook(hook: Callable[[list[Any]], Awaitable[Any]], value: list[Any]) -> Any:
+    """What a hook makes of `value`; whatever a hook ends in, the task that calls it goes on.
+
+    Raises:
+        ServiceError: the hook ended in something that is no Exception, CancelledError for example.
+    """
+    try:
+        return await hook(value)
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        if _cancelled():
+            raise
+        name = getattr(hook, "__name__", repr(hook))
+        raise ServiceError(f"{name} ended in {type(error).__name__}") from error
+
+
+def _cancelled() -> bool:
+    """Whether the running task was cancelled, also if somebody has swallowed that."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _encode(payload: Any, futures: list[_Future]) -> tuple[list[_Future], bytes]:
+    """The frame for `payload`; an element msgpack cannot carry fails its own request only."""
+    try:
+        return futures, pack(payload)
+    except Exception:
+        if not isinstance(payload, list) or len(payload) != len(futures):
+            raise
+    good: list[tuple[_Future, Any]] = []
+    for future, element in zip(futures, payload, strict=True):
+        try:
+            pack(element)
+        except Exception as error:
+            _fail([future], error)
+        else:
+            good.append((future, element))
+    return [future for future, _ in good], pack([element for _, element in good])
+
+
+def _fail(futures: list[_Future], error: BaseException) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
+
+
+def _check(name: str, value: float, in_range: bool, allowed: str) -> None:
+    if not in_range:
+        raise ValueError(f"{name}: found {value!r}; allowed: {allowed}")

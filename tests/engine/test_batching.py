@@ -1,0 +1,314 @@
+"""The batched service: the right result to the right request, whatever goes wrong."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+
+from connector_tax.engine.batching import BatchedService
+from connector_tax.engine.service_errors import (
+    ServiceStopped,
+    TransformError,
+    WorkerDied,
+)
+from connector_tax.engine.transformer import VectorTransformer
+from tests.engine import transformers as t
+
+_loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+
+
+@pytest.fixture(autouse=True, params=[asyncio.new_event_loop, uvloop.new_event_loop])
+def _both_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "_loop_factory", request.param)
+
+
+def run(
+    body: Callable[[BatchedService], Awaitable[None]],
+    worker_class: type[VectorTransformer],
+    kwargs: dict[str, Any] | None = None,
+    service: BatchedService | None = None,
+) -> None:
+    """Start the service, run `body`, stop; no task and no child process may be left over."""
+
+    async def main() -> None:
+        ours = service or BatchedService(max_batch_size=4, timeout_seconds=0.02)
+        await ours.start(worker_class, kwargs)
+        pid = ours.worker_pid
+        try:
+            await asyncio.wait_for(body(ours), 30)
+        finally:
+            await ours.stop()
+        assert not psutil.pid_exists(pid)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with asyncio.Runner(loop_factory=_loop_factory) as runner:
+        runner.run(main())
+
+
+async def outcomes(service: BatchedService, items: list[Any]) -> list[Any]:
+    return await asyncio.gather(*(service.do_one(x) for x in items), return_exceptions=True)
+
+
+def test_every_request_gets_its_own_result() -> None:
+    async def body(service: BatchedService) -> None:
+        assert await outcomes(service, list(range(880))) == [x * x for x in range(880)]
+
+    run(body, t.Squares, {"pause_s": 0.0005}, BatchedService(200, 0.1, 32))
+
+
+def test_a_partial_batch_leaves_when_its_first_request_has_waited() -> None:
+    async def body(service: BatchedService) -> None:
+        assert await outcomes(service, [0, 0, 0]) == [3, 3, 3]
+        assert await outcomes(service, [0] * 9) == [4] * 8 + [1]
+
+    run(body, t.BatchSizes)
+
+
+def test_stages_run_in_order_around_the_hooks() -> None:
+    class Hooked(BatchedService):
+        async def preprocess(self, batch: list[Any]) -> Any:
+            return [f"pre {x}" for x in batch]
+
+        async def postprocess(self, results: list[Any]) -> list[Any]:
+            return [f"{x} post" for x in results]
+
+    async def body(service: BatchedService) -> None:
+        assert await outcomes(service, ["a", "b"]) == ["pre a<T> post", "pre b<T> post"]
+
+    run(body, t.Stages, service=Hooked(4, 0.02))
+
+
+@pytest.mark.parametrize("stage", ["worker-pre", "transform", "worker-post"])
+def test_an_error_in_the_worker_reaches_its_batch_and_no_other(stage: str) -> None:
+    async def body(service: BatchedService) -> None:
+        got = await outcomes(service, ["a", stage, "b", "c", "d", "e", "f", "g"])
+        assert all(isinstance(e, TransformError) and f"{stage} raised" in str(e) for e in got[:4])
+        assert got[0].kind == "RuntimeError"
+        assert "transformers.py" in got[0].remote_traceback
+        assert got[4:] == ["d<T>", "e<T>", "f<T>", "g<T>"]
+
+    run(body, t.Stages)
+
+
+def test_an_error_of_one_element_reaches_one_request() -> None:
+    async def body(service: BatchedService) -> None:
+        got = await outcomes(service, ["a", "single", "b", "c"])
+        assert [got[0], *got[2:]] == ["a<T>", "b<T>", "c<T>"]
+        assert isinstance(got[1], TransformError)
+        assert str(got[1]) == "ValueError: only single<"
+
+    run(body, t.Stages)
+
+
+def test_an_element_that_cannot_be_sent_fails_alone() -> None:
+    async def body(service: BatchedService) -> None:
+        got = await outcomes(service, [2, object(), 3, 4])
+        assert [got[0], *got[2:]] == [4, 9, 16]
+        assert isinstance(got[1], TypeError)
+
+    run(body, t.Squares)
+
+
+@pytest.mark.parametrize("hook", ["preprocess", "postprocess"])
+def test_an_error_in_a_hook_reaches_its_batch_and_no_other(hook: str) -> None:
+    async def failing(batch: list[Any]) -> list[Any]:
+        if 1 in batch:
+            raise KeyError(hook)
+        return batch
+
+    service = BatchedService(4, 0.02)
+    setattr(service, hook, failing)
+
+    async def body(service: BatchedService) -> None:
+        got = await outcomes(service, [1, 2, 3, 4, 5, 6, 7, 8])
+        assert all(isinstance(e, KeyError) for e in got[:4])
+        assert got[4:] == [25, 36, 49, 64]
+
+    run(body, t.Squares, service=service)
+
+
+def test_a_wrong_number_of_results_is_an_error() -> None:
+    async def body(service: BatchedService) -> None:
+        got = await outcomes(service, [1, 2])
+        assert all("1 results for a batch of 2" in str(e) for e in got)
+
+    run(body, t.WrongCount)
+
+
+def test_cancelled_requests_shift_nobodys_result() -> None:
+    async def body(service: BatchedService) -> None:
+        tasks = [asyncio.create_task(service.do_one(x)) for x in range(40)]
+        await asyncio.sleep(0)
+        for task in tasks[::3]:
+            task.cancel()
+        got = await asyncio.gather(*tasks, return_exceptions=True)
+        for x, result in enumerate(got):
+            if x % 3 == 0:
+                assert isinstance(result, asyncio.CancelledError)
+            else:
+                assert result == x * x
+
+    run(body, t.Squares, {"pause_s": 0.002})
+
+
+def test_a_request_cancelled_in_the_buffer_takes_no_place_in_a_batch() -> None:
+    async def body(service: BatchedService) -> None:
+        tasks = [asyncio.create_task(service.do_one(0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.sleep(0)
+        rest = await asyncio.gather(*tasks[1:], service.do_one(0), service.do_one(0))
+        assert rest == [4, 4, 4, 4]
+
+    run(body, t.BatchSizes)
+
+
+def test_back_pressure_holds_requests_in_the_buffer(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    async def body(service: BatchedService) -> None:
+        tasks = [asyncio.create_task(service.do_one(1)) for _ in range(8)]
+        # Two batches fill the pipeline; eight more wait although their batches are due.
+        while len(service._at_worker) < 2:
+            await asyncio.sleep(0)
+        late = [asyncio.create_task(service.do_one(1)) for _ in range(7)]
+        await asyncio.sleep(3 * service.timeout_seconds)
+        assert len(service._buffer) == 7
+        assert service._in_flight == 2
+        gate.write_bytes(b"xxxx")
+        assert await asyncio.gather(*tasks, *late) == [4] * 12 + [3] * 3
+
+    run(body, t.Gated, {"gate": str(gate)}, BatchedService(4, 0.02, 2))
+
+
+def test_a_dead_worker_fails_its_requests_at_once_and_is_reported(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    reported: list[WorkerDied] = []
+
+    async def body(service: BatchedService) -> None:
+        service.on_worker_death = reported.append
+        got = await outcomes(service, [1, 2, 3, -1, 5, 6])
+        assert all(isinstance(e, WorkerDied) for e in got)
+        assert str(service.worker_pid) in str(got[0])
+        with pytest.raises(WorkerDied):
+            await service.do_one(7)
+        assert len(reported) == 1
+
+    run(body, t.Gated, {"gate": str(gate)})
+
+
+def test_a_worker_that_dies_idle_is_reported_too() -> None:
+    async def body(service: BatchedService) -> None:
+        died: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
+        service.on_worker_death = died.set_result
+        os.kill(service.worker_pid, 9)
+        assert isinstance(await died, WorkerDied)
+
+    run(body, t.Squares)
+
+
+def test_stop_fails_what_waits(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    async def body(service: BatchedService) -> None:
+        tasks = [asyncio.create_task(service.do_one(1)) for _ in range(20)]
+        while not service._at_worker:
+            await asyncio.sleep(0)
+        await service.stop()
+        got = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(e, ServiceStopped) for e in got)
+        with pytest.raises(ServiceStopped):
+            await service.do_one(1)
+
+    run(body, t.Gated, {"gate": str(gate)})
+
+
+def test_a_worker_that_will_not_stop_is_killed() -> None:
+    async def body(service: BatchedService) -> None:
+        assert psutil.pid_exists(service.worker_pid)
+
+    run(body, t.Stubborn)
+
+
+def test_a_service_that_never_started_says_so() -> None:
+    async def main() -> None:
+        with pytest.raises(ServiceStopped, match="not been started"):
+            await BatchedService(1).do_one(1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("worker_class", "error", "text"),
+    [
+        (t.FailsToBuild, TransformError, "OSError: no such weights"),
+        (t.DiesWhenBuilt, WorkerDied, "ended unexpectedly"),
+    ],
+)
+def test_a_failed_start_tells_why(
+    worker_class: type[VectorTransformer], error: type[Exception], text: str
+) -> None:
+    async def main() -> None:
+        service = BatchedService(1)
+        with pytest.raises(error, match=text):
+            await service.start(worker_class)
+        assert not psutil.Process().children()
+
+    asyncio.run(main())
+
+
+def test_a_class_the_worker_cannot_import_is_refused() -> None:
+    class Local(t.Squares):
+        pass
+
+    with pytest.raises(ValueError, match="top level of a module"):
+        asyncio.run(BatchedService(1).start(Local))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_batch_size", 0),
+        ("max_batch_size", 10001),
+        ("timeout_seconds", 0),
+        ("timeout_seconds", 1.5),
+        ("max_queue_size", 0),
+        ("max_queue_size", 129),
+    ],
+)
+def test_options_out_of_range_are_named(option: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{option}: found {value}; allowed"):
+        BatchedService(**{"max_batch_size": 1, option: value})  # type: ignore[arg-type]
+
+
+def test_the_worker_ends_with_its_parent(tmp_path: Path) -> None:
+    script = (
+        "import asyncio, os\n"
+        "from connector_tax.engine.batching import BatchedService\n"
+        "from tests.engine.transformers import Stubborn\n"
+        "async def main():\n"
+        "    service = BatchedService(1)\n"
+        "    await service.start(Stubborn)\n"
+        f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(service.worker_pid))\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())\n"
+    )
+
+    async def main() -> None:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+        assert await process.wait() == -9
+
+    asyncio.run(main())
+    worker = int((tmp_path / "pid").read_text())
+    if psutil.pid_exists(worker):
+        psutil.wait_procs([psutil.Process(worker)], timeout=5)
+    assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == "zombie"

@@ -1,0 +1,139 @@
+"""Transformers for the tests of the batched service; importable by its worker process."""
+
+import math
+import os
+import signal
+import time
+from typing import Any
+
+from connector_tax.engine.transformer import VectorTransformer
+
+
+class Squares(VectorTransformer):
+    """The benchmark's example: squares, with a pause that grows slowly with the batch."""
+
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self._pause_s = pause_s
+
+    def transform(self, prepared: list[int]) -> list[int]:
+        time.sleep(self._pause_s * math.log(len(prepared) + 1))
+        return [x * x for x in prepared]
+
+
+class Stages(VectorTransformer):
+    """Each stage leaves its mark; a request can make any stage raise."""
+
+    def preprocess(self, batch: list[str]) -> list[str]:
+        _raise_if("worker-pre", batch)
+        return [f"{x}<" for x in batch]
+
+    def transform(self, prepared: list[str]) -> list[Any]:
+        _raise_if("transform", prepared)
+        return [ValueError(f"only {x}") if "single" in x else f"{x}T" for x in prepared]
+
+    def postprocess(self, prepared: Any, transformed: Any) -> list[Any]:
+        _raise_if("worker-post", prepared)
+        return [x if isinstance(x, Exception) else f"{x}>" for x in transformed]
+
+
+def _raise_if(mark: str, batch: list[str]) -> None:
+    if any(mark in x for x in batch):
+        raise RuntimeError(f"{mark} raised")
+
+
+class BatchSizes(VectorTransformer):
+    """The result is the size of the batch."""
+
+    def transform(self, prepared: list[Any]) -> list[int]:
+        return [len(prepared)] * len(prepared)
+
+
+class Gated(VectorTransformer):
+    """Answers a batch for each byte that is put into a FIFO; element -1 kills the process."""
+
+    def __init__(self, gate: str) -> None:
+        # Read and write, so that a byte written before it is waited for is not lost.
+        self._gate = os.open(gate, os.O_RDWR)
+
+    def transform(self, prepared: list[int]) -> list[int]:
+        if -1 in prepared:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.read(self._gate, 1)
+        return [len(prepared)] * len(prepared)
+
+
+class FailsToBuild(VectorTransformer):
+    """Cannot be constructed."""
+
+    def __init__(self) -> None:
+        raise OSError("no such weights")
+
+    def transform(self, prepared: list[Any]) -> list[Any]:
+        return prepared
+
+
+class DiesWhenBuilt(VectorTransformer):
+    """Ends its process in the constructor."""
+
+    def __init__(self) -> None:
+        os._exit(3)
+
+    def transform(self, prepared: list[Any]) -> list[Any]:
+        return prepared
+
+
+class Stubborn(VectorTransformer):
+    """Does not end when its connection closes."""
+
+    def run(self, connection: Any) -> None:
+        from connector_tax.engine.transformer import pack
+
+        connection.sendall(pack(["ready"]))
+        while True:
+            signal.pause()
+
+    def transform(self, prepared: list[Any]) -> list[Any]:
+        return prepared
+
+
+class WrongCount(VectorTransformer):
+    """One result too few."""
+
+    def transform(self, prepared: list[Any]) -> list[Any]:
+        return prepared[1:]
+
+
+class Unsendable(VectorTransformer):
+    """The result of "bad" cannot be sent, that of "surrogate" is an error of no valid UTF-8."""
+
+    def transform(self, prepared: list[str]) -> list[Any]:
+        made = {"bad": object(), "huge": 1 << 80, "surrogate": ValueError("\udcff")}
+        return [made.get(x, x) for x in prepared]
+
+
+class RaisesUnprintable(VectorTransformer):
+    """Fails its batch with an error whose text is no valid UTF-8, or cannot be made at all."""
+
+    def transform(self, prepared: list[str]) -> list[Any]:
+        if "surrogate" in prepared:
+            raise ValueError("\udcff")
+        if "textless" in prepared:
+            raise Textless
+        return prepared
+
+
+class Textless(Exception):
+    """An error without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class NeverReady(VectorTransformer):
+    """Its constructor does not return."""
+
+    def __init__(self) -> None:
+        signal.pause()
+
+    def transform(self, prepared: list[Any]) -> list[Any]:
+        return prepared
