@@ -32,9 +32,9 @@ def test_every_file_can_be_imported_where_its_packages_are(path: Path) -> None:
 
 
 def test_a_command_names_its_options_and_refuses_nonsense() -> None:
-    command = [sys.executable, "-m", "benchmarks.serving"]
+    command = [sys.executable, "-m", "benchmarks.error_model"]
     shown = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert shown.stdout.startswith("usage: python -m benchmarks.serving ")
-    refused = subprocess.run([*command, "--rounds", "0"], cwd=ROOT, capture_output=True, text=True)
+    assert shown.stdout.startswith("usage: python -m benchmarks.error_model ")
+    refused = subprocess.run([*command, "plan"], cwd=ROOT, capture_output=True, text=True)
     assert refused.returncode == 2
-    assert "--rounds: found 0; allowed: at least" in refused.stderr
+    assert "TABLE: found plan; allowed: generators, plans, looks" in refused.stderr
