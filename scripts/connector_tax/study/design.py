@@ -205,6 +205,21 @@ def cell_order(study: StudyDocument, launch: Launch) -> list[CellPlan]:
     return [cells[position] for position in order]
 
 
+def described(study: StudyDocument, launch: Launch) -> dict[str, Any]:
+    """What config.json of a launch says of the design; the command stands beside it."""
+    entries = {entry["id"]: entry for entry in study["configurations"]}
+    return {
+        "study": study["study"],
+        "design_sha256": study["design_sha256"],
+        "configuration": entries[launch.configuration],
+        "config": launch.config,
+        "block": launch.block,
+        "phase": launch.phase,
+        "engine": study["config"]["engine"],
+        "cells": cell_order(study, launch),
+    }
+
+
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
     """One line for each key in which two designs differ: `key: old -> new`."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -53,7 +53,7 @@ from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.servers.kinds import ServerError, command_for, free_port
 from connector_tax.study import cell as cells
 from connector_tax.study.child import ChildError
-from connector_tax.study.design import cell_order
+from connector_tax.study.design import cell_order, described
 from connector_tax.study.device import (
     DeviceError,
     await_free_memory,
@@ -435,23 +435,9 @@ class LaunchDriver:
         title = f"{self.launch.name} of study {self.study['study']} ({self.study['engine_label']})"
         self._server = server = Server(self.folder, command, title, host, port, server_cpus(plan))
         attempt["port"] = server.port
-        write_json(
-            self.folder / paths.LAUNCH_CONFIG,
-            {
-                "study": self.study["study"],
-                "design_sha256": self.study["design_sha256"],
-                "configuration": next(
-                    c for c in self.study["configurations"] if c["id"] == self.launch.configuration
-                ),
-                "config": self.launch.config,
-                "block": self.launch.block,
-                "phase": self.launch.phase,
-                "engine": self.study["config"]["engine"],
-                "argv": command.argv,
-                "environment": command.environment,
-                "cells": cell_order(self.study, self.launch),
-            },
-        )
+        told = {"argv": command.argv, "environment": command.environment}
+        design = described(self.study, self.launch)
+        write_json(self.folder / paths.LAUNCH_CONFIG, {**design, **told})
         environment = self._study_folder / paths.ENV_TEXT
         write_text(self.folder / paths.ENV_TEXT, environment.read_text(encoding="utf-8"))
         server.start()

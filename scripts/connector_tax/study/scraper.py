@@ -66,8 +66,12 @@ TIMEOUT_S = 5.0
 GAPS = (0.5, 1.5)
 
 
-def parse_metrics(text: str) -> dict[str, float]:
+def parse_metrics(text: str, whole: bool = False) -> dict[str, float]:
     """`{name{label="value",...}: number}` of a Prometheus text exposition, labels sorted by name.
+
+    Args:
+        text: the server's page.
+        whole: with the histograms' buckets and the moments at which series began.
 
     Raises:
         ValueError: the text is not a Prometheus exposition.
@@ -78,7 +82,7 @@ def parse_metrics(text: str) -> dict[str, float]:
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name.endswith(("_bucket", "_created")):
+            if sample.name.endswith(("_bucket", "_created")) and not whole:
                 continue
             labels = ",".join(f'{k}="{v}"' for k, v in sorted(sample.labels.items()))
             values[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
