@@ -20,20 +20,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with MANIFEST.md and results/synthetic, which passes the audit."""
-    from tests.provenance.audited_study import write_audited_study
+    from tests.provenance.audited_study import write_published_study
 
-    return made_once(tmp_path_factory, "audited", write_audited_study)
+    return made_once(tmp_path_factory, "published", write_published_study) / "audited"
 
 
 @pytest.fixture(scope="session")
-def remade(audited: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def remade(audited: Path) -> Path:
     """Everything that is derived of that study, made again: its folder."""
-    from connector_tax.provenance.remade import remake
-
-    def make(folder: Path) -> None:
-        remake(audited / "results" / "synthetic" / "study.json", folder)
-
-    return made_once(tmp_path_factory, "remade", make) / "synthetic"
+    return audited.with_name("synthetic")
 
 
 @pytest.fixture(scope="session")

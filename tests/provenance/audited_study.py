@@ -13,7 +13,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,18 +25,15 @@ from connector_tax.artifacts.checks import BOUNDS
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches
 from connector_tax.artifacts.study_records import StudyDocument
-from connector_tax.figures import style
-from connector_tax.figures.names import NAMES
-from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, read_jsonl, sha256_file, sha256_json, write_json
 from connector_tax.machine import packages
 from connector_tax.provenance import manifest
 from connector_tax.provenance.environment import text as env_text
-from connector_tax.report.page import render
+from connector_tax.provenance.remade import remake
 from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.servers.kinds import ServerCommand, engine_of
 from connector_tax.study import complete
-from connector_tax.study.design import cell_order, measured_design, run_order
+from connector_tax.study.design import described, measured_design, run_order
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server_command import launch_script
 from connector_tax.vllm.launch import CPU_ADAPTER
@@ -91,11 +87,10 @@ LAUNCH = timedelta(seconds=50)
 SKIPPED = {"mooncake_consumer": "verify_kv_consumer: not ready after 30 s"}
 
 
-def write_audited_study(folder: Path, *, drawn: bool = True, **given: Any) -> Path:
-    """Write results/synthetic below `folder`; the path of study.json.
+def write_audited_study(folder: Path, **given: Any) -> Path:
+    """Write results/synthetic below `folder`, without figures and report; the path of study.json.
 
     Args:
-        drawn: whether there are figures and a report.
         given: arguments of write_synthetic_study.
     """
     root = folder / "results" / "synthetic"
@@ -108,20 +103,18 @@ def write_audited_study(folder: Path, *, drawn: bool = True, **given: Any) -> Pa
         _complete_launch(document, launch.folder(root) / "index.json", minute)
     with contextlib.redirect_stdout(io.StringIO()):
         assert aggregate.main(["--study", str(study_file)]) == 0
-        if drawn:
-            _draw(study_file)
         options = ["--study", str(study_file)]
         assert complete.main([*options, "--out", str(root / "complete.json")]) == 0
         assert manifest.main(options) == 0
     return study_file
 
 
-def _draw(study_file: Path) -> None:
-    study = StudyTables(study_file)
-    for name in NAMES:
-        module = import_module(f"connector_tax.figures.{name}")
-        style.save(module.draw(study), study.root / "figures", name)
-    (study.root / "report.html").write_text(render(study))
+def write_published_study(folder: Path) -> None:
+    """The study in `folder`/audited with figures and report, made in `folder`/synthetic."""
+    root = write_audited_study(folder / "audited").parent
+    made = remake(root / paths.STUDY, folder)
+    (root / paths.REPORT).write_bytes((made / paths.REPORT).read_bytes())
+    linked_copy(made / paths.FIGURES, root / paths.FIGURES)
 
 
 def _complete_design(study_file: Path) -> Any:
@@ -174,16 +167,8 @@ def _complete_launch(document: dict[str, Any], index_file: Path, minute: int) ->
     if index["status"] == "done":
         argv = ["python", "-m", "connector_tax.engine", "--configuration", index["configuration"]]
         launch = Launch(index["config"], index["block"], index["phase"])
-        entries = {entry["id"]: entry for entry in document["configurations"]}
-        description = {
-            **{key: document[key] for key in ("study", "design_sha256")},
-            "configuration": entries[launch.configuration],
-            **{"config": launch.config, "block": launch.block, "phase": launch.phase},
-            "engine": document["config"]["engine"],
-            "argv": argv,
-            "environment": {"PYTHONPATH": CPU_ADAPTER},
-            "cells": cell_order(cast(StudyDocument, document), launch),
-        }
+        design = described(cast(StudyDocument, document), launch)
+        description = {**design, "argv": argv, "environment": {"PYTHONPATH": CPU_ADAPTER}}
         write_json(folder / "config.json", description)
         (ran,) = index["attempts"] or [{"node": NODE}]
         attempt = {"attempt": 1, "pid": 1, **ran, "supersedes": None}

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from connector_tax.artifacts import paths
 from connector_tax.provenance.archive import _packed
-from connector_tax.provenance.archive_limits import HEADER
 from connector_tax.provenance.tables import decode, encode, read_table
+from connector_tax.provenance.unpack import HEADER
 
 keys = st.sampled_from(
     ["t_ns", "t_intended_ns", "t_send_ns", "seq", "us", "hooks", "ok", 'a{b="c"}']

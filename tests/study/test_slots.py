@@ -18,10 +18,16 @@ from connector_tax.rehearsal import plan as plan_command
 from connector_tax.servers.kinds import command_for
 from connector_tax.study import plan, progress
 from connector_tax.study.design import resolve
-from connector_tax.study.device import DeviceError, devices_of
-from connector_tax.study.node import claim_device, describe_node
+from connector_tax.study.device import (
+    DeviceError,
+    claim_device,
+    describe_node,
+    devices_of,
+    enter_block_slot,
+    enter_slot,
+    slot_of,
+)
 from connector_tax.study.server_command import launch_script
-from connector_tax.study.slots import enter_block_slot, enter_slot, slot_of
 from tests.study.driving import write_study
 from tests.workflow.harness import TINY
 

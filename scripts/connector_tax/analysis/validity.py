@@ -13,6 +13,7 @@ from connector_tax.analysis.machine import SIDES, WatchedMachine
 from connector_tax.artifacts.cell_records import (
     AnsweredRequest,
     CheckRecord,
+    CountsRecord,
     GeneratorHealth,
     MeasuredWindow,
     RequestLine,
@@ -31,6 +32,7 @@ from connector_tax.artifacts.checks import (
 from connector_tax.artifacts.names import REQUEST_STATUSES
 from connector_tax.artifacts.study_records import CellSection
 
+FAILED = ("error", "timeout", "cancelled")
 # What every process of the load generator counts; the session's also counts late results.
 LOST_MESSAGES = ("undecodable", "oversized", "dropped_messages")
 
@@ -61,6 +63,20 @@ def in_window(records: Sequence[RequestLine], window: MeasuredWindow) -> list[Re
     """The measured requests: those due after the warm-up and before the end of the window."""
     start, stop = window["t_warmup_end_ns"], window["t_stop_ns"]
     return [r for r in records if start <= r["t_intended_ns"] < stop]
+
+
+def counted(records: Sequence[RequestLine], window: MeasuredWindow) -> CountsRecord:
+    """How many requests of a cell there are of each kind; all of them are planned."""
+    states = [r["status"] for r in records]
+    kinds = [r["error_kind"] for r in records if r["status"] in FAILED]
+    return {
+        "planned": len(records),
+        "sent": sum(r["t_send_ns"] is not None for r in records),
+        "ok": states.count("ok"),
+        "dropped": states.count("dropped"),
+        "failed": {str(kind): kinds.count(kind) for kind in sorted(set(kinds), key=str)},
+        "measured_ok": sum(r["status"] == "ok" for r in in_window(records, window)),
+    }
 
 
 def assess(

@@ -23,7 +23,12 @@ from connector_tax.artifacts import paths
 from connector_tax.commands import run_command
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes
-from connector_tax.provenance.archive_limits import (
+from connector_tax.provenance.audit import audit
+from connector_tax.provenance.claims import FAIL
+from connector_tax.provenance.manifest import name_archive, section_of
+from connector_tax.provenance.remade import PICTURES, digest, page_text, versions
+from connector_tax.provenance.tables import encode
+from connector_tax.provenance.unpack import (
     FORMAT,
     HEADER,
     PUBLISHED,
@@ -34,14 +39,10 @@ from connector_tax.provenance.archive_limits import (
     ArchiveError,
     check_name,
     kind_of,
+    private_folder,
     readme,
+    unpack,
 )
-from connector_tax.provenance.audit import audit
-from connector_tax.provenance.claims import FAIL
-from connector_tax.provenance.manifest import name_archive, section_of
-from connector_tax.provenance.remade import PICTURES, digest, page_text, versions
-from connector_tax.provenance.tables import encode
-from connector_tax.provenance.unpack import private_folder, unpack
 from connector_tax.seals import read_links, settled_files
 
 LEVEL = 19
@@ -158,10 +159,7 @@ def _members(root: Path) -> dict[str, Path]:
     for name, path in members.items():
         if path.is_symlink() or not path.is_file():
             raise ArtifactError(f"{path}: missing, or not a plain file")
-        try:
-            check_name(name)
-        except ValueError as error:
-            raise ArtifactError(f"{path}: {error}") from None
+        check_name(name)
     return members
 
 
@@ -203,7 +201,7 @@ def _carry_out(arguments: argparse.Namespace) -> None:
         print(f"{arguments.out}: {size} bytes, sha256 {sha256_file(arguments.out)}")
     else:
         header = unpack(arguments.archive, arguments.out)
-        print(f"{arguments.out}: {len(header.files)} files, every hash as listed")
+        print(f"{arguments.out}: {len(header['files'])} files, every hash as listed")
         print(f"{arguments.archive}: sha256 {sha256_file(arguments.archive)}")
 
 

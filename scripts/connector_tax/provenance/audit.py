@@ -19,16 +19,6 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.study_file import Study, load_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_json
-from connector_tax.provenance.archive_limits import (
-    BESIDE,
-    FORMAT_OF_0_2,
-    HEADER,
-    ORIGIN,
-    PUBLISHED,
-    README,
-    REPORT_TEXT,
-    readme,
-)
 from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, PASS, Ledger
 from connector_tax.provenance.launches import check_launches
 from connector_tax.provenance.manifest import archive_of, rows
@@ -52,6 +42,16 @@ from connector_tax.provenance.remade import (
     words,
 )
 from connector_tax.provenance.sealed import check_published, check_seals
+from connector_tax.provenance.unpack import (
+    BESIDE,
+    FORMAT_OF_0_2,
+    HEADER,
+    ORIGIN,
+    PUBLISHED,
+    README,
+    REPORT_TEXT,
+    readme,
+)
 
 VERDICTS = (PASS, FAIL, NOT_CHECKABLE)
 PLAIN_WIDTH = 160

@@ -19,12 +19,12 @@ from connector_tax.artifacts.launch_files import AttemptRecord, LaunchConfig, No
 from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import GateRecord, RatesRecord
-from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_file import Study, every_launch, launches
 from connector_tax.artifacts.study_records import ConfigurationEntry
 from connector_tax.files import read_json, sha256_json
 from connector_tax.provenance.claims import Ledger
 from connector_tax.servers.kinds import engine_of
-from connector_tax.study.design import cell_order, cells_of, measured_design, run_order
+from connector_tax.study.design import cell_order, cells_of, described, measured_design, run_order
 
 # Of a node, what may change without another device: a reboot, the next job of a scheduler.
 PASSING = ("boot", "job", "exclusive")
@@ -42,7 +42,7 @@ def check_launches(study: Study, ledger: Ledger) -> None:
     for entry in study.document["configurations"]:
         ledger.check("gate", entry["id"], _gate(study, entry))
     ended: dict[Launch, LaunchIndex] = {}
-    for launch in (launch for phase in PHASES for launch in launches(study.document, phase)):
+    for launch in every_launch(study.document):
         with ledger.guarded("launch", launch.name):
             index = read_index(launch.folder(study.root))
             ledger.check("launch", launch.name, _launch(study, launch, index))
@@ -164,18 +164,7 @@ def _run_files(study: Study, launch: Launch, folder: Path) -> Iterator[str]:
     if missing:
         return
     config = read_record(folder / paths.LAUNCH_CONFIG, LaunchConfig)
-    entries = {entry["id"]: entry for entry in study.document["configurations"]}
-    expected = {
-        "study": study.document["study"],
-        "design_sha256": study.document["design_sha256"],
-        "configuration": entries[launch.configuration],
-        "config": launch.config,
-        "block": launch.block,
-        "phase": launch.phase,
-        "engine": study.config["engine"],
-        "cells": cell_order(study.document, launch),
-    }
-    for key, value in expected.items():
+    for key, value in described(study.document, launch).items():
         if config[key] != value:  # type: ignore[literal-required]
             yield f"config.json: {key} is not what study.json says"
     script = (folder / paths.LAUNCH_SCRIPT).read_text(encoding="utf-8")

@@ -17,9 +17,9 @@ from typing import Any
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.launch_files import AttemptRecord
-from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.stage_records import EnvironmentRecord
-from connector_tax.artifacts.study_file import launches, read_study
+from connector_tax.artifacts.study_file import every_launch, read_study
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import (
@@ -85,7 +85,7 @@ def rows(study_file: Path) -> list[dict[str, str]]:
     study = read_study(study_file)
     folder = study_file.parent
     found = []
-    for launch in (launch for phase in PHASES for launch in launches(study, phase)):
+    for launch in every_launch(study):
         own = launch.folder(folder)
         aside = sorted(own.parent.glob(f"{own.name}.superseded*"), key=lambda p: (len(p.name), p))
         found += [row(study, folder, launch, path) for path in (*aside, own)]

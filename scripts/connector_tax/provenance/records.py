@@ -10,10 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from connector_tax.analysis.ingest import Cell, load_cells
-from connector_tax.analysis.validity import in_window, server_counters
+from connector_tax.analysis.validity import FAILED, counted, server_counters
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import PHASES, PLAIN, REQUEST_STATUSES
 from connector_tax.artifacts.rates import most_of_shape
@@ -25,9 +23,9 @@ from connector_tax.loadgen import make_offsets
 from connector_tax.provenance.claims import Ledger
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.prompts import planned_requests
+from connector_tax.study.scraper import parse_metrics
 
 Line = dict[str, Any]
-FAILED = ("error", "timeout", "cancelled")
 # In the order in which a request passes through them.
 ORDER = ("issue", "worker", "conn", "send", "headers", "first_token", "last_token", "done")
 HISTOGRAMS = {
@@ -183,7 +181,10 @@ def _requests(records: Records) -> Iterator[str]:
         yield f"the cell file's shape is not the design's {shape[0]}x{shape[1]}"
     if record["label"] != records.study.document["engine_label"]:
         yield f"label is {record['label']!r}"
-    yield from _counts(records)
+    said: Mapping[str, Any] = record["counts"]
+    for key, value in counted(records.requests, record["window"]).items():  # type: ignore[arg-type]
+        if said[key] != value:
+            yield f"counts.{key} is {said[key]}, the records give {value}"
     served = engine_of(records.study.config["engine"]).served
     # Of text the server alone knows the length; one that ends an answer where it likes says so.
     checked = (served["vocab_size"] is not None, served.get("exact_output", True))
@@ -199,24 +200,6 @@ def _requests(records: Records) -> Iterator[str]:
         if r["status"] in FAILED and not r["error_kind"]:
             yield f"{where}: {r['status']} without an error_kind"
         yield from (f"{where}: {wrong}" for wrong in _stamps(r, record["window"]))
-
-
-def _counts(records: Records) -> Iterator[str]:
-    states = [r["status"] for r in records.requests]
-    kinds = [r["error_kind"] for r in records.requests if r["status"] in FAILED]
-    measured = in_window(records.requests, records.record["window"])  # type: ignore[arg-type]
-    counted = {
-        "planned": len(states),
-        "sent": sum(r["t_send_ns"] is not None for r in records.requests),
-        "ok": states.count("ok"),
-        "dropped": states.count("dropped"),
-        "failed": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
-        "measured_ok": sum(r["status"] == "ok" for r in measured),
-    }
-    said: Mapping[str, Any] = records.record["counts"]
-    for key, value in counted.items():
-        if said[key] != value:
-            yield f"counts.{key} is {said[key]}, the records give {value}"
 
 
 def _stamps(r: Line, window: Mapping[str, Any]) -> Iterator[str]:
@@ -289,7 +272,7 @@ def _identities(records: Records) -> Iterator[str]:
         if "raw" not in scrape:
             yield f"the scrape {moment} the cell holds no text"
             return
-        pages.append(_page(scrape["raw"]))
+        pages.append(parse_metrics(scrape["raw"], whole=True))
         for key, value in scrape["values"].items():
             if key.startswith("vllm:") and pages[-1].get(key) != value:
                 told = f"{value:g} in the scrape {moment} the cell, its text says"
@@ -317,16 +300,6 @@ def _step_tokens(records: Records, exact: bool) -> Iterator[str]:
         if total < wanted or (exact and total != wanted):
             least = "" if exact else "at least "
             yield f"{name} of the steps add up to {total}, the counters say {least}{wanted}"
-
-
-def _page(text: str) -> dict[str, float]:
-    """`name{label="value",...}` to value of a Prometheus page, labels in order of name."""
-    values = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = ",".join(f'{k}="{v}"' for k, v in sorted(sample.labels.items()))
-            values[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-    return values
 
 
 def _no_client_is_faster(

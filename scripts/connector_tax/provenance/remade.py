@@ -35,8 +35,8 @@ from connector_tax.analysis.reference import (
 )
 from connector_tax.analysis.validity import assess, void_reasons
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.names import PHASES, Launch
-from connector_tax.artifacts.study_file import Study, launches, load_study
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_file import Study, every_launch, load_study
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
@@ -302,7 +302,7 @@ def _left_out(study: Study) -> bool:
 
 def check_summaries(study: Study, ledger: Ledger) -> None:
     """summary.json of each launch: the percentiles of its cells."""
-    for launch in (launch for phase in PHASES for launch in launches(study.document, phase)):
+    for launch in every_launch(study.document):
         folder = launch.folder(study.root)
         if _left_out(study):
             ledger.not_checkable(KIND, f"{launch.name}/{paths.SUMMARY}", LEFT_OUT)

@@ -13,9 +13,8 @@ from msgspec import UnsetType
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
-from connector_tax.artifacts.names import PHASES
 from connector_tax.artifacts.stage_records import SealLink
-from connector_tax.artifacts.study_file import Study, launches
+from connector_tax.artifacts.study_file import Study, every_launch
 from connector_tax.files import read_json, sha256_file
 from connector_tax.provenance.claims import Ledger
 from connector_tax.provenance.manifest import published_body, seal_of, section, section_of
@@ -81,7 +80,7 @@ def check_seals(study: Study, ledger: Ledger, beside: tuple[str, ...] = ()) -> s
         ledger.check(KIND, "reference rates", _rates(links), "fixed before Phase B")
     ledger.check(KIND, "folder", _unknown(sealed), "holds nothing else")
     newest = {link["launch"]: link for _, link in links if "launch" in link}
-    for launch in (launch for phase in PHASES for launch in launches(study.document, phase)):
+    for launch in every_launch(study.document):
         with ledger.guarded(KIND, launch.name):
             index = read_index(launch.folder(study.root))
             link = newest.pop(launch.name, None)
@@ -174,8 +173,8 @@ def _unknown(sealed: Sealed) -> Iterator[str]:
     """Files that are neither sealed, nor made again, nor kept while a study runs."""
     allowed = {*MADE, *RUNNING, *sealed.beside}
     covered = {*sealed.files, *settled_files(sealed.links)}
-    runs = {launch.folder(sealed.study.root)
-            for phase in PHASES for launch in launches(sealed.study.document, phase)}  # fmt: skip
+    study = sealed.study
+    runs = {launch.folder(study.root) for launch in every_launch(study.document)}
     for path in sorted(sealed.study.root.rglob("*")):
         name = path.relative_to(sealed.study.root).as_posix()
         if path.is_symlink() and not path.is_file():

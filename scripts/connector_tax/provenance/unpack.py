@@ -1,56 +1,137 @@
-"""Opening an archive that comes from someone else: nothing is believed before it is checked.
+"""What an archive may hold, and opening one that comes from someone else.
 
-Only plain files that archive.json lists, under the few places a study has, with the size and hash
-it names, are written, and only into a private temporary folder; the study's folder appears by
-rename once all is right.
+Nothing is believed before it is checked. Only plain files that archive.json lists, under the few
+places a study has, with the size and hash it names, are written, and only into a private temporary
+folder; the study's folder appears by rename once all is right.
 """
 
 import contextlib
 import hashlib
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import IO, Annotated, Literal, NotRequired, TypedDict, cast
 
 import polars as pl
+import zstandard
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.record_reader import checked
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import ArtifactError, read_json, sha256_file, write_bytes, write_text
-from connector_tax.provenance.archive_limits import (
-    BLOCK,
-    HEADER,
-    OLD_DESIGN,
-    ORIGIN,
-    SINGLE,
-    TREES,
-    ArchiveError,
-    ArchiveHeader,
-    Frame,
-    check_header,
-    kind_of,
-)
 from connector_tax.provenance.tables import decode, read_table
 
+FORMAT = "connector-tax archive 3"
+# Release 0.2 wrote the second: without verify.py and the report's text.
+FORMAT_OF_0_2 = "connector-tax archive 2"
+HEADER = "archive.json"
+# Beside what was unpacked: of which archive it is.
+ORIGIN = "archive.sha256"
+README, VERIFY, CRATE = "README.md", "verify.py", "ro-crate-metadata.json"
+PUBLISHED, WORKFLOW = "published", "workflow"
+REPORT_TEXT = "report.txt"
+# What lies beside a study that was unpacked.
+BESIDE = (HEADER, ORIGIN, README, VERIFY, CRATE, PUBLISHED, WORKFLOW)
+REQUIRED = (
+    paths.STUDY, paths.ENVIRONMENT, paths.ENV_TEXT, paths.REFERENCE_RATES, paths.MANIFEST,
+    paths.SEALS, README,
+)  # fmt: skip
+SINGLE = (*REQUIRED, paths.COMPLETE, paths.MODEL, paths.LOOKS, paths.ARGUMENTS, VERIFY, CRATE)
+TREES = (paths.PREFLIGHT, paths.PATCH, paths.RUNS, PUBLISHED, WORKFLOW)
 MADE_BY_REPLOT = (
     ORIGIN, paths.ANALYSIS, paths.FIGURES, paths.REPORT, paths.AUDIT, paths.LOGS
 )  # fmt: skip
-COPY_BYTES = 1 << 20
-KINDS = {
-    tarfile.SYMTYPE: "a symbolic link",
-    tarfile.LNKTYPE: "a hard link",
-    tarfile.CHRTYPE: "a device",
-    tarfile.BLKTYPE: "a device",
-    tarfile.FIFOTYPE: "a pipe",
-    tarfile.DIRTYPE: "a folder",
-}
+TABLES = {f"tables/{kind}.parquet": kind for kind in paths.ALL_LOGS}
+# What `connector-tax remeasure --all` keeps of an earlier design.
+OLD_DESIGN = re.compile(r"(study|environment|env|model|preflight|patch)\.superseded\d+(\.\w+)?")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+# An honest study is 15 to 40 times its archive.
+FLOOR_BYTES = 64 << 20
+MOST_TIMES = 200
+MAX_WINDOW_BYTES = 1 << 27
+# Compressed bytes at a time: each of them can be 32,768 bytes of content.
+CHUNK_BYTES = 1 << 10
+BLOCK, RECORD = 512, 10240
 # Ends with its standard input, however the process that holds the other end of it ends.
 CLEANER = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+
+
+class ArchiveError(ArtifactError):
+    """An archive is refused; the text names it and says why."""
+
+
+class Member(TypedDict):
+    """A file of a study, or a member of the archive."""
+
+    bytes: Annotated[int, says(ge=0)]
+    sha256: Annotated[str, says(pattern="^[0-9a-f]{64}$")]
+
+
+class TableMember(Member):
+    """A table, and the files that are made of it."""
+
+    files: list[str]
+
+
+class ArchiveHeader(TypedDict):
+    """archive.json: every file of the study, and the tables that hold some of them."""
+
+    format: Literal["connector-tax archive 2", "connector-tax archive 3"]
+    study: Annotated[str, says(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    files: dict[str, Member]
+    tables: NotRequired[dict[str, TableMember]]
+
+
+def kind_of(name: str) -> str | None:
+    """Which table the file is in; None for one that is in none."""
+    file = name.rpartition("/")[2]
+    fits = name.startswith("runs/") and file.endswith(".jsonl")
+    return next((kind for kind in paths.ALL_LOGS if fits and file.startswith(f"{kind}_")), None)
+
+
+def check_name(name: str) -> None:
+    """Refuse a member name that is not one of a study's.
+
+    Raises:
+        ArtifactError: names it.
+    """
+    parts = PurePosixPath(name).parts
+    plain = "/".join(parts) == name and all(NAME.fullmatch(part) for part in parts)
+    known = name in SINGLE or OLD_DESIGN.fullmatch(parts[0]) or (parts[0] in TREES and parts[1:])
+    if not plain or not known or len(name) > 200:
+        raise ArtifactError(f"member {name!r} has no place in a study")
+
+
+def readme(study: StudyDocument, form: str) -> str:
+    """README.md of an archive of this format: what it is, and how to check it."""
+    verify = f"""- `python {VERIFY}` computes percentiles, taxes and hypotheses anew from
+  `tables/`, beside the published ones: one file to read; it needs pandas, scipy and pyarrow.
+"""
+    verify = "" if form == FORMAT_OF_0_2 else verify
+    return f"""# Connector-tax study {study["study"]}
+
+Engine: {study["engine_label"]}. Package {study["package_version"]}.
+Design {study["design_sha256"]}.
+
+- `runs/` raw records of every server launch, `published/` the tables and the numbers under each
+  figure as they were published, `archive.json` the size and SHA-256 of every file.
+- `tables/` holds the lines of `runs/*/*/*/*/*.jsonl` as parquet, a table for each kind of record;
+  unpacked, each is a file again, to the byte. With the project's package installed,
+  `python -c "from connector_tax.provenance.unpack import table; print(table('FILE', 'requests'))"`
+  reads them.
+{verify}\
+- In a checkout of the project, `snakemake --cores 1 replot --config archive=FILE` checks every
+  hash, redraws all figures and the report, and audits each published number against the raw
+  records. It starts no server and needs no network.
+"""
 
 
 def read_head(archive: Path) -> tuple[ArchiveHeader, StudyDocument]:
@@ -59,12 +140,12 @@ def read_head(archive: Path) -> tuple[ArchiveHeader, StudyDocument]:
     Raises:
         ArchiveError: the file is not an archive of this kind.
     """
-    with tempfile.TemporaryDirectory(prefix="archive-") as name, _opened(archive) as (frame, tar):
+    with tempfile.TemporaryDirectory(prefix="archive-") as name, _opened(archive) as (tar, most):
         folder = Path(name)
-        header = _header(frame, tar, folder)
-        if next(_extracted(frame, tar, header, folder), None) != paths.STUDY:
-            raise frame.refused(f"{paths.STUDY} is not its second member")
-        return header, _study(frame, header, folder)
+        header = _header(tar, folder, most)
+        if next(_extracted(tar, header, folder), None) != paths.STUDY:
+            raise ArtifactError(f"{paths.STUDY} is not its second member")
+        return header, _study(header, folder)
 
 
 def unpack(archive: Path, target: Path, records_of: str = "") -> ArchiveHeader:
@@ -92,17 +173,13 @@ def unpack(archive: Path, target: Path, records_of: str = "") -> ArchiveHeader:
         raise ArchiveError(f"{target}: holds {unknown[0]}, which no replot makes; move it away")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with private_folder(target) as private, _opened(archive) as (frame, tar):
+        with private_folder(target) as private, _opened(archive) as (tar, most):
             folder = private / "study"
-            folder.mkdir()
-            header = _header(frame, tar, folder)
-            needed, free = frame.limit, shutil.disk_usage(private).free
-            if needed > free:
-                raise ArchiveError(f"{archive}: needs {needed} bytes, {target.parent} has {free}")
-            for _ in _extracted(frame, tar, header, folder):
+            header = _header(tar, folder, most)
+            for _ in _extracted(tar, header, folder):
                 pass
-            _restore(frame, header, folder, records_of)
-            _study(frame, header, folder)
+            _restore(header, folder, records_of)
+            _study(header, folder)
             write_text(folder / ORIGIN, f"{sha256_file(archive)}  {archive.name}\n")
             if target.exists():
                 shutil.rmtree(target)
@@ -122,85 +199,150 @@ def private_folder(target: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _opened(archive: Path) -> Iterator[tuple[Frame, tarfile.TarFile]]:
-    # Blocks of the tar's own size: nothing behind its end is read by it.
-    with Frame(archive) as frame:
+def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, int]]:
+    """The tar archive in the file, and how many bytes a study may have that is packed in it.
+
+    Raises:
+        ArchiveError: what is read in the block is refused.
+    """
+    try:
+        with archive.open("rb") as file, tempfile.TemporaryFile() as content:
+            most_bytes = FLOOR_BYTES + MOST_TIMES * os.fstat(file.fileno()).st_size
+            _decompress(file, content, most_bytes)
+            with tarfile.open(fileobj=content, mode="r:") as tar:
+                yield tar, most_bytes
+    except (tarfile.TarError, UnicodeError) as error:
+        raise ArchiveError(f"{archive}: refused: the tar archive is damaged: {error}") from None
+    except ArtifactError as error:
+        raise ArchiveError(f"{archive}: refused: {error}") from None
+    except FileNotFoundError as error:
+        raise ArchiveError(f"{archive}: {error.strerror}") from None
+
+
+def _decompress(file: IO[bytes], content: IO[bytes], most_bytes: int) -> None:
+    """The content of the file's one zstd frame, up to a limit."""
+    frame = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
+    while not frame.eof:
+        data = file.read(CHUNK_BYTES)
+        begun = content.tell() > 0
+        if not data:
+            raise ArtifactError("it is cut off" if begun else "not a zstd file")
         try:
-            with tarfile.open(fileobj=frame, mode="r|", bufsize=BLOCK) as tar:
-                yield frame, tar
-        except (tarfile.TarError, UnicodeError) as error:
-            raise frame.refused(f"the tar archive is damaged: {error}") from None
+            content.write(frame.decompress(data))
+        except zstandard.ZstdError as error:
+            damage = f"the compressed data is damaged: {error}"
+            raise ArtifactError(damage if begun else "not a zstd file") from None
+        if content.tell() > most_bytes:
+            raise ArtifactError(_too_much(most_bytes))
+    if frame.unused_data or file.read(1):
+        raise ArtifactError("there is data behind its end")
+    content.seek(0)
 
 
-def _header(frame: Frame, tar: tarfile.TarFile, folder: Path) -> ArchiveHeader:
-    """Write and check the first member; nothing beyond what it lists is read from here on."""
+def _too_much(most_bytes: int) -> str:
+    return f"more than {most_bytes} bytes in all, which is {MOST_TIMES} times the archive"
+
+
+def _header(tar: tarfile.TarFile, folder: Path, most_bytes: int) -> ArchiveHeader:
+    """Write and check the first member."""
     info = tar.next()
     content = None if info is None or info.name != HEADER else tar.extractfile(info)
     if content is None:
-        raise frame.refused(f"its first member is not {HEADER}")
+        raise ArtifactError(f"its first member is not {HEADER}")
     data = content.read()
     try:
-        header = check_header(json.loads(data), frame.most_bytes)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise frame.refused(f"{HEADER}: {error!r}") from None
-    frame.limit = header.tar_bytes(len(data))
+        header = checked(json.loads(data), ArchiveHeader, HEADER)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{HEADER}: {error!r}") from None
+    for name in header["files"]:
+        check_name(name)
+    members = _members(header)
+    for listed in (header["files"], members):
+        if sum(entry["bytes"] for entry in listed.values()) > most_bytes:
+            raise ArtifactError(f"{HEADER}: {_too_much(most_bytes)}")
+    missing = [name for name in REQUIRED if name not in members]
+    if missing:
+        raise ArtifactError(f"{HEADER}: {missing[0]!r} is not among the members")
     write_bytes(folder / HEADER, data)
     return header
 
 
-def _extracted(
-    frame: Frame, tar: tarfile.TarFile, header: ArchiveHeader, folder: Path
-) -> Iterator[str]:
+def _members(header: ArchiveHeader) -> dict[str, Member]:
+    """The members that archive.json lists after itself: each file, or the table it is made of."""
+    members, tables = dict(header["files"]), header.get("tables", {})
+    for table, entry in tables.items():
+        if table not in TABLES:
+            raise ArtifactError(f"{HEADER}: {table!r} is no table of a study")
+        for name in entry["files"]:
+            if members.pop(name, None) is None:
+                raise ArtifactError(f"{HEADER}: {name!r} is in no or in two tables, and not a file")
+    return {**members, **tables}
+
+
+def _extracted(tar: tarfile.TarFile, header: ArchiveHeader, folder: Path) -> Iterator[str]:
     """Write the further members into `folder`, each checked; yields their names."""
-    left = dict(header.members)
+    members, end = _members(header), 0
+    left = dict(members)
     for info in iter(tar.next, None):
         name = info.name
         if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.pax_headers:
-            kind = KINDS.get(info.type, f"of type {info.type!r}")
-            raise frame.refused(f"member {name!r} is {kind}; only plain files are allowed")
+            kind = _kind(info)
+            raise ArtifactError(f"member {name!r} is {kind}; only plain files are allowed")
         if name not in left:
-            told = "stands twice" if name in header.members else f"is not listed in {HEADER}"
-            raise frame.refused(f"member {name!r} {told}")
-        size, digest = left.pop(name)
-        if info.size != size:
-            raise frame.refused(f"member {name!r} has {info.size} bytes, {HEADER} says {size}")
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        hashed, content = hashlib.sha256(), tar.extractfile(info)
+            told = "stands twice" if name in members else f"is not listed in {HEADER}"
+            raise ArtifactError(f"member {name!r} {told}")
+        entry, content = left.pop(name), tar.extractfile(info)
+        if info.size != entry["bytes"]:
+            said = f"{HEADER} says {entry['bytes']}"
+            raise ArtifactError(f"member {name!r} has {info.size} bytes, {said}")
         assert content is not None
-        with path.open("xb") as stream:
-            while block := content.read(COPY_BYTES):
-                hashed.update(block)
-                stream.write(block)
-        if hashed.hexdigest() != digest:
-            raise frame.refused(f"member {name!r}: sha256 is not what {HEADER} says")
-        path.chmod(0o755 if name.endswith(".sh") else 0o644)
+        _write(folder, name, content.read(), entry["sha256"])
+        end = info.offset_data + -(-info.size // BLOCK) * BLOCK
         yield name
     if left:
-        raise frame.refused(f"{len(left)} members are missing, first {min(left)!r}")
-    if frame.drain().strip(b"\0"):
-        raise frame.refused("there is data behind the end of the tar archive")
-    if frame.total != frame.limit:
-        raise frame.refused(f"{frame.total} bytes, {HEADER} lists {frame.limit}")
+        raise ArtifactError(f"{len(left)} members are missing, first {min(left)!r}")
+    stream = cast(IO[bytes], tar.fileobj)
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(end)
+    if size != -(-(end + 2 * BLOCK) // RECORD) * RECORD or stream.read().strip(b"\0"):
+        raise ArtifactError("there is data behind the end of the tar archive, or no end")
 
 
-def _restore(frame: Frame, header: ArchiveHeader, folder: Path, records_of: str) -> None:
+def _kind(info: tarfile.TarInfo) -> str:
+    kinds = {
+        tarfile.SYMTYPE: "a symbolic link",
+        tarfile.LNKTYPE: "a hard link",
+        tarfile.CHRTYPE: "a device",
+        tarfile.BLKTYPE: "a device",
+        tarfile.FIFOTYPE: "a pipe",
+        tarfile.DIRTYPE: "a folder",
+    }
+    return kinds.get(info.type, f"of type {info.type!r}")
+
+
+def _write(folder: Path, name: str, data: bytes, sha256: str) -> None:
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise ArtifactError(f"member {name!r}: sha256 is not what {HEADER} says")
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as stream:
+        stream.write(data)
+    path.chmod(0o755 if name.endswith(".sh") else 0o644)
+
+
+def _restore(header: ArchiveHeader, folder: Path, records_of: str) -> None:
     """Write the files that are in tables, each to the byte that archive.json lists; drop these."""
-    for table, names in header.tables.items():
-        sizes = {name: header.files[name][0] for name in names}
-        wanted = [name for name in names if name.startswith(records_of)]
+    for table, entry in header.get("tables", {}).items():
+        sizes = {name: header["files"][name]["bytes"] for name in entry["files"]}
+        wanted = [name for name in sizes if name.startswith(records_of)]
         try:
             rows = read_table(folder / table, sum(sizes.values()))
             made = decode(rows.filter(pl.col("file").is_in(wanted)), sizes)
+            contents = {name: made[name] for name in wanted}
         except (Exception, pl.exceptions.PanicException) as error:
-            raise frame.refused(f"member {table!r}: {error!r}") from None
-        for name in wanted:
-            data = made.get(name, b"")
-            if hashlib.sha256(data).hexdigest() != header.files[name][1]:
-                raise frame.refused(f"member {table!r}: {name}: sha256 is not what {HEADER} says")
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            raise ArtifactError(f"member {table!r}: {error!r}") from None
+        for name, data in contents.items():
+            _write(folder, name, data, header["files"][name]["sha256"])
     shutil.rmtree(folder / "tables", ignore_errors=True)
 
 
@@ -214,13 +356,13 @@ def table(archive: str | Path, name: str) -> pl.DataFrame:
     """
     with tempfile.TemporaryDirectory(prefix="archive-") as folder:
         root = Path(folder) / "study"
-        files = unpack(Path(archive), root).files
+        files = unpack(Path(archive), root)["files"]
         if f"published/analysis/{name}" in files:
             return pl.read_csv(root / f"published/analysis/{name}", infer_schema_length=None)
         frames = [
             pl.read_ndjson(root / file, infer_schema_length=None).with_columns(file=pl.lit(file))
-            for file, (size, _) in files.items()
-            if kind_of(file) == name and size
+            for file, entry in files.items()
+            if kind_of(file) == name and entry["bytes"]
         ]
     if not frames:
         raise ArchiveError(
@@ -229,13 +371,13 @@ def table(archive: str | Path, name: str) -> pl.DataFrame:
     return pl.concat(frames, how="diagonal_relaxed")
 
 
-def _study(frame: Frame, header: ArchiveHeader, folder: Path) -> StudyDocument:
+def _study(header: ArchiveHeader, folder: Path) -> StudyDocument:
     """study.json, checked before any path is made of what it names."""
     try:
         study = checked(read_json(folder / paths.STUDY), StudyDocument, paths.STUDY)
-    except (ArtifactError, RecursionError) as error:
-        raise frame.refused(str(error)) from None
-    if study["study"] != header.study:
-        told = f"study is {study['study']!r}, {HEADER} says {header.study!r}"
-        raise frame.refused(f"{paths.STUDY}: {told}")
+    except RecursionError as error:
+        raise ArtifactError(f"{paths.STUDY}: {error}") from None
+    if study["study"] != header["study"]:
+        told = f"study is {study['study']!r}, {HEADER} says {header['study']!r}"
+        raise ArtifactError(f"{paths.STUDY}: {told}")
     return study

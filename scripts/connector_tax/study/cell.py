@@ -21,6 +21,7 @@ from connector_tax.analysis.device_time import device_values
 from connector_tax.analysis.machine import read_machine
 from connector_tax.analysis.validity import (
     assess,
+    counted,
     in_window,
     server_counters,
     void_reasons,
@@ -60,14 +61,13 @@ from connector_tax.loadgen import (
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.servers.kinds import engine_of
-from connector_tax.study.machine import MachineWatch
-from connector_tax.study.processes import ServerProcesses, cpu_between
+from connector_tax.study.machine_watch import MachineWatch
+from connector_tax.study.processes import ServerProcesses, cpu_between, suspended_ms
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.resources import cell_cpu
-from connector_tax.study.sampler import MetricsSampler
+from connector_tax.study.scraper import MetricsSampler
 from connector_tax.study.server import Server
 from connector_tax.study.steplog import LaunchStepLog
-from connector_tax.study.usage import suspended_ms
 
 # A server may count a request just after its last byte: how often and how long to look again.
 COUNTER_READS = 20
@@ -357,9 +357,6 @@ def cell_record(
     }
     measured = in_window(records, window)
     window_s = (result.t_stop_ns - result.t_warmup_end_ns) / 1e9
-    failures = [
-        str(r["error_kind"]) for r in records if r["status"] in ("error", "timeout", "cancelled")
-    ]
     return {
         "phase": launch.phase,
         "cell": prepared.cell["cell"],
@@ -382,14 +379,7 @@ def cell_record(
             "requests": sum(r["cooldown"] for r in records),
             "ended_by": result.cooldown_ended_by,
         },
-        "counts": {
-            "planned": planned,
-            "sent": sum(r["t_send_ns"] is not None for r in records),
-            "ok": sum(r["status"] == "ok" for r in records),
-            "dropped": sum(r["status"] == "dropped" for r in records),
-            "failed": {kind: failures.count(kind) for kind in sorted(set(failures))},
-            "measured_ok": sum(r["status"] == "ok" for r in measured),
-        },
+        "counts": {**counted(records, window), "planned": planned},
         "extended_s": result.extended_s,
         "achieved_rate_rps": sum(r["t_send_ns"] is not None for r in measured) / window_s,
         "clock": result.clock,

@@ -37,7 +37,7 @@ from connector_tax.config import (
 from connector_tax.files import read_json, sha256_json, write_json
 from connector_tax.seeds import named_generator
 from connector_tax.servers.kinds import engine_of
-from connector_tax.study.slots import check_slots
+from connector_tax.study.device import check_slots
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import (
@@ -203,6 +203,21 @@ def cell_order(study: StudyDocument, launch: Launch) -> list[CellPlan]:
     cells = list(study["cells"][launch.phase])
     order = named_generator(f"{study['seed']}/cell_order/{launch.name}").permutation(len(cells))
     return [cells[position] for position in order]
+
+
+def described(study: StudyDocument, launch: Launch) -> dict[str, Any]:
+    """What config.json of a launch says of the design; the command stands beside it."""
+    entries = {entry["id"]: entry for entry in study["configurations"]}
+    return {
+        "study": study["study"],
+        "design_sha256": study["design_sha256"],
+        "configuration": entries[launch.configuration],
+        "config": launch.config,
+        "block": launch.block,
+        "phase": launch.phase,
+        "engine": study["config"]["engine"],
+        "cells": cell_order(study, launch),
+    }
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
