@@ -53,7 +53,7 @@ from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.servers.kinds import ServerError, command_for, free_port
 from connector_tax.study import cell as cells
 from connector_tax.study.child import ChildError
-from connector_tax.study.design import described
+from connector_tax.study.design import cell_order, described
 from connector_tax.study.device import (
     DeviceError,
     await_free_memory,
