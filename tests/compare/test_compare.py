@@ -12,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import sem, ttest_ind
 
+from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import POOLED, TAX
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, MARKED, TOO_FEW
 from connector_tax.compare.__main__ import main
@@ -25,7 +26,7 @@ from connector_tax.compare.rows import (
     compared,
     judged,
 )
-from connector_tax.compare.studies import NotComparableError, refuse_unlike, what_differs
+from connector_tax.compare.studies import NotComparableError, left_out, refuse_unlike, what_differs
 from connector_tax.figures.tables import StudyTables
 from tests.analysis.tables import edit, edit_csv, select
 from tests.compare.conftest import small_study
@@ -117,7 +118,11 @@ def test_the_injected_differences_are_found_and_swapping_the_studies_inverts_the
 ) -> None:
     first, second = StudyTables(a / "study.json"), StudyTables(b / "study.json")
     rows = compare_rows(first, second)
-    taxes = {r.config: r for r in rows if (r.quantity, r.phase, r.metric) == (TAX, "A", "tpot_p90")}
+    here = [r for r in rows if (r.quantity, r.phase, r.metric) == (TAX, "A", "tpot_p90")]
+    taxes = {r.config: r for r in here if r.cell != ALL_RATES}
+    # Both studies have one rate: the tax over all rates is that of its cell.
+    over_all = {r.config: r.effect for r in here if r.cell == ALL_RATES}
+    assert over_all == pytest.approx({config: row.effect for config, row in taxes.items()})
     assert taxes["nixl_both"].verdict == GAINS
     assert taxes["lmcache_only"].verdict == COSTS
     assert taxes["nixl_both"].effect == pytest.approx(1.20 / 1.38, rel=0.03)
@@ -240,6 +245,21 @@ def test_the_command_writes_a_page_that_needs_nothing_else(
     assert "| NIXL" not in (out / "compare.md").read_text()
     assert "| nixl both | A r20 | TPOT p90 |" in (out / "compare.md").read_text()
     assert (out / "forest.png").stat().st_size > 10_000
+
+
+def test_taxes_over_other_rates_are_named_and_not_compared(
+    a: Path, b: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(b, tmp_path / "b")
+
+    def faster(rows: list[dict[str, str]]) -> None:
+        for row in select(rows, phase="A"):
+            row["rate_rps"] = "25"
+
+    edit_csv(other / "analysis" / "cells.csv", faster)
+    studies = [StudyTables(root / "study.json") for root in (a, other)]
+    assert ALL_RATES not in {row.cell for row in compare_rows(*studies)}
+    assert any(line.startswith(ALL_RATES) for line in left_out(*studies))
 
 
 def test_a_folder_without_tables_says_what_to_do(

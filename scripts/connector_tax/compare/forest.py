@@ -6,7 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from connector_tax.artifacts.names import REFERENCES
+from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS, VERDICT_METRICS
+from connector_tax.artifacts.names import ALL_RATES, REFERENCES
 from connector_tax.artifacts.tables import TAX
 from connector_tax.artifacts.verdicts import TOO_FEW, costs, gains, in_words
 from connector_tax.compare.rows import AA, ComparedRow
@@ -27,19 +28,27 @@ ROW_IN = 0.165
 
 
 def forest_cells(a: StudyTables, b: StudyTables, rows: Sequence[ComparedRow]) -> list[Where]:
-    """The compared cells of Phase A at a reference rate of either study; else all of them."""
+    """All rates and the compared cells at a reference rate of either study; else all of Phase A."""
     compared = list(dict.fromkeys((row.phase, row.cell) for row in rows if row.quantity == TAX))
     named = {("A", study.cell_at(reference)) for study in (a, b) for reference in REFERENCES}
     sweep = [where for where in compared if where[0] == "A"]
-    return [where for where in sweep if where in named] or sweep or compared
+    named.add(("A", ALL_RATES))
+    # The taxes over all rates first: they carry the verdict.
+    chosen = [where for where in sweep if where in named] or sweep or compared
+    return sorted(chosen, key=lambda where: where[1] != ALL_RATES)
+
+
+def metrics_of(cell: str) -> Sequence[str]:
+    """What is drawn of a cell: medians over all rates, p90 at one."""
+    return VERDICT_METRICS if cell == ALL_RATES else HEADLINE
 
 
 def draw(a: StudyTables, b: StudyTables, rows: Sequence[ComparedRow]) -> Picture:
-    """A panel for each of TTFT p90 and TPOT p90 and each cell."""
+    """A panel for TTFT and one for TPOT of each cell."""
     panels = [
         panel
         for where in forest_cells(a, b, rows)
-        for metric in row_plots.METRICS
+        for metric in metrics_of(where[1])
         if (panel := [r for r in rows if (r.quantity, r.metric, _at(r)) == (TAX, metric, where)])
     ]
     labels = {item.id: item.label for item in a.configurations} | {AA: "plain again (A/A)"}
@@ -80,8 +89,8 @@ def _panel(
             axes.axvline(end, color="#7c6a3c", lw=0.6, linestyle=(0, (1, 1.5)), zorder=0.8)
     for index, row in enumerate(rows):
         _draw_row(axes, index, row, marks[row.config])
-    rate = "" if rows[0].rate_rps is None else f" at {rows[0].rate_rps:g} req/s"
-    row_plots.prepare(axes, labels, f"{row_plots.METRICS[rows[0].metric]}{rate}")
+    rate = "over all rates" if rows[0].rate_rps is None else f"at {rows[0].rate_rps:g} req/s"
+    row_plots.prepare(axes, labels, f"{LATENCY_METRICS[rows[0].metric].label} {rate}")
     axes.set_xlabel("(1 + tax in B) / (1 + tax in A)")
     axes.grid(axis="x")
 

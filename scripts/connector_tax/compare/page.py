@@ -10,10 +10,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from connector_tax import report, text
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.metrics import HEADLINE, LATENCY_METRICS
+from connector_tax.artifacts.metrics import LATENCY_METRICS
+from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import LOG, RESOURCE, TAX
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, in_words, less
-from connector_tax.compare.forest import CAPTION, TITLE, forest_cells
+from connector_tax.compare.forest import CAPTION, TITLE, forest_cells, metrics_of
 from connector_tax.compare.rows import AA, LATENCY, ComparedRow
 from connector_tax.compare.studies import Differences
 from connector_tax.figures.scorecard import LOST, UNSURE, sign_of
@@ -41,14 +42,15 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """What got dearer in B first, of the taxes drawn in the forest plot."""
+        """What got dearer in B first, of the taxes over all rates; else of those drawn."""
         cells = forest_cells(self.a, self.b, self.rows)
+        cells = cells[:1] if cells[0][1] == ALL_RATES else cells
         drawn = [
             row
             for row in dearest_first(self.rows)
             if row.quantity == TAX
             and row.config != AA
-            and row.metric in HEADLINE
+            and row.metric in metrics_of(row.cell)
             and (row.phase, row.cell) in cells
         ]
         counts = Counter(look(row) for row in drawn)

@@ -16,6 +16,7 @@ import numpy as np
 from connector_tax.analysis.block_model import sidak
 from connector_tax.analysis.resources import EXACT
 from connector_tax.artifacts.metrics import METRICS, margin_of
+from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import LOG, POOLED, RESOURCE, TAX, CellRow, EffectRow
 from connector_tax.artifacts.verdicts import (
     MARKED,
@@ -24,12 +25,21 @@ from connector_tax.artifacts.verdicts import (
     verdict_of,
 )
 from connector_tax.compare.contrast import Difference, Known, difference, from_interval
-from connector_tax.compare.studies import common_cells, common_configurations
+from connector_tax.compare.studies import (
+    Load,
+    all_rates,
+    common_cells,
+    common_configurations,
+    load_of,
+)
 from connector_tax.figures.tables import StudyTables
 
 LATENCY = "latency"
 # The comparison of plain with itself; its launch is named by its number in the block.
 AA = "plain (A/A)"
+
+# Rate and lengths of what is of no cell.
+NO_LOAD: Load = (None, None, None)
 
 Key = tuple[str, str, str, str, str]  # quantity, configuration, phase, cell, metric
 
@@ -97,23 +107,26 @@ def compare_rows(a: StudyTables, b: StudyTables) -> list[ComparedRow]:
     cells, configs = common_cells(a, b), common_configurations(a, b)
     members = {TAX: [*configs, AA], LATENCY: [a.baseline, *configs], RESOURCE: configs}
     sides = [dict(_sides(study, confidence)) for study in (a, b)]
+    same_rates = all_rates(a) == all_rates(b)
     both: list[tuple[ComparedRow, Side | str, Side | str]] = []
     units = {row.metric: (row.unit, row.scale) for s in (a, b) for row in s.of(RESOURCE)}
     none = {TAX: "not part of the design", RESOURCE: "not recorded"}
     for key in dict.fromkeys((*sides[0], *sides[1])):
         quantity, config, phase, cell, metric = key
-        here = cells.get((phase, cell))
+        here, of_all = cells.get((phase, cell)), cell == ALL_RATES
         known = [of.get(key, none.get(quantity)) for of in sides]
-        if config not in members[quantity] or (here is None and quantity != RESOURCE):
+        if config not in members[quantity] or (
+            here is None and quantity != RESOURCE and not (of_all and same_rates)
+        ):
             continue
         if known[0] is None or known[1] is None:
             continue
-        if here is None:
+        if here is None and not of_all:
             unit, scale = units[metric]
             unit = "fraction" if scale == LOG else unit
-            row = ComparedRow(*key[:4], None, None, None, metric, unit, scale)
+            row = ComparedRow(*key[:4], *NO_LOAD, metric, unit, scale)
         else:
-            load = here.rate_rps, here.input_tokens, here.output_tokens
+            load = NO_LOAD if here is None else load_of(here)
             unit = "ms" if quantity == LATENCY else "fraction"
             margin = min(margin_of(s.settings["statistics"]["margins"], metric) for s in (a, b))
             row = ComparedRow(*key[:4], *load, metric, unit, LOG, margin=margin)

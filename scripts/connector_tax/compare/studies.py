@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from connector_tax.analysis.aggregate import write_tables
+from connector_tax.analysis.samples import saturated_in, unsaturated
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.artifacts.tables import POOLED, CellRow
 from connector_tax.figures.tables import StudyTables
@@ -20,6 +22,7 @@ from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import differences, measured_design
 
 Where = tuple[str, str]  # phase, cell
+Load = tuple[float | None, int | None, int | None]  # rate, input and output tokens
 ARCHIVE_SUFFIX = ".tar.zst"
 
 
@@ -95,7 +98,7 @@ def common_cells(a: StudyTables, b: StudyTables) -> dict[Where, CellRow]:
     return {
         where: row
         for where, row in ours.items()
-        if where in theirs and row.rate_rps is not None and _load(row) == _load(theirs[where])
+        if where in theirs and row.rate_rps is not None and load_of(row) == load_of(theirs[where])
     }
 
 
@@ -103,6 +106,8 @@ def left_out(a: StudyTables, b: StudyTables) -> list[str]:
     """What one study has and is not compared, each with the reason."""
     ours, theirs, common = _cells(a), _cells(b), common_cells(a, b)
     lines = []
+    if all_rates(a) != all_rates(b):
+        lines.append(f"{ALL_RATES}: not over the same rates and shapes")
     for where in dict.fromkeys((*ours, *theirs)):
         if where in common:
             continue
@@ -125,7 +130,22 @@ def _cells(study: StudyTables) -> dict[Where, CellRow]:
     }
 
 
-def _load(row: CellRow) -> tuple[float | None, int, int]:
+def all_rates(study: StudyTables) -> list[Load]:
+    """Rate and shape of each cell that the taxes over all rates are formed from."""
+    sweep = [row for (phase, _), row in _cells(study).items() if phase == "A" and row.rate_rps]
+    sweep.sort(key=lambda row: row.rate_rps or 0.0)
+    hit = saturated_in(
+        (row.config, row.cell)
+        for row in study.cell_rows
+        if (row.phase, row.status) == ("A", "valid") and (row.saturated or row.dropped)
+        if row.block != POOLED
+    )
+    kept = unsaturated([row.cell for row in sweep], hit) if sweep else []
+    return [load_of(row) for row in sweep if row.cell in kept]
+
+
+def load_of(row: CellRow) -> Load:
+    """Rate and shape."""
     return row.rate_rps, row.input_tokens, row.output_tokens
 
 
