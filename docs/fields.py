@@ -293,7 +293,7 @@ def in_words(hint: Any) -> str:
     if hasattr(hint, "__metadata__"):
         return in_words(hint.__origin__)
     if origin in (typing.Union, types.UnionType):
-        some = [a for a in arguments if a not in (type(None), msgspec.UnsetType)]
+        some = [a for a in arguments if a is not type(None)]
         return " or ".join(dict.fromkeys(map(in_words, some)))
     if origin is typing.Literal:
         return ", ".join(map(str, arguments))
