@@ -117,7 +117,7 @@ PAIRS = (
     ),
     Pair(
         GUIDELLM,
-        "--profile kind=throughput --constraint kind=max_requests,count=40",
+        "--profile kind=throughput,max_concurrency=40 --constraint kind=max_requests,count=40",
         "--requests 40 --rate inf",
     ),
     Pair(

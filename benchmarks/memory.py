@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable
 
 from connector_tax.loadgen import __main__ as command
 from connector_tax.loadgen import generator
-from connector_tax.loadgen.dispatcher import FromRun, Item
-from connector_tax.loadgen.messages import Begin, Begun, Health, RequestRecord
+from connector_tax.loadgen.messages import Begin, Begun, FromRun, Health, Item, RequestRecord
 from connector_tax.loadgen.process import peak_memory_mb
 from connector_tax.machine import machine
 

@@ -1,18 +1,16 @@
 """The HTTP surface: tokens and requests a second, and how late tokens leave against their schedule.
 
 The server (with its worker process) is pinned to one core, the client to another where there is
-one. The baseline answers the same requests with one sleeping task for each (sleepers.py). Lateness
-is the server's own: the time of the write less the end of the step (or sleep) that made the token.
-Beside it stands the machine's floor, measured in the same rounds: how late a process is that only
-waits for such deadlines on the same core (floor.py).
+one. Lateness is the server's own: the time of the write less the end of the step that made the
+token. Beside it stands the machine's floor, measured in the same rounds: how late a process is that
+only waits for such deadlines on the same core (floor.py).
 """
 
+import argparse
 import asyncio
-import contextlib
 import json
 import os
 import selectors
-import signal
 import socket
 import sys
 import tempfile
@@ -23,13 +21,14 @@ from typing import Any
 
 import numpy as np
 import psutil
+import uvloop
 from numpy.typing import NDArray
 
-from benchmarks import rounds as turns
 from benchmarks import run_alone
 from connector_tax.config import ROOT, load_yaml
-from connector_tax.engine.launch import free_port, running
-from connector_tax.files import read_json, read_jsonl, write_json
+from connector_tax.engine.launch import running
+from connector_tax.files import read_jsonl, write_json
+from connector_tax.machine import machine
 
 _WARMUP_S = 0.5
 _MEASURE_S = 3.0
@@ -173,24 +172,6 @@ async def _engine(load: Load, folder: Path) -> Result:
     return Result(*seen, _late_ms(late_ns))
 
 
-async def _sleepers(load: Load, folder: Path) -> Result:
-    port, log = free_port(), folder / "late.json"
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.sleepers"),
-        *(str(port), str(load.step_s), str(log)),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    try:
-        assert b"ready" in await process.stderr.readline()
-        seen = await _measure(process.pid, port, load)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        await process.communicate()
-    return Result(*seen, _late_ms(read_json(log)))
-
-
 async def _floor(load: Load, _folder: Path) -> Result:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.floor"),
@@ -204,12 +185,11 @@ async def _floor(load: Load, _folder: Path) -> Result:
     return Result(nothing, nothing, nothing, _late_ms(json.loads(printed)))
 
 
-_ENGINE, _SLEEPERS, _FLOOR = "engine", "sleepers", "machine floor"
-_CONTENDERS = {_ENGINE: _engine, _SLEEPERS: _sleepers, _FLOOR: _floor}
+_CONTENDERS = {"engine": _engine, "machine floor": _floor}
 
 
 async def run(rounds: int) -> None:
-    """Print the table: engine, baseline and floor in turn, the median and the best of the rounds.
+    """Print the table: engine and floor in turn, the median and the best of the rounds.
 
     The median is each column's own; the best round of each is the one with its smallest p99.
     """
@@ -229,9 +209,6 @@ async def run(rounds: int) -> None:
         for which, table in (("median", medians), ("best round", best)):
             for name, values in table.items():
                 print(_row(f"{name}, {which}", values, (0, 0, 2, 3, 3, 3)))
-            for other in (_SLEEPERS, _FLOOR):
-                ratio = table[_ENGINE] / table[other]
-                print(_row(f"{_ENGINE} / {other}, {which}", ratio, (2,) * 6), flush=True)
 
 
 def _row(name: str, values: NDArray[np.float64], digits: tuple[int, ...]) -> str:
@@ -241,5 +218,18 @@ def _row(name: str, values: NDArray[np.float64], digits: tuple[int, ...]) -> str
     return f"  {name:38}" + "".join(shown)
 
 
+def main() -> int:
+    """Print the machine and the table; the process's exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
+    words = "how often each contender takes its turn (default 5)"
+    parser.add_argument("--rounds", type=int, default=5, help=words)
+    arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error(f"--rounds: found {arguments.rounds}; allowed: at least 1")
+    print(machine("uvloop"), flush=True)
+    uvloop.run(run(arguments.rounds))
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(run_alone(lambda: turns.main("serving", __doc__, run)))
+    sys.exit(run_alone(main))

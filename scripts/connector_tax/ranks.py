@@ -1,8 +1,18 @@
 """The order statistics of a sample that enclose a percentile, whatever the distribution."""
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+
+def percentile_of(ordered: "Sequence[float] | NDArray[np.floating[Any]]", percent: float) -> float:
+    """The percentile of an ascending sample, as numpy's `linear` has it, without a copy."""
+    position = (len(ordered) - 1) * percent / 100
+    below, above = ordered[int(position)], ordered[min(int(position) + 1, len(ordered) - 1)]
+    return float(below + (above - below) * (position % 1))
 
 
 @lru_cache(maxsize=4096)

@@ -30,6 +30,7 @@ def lines(chunks: list[tuple[list[int], int, int]], length_ms: int = 100) -> lis
             "kind": "chunk", "t_ns": t_ns, "at_us": at_us, "memory_ns": memory,
             "compute_ns": memory, "counters": {**counters, "steal_ms": totals},
         })  # fmt: skip
+    # Studies until 0.2 have them.
     looks = [{"kind": "look", "when": w, "memory_ns": [10]} for w in ("before", "after")]
     return [looks[0], *written, looks[1]]
 

@@ -101,6 +101,10 @@ def test_the_openai_client_completes(server: Launched) -> None:
     answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=5)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 5
+    asked: Any = {"model": MODEL, "prompt": "hello", "max_tokens": 5, "stream": True}
+    chunks = list(client.completions.create(**asked, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == answer.choices[0].text
+    assert chunks[-1].usage == answer.usage
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.completions.create(model="other", prompt="hello")
     with pytest.raises(openai.BadRequestError, match="maximum context length is 8192"):

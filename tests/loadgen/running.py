@@ -1,8 +1,11 @@
 """Short runs of the real load generator for the tests, and single requests on a connection."""
 
 import asyncio
+import heapq
 import json
-from collections.abc import Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +14,16 @@ from connector_tax.loadgen import (
     CellResult,
     CellRule,
     LoadGenerator,
+    Plan,
     PlannedRequest,
+    PrecisionRule,
 )
 from connector_tax.loadgen.http import Connection, Reader
-from connector_tax.loadgen.messages import RequestFailed
+from connector_tax.loadgen.messages import WAITS, RequestFailed, RequestRecord, Window
+from connector_tax.loadgen.plan import LEAD_NS
+from connector_tax.loadgen.traffic import Load
+
+ORIGIN_NS = 1_000_000_000
 
 
 def rule(**changes: Any) -> CellRule:
@@ -49,6 +58,78 @@ def run_scripts(generator: LoadGenerator, scripts: Sequence[str], **changes: Any
     return generator.run_cell(
         spread(len(scripts), window_s), [planned(script) for script in scripts], cell_rule
     )
+
+
+def play(
+    load: Load,
+    cell_rule: CellRule,
+    service_s: Callable[[RequestRecord], float],
+    precision: PrecisionRule | None = None,
+) -> Plan:
+    """Run a plan on a virtual clock to its end, with a look at its precision every 250 ms.
+
+    A request takes `service_s` of its record, which may note more of its outcome.
+    """
+    plan = Plan(load, cell_rule, precision)
+    now_ns, next_look_ns = ORIGIN_NS - LEAD_NS, ORIGIN_NS
+    plan.start(ORIGIN_NS)
+    running: list[tuple[int, int, RequestRecord]] = []
+    waiting: deque[RequestRecord] = deque()
+    free_ns: deque[int] = deque()
+    closes_ns = [math.inf]
+
+    def send(record: RequestRecord, sent_ns: int) -> None:
+        record.t_done_ns = sent_ns + round(service_s(record) * 1e9)
+        record.t_last_token_ns = record.t_done_ns
+        heapq.heappush(running, (record.t_done_ns, record.seq, record))
+
+    def take_places() -> None:
+        """What a worker does with the places of a closed loop."""
+        while waiting and free_ns and free_ns[0] < closes_ns[0]:
+            record = waiting.popleft()
+            record.t_intended_ns = free_ns.popleft()
+            send(record, record.t_intended_ns)
+
+    def end(until_ns: float) -> None:
+        while running and running[0][0] <= until_ns:
+            end_ns, _, record = heapq.heappop(running)
+            plan.take(record)
+            free_ns.append(end_ns)
+            take_places()
+
+    while True:
+        end(now_ns)
+        while next_look_ns <= now_ns:
+            plan.look()
+            next_look_ns += 250_000_000
+        items, next_ns = plan.step(now_ns, now_ns + LEAD_NS)
+        for item in items:
+            if isinstance(item, Window):
+                if item.goes_on:
+                    due = {record.seq: record.t_intended_ns for _, _, record in running}
+                    plan.take_unanswered([s for s, due_ns in due.items() if due_ns < item.stop_ns])
+                else:
+                    closes_ns[0] = item.stop_ns
+                continue
+            assert isinstance(item, tuple)
+            record = item[0]
+            if record.t_intended_ns == WAITS:
+                waiting.append(record)
+                continue
+            assert record.t_intended_ns <= now_ns + LEAD_NS, "handed out before its lead"
+            send(record, max(now_ns, record.t_intended_ns))
+        take_places()
+        if next_ns is None:
+            end(math.inf)
+            for record in waiting:
+                plan.take(record)
+            assert plan.outstanding == 0
+            return plan
+        assert next_ns > now_ns, "the plan would be asked in a tight loop"
+        wake_ns = next_ns - LEAD_NS
+        if plan.wakes_on_result and running:
+            wake_ns = min(wake_ns, running[0][0])
+        now_ns = max(now_ns + 1, wake_ns)
 
 
 class Response(Reader):

@@ -11,7 +11,6 @@ import uvloop
 
 from connector_tax.loadgen import worker as worker_module
 from connector_tax.loadgen.answer import HeldRequest
-from connector_tax.loadgen.inflight import InFlight, shared_memory
 from connector_tax.loadgen.messages import (
     Begin,
     Ended,
@@ -19,6 +18,7 @@ from connector_tax.loadgen.messages import (
     RequestRecord,
     WorkerSettings,
 )
+from connector_tax.loadgen.transport import InFlight, shared_memory
 from connector_tax.loadgen.worker import Worker
 
 

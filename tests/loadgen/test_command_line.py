@@ -233,6 +233,13 @@ GOOD_URL = ["--url", "http://127.0.0.1:1", "--model", "m"]
         ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--stop-overloaded"], "--inflight-cap"),
         ([*GOOD_URL, "--rate", "1", "--session-file", "x", "--max-tokens", "3"], "--max-tokens"),
         ([*GOOD_URL, "--rate", "inf", "--prompt", "p"], "--requests"),
+        ([*GOOD_URL, "--concurrency", "1", "--prompt", "p", "--seed", "0"], "--seed"),
+        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--wait", "10", "--no-ready-check"], "--wait"),
+        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--no-stream", "--no-usage"], "--no-stream"),
+        (
+            ["--url", "http://x/v1/completions", "--rate", "1", "--prompt", "p", "--chat"],
+            "--chat has no effect",
+        ),
         ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--goodput", "tfft:3"], "ttft, ttfa, tpot"),
         (
             [*GOOD_URL, "--concurrency", "9", "--prompt", "p", "--connections", "4"],

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from connector_tax.loadgen.inflight import InFlight, shared_memory
+from connector_tax.loadgen.transport import InFlight, shared_memory
 
 # Takes and leaves every place as fast as it can; prints the most it counted while it held them
 # all. With fewer the others move, and a sum is not of one instant.
 CONTENDER = """
 import sys
-from connector_tax.loadgen.inflight import InFlight
+from connector_tax.loadgen.transport import InFlight
 descriptor, workers, worker, cap = map(int, sys.argv[1:])
 inflight = InFlight(descriptor, workers)
 print("up", flush=True)

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from connector_tax.loadgen import RequestRecord
-from connector_tax.loadgen.sink import PENDING_BYTES, RecordSink
-from connector_tax.loadgen.summary import _quantiles
+from connector_tax.loadgen.summary import PENDING_BYTES, RecordSink, _quantiles
 
 
 def test_records_reach_the_file_before_they_fill_the_memory(tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
-"""One plan for every traffic: closed loop, ramps and sessions under the rule that ends a cell."""
+"""One plan for every traffic under the rule that ends a cell: windows, ramps, precision."""
 
-import heapq
-import math
-from collections import deque
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,92 +8,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connector_tax.analysis.percentiles import quantile
 from connector_tax.loadgen import (
     CellRule,
     LoadGenerator,
     LoadGeneratorOptions,
     Plan,
     PlannedRequest,
+    PrecisionRule,
+    Progress,
     RandomPrompts,
     RandomTokens,
     Target,
+    make_offsets,
     open_loop,
 )
-from connector_tax.loadgen.bodies import AHEAD, LookAhead
-from connector_tax.loadgen.messages import WAITS, RequestRecord, Window
+from connector_tax.loadgen.messages import RequestRecord
 from connector_tax.loadgen.plan import LEAD_NS
-from connector_tax.loadgen.sessions import History, Node, Parent, Session, Singles
+from connector_tax.loadgen.rule import relative_half_width
+from connector_tax.loadgen.sessions import AHEAD, History, LookAhead, Node, Parent, Session, Singles
 from connector_tax.loadgen.traffic import Load
-from tests.loadgen.fault_server import FaultServer, Pause, Step, good_answer
-from tests.loadgen.running import planned, rule
+from connector_tax.ranks import order_statistic_ranks
+from connector_tax.seeds import named_generator
+from tests.loadgen.fault_server import FaultServer, Hang, Pause, Step, good_answer
+from tests.loadgen.running import ORIGIN_NS, planned, play, rule, run_scripts
 
-ORIGIN_NS = 1_000_000_000
 ONE = Node("0", "", 1)
 
 
 def build(session: int, node: int, _history: History) -> PlannedRequest:
     return PlannedRequest(f"{session}/{node}", b"{}", None, None)
-
-
-def play(load: Load, cell_rule: CellRule, service_s: Callable[[int], float]) -> Plan:
-    """Run a plan on a virtual clock to its end; request `seq` takes `service_s(seq)`."""
-    plan = Plan(load, cell_rule)
-    now_ns = ORIGIN_NS - LEAD_NS
-    plan.start(ORIGIN_NS)
-    running: list[tuple[int, int, RequestRecord]] = []
-    waiting: deque[RequestRecord] = deque()
-    free_ns: deque[int] = deque()
-    closes_ns = [math.inf]
-
-    def send(record: RequestRecord, sent_ns: int) -> None:
-        record.t_done_ns = sent_ns + round(service_s(record.seq) * 1e9)
-        record.t_last_token_ns = record.t_done_ns
-        heapq.heappush(running, (record.t_done_ns, record.seq, record))
-
-    def take_places() -> None:
-        """What a worker does with the places of a closed loop."""
-        while waiting and free_ns and free_ns[0] < closes_ns[0]:
-            record = waiting.popleft()
-            record.t_intended_ns = free_ns.popleft()
-            send(record, record.t_intended_ns)
-
-    def end(until_ns: float) -> None:
-        while running and running[0][0] <= until_ns:
-            end_ns, _, record = heapq.heappop(running)
-            plan.take(record)
-            free_ns.append(end_ns)
-            take_places()
-
-    while True:
-        end(now_ns)
-        items, next_ns = plan.step(now_ns, now_ns + LEAD_NS)
-        for item in items:
-            if isinstance(item, Window):
-                if item.goes_on:
-                    due = {record.seq: record.t_intended_ns for _, _, record in running}
-                    plan.take_unanswered([s for s, due_ns in due.items() if due_ns < item.stop_ns])
-                else:
-                    closes_ns[0] = item.stop_ns
-                continue
-            assert isinstance(item, tuple)
-            record = item[0]
-            if record.t_intended_ns == WAITS:
-                waiting.append(record)
-                continue
-            assert record.t_intended_ns <= now_ns + LEAD_NS, "handed out before its lead"
-            send(record, max(now_ns, record.t_intended_ns))
-        take_places()
-        if next_ns is None:
-            end(np.inf)
-            for record in waiting:
-                plan.take(record)
-            assert plan.outstanding == 0
-            return plan
-        assert next_ns > now_ns, "the plan would be asked in a tight loop"
-        wake_ns = next_ns - LEAD_NS
-        if plan.wakes_on_result and running:
-            wake_ns = min(wake_ns, running[0][0])
-        now_ns = max(now_ns + 1, wake_ns)
 
 
 @given(
@@ -124,7 +65,7 @@ def test_a_closed_loop_ends_by_the_same_rule_and_keeps_its_load_until_then(
         cooldown=cooldown,
     )  # fmt: skip
     load = Load(Singles(10_000, ONE), build, concurrency=concurrency, rampup_s=rampup_s)
-    plan = play(load, cell_rule, lambda seq: service_ms * (1 + seq % 3) / 1000)
+    plan = play(load, cell_rule, lambda r: service_ms * (1 + r.seq % 3) / 1000)
     assert plan.stop_ns is not None
     cap_ns = plan.warmup_end_ns + round(cell_rule.cap_s * 1e9)
     assert plan.floor_ns <= plan.stop_ns <= cap_ns
@@ -147,7 +88,7 @@ def test_a_run_ends_when_all_sessions_are_over() -> None:
     plan = play(
         Load(Singles(10, ONE), build, concurrency=2),
         rule(floor_s=60.0, cap_s=60.0),
-        lambda _seq: 0.1,
+        lambda _: 0.1,
     )
     assert plan.stop_ns is not None
     assert (plan.stop_ns - ORIGIN_NS) / 1e9 == pytest.approx(0.5, abs=0.05)
@@ -157,7 +98,7 @@ def test_a_run_ends_when_all_sessions_are_over() -> None:
 def test_a_schedule_that_has_no_arrival_left_is_measured_to_its_end() -> None:
     """Not to the last answer: the rate would be too high."""
     load = Load(Singles(2, ONE), build, np.array([0, 10**8]), horizon_s=1.0)
-    plan = play(load, rule(floor_s=1.0, cap_s=1.0), lambda _seq: 0.01)
+    plan = play(load, rule(floor_s=1.0, cap_s=1.0), lambda _: 0.01)
     assert plan.stop_ns == ORIGIN_NS + 10**9
 
 
@@ -168,7 +109,7 @@ def test_sessions_go_on_in_the_cool_down_until_what_was_measured_is_answered() -
     plan = play(
         Load(sessions, build, concurrency=2),
         rule(floor_s=0.5, cap_s=0.5, drain_s=60.0),
-        lambda seq: 1.0 if seq == 1 else 0.3,
+        lambda r: 1.0 if r.seq == 1 else 0.3,
     )
     assert plan.cooldown_ended_by == "answered"
     entries = plan.requests()
@@ -264,3 +205,315 @@ def test_a_drop_ends_an_overloaded_cell_at_once_where_asked(end_overloaded: bool
     assert plan.cooldown_ended_by == "overloaded"
     assert plan.stop_ns == 1_200_000_000
     assert plan.drain_s == 0.0
+
+
+REQUEST = PlannedRequest("r", b"{}", 1, 1)
+
+
+@given(
+    rate=st.floats(1, 200),
+    warmup_s=st.floats(0, 2),
+    floor_s=st.floats(0.1, 4),
+    more_s=st.floats(0, 5),
+    enough=st.integers(0, 400),
+    service_s=st.floats(0.001, 2),
+    fail_every=st.integers(0, 3),
+    seed=st.integers(0, 5),
+)
+def test_the_window_ends_as_the_rule_says(
+    rate: float,
+    warmup_s: float,
+    floor_s: float,
+    more_s: float,
+    enough: int,
+    service_s: float,
+    fail_every: int,
+    seed: int,
+) -> None:
+    cell_rule = rule(
+        warmup_s=warmup_s, floor_s=floor_s, cap_s=floor_s + more_s, min_completed=enough
+    )
+    offsets = make_offsets("poisson", rate, cell_rule.schedule_s, f"{seed}/w")
+
+    def service(record: RequestRecord) -> float:
+        if fail_every and record.seq % fail_every == 0:
+            record.fail("http_status")
+        return service_s
+
+    try:
+        load = open_loop(offsets, [REQUEST] * len(offsets), cell_rule)
+        cell = play(load, cell_rule, service)
+    except ValueError:  # so few arrivals that the schedule looks, or is, empty
+        assert len(offsets) < 12
+        return
+    assert cell.stop_ns is not None
+    cap_ns = cell.warmup_end_ns + round(cell_rule.cap_s * 1e9)
+    assert cell.floor_ns <= cell.stop_ns <= cap_ns
+    records = cell.requests()
+    # Exactly the requests due before the end of arrivals, each once.
+    due = offsets + cell.origin_ns
+    assert cell.cooldown_end_ns >= cell.stop_ns
+    assert [r.t_intended_ns for r in records] == due[due < cell.cooldown_end_ns].tolist()
+    assert [r.seq for r in records] == list(range(len(records)))
+    assert all(r.warmup == (r.t_intended_ns < cell.warmup_end_ns) for r in records)
+    assert all(r.cooldown == (r.t_intended_ns >= cell.stop_ns) for r in records)
+    assert cell.ok + cell.failed + cell.dropped == len(records)
+    measured = [r for r in records if r.measured]
+    assert cell.measured_ok == sum(r.status == "ok" for r in measured)
+    # Arrivals go on until the last of the window is answered, and not much longer.
+    answered_ns = max((r.t_done_ns or 0 for r in measured), default=0)
+    unsent = due[due >= cell.cooldown_end_ns]
+    if cell.cooldown_ended_by == "answered":
+        assert cell.cooldown_end_ns <= max(cell.stop_ns, answered_ns + LEAD_NS + 10_000_001)
+        assert len(unsent) == 0 or unsent[0] > answered_ns
+    else:
+        assert cell.cooldown_ended_by == "schedule"
+        assert len(unsent) == 0
+    done = sorted(r.t_done_ns or 0 for r in measured if r.status == "ok")
+    # The first moment with enough successes, up to the lead and one look of 10 ms.
+    reached_ns = done[enough - 1] if 0 < enough <= len(done) else None
+    if enough == 0 or (reached_ns is not None and reached_ns <= cell.floor_ns - LEAD_NS):
+        assert cell.stop_ns == cell.floor_ns
+    elif reached_ns is None or reached_ns >= cap_ns:
+        assert cell.stop_ns == cap_ns
+    else:
+        late_ns = cell.stop_ns - max(cell.floor_ns, reached_ns)
+        assert 0 <= late_ns <= LEAD_NS + 10_000_001 or cell.stop_ns == cap_ns
+
+
+@pytest.mark.parametrize(
+    ("offsets", "count", "named"),
+    [
+        ([0, 10, 5], 3, "ascending"),
+        ([-1, 10], 2, "not negative"),
+        ([0, 10], 3, "2 offsets for 3 requests"),
+        ([], 0, "empty"),
+        ([0, 10_000_000, 20_000_000], 3, r"must reach warmup_s \+ cap_s = 1.000 s"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(
+    offsets: list[int], count: int, named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        open_loop(np.array(offsets, np.int64), [REQUEST] * count, rule())
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"cap_s": 0.5}, "cap_s 0.5 is below floor_s"),
+        ({"inflight_cap": 0}, "inflight_cap"),
+        ({"warmup_s": -1.0}, "warmup_s"),
+        ({"request_timeout_s": 0.0}, "request_timeout_s"),
+        ({"drain_s": float("nan")}, "drain_s"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(changes: dict[str, float], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        replace(rule(), **changes)  # type: ignore[arg-type]
+
+
+def test_a_real_cell_extends_until_enough_have_completed() -> None:
+    progress: list[Progress] = []
+    with (
+        FaultServer({"good": [good_answer()]}) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), LoadGeneratorOptions()) as generator,
+    ):
+        cell_rule = rule(warmup_s=0.2, floor_s=0.3, cap_s=8.0, min_completed=100)
+        offsets = make_offsets("poisson", 80, 8.2, "1/real")
+        result = generator.run_cell(
+            offsets, [planned("good")] * len(offsets), cell_rule, progress.append
+        )
+        arrived = len(server.requests)
+    assert arrived == len(result.records)  # nothing was sent without a record
+    assert 0.3 < result.extended_s < 7.7
+    measured = [r for r in result.records if r.measured]
+    assert 100 <= len(measured) <= 300  # of 640 until the cap
+    assert result.t_stop_ns > max(r.t_intended_ns for r in measured)
+    assert result.t_cooldown_end_ns - result.t_stop_ns < 4e9  # a good answer comes at once
+    assert result.cooldown_ended_by == "answered"
+    assert result.t_warmup_end_ns - result.t_origin_ns == 200_000_000
+    for record in result.records:
+        assert record.t_send_ns is not None
+        assert record.t_issue_ns is not None
+        assert record.t_send_ns >= record.t_intended_ns, "sent early"
+        assert record.t_issue_ns <= record.t_send_ns
+    assert progress[-1].ok == len(result.records)
+    assert progress[-1].measured_ok == len(measured)
+    assert [p.issued for p in progress] == sorted(p.issued for p in progress)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_inflight_cap_drops_what_is_due_beyond_it_and_records_it(workers: int) -> None:
+    options = LoadGeneratorOptions(workers=workers, connections_per_worker=16)
+    with (
+        FaultServer({"slow": [Pause(0.4), good_answer()]}) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
+    ):
+        result = run_scripts(generator, ["slow"] * 50, inflight_cap=4)
+        arrived = len(server.requests)
+    sent = [r for r in result.records if r.t_send_ns is not None]
+    dropped = [r for r in result.records if r.status == "dropped"]
+    assert len(sent) + len(dropped) == 50
+    assert len(sent) == arrived
+    assert {r.status for r in sent} == {"ok"}
+    assert {r.error_kind for r in dropped} == {"inflight_cap"}
+    assert len(sent) == 12  # every 0.4 s four at a time
+    assert max(r.inflight_at_send or 0 for r in sent) == 3
+
+
+def test_stamps_come_from_the_kernel_where_it_offers_them_and_say_so() -> None:
+    with FaultServer({"good": [good_answer()]}) as server:
+        target = Target("127.0.0.1", server.port)
+        for asked, clock in ((True, "kernel"), (False, "worker")):
+            with LoadGenerator(target, LoadGeneratorOptions(kernel_stamps=asked)) as generator:
+                result = run_scripts(generator, ["good"] * 20)
+            assert result.clock == clock
+            assert {r.status for r in result.records} == {"ok"}
+            assert result.health["processes"]["worker0"]["unstamped_reads"] == 0
+            for record in result.records:
+                assert record.t_send_ns is not None
+                assert record.t_first_token_ns is not None
+                assert record.t_send_ns < record.t_first_token_ns
+
+
+def test_reads_are_kept_only_when_asked_for() -> None:
+    with FaultServer({"good": [good_answer()]}) as server:
+        options = LoadGeneratorOptions(keep_reads=False)
+        with LoadGenerator(Target("127.0.0.1", server.port), options) as generator:
+            assert {r.reads for r in run_scripts(generator, ["good"] * 3).records} == {None}
+
+
+def test_a_request_that_finds_no_connection_waits_without_holding_up_the_others() -> None:
+    options = LoadGeneratorOptions(workers=1, connections_per_worker=2)
+    with (
+        FaultServer({"good": [good_answer()], "hang": [Hang]}) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), options) as generator,
+    ):
+        scripts = ["hang", *["good"] * 20, "hang", *["good"] * 20]
+        result = run_scripts(generator, scripts, request_timeout_s=1.3, floor_s=2.0, cap_s=2.0)
+    by_kind = [r.error_kind for r in result.records]
+    assert by_kind.count("request_timeout") == 2
+    # The second hanging request takes the last connection; the timed out ones free them again.
+    assert by_kind[1:21] == [None] * 20
+    assert by_kind[22:] == [None] * 20
+    assert result.health["processes"]["worker0"]["pool_waits"] > 0
+
+
+TOKENS = 9
+
+
+def ranks(n: int) -> tuple[int | None, int | None]:
+    return order_statistic_ranks(n, 90, 0.95)
+
+
+def noisy(rate: float, cell_rule: CellRule, target: float | None, sigma: float, seed: int) -> Plan:
+    """A cell whose TTFT and TPOT are lognormal."""
+    offsets = make_offsets("fixed", rate, cell_rule.schedule_s, "unused")
+    precision = None if target is None else PrecisionRule(target, ranks)
+    rng = named_generator(f"{seed}/precision")
+    ttft = np.exp(rng.normal(np.log(2e7), sigma, len(offsets))).astype(int)
+    tpot = np.exp(rng.normal(np.log(1e6), sigma, len(offsets))).astype(int)
+
+    def service(record: RequestRecord) -> float:
+        record.t_first_token_ns = record.t_intended_ns + int(ttft[record.seq])
+        record.completion_tokens = TOKENS
+        return (int(ttft[record.seq]) + int(tpot[record.seq]) * (TOKENS - 1)) / 1e9
+
+    load = open_loop(offsets, [REQUEST] * len(offsets), cell_rule)
+    return play(load, cell_rule, service, precision)
+
+
+@given(
+    rate=st.floats(20, 100),
+    warmup_s=st.floats(0, 1),
+    floor_s=st.floats(0.1, 3),
+    more_s=st.floats(0, 5),
+    count=st.integers(36, 200),
+    target=st.floats(0.001, 0.5),
+    sigma=st.floats(0.01, 1),
+    seed=st.integers(0, 5),
+)
+def test_it_stops_by_its_rule_within_its_bounds_and_again_at_the_same_moment(
+    rate: float,
+    warmup_s: float,
+    floor_s: float,
+    more_s: float,
+    count: int,
+    target: float,
+    sigma: float,
+    seed: int,
+) -> None:
+    cell_rule = rule(
+        warmup_s=warmup_s, floor_s=floor_s, cap_s=floor_s + more_s, min_completed=count
+    )
+    cell = noisy(rate, cell_rule, target, sigma, seed)
+    cap_ns = cell.warmup_end_ns + round(cell_rule.cap_s * 1e9)
+    assert cell.stop_ns is not None
+    assert cell.floor_ns <= cell.stop_ns <= cap_ns
+    if cell.precise is None:
+        assert cell.stop_ns == cap_ns
+    else:
+        assert cell.measured_ok >= cell.precise.n >= count
+        assert all(w is not None and w <= target for w in cell.precise[1:])
+    again = noisy(rate, cell_rule, target, sigma, seed)
+    assert (again.stop_ns, again.precise) == (cell.stop_ns, cell.precise)
+    # Without the rule the cell stops on its count alone, and never later.
+    by_count = noisy(rate, cell_rule, None, sigma, seed)
+    assert by_count.stop_ns is not None
+    assert by_count.stop_ns <= cell.stop_ns
+    assert by_count.precise is None
+
+
+def test_a_noisier_server_is_measured_longer() -> None:
+    cell_rule = rule(floor_s=1.0, cap_s=120.0, min_completed=50)
+    stops = []
+    for sigma in (0.05, 0.3, 0.6):
+        cell = noisy(20, cell_rule, 0.05, sigma, seed=1)
+        assert cell.stop_ns is not None
+        stops.append(cell.stop_ns - cell.warmup_end_ns)
+    assert stops[0] < stops[1] < stops[2]
+    assert stops[2] < 120e9
+
+
+@given(st.lists(st.floats(0.001, 1e6), min_size=1, max_size=400))
+def test_the_half_width_is_that_of_the_analysis(values: list[float]) -> None:
+    width = relative_half_width(sorted(values), ranks)
+    wanted = quantile(np.array(values), 90, 0.95)
+    if width is None:
+        assert wanted.lo is None or wanted.hi is None
+    elif wanted.lo is not None and wanted.hi is not None and wanted.value is not None:
+        # The analysis widens the interval of a tiny sample to hold its percentile.
+        ends = (wanted.hi - wanted.lo) / (2 * wanted.value)
+        assert width <= ends + 1e-9
+        if len(values) >= 50:
+            assert width == pytest.approx(ends, rel=1e-9, abs=1e-12)
+
+
+def test_all_tokens_in_one_read_are_no_precision() -> None:
+    assert relative_half_width([0.0] * 100, ranks) is None
+
+
+def test_a_real_cell_stops_at_its_target() -> None:
+    answer = good_answer()
+    half = len(answer) * 2 // 3
+    with (
+        FaultServer({"good": [answer[:half], Pause(0.01), answer[half:]]}) as server,
+        LoadGenerator(Target("127.0.0.1", server.port), LoadGeneratorOptions()) as generator,
+    ):
+        cell_rule = rule(warmup_s=0.1, floor_s=0.3, cap_s=8.0, min_completed=40)
+        offsets = make_offsets("fixed", 80, 8.1, "1/precision")
+        requests = [planned("good")] * len(offsets)
+        # A target that every sample of 40 reaches: what is tested is that it is looked at.
+        wide = PrecisionRule(1e9, ranks)
+        result = generator.run_cell(offsets, requests, cell_rule, None, wide)
+        narrow = PrecisionRule(1e-9, ranks)
+        short = rule(warmup_s=0.1, floor_s=0.3, cap_s=1.0, min_completed=40)
+        until = offsets[offsets < 1.1e9]
+        capped = generator.run_cell(until, requests[: len(until)], short, None, narrow)
+    measured = [r for r in result.records if r.measured]
+    assert result.precise is not None
+    assert 40 <= result.precise.n <= len(measured)
+    assert result.t_stop_ns - result.t_warmup_end_ns < 8e9
+    assert capped.precise is None
+    assert capped.t_stop_ns - capped.t_warmup_end_ns == 1_000_000_000

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import uvloop
 
-from connector_tax.loadgen.inflight import InFlight, shared_memory
 from connector_tax.loadgen.messages import Begin, RequestRecord, WorkerSettings
+from connector_tax.loadgen.transport import InFlight, shared_memory
 from connector_tax.loadgen.worker import Worker
 
 

@@ -11,10 +11,9 @@ import pytest
 import uvloop
 import zmq
 
-from connector_tax.loadgen import stamps
-from connector_tax.loadgen.loop_probe import LoopProbe
 from connector_tax.loadgen.messages import End, RequestFailed, RequestRecord, ToWorker
 from connector_tax.loadgen.pool import Pool
+from connector_tax.loadgen.process import LoopProbe
 from connector_tax.loadgen.sse import StreamAccumulator
 from connector_tax.loadgen.transport import Receiver, Sender, private_socket
 from tests.loadgen.fault_server import (
@@ -30,6 +29,7 @@ from tests.loadgen.fault_server import (
 from tests.loadgen.running import ask
 
 T = TypeVar("T")
+CLOCK = "connector_tax.loadgen.http._time_ns"
 
 BODY = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n0123456789"
 SCRIPTS: dict[str, list[Step]] = {
@@ -121,7 +121,7 @@ def test_a_step_of_the_wall_clock_never_reaches_a_stamp(
 ) -> None:
     async def main(pool: Pool) -> None:
         connection = await pool.acquire()
-        monkeypatch.setattr(stamps, "_time_ns", lambda: time.time_ns() + step_s * 10**9)
+        monkeypatch.setattr(CLOCK, lambda: time.time_ns() + step_s * 10**9)
         before = time.monotonic_ns()
         response = await ask(connection, "whole")
         assert before <= response.head_ns <= time.monotonic_ns()
@@ -148,7 +148,7 @@ def test_an_interruption_between_the_two_clocks_does_not_move_a_stamp(
         with server:
             asked = asyncio.ensure_future(ask(connection, "any"))
             await asyncio.sleep(0.05)
-            monkeypatch.setattr(stamps, "_time_ns", interrupted)
+            monkeypatch.setattr(CLOCK, interrupted)
             sent_ns = time.monotonic_ns()
             server.send(BODY)
             response = await asked

@@ -13,9 +13,9 @@ import uvloop
 
 from connector_tax.loadgen import LoadGenerator, LoadGeneratorOptions, Target
 from connector_tax.loadgen.__main__ import main
+from connector_tax.loadgen.http import TlsClient, TlsSession
 from connector_tax.loadgen.messages import TlsSettings
 from connector_tax.loadgen.pool import Pool
-from connector_tax.loadgen.tls import TlsClient, TlsSession
 from tests.loadgen.certificates import make_certificate, server_context
 from tests.loadgen.fault_server import (
     HEAD,

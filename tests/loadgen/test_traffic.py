@@ -1,7 +1,6 @@
 """Both kinds of traffic over session graphs, on a virtual clock."""
 
 import heapq
-from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector_tax.loadgen.sessions import Node, Parent, Session
-from connector_tax.loadgen.traffic import (
-    ConcurrencyAdmission,
-    RateAdmission,
-    Ready,
-    SessionAdmission,
-    SessionScheduler,
-)
+from connector_tax.loadgen.traffic import Ready, SessionScheduler, at_places, at_starts
 
 S = 1_000_000_000
 
@@ -148,7 +141,7 @@ def test_rate_traffic_keeps_its_invariants(
     lead_ns: int,
 ) -> None:
     starts = [sum(gaps[: k + 1]) for k in range(len(sessions))]
-    scheduler = SessionScheduler(sessions, RateAdmission(starts), cancel)
+    scheduler = SessionScheduler(sessions, at_starts(starts), cancel)
     log = simulate(scheduler, ServiceTimes(seed), failing, lead_ns)
     assert scheduler.started == len(sessions)
     check(sessions, log, scheduler.started, cancel)
@@ -176,14 +169,14 @@ def test_concurrent_traffic_keeps_its_invariants(
     cancel: bool,
     lead_ns: int,
 ) -> None:
-    admission = ConcurrencyAdmission(target, 0, rampup_ns)
-    scheduler = SessionScheduler(sessions, admission, cancel)
+    scheduler = SessionScheduler(sessions, at_places(target, 0, rampup_ns), cancel)
     log = simulate(scheduler, ServiceTimes(seed), failing, lead_ns)
     assert scheduler.started == len(sessions)
     check(sessions, log, scheduler.started, cancel)
     for latest_ns, active in log.active:
         assert active <= target
-        assert active <= admission.target_at(latest_ns), "more active than the ramp allows"
+        if latest_ns < rampup_ns:
+            assert active <= target * latest_ns // rampup_ns, "more active than the ramp allows"
 
 
 def _endless(count: int) -> list[Session]:
@@ -191,8 +184,7 @@ def _endless(count: int) -> list[Session]:
 
 
 def test_the_ramp_is_linear_also_for_sessions_longer_than_it() -> None:
-    admission = ConcurrencyAdmission(8, 0, 10 * S)
-    scheduler = SessionScheduler(_endless(50), admission, True)
+    scheduler = SessionScheduler(_endless(50), at_places(8, 0, 10 * S), True)
     log = simulate(scheduler, lambda _s, _n: 60 * S, set(), 0)  # type: ignore[arg-type]
     first = [ready.due_ns / S for ready in log.sent[:8]]
     assert first == [1.25 * (k + 1) for k in range(8)]  # int(8 t / 10) steps up each 1.25 s
@@ -200,8 +192,7 @@ def test_the_ramp_is_linear_also_for_sessions_longer_than_it() -> None:
 
 
 def test_after_the_ramp_the_target_is_held() -> None:
-    admission = ConcurrencyAdmission(4, 0, S)
-    scheduler = SessionScheduler(_endless(200), admission, True)
+    scheduler = SessionScheduler(_endless(200), at_places(4, 0, S), True)
     log = simulate(scheduler, ServiceTimes(3), set(), 0)
     last_start = log.sent[-1].due_ns
     for ready in log.sent:
@@ -215,7 +206,7 @@ def test_after_the_ramp_the_target_is_held() -> None:
 def test_the_ready_queue_is_stable() -> None:
     nodes = tuple(Node(f"n{i}", "p", 1) for i in range(6))
     scheduler = SessionScheduler(
-        [Session("a", nodes), Session("b", nodes)], RateAdmission([S, S]), True
+        [Session("a", nodes), Session("b", nodes)], at_starts([S, S]), True
     )
     ready = scheduler.pop_ready(S, S)
     assert [(r.session, r.node_index) for r in ready] == [
@@ -229,7 +220,7 @@ def test_a_failure_cancels_siblings_in_flight_and_gives_up_the_rest() -> None:
         Node("n1", "p", 1),
         Node("n2", "p", 1, 0.0, (Parent("n0"), Parent("n1"))),
     )
-    scheduler = SessionScheduler([Session("a", nodes)], RateAdmission([0]), True)
+    scheduler = SessionScheduler([Session("a", nodes)], at_starts([0]), True)
     assert len(scheduler.pop_ready(0, 0)) == 2
     outcome = scheduler.complete(0, 0, S, None)
     assert (outcome.cancel, outcome.given_up) == ((1,), (2,))
@@ -244,7 +235,7 @@ def test_without_cancellation_children_of_a_failure_are_still_attempted() -> Non
         Node("n1", "p1", 1, 0.5, (Parent("n0"),)),
         Node("n2", "p2", 1, 0.0, (Parent("n1"),)),
     )
-    scheduler = SessionScheduler([Session("a", nodes)], RateAdmission([0]), False)
+    scheduler = SessionScheduler([Session("a", nodes)], at_starts([0]), False)
     scheduler.pop_ready(0, 0)
     scheduler.complete(0, 0, S, None)
     (second,) = scheduler.pop_ready(2 * S, 2 * S)
@@ -263,7 +254,7 @@ def test_history_of_several_parents_holds_each_turn_once() -> None:
         Node("side", "s", 1, 0.0, (Parent("root", history=False),)),
         Node("join", "j", 1, 0.0, (Parent("left"), Parent("right"), Parent("side", False))),
     )
-    scheduler = SessionScheduler([Session("a", nodes)], RateAdmission([0]), True)
+    scheduler = SessionScheduler([Session("a", nodes)], at_starts([0]), True)
     scheduler.pop_ready(0, 0)
     scheduler.complete(0, 0, 1, "R")
     assert len(scheduler.pop_ready(1, 1)) == 3
@@ -277,25 +268,12 @@ def test_history_of_several_parents_holds_each_turn_once() -> None:
     ]
 
 
-def test_when_admission_stops_active_sessions_still_finish() -> None:
-    scheduler = SessionScheduler(_endless(10), RateAdmission([0] * 10), True)
-    scheduler.admitting = False
-    assert scheduler.finished
-    admission: SessionAdmission = ConcurrencyAdmission(2, 0, 0)
-    scheduler = SessionScheduler(_endless(10), admission, True)
-    assert Counter(r.session for r in scheduler.pop_ready(0, 0)) == {0: 1, 1: 1}
-    scheduler.admitting = False
-    scheduler.complete(0, 0, 5, "x")
-    assert scheduler.pop_ready(5, 5) == []
-    scheduler.complete(1, 0, 6, "x")
-    assert scheduler.finished
-
-
 @pytest.mark.parametrize("target", [1, 3, 7, 8])
-def test_the_target_reaches_its_steps_exactly_when_sessions_may_start(target: int) -> None:
-    admission = ConcurrencyAdmission(target, 100, 1000)
+def test_a_place_is_there_exactly_when_the_ramp_has_reached_it(target: int) -> None:
+    next_start_ns = at_places(target, 100, 1000)
     for active in range(target):
-        start = admission.next_start_ns(0, active, 0)
+        start = next_start_ns(0, active, 0)
         assert start is not None
-        assert admission.target_at(start) >= active + 1
-        assert admission.target_at(start - 1) <= active
+        assert target * (start - 100) // 1000 >= active + 1
+        assert target * (start - 101) // 1000 <= active
+    assert next_start_ns(0, target, 0) is None

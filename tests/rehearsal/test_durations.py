@@ -14,10 +14,12 @@ from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.rehearsal import doctor, durations, plan
 from connector_tax.rehearsal.durations import modelled
 from connector_tax.study.design import resolve
-from connector_tax.study.durations import Durations, durations_content, read_durations
 from connector_tax.study.plan import (
+    Durations,
+    durations_content,
     expected_cell_s,
     planned_cells,
+    read_durations,
     reference_rate,
     remaining,
 )

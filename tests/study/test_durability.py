@@ -15,7 +15,7 @@ from connector_tax.seals import seal_settings
 from connector_tax.study import cell as cells
 from connector_tax.study import launch, plan
 from connector_tax.study.guard import PARENT_VARIABLE
-from connector_tax.study.launch_index import LaunchOutcome, conclude
+from connector_tax.study.launch import LaunchOutcome, conclude
 from connector_tax.study.remeasure import withdraw_damaged
 from connector_tax.study.resume import missing_cells, utc
 from tests.study.driving import arguments, index_of, launch_folder, write_study

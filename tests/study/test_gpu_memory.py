@@ -11,7 +11,7 @@ from connector_tax.artifacts import paths
 from connector_tax.artifacts.names import Launch
 from connector_tax.files import read_json, write_json
 from connector_tax.servers.kinds import ServerError
-from connector_tax.study import gpu_memory, launch, preflight
+from connector_tax.study import device, launch, preflight
 from connector_tax.study.device import DeviceError
 from connector_tax.study.guard import PARENT_VARIABLE
 from tests.study.driving import arguments, failed_index_of, launch_folder, write_study
@@ -45,30 +45,30 @@ def readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(gpu_memory, "POLL_S", 0.01)
+    monkeypatch.setattr(device, "POLL_S", 0.01)
     return looks
 
 
 def test_a_launch_waits_for_the_memory_of_its_own_gpu(readings: Path) -> None:
     readings.write_text("8000\n5000\n300\n")
-    gpu_memory.await_free_memory(CONFIG)
+    device.await_free_memory(CONFIG)
     assert readings.read_text() == "300\n"
 
 
 def test_memory_that_stays_in_use_is_told(readings: Path) -> None:
     readings.write_text("1001\n")
     with pytest.raises(ServerError, match=r"GPU-b: 1001 of 10000 MiB; 90% of it must be free"):
-        gpu_memory.await_free_memory(CONFIG, wait_s=0.0)
+        device.await_free_memory(CONFIG, wait_s=0.0)
 
 
 def test_a_gpu_that_does_not_tell_is_taken_as_it_is(readings: Path) -> None:
     readings.write_text("[N/A]\n")
-    gpu_memory.await_free_memory(CONFIG)
+    device.await_free_memory(CONFIG)
 
 
 def test_without_a_gpu_nothing_is_asked(readings: Path) -> None:
     config: Any = {"engine": {"kind": "vllm", "device": "cpu"}}
-    gpu_memory.await_free_memory(config)
+    device.await_free_memory(config)
     assert not readings.exists()
 
 
@@ -77,7 +77,7 @@ def occupied(readings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """study.json of a small study on GPU 1, whose memory stays in use."""
     readings.write_text("1001\n")
     monkeypatch.delenv(PARENT_VARIABLE, raising=False)
-    at_once = functools.partial(gpu_memory.await_free_memory, wait_s=0.0)
+    at_once = functools.partial(device.await_free_memory, wait_s=0.0)
     for module in (launch, preflight):
         monkeypatch.setattr(module, "await_free_memory", at_once)
     file = write_study(tmp_path / "results" / "tiny")

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from connector_tax.files import read_json
-from connector_tax.study.device import DeviceError
-from connector_tax.study.node import claim_device, describe_node
+from connector_tax.study.device import DeviceError, claim_device, describe_node
 from tests.study.driving import drive, launch_folder, write_study
 
 SMI = """#!/bin/sh

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from connector_tax.files import read_jsonl
-from connector_tax.study.sampler import MetricsSampler
+from connector_tax.study.scraper import MetricsSampler
 
 PAGE = b"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 3\n"
 INTERVAL_S = 0.3

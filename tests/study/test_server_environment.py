@@ -11,11 +11,11 @@ import pytest
 from connector_tax.config import ROOT
 from connector_tax.servers.kinds import ServerCommand, free_port
 from connector_tax.study.server import Server
-from connector_tax.study.server_command import launch_script
-from connector_tax.study.server_environment import (
+from connector_tax.study.server_command import (
     KEPT,
     can_change,
     cleared_names,
+    launch_script,
     shown,
     unset_lines,
 )

@@ -9,7 +9,7 @@ import pytest
 
 from connector_tax.files import read_json, sha256_file
 from connector_tax.servers.kinds import ServerCommand
-from connector_tax.study.engine_settings import SETTINGS, engine_record
+from connector_tax.study.resources import SETTINGS, engine_record
 from connector_tax.study.server import Server
 from tests.shared import VLLM
 from tests.study.driving import drive, failed_index_of, index_of, launch_folder, write_study

@@ -18,10 +18,16 @@ from connector_tax.rehearsal import plan as plan_command
 from connector_tax.servers.kinds import command_for
 from connector_tax.study import plan, progress
 from connector_tax.study.design import resolve
-from connector_tax.study.device import DeviceError, devices_of
-from connector_tax.study.node import claim_device, describe_node
+from connector_tax.study.device import (
+    DeviceError,
+    claim_device,
+    describe_node,
+    devices_of,
+    enter_block_slot,
+    enter_slot,
+    slot_of,
+)
 from connector_tax.study.server_command import launch_script
-from connector_tax.study.slots import enter_block_slot, enter_slot, slot_of
 from tests.study.driving import write_study
 from tests.workflow.harness import TINY
 
@@ -175,7 +181,7 @@ def test_several_devices_are_told_in_device_hours(
         launch = launches(study, "A")[0]
         with progress.LaunchProgress(study, tmp_path, launch, tmp_path / "x.log") as seen:
             seen.start_cell("r1", 1, 1, 1.0)
-            seen.update(Progress(0.0, 0, 0, 0, 0, 0, 0, 0, 0))
+            seen.update(Progress(0.0, 0, 0, 0, 0, 0, 0))
         assert f"study {progress.duration(left.wall_s)} left{told}\n" in capsys.readouterr().err
     half = left.after(left.wall_s / 2)
     assert half == pytest.approx((left.wall_s / 2, left.device_s / 2, 2))

@@ -19,8 +19,8 @@ from connector_tax.files import read_json, write_json
 from connector_tax.provenance.claims import FAIL, Ledger
 from connector_tax.provenance.remade import check_judged
 from connector_tax.study.guard import PARENT_VARIABLE
+from connector_tax.study.processes import busiest_other, every_cpu_ms
 from connector_tax.study.server_command import affinity_plan
-from connector_tax.study.usage import busiest_other, every_cpu_ms
 from tests.study.driving import arguments, launch_folder, write_study
 
 

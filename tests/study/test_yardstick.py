@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from connector_tax.study.yardstick import LOOK_SAMPLES, Yardstick
+from connector_tax.study.yardstick import Yardstick
 
 BURN = (
     "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile 1: pass"
@@ -62,23 +62,3 @@ def test_scattered_loads_of_more_memory_than_the_caches_take_longer(one_cpu: int
     times = [[y.sample()[0] for y in (small, large)] for _ in range(200)]
     in_cache, in_memory = np.median(times, axis=0)
     assert in_memory > 2 * in_cache
-
-
-def test_a_look_visits_the_cpus_it_is_given_and_comes_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    yardstick = Yardstick(1, 10)
-    home = os.sched_getaffinity(0)
-    visited = []
-    sample = yardstick.sample
-
-    def noted() -> tuple[int, int]:
-        visited.append(os.sched_getaffinity(0))
-        return sample()
-
-    monkeypatch.setattr(yardstick, "sample", noted)
-    memory, compute = yardstick.look(home)
-    assert len(memory) == len(compute) == len(visited) == LOOK_SAMPLES
-    assert {cpu for cpus in visited for cpu in cpus} == home
-    assert all(len(cpus) == 1 for cpus in visited)
-    assert os.sched_getaffinity(0) == home

@@ -12,7 +12,7 @@ from connector_tax.config import ROOT, filled, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.study import patch, preflight
 from connector_tax.study.design import resolve
-from connector_tax.study.probe import probe_overlay
+from connector_tax.study.server_command import probe_overlay
 from connector_tax.vllm import overlay
 from tests.vllm import stub
 

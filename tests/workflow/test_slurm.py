@@ -26,7 +26,7 @@ HOLD_GPU = """
 import json, os, sys, time
 from pathlib import Path
 from connector_tax.study.device import hold_devices
-from connector_tax.study.node import describe_node
+from connector_tax.study.device import describe_node
 node = describe_node({"engine": {"kind": "vllm", "device": "cuda"}})
 folder = Path(sys.argv[1])
 with hold_devices(node["devices"]):

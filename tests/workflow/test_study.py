@@ -19,7 +19,7 @@ from connector_tax.files import read_json, read_jsonl, sha256_file
 from connector_tax.provenance.claims import PASS, Ledger
 from connector_tax.provenance.launches import check_launches
 from connector_tax.study.guard import LAUNCH_VARIABLE
-from connector_tax.study.server_environment import KEPT, can_change
+from connector_tax.study.server_command import KEPT, can_change
 from tests.provenance.forged_archives import members_of
 from tests.workflow.harness import gone, prepare, run, start, temporary_folder, wait_for
 from tests.workflow.test_dry_run import MEASURING, planned

@@ -44,7 +44,7 @@ from connector_tax.study.cell import load_generator
 from connector_tax.study.design import differences, resolve
 from connector_tax.study.device import DeviceError, hold_devices
 from connector_tax.study.guard import kill_leftovers, set_job_environment
-from connector_tax.study.launch_index import LaunchOutcome, conclude
+from connector_tax.study.launch import LaunchOutcome, conclude
 from connector_tax.study.remeasure import withdraw_failed
 from connector_tax.study.resume import utc
 from connector_tax.study.server import Server

@@ -20,7 +20,7 @@ FAMILY_LEVEL = 0.05
 # Successes of a cell, by which its median is known to a few per cent of a request's spread.
 SUCCESSES = 100
 SHORTEST_S, LONGEST_S = 8.0, 60.0
-# Beside the cell and the start of a launch: the looks at the idle machine, the end, the records.
+# Beside the cell and the start of a launch: the end, the records.
 AROUND_A_LAUNCH_S = 8.0
 # More blocks than this seldom decide what these have not.
 MOST_BLOCKS = 12

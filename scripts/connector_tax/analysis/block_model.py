@@ -94,12 +94,13 @@ class Estimate:
         assert self.error is not None
         assert reach is not None
         assert inner is not None
-        ends = (abs(self.point) - reach, np.log1p(margin) - inner - self.point,
-                np.log1p(-margin) + inner - self.point)  # fmt: skip
+        least, most = np.log1p(-margin) + inner, np.log1p(margin) - inner
         if self.error == 0:
-            return float(ends[0] > 0 or ends[1] > 0 > ends[2])
-        away, upper, lower = student.cdf(np.array(ends) / self.error, self.df)
-        return float(max(away, upper - lower))
+            return float(abs(self.point) > reach or least < self.point < most)
+        # Within the margin, of what is not off zero as well.
+        ends = np.array([-reach, max(least, -reach), min(most, reach), reach])
+        below, lower, upper, above = student.cdf((ends - self.point) / self.error, self.df)
+        return float(below + max(0.0, upper - lower) + 1 - above)
 
     def blocks_needed(self, added_df: int, margin: float, wide: float, narrow: float) -> int | None:
         """The fewest blocks, above the present ones, with which `power` reaches POWER."""

@@ -98,7 +98,6 @@ class WatchedMachine:
         t_ns, memory_ns, compute_ns: (n,) the samples: when, CPU time of `elements` loads, of the
             arithmetic.
         elements: loads of a sample.
-        looks: `before` and `after` to the median CPU time of a look's loads, in ns for each load.
         cpus: `loadgen` and `server` to the use of their CPU sets.
         own_share: CPU time of the watching process over the time it sampled.
         faults: its page faults in that time.
@@ -115,7 +114,6 @@ class WatchedMachine:
     memory_ns: Ints
     compute_ns: Ints
     elements: int
-    looks: Mapping[str, float]
     cpus: Mapping[str, CpuUse]
     own_share: float
     faults: int
@@ -141,7 +139,6 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
         )
     records = list(read_jsonl(path))
     try:
-        looks = {r["when"]: r for r in records if r["kind"] == "look"}
         (begin,) = (r for r in records if r["kind"] == "begin")
         lines = [r for r in records if r["kind"] == "chunk"]
         chunks = list(zip([begin, *lines], lines, strict=False))
@@ -170,10 +167,6 @@ def read_machine(path: Path, sha256: str | None) -> WatchedMachine:
             memory_ns=memory,
             compute_ns=compute,
             elements=int(begin["elements"]),
-            looks={
-                when: float(np.median(looks[when]["memory_ns"])) / begin["elements"]
-                for when in ("before", "after")
-            },
             cpus=_cpu_use(begin, first, last, wall_ms),
             own_share=(last["self_us"] - first["self_us"]) / 1e3 / wall_ms,
             faults=last["faults"] - first["faults"],
@@ -194,7 +187,7 @@ def _foreign_gpu(lines: Sequence[MachineLine]) -> int | None:
 
 
 def _gpu_use(lines: Sequence[MachineLine]) -> tuple[int | None, float | None]:
-    """`gpu_slowed` and `gpu_clock_share` of a WatchedMachine, of the rows of study.gpu."""
+    """`gpu_slowed` and `gpu_clock_share` of a WatchedMachine, of nvidia-smi's rows."""
     slowed = 0
     shares: dict[str, list[float]] = {}
     for uuid, clock, highest, reasons, *_ in (r for line in lines for r in line.get("gpu", [])):

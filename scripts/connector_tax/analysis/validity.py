@@ -27,15 +27,13 @@ from connector_tax.artifacts.checks import (
     DEVICE_CHECKS,
     MACHINE_CHECKS,
     SUSPENDED_MS_MAX,
-    UNSTAMPED_SHARE_MAX,
+    at_most,
+    generator_checks,
 )
 from connector_tax.artifacts.names import REQUEST_STATUSES
 from connector_tax.artifacts.study_records import CellSection
 
 FAILED = ("error", "timeout", "cancelled")
-# What every process of the load generator counts; the session's also counts late results.
-LOST_MESSAGES = ("undecodable", "oversized", "dropped_messages")
-
 COUNTERS = {
     "success": "vllm:request_success_total",
     "prompt_tokens": "vllm:prompt_tokens_total",
@@ -125,12 +123,11 @@ def assess(
     failed = [r for r in records if r["status"] in ("error", "timeout", "cancelled")]
     checks = {
         **_schedule_checks(measured, bounds),
-        "unaccounted_requests": _at_most(abs(planned - len(records)) + _unfinished(records), 0),
-        "error_rate": _at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
+        "unaccounted_requests": at_most(abs(planned - len(records)) + _unfinished(records), 0),
+        "error_rate": at_most(_error_rate(ok, failed, window), bounds["max_error_rate"]),
         **_window_checks(measured, window, cell, wanted),
-        **_generator_checks(health, bounds),
-        "unstamped_reads": _at_most(_unstamped_share(health, clock), UNSTAMPED_SHARE_MAX),
-        "suspended_ms": _at_most(suspended_ms, SUSPENDED_MS_MAX),
+        **generator_checks(health, clock, bounds),
+        "suspended_ms": at_most(suspended_ms, SUSPENDED_MS_MAX),
     }
     if counted_by_server:
         checks |= _server_checks(ok, len(failed), shape, counters)
@@ -141,7 +138,7 @@ def assess(
         checks |= _machine_checks(machine, bounds)
     for name, value in (device or {}).items():
         # Each has one bound, but for faults, of which there may be none.
-        checks[name] = _at_most(value, sum(bounds[key] for key in CHECKS[name].bounds))
+        checks[name] = at_most(value, sum(bounds[key] for key in CHECKS[name].bounds))
     return checks
 
 
@@ -160,10 +157,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return f"{_shown(value[0])} to {_shown(value[1])}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _at_most(value: float | None, bound: float) -> CheckRecord:
-    return {"value": value, "bound": bound, "pass": value is not None and value <= bound}
 
 
 def _at_least(value: float | None, bound: float) -> CheckRecord:
@@ -213,8 +206,8 @@ def _schedule_checks(
         ratio = planned_ns / took_ns if took_ns > 0 else None
     tolerance = bounds["sent_rate_tolerance"]
     return {
-        "schedule_lag_p99_ms": _at_most(float(np.percentile(lags, 99)) if lags else None, bound),
-        "early_send_ms": _at_most(max(0.0, -min(lags)) if lags else None, 0.0),
+        "schedule_lag_p99_ms": at_most(float(np.percentile(lags, 99)) if lags else None, bound),
+        "early_send_ms": at_most(max(0.0, -min(lags)) if lags else None, 0.0),
         "sent_rate_ratio": _within(ratio, 1 - tolerance, 1 + tolerance),
     }
 
@@ -268,47 +261,6 @@ def _server_checks(
     }
 
 
-def _generator_checks(
-    health: GeneratorHealth, bounds: Mapping[str, float]
-) -> dict[str, CheckRecord]:
-    def worst(key: str) -> float | None:
-        values = [told[key] for told in processes.values() if told.get(key) is not None]
-        return max(values) if values and len(values) == len(processes) else None
-
-    processes = health["processes"]
-    counters = [*((process, key) for process in processes for key in LOST_MESSAGES)]
-    counters.append(("main", "late_results"))
-    counts = [processes.get(process, {}).get(key) for process, key in counters]
-    known = [count for count in counts if count is not None]
-    lost = sum(known) if len(known) == len(counts) else None
-    workers, each = health.get("workers"), health.get("connections_per_worker")
-    died = health.get("workers_died")
-    silent = unopened = None
-    if workers is not None and each is not None:
-        silent = workers - sum(name != "main" for name in health["processes"])
-        unopened = workers * each - sum(health["connections"].values())
-    return {
-        "loop_lag_p99_ms": _at_most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
-        "loop_lag_max_ms": _at_most(worst("loop_lag_max_ms"), bounds["loop_lag_max_ms"]),
-        "cpu_share": _at_most(worst("cpu_share"), bounds["max_cpu_share"]),
-        "workers_died": _at_most(None if died is None else len(died), 0),
-        "silent_workers": _at_most(silent, 0),
-        "unopened_connections": _at_most(unopened, 0),
-        "lost_messages": _at_most(lost, 0),
-    }
-
-
-def _unstamped_share(health: GeneratorHealth, clock: str) -> float | None:
-    """The share of the workers' reads without a stamp of the clock that the cell names."""
-    if clock != "kernel":
-        return 0.0
-    workers = [values for name, values in health["processes"].items() if name != "main"]
-    if not all({"reads", "unstamped_reads"} <= values.keys() for values in workers):
-        return None
-    reads = sum(values["reads"] for values in workers)
-    return sum(values["unstamped_reads"] for values in workers) / reads if reads else None
-
-
 def _machine_checks(
     machine: WatchedMachine | None, bounds: Mapping[str, float]
 ) -> dict[str, CheckRecord]:
@@ -319,16 +271,16 @@ def _machine_checks(
         foreign = {side: machine.cpus[side].foreign for side in SIDES}
         throttled, foreign_gpu = machine.throttled, machine.foreign_gpu
     checks = {
-        "foreign_cpu_server": _at_most(foreign["server"], bounds["max_foreign_cpu"]),
-        "foreign_cpu_loadgen": _at_most(foreign["loadgen"], bounds["max_foreign_cpu"]),
-        "throttled_periods": _at_most(throttled, 0),
-        "foreign_gpu_processes": _at_most(foreign_gpu, 0),
+        "foreign_cpu_server": at_most(foreign["server"], bounds["max_foreign_cpu"]),
+        "foreign_cpu_loadgen": at_most(foreign["loadgen"], bounds["max_foreign_cpu"]),
+        "throttled_periods": at_most(throttled, 0),
+        "foreign_gpu_processes": at_most(foreign_gpu, 0),
     }
     for name, value in (("throttled_periods", throttled), ("foreign_gpu_processes", foreign_gpu)):
         if machine is not None and value is None:
             del checks[name]
     if machine is not None and (share := machine.gpu_clock_share) is not None:
-        checks["gpu_slowed"] = _at_most(machine.gpu_slowed, 0)
+        checks["gpu_slowed"] = at_most(machine.gpu_slowed, 0)
         checks["gpu_clock_share"] = _at_least(share, bounds["min_gpu_clock_share"])
     return checks
 

@@ -132,27 +132,13 @@ class MachineCounters(TypedDict):
 class MachineLine(TypedDict, total=False):
     """One line of machine_*.jsonl: which fields it has depends on its kind."""
 
-    kind: Required[Annotated[Literal["look", "begin", "chunk"], says("look, begin or chunk")]]
-    t_ns: Required[
-        Annotated[
-            int, says("CLOCK_MONOTONIC: of a look its beginning, else when the counters were read")
-        ]
-    ]
-    # look.
-    when: Annotated[Literal["before", "after"], says("before or after; absent but in a look")]
-    cpus: Annotated[
-        list[int],
-        says(
-            "the logical CPUs it sampled in turn; empty where nothing is pinned; absent but"
-            " in a look"
-        ),
-    ]
-    # look and chunk.
+    kind: Required[Annotated[Literal["begin", "chunk"], says("begin or chunk")]]
+    t_ns: Required[Annotated[int, says("CLOCK_MONOTONIC: when the counters were read")]]
+    # chunk.
     memory_ns: Annotated[list[int], says("CPU time of the loads of each sample; absent from begin")]
     compute_ns: Annotated[
         list[int], says("CPU time of the arithmetic of each sample; absent from begin")
     ]
-    # chunk.
     at_us: Annotated[
         list[int],
         says("when each sample began, after the t_ns of the line before; absent but in a chunk"),

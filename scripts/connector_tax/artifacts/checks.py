@@ -7,6 +7,8 @@ generator's own command judges by the same bounds.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from connector_tax.artifacts.cell_records import CheckRecord, GeneratorHealth
+
 
 class Bound(NamedTuple):
     """A key of the `validity` section: the value of a study that does not set it, what it means.
@@ -200,3 +202,54 @@ DEVICE_BOUNDS: Mapping[str, Mapping[str, float]] = {d: _bounds(d) for d in ("cud
 UNSTAMPED_SHARE_MAX = 0.01
 # Two clocks cannot be read at one moment; a suspend lasts seconds.
 SUSPENDED_MS_MAX = 100
+# What every process of the load generator counts; the session's also counts late results.
+LOST_COUNTS = ("undecodable", "oversized", "dropped_messages")
+
+
+def at_most(value: float | None, bound: float) -> CheckRecord:
+    """A check that passes with a value of at most `bound`; None never passes."""
+    return {"value": value, "bound": bound, "pass": value is not None and value <= bound}
+
+
+def generator_checks(
+    health: GeneratorHealth, clock: str, bounds: Mapping[str, float]
+) -> dict[str, CheckRecord]:
+    """The checks of the load generator's processes, of a cell or of its own command."""
+
+    def worst(key: str) -> float | None:
+        values = [told[key] for told in processes.values() if told.get(key) is not None]
+        return max(values) if values and len(values) == len(processes) else None
+
+    processes = health["processes"]
+    counters = [*((process, key) for process in processes for key in LOST_COUNTS)]
+    counters.append(("main", "late_results"))
+    counts = [processes.get(process, {}).get(key) for process, key in counters]
+    known = [count for count in counts if count is not None]
+    lost = sum(known) if len(known) == len(counts) else None
+    workers, each = health.get("workers"), health.get("connections_per_worker")
+    died = health.get("workers_died")
+    silent = unopened = None
+    if workers is not None and each is not None:
+        silent = workers - sum(name != "main" for name in health["processes"])
+        unopened = workers * each - sum(health["connections"].values())
+    return {
+        "loop_lag_p99_ms": at_most(worst("loop_lag_p99_ms"), bounds["loop_lag_p99_ms"]),
+        "loop_lag_max_ms": at_most(worst("loop_lag_max_ms"), bounds["loop_lag_max_ms"]),
+        "cpu_share": at_most(worst("cpu_share"), bounds["max_cpu_share"]),
+        "workers_died": at_most(None if died is None else len(died), 0),
+        "silent_workers": at_most(silent, 0),
+        "unopened_connections": at_most(unopened, 0),
+        "lost_messages": at_most(lost, 0),
+        "unstamped_reads": at_most(_unstamped_share(health, clock), UNSTAMPED_SHARE_MAX),
+    }
+
+
+def _unstamped_share(health: GeneratorHealth, clock: str) -> float | None:
+    """The share of the workers' reads without a stamp of the clock that the cell names."""
+    if clock != "kernel":
+        return 0.0
+    workers = [values for name, values in health["processes"].items() if name != "main"]
+    if not all({"reads", "unstamped_reads"} <= values.keys() for values in workers):
+        return None
+    reads = sum(values["reads"] for values in workers)
+    return sum(values["unstamped_reads"] for values in workers) / reads if reads else None

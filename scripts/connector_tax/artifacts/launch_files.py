@@ -216,14 +216,14 @@ class EngineRecord(TypedDict):
         says(
             "setting to value, source (probe, metrics or log; null with the value) and "
             "reason (why the value is null); the settings are "
-            "study/engine_settings.py:SETTINGS"
+            "study/resources.py:SETTINGS"
         ),
     ]
     environment: Annotated[
         dict[str, dict[str, str | None]],
         says(
             "variables that can change a server, under server: value, or null where "
-            "study/server_environment.py:SHOWN does not list the name; studies of 0.2 hold "
+            "study/server_command.py:SHOWN does not list the name; studies of 0.2 hold "
             "cleared and kept here too"
         ),
     ]

@@ -32,7 +32,7 @@ from connector_tax.servers.kinds import command_for, free_port
 from connector_tax.study import cell as cells
 from connector_tax.study.device import devices_of, hold_devices
 from connector_tax.study.processes import ServerProcesses
-from connector_tax.study.sampler import MetricsSampler
+from connector_tax.study.scraper import MetricsSampler
 from connector_tax.study.server import Server
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.study.steplog import LaunchStepLog

@@ -15,8 +15,7 @@ from connector_tax.compare.contrast import quantile
 from connector_tax.compare.page import markdown_table
 from connector_tax.compare.rows import effect_side
 from connector_tax.figures.tables import StudyTables
-from connector_tax.study.durations import known_durations
-from connector_tax.study.plan import expected_cell_s, launch_overhead_s
+from connector_tax.study.plan import expected_cell_s, known_durations, launch_overhead_s
 
 BLOCKS = range(MIN_BLOCKS_FOR_VERDICT, 11)
 

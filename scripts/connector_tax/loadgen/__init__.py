@@ -6,14 +6,6 @@ from connector_tax.loadgen.affinity import (
     plan_affinity,
     read_topology,
 )
-from connector_tax.loadgen.arrivals import ArrivalKind, make_offsets
-from connector_tax.loadgen.bodies import (
-    PlannedRequest,
-    RandomPrompts,
-    RandomTokens,
-    RandomWords,
-    RequestSource,
-)
 from connector_tax.loadgen.endpoint import Target
 from connector_tax.loadgen.generator import (
     CellResult,
@@ -23,9 +15,15 @@ from connector_tax.loadgen.generator import (
 )
 from connector_tax.loadgen.messages import FAILURES, LoadGeneratorError, RequestRecord
 from connector_tax.loadgen.plan import Plan, Progress
-from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
-from connector_tax.loadgen.rule import CellRule
-from connector_tax.loadgen.traffic import Load, open_loop
+from connector_tax.loadgen.rule import CellRule, HalfWidths, PrecisionRule
+from connector_tax.loadgen.sessions import (
+    PlannedRequest,
+    RandomPrompts,
+    RandomTokens,
+    RandomWords,
+    RequestSource,
+)
+from connector_tax.loadgen.traffic import ArrivalKind, Load, make_offsets, open_loop
 
 __all__ = [
     "FAILURES",

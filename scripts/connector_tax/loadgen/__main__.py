@@ -16,19 +16,26 @@ import msgspec
 
 from connector_tax.files import standard_stream, write_bytes, write_json
 from connector_tax.loadgen.affinity import plan_affinity, read_topology
-from connector_tax.loadgen.endpoint import Target, is_local
+from connector_tax.loadgen.endpoint import Target, is_local, wait_ready
 from connector_tax.loadgen.generator import Interrupted, LoadGenerator, LoadGeneratorOptions
-from connector_tax.loadgen.health import verify
+from connector_tax.loadgen.health import session_outcomes, verify
 from connector_tax.loadgen.messages import LoadGeneratorError
-from connector_tax.loadgen.options import parse_arguments
-from connector_tax.loadgen.precision import PERCENT, PrecisionRule
-from connector_tax.loadgen.ready import wait_ready
-from connector_tax.loadgen.records import session_outcomes
-from connector_tax.loadgen.rule import CellRule
-from connector_tax.loadgen.sink import RecordSink, utc_offset_ns
-from connector_tax.loadgen.summary import CONFIDENCE, print_summary, summarise
+from connector_tax.loadgen.options import (
+    make_load,
+    make_rule,
+    make_target,
+    most_connections,
+    parse_arguments,
+)
+from connector_tax.loadgen.rule import PERCENT, CellRule, PrecisionRule
+from connector_tax.loadgen.summary import (
+    CONFIDENCE,
+    RecordSink,
+    print_summary,
+    summarise,
+    utc_offset_ns,
+)
 from connector_tax.loadgen.traffic import Load
-from connector_tax.loadgen.workload import make_load, make_rule, make_target, most_connections
 from connector_tax.ranks import order_statistic_ranks
 
 COHORTS = (

@@ -1,7 +1,15 @@
-"""The load generator: its processes, and the runs on them."""
+"""The load generator: its processes, the thread that issues requests, and the runs on them.
 
+The thread walks a plan of due times on an absolute schedule, so that one late wake-up never shifts
+the next. It does not spin: each request travels to its worker LEAD_NS before it is due and the
+worker fires it (docs/decisions/loadgen.md has the measurement of the alternatives).
+"""
+
+import os
 import resource
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
@@ -12,24 +20,145 @@ from numpy.typing import NDArray
 from connector_tax.artifacts.cell_records import GeneratorHealth
 from connector_tax.artifacts.launch_files import AffinityRecord, GeneratorRecord
 from connector_tax.loadgen.affinity import AffinityPlan
-from connector_tax.loadgen.bodies import RequestSource
-from connector_tax.loadgen.dispatcher import Dispatcher, FromRun
+from connector_tax.loadgen.dispatcher import Dispatcher
 from connector_tax.loadgen.endpoint import Target, find_address, request_head
-from connector_tax.loadgen.issuer import IssuingThread
 from connector_tax.loadgen.messages import (
     Begin,
     Begun,
+    Cancel,
     Clock,
+    FromRun,
     LoadGeneratorError,
     RequestRecord,
+    Unanswered,
     WorkerSettings,
 )
-from connector_tax.loadgen.plan import LEAD_NS, Plan, Progress
+from connector_tax.loadgen.plan import LEAD_NS, POLL_NS, Plan, Progress
 from connector_tax.loadgen.pool import SPARE
-from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
 from connector_tax.loadgen.process import CollectorPause
-from connector_tax.loadgen.rule import CellRule, CooldownEnd
+from connector_tax.loadgen.rule import CellRule, CooldownEnd, HalfWidths, PrecisionRule
+from connector_tax.loadgen.sessions import RequestSource
 from connector_tax.loadgen.traffic import Load, open_loop
+
+ABORT_GRACE_S = 2.0
+# No body is begun so shortly before the next look at the plan.
+BODY_NS = 2_000_000
+
+
+class IssuingThread:
+    """Runs one plan to its end in a thread of its own."""
+
+    def __init__(self, plan: Plan, dispatcher: Dispatcher, cpus: tuple[int, ...] | None) -> None:
+        self._plan = plan
+        self._dispatcher = dispatcher
+        self._cpus = cpus
+        self._results: deque[FromRun] = deque()
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        self.interrupted = False
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="loadgen-issue", daemon=True)
+        self._error: BaseException | None = None
+        self.t_drained_ns = 0
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; True if it is over. Raises what the thread raised."""
+        # Not Thread.join: interrupted by Ctrl-C, Python 3.11 takes the running thread for ended.
+        if not self._ended.wait(timeout_s):
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def put(self, result: FromRun) -> None:
+        """Deliver a result (event-loop thread)."""
+        self._results.append(result)
+        if self._plan.wakes_on_result:
+            self._wake.set()
+
+    def stop(self) -> None:
+        """Send nothing more, drain, and end (any thread)."""
+        self._stop = True
+        self._wake.set()
+
+    def interrupt(self) -> None:
+        """As `stop`, and cancel what is outstanding (any thread)."""
+        self.interrupted = True
+        self.stop()
+
+    def _run(self) -> None:
+        try:
+            if self._cpus is not None:
+                os.sched_setaffinity(0, self._cpus)
+            self._issue()
+            self._drain()
+            self.t_drained_ns = time.monotonic_ns()
+        except BaseException as error:  # handed to the thread that joins
+            self._error = error
+        finally:
+            self._ended.set()
+
+    def _take_results(self) -> None:
+        while self._results:
+            result = self._results.popleft()
+            if isinstance(result, Unanswered):
+                self._plan.take_unanswered(result.seqs)
+            else:
+                self._plan.take(result)
+
+    def _sleep(self, until_ns: int) -> None:
+        left_ns = until_ns - time.monotonic_ns()
+        if left_ns > 0:
+            self._wake.wait(left_ns / 1e9)
+
+    def _issue(self) -> None:
+        while True:
+            self._wake.clear()  # before looking, so that what comes meanwhile wakes the sleep
+            self._take_results()
+            now_ns = time.monotonic_ns()
+            if self._stop:
+                self._plan.stop(now_ns)
+            items, next_ns = self._plan.step(now_ns, now_ns + LEAD_NS)
+            if items:
+                self._dispatcher.submit(items)
+            if next_ns is None:
+                return
+            # Several at a time, each at least three quarters of the lead ahead: to wake two threads
+            # and the worker for each request costs as much as the rest of this process's work.
+            wake_ns = max(next_ns - LEAD_NS, now_ns + LEAD_NS // 4)
+            while time.monotonic_ns() < wake_ns - BODY_NS and not self._wake.is_set():
+                if not self._plan.prepare():
+                    break
+            self._sleep(wake_ns)
+
+    def _drain(self) -> None:
+        assert self._plan.stop_ns is not None
+        deadline_ns = self._plan.stop_ns + round(self._plan.drain_s * 1e9)
+        if self._wait_for_outstanding(deadline_ns, interruptible=True):
+            return
+        kind = "interrupted" if self.interrupted else "drain_timeout"
+        self._dispatcher.submit([Cancel(kind, None)])
+        grace_ns = time.monotonic_ns() + round(ABORT_GRACE_S * 1e9)
+        if not self._wait_for_outstanding(grace_ns, interruptible=False):
+            self._plan.give_up(kind)
+
+    def _wait_for_outstanding(self, deadline_ns: int, interruptible: bool) -> bool:
+        while True:
+            self._wake.clear()
+            self._take_results()
+            if cancels := self._plan.take_cancels():
+                self._dispatcher.submit(cancels)
+            if self._plan.outstanding == 0:
+                return True
+            now_ns = time.monotonic_ns()
+            if now_ns >= deadline_ns or (interruptible and self.interrupted):
+                return False
+            self._sleep(min(deadline_ns, now_ns + POLL_NS))
+
 
 PROGRESS_S = 0.25
 START_DELAY_NS = 20_000_000
@@ -264,11 +393,6 @@ class LoadGenerator:
     # ---- the parts of a run
 
     @property
-    def connect_errors(self) -> list[str]:
-        """Why workers could not open all their connections at the beginning of this run."""
-        return [begun.connect_error for begun in self._begun if begun.connect_error]
-
-    @property
     def clock(self) -> Clock:
         """Where the stamps of this run come from; "kernel" only if every worker has it."""
         return "kernel" if all(begun.clock == "kernel" for begun in self._begun) else "worker"
@@ -325,7 +449,7 @@ class LoadGenerator:
             "workers_died": list(self._dispatcher.died),
             "connections_per_worker": self._ahead,
             "connections": {f"worker{b.worker}": b.connections for b in self._begun},
-            "connect_errors": self.connect_errors,
+            "connect_errors": [b.connect_error for b in self._begun if b.connect_error],
         }
 
     def _on_done(self, result: FromRun) -> None:

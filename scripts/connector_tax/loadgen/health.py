@@ -4,20 +4,63 @@ Every check has a value and a bound, is two-sided where the quantity can err bot
 when its data are missing. Those that a study's cells have too have its names, bounds and sentences.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from connector_tax.artifacts.cell_records import GeneratorHealth
-from connector_tax.artifacts.checks import BOUNDS, CHECKS, UNSTAMPED_SHARE_MAX
+from connector_tax.artifacts.checks import BOUNDS, CHECKS, generator_checks
 from connector_tax.loadgen.generator import CellResult
 from connector_tax.loadgen.messages import Clock, RequestRecord
-from connector_tax.loadgen.records import session_outcomes
 from connector_tax.loadgen.traffic import Load
 
+
+class SessionOutcome(msgspec.Struct, kw_only=True):
+    """What became of a session that started; times are CLOCK_MONOTONIC ns.
+
+    `t_start_ns` is when its first request was sent (null: none was), less that request's own wait;
+    `t_end_ns` when its last one ended. `status`: `cut` when the run ended before the session.
+    """
+
+    session: str
+    status: Literal["ok", "failed", "cut"]
+    requests: int
+    ok: int
+    t_start_ns: int | None
+    t_end_ns: int
+
+
+def session_outcomes(entries: Sequence[RequestRecord]) -> list[SessionOutcome]:
+    """Return one outcome per session, in the order of their first requests."""
+    by_session: dict[str, list[RequestRecord]] = {}
+    for entry in entries:
+        by_session.setdefault(entry.session, []).append(entry)
+    return [_outcome(session, entries) for session, entries in by_session.items()]
+
+
+def _outcome(session: str, entries: Sequence[RequestRecord]) -> SessionOutcome:
+    kinds = [entry.error_kind for entry in entries]
+    starts = [
+        entry.t_send_ns - entry.wait_after_ready_ns
+        for entry in entries
+        if entry.t_send_ns is not None
+    ]
+    status: Literal["ok", "failed", "cut"] = "failed" if any(kinds) else "ok"
+    if "run_ended" in kinds:
+        status = "cut"
+    return SessionOutcome(
+        session=session,
+        status=status,
+        requests=len(kinds),
+        ok=kinds.count(None),
+        t_start_ns=min(starts, default=None),
+        t_end_ns=max(entry.t_done_ns or 0 for entry in entries),
+    )
+
+
 SESSION_DELAY_P99_MS = 5.0
-LOST = ("undecodable", "oversized", "dropped_messages")
 # Of the checks that a study has not: what is wrong where one fails.
 WRONG = {name: check.void for name, check in CHECKS.items()} | {
     "dropped": "requests were dropped at the in-flight cap",
@@ -185,39 +228,10 @@ def check_concurrency(
 
 
 def check_processes(health: GeneratorHealth, clock: Clock) -> list[Check]:
-    """Check event-loop lag, CPU share and message counters, each by the worst process, that every
-    worker lives and opened its connections, and that the clock is the one it is said to be.
-    """
-    processes = health["processes"]
-    workers = [values for name, values in processes.items() if name != "main"]
-
-    def of(key: str, among: Sequence[dict[str, float]], join: Callable[..., float]) -> float | None:
-        values = [told[key] for told in among if key in told]
-        return join(values) if values and len(values) == len(among) else None
-
-    everyone = list(processes.values())
-    lost = [of(key, everyone, sum) for key in LOST]
-    lost.append(of("late_results", [processes["main"]], sum))
-    told = [count for count in lost if count is not None]
-    checks = [
-        _at_most(name, of(name, everyone, max), BOUNDS[bound])
-        for name, bound in (
-            ("loop_lag_p99_ms", "loop_lag_p99_ms"),
-            ("loop_lag_max_ms", "loop_lag_max_ms"),
-            ("cpu_share", "max_cpu_share"),
-        )
-    ]
-    if clock == "kernel":
-        reads, unstamped = of("reads", workers, sum), of("unstamped_reads", workers, sum)
-        share = unstamped / reads if reads and unstamped is not None else None
-        checks.append(_at_most("unstamped_reads", share, UNSTAMPED_SHARE_MAX))
-    wanted = health["workers"] * health["connections_per_worker"]
+    """Check the load generator's processes, as a study's cells do."""
     return [
-        *checks,
-        _at_most("lost_messages", sum(told) if len(told) == len(lost) else None, 0.0),
-        _at_most("workers_died", float(len(health["workers_died"])), 0.0),
-        _at_most("silent_workers", float(health["workers"] - len(workers)), 0.0),
-        _at_most("unopened_connections", wanted - sum(health["connections"].values()), 0.0),
+        Check(name, check["value"], f"<= {check['bound']:g}", check["pass"])
+        for name, check in generator_checks(health, clock, BOUNDS).items()
     ]
 
 

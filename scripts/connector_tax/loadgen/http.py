@@ -1,12 +1,16 @@
-"""HTTP/1.1 client: the protocol of one connection.
+"""HTTP/1.1 client: the protocol of one connection, on a socket that it reads itself.
 
-It reads its socket itself instead of through an asyncio transport, because only so can the kernel's
-receive time come along with the bytes. Every read is stamped before it is decrypted or parsed.
+Not through an asyncio transport: only so can the kernel's receive time come along with the bytes.
+Every read is stamped first, then decrypted through memory (`ssl.MemoryBIO`), then parsed.
 """
 
+import asyncio
+import contextlib
 import errno
+import select
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -14,11 +18,262 @@ from typing import Protocol
 import httptools
 
 from connector_tax.loadgen.messages import RequestFailed
-from connector_tax.loadgen.poller import Poller
-from connector_tax.loadgen.stamps import KernelReader, PlainReader
-from connector_tax.loadgen.tls import TlsSession, tls_text
 
+
+class Poller:
+    """Watches the connections' sockets with one epoll set inside the event loop.
+
+    uvloop's own add_reader would do but for one case: when bytes and a reset arrive together it
+    calls the reader once and then stops watching (libuv ends a poll on POLLERR), so that the reset
+    is never seen. One loop callback also serves every socket that is ready.
+    """
+
+    BATCH = 64
+    """Served in one turn of the loop: answers end and closed loops go on within it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._epoll = select.epoll()
+        self._connections: dict[int, Connection] = {}
+        loop.add_reader(self._epoll.fileno(), self._on_ready)
+
+    def add(self, connection: "Connection") -> None:
+        """Call `connection.on_readable` whenever there is something to read."""
+        descriptor = connection.sock.fileno()
+        self._connections[descriptor] = connection
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def want_write(self, connection: "Connection", wanted: bool) -> None:
+        """Also call, or stop calling, `connection.on_writable`."""
+        mask = select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN
+        self._epoll.modify(connection.sock.fileno(), mask)
+
+    def remove(self, connection: "Connection") -> None:
+        """Stop watching."""
+        descriptor = connection.sock.fileno()
+        if self._connections.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def close(self) -> None:
+        """Let go of the loop."""
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def _on_ready(self) -> None:
+        self.serve_ready(self.BATCH)
+
+    def serve_ready(self, most: int) -> None:
+        """Serve up to `most` sockets that are ready now."""
+        connections = self._connections
+        for descriptor, events in self._epoll.poll(0, most):
+            connection = connections.get(descriptor)
+            if connection is None:
+                continue
+            if events & select.EPOLLOUT:
+                connection.on_writable()
+            if events & ~select.EPOLLOUT:
+                connection.on_readable()
+
+
+CLOCK_GAP_NS = 10_000
+CLOCK_TRIES = 5
+"""The two clocks are read between two readings of the one; further apart than CLOCK_GAP_NS, the
+process was interrupted between them, and they are read again, up to CLOCK_TRIES times."""
+
+_SO_TIMESTAMPNS = 35
+_CONTROL_BYTES = socket.CMSG_SPACE(16)
+_timespec = struct.Struct("qq").unpack_from
 _monotonic_ns = time.monotonic_ns
+_time_ns = time.time_ns
+
+
+def enable_kernel_stamps(sock: socket.socket) -> bool:
+    """Ask the kernel to stamp received segments (software, any interface); False if it cannot."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    except OSError:
+        return False
+    return True
+
+
+def kernel_stamps_offered() -> bool:
+    """True if this kernel offers receive stamps on a TCP socket."""
+    with contextlib.closing(socket.socket()) as sock:
+        return enable_kernel_stamps(sock)
+
+
+class StampCounts:
+    """What a pool's connections read: `reads`, those among them that were stamped by this process
+    though the kernel was asked (`unstamped`), and those that read the clocks again (`clock_gaps`).
+    """
+
+    __slots__ = ("clock_gaps", "reads", "unstamped")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.reads = self.unstamped = self.clock_gaps = 0
+
+
+def _read_clocks() -> tuple[int, int]:
+    """Monotonic and wall time in ns, read as close together as some tries allow."""
+    best = (1 << 62, 0, 0)
+    for _ in range(CLOCK_TRIES):
+        now, wall = _monotonic_ns(), _time_ns()
+        best = min(best, (_monotonic_ns() - now, now, wall))
+        if best[0] <= CLOCK_GAP_NS:
+            break
+    return best[1], best[2]
+
+
+class KernelReader:
+    """Reads `sock` with the kernel's stamps.
+
+    `not_before_ns`: nothing read from here on can have arrived earlier (the last write, or read).
+    """
+
+    __slots__ = ("_buffer", "_buffers", "_receive", "_stamps", "not_before_ns")
+
+    def __init__(self, sock: socket.socket, buffer: memoryview, stamps: StampCounts) -> None:
+        self._receive = sock.recvmsg_into
+        self._buffer = buffer
+        self._buffers = [buffer]
+        self._stamps = stamps
+        self.not_before_ns = 0
+
+    def __call__(self) -> tuple[memoryview, int]:
+        """Read once; raises OSError."""
+        size, control, _, _ = self._receive(self._buffers, _CONTROL_BYTES)
+        stamp = now = _monotonic_ns()
+        stamps = self._stamps
+        stamps.reads += 1
+        if control:
+            # The kernel stamps in wall time; its age carries over to the monotonic clock.
+            seconds, ns = _timespec(control[0][2])
+            wall = _time_ns()
+            if _monotonic_ns() - now > CLOCK_GAP_NS:
+                stamps.clock_gaps += 1
+                now, wall = _read_clocks()
+            stamp = now - (wall - (seconds * 1_000_000_000 + ns))
+        # A stamp out of these bounds was taken before a step of the wall clock.
+        if size and (not control or not self.not_before_ns <= stamp <= now):
+            stamps.unstamped += 1
+            stamp = now
+        self.not_before_ns = stamp
+        return self._buffer[:size], stamp
+
+
+class PlainReader:
+    """Reads `sock` and stamps when the read has returned."""
+
+    __slots__ = ("_buffer", "_receive", "not_before_ns")
+
+    def __init__(self, sock: socket.socket, buffer: memoryview) -> None:
+        self._receive = sock.recv_into
+        self._buffer = buffer
+        self.not_before_ns = 0
+
+    def __call__(self) -> tuple[memoryview, int]:
+        """Read once; raises OSError."""
+        size = self._receive(self._buffer)
+        return self._buffer[:size], _monotonic_ns()
+
+
+RECORD_BYTES = 16 * 1024
+
+
+class TlsSession:
+    """The TLS layer of one connection. `ended`: the peer has closed it in order."""
+
+    __slots__ = ("_incoming", "_outgoing", "_tls", "ended")
+
+    def __init__(self, context: ssl.SSLContext, name: str) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+        self.ended = False
+
+    def encrypt(self, head: bytes, body: bytes) -> bytes:
+        """Return what to send."""
+        self._tls.write(head + body)
+        return self._outgoing.read()
+
+    def decrypt(self, data: bytes | memoryview) -> bytes:
+        """Return what `data` completes; often nothing, where it is only for TLS itself.
+
+        Raises:
+            ssl.SSLError: it is damaged, or no TLS.
+        """
+        self._incoming.write(data)
+        records: list[bytes] = []
+        try:
+            while record := self._tls.read(RECORD_BYTES):
+                records.append(record)
+            self.ended = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self.ended = True
+        return records[0] if len(records) == 1 else b"".join(records)
+
+    async def handshake(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        """Agree on keys with the peer of a connected, non-blocking socket.
+
+        Raises:
+            OSError: the connection failed; ssl.SSLError: the peer is not to be trusted, or no TLS.
+        """
+        while True:
+            try:
+                self._tls.do_handshake()
+                needs_more = False
+            except ssl.SSLWantReadError:
+                needs_more = True
+            finally:  # also an alert that says why it failed
+                if self._outgoing.pending:
+                    await loop.sock_sendall(sock, self._outgoing.read())
+            if not needs_more:
+                return
+            data = await loop.sock_recv(sock, RECORD_BYTES)
+            if not data:
+                said = "the server closed the connection in the handshake"
+                raise ssl.SSLError(ssl.SSL_ERROR_EOF, said)
+            self._incoming.write(data)
+
+
+class TlsClient:
+    """What every connection to one host shares.
+
+    `ca_file`: PEM certificates to trust instead of the system's. With `insecure` any certificate
+    will do.
+
+    Raises:
+        OSError: the file cannot be read; ssl.SSLError, which is one: it holds no certificate.
+    """
+
+    def __init__(self, name: str, ca_file: str | None, insecure: bool) -> None:
+        self._name = name
+        self.context = ssl.create_default_context(cafile=ca_file)
+        if insecure:
+            self.context.check_hostname = False
+            self.context.verify_mode = ssl.CERT_NONE
+
+    async def handshake(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> TlsSession:
+        """Return the TLS layer of a new connection; raises as TlsSession.handshake."""
+        session = TlsSession(self.context, self._name)
+        await session.handshake(loop, sock)
+        return session
+
+
+def tls_text(error: ssl.SSLError) -> str:
+    """Return what an error says to a user."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate: {error.verify_message}"
+    # Only the errors of the C library have a reason.
+    return getattr(error, "reason", None) or error.strerror or str(error)
+
+
 _WOULD_BLOCK = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR}
 
 

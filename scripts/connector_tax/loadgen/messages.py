@@ -230,6 +230,8 @@ class Window(msgspec.Struct, array_like=True, tag=5):
 
 
 ToWorker = RequestRecord | Begin | Cancel | End | Window
+Item = tuple[RequestRecord, bytes] | Cancel | Window
+"""What a plan hands over: a request with its body, or a message to all whom it concerns."""
 
 
 # ---- worker -> main process
@@ -278,3 +280,5 @@ class Unanswered(msgspec.Struct, array_like=True, tag=6):
 
 
 FromWorker = Up | Begun | RequestRecord | Health | Ended | Unanswered
+FromRun = RequestRecord | Unanswered
+"""What comes back in a run."""

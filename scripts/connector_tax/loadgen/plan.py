@@ -8,24 +8,19 @@ import hashlib
 from collections import deque
 from dataclasses import dataclass
 
-from connector_tax.loadgen.bodies import LookAhead
-from connector_tax.loadgen.messages import WAITS, Cancel, RequestRecord, Window
-from connector_tax.loadgen.precision import HalfWidths, PrecisionRule
-from connector_tax.loadgen.rule import CellRule, CooldownEnd
-from connector_tax.loadgen.sessions import Node
+from connector_tax.loadgen.messages import WAITS, Cancel, Item, RequestRecord, Window
+from connector_tax.loadgen.rule import CellRule, CooldownEnd, HalfWidths, PrecisionRule
+from connector_tax.loadgen.sessions import LookAhead, Node
 from connector_tax.loadgen.traffic import Load, Ready
 
 LEAD_NS = 20_000_000
 """A request travels to its worker so long before it is due."""
 POLL_NS = 10_000_000
-Item = tuple[RequestRecord, bytes] | Cancel | Window
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A glance at a running cell. `issued` counts requests handed to workers, dropped included;
-    `started` and `active` count sessions.
-    """
+    """A glance at a running cell. `issued` counts requests handed to workers, dropped included."""
 
     elapsed_s: float
     issued: int
@@ -34,8 +29,6 @@ class Progress:
     measured_ok: int
     failed: int
     dropped: int
-    started: int
-    active: int
 
 
 class Plan:
@@ -295,19 +288,11 @@ class Plan:
 
     def progress(self, now_ns: int) -> Progress:
         """Return the counts; callable from any thread."""
-        return Progress(
-            (now_ns - self.origin_ns) / 1e9,
-            len(self._records),
-            min(self.outstanding, self._scheduler.active)
-            if self._load.waits_in_workers
-            else self.outstanding,
-            self.ok,
-            self.measured_ok,
-            self.failed,
-            self.dropped,
-            self._scheduler.started,
-            self._scheduler.active,
-        )
+        elapsed_s, inflight = (now_ns - self.origin_ns) / 1e9, self.outstanding
+        if self._load.waits_in_workers:
+            inflight = min(inflight, self._scheduler.active)
+        counts = self.ok, self.measured_ok, self.failed, self.dropped
+        return Progress(elapsed_s, len(self._records), inflight, *counts)
 
     @property
     def cooldown_end_ns(self) -> int:

@@ -7,16 +7,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from connector_tax.loadgen.http import Connection, os_text
-from connector_tax.loadgen.messages import RequestFailed
-from connector_tax.loadgen.poller import Poller
-from connector_tax.loadgen.stamps import (
+from connector_tax.loadgen.http import (
+    Connection,
     KernelReader,
     PlainReader,
+    Poller,
     StampCounts,
+    TlsClient,
     enable_kernel_stamps,
+    os_text,
+    tls_text,
 )
-from connector_tax.loadgen.tls import TlsClient, tls_text
+from connector_tax.loadgen.messages import RequestFailed
 
 READ_BYTES = 256 * 1024
 FILL_S = 5.0

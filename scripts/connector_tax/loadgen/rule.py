@@ -1,8 +1,17 @@
-"""The rule by which a cell ends."""
+"""The rule by which a cell ends, also when its latencies are known well enough.
+
+A cell may stop on count or interval width, never on significance.
+"""
 
 import math
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from connector_tax.loadgen.messages import RequestRecord
+from connector_tax.ranks import percentile_of
 
 CooldownEnd = Literal["answered", "drain", "schedule", "interrupted", "off", "overloaded", "errors"]
 """Why traffic ended: every measured request has its result; the drain time was over; all sessions
@@ -59,3 +68,79 @@ class CellRule:
             return self.warmup_s + self.cap_s
         cooldown_s = min(self.drain_s, self.request_timeout_s, self.warmup_s + self.floor_s)
         return self.warmup_s + self.cap_s + cooldown_s
+
+
+PERCENT = 90
+
+
+class HalfWidths(NamedTuple):
+    """Relative half-widths of the p90 intervals over `n` successes; None: `n` is too small."""
+
+    n: int
+    ttft_p90: float | None
+    tpot_p90: float | None
+
+
+Ranks = Callable[[int], tuple[int | None, int | None]]
+
+
+def relative_half_width(ordered: Sequence[float], ranks: Ranks) -> float | None:
+    """Half the p90 interval of an ascending sample over its p90 (numpy's `linear`).
+
+    None where the sample is too small for an interval, or its p90 is 0 (a TPOT whose tokens all
+    came in one read).
+
+    Args:
+        ordered: the sample, not negative, ascending.
+        ranks: sample size to the ranks (from 1) of the interval's ends; None: there is none.
+    """
+    low, high = ranks(len(ordered))
+    if low is None or high is None:
+        return None
+    p90 = percentile_of(ordered, PERCENT)
+    return (ordered[high - 1] - ordered[low - 1]) / (2 * p90) if p90 > 0 else None
+
+
+class PrecisionRule:
+    """Follows one cell until the intervals of TTFT p90 and TPOT p90 are narrow enough.
+
+    Args:
+        target: the relative half-width wanted of both.
+        ranks: as `relative_half_width` takes it.
+    """
+
+    def __init__(self, target: float, ranks: Ranks) -> None:
+        self.target = target
+        self._ranks = ranks
+        self._fresh: deque[tuple[int, float]] = deque()
+        self._ttft_ns: list[float] = []
+        self._tpot_ns: list[float] = []
+        self.seen = HalfWidths(0, None, None)
+
+    def add(self, record: RequestRecord) -> None:
+        """Take a success (issuing thread). A TPOT needs two tokens; of fewer it is 0."""
+        first_ns, last_ns = record.t_first_token_ns, record.t_last_token_ns
+        assert first_ns is not None
+        assert last_ns is not None
+        gaps = max((record.completion_tokens or 0) - 1, 1)
+        self._fresh.append((first_ns - record.t_intended_ns, (last_ns - first_ns) / gaps))
+
+    def look(self) -> None:
+        """Bring `seen` up to date; from one thread only, which need not be the issuing one."""
+        for _ in range(len(self._fresh)):
+            ttft_ns, tpot_ns = self._fresh.popleft()
+            insort(self._ttft_ns, ttft_ns)
+            insort(self._tpot_ns, tpot_ns)
+        self.seen = self.half_widths(self._ttft_ns, self._tpot_ns)
+
+    def half_widths(self, ttft: Sequence[float], tpot: Sequence[float]) -> HalfWidths:
+        """The half-widths of two ascending samples of the same requests."""
+        return HalfWidths(
+            len(ttft),
+            relative_half_width(ttft, self._ranks),
+            relative_half_width(tpot, self._ranks),
+        )
+
+    def reached(self, seen: HalfWidths) -> bool:
+        """Whether both half-widths are within the target."""
+        return all(width is not None and width <= self.target for width in seen[1:])

@@ -1,9 +1,14 @@
-"""The summary of a run: counts, rates and latency percentiles, as data and as a table."""
+"""What became of a run: requests as they end, to a file and to the eye, and their summary."""
 
+import contextlib
+import sys
+import time
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, TextIO
+from io import FileIO
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
 
 import msgspec
 import numpy as np
@@ -11,10 +16,122 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from connector_tax.files import standard_stream
 from connector_tax.loadgen.generator import CellResult
 from connector_tax.loadgen.health import ADVICE, WRONG, Check
-from connector_tax.loadgen.messages import FAILURES, TOLERATED, RequestRecord
-from connector_tax.ranks import order_statistic_ranks
+from connector_tax.loadgen.messages import FAILURES, LINE_FIELDS, TOLERATED, RequestRecord
+from connector_tax.loadgen.plan import Progress
+from connector_tax.ranks import order_statistic_ranks, percentile_of
+
+PENDING_BYTES = 1 << 20
+"""Of lines before they are written, whether or not it is time to show how the run goes."""
+RECENT = 200
+"""Successes over which the running percentiles are taken."""
+
+
+class RecordSink:
+    """Takes each request once, writes its line, and drops the stamps of its reads.
+
+    `itl_ms`: the gaps between successive reads that brought tokens, of the measured successes; 4
+    bytes each, where the records would keep 16. `problem`: why the file could not be written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Open the file, which is written as it stands; raises OSError."""
+        self.itl_ms = array("f")
+        self.problem: str | None = None
+        self._path = path
+        self._lines = bytearray()
+        self._written = 0  # bytes, all of them whole lines
+        self._stream: BinaryIO | FileIO | None = None
+        if path is not None:
+            self._stream = standard_stream(path) or path.open("wb", buffering=0)
+        self._encode = msgspec.json.Encoder().encode
+        self._recent_ms: deque[float] = deque(maxlen=RECENT)
+        self._tokens = 0
+        self._told = (0.0, 0)
+        self._terminal = sys.stderr.isatty()
+        self._next_s = 0.0
+
+    def take(self, record: RequestRecord) -> None:
+        """Take a request that has ended."""
+        if self._stream is not None:
+            self._lines += self._encode(record.fields(LINE_FIELDS)) + b"\n"
+            if len(self._lines) > PENDING_BYTES:
+                self._flush()
+        if record.status == "ok" and record.t_first_token_ns is not None:
+            self._recent_ms.append((record.t_first_token_ns - record.t_intended_ns) / 1e6)
+            self._tokens += record.completion_tokens or 0
+        if record.raw_reads is not None:
+            if record.status == "ok" and record.measured:
+                stamps = np.frombuffer(record.raw_reads, np.int64)[::2]
+                self.itl_ms.frombytes((np.diff(stamps) / 1e6).astype(np.float32).tobytes())
+            record.raw_reads = None
+
+    def progress(self, progress: Progress) -> None:
+        """Let what was written reach the file; show how the run goes.
+
+        By a line that is rewritten in a terminal, and a new one every five seconds elsewhere.
+        """
+        self._flush()
+        if progress.elapsed_s < self._next_s:
+            return
+        self._next_s = progress.elapsed_s + (1.0 if self._terminal else 5.0)
+        since_s, tokens = self._told
+        self._told = progress.elapsed_s, self._tokens
+        rate = (self._tokens - tokens) / max(progress.elapsed_s - since_s, 1e-9)
+        latest = ""
+        if self._recent_ms:
+            p50, p90 = np.percentile(self._recent_ms, (50, 90))
+            latest = f", TTFT p50 {p50:.1f} p90 {p90:.1f} ms, {rate:,.0f} tokens/s"
+        print(
+            f"{progress.elapsed_s:7.1f} s  {progress.issued} sent, {progress.inflight} in "
+            f"flight, {progress.ok} ok, {progress.failed} failed{latest}",
+            end="\x1b[K\r" if self._terminal else "\n", file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Write what is left; leave the line of progress standing."""
+        self._leave_line()
+        self._flush()
+        if isinstance(self._stream, FileIO):
+            self._stream.close()
+        self._stream = None
+
+    def _flush(self) -> None:
+        data, self._lines = memoryview(self._lines), bytearray()
+        stream = self._stream
+        if stream is None or not data:
+            return
+        try:
+            left = data
+            while left:
+                left = left[stream.write(left) :]
+            stream.flush()
+            self._written += len(data)
+        except OSError as error:
+            self._stream = None
+            with contextlib.suppress(OSError):  # a pipe or a device
+                stream.truncate(self._written)
+            self.problem = f"{self._path}: {error.strerror}; it has what came before"
+            self._leave_line()
+            print(f"error: {self.problem}; the run goes on", file=sys.stderr)
+
+    def _leave_line(self) -> None:
+        if self._terminal and self._next_s:
+            print(file=sys.stderr)
+
+
+def utc_offset_ns() -> int:
+    """UTC less CLOCK_MONOTONIC, in ns: by this the stamps can be joined to a server's log."""
+    tries = []
+    for _ in range(5):
+        before = time.monotonic_ns()
+        wall = time.time_ns()
+        after = time.monotonic_ns()
+        tries.append((after - before, wall - (before + after) // 2))
+    return min(tries)[1]
+
 
 P99_MIN_SAMPLES = 1000
 CONFIDENCE = 0.95
@@ -137,9 +254,7 @@ def _quantiles(name: str, ordered: "NDArray[np.floating[Any]]") -> dict[str, Any
     n = len(ordered)
     row: dict[str, Any] = {"n": n, "mean": float(np.mean(ordered, dtype=np.float64))}
     for percent in PERCENTS:
-        position = (n - 1) * percent / 100
-        below, above = ordered[int(position)], ordered[min(int(position) + 1, n - 1)]
-        row[f"p{percent}"] = float(below + (above - below) * (position % 1))
+        row[f"p{percent}"] = percentile_of(ordered, percent)
         row[f"p{percent}_interval"] = None
         if name == "ITL" or (percent == 99 and n < P99_MIN_SAMPLES):
             continue

@@ -26,7 +26,7 @@ from connector_tax.rehearsal.processes import SimulationError
 from connector_tax.rehearsal.study import Ran, prepare, read_cell_record, run_phases
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.design import run_order
-from connector_tax.study.durations import (
+from connector_tax.study.plan import (
     Durations,
     assumed,
     durations_content,

@@ -14,7 +14,7 @@ from connector_tax.artifacts.tables import POOLED, EffectRow, Row
 from connector_tax.artifacts.verdicts import CANNOT_TELL, DECIDED, MIN_BLOCKS_FOR_VERDICT
 from connector_tax.rehearsal.page import Section
 from connector_tax.rehearsal.study import Rehearsal
-from connector_tax.study.durations import Durations, gates_s, probing_s
+from connector_tax.study.plan import Durations, gates_s, probing_s
 
 PHASE_NAMES = {"A": "Phase A", "B": "Phase B", "Bp": "Phase B'"}
 # Where a phase's cells are chosen.

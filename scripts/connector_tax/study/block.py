@@ -3,7 +3,7 @@
 A block is what a tax is computed within, so it is the job: whoever runs jobs, on however many
 machines, cannot tear it. Each launch has a driver of its own (connector_tax.study.launch); one that
 fails costs only itself, and in Phase A, which all others wait for, is run once more. A machine that
-cannot measure ends the block before the first of them (connector_tax.study.fit). SIGTERM and
+cannot measure ends the block before the first of them (connector_tax.study.doctor). SIGTERM and
 SIGUSR1, by which a scheduler may announce that the time is up, end the block at the end of a cell,
 SIGINT at once.
 """
@@ -27,9 +27,8 @@ from connector_tax.artifacts.study_file import launches, load_study, read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError
 from connector_tax.linux import WARNING, die_with_parent, ignore_warning
-from connector_tax.study.device import DeviceError
+from connector_tax.study.device import DeviceError, enter_block_slot
 from connector_tax.study.remeasure import withdraw_failed
-from connector_tax.study.slots import enter_block_slot
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.launch_files import EngineFiles
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 # Above this, an exit status says which signal ended the process.
 SIGNALLED = 128
-# What a cell takes besides its window: looks at the idle machine, writing the records.
+# What a cell takes besides its window: its last scrapes, and writing the records.
 AROUND_A_CELL_S = 30
 
 
@@ -64,7 +63,7 @@ def end_s(config: StudyConfig) -> int:
 
 def _drive(arguments: argparse.Namespace) -> int:
     # Imported here: the workflow imports this module, and is planned without the doctor's.
-    from connector_tax.study.fit import require_fit
+    from connector_tax.study.doctor import require_fit
 
     study = read_study(arguments.study)
     drawn = [la for la in launches(study, arguments.phase) if la.block == arguments.block]

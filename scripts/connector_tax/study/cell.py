@@ -61,14 +61,13 @@ from connector_tax.loadgen import (
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.servers.kinds import engine_of
-from connector_tax.study.machine import MachineWatch
-from connector_tax.study.processes import ServerProcesses, cpu_between
+from connector_tax.study.machine_watch import MachineWatch
+from connector_tax.study.processes import ServerProcesses, cpu_between, suspended_ms
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.resources import cell_cpu
-from connector_tax.study.sampler import MetricsSampler
+from connector_tax.study.scraper import MetricsSampler
 from connector_tax.study.server import Server
 from connector_tax.study.steplog import LaunchStepLog
-from connector_tax.study.usage import suspended_ms
 
 # A server may count a request just after its last byte: how often and how long to look again.
 COUNTER_READS = 20

@@ -17,8 +17,7 @@ from connector_tax.artifacts.names import PHASES, Launch
 from connector_tax.artifacts.study_file import launches, read_study
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, make_durable, write_json
-from connector_tax.study.remeasure import withdraw_failed
-from connector_tax.study.void_cells import MACHINE_CAUSES, OVERLOADED, void_cause
+from connector_tax.study.remeasure import MACHINE_CAUSES, OVERLOADED, void_cause, withdraw_failed
 
 
 def void_lines(ended: Iterable[Launch], study_folder: Path) -> list[str]:

@@ -37,7 +37,7 @@ from connector_tax.config import (
 from connector_tax.files import read_json, sha256_json, write_json
 from connector_tax.seeds import named_generator
 from connector_tax.servers.kinds import engine_of
-from connector_tax.study.slots import check_slots
+from connector_tax.study.device import check_slots
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import (

@@ -1,9 +1,19 @@
-"""One measurement at a time on a device, whichever user of the machine begins it.
+"""The devices of a study: who holds one, which a block is measured on, and what it needs.
 
-A device is held by a Unix socket of that name in the abstract namespace (unix(7)). All users see
-it, whatever their temporary folder is; it needs no right and leaves no file; the kernel says who
-holds it (SO_PEERCRED) and gives it free however the holder ends. A container with a network
-namespace of its own does not see it.
+One measurement at a time runs on a device, whichever user of the machine begins it. It is held by
+a Unix socket of that name in the abstract namespace (unix(7)). All users see it, whatever their
+temporary folder is; it needs no right and leaves no file; the kernel says who holds it
+(SO_PEERCRED) and gives it free however the holder ends. A container with a network namespace of its
+own does not see it.
+
+The machine is asked what it is before each server is started: a study may be resumed elsewhere. No
+host name is recorded.
+
+`devices` of a study's file lists the slots of one machine, on which blocks are measured side by
+side; it is no part of the design. A slot is a set of CPUs and, with GPUs, what CUDA_VISIBLE_DEVICES
+is to be. The blocks take the slots in turn, and a block that was begun stays on the slot of the
+CPUs that its claim names. Whatever starts a server enters a slot first; Snakemake runs one block on
+each at a time (`block_slots` of workflow/rules/common.smk).
 """
 
 from __future__ import annotations
@@ -11,17 +21,35 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
+import shutil
 import socket
 import struct
+import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from connector_tax import nvidia_smi
+from connector_tax.artifacts import paths
+from connector_tax.config import ROOT, ConfigError, pythons_of
+from connector_tax.files import read_json, write_json, write_new_json
+from connector_tax.linux import format_cpus, parse_cpus
+from connector_tax.machine import boot_id, command_output, cpu, machine_alias
+from connector_tax.servers.kinds import ServerError
 
 if TYPE_CHECKING:
-    from connector_tax.artifacts.study_records import StudyConfig
+    from connector_tax.artifacts.launch_files import DeviceClaim, NodeRecord
+    from connector_tax.artifacts.study_records import (
+        EngineSection,
+        SlotSection,
+        StudyConfig,
+        StudyDocument,
+    )
+
+
+# ---- the lock
 
 # Which GPUs a server sees.
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -139,3 +167,338 @@ def _holder(address: str) -> str:
     # The kernel says 0 of a process of another container.
     name = f"pid {pid}" if pid else "a process of another container"
     return f"{name}, user {user}: {' '.join(command.decode(errors='replace').split())}"
+
+
+# ---- the machine of a launch, the device of a block
+
+# Names of `nvidia-smi --help-query-gpu`.
+GPU_FIELDS = (
+    "uuid",
+    "name",
+    "pci.bus_id",
+    "driver_version",
+    "power.limit",
+    "clocks.max.sm",
+    "clocks.max.mem",
+    "ecc.mode.current",
+    "mig.mode.current",
+)
+JOB_VARIABLE = "SLURM_JOB_ID"
+# Stays in the study's folder: archives and reports name machines by their alias.
+NODE_VARIABLE = "SLURMD_NODENAME"
+# What may change without another device: a reboot, the next job of a scheduler.
+PASSING = ("boot", "job", "exclusive")
+
+
+def describe_node(config: StudyConfig) -> NodeRecord:
+    """The `node` of an attempt: machine, boot, devices, CPUs, job, whether the job is alone.
+
+    Args:
+        config: a resolved configuration.
+
+    Raises:
+        DeviceError: the GPUs the engine is to run on are not known.
+    """
+    # Imported late: Snakemake plans without the load generator.
+    from connector_tax.loadgen.affinity import read_topology
+
+    devices, topology = devices_of(config), read_topology()
+    gpus = _gpus(devices) if config["engine"].get("device") == "cuda" else []
+    return {
+        "machine": machine_alias(),
+        "boot": boot_id(),
+        "devices": devices,
+        "gpus": gpus,
+        "gpu_numa_nodes": [numa_node(gpu.get("pci.bus_id", "")) for gpu in gpus],
+        "cpu": cpu(),
+        "cpus": format_cpus(tuple(c for core in topology.cores for c in core.cpus)),
+        "quota_cpus": topology.quota_cpus,
+        "job": os.environ.get(JOB_VARIABLE),
+        "exclusive": _exclusive(),
+    }
+
+
+def claim_device(study_folder: Path, block: int, design: str, node: NodeRecord) -> None:
+    """Make the device the block's, of all its phases; the first launch's is.
+
+    Args:
+        study_folder: results/<study>.
+        block: its number.
+        design: design_sha256; a claim of another design is void.
+        node: as `describe_node` has it.
+
+    Raises:
+        DeviceError: the block was begun on another; names what differs, and the ways out.
+    """
+    path = _claim_file(study_folder, block)
+    mine = {key: value for key, value in node.items() if key not in PASSING}
+    claim = {"design_sha256": design, "slurm_node": os.environ.get(NODE_VARIABLE), "node": mine}
+    if write_new_json(path, claim):
+        return
+    held = read_claim(study_folder, block, design)
+    if held is None:
+        write_json(path, claim)
+        return
+    then: Mapping[str, object] = held["node"]
+    # An older claim says nothing of what is recorded since.
+    wrong = [f"{k}: {then[k]!r}, here {v!r}" for k, v in mine.items() if then.get(k, v) != v]
+    if wrong:
+        raise DeviceError(
+            f"block {block} was begun on another device ({'; '.join(wrong)}), and a block is "
+            "measured on one. Go on there; or, to measure the whole block on this one, move "
+            f"{path} and {study_folder / paths.RUNS}/*/block{block} away."
+        )
+
+
+def read_claim(study_folder: Path, block: int, design: str) -> DeviceClaim | None:
+    """The device that a block of this design was begun on: devices/block<k>.json; None: on none.
+
+    Args:
+        study_folder: results/<study>.
+        block: its number.
+        design: design_sha256.
+    """
+    path = _claim_file(study_folder, block)
+    held: DeviceClaim | None = read_json(path) if path.exists() else None
+    return held if held is not None and held["design_sha256"] == design else None
+
+
+def _claim_file(study_folder: Path, block: int) -> Path:
+    return study_folder / paths.DEVICES / f"block{block}.json"
+
+
+def _exclusive() -> bool | None:
+    """Whether no other job may come onto this job's node; None: no job of Slurm, or it is not told.
+
+    Source: `OverSubscribe` of scontrol(1), which is NO with --exclusive and in such a partition.
+    """
+    job = os.environ.get(JOB_VARIABLE)
+    if job is None:
+        return None
+    try:
+        told = command_output(["scontrol", "show", "job", "--oneliner", job])
+    except (OSError, subprocess.SubprocessError):
+        return None
+    shared = re.search(r"\bOverSubscribe=(\w+)", told)
+    return None if shared is None else shared[1] == "NO"
+
+
+def _gpus(uuids: list[str]) -> list[dict[str, str]]:
+    """What nvidia-smi says of these GPUs; a part of a GPU (MIG) is described by its UUID alone."""
+    try:
+        known = {gpu["uuid"]: gpu for gpu in query_gpus(GPU_FIELDS)}
+    except DeviceError:
+        known = {}
+    return [known.get(uuid, {"uuid": uuid}) for uuid in uuids]
+
+
+# ---- slots of one machine
+
+
+def check_slots(config: StudyConfig, source: str) -> None:
+    """Check what a schema cannot say of `devices`.
+
+    Args:
+        config: a study's configuration that keeps to the schema.
+        source: the configuration file's name, for errors.
+
+    Raises:
+        ConfigError: a slot has no CPU or, with GPUs, none of them; two share something; or the
+            study sets CUDA_VISIBLE_DEVICES itself.
+    """
+    slots, engine = config.get("devices", []), config["engine"]
+    owners: dict[tuple[str, str], int] = {}
+    for position, slot in enumerate(slots):
+        where = f"{source}: devices[{position}]"
+        if (engine.get("device") == "cuda") != ("visible" in slot):
+            raise ConfigError(
+                f"{where}.visible: found {slot.get('visible')!r}; allowed: the slot's GPUs with "
+                "engine.device cuda, and no such key without"
+            )
+        for key, value in _uses(slot, where):
+            owner = owners.setdefault((key, value), position)
+            if owner != position:
+                raise ConfigError(
+                    f"{where}.{key}: found {value} of {slot.get(key)!r}, which is "
+                    f"devices[{owner}]'s; allowed: slots that share nothing"
+                )
+    environments = [engine, *engine.get("forms", {}).values()]
+    if slots and any(VISIBLE_VARIABLE in e.get("environment", {}) for e in environments):
+        raise ConfigError(
+            f"{source}: engine.environment.{VISIBLE_VARIABLE}: found with `devices`; allowed: one "
+            "of the two, since each slot sets it"
+        )
+
+
+def _uses(slot: SlotSection, where: str) -> Iterator[tuple[str, str]]:
+    """What belongs to a slot alone: key and value."""
+    yield "id", slot["id"]
+    for part in slot["cpus"].split(","):
+        cpus = parse_cpus(part)
+        if not cpus:
+            raise ConfigError(f"{where}.cpus: found {part!r}; allowed: ranges such as 0-3")
+        yield from (("cpus", str(cpu)) for cpu in sorted(cpus))
+    yield from (("visible", gpu) for gpu in slot.get("visible", "").split(",") if gpu)
+
+
+def slot_of(study: StudyDocument, study_folder: Path, block: int) -> SlotSection | None:
+    """The slot a block is measured on; None where the study names none."""
+    slots: list[SlotSection] = study["config"].get("devices", [])
+    if slots and (held := read_claim(study_folder, block, study["design_sha256"])):
+        begun = parse_cpus(held["node"]["cpus"])
+        for slot in slots:
+            if parse_cpus(slot["cpus"]) == begun:
+                return slot
+    return slots[block % len(slots)] if slots else None
+
+
+def enter_block_slot(study: StudyDocument, study_folder: Path, block: int = 0) -> StudyDocument:
+    """Enter the slot of a block, where the study names slots; the study as it is there.
+
+    Raises:
+        DeviceError: this process may not use a CPU of the slot.
+    """
+    slot = slot_of(study, study_folder, block)
+    return study if slot is None else enter_slot(study, slot)
+
+
+def enter_slot(study: StudyDocument, slot: SlotSection) -> StudyDocument:
+    """Confine this thread, and what it starts, to a slot; the study with the slot's device.
+
+    Raises:
+        DeviceError: this process may not use a CPU of the slot.
+    """
+    cpus, usable = parse_cpus(slot["cpus"]), os.sched_getaffinity(0)
+    if not cpus <= usable:
+        raise DeviceError(
+            f"devices: cpus of {slot['id']}: found {slot['cpus']}; allowed: some of "
+            f"{format_cpus(tuple(usable))}, which this process may use"
+        )
+    os.sched_setaffinity(0, cpus)
+    config = study["config"]
+    server, engine = config["server"].copy(), config["engine"].copy()
+    # The same CPUs are one device, whatever a study calls them: on CPUs the lock has this name.
+    server["device"] += f"/{format_cpus(tuple(cpus))}"
+    if "visible" in slot:
+        engine["environment"] = {**engine["environment"], VISIBLE_VARIABLE: slot["visible"]}
+    return {**study, "config": {**config, "server": server, "engine": engine}}
+
+
+# ---- free memory
+
+# What vLLM takes where its flags do not say.
+VLLM_MEMORY_SHARE = 0.9
+FREE_WAIT_S = 60.0
+POLL_S = 1.0
+
+
+def await_free_memory(config: StudyConfig, wait_s: float = FREE_WAIT_S) -> None:
+    """Wait until the study's GPUs have the memory free that the server is told to take.
+
+    Without effect where the server runs on no GPU, and for a GPU that does not tell.
+
+    Args:
+        config: a resolved configuration.
+        wait_s: how long a server that has ended may still hold memory.
+
+    Raises:
+        ServerError: a GPU's memory is still in use after `wait_s`; names it.
+    """
+    engine = config["engine"]
+    if engine.get("device") != "cuda":
+        return
+    wanted = float(engine["flags"].get("--gpu-memory-utilization", VLLM_MEMORY_SHARE))
+    devices, deadline = devices_of(config), time.monotonic() + wait_s
+    while occupied := _occupied(devices, wanted):
+        if time.monotonic() > deadline:
+            raise ServerError(
+                f"GPU memory is in use: {'; '.join(occupied)}; {wanted:.0%} of it must be free. "
+                "End what holds it (nvidia-smi names the processes)"
+            )
+        time.sleep(POLL_S)
+
+
+def _occupied(devices: Collection[str], wanted: float) -> list[str]:
+    """A line for each of the GPUs with too little memory free."""
+    try:
+        gpus = nvidia_smi.query_gpus(("uuid", "memory.used", "memory.total"), units=False)
+    except nvidia_smi.GpuError as error:
+        raise ServerError(f"GPU memory: {error}") from error
+    lines = []
+    for uuid, used, total in (gpu.values() for gpu in gpus):
+        known = used.isdecimal() and total.isdecimal()
+        if uuid in devices and known and int(total) - int(used) < wanted * int(total):
+            lines.append(f"{uuid}: {used} of {total} MiB")
+    return lines
+
+
+# ---- what a study on a GPU needs beside it
+
+# What Triton builds its launchers with: one of these, and the headers of the interpreter.
+COMPILERS = ("cc", "gcc", "clang")
+HEADER = "import sysconfig; print(sysconfig.get_path('include'))"
+
+
+def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
+    """The NUMA node of a PCI device; None where nobody knows.
+
+    Args:
+        bus_id: as nvidia-smi has it.
+        root: where /sys is found.
+    """
+    # nvidia-smi's domain has eight digits, the kernel's four.
+    file = root / "sys/bus/pci/devices" / bus_id.lower()[-12:] / "numa_node"
+    node = int(file.read_text()) if file.exists() else -1
+    return None if node < 0 else node
+
+
+def gpu_node(config: StudyConfig, root: Path = Path("/")) -> int | None:
+    """The NUMA node that the study's GPUs hang on.
+
+    None where the server runs on no GPU, or its GPUs on several nodes, or nobody knows (a virtual
+    machine often does not say).
+
+    Args:
+        config: a resolved configuration.
+        root: where /sys is found.
+    """
+    if config["engine"].get("device") != "cuda":
+        return None
+    try:
+        devices, gpus = devices_of(config), query_gpus(("uuid", "pci.bus_id"))
+    except DeviceError:
+        return None  # whoever holds the devices tells
+    nodes = {numa_node(gpu["pci.bus_id"], root) for gpu in gpus if gpu["uuid"] in devices}
+    return nodes.pop() if len(nodes) == 1 else None
+
+
+def missing_for_triton(engine: EngineSection) -> Iterator[str]:
+    """What Triton lacks to build its launchers at the first start; nothing where it has all."""
+    if not any(shutil.which(name) for name in COMPILERS):
+        yield f"no C compiler ({', '.join(COMPILERS)})"
+    for python in pythons_of(engine):
+        try:
+            done = subprocess.run(
+                [ROOT / python, "-c", HEADER], check=True, capture_output=True, text=True
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            yield f"{python} does not run: {error}"
+            continue
+        if not (Path(done.stdout.strip()) / "Python.h").exists():
+            yield f"no Python.h for {python} (Debian: the interpreter's -dev package)"
+
+
+def without_rdma(study: StudyDocument, root: Path = Path("/")) -> list[str]:
+    """Configurations whose Mooncake is to use RDMA, on a machine that has no device for it."""
+    if any(root.glob("sys/class/infiniband/*")):
+        return []
+    forms = study["config"]["engine"]["forms"]
+    return [
+        entry["id"]
+        for entry in study["configurations"]
+        if entry["connector"] == "MooncakeConnector"
+        and {**entry["extra_config"], **forms.get(entry["id"], {}).get("extra_config", {})}.get(
+            "mooncake_protocol", "rdma"
+        )
+        == "rdma"
+    ]

@@ -2,6 +2,9 @@
 
 One function per source of trouble; each answers with a finding. A finding that would make the study
 fail or worthless is `fail`, one that weakens it or leaves configurations out is `warn`.
+
+A scheduler gives each job a machine that nobody has looked at. So a block asks too, before its
+first launch: one that would fail on it, or run on another vLLM than its neighbours, ends at once.
 """
 
 import contextlib
@@ -19,22 +22,34 @@ from typing import Literal
 import psutil
 
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.launch_files import EngineFiles
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import GateRecord, PatchStatus
 from connector_tax.artifacts.study_records import EngineSection, StudyDocument
-from connector_tax.config import ROOT, is_fetched, pythons_of
+from connector_tax.config import ROOT, ConfigError, is_fetched, pythons_of, shipped
 from connector_tax.files import read_json
-from connector_tax.machine import ABSENT, cpu, engine_versions
+from connector_tax.machine import ABSENT, cpu, engine_versions, machine_alias
+from connector_tax.model_size import read_model
 from connector_tax.nvidia_smi import GpuError, query_gpus
 from connector_tax.servers.kinds import engine_of
-from connector_tax.study.device import VISIBLE_VARIABLE, DeviceError, devices_of, hold_devices
-from connector_tax.study.gpu_needs import missing_for_triton, without_rdma
+from connector_tax.study.device import (
+    VISIBLE_VARIABLE,
+    DeviceError,
+    devices_of,
+    enter_slot,
+    hold_devices,
+    missing_for_triton,
+    without_rdma,
+)
 from connector_tax.study.plan import TO_MEASURE, expected_cell_s, planned_cells
 from connector_tax.study.server_command import affinity_plan, server_cpus
-from connector_tax.study.size_needs import GIB, bodies_gib, lmcache_gib, model_cache, weights_gib
-from connector_tax.study.slots import enter_slot
 from connector_tax.vllm.device_time.clock import Batch
 from connector_tax.vllm.device_time.roofline import device_us
+from connector_tax.vllm.engine_files import engine_files
 from connector_tax.vllm.environment import PYTHON, BuildError, check_python, files_of, lock_text
 from connector_tax.vllm.overlay import OverlayError, refuse_unfit_for_device_time
+
+# ---- the checks
 
 Verdict = Literal["ok", "warn", "fail"]
 # Which of the machine's network devices UCX listens on, NIXL's transport.
@@ -380,3 +395,133 @@ def _read(path: str) -> str | None:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
         return None
+
+
+# ---- sizes
+
+# Buffer of one launch: of each rank where no LMCACHE_MAX_LOCAL_CPU_SIZE is set, LMCache's default;
+# of the server beside an LMCacheMPConnector (vllm.launch).
+LMCACHE_GIB = {"LMCacheConnectorV1": 5.0, "LMCacheMPConnector": 1.0}
+GIB = 2**30
+
+
+def weights_gib(study: StudyDocument, folder: Path) -> float | None:
+    """The model's weights: as fetched, else by its config.json; None where neither tells.
+
+    Args:
+        study: a resolved design.
+        folder: results/<study>.
+    """
+    config = study["config"]
+    engine = config["engine"]
+    if not engine_of(engine).configured:
+        return 0.0
+    if (folder / paths.MODEL).exists():
+        return float(read_json(folder / paths.MODEL)["bytes"]) / GIB
+    named = (config.get("rehearsal") or {}).get("model_config")
+    if not is_fetched(engine):
+        file = ROOT / engine["model"] / "config.json"
+    elif named is not None:
+        file = shipped(named)
+    else:
+        return None
+    try:
+        model = read_model(file)
+    except ConfigError:
+        return None  # not there, or of another kind: it may be served all the same
+    return model.parameters * model.weight_bytes / GIB
+
+
+def lmcache_gib(study: StudyDocument) -> float:
+    """Host memory that LMCache reserves in a launch, the largest of the study's; 0 without it."""
+    engine = study["config"]["engine"]
+    if not engine_of(engine).configured:
+        return 0.0
+    sizes = [0.0]
+    for entry in study["configurations"]:
+        form = engine["forms"].get(entry["id"], {})
+        connector = form.get("connector", entry["connector"])
+        if connector not in LMCACHE_GIB:
+            continue
+        size, ranks = LMCACHE_GIB[connector], 1
+        if connector == "LMCacheConnectorV1":
+            environment = {**engine["environment"], **form.get("environment", {})}
+            size = float(environment.get("LMCACHE_MAX_LOCAL_CPU_SIZE") or size)
+            ranks = int(engine["flags"].get("--tensor-parallel-size", 1))
+        sizes.append(size * ranks)
+    return max(sizes)
+
+
+def bodies_gib(study: StudyDocument) -> float:
+    """Bodies of the longest prompts: as many as may be in flight, and as many made ahead."""
+    cap = study["config"]["cell"]["inflight_cap"]
+    longest = max(cell["input_tokens"] for cells in study["cells"].values() for cell in cells)
+    # A token is at most the digits of the largest id, and a comma.
+    digits = len(str(engine_of(study["config"]["engine"]).served["vocab_size"]))
+    return float(2 * cap * longest * (digits + 1)) / GIB
+
+
+def model_cache() -> Path:
+    """Where the hub's files come to lie, or the nearest folder above it that is there."""
+    caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.environ.get("HF_HOME", f"{caches}/huggingface")
+    folder = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser().absolute()
+    return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+# ---- a block's machine
+
+# What the launch before may still hold (a launch waits for these itself), and its devices.
+AWAITED = ("GPU memory", "GPU load", "device", "GPU")
+# Estimates; and an environment that was measured with is not built anew within a study.
+LEFT_OUT = (*AWAITED, "memory", "disk", "environment")
+
+
+class UnfitError(DeviceError):
+    """This machine cannot measure the study; the text says why."""
+
+
+def require_fit(study: StudyDocument, folder: Path) -> dict[str, EngineFiles]:
+    """Make the doctor's checks, and compare vLLM's sources with those of the patch stage.
+
+    Args:
+        study: the content of study.json; within its slot where it names slots.
+        folder: results/<study>.
+
+    Returns:
+        `engine_files`, which each of the block's launches records.
+
+    Raises:
+        UnfitError: names every check that failed.
+    """
+    gates: dict[str, GateRecord] = read_json(folder / paths.PREFLIGHT_STATUS)
+    run = [entry for entry in study["configurations"] if gates[entry["id"]]["include"]]
+    failed = [
+        f"{finding.check}: {finding.text}"
+        for finding in findings({**study, "configurations": run}, folder)
+        if finding.verdict == "fail" and finding.check not in LEFT_OUT
+    ]
+    engine = study["config"]["engine"]
+    here = engine_files(engine)
+    failed += _other_sources(engine, here, folder / paths.PATCH_STATUS)
+    if failed:
+        lines = "\n  ".join(failed)
+        raise UnfitError(f"{machine_alias()} cannot measure {study['study']}:\n  {lines}")
+    return here
+
+
+def _other_sources(
+    engine: EngineSection, files: dict[str, EngineFiles], status: Path
+) -> Iterator[str]:
+    """What is wrong with vLLM's sources; without step timing their hash is not known."""
+    proved = read_record(status, PatchStatus).get("vllm_sources_sha256_before")
+    if proved is None:
+        return
+    here = files[engine["python"]]["sources_sha256"]
+    if here is None:
+        yield f"{engine['python']}: no vLLM"
+    elif here != proved:
+        yield (
+            f"vLLM sources: SHA-256 {here[:12]} here, {proved[:12]} where step timing was proved "
+            f"({status}); a study is measured with one vLLM"
+        )

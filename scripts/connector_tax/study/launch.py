@@ -21,10 +21,20 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
+
+import msgspec
 
 from connector_tax.artifacts import paths
-from connector_tax.artifacts.cell_records import CountsRecord
+from connector_tax.artifacts.cell_records import CellRecord, CountsRecord
+from connector_tax.artifacts.index import (
+    CellEntry,
+    LaunchIndex,
+    finished_cell,
+    launch_index,
+)
 from connector_tax.artifacts.launch_files import (
     AttemptRecord,
     EngineFiles,
@@ -33,32 +43,42 @@ from connector_tax.artifacts.launch_files import (
 from connector_tax.artifacts.names import PHASES, Launch, baseline_of
 from connector_tax.artifacts.rates import cell_rates, shape_limits
 from connector_tax.artifacts.study_file import every_launch, launches, read_study
-from connector_tax.artifacts.study_records import CellPlan
+from connector_tax.artifacts.study_records import CellPlan, StudyDocument
 from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ConfigError
-from connector_tax.files import ArtifactError, write_json, write_text
+from connector_tax.files import ArtifactError, make_durable, read_json, write_json, write_text
 from connector_tax.loadgen import LoadGeneratorError
 from connector_tax.loadgen.affinity import AffinityPlan
-from connector_tax.seals import seal_settings
+from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.servers.kinds import ServerError, command_for, free_port
 from connector_tax.study import cell as cells
 from connector_tax.study.child import ChildError
-from connector_tax.study.design import described
-from connector_tax.study.device import DeviceError, devices_of, hold_devices
-from connector_tax.study.gpu_memory import await_free_memory
+from connector_tax.study.design import cell_order, described
+from connector_tax.study.device import (
+    DeviceError,
+    await_free_memory,
+    claim_device,
+    describe_node,
+    devices_of,
+    enter_block_slot,
+    hold_devices,
+)
 from connector_tax.study.guard import watch_parent
-from connector_tax.study.launch_index import SUMMARY_MODULE, LaunchOutcome, conclude
-from connector_tax.study.machine import MachineWatch
-from connector_tax.study.node import claim_device, describe_node
+from connector_tax.study.machine_watch import MachineWatch
 from connector_tax.study.owner import OwnerError, own_launch
 from connector_tax.study.plan import reference_rate
-from connector_tax.study.probe import probe_overlay
+from connector_tax.study.processes import busiest_other, every_cpu_ms, own_processes
 from connector_tax.study.progress import LaunchProgress
 from connector_tax.study.remeasure import (
+    LATELY,
+    MACHINE_CAUSES,
+    recent_machine_voids,
     refuse_other_design,
     superseded,
+    void_cause,
     withdraw_failed,
 )
+from connector_tax.study.resources import ServerUse
 from connector_tax.study.resume import (
     Attempts,
     clear_interrupted,
@@ -66,20 +86,112 @@ from connector_tax.study.resume import (
     missing_cells,
     utc,
 )
-from connector_tax.study.sampler import MetricsSampler
+from connector_tax.study.scraper import MetricsSampler
 from connector_tax.study.server import PORTS_TRIED, PortTakenError, Server
-from connector_tax.study.server_command import affinity_plan, server_cpus
-from connector_tax.study.server_use import ServerUse
-from connector_tax.study.slots import enter_block_slot
+from connector_tax.study.server_command import affinity_plan, probe_overlay, server_cpus
 from connector_tax.study.steplog import LaunchStepLog
-from connector_tax.study.usage import busiest_other, every_cpu_ms, own_processes
-from connector_tax.study.void_cells import (
-    LATELY,
-    MACHINE_CAUSES,
-    recent_machine_voids,
-    void_cause,
-)
 from connector_tax.vllm.engine_files import engine_files
+
+# ---- index.json and summary.json
+
+SUMMARY_MODULE = "connector_tax.analysis.measure"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOutcome:
+    """How a launch ended.
+
+    Attributes:
+        status: `done`, `failed` or `skipped`.
+        reason: why it failed or was skipped.
+        rate_rps: the rate of the cells that have none of their own; None in Phase A.
+        started_utc: when the driver began.
+        attempts: the content of attempts.json.
+    """
+
+    status: str
+    reason: str | None
+    rate_rps: float | None
+    started_utc: str
+    attempts: Sequence[AttemptRecord]
+
+
+def conclude(study: StudyDocument, launch: Launch, folder: Path, outcome: LaunchOutcome) -> None:
+    """Write summary.json, the percentiles of each finished cell, then index.json and its seal.
+
+    What index.json vouches for is on the disk first: the cells, their records, the logs.
+    """
+    index = _index(study, launch, folder, outcome)
+    module = importlib.import_module(SUMMARY_MODULE)
+    summaries = {
+        path.name: module.summarise_cell(path)
+        for cell in cell_order(study, launch)
+        if (path := folder / cell["cell"]).exists()
+    }
+    write_json(folder / paths.SUMMARY, summaries)
+    make_durable(folder)
+    content = msgspec.to_builtins(index)
+    seal_launch(folder.parents[3], launch.name, folder / paths.INDEX, content)
+
+
+def _index(
+    study: StudyDocument, launch: Launch, folder: Path, outcome: LaunchOutcome
+) -> LaunchIndex:
+    attempts = outcome.attempts
+    started = outcome.started_utc
+    ended: str | None = started
+    if attempts:
+        started, ended = attempts[0]["started_utc"], attempts[-1]["ended_utc"]
+    return launch_index(
+        study,
+        launch,
+        [_entry(launch, folder, cell, outcome) for cell in cell_order(study, launch)],
+        status=outcome.status,
+        reason=outcome.reason,
+        rate_rps=outcome.rate_rps,
+        started_utc=started,
+        ended_utc=ended,
+        attempts=list(attempts),
+        timing=_timing(study, folder, attempts),
+    )
+
+
+def _entry(
+    launch: Launch,
+    folder: Path,
+    cell: CellPlan,
+    outcome: LaunchOutcome,
+) -> CellEntry:
+    name = cell["cell"]
+    if outcome.status == "skipped":
+        return CellEntry(name, "skipped", outcome.reason, {})
+    try:
+        content = cells.read_intact(folder, launch.phase, name)
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}; the same command measures the cell again") from None
+    if content is None:
+        return CellEntry(name, "missing", outcome.reason, {})
+    return finished_cell(content, folder / name)
+
+
+def _timing(
+    study: StudyDocument, folder: Path, attempts: Sequence[AttemptRecord]
+) -> dict[str, float]:
+    # Also the first measurement of a void cell, which stands aside as <cell>.void<k>.
+    windows = [
+        cast(CellRecord, read_json(path))["window"]
+        for path in folder.glob("*/cell_*.json")
+        if ".damaged" not in path.parent.name
+    ]
+    return {
+        "startup_s": sum(a.get("startup_s", 0.0) for a in attempts),
+        "cells_s": sum(w["t_drained_ns"] - w["t_origin_ns"] for w in windows) / 1e9,
+        "release_s": study["config"]["server"]["release_s"] * len(attempts),
+        "wall_s": sum(a.get("wall_s", 0.0) for a in attempts),
+    }
+
+
+# ---- the driver
 
 MEASUREMENTS_OF_A_VOID_CELL = 2
 # So many void cells of the last ones are said at once, where the machine is the cause.

@@ -3,37 +3,41 @@
 It takes commands as JSON lines on standard input and answers each with one JSON line; between them
 it samples (study.yardstick). `machine_<phase>_<cell>.jsonl` holds, in this order:
 
-- `{"kind": "look", "when": "before", ...}`: samples on the server's CPUs while the server is idle;
 - `{"kind": "begin", ...}`: what is sampled and where, and the counters when sampling began;
-- `{"kind": "chunk", ...}`: every `chunk_ms`, the samples since the line before, and the counters;
-- `{"kind": "look", "when": "after", ...}`.
+- `{"kind": "chunk", ...}`: every `chunk_ms`, the samples since the line before, and the counters.
 
-`t_ns` is CLOCK_MONOTONIC: of a look its beginning, of the other lines when the counters were read.
+`t_ns` is CLOCK_MONOTONIC, when the counters were read.
 `at_us` are the samples' times in us after the t_ns of the line before; `memory_ns` and `compute_ns`
 are CPU time of each sample, `memory_ns` of `elements` loads. `counters` are totals: `idle_ms`,
 `steal_ms` and `own_ms` (CPU time of the study's own processes) of both CPU sets, `pressure_us`,
 `throttled` periods, `suspended_ms`, and this process's own CPU time and page faults. With GPUs,
-`gpu` has the rows of study.gpu, and `foreign_gpu_pids` the processes seen on the study's GPUs that
-are not the study's: null where none of the study's was seen there either, since then nvidia-smi
-does not know this process's ids (a container of its own), or did not answer in the chunk.
+`gpu` has the rows of nvidia-smi, once a second, and `foreign_gpu_pids` the processes seen on the
+study's GPUs that are not the study's: null where none of the study's was seen there either, since
+then nvidia-smi does not know this process's ids (a container of its own), or did not answer in the
+chunk. Of GPUs of other studies nothing is told.
 
 A sample of 300 loads every 50 ms costs 0.45% of a core of a busy 2-core guest: 0.17 ms each time,
 most of it waking up, and 0.1% for the counters once a second.
 """
 
+from __future__ import annotations
+
+import csv
 import gc
 import json
+import os
 import select
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypedDict
+from typing import TYPE_CHECKING, Any, TextIO, TypedDict
 
 from connector_tax.analysis.machine import SIDES
-from connector_tax.linux import run_when_idle
-from connector_tax.study.gpu import GpuProcesses, GpuReadings
-from connector_tax.study.usage import (
+from connector_tax.linux import die_with_parent, run_when_idle
+from connector_tax.study.child import CommandChild
+from connector_tax.study.processes import (
     cpu_ms,
     own_processes,
     own_use,
@@ -44,6 +48,145 @@ from connector_tax.study.usage import (
     throttled_file,
 )
 from connector_tax.study.yardstick import Yardstick
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.study_records import QuietSection
+    from connector_tax.loadgen.affinity import AffinityPlan
+
+
+# ---- GPUs
+
+# Names of `nvidia-smi --help-query-gpu`; in this order in every row.
+FIELDS = (
+    "uuid",
+    "clocks.sm",
+    "clocks.max.sm",
+    "clocks_throttle_reasons.active",
+    "clocks.mem",
+    "temperature.gpu",
+    "power.draw",
+)
+CLOCKS = f"--query-gpu={','.join(FIELDS)}"
+# Names of `nvidia-smi --help-query-compute-apps`.
+PROCESSES = "--query-compute-apps=gpu_uuid,pid"
+PERIOD_MS = 1000
+_READ = 65536
+
+
+class GpuReadings:
+    """A child that prints rows once a second.
+
+    Args:
+        uuids: the GPUs.
+        query: CLOCKS, a row for each GPU, or PROCESSES, one for each process on each.
+
+    Raises:
+        OSError: there is no nvidia-smi.
+    """
+
+    def __init__(self, uuids: Collection[str], query: str = CLOCKS) -> None:
+        self._uuids = uuids
+        self._child = subprocess.Popen(
+            [
+                "nvidia-smi",
+                query,
+                "--format=csv,noheader,nounits",
+                f"--loop-ms={PERIOD_MS}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            preexec_fn=die_with_parent,
+        )
+        assert self._child.stdout is not None
+        self._pipe = self._child.stdout.fileno()
+        os.set_blocking(self._pipe, False)
+        self._rest = b""
+
+    def take(self) -> list[list[Any]]:
+        """The rows that have come since the last call; empty when none has."""
+        while True:
+            try:
+                data = os.read(self._pipe, _READ)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            self._rest += data
+        whole, _, self._rest = self._rest.rpartition(b"\n")
+        rows = csv.reader(whole.decode(errors="replace").splitlines(), skipinitialspace=True)
+        return [[_number(value) for value in row] for row in rows if row and row[0] in self._uuids]
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.kill()
+        self._child.wait()
+        assert self._child.stdout is not None
+        self._child.stdout.close()
+
+
+class GpuProcesses(GpuReadings):
+    """The processes on some GPUs."""
+
+    def __init__(self, uuids: Collection[str]) -> None:
+        super().__init__(uuids, PROCESSES)
+
+    def pids(self) -> set[int]:
+        """Those seen since the last call, by nvidia-smi: in many containers it names none."""
+        return {int(row[1]) for row in self.take() if isinstance(row[1], float)}
+
+
+def _number(text: str) -> float | str:
+    """A number where the text is one; else the text (throttle reasons are a hexadecimal mask)."""
+    try:
+        return float(text)
+    except ValueError:
+        return text.strip()
+
+
+# ---- the driver's end
+
+WATCH_MODULE = "connector_tax.study.machine_watch"
+
+
+class MachineWatch(CommandChild):
+    """The driver's end of the watching process; a context manager.
+
+    Args:
+        quiet: the `quiet` section of the configuration.
+        plan: where load generator and server run.
+        gpus: the UUIDs of the GPUs that the engine runs on; empty: on none.
+    """
+
+    def __init__(self, quiet: QuietSection, plan: AffinityPlan, gpus: Sequence[str]) -> None:
+        loadgen = {*plan.loadgen, *(cpu for cpus in plan.workers for cpu in cpus)}
+        settings: WatchSettings = {
+            "interval_ms": quiet["interval_ms"],
+            "working_set_mib": quiet["working_set_mib"],
+            "elements": quiet["elements"],
+            "chunk_ms": quiet["chunk_ms"],
+            "loadgen": sorted(loadgen),
+            "server": sorted(plan.server),
+            "home": sorted(plan.loadgen) if plan.enabled else [],
+            "driver": os.getpid(),
+            "gpus": list(gpus),
+        }
+        super().__init__(WATCH_MODULE, [json.dumps(settings)])
+
+    def open(self, path: Path, server_group: int) -> None:
+        """Begin to sample into a cell's file.
+
+        Args:
+            path: the file.
+            server_group: the server's process group.
+        """
+        self.ask("open", path=str(path), server_group=server_group)
+
+    def close(self) -> None:
+        """End the cell's file."""
+        self.ask("close")
+
+
+# ---- the process
 
 
 class WatchSettings(TypedDict):
@@ -118,7 +261,6 @@ class Watcher:
     def _open(self, path: Path, server_group: int) -> None:
         self._file = path.open("w", encoding="utf-8", buffering=1)
         self._server_group = server_group
-        self._look("before")
         self._own = own_processes(self._settings["driver"], server_group)
         for readings in filter(None, (self._gpu, self._gpu_users)):
             readings.take()
@@ -130,7 +272,6 @@ class Watcher:
         # Processes that came during the cell belong to it too.
         self._own = own_processes(self._settings["driver"], self._server_group)
         self._write_chunk()
-        self._look("after")
         assert self._file is not None
         self._file.close()
         self._file = None
@@ -176,16 +317,7 @@ class Watcher:
             **own_use(),
         }
         self._line_ns = time.monotonic_ns()
-        self._put({"kind": kind, "t_ns": self._line_ns, **content, "counters": counters})
-
-    def _look(self, when: Literal["before", "after"]) -> None:
-        cpus = self._settings["server"]
-        started = time.monotonic_ns()
-        memory, compute = self._yardstick.look(cpus)
-        self._put({"kind": "look", "when": when, "t_ns": started, "cpus": cpus,
-                   "memory_ns": memory, "compute_ns": compute})  # fmt: skip
-
-    def _put(self, record: Mapping[str, object]) -> None:
+        record = {"kind": kind, "t_ns": self._line_ns, **content, "counters": counters}
         assert self._file is not None
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
 

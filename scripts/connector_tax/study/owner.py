@@ -20,8 +20,8 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.files import ArtifactError, write_new_json
 from connector_tax.machine import machine_alias
+from connector_tax.study.device import JOB_VARIABLE
 from connector_tax.study.guard import ProcessName
-from connector_tax.study.node import JOB_VARIABLE
 from connector_tax.study.resume import utc
 
 HEARTBEAT_S = 5.0

@@ -22,11 +22,10 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json
 from connector_tax.servers.kinds import engine_of, without_root
-from connector_tax.study.device import DeviceError, devices_of, hold_devices
+from connector_tax.study.device import DeviceError, devices_of, enter_block_slot, hold_devices
 from connector_tax.study.preflight import GateError, gated_server, steps_of
-from connector_tax.study.probe import OVERLAY
 from connector_tax.study.server import PortTakenError
-from connector_tax.study.slots import enter_block_slot
+from connector_tax.study.server_command import OVERLAY
 from connector_tax.vllm import overlay
 
 

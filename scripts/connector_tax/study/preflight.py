@@ -36,15 +36,19 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json, write_text
 from connector_tax.servers.kinds import ServerError, command_for, engine_of, free_port, without_root
-from connector_tax.study.device import DeviceError, devices_of, hold_devices
-from connector_tax.study.engine_settings import engine_record
-from connector_tax.study.gpu_memory import await_free_memory
+from connector_tax.study.device import (
+    DeviceError,
+    await_free_memory,
+    devices_of,
+    enter_block_slot,
+    hold_devices,
+)
 from connector_tax.study.guard import kill_leftovers, watch_parent
 from connector_tax.study.prompts import planned_requests
+from connector_tax.study.resources import engine_record
 from connector_tax.study.scraper import parse_metrics
 from connector_tax.study.server import PORTS_TRIED, PortTakenError, Server
 from connector_tax.study.server_command import affinity_plan, server_cpus
-from connector_tax.study.slots import enter_block_slot
 from connector_tax.study.steplog import LaunchStepLog
 from connector_tax.vllm import overlay
 from connector_tax.vllm.evidence import (

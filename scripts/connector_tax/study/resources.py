@@ -1,18 +1,49 @@
-"""What a launch takes of the machine besides its time: resources.json of its folder.
+"""What a launch takes and what it made of its configuration: resources.json and settings.json.
 
 Idle CPU time, memory, GPU memory, threads, processes and start-up time of the server, with what
 each companion process has in them. A quantity that could not be read is null and has its reason.
+
+Two configurations can differ by more than the connector: it may ask for another KV-cache layout, or
+leave fewer blocks. Each setting has its value and where it was read, or null and the reason: from
+the engine's own objects (`probe`: vllm.settings_probe), else `vllm:cache_config_info` (`metrics`),
+else the log. Beside the settings stand the environment variables the server runs with, and the
+names of those of the caller that it has not.
 """
 
-import contextlib
+import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellCpu, QuantityRecord, ServerCounters
-from connector_tax.artifacts.launch_files import IdleCpu, ServerSnapshot
-from connector_tax.study.processes import SERVER, Process, ServerCpu, ServerProcesses, cpu_between
+from connector_tax.artifacts.launch_files import (
+    AttemptRecord,
+    EngineRecord,
+    IdleCpu,
+    ServerResources,
+    ServerSnapshot,
+    SettingRecord,
+)
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import EngineSection, StudyDocument
+from connector_tax.files import write_json
+from connector_tax.servers.kinds import STEP_LOG_PREFIX, Engine, engine_of, without_root
+from connector_tax.study.processes import (
+    SERVER,
+    Process,
+    ServerCpu,
+    ServerProcesses,
+    cpu_between,
+    threads_of,
+)
+from connector_tax.study.server import Server
+from connector_tax.study.server_command import can_change, cleared_names, shown
+
+# ---- quantities
 
 _QUERY = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 _QUERY_TIMEOUT_S = 30
@@ -101,12 +132,8 @@ def gpu_memory_by_process() -> dict[int, float] | str:
 
 def _threads(process: Process | None) -> dict[str, int]:
     """CPU time in ns of each of a process's threads, by name and thread id."""
-    found = {}
-    for folder in Path(f"/proc/{process.pid}/task").glob("[0-9]*") if process else ():
-        with contextlib.suppress(OSError):  # it has ended
-            name = (folder / "comm").read_text(errors="replace").strip()
-            found[f"{name} ({folder.name})"] = int((folder / "schedstat").read_text().split()[0])
-    return found
+    threads = threads_of(process.pid) if process else ()
+    return {f"{name} ({thread})": cpu_ns for thread, name, cpu_ns in threads}
 
 
 def _memory(running: list[Process]) -> QuantityRecord:
@@ -147,3 +174,189 @@ def _by_part(running: list[Process], values: Sequence[float]) -> dict[str, float
 def _quantity(parts: Mapping[str, float], reason: str | None = None) -> QuantityRecord:
     value = None if reason else sum(parts.values())
     return {"value": value, "parts": dict(parts), "reason": reason}
+
+
+# ---- settings
+
+SETTINGS = (
+    "kv_cache_layout",
+    "kv_blocks",
+    "block_size",
+    "kv_tokens",
+    "kv_cache_dtype",
+    "attention_backend",
+    "cudagraph_mode",
+    "compilation_mode",
+    "executor",
+    "engine_core_process",
+    "tensor_parallel_size",
+    "async_scheduling",
+    "hybrid_kv_cache_manager",
+    "prefix_caching",
+    "chunked_prefill",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_model_len",
+    "model_runner",
+    "log_level",
+    "enforce_eager",
+    "dtype",
+)
+_METRIC = "vllm:cache_config_info"
+# Label of the metric, and how its text is read.
+_LABELS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "kv_cache_layout": ("kv_cache_layout", str),
+    "kv_blocks": ("num_gpu_blocks", int),
+    "block_size": ("block_size", int),
+    "kv_tokens": ("kv_cache_size_tokens", int),
+    "kv_cache_dtype": ("cache_dtype", str),
+    "prefix_caching": ("enable_prefix_caching", {"True": True, "False": False}.__getitem__),
+}
+_PARTS = ("engine", "worker")
+
+
+def engine_record(
+    server: Server, section: EngineSection, caller: Mapping[str, str], page: str | None
+) -> EngineRecord:
+    """The settings and the environment of a server that is ready.
+
+    Args:
+        section: the `engine` section of its study.
+        caller: the environment launch.sh was started with.
+        page: the text of its /metrics; None where it did not answer.
+    """
+    engine = engine_of(section)
+    sources = {
+        "probe": _of_probe(server.folder, server.pid),
+        "metrics": _of_metrics(page),
+        "log": {n: _told(v) for n, v in engine.log_settings(server.log_text()).items()},
+    }
+    own = Path(f"/proc/{server.pid}/environ").read_bytes().decode(errors="replace")
+    pairs = (line.partition("=") for line in own.split("\0") if line)
+    running = {name: value for name, _, value in sorted(pairs) if can_change(name)}
+    environment = shown({name: without_root(value) for name, value in running.items()})
+    return {
+        "settings": {name: _setting(name, sources, engine) for name in SETTINGS},
+        "environment": {"server": environment},
+        "cleared": cleared_names(caller, server.environment.keys()),
+    }
+
+
+def remove_settings(folder: Path) -> None:
+    """Delete what the settings probe wrote in a launch's folder; settings.json holds it."""
+    for part in _PARTS:
+        _probe_file(folder, part).unlink(missing_ok=True)
+
+
+def _setting(
+    name: str, sources: Mapping[str, Mapping[str, SettingRecord]], engine: Engine
+) -> SettingRecord:
+    """The first source that has it; else null and what each says to it."""
+    told: list[SettingRecord] = [
+        {"value": known[name]["value"], "source": source, "reason": known[name]["reason"]}
+        for source, known in sources.items()
+        if name in known
+    ]
+    for setting in told:
+        if setting["value"] is not None:
+            return setting
+    if engine.lacks:
+        reason = engine.lacks
+    elif told:
+        reason = "; ".join(f"{setting['source']}: {setting['reason']}" for setting in told)
+    else:
+        reason = "the probe is not in this server, and neither /metrics nor the log tells"
+    return {"value": None, "source": None, "reason": reason}
+
+
+def _of_probe(folder: Path, leader: int) -> dict[str, SettingRecord]:
+    settings: dict[str, SettingRecord] = {}
+    for part in _PARTS:
+        path = _probe_file(folder, part)
+        if not path.exists():
+            continue
+        written = json.loads(path.read_text(encoding="utf-8"))
+        for name, (value, reason) in written["settings"].items():
+            settings[name] = {"value": value, "source": None, "reason": reason}
+        if part == "engine":
+            same = written["pid"] == leader
+            where = "the API server's" if same else "its own"
+            settings["engine_core_process"] = _told(where)
+    return settings
+
+
+def _probe_file(folder: Path, part: str) -> Path:
+    return folder / f"{STEP_LOG_PREFIX}.{part}.settings"
+
+
+def _of_metrics(page: str | None) -> dict[str, SettingRecord]:
+    # Imported late: the driver starts its server first.
+    from prometheus_client.parser import text_string_to_metric_families
+
+    if page is None:
+        return {}
+    try:
+        samples = [s for family in text_string_to_metric_families(page) for s in family.samples]
+    except ValueError:
+        return {}
+    labels = next((sample.labels for sample in samples if sample.name == _METRIC), {})
+    settings: dict[str, SettingRecord] = {}
+    for name, (label, parse) in _LABELS.items():
+        # The API server prints None for what only the engine core has settled.
+        if labels.get(label, "None") != "None":
+            settings[name] = _told(parse(labels[label]))
+    return settings
+
+
+def _told(value: Any) -> SettingRecord:
+    return {"value": value, "source": None, "reason": None}
+
+
+# ---- both records
+
+
+class ServerUse:
+    """What one server launch takes and what it made of its configuration.
+
+    Args:
+        attempt: the driver's record of this server launch, with `attempt` and `startup_s`.
+    """
+
+    def __init__(
+        self, study: StudyDocument, launch: Launch, server: Server, attempt: AttemptRecord
+    ) -> None:
+        self.processes = ServerProcesses(server.pid, server.companion_pids())
+        self._server = server
+        self._engine = study["config"]["engine"]
+        self._device = self._engine.get("device", "cpu")
+        self._idle_s = study["config"]["resources"]["idle_s"]
+        self._of_launch = {"launch": launch.name, "attempt": attempt["attempt"]}
+        self._startup_s = attempt["startup_s"]
+
+    def before_load(self) -> None:
+        """Record the server as it is ready and has had nothing to do yet."""
+        idle = idle_cpu(self.processes, self._idle_s, self._server.check_alive)
+        self._write(
+            {
+                "idle_cpu": idle,
+                "before_load": snapshot(self.processes, self._device),
+                "after_load": None,
+                "after_load_reason": "the launch ended before its last cell",
+            }
+        )
+        page = self._server.get("/metrics")
+        settings = engine_record(self._server, self._engine, os.environ, page)
+        write_json(self._server.folder / paths.SETTINGS, self._of_launch | settings)
+        remove_settings(self._server.folder)
+
+    def after_load(self) -> None:
+        """Record the server once more, drained after its last cell."""
+        self._write(
+            self._resources
+            | {"after_load": snapshot(self.processes, self._device), "after_load_reason": None}
+        )
+
+    def _write(self, resources: ServerResources) -> None:
+        self._resources = resources
+        content = self._of_launch | {"startup_s": self._startup_s} | resources
+        write_json(self._server.folder / paths.RESOURCES, content)

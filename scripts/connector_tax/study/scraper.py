@@ -14,17 +14,52 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
 from connector_tax.artifacts.cell_records import ScrapeLine
 from connector_tax.linux import run_when_idle
 from connector_tax.seeds import named_generator
+from connector_tax.study.child import CommandChild
+
+# ---- the driver's end
+
+SCRAPER_MODULE = "connector_tax.study.scraper"
+
+
+class MetricsSampler(CommandChild):
+    """The driver's end of the sampler process; a context manager.
+
+    Args:
+        url: the server's root.
+        interval_s: from one scrape to the next, on average.
+        cpus: the logical CPUs the sampler stays on; empty: wherever its parent may run.
+    """
+
+    def __init__(self, url: str, interval_s: float, cpus: Collection[int]) -> None:
+        super().__init__(SCRAPER_MODULE, [url, str(interval_s), *map(str, cpus)])
+
+    def open(self, path: Path, seed: str) -> ScrapeLine:
+        """Start a cell's file with a first scrape; that scrape's record.
+
+        The times from one scrape to the next are drawn from `seed`.
+        """
+        return cast(ScrapeLine, self.ask("open", path=str(path), seed=seed))
+
+    def peek(self) -> ScrapeLine:
+        """One more scrape, now; its record."""
+        return cast(ScrapeLine, self.ask("peek"))
+
+    def close(self) -> ScrapeLine:
+        """A last scrape with its raw text, then end the cell's file; the scrape's record."""
+        return cast(ScrapeLine, self.ask("close"))
+
+
+# ---- the process
 
 TIMEOUT_S = 5.0
 # The shortest and longest time between two scrapes, as multiples of the interval.
@@ -41,6 +76,9 @@ def parse_metrics(text: str, whole: bool = False) -> dict[str, float]:
     Raises:
         ValueError: the text is not a Prometheus exposition.
     """
+    # Imported late: the driver starts its server first.
+    from prometheus_client.parser import text_string_to_metric_families
+
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -26,6 +26,7 @@ from connector_tax.study.guard import (
     remove_temporary_folder,
     temporary_folder,
 )
+from connector_tax.study.processes import threads_of
 from connector_tax.study.server_command import launch_script
 from connector_tax.vllm.launch import DEAD_ENGINE
 
@@ -279,26 +280,21 @@ class Server:
             many), `cpus` (the CPU sets they may run on) and `cpu_s`.
         """
         uses: dict[str, ThreadUse] = {}
-        ticks = os.sysconf("SC_CLK_TCK")
         for pid in self._group_members():
             try:
                 process = Path(f"/proc/{pid}/comm").read_text().strip()
             except OSError:
                 continue
-            for task in Path(f"/proc/{pid}/task").glob("*"):
+            for thread, name, cpu_ns in threads_of(pid):
                 try:
-                    comm = (task / "comm").read_text().strip()
-                    thread = "main" if task.name == str(pid) else comm
-                    times = (task / "stat").read_text().rpartition(")")[2].split()[11:13]
-                    cpus = format_cpus(tuple(sorted(os.sched_getaffinity(int(task.name)))))
+                    cpus = format_cpus(tuple(sorted(os.sched_getaffinity(thread))))
                 except OSError:
                     continue
-                use = uses.setdefault(
-                    f"{process}/{thread}", {"threads": 0, "cpus": [], "cpu_s": 0.0}
-                )
+                name = "main" if thread == pid else name
+                use = uses.setdefault(f"{process}/{name}", {"threads": 0, "cpus": [], "cpu_s": 0.0})
                 use["threads"] += 1
                 use["cpus"] = sorted({*use["cpus"], cpus})
-                use["cpu_s"] += sum(map(int, times)) / ticks
+                use["cpu_s"] += cpu_ns / 1e9
         return uses
 
     def thread_use_since(self, before: Mapping[str, ThreadUse]) -> list[NamedThreadUse]:

@@ -1,20 +1,33 @@
-"""launch.sh, which runs a server's command, and the CPUs that a server is pinned to."""
+"""launch.sh, which runs a server's command: on which CPUs, in which environment, with which probe.
 
+A variable that happens to be set in the shell of whoever starts a study can change what is measured
+(a thread count, a log level, a transport). So launch.sh drops all that the study does not set
+itself, whoever runs it, and the launch's records name those there were.
+"""
+
+import fnmatch
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
+from connector_tax.artifacts import paths
+from connector_tax.artifacts.record_reader import read_record
+from connector_tax.artifacts.stage_records import PatchStatus
 from connector_tax.artifacts.study_records import StudyDocument
+from connector_tax.files import ArtifactError
 from connector_tax.linux import format_cpus
 from connector_tax.loadgen.affinity import (
     AffinityPlan,
     plan_affinity,
     read_topology,
 )
-from connector_tax.servers.kinds import ServerCommand
-from connector_tax.study.gpu_needs import gpu_node
-from connector_tax.study.server_environment import unset_lines
+from connector_tax.servers.kinds import ServerCommand, engine_of
+from connector_tax.study.device import gpu_node
+from connector_tax.vllm import overlay
 from connector_tax.vllm.launch import ROOT_MARK, TMP_MARK, Companion
+
+# ---- launch.sh
 
 # In a command of the caller's: the launch's folder, which it does not run in.
 HERE_MARK = "{here}"
@@ -102,3 +115,140 @@ def _quoted(value: str) -> str:
     """`value` for the shell, with the marks left to variables."""
     parts = re.split(f"({'|'.join(map(re.escape, _MARKS))})", value)
     return "".join(_MARKS.get(part) or shlex.quote(part) for part in parts if part) or "''"
+
+
+# ---- the caller's environment
+
+# Shell patterns, of bash's `case` and of fnmatch alike.
+CLEARED = (
+    "AGENTIC_*",
+    "CUBLAS_*",
+    "CUDA_*",
+    "CUDNN_*",
+    "FLASHINFER_*",
+    "GLIBC_TUNABLES",
+    "GLOO_*",
+    "GOMP_*",
+    "HF_*",
+    "HUGGINGFACE_*",
+    "KMP_*",
+    "LD_*",
+    "LMCACHE_*",
+    "MALLOC_*",
+    "MC_*",
+    "MKL_*",
+    "MOONCAKE_*",
+    "NCCL_*",
+    "NIXL_*",
+    "NUMEXPR_*",
+    "OMP_*",
+    "OPENBLAS_*",
+    "PYTHON*",
+    "PYTORCH_*",
+    "RAY_*",
+    "SAFETENSORS_*",
+    "TOKENIZERS_*",
+    "TORCH*",
+    "TRANSFORMERS_*",
+    "TRITON_*",
+    "UCX_*",
+    "VLLM_*",
+)
+# Which GPU, and where a model's files lie and who may fetch them: they belong to the machine.
+KEPT = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN")
+# What vLLM, torch, OpenMP and the connectors do depends on these. No other value is recorded: it
+# may be a secret, and what the study itself sets stands in launch.sh.
+SHOWN = (
+    "AGENTIC_STEP_LOG_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HUB_OFFLINE",
+    "LD_PRELOAD",
+    "LMCACHE_CHUNK_SIZE",
+    "LMCACHE_LOCAL_CPU",
+    "LMCACHE_MAX_LOCAL_CPU_SIZE",
+    "LMCACHE_TRACK_USAGE",
+    "MKL_NUM_THREADS",
+    "MOONCAKE_CONFIG_PATH",
+    "NUMEXPR_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONHASHSEED",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "TRANSFORMERS_OFFLINE",
+    "UCX_NET_DEVICES",
+    "UCX_TLS",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_HOST_IP",
+    "VLLM_KV_CACHE_LAYOUT",
+    "VLLM_LOGGING_LEVEL",
+    "VLLM_MOONCAKE_BOOTSTRAP_PORT",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT",
+    "VLLM_NO_USAGE_STATS",
+)
+
+
+def unset_lines() -> list[str]:
+    """The lines of launch.sh that drop the caller's variables."""
+    return [
+        "for name in $(compgen -e); do",
+        "  case $name in",
+        f"    {' | '.join(KEPT)}) ;;",
+        f'    {" | ".join(CLEARED)}) unset -v "$name" ;;',
+        "  esac",
+        "done",
+    ]
+
+
+def cleared_names(caller: Mapping[str, str], of_the_study: Collection[str]) -> list[str]:
+    """The names of the caller's variables that could change a server and do not reach it.
+
+    Args:
+        caller: the environment launch.sh is started with.
+        of_the_study: the names that launch.sh sets itself, so that the caller's value is lost.
+    """
+    passed = set(KEPT) - set(of_the_study)
+    return sorted(name for name in caller if can_change(name) and name not in passed)
+
+
+def can_change(name: str) -> bool:
+    """Whether a variable of this name can change a server."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in CLEARED)
+
+
+def shown(environment: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The variables with their values where these may be recorded, else with null."""
+    return {
+        name: value if not value or name in SHOWN else None for name, value in environment.items()
+    }
+
+
+# ---- the step probe
+
+OVERLAY = "overlay"
+
+
+def probe_overlay(study: StudyDocument, study_folder: Path) -> Path | None:
+    """The overlay a launch of this study runs with; None without step timing or for no vLLM.
+
+    A reverted overlay is installed again when the study measures again.
+
+    Raises:
+        ArtifactError: the probe has changed since patch_status.json was written.
+    """
+    if not engine_of(study["config"]["engine"]).takes_probe:
+        return None
+    path = study_folder / paths.PATCH_STATUS
+    status = read_record(path, PatchStatus)
+    if not status["step_timing_available"]:
+        return None
+    folder = study_folder / paths.PATCH / OVERLAY
+    if overlay.install(folder) != status.get("overlay"):
+        raise ArtifactError(
+            f"{path}: the step probe has changed since it was applied; delete this file to apply "
+            "the new one"
+        )
+    return folder

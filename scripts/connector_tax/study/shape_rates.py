@@ -29,13 +29,11 @@ from connector_tax.loadgen import CellRule, Load, LoadGenerator, LoadGeneratorEr
 from connector_tax.loadgen.sessions import Node, Singles
 from connector_tax.servers.kinds import engine_of
 from connector_tax.study.cell import load_generator
-from connector_tax.study.device import DeviceError, devices_of, hold_devices
+from connector_tax.study.device import DeviceError, devices_of, enter_block_slot, hold_devices
 from connector_tax.study.preflight import GateError, gated_server
-from connector_tax.study.probe import probe_overlay
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server import PortTakenError
-from connector_tax.study.server_command import affinity_plan
-from connector_tax.study.slots import enter_block_slot
+from connector_tax.study.server_command import affinity_plan, probe_overlay
 
 NAME = "shape_rates"
 # Requests of the first burst, and how many times as many the next one has.

@@ -13,18 +13,14 @@ a load, the 90th percentile 110.8 against 112.7, with wall times of single sampl
 """
 
 import itertools
-import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 CACHE_LINE = 64
 # Fits the first-level cache with room to spare; a few microseconds of arithmetic.
 COMPUTE_ELEMENTS = 256
-# A longer look: so many samples, so far apart, 0.1 s in all.
-LOOK_SAMPLES = 25
-LOOK_PAUSE_S = 0.004
 
 
 class Yardstick:
@@ -67,27 +63,3 @@ class Yardstick:
         loaded = time.thread_time_ns()
         np.arctan2(self._angles, self._angles, out=self._results)
         return loaded - started, time.thread_time_ns() - loaded
-
-    def look(self, cpus: Collection[int]) -> tuple[list[int], list[int]]:
-        """LOOK_SAMPLES samples on the given CPUs in turn, then back to where this thread may run.
-
-        Args:
-            cpus: logical CPUs; empty: wherever it is.
-
-        Returns:
-            Nanoseconds of loads and of arithmetic, by sample.
-        """
-        home = os.sched_getaffinity(0)
-        places = sorted(cpus)
-        memory, compute = [], []
-        try:
-            for number in range(LOOK_SAMPLES):
-                if places:
-                    os.sched_setaffinity(0, {places[number % len(places)]})
-                time.sleep(LOOK_PAUSE_S)
-                loads, arithmetic = self.sample()
-                memory.append(loads)
-                compute.append(arithmetic)
-        finally:
-            os.sched_setaffinity(0, home)
-        return memory, compute
