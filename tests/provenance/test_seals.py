@@ -237,7 +237,7 @@ def test_tampering_is_caught(audited: Path, remade: Path, tmp_path: Path, what: 
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     tamper, kind, message = TAMPERING[what]
     tamper(root)
-    claims = failures(root / "study.json", remade)
+    claims = failures(root / "study.json", remade if kind == "made again" else None)
     messages = [claim.message for claim in claims if claim.kind == kind]
     assert any(re.search(message, text) for text in messages), claims
 

@@ -482,7 +482,7 @@ def test_tampering_is_caught(
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     tamper, message = TAMPERING[kind][what]
     tamper(root)
-    claims = failures(root / "study.json", remade)
+    claims = failures(root / "study.json", remade if kind == "made again" else None)
     failed = [claim.message for claim in claims if claim.kind == kind]
     assert any(re.search(message, text) for text in failed), claims
 
