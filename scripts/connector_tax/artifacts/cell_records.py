@@ -112,7 +112,8 @@ class DeviceLine(TypedDict):
     t_since_ns: Annotated[
         int | None,
         says(
-            "When the engine core was given the first of its requests; ns; null: it carries requests on from the step before"
+            "When the engine core was given the first of its requests; ns; "
+            "null: it carries requests on from the step before"
         ),
     ]
     prefill_tokens: Annotated[int, says("Of prompts; tokens")]

@@ -19,6 +19,12 @@ def read_record(path: Path, kind: type[Record]) -> Record:
     return checked(read_json(path), kind, str(path))
 
 
+def read_records(path: Path, kind: type[Record]) -> list[Record]:
+    """Read a JSON file that holds a list of such records; raises as `read_record`."""
+    entries = checked(read_json(path), list[Any], str(path))
+    return [checked(entry, kind, f"{path}[{number}]") for number, entry in enumerate(entries)]
+
+
 def checked(value: Any, kind: type[Record], source: str) -> Record:
     """A value that was read from `source`, as it is: numbers and unknown keys are left alone.
 
