@@ -16,7 +16,7 @@ from connector_tax.figures.tables import StudyTables
 from connector_tax.rehearsal import plan
 from connector_tax.rehearsal.findings import sections
 from connector_tax.rehearsal.machine import machine_of
-from connector_tax.rehearsal.study import Rehearsal, rehearse
+from connector_tax.rehearsal.study import Rehearsal, prepare, rehearse
 from connector_tax.report.findings import looks
 from connector_tax.study.design import resolve
 from tests.study_folder import write_stages
@@ -125,3 +125,9 @@ def test_looks_that_do_not_fit_the_blocks_are_refused(
     with pytest.raises(ConfigError) as error:
         resolve(copy.deepcopy(config_with(levels, **changes)), "my.yaml")
     assert f"my.yaml: statistics.looks: {found}" in str(error.value)
+
+
+def test_a_rehearsal_of_more_blocks_leaves_the_studys_looks(tmp_path: Path) -> None:
+    study = resolve(config_with([0.01], blocks=2), "tiny.yaml")
+    assert "looks" not in prepare(study, tmp_path, 3)["config"]["statistics"]
+    assert study["config"]["statistics"]["looks"] == [0.01]
