@@ -61,16 +61,17 @@ def replay(name: str, root: Path) -> None:
             print(f"  | {row.config} | {row.metric} | {row.cell} | {was['verdict']} "
                   f"{tax(float(was['tax']), *_ends(was))} | "
                   f"{was['interval_method'].split(' (')[0]} | {in_words(row.verdict, row.margin)} "
-                  f"{tax(row.estimate, row.lo, row.hi)}, 90% to {percent(row.narrow_hi)} "
+                  f"{tax(*row.shown)}, 90% to {percent(row.narrow_hi)} "
                   f"| {_p(was)}, {_p(vars(row))} |")  # fmt: skip
     print("  over all rates, at the configured margin and at 3%:")
     for row in rows:
-        if row.reference == "all_rates" and row.lo is not None and row.hi is not None:
+        if row.reference == "all_rates" and row.family_lo is not None:
+            assert row.family_hi is not None
             assert row.narrow_lo is not None
             assert row.narrow_hi is not None
-            narrow, off = (row.narrow_lo, row.narrow_hi), (row.p_adjusted or 0.0) < 0.05
-            at = verdict_of((row.lo, row.hi), narrow, DEFAULT_MARGIN, significant=off)
-            print(f"  | {row.config} | {row.metric} | {tax(row.estimate, row.lo, row.hi)} | "
+            ends, narrow = (row.family_lo, row.family_hi), (row.narrow_lo, row.narrow_hi)
+            at = verdict_of(ends, narrow, DEFAULT_MARGIN)
+            print(f"  | {row.config} | {row.metric} | {tax(*row.shown)} | "
                   f"{percent(row.narrow_hi)} | {in_words(row.verdict, row.margin)} | "
                   f"{in_words(at, DEFAULT_MARGIN)} |")  # fmt: skip
 

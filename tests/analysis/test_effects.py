@@ -274,6 +274,10 @@ def test_a_cost_that_many_comparisons_explain_is_not_proven() -> None:
     assert effect.p is not None
     assert many.p_adjusted == pytest.approx(1 - (1 - effect.p) ** 7)
     assert many.verdict == CANNOT_TELL
+    # The interval shown beside it holds zero.
+    assert many.family_lo is not None
+    assert many.family_hi is not None
+    assert many.family_lo < 0 < effect.lo < effect.hi < many.family_hi
 
 
 def test_the_blocks_needed_are_the_first_that_decide_in_most_studies() -> None:

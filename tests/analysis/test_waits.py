@@ -78,7 +78,7 @@ def said(study_file: Path, less_ms: float, spread_ms: float) -> str:
 
     edit_csv(study_file.parent / "analysis" / "effects.csv", add)
     tables = StudyTables(study_file)
-    (h5,) = (item["sentence"] for name, _, item in hypotheses(tables) if name == "H5")
+    (h5,) = (item["sentence"] for name, _, _, item in hypotheses(tables) if name == "H5")
     assert h5.endswith(f" {words(tables)}.") if words(tables) else "Waits" not in h5
     return words(tables)
 

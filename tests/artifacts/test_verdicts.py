@@ -16,13 +16,13 @@ from connector_tax.artifacts.verdicts import (
 widths = st.floats(0, 0.5)
 
 
-@given(st.floats(-0.5, 0.5), widths, st.floats(0, 1), st.floats(1e-3, 0.3), st.booleans())
+@given(st.floats(-0.5, 0.5), widths, st.floats(0, 1), st.floats(1e-3, 0.3))
 def test_no_verdict_is_against_its_interval(
-    point: float, half: float, share: float, margin: float, significant: bool
+    point: float, half: float, share: float, margin: float
 ) -> None:
     interval = point - half, point + half
     narrow = point - share * half, point + share * half
-    said = verdict_of(interval, narrow, margin, significant=significant)
+    said = verdict_of(interval, narrow, margin)
     assert said in VERDICTS
     if less(said):
         assert max(map(abs, narrow)) <= margin
@@ -30,7 +30,7 @@ def test_no_verdict_is_against_its_interval(
         assert interval[0] > 0
     if gains(said):
         assert interval[1] < 0
-    if significant and (interval[0] > 0 or interval[1] < 0):
+    if interval[0] > 0 or interval[1] < 0:
         assert costs(said) or gains(said)
     if said == CANNOT_TELL:
         assert max(map(abs, narrow)) > margin

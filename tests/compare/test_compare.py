@@ -93,18 +93,21 @@ def side(point: float, error: float | None, df: float = 10, blocks: int = 3) -> 
     ],
 )
 def test_verdicts(b: Side, verdict: str) -> None:
-    (row,) = judged([compared(BLANK, side(0.0, 0.001), b, 0.95)], 0.95)
+    (row,) = judged([(BLANK, side(0.0, 0.001), b)], 0.95)
     assert row.verdict == verdict
     assert row.effect == pytest.approx(np.exp(b.known.point))
     assert row.mark == (f"B: {b.mark}" if b.mark else "")
 
 
 def test_configurations_of_a_cell_are_adjusted_together_and_plain_against_plain_is_not() -> None:
-    gap = compared(BLANK, side(0.0, 0.01), side(0.03, 0.01), 0.95)
-    rows = judged(
-        [*(replace(gap, config=f"c{k}") for k in range(5)), replace(gap, config=AA)], 0.95
-    )
+    sides = side(0.0, 0.01), side(0.035, 0.01)
+    gap = compared(BLANK, *sides, 0.95)
+    rows = judged([(replace(BLANK, config=c), *sides) for c in ("1", "2", "3", "4", "5", AA)], 0.95)
     assert gap.p_value is not None
+    assert gap.effect_lo is not None
+    assert rows[0].effect_lo is not None
+    assert rows[-1].effect_lo == gap.effect_lo > 1 > rows[0].effect_lo
+    assert (gap.verdict, rows[0].verdict) == (COSTS, CANNOT_TELL)
     assert rows[0].p_adjusted == pytest.approx(1 - (1 - gap.p_value) ** 5)
     assert rows[-1].p_adjusted == pytest.approx(gap.p_value)
 

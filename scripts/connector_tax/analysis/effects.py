@@ -416,11 +416,13 @@ def overloads(
 
 
 class Judged(NamedTuple):
-    """What is said of a tax, and how many blocks would decide one of which it cannot be told."""
+    """What is said of a tax, by which interval, and the blocks that would decide what is open."""
 
     p_adjusted: float | None
     verdict: str
-    blocks_needed: int | None
+    blocks_needed: int | None = None
+    family_lo: float | None = None
+    family_hi: float | None = None
 
 
 def judge(effect: Effect, comparisons: int, margin: float) -> Judged:
@@ -432,14 +434,15 @@ def judge(effect: Effect, comparisons: int, margin: float) -> Judged:
         margin: of its metric.
     """
     if effect.mark:
-        return Judged(None, MARKED, None)
+        return Judged(None, MARKED)
     p = None if effect.p is None else sidak(effect.p, comparisons)
     if p is None or effect.n_blocks < MIN_BLOCKS_FOR_VERDICT:
-        return Judged(p, TOO_FEW, None)
-    significant = p < 1 - effect.confidence
-    said = verdict_of((effect.lo, effect.hi), effect.narrow, margin, significant=significant)
-    needed = None
+        return Judged(p, TOO_FEW)
+    # Off zero where p_adjusted is below 1 - confidence: Sidak's, as an interval.
+    wide = effect.confidence ** (1 / comparisons)
+    ends = effect.interval(wide)
+    said, needed = verdict_of(ends, effect.narrow, margin), None
     if said == CANNOT_TELL:
-        wide, narrow = effect.confidence ** (1 / comparisons), 2 * effect.confidence - 1
+        narrow = 2 * effect.confidence - 1
         needed = effect.estimate.blocks_needed(effect.added_df, margin, wide, narrow)
-    return Judged(p, said, needed)
+    return Judged(p, said, needed, *ends)

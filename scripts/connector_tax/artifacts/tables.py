@@ -88,8 +88,10 @@ class CellRow:
 class EffectRow:
     """One estimate of effects.csv: of a quantity and metric of a configuration in a cell.
 
-    `narrow_lo` and `narrow_hi` bound the 90% interval of the equivalence test; the upper end is the
-    most the effect is, by a one-sided test. `huber`, its interval and `p_randomised` are second
+    `family_lo` and `family_hi` bound a judged tax's interval that holds together with those of all
+    configurations of its cell and metric: that of its verdict. `narrow_lo` and
+    `narrow_hi` bound the 90% interval of the equivalence test; the upper end is the most the effect
+    is, by a one-sided test. `huber`, its interval and `p_randomised` are second
     opinions about a confirmatory tax (analysis/robust.py). `item` is the group of steps it is of;
     `base` and `own` are plain's level and the configuration's, in `unit`; of a gap the taxes at
     ref_safe and ref_load.
@@ -108,6 +110,8 @@ class EffectRow:
     estimate: float | None
     lo: float | None
     hi: float | None
+    family_lo: float | None
+    family_hi: float | None
     narrow_lo: float | None
     narrow_hi: float | None
     huber: float | None
@@ -130,6 +134,13 @@ class EffectRow:
     mark: str
     status: str
     reason: str
+
+    @property
+    def shown(self) -> tuple[float | None, float | None, float | None]:
+        """The estimate with the interval that its verdict is of; without a verdict the 95% one."""
+        if self.family_lo is None:
+            return self.estimate, self.lo, self.hi
+        return self.estimate, self.family_lo, self.family_hi
 
     @property
     def difference(self) -> tuple[float | None, float | None, float | None]:

@@ -17,25 +17,19 @@ DECIDED = VERDICTS[:5]
 MIN_BLOCKS_FOR_VERDICT = 3
 
 
-def verdict_of(
-    interval: tuple[float, float],
-    narrow: tuple[float, float],
-    margin: float,
-    *,
-    significant: bool = True,
-) -> str:
+def verdict_of(interval: tuple[float, float], narrow: tuple[float, float], margin: float) -> str:
     """What is said of a tax, one of VERDICTS.
 
     Args:
-        interval: its 95% interval; the tax costs or gains where that excludes zero.
+        interval: the one that is shown, which holds together with those of all that are compared
+            with the same baseline; the tax costs or gains where it excludes zero.
         narrow: its 90% interval; the tax is less than the margin where that lies within it.
         margin: a fraction, to either side.
-        significant: whether the tax is off zero among all that are compared with it too.
     """
     lo, hi = interval
     sign = COSTS if lo > 0 else GAINS if hi < 0 else ""
     less = LESS if -margin <= narrow[0] and narrow[1] <= margin else ""
-    return _joined((sign if significant else "", less)) or CANNOT_TELL
+    return _joined((sign, less)) or CANNOT_TELL
 
 
 def in_words(verdict: str, margin: float | None) -> str:

@@ -6,6 +6,7 @@ the same share in both. A quotient of two percentages would have no meaning wher
 zero.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -96,9 +97,9 @@ def compare_rows(a: StudyTables, b: StudyTables) -> list[ComparedRow]:
     cells, configs = common_cells(a, b), common_configurations(a, b)
     members = {TAX: [*configs, AA], LATENCY: [a.baseline, *configs], RESOURCE: configs}
     sides = [dict(_sides(study, confidence)) for study in (a, b)]
+    both: list[tuple[ComparedRow, Side | str, Side | str]] = []
     units = {row.metric: (row.unit, row.scale) for s in (a, b) for row in s.of(RESOURCE)}
     none = {TAX: "not part of the design", RESOURCE: "not recorded"}
-    rows = []
     for key in dict.fromkeys((*sides[0], *sides[1])):
         quantity, config, phase, cell, metric = key
         here = cells.get((phase, cell))
@@ -116,12 +117,31 @@ def compare_rows(a: StudyTables, b: StudyTables) -> list[ComparedRow]:
             unit = "ms" if quantity == LATENCY else "fraction"
             margin = min(margin_of(s.settings["statistics"]["margins"], metric) for s in (a, b))
             row = ComparedRow(*key[:4], *load, metric, unit, LOG, margin=margin)
-        rows.append(compared(row, known[0], known[1], confidence))
-    return judged(rows, confidence)
+        both.append((row, known[0], known[1]))
+    return judged(both, confidence)
 
 
-def compared(row: ComparedRow, a: Side | str, b: Side | str, confidence: float) -> ComparedRow:
-    """`row` with the numbers of both studies, or with why there are none, and their difference."""
+def judged(
+    rows: Sequence[tuple[ComparedRow, Side | str, Side | str]], confidence: float
+) -> list[ComparedRow]:
+    """The rows with numbers and verdicts, each judged with the others of its family."""
+    alone = [compared(row, a, b, confidence) for row, a, b in rows]
+    sizes = Counter(row.family for row in alone if row.p_value is not None and not row.mark)
+    return [compared(row, a, b, confidence, max(1, sizes[row.family])) for row, a, b in rows]
+
+
+def compared(
+    row: ComparedRow, a: Side | str, b: Side | str, confidence: float, comparisons: int = 1
+) -> ComparedRow:
+    """`row` with the numbers of both studies, or why there are none, their difference, a verdict.
+
+    Args:
+        row: what is compared.
+        a: the number of A.
+        b: that of B.
+        confidence: of the intervals of all comparisons together.
+        comparisons: how many are made together.
+    """
     if isinstance(a, Side):
         row = replace(row, a=a.printed, a_lo=a.lo, a_hi=a.hi, blocks_a=a.blocks)
     if isinstance(b, Side):
@@ -129,43 +149,22 @@ def compared(row: ComparedRow, a: Side | str, b: Side | str, confidence: float) 
     if isinstance(a, str) or isinstance(b, str):
         missing = [f"{n}: {side}" for n, side in (("A", a), ("B", b)) if isinstance(side, str)]
         return replace(row, reason="; ".join(missing))
-    gap, inner = (difference(a.known, b.known, c) for c in (confidence, 2 * confidence - 1))
+    mark = "; ".join(f"{n}: {side.mark}" for n, side in (("A", a), ("B", b)) if side.mark)
+    told = not mark and min(a.blocks, b.blocks) >= MIN_BLOCKS_FOR_VERDICT
+    wide = confidence ** (1 / comparisons) if told else confidence
+    gap, inner = (difference(a.known, b.known, c) for c in (wide, 2 * confidence - 1))
     point, lo, hi = _on_scale(gap, row.scale)
     _, narrow_lo, narrow_hi = _on_scale(inner, row.scale)
-    marks = [f"{n}: {side.mark}" for n, side in (("A", a), ("B", b)) if side.mark]
-    return replace(
+    row = replace(
         row, effect=point, effect_lo=lo, effect_hi=hi, narrow_lo=narrow_lo, narrow_hi=narrow_hi,
-        error_df=gap.df, p_value=gap.p,
-        mark="; ".join(marks),
+        error_df=gap.df, p_value=gap.p, mark=mark, verdict=MARKED if mark else TOO_FEW,
     )  # fmt: skip
-
-
-def judged(rows: Sequence[ComparedRow], confidence: float) -> list[ComparedRow]:
-    """The rows with adjusted p-values and verdicts."""
-    sizes: dict[tuple[str, ...], int] = {}
-    for row in rows:
-        if row.p_value is not None and not row.mark:
-            sizes[row.family] = sizes.get(row.family, 0) + 1
-    return [_judged(row, sizes.get(row.family, 1), confidence) for row in rows]
-
-
-def _judged(row: ComparedRow, comparisons: int, confidence: float) -> ComparedRow:
-    if row.effect is None:
+    if not told or gap.p is None:
         return row
-    if row.mark:
-        return replace(row, verdict=MARKED)
-    if row.p_value is None or min(row.blocks_a, row.blocks_b) < MIN_BLOCKS_FOR_VERDICT:
-        return replace(row, verdict=TOO_FEW)
-    p = sidak(row.p_value, comparisons)
-    return replace(row, p_adjusted=p, verdict=_verdict(row, p < 1 - confidence))
-
-
-def _verdict(row: ComparedRow, significant: bool) -> str:
     nothing = 1.0 if row.scale == LOG else 0.0
-    ends = (row.effect_lo, row.effect_hi, row.narrow_lo, row.narrow_hi)
-    lo, hi, *narrow = (end - nothing for end in ends if end is not None)
-    margin = row.margin or 0.0
-    return verdict_of((lo, hi), (narrow[0], narrow[1]), margin, significant=significant)
+    ends = [end - nothing for end in (lo, hi, narrow_lo, narrow_hi) if end is not None]
+    said = verdict_of((ends[0], ends[1]), (ends[2], ends[3]), row.margin or 0.0)
+    return replace(row, p_adjusted=sidak(gap.p, comparisons), verdict=said)
 
 
 def _on_scale(gap: Difference, scale: str) -> tuple[float | None, ...]:

@@ -81,7 +81,7 @@ FIGURES: dict[str, Words] = {
     ),
     "fig9_forest": Words(
         "Figure 9: taxes at ref_safe with intervals and verdicts",
-        "Every tax at ref_safe with its 95 % interval and verdict on a scale of log ratios, over"
+        "Every tax at ref_safe with the 95 % interval of its verdict on a scale of log ratios, over"
         " the A/A band (grey) and the margin fixed beforehand (dotted). An open triangle marks a"
         " tax from a cell in which a server was saturated or dropped arrivals: it gets no verdict."
         " Open diamonds are the prior: the trace replay on eight coupled, saturated instances that"

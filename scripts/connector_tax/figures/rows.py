@@ -32,9 +32,7 @@ OVERLOAD: dict[str, Any] = {
 ENDS = ["tax", "tax_lo", "tax_hi"]
 BAND = ["aa_lo", "aa_hi"]
 # Columns of a tax in the figures' tables, by those of effects.csv.
-NAMED = dict(
-    zip(("estimate", "lo", "hi", "n", "n_base"), (*ENDS, "n_config", "n_plain"), strict=True)
-)
+NAMED = {"n": "n_config", "n_base": "n_plain"}
 TAX_COLUMNS = [
     "config", "metric", "reference", "rate_rps", *ENDS, *BAND, "n_blocks", "n_config",
     "n_plain", "family", "verdict", "mark", "status", "reason",
@@ -46,7 +44,9 @@ TAX_COLUMNS = [
 
 def measured(study: StudyTables, phase: str) -> pd.DataFrame:
     """The taxes of a phase, one for each cell; a cell that is not valid has none."""
-    table = frame(study.of(TAX, phase), EffectRow).rename(columns=NAMED)
+    of = study.of(TAX, phase)
+    table = frame(of, EffectRow).rename(columns=NAMED)
+    table[ENDS] = pd.DataFrame([row.shown for row in of], columns=ENDS, dtype=object)
     return table.drop_duplicates(["config", "cell", "metric"])
 
 
@@ -177,7 +177,7 @@ def aa_text(study: StudyTables) -> str:
 def interval_text(table: pd.DataFrame) -> str:
     """What the intervals of taxes are, or why there is none."""
     if numbers(table, ["tax_lo"]):
-        return "95 % intervals"
+        return "95 % intervals, of a cell's configurations together"
     return "no intervals: one launch; launches not included"
 
 

@@ -112,7 +112,7 @@ def _each(rows: Sequence[EffectRow], said: Callable[[EffectRow], str]) -> str:
 
 
 def _size(row: EffectRow) -> str:
-    return text.tax(row.estimate, row.lo, row.hi)
+    return text.tax(*row.shown)
 
 
 def _undecided(study: StudyTables, compared: Sequence[Compared]) -> str:
@@ -143,10 +143,10 @@ def _point_estimates(study: StudyTables, compared: Sequence[Compared]) -> str:
     chosen = _chosen(compared, lambda row: row.verdict == TOO_FEW)
     if not chosen:
         return ""
-    costs = _joined(f"{label} {_each(rows, _size)}" for label, rows in chosen)
+    sizes = _joined(f"{label} {_each(rows, _size)}" for label, rows in chosen)
     return (
         f"{_too_few(study, chosen)} (a block takes {_block_minutes(study)} min);"
-        f" point estimates are {costs}"
+        f" point estimates are {sizes}"
     )
 
 

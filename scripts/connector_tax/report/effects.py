@@ -59,7 +59,7 @@ def _metric() -> EffectColumn:
 def _tax() -> list[EffectColumn]:
     return [
         Column("Tax, %", lambda row: percent(row.estimate)),
-        Column("95 % interval, %", lambda row: interval(row.lo, row.hi)),
+        Column("95 % interval, %", lambda row: interval(*row.shown[1:])),
         Column("At most, %", lambda row: percent(row.narrow_hi)),
     ]
 

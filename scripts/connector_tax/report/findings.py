@@ -14,13 +14,38 @@ AXES: dict[str, Literal["input_tokens", "output_tokens"]] = {
     "H5": "input_tokens",
     "H6": "output_tokens",
 }
+# Each hypothesis, and what it means where it is supported and where it is refuted.
 QUESTIONS = {
-    "H1": "The tax persists on a single instance under synthetic load",
-    "H2": "The NIXL–Mooncake gap is the connectors' own, not coupling",
-    "H3": "The framework is less than half of the Mooncake tax",
-    "H4": "Stacked connectors' taxes add up",
-    "H5": "The TTFT tax grows with input length",
-    "H6": "The TPOT tax grows with output length",
+    "H1": (
+        "The tax persists on a single instance under synthetic load",
+        "one server pays it without transfers or peers: look in the connector itself",
+        "one idle server does not pay the prior's tax: look at transfers, peers and saturation",
+    ),
+    "H2": (
+        "The NIXL–Mooncake gap is the connectors' own, not coupling",
+        "the two implementations differ by as much without a cluster around them",
+        "the prior's gap came from its setting, not from the two implementations alone",
+    ),
+    "H3": (
+        "The framework is less than half of the Mooncake tax",
+        "most of it can be saved in the connector's own code",
+        "another connector would pay most of it too: it is to be saved in vLLM's framework",
+    ),
+    "H4": (
+        "Stacked connectors' taxes add up",
+        "the cost of a stack can be predicted from its parts",
+        "parts share a cost or hinder each other: a stack has to be measured itself",
+    ),
+    "H5": (
+        "The TTFT tax grows with input length",
+        "it has a part per prompt token: long prompts pay more",
+        "it is a fixed share, whatever the prompt's length",
+    ),
+    "H6": (
+        "The TPOT tax grows with output length",
+        "later tokens pay more than early ones: long answers suffer most",
+        "each token pays the same share, however long the answer",
+    ),
 }
 REPORTED = {"met": "reported", "not met": "not reported"}
 
@@ -58,17 +83,24 @@ def _asked(study: StudyTables, hypothesis: str) -> bool:
     return enough and known.issuperset(ABOUT[hypothesis])
 
 
-def hypotheses(study: StudyTables) -> list[tuple[str, str, ConclusionRecord]]:
-    """Id, question and finding of each hypothesis that the study can be asked.
+def hypotheses(study: StudyTables) -> list[tuple[str, str, str, ConclusionRecord]]:
+    """Id, question, meaning and finding of each hypothesis that the study can be asked.
 
     Where requests wait otherwise for the step with their prompt, H5 says so.
     """
     waits = other_waits(study)
     return [
-        (name, QUESTIONS[name], _with(item, waits if name == "H5" else ""))
+        (name, QUESTIONS[name][0], _meaning(name, item["verdict"]),
+         _with(item, waits if name == "H5" else ""))
         for item in study.hypotheses["hypotheses"]
         if _asked(study, name := str(item["id"]))
-    ]
+    ]  # fmt: skip
+
+
+def _meaning(name: str, verdict: str) -> str:
+    _, supported, refuted = QUESTIONS[name]
+    known = {"supported": f"It means: {supported}.", "refuted": f"It means: {refuted}."}
+    return known.get(verdict, f"Supported, it would mean: {supported}; refuted: {refuted}.")
 
 
 def _with(item: ConclusionRecord, more: str) -> ConclusionRecord:
