@@ -95,6 +95,7 @@ GENERATORS: Mapping[str, Generator] = {
     "drift in the block": _drift,
     "bursts": _bursts,
     "block x configuration": _interaction,
+    "noisy configurations": partial(_iid, sd=SD * ~np.isin(NAMES, PLAINS) * 2 + SD),
     "noisy plain": partial(_iid, sd=SD * np.isin(NAMES, PLAINS) * 2 + SD),
     "spread grows with the tax": partial(_iid, sd=SD * (1 + 10 * SHIFTS)),
 }

@@ -9,8 +9,6 @@ loops of so many requests at once instead. The server's log gives the truth: whe
 and when each one's first token was written. CPU time is that of the client's whole process tree
 between first arrival and last write, sampled every 100 ms.
 
-veeksha needs a free-threaded Python 3.14. Its releases to 0.2 do not, but take other options.
-
 `--peer NAME=PROGRAM` names the program of an installed peer; a peer without one is listed as not
 installed. Peers need a tokenizer (`--tokenizer`, a local folder in Hugging Face's format).
 """
@@ -202,53 +200,6 @@ def _vllm_ttft(job: Job) -> tuple[float, float]:
     return float(report["p50_ttft_ms"]), float(report["p99_ttft_ms"])
 
 
-def _veeksha_command(program: str, job: Job) -> list[str]:
-    """By a file, which is also YAML. Its client for completions does not stream: chat."""
-    traffic: dict[str, object] = {
-        "type": "rate",
-        "interval_generator": {"type": "fixed", "interval": 1 / (job.rate_rps or 1)},
-    }
-    if job.places:
-        traffic = {"type": "concurrent", "target_concurrent_sessions": job.places}
-        traffic["rampup_seconds"] = 0
-    configuration = {
-        "output_dir": str(job.folder),
-        "traffic_scheduler": traffic,
-        "session_generator": {
-            "type": "synthetic",
-            "session_graph": {
-                "type": "linear",
-                "num_request_generator": {"type": "fixed", "value": 1},
-            },
-            "channels": [{"type": "text", "body_length_generator": {"type": "fixed", "value": 8}}],
-            "output_spec": {
-                "text": {"output_length_generator": {"type": "fixed", "value": job.tokens}}
-            },
-        },
-        "client": {
-            "type": "openai_chat_completions",
-            "model": job.tokenizer,
-            "api_base": f"{job.url}/v1",
-            "api_key": "none",
-        },
-        "runtime": {
-            "max_sessions": job.count,
-            "benchmark_timeout": round(COMMAND_TIMEOUT_S),
-            "pregenerate_sessions": True,
-        },
-        "trace_recorder": {"enabled": False},
-    }
-    path = job.folder / "veeksha.yml"
-    path.write_text(json.dumps(configuration))
-    return [program, "benchmark", "--config", str(path)]
-
-
-def _veeksha_ttft(job: Job) -> tuple[float, float]:
-    (path,) = job.folder.glob("*/metrics/request_level_metrics.jsonl")
-    ttft_ms = [1e3 * json.loads(line)["ttfc"] for line in path.read_text().splitlines()]
-    return float(np.percentile(ttft_ms, 50)), float(np.percentile(ttft_ms, 99))
-
-
 OWN = "this load generator"
 CLIENTS = {
     client.name: client
@@ -257,7 +208,6 @@ CLIENTS = {
         Client("aiperf", _aiperf_command, _aiperf_ttft),
         Client("guidellm", _guidellm_command, _guidellm_ttft),
         Client("vllm bench serve", _vllm_command, _vllm_ttft),
-        Client("veeksha", _veeksha_command, _veeksha_ttft),
     )
 }
 NOT_ON_PYPI = ("MLPerf endpoints (inference-endpoint)",)

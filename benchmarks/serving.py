@@ -6,7 +6,6 @@ token. Beside it stands the machine's floor, measured in the same rounds: how la
 only waits for such deadlines on the same core (floor.py).
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -21,14 +20,13 @@ from typing import Any
 
 import numpy as np
 import psutil
-import uvloop
 from numpy.typing import NDArray
 
+from benchmarks import rounds as turns
 from benchmarks import run_alone
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.engine.launch import running
 from connector_tax.files import read_jsonl, write_json
-from connector_tax.machine import machine
 
 _WARMUP_S = 0.5
 _MEASURE_S = 3.0
@@ -218,18 +216,5 @@ def _row(name: str, values: NDArray[np.float64], digits: tuple[int, ...]) -> str
     return f"  {name:38}" + "".join(shown)
 
 
-def main() -> int:
-    """Print the machine and the table; the process's exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
-    words = "how often each contender takes its turn (default 5)"
-    parser.add_argument("--rounds", type=int, default=5, help=words)
-    arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error(f"--rounds: found {arguments.rounds}; allowed: at least 1")
-    print(machine("uvloop"), flush=True)
-    uvloop.run(run(arguments.rounds))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(run_alone(main))
+    sys.exit(run_alone(lambda: turns.main("serving", __doc__, run)))

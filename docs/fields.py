@@ -47,6 +47,7 @@ FILES: Mapping[str, type] = {
 # Entry of the dictionary to the record that declares its fields and their meanings.
 RECORDS: Mapping[str, Any] = {
     "metrics": cell_records.ScrapeLine,
+    "device_lines": cell_records.DeviceLine,
     "machine": cell_records.MachineLine,
     "cell": cell_records.CellRecord,
     "index": LaunchIndex,
@@ -293,7 +294,7 @@ def in_words(hint: Any) -> str:
     if hasattr(hint, "__metadata__"):
         return in_words(hint.__origin__)
     if origin in (typing.Union, types.UnionType):
-        some = [a for a in arguments if a not in (type(None), msgspec.UnsetType)]
+        some = [a for a in arguments if a is not type(None)]
         return " or ".join(dict.fromkeys(map(in_words, some)))
     if origin is typing.Literal:
         return ", ".join(map(str, arguments))
@@ -309,7 +310,6 @@ def declared() -> dict[str, set[str]]:
     return {
         "requests": {*STUDY_FIELDS},
         "engine_step": {*(f.name for f in msgspec.structs.fields(StepRecord)), *PROBE_FIELDS},
-        "device_lines": {*cell_records.DeviceLine.__annotations__},
         **{name: {*COLUMNS[e["table"]]} for name, e in files.items() if e.get("table") in COLUMNS},
         "manifest": set(manifest.COLUMNS),
         "audit": {field.name for field in dataclass_fields(Claim)},

@@ -17,7 +17,8 @@ from connector_tax.config import ROOT
 from connector_tax.files import sha256_file
 
 ARCHIVES = ROOT / "results" / "archive"
-PAGES = [ROOT / "README.md", *sorted(ARCHIVES.glob("*.md"))]
+RESULTS = ROOT / "docs" / "results"
+PAGES = [ROOT / "README.md", RESULTS / "vllm-cpu.md"]
 # A paragraph or a table whose intervals are those of an archive: the comment before it says of
 # which. A row of a table is of the configuration in its first cell.
 MARKED = re.compile(r"<!-- intervals of ([\w-]+) -->\s*(.+?)(?=\n\n|\Z)", re.DOTALL)
@@ -134,6 +135,6 @@ def test_a_wrong_digit_and_a_row_of_another_configuration_are_noticed() -> None:
 
 def test_shipped_pictures_are_those_that_the_manifest_names() -> None:
     named = set(re.findall(r"`fig\w+\.png` ([0-9a-f]{64})", (ROOT / "MANIFEST.md").read_text()))
-    pictures = sorted((ARCHIVES / "figures").iterdir())
+    pictures = sorted((RESULTS / "figures").iterdir())
     assert pictures
     assert [p.name for p in pictures if sha256_file(p) not in named] == []

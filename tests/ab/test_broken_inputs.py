@@ -20,7 +20,7 @@ WRONG, NO_NUMBER, STOPPED = 64, 3, 130
 
 
 def options(folder: Path, *further: str, baseline: str = ENGINE, candidate: str = ENGINE,
-            rate: str = "8", shape: str = "64x8") -> list[str]:  # fmt: skip
+            rate: str = "20", shape: str = "64x8") -> list[str]:  # fmt: skip
     """The command line, of a machine that others use."""
     return [
         sys.executable, "-m", "connector_tax", "ab", "--baseline", baseline,
@@ -119,7 +119,7 @@ def test_a_server_that_cannot_be_measured_is_named(
 ) -> None:
     # So that what detaches is gone when it is asked.
     if "setsid" in changed.get("baseline", ""):
-        changed = {**changed, "shape": "4000x8"}
+        changed = {**changed, "shape": "4000x8", "rate": "8"}
     done = run(tmp_path, options(tmp_path, *further, **changed))
     assert words in done.stderr, done.stderr
     assert done.returncode == NO_NUMBER
@@ -171,5 +171,5 @@ def test_other_arguments_under_the_same_name_are_refused(tmp_path: Path) -> None
     (folder / "ab.json").write_text('{"rate": [4.0]}')
     done = run(tmp_path, options(tmp_path, "--name", "mine"))
     assert done.returncode == NO_NUMBER
-    assert "rate: [4.0] -> [8.0]" in done.stderr or "rate[0]: 4.0 -> 8.0" in done.stderr
+    assert "rate: [4.0] -> [20.0]" in done.stderr or "rate[0]: 4.0 -> 20.0" in done.stderr
     assert "another --name" in done.stderr

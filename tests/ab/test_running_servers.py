@@ -38,7 +38,7 @@ def options(folder: Path, baseline: str, candidate: str, *further: str) -> list[
     return [
         sys.executable, "-m", "connector_tax", "ab", "--baseline-url", baseline,
         "--candidate-url", f"dear={candidate}", "--rate", "20", "--shape", "64x16",
-        "--blocks", "3", "--json", "--shared-machine",
+        "--blocks", "2", "--json", "--shared-machine",
         "--device", device_for(folder).replace("_", "-"), *further,
     ]  # fmt: skip
 

@@ -20,8 +20,8 @@ def test_the_short_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str
     virtual, http, faults = (
         read_json(tmp_path / f"{name}.json") for name in ("virtual", "http", "faults")
     )
-    # Four spreads, two arrival processes, two metrics, 3 and 5 blocks.
-    assert len(virtual["rows"]) == 32
+    # Three spreads, two arrival processes, two metrics, 3 and 5 blocks.
+    assert len(virtual["rows"]) == 24
     assert all(row["studies"] == SHORT.studies for row in virtual["rows"])
     # Of two studies and a truth from six launches: single rows may miss, all of them not.
     assert statistics.mean(row["covered"] for row in virtual["rows"]) > 0.6

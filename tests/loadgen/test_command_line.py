@@ -1,10 +1,6 @@
 """The stand-alone command: sessions end to end, output, checks and exit codes."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,6 @@ from tests.loadgen.fault_server import (
     Step,
     chunked,
     event,
-    good_answer,
     refused_port,
     token,
     usage,
@@ -216,6 +211,7 @@ def test_a_run_whose_schedule_was_not_kept_fails() -> None:
 
 
 GOOD_URL = ["--url", "http://127.0.0.1:1", "--model", "m"]
+GOOD_LOAD = [*GOOD_URL, "--rate", "1", "--prompt", "p"]
 
 
 @pytest.mark.parametrize(
@@ -225,45 +221,63 @@ GOOD_URL = ["--url", "http://127.0.0.1:1", "--model", "m"]
         ([*GOOD_URL, "--prompt", "p"], "--rate"),
         ([*GOOD_URL, "--rate", "1", "--concurrency", "1", "--prompt", "p"], "--concurrency"),
         ([*GOOD_URL, "--rate", "-1", "--prompt", "p"], "--rate"),
-        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--duration", "0"], "--duration"),
+        ([*GOOD_LOAD, "--duration", "0"], "--duration"),
         ([*GOOD_URL, "--concurrency", "1", "--prompt", "p", "--arrivals", "fixed"], "--arrivals"),
-        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--rampup", "1"], "--rampup"),
-        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--vocabulary", "9"], "--vocabulary"),
-        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--keep-going"], "--keep-going"),
-        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--stop-overloaded"], "--inflight-cap"),
+        ([*GOOD_LOAD, "--rampup", "1"], "--rampup"),
+        ([*GOOD_LOAD, "--vocabulary", "9"], "--vocabulary"),
+        ([*GOOD_LOAD, "--keep-going"], "--keep-going"),
+        ([*GOOD_LOAD, "--stop-overloaded"], "--inflight-cap"),
         ([*GOOD_URL, "--rate", "1", "--session-file", "x", "--max-tokens", "3"], "--max-tokens"),
         ([*GOOD_URL, "--rate", "inf", "--prompt", "p"], "--requests"),
+        (
+            [*GOOD_URL, "--rate", "inf", "--prompt", "p", "--requests", "9", "--arrivals", "fixed"],
+            "--arrivals has no effect",
+        ),
+        ([*GOOD_LOAD, "--requests", "9", "--cooldown"], "--cooldown has no effect"),
         ([*GOOD_URL, "--concurrency", "1", "--prompt", "p", "--seed", "0"], "--seed"),
-        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--wait", "10", "--no-ready-check"], "--wait"),
-        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--no-stream", "--no-usage"], "--no-stream"),
+        ([*GOOD_LOAD, "--wait", "10", "--no-ready-check"], "--wait"),
+        ([*GOOD_LOAD, "--no-stream", "--no-usage"], "--no-stream"),
         (
             ["--url", "http://x/v1/completions", "--rate", "1", "--prompt", "p", "--chat"],
             "--chat has no effect",
         ),
-        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--goodput", "tfft:3"], "ttft, ttfa, tpot"),
+        ([*GOOD_LOAD, "--goodput", "tfft:3"], "ttft, ttfa, tpot"),
         (
             [*GOOD_URL, "--concurrency", "9", "--prompt", "p", "--connections", "4"],
             "--concurrency 9 needs 9",
         ),
         ([*GOOD_URL, "--rate", "1", "--arrivals", "gamma", "--prompt", "p"], "gamma_shape"),
         ([*GOOD_URL, "--rate", "1", "--session-file", "/nonexistent"], "/nonexistent"),
-        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--api-key-env", "NO_SUCH"], "NO_SUCH"),
+        ([*GOOD_LOAD, "--api-key-env", "NO_SUCH"], "NO_SUCH"),
         (
-            [*GOOD_URL, "--rate", "1", "--prompt", "p", "--api-key-env", "FOREIGN_KEY"],
+            [*GOOD_LOAD, "--api-key-env", "FOREIGN_KEY"],
             "FOREIGN_KEY holds characters",
         ),
         (
             [*GOOD_URL, "--rate", "1", "--chat", "--prompt-tokens", "4"],
             "a chat endpoint takes text",
         ),
+        ([*GOOD_LOAD, "--header", "no-colon"], "'no-colon' is no header"),
+        ([*GOOD_LOAD, "--header", "Content-Length: 3"], "'Content-Length' is set for each request"),
+        ([*GOOD_LOAD, "--header", "bad name: 3"], "'bad name'"),
+        ([*GOOD_LOAD, "--ca-file", "x.pem"], "need an https URL"),
+        ([*GOOD_LOAD, "--insecure"], "need an https URL"),
+        ([*GOOD_LOAD, "--min-completed", "5"], "--max-duration"),
+        (
+            [*GOOD_LOAD, "--min-completed", "5", "--max-duration", "0.1", "--duration", "1"],
+            "--max-duration",
+        ),
+        ([*GOOD_LOAD, "--warmup", "-1"], "--warmup"),
+        ([*GOOD_LOAD, "--url", "https://x", "--ca-file", "/nonexistent.pem"], "/nonexistent.pem"),
+        (["--url", "http://x", "--rate", "1", "--prompt", "p", "--no-ready-check"], "--model"),
         (["--url", "http://x/a b", "--model", "m", "--rate", "1", "--prompt", "p"], "%-encoded"),
         (["--url", "http://x/#top", "--model", "m", "--rate", "1", "--prompt", "p"], "--url"),
         (["--url", "http://u:p@x", "--model", "m", "--rate", "1", "--prompt", "p"], "user name"),
-        ([*GOOD_URL, "--rate", "1", "--prompt", "p", "--body", "[1]"], "a JSON object"),
+        ([*GOOD_LOAD, "--body", "[1]"], "a JSON object"),
         ([*GOOD_URL, "--rate", "1", "--prompt-tokens", "0"], "--prompt-tokens: found 0"),
         ([*GOOD_URL, "--rate", "1", "--prompt-tokens", "4", "--vocabulary", "0"], "--vocabulary"),
         (
-            [*GOOD_URL, "--rate", "1", "--prompt", "p", "--summary", "/nonexistent/s.json"],
+            [*GOOD_LOAD, "--summary", "/nonexistent/s.json"],
             "/nonexistent/s.json: the folder cannot be written to",
         ),
     ],
@@ -320,36 +334,6 @@ def test_a_bad_session_file_names_file_line_and_fault(
     printed = capsys.readouterr().err
     assert f"{path}:2:" in printed
     assert named in printed
-
-
-def test_interruption_keeps_what_was_measured(tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    with FaultServer(
-        {"good": [good_answer()], "hang": [Hang]},
-        lambda body: "hang" if len(server.requests) % 5 == 4 else "good",  # noqa: ARG005
-    ) as server:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "connector_tax.loadgen", "--model", "m"),
-                *("--url", f"http://127.0.0.1:{server.port}", "--prompt", "p"),
-                *("--rate", "50", "--duration", "60", "--output", str(output)),
-            ],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-        )
-        assert process.stderr is not None
-        while b" sent" not in process.stderr.readline():
-            pass
-        while len(server.requests) < 20:
-            os.sched_yield()
-        process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=20)
-    assert process.returncode == 130, printed.decode()
-    records = [json.loads(line) for line in output.read_text().splitlines()]
-    assert {r["status"] for r in records} == {"ok", "cancelled"}
-    assert {r["error_kind"] for r in records} == {None, "interrupted"}
-    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
 
 
 @pytest.mark.parametrize(

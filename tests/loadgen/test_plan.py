@@ -1,5 +1,6 @@
 """One plan for every traffic under the rule that ends a cell: windows, ramps, precision."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -28,7 +29,6 @@ from connector_tax.loadgen.plan import LEAD_NS
 from connector_tax.loadgen.rule import relative_half_width
 from connector_tax.loadgen.sessions import AHEAD, History, LookAhead, Node, Parent, Session, Singles
 from connector_tax.loadgen.traffic import Load
-from connector_tax.ranks import order_statistic_ranks
 from connector_tax.seeds import named_generator
 from tests.loadgen.fault_server import FaultServer, Hang, Pause, Step, good_answer
 from tests.loadgen.running import ORIGIN_NS, planned, play, rule, run_scripts
@@ -403,14 +403,12 @@ def test_a_request_that_finds_no_connection_waits_without_holding_up_the_others(
 TOKENS = 9
 
 
-def ranks(n: int) -> tuple[int | None, int | None]:
-    return order_statistic_ranks(n, 90, 0.95)
-
-
-def noisy(rate: float, cell_rule: CellRule, target: float | None, sigma: float, seed: int) -> Plan:
+def noisy(
+    rate: float, cell_rule: CellRule, target: float | None, sigma: float, seed: int
+) -> tuple[Plan, PrecisionRule | None]:
     """A cell whose TTFT and TPOT are lognormal."""
     offsets = make_offsets("fixed", rate, cell_rule.schedule_s, "unused")
-    precision = None if target is None else PrecisionRule(target, ranks)
+    precision = None if target is None else PrecisionRule(target)
     rng = named_generator(f"{seed}/precision")
     ttft = np.exp(rng.normal(np.log(2e7), sigma, len(offsets))).astype(int)
     tpot = np.exp(rng.normal(np.log(1e6), sigma, len(offsets))).astype(int)
@@ -421,7 +419,7 @@ def noisy(rate: float, cell_rule: CellRule, target: float | None, sigma: float, 
         return (int(ttft[record.seq]) + int(tpot[record.seq]) * (TOKENS - 1)) / 1e9
 
     load = open_loop(offsets, [REQUEST] * len(offsets), cell_rule)
-    return play(load, cell_rule, service, precision)
+    return play(load, cell_rule, service, precision), precision
 
 
 @given(
@@ -447,29 +445,29 @@ def test_it_stops_by_its_rule_within_its_bounds_and_again_at_the_same_moment(
     cell_rule = rule(
         warmup_s=warmup_s, floor_s=floor_s, cap_s=floor_s + more_s, min_completed=count
     )
-    cell = noisy(rate, cell_rule, target, sigma, seed)
+    cell, precision = noisy(rate, cell_rule, target, sigma, seed)
+    assert precision is not None
     cap_ns = cell.warmup_end_ns + round(cell_rule.cap_s * 1e9)
     assert cell.stop_ns is not None
     assert cell.floor_ns <= cell.stop_ns <= cap_ns
-    if cell.precise is None:
-        assert cell.stop_ns == cap_ns
-    else:
-        assert cell.measured_ok >= cell.precise.n >= count
-        assert all(w is not None and w <= target for w in cell.precise[1:])
-    again = noisy(rate, cell_rule, target, sigma, seed)
-    assert (again.stop_ns, again.precise) == (cell.stop_ns, cell.precise)
+    n, half_width = precision.seen
+    if cell.stop_ns < cap_ns:
+        assert cell.measured_ok >= n >= count
+        assert half_width <= target
+    again, precision = noisy(rate, cell_rule, target, sigma, seed)
+    assert precision is not None
+    assert (again.stop_ns, precision.seen) == (cell.stop_ns, (n, half_width))
     # Without the rule the cell stops on its count alone, and never later.
-    by_count = noisy(rate, cell_rule, None, sigma, seed)
+    by_count, _ = noisy(rate, cell_rule, None, sigma, seed)
     assert by_count.stop_ns is not None
     assert by_count.stop_ns <= cell.stop_ns
-    assert by_count.precise is None
 
 
 def test_a_noisier_server_is_measured_longer() -> None:
     cell_rule = rule(floor_s=1.0, cap_s=120.0, min_completed=50)
     stops = []
     for sigma in (0.05, 0.3, 0.6):
-        cell = noisy(20, cell_rule, 0.05, sigma, seed=1)
+        cell, _ = noisy(20, cell_rule, 0.05, sigma, seed=1)
         assert cell.stop_ns is not None
         stops.append(cell.stop_ns - cell.warmup_end_ns)
     assert stops[0] < stops[1] < stops[2]
@@ -478,9 +476,9 @@ def test_a_noisier_server_is_measured_longer() -> None:
 
 @given(st.lists(st.floats(0.001, 1e6), min_size=1, max_size=400))
 def test_the_half_width_is_that_of_the_analysis(values: list[float]) -> None:
-    width = relative_half_width(sorted(values), ranks)
+    width = relative_half_width(sorted(values))
     wanted = quantile(np.array(values), 90, 0.95)
-    if width is None:
+    if math.isinf(width):
         assert wanted.lo is None or wanted.hi is None
     elif wanted.lo is not None and wanted.hi is not None and wanted.value is not None:
         # The analysis widens the interval of a tiny sample to hold its percentile.
@@ -491,7 +489,7 @@ def test_the_half_width_is_that_of_the_analysis(values: list[float]) -> None:
 
 
 def test_all_tokens_in_one_read_are_no_precision() -> None:
-    assert relative_half_width([0.0] * 100, ranks) is None
+    assert relative_half_width([0.0] * 100) == math.inf
 
 
 def test_a_real_cell_stops_at_its_target() -> None:
@@ -505,15 +503,13 @@ def test_a_real_cell_stops_at_its_target() -> None:
         offsets = make_offsets("fixed", 80, 8.1, "1/precision")
         requests = [planned("good")] * len(offsets)
         # A target that every sample of 40 reaches: what is tested is that it is looked at.
-        wide = PrecisionRule(1e9, ranks)
-        result = generator.run_cell(offsets, requests, cell_rule, None, wide)
-        narrow = PrecisionRule(1e-9, ranks)
+        wide, narrow = PrecisionRule(1e9), PrecisionRule(1e-9)
+        result = generator.run(open_loop(offsets, requests, cell_rule), cell_rule, None, wide)
         short = rule(warmup_s=0.1, floor_s=0.3, cap_s=1.0, min_completed=40)
         until = offsets[offsets < 1.1e9]
-        capped = generator.run_cell(until, requests[: len(until)], short, None, narrow)
+        load = open_loop(until, requests[: len(until)], short)
+        capped = generator.run(load, short, None, narrow)
     measured = [r for r in result.records if r.measured]
-    assert result.precise is not None
-    assert 40 <= result.precise.n <= len(measured)
+    assert 40 <= wide.seen[0] <= len(measured)
     assert result.t_stop_ns - result.t_warmup_end_ns < 8e9
-    assert capped.precise is None
     assert capped.t_stop_ns - capped.t_warmup_end_ns == 1_000_000_000

@@ -26,53 +26,23 @@ from tests.provenance.audited_study import (
     seal_manifest,
     write_audited_study,
 )
-from tests.provenance.tampering import failures, removed_and_sealed
+from tests.provenance.tampering import (
+    NOOP_CELL,
+    Tamper,
+    failures,
+    forged,
+    json_value,
+    removed_and_sealed,
+    text_replaced,
+)
 
-Tamper = Callable[[Path], None]
 Lines = list[dict[str, Any]]
 LAUNCH = "runs/noop_connector/block0/A"
-CELL = f"{LAUNCH}/r40"
 SEALS = "seals.jsonl"
 
 
 def records(kind: str, change: Callable[[Lines], None]) -> Tamper:
-    """Change a cell's records as a forger who makes hashes, index and manifest fit again."""
-
-    def tamper(root: Path) -> None:
-        with edited_lines(next((root / CELL).glob(f"{kind}_*"))) as lines:
-            change(lines)
-        seal(root, root / CELL)
-
-    return tamper
-
-
-def of_cell(change: Callable[[dict[str, Any]], None]) -> Tamper:
-    def tamper(root: Path) -> None:
-        with edited_json(next((root / CELL).glob("cell_*"))) as record:
-            change(record)
-        seal(root, root / CELL)
-
-    return tamper
-
-
-def setting(*path: str, value: object) -> Tamper:
-    def tamper(root: Path) -> None:
-        with edited_json(root / "study.json") as content:
-            for key in path[:-1]:
-                content = content[key]
-            content[path[-1]] = value
-
-    return tamper
-
-
-def rewritten(name: str, old: str, new: str) -> Tamper:
-    def tamper(root: Path) -> None:
-        text = (root / name).read_text()
-        assert old in text
-        replace(root / name, text.replace(old, new))
-        seal_manifest(root)
-
-    return tamper
+    return forged(NOOP_CELL, kind, change)
 
 
 def links(change: Callable[[Lines], None]) -> Tamper:
@@ -143,8 +113,10 @@ def more_decode(lines: Lines) -> None:
     lines[0]["decode_tokens"] += 1
 
 
-def no_health(record: dict[str, Any]) -> None:
-    del record["load_generator"]["processes"]["worker0"]["oversized"]
+def no_health(root: Path) -> None:
+    with edited_json(next((root / NOOP_CELL).glob("cell_*"))) as record:
+        del record["load_generator"]["processes"]["worker0"]["oversized"]
+    seal(root, root / NOOP_CELL)
 
 
 def link_gone(chain: Lines) -> None:
@@ -216,18 +188,18 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
         records("metrics", no_histogram), "identities", "vllm:e2e_request_latency_seconds is miss"),
     "a counter of the server gone": (
         records("metrics", no_preemptions), "identities", "counters lack preemptions"),
-    "a counter of the load generator gone": (of_cell(no_health), "validity", "lost_messages"),
+    "a counter of the load generator gone": (no_health, "validity", "lost_messages"),
     "a margin changed after the data": (
-        setting("config", "statistics", "margins", "ttft_p90", value=0.2),
+        json_value("study.json", "config", "statistics", "margins", "ttft_p90", value=0.2),
         "seal", r"changed after the first measurement, .*statistics.margins.ttft_p90: 0.03 -> 0.2"),
     "the confirmatory family changed after the data": (
-        setting("config", "statistics", "confirmatory", value=["ref_load"]),
+        json_value("study.json", "config", "statistics", "confirmatory", value=["ref_load"]),
         "seal", "statistics.confirmatory: .*ref_safe.* -> "),
     "a bound of a hypothesis changed after the data": (
-        setting("config", "hypotheses", "h1_min_tax", value=0.01),
+        json_value("study.json", "config", "hypotheses", "h1_min_tax", value=0.01),
         "seal", "hypotheses.h1_min_tax: 0.1 -> 0.01"),
     "the criterion of saturation changed after the data": (
-        setting("config", "saturation", "waiting_p50_max", value=9),
+        json_value("study.json", "config", "saturation", "waiting_p50_max", value=9),
         "seal", "saturation.waiting_p50_max: 1.0 -> 9"),
     "the margin changed where it is sealed": (
         links(other_margin_sealed), "seal", "link 1 follows .*, not link 0"),
@@ -235,17 +207,17 @@ TAMPERING: dict[str, tuple[Tamper, str, str]] = {
         removed_and_sealed("preflight/verify_kv_consumer.log"),
         "gate", r"preflight/verify_kv_consumer\.log'"),
     "the log of a gate rewritten": (
-        rewritten("preflight/verify_kv_consumer.log", "SKIP", "INCLUDE"),
+        text_replaced("preflight/verify_kv_consumer.log", "SKIP", "INCLUDE"),
         "gate", "does not end with 'SKIP: verify_kv_consumer: not ready after 30 s'"),
     "a line more in the log of a gate": (
-        rewritten("preflight/verify_kv_consumer.log", "2026-05-26", "not ready\n2026-05-26"),
+        text_replaced("preflight/verify_kv_consumer.log", "2026-05-26", "not ready\n2026-05-26"),
         "seal", "preflight/verify_kv_consumer.log changed after it was sealed"),
     "the attempts gone": (
         removed_and_sealed(f"{LAUNCH}/attempts.json"), "seal", "attempts.json is missing"),
     "the server's log gone": (
         removed_and_sealed(f"{LAUNCH}/vllm_stdout.log"), "seal", "vllm_stdout.log is missing"),
     "a line of the server's log": (
-        rewritten(f"{LAUNCH}/vllm_stderr.log", "synthetic", "an honest server"),
+        text_replaced(f"{LAUNCH}/vllm_stderr.log", "synthetic", "an honest server"),
         "seal", "vllm_stderr.log changed after it was sealed"),
     "complete.json gone": (removed_and_sealed("complete.json"), "made again", "is missing"),
     "a file put beside a launch": (
@@ -265,7 +237,7 @@ def test_tampering_is_caught(audited: Path, remade: Path, tmp_path: Path, what: 
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     tamper, kind, message = TAMPERING[what]
     tamper(root)
-    claims = failures(root / "study.json", remade)
+    claims = failures(root / "study.json", remade if kind == "made again" else None)
     messages = [claim.message for claim in claims if claim.kind == kind]
     assert any(re.search(message, text) for text in messages), claims
 
@@ -393,7 +365,7 @@ def test_a_chain_that_was_emptied_is_not_begun_anew(audited: Path, tmp_path: Pat
 def test_a_changed_setting_is_told_in_the_report(audited: Path, tmp_path: Path) -> None:
     root = linked_copy(audited, tmp_path / "copy") / "results" / "synthetic"
     assert "Changed after the first measurement" not in render(StudyTables(root / "study.json"))
-    setting("config", "statistics", "margins", "tpot_p90", value=0.5)(root)
+    json_value("study.json", "config", "statistics", "margins", "tpot_p90", value=0.5)(root)
     page = render(StudyTables(root / "study.json"))
     assert re.search(r"Changed after the first measurement.*margins.tpot_p90: 0.03 -&gt; 0.5", page)
 

@@ -8,17 +8,30 @@ from typing import Any
 import pytest
 import yaml
 
-from connector_tax.analysis.looks import FIRST_LOOK, LEFT_OUT, decided_in, read_looks, take_due_look
+from connector_tax.analysis.looks import (
+    FIRST_LOOK,
+    LEFT_OUT,
+    decided_earlier,
+    decided_in,
+    read_looks,
+    take_due_look,
+)
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_file import launches, load_study
 from connector_tax.config import ConfigError
 from connector_tax.figures.tables import StudyTables
+from connector_tax.files import read_json, write_json
+from connector_tax.provenance.claims import FAIL, NOT_CHECKABLE, Ledger
+from connector_tax.provenance.remade import check_looks, take_looks_again
 from connector_tax.rehearsal import plan
 from connector_tax.rehearsal.findings import sections
+from connector_tax.rehearsal.launch import rehearse_launch
 from connector_tax.rehearsal.machine import machine_of
-from connector_tax.rehearsal.study import Rehearsal, rehearse
+from connector_tax.rehearsal.study import Rehearsal, prepare, rehearse
 from connector_tax.report.findings import looks
+from connector_tax.study import remeasure
 from connector_tax.study.design import resolve
+from connector_tax.study.remeasure import superseded
 from tests.study_folder import write_stages
 from tests.workflow.harness import TINY
 
@@ -94,6 +107,62 @@ def test_no_look_is_taken_beside_what_failed_or_comes_later(
     assert [look["blocks"] for look in read_looks(root)] == [BLOCKS - 1]
 
 
+def measured_again(rehearsal: Rehearsal, folder: Path, launch: Launch) -> Path:
+    """A copy of the study, looks taken, in which an early launch came out otherwise since."""
+    root: Path = shutil.copytree(rehearsal.study.root, folder / "x")
+    assert remeasure.main([str(root), "--launch", launch.name]) == 0
+    # Other arrivals.
+    study: Any = rehearsal.study.document | {"seed": 77}
+    rehearse_launch(study, launch, root, rehearsal.machine)
+    index = read_json(launch.folder(root) / "index.json")
+    write_json(launch.folder(root) / "index.json", index | {
+        "attempts": [{"attempt": 1, "supersedes": superseded(launch, root)}],
+    })  # fmt: skip
+    return root
+
+
+def test_a_look_stands_when_an_early_launch_is_measured_again(
+    rehearsed: Rehearsal, tmp_path: Path
+) -> None:
+    taken = (rehearsed.study.root / "looks.json").read_bytes()
+    root = measured_again(rehearsed, tmp_path, Launch("mooncake_both", 0, "A"))
+    study = load_study(root / "study.json")
+    assert [take_due_look(study, block) for block in range(BLOCKS - 1)] == [None] * (BLOCKS - 1)
+    assert take_due_look(study, BLOCKS - 1) is not None
+    assert (root / "looks.json").read_bytes() == taken
+    late = Launch("mooncake_both", BLOCKS - 1, "A")
+    assert decided_earlier(root, late) == f"{LEFT_OUT} 2 blocks"
+
+
+@pytest.mark.parametrize(
+    ("named", "verdict"), [(True, NOT_CHECKABLE), (False, FAIL)], ids=["named", "unnamed"]
+)
+def test_the_audit_passes_over_a_look_whose_launches_were_measured_again_and_no_other(
+    rehearsed: Rehearsal, tmp_path: Path, named: bool, verdict: str
+) -> None:
+    launch = Launch("mooncake_both", 0, "A")
+    root = measured_again(rehearsed, tmp_path, launch)
+    if not named:
+        index = read_json(launch.folder(root) / "index.json")
+        write_json(launch.folder(root) / "index.json", index | {"attempts": []})
+    copy = shutil.copytree(root, tmp_path / "copy")
+    (copy / "looks.json").unlink()
+    take_looks_again(root, load_study(copy / "study.json"))
+    ledger = Ledger()
+    check_looks(root, copy, ledger)
+    assert [claim.verdict for claim in ledger.claims] == [verdict]
+
+
+@pytest.mark.parametrize("choice", ["--all", "--phase=A"])
+def test_looks_go_aside_with_all_that_they_saw(
+    rehearsed: Rehearsal, tmp_path: Path, choice: str
+) -> None:
+    root = shutil.copytree(rehearsed.study.root, tmp_path / "x")
+    assert remeasure.main([str(root), choice]) == 0
+    assert (root / "looks.superseded1.json").exists()
+    assert decided_earlier(root, Launch("mooncake_both", BLOCKS - 1, "A")) is None
+
+
 def test_the_plan_says_the_most_and_the_least(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,3 +194,9 @@ def test_looks_that_do_not_fit_the_blocks_are_refused(
     with pytest.raises(ConfigError) as error:
         resolve(copy.deepcopy(config_with(levels, **changes)), "my.yaml")
     assert f"my.yaml: statistics.looks: {found}" in str(error.value)
+
+
+def test_a_rehearsal_of_more_blocks_leaves_the_studys_looks(tmp_path: Path) -> None:
+    study = resolve(config_with([0.01], blocks=2), "tiny.yaml")
+    assert "looks" not in prepare(study, tmp_path, 3)["config"]["statistics"]
+    assert study["config"]["statistics"]["looks"] == [0.01]

@@ -15,7 +15,7 @@ from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.files import ArtifactError, read_json, write_json
 from connector_tax.rehearsal.launch import rehearse_launch
 from connector_tax.rehearsal.machine import machine_of
-from connector_tax.rehearsal.shapes import rehearse_shapes
+from connector_tax.rehearsal.study import rehearse_shapes
 from connector_tax.study import launch, shape_rates
 from connector_tax.study.guard import PARENT_VARIABLE
 from connector_tax.study.shape_rates import (

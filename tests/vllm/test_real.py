@@ -128,8 +128,8 @@ def test_each_of_two_tensor_parallel_ranks_records_every_step(tmp_path: Path, pr
     assert all(r["get_finished_us"] is not None for r in hooks)
 
 
-def test_the_tutorials_own_connector_passes_the_gate(tmp_path: Path, probe: Path) -> None:
-    page = (ROOT / "docs/tutorial.md").read_text()
+def test_the_pages_own_connector_passes_the_gate(tmp_path: Path, probe: Path) -> None:
+    page = (ROOT / "docs/measure-your-server.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     (tmp_path / "slow_connector.py").write_text(code)
     own = {"id": "slow", "connector": "SlowConnector", "module_path": "slow_connector"}

@@ -53,8 +53,8 @@ def _records(launch: LaunchId, cells: Sequence[Cell]) -> LaunchRecords:
     measured = [cell for cell in cells if cell.status in ("valid", "void")]
     reason = None if measured else cells[0].reason
     if index is not None:
-        listed = index.recorded or {}
-        if index.recorded is None:
+        listed = index.files or {}
+        if index.files is None:
             reason = reason or NOT_RECORDED
     settings = _read(folder / paths.SETTINGS, listed)
     return LaunchRecords(

@@ -103,17 +103,30 @@ class StepLine(TypedDict):
 class DeviceLine(TypedDict):
     """One line of device_*.jsonl: a step of an emulated device."""
 
-    t_ns: int
-    step_id: int
-    t_start_ns: int
-    t_end_ns: int
-    t_since_ns: int | None
-    prefill_tokens: int
-    decode_seqs: int
-    kv_tokens: int
-    prefill_pairs: int
-    t_wait_ns: int | None
-    t_woken_ns: int | None
+    t_ns: Annotated[int, says("When the host queued it; ns")]
+    step_id: Annotated[int, says("That of the engine step")]
+    t_start_ns: Annotated[
+        int, says("When the device began it: when it was queued, or when the step before ended; ns")
+    ]
+    t_end_ns: Annotated[int, says("When the device was done with it; ns")]
+    t_since_ns: Annotated[
+        int | None,
+        says(
+            "When the engine core was given the first of its requests; ns; "
+            "null: it carries requests on from the step before"
+        ),
+    ]
+    prefill_tokens: Annotated[int, says("Of prompts; tokens")]
+    decode_seqs: Annotated[int, says("Sequences that decode")]
+    kv_tokens: Annotated[int, says("KV cache of these before the step; tokens")]
+    prefill_pairs: Annotated[int, says("Query and key, over the tokens of the prompts")]
+    t_wait_ns: Annotated[
+        int | None,
+        says("When the host began to wait for its end; ns; null: the host did not wait for it"),
+    ]
+    t_woken_ns: Annotated[
+        int | None, says("When the host went on; ns; null: the host did not wait for it")
+    ]
 
 
 class MachineCounters(TypedDict):

@@ -32,7 +32,7 @@ class CellEntry(msgspec.Struct, frozen=True):
         _check("status", self.status, CELL_STATUSES)
 
 
-class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One launch. The fields are described in docs/artifacts.md."""
 
     config: Annotated[str, says("the launch's name")]
@@ -72,18 +72,18 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True):
     ]
     # Absent in studies measured before launches kept these records.
     files: Annotated[
-        dict[str, str] | msgspec.UnsetType,
+        dict[str, str] | None,
         says(
             "SHA-256 of every file of the launch outside the cells listed above; in studies"
             " measured before they were sealed of resources.json and settings.json alone; "
             "absent in studies measured before launches kept them"
         ),
-    ] = msgspec.UNSET
+    ] = None
     # Absent in studies measured before they were sealed.
     seal: Annotated[
-        int | msgspec.UnsetType,
+        int | None,
         says("its link in seals.jsonl; absent in studies measured before they were sealed"),
-    ] = msgspec.UNSET
+    ] = None
     timing: Annotated[
         dict[str, float], says("startup_s, cells_s, release_s, wall_s, over all attempts; s")
     ]
@@ -91,11 +91,6 @@ class LaunchIndex(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check("phase", self.phase, PHASES)
         _check("status", self.status, LAUNCH_STATUSES)
-
-    @property
-    def recorded(self) -> dict[str, str] | None:
-        """`files`; None where there are none."""
-        return None if isinstance(self.files, msgspec.UnsetType) else self.files
 
     def entry(self, cell: str) -> CellEntry | None:
         """What it says of a cell; None where it does not list it."""

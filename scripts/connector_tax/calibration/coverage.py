@@ -11,7 +11,7 @@ from scipy.stats import t as student
 
 from connector_tax.analysis.block_model import POWER
 from connector_tax.artifacts.verdicts import costs
-from connector_tax.calibration.design import AA, NOISY, UNEQUAL
+from connector_tax.calibration.design import AA
 from connector_tax.calibration.virtual import TrueTax
 
 TARGET = (0.93, 0.97)
@@ -44,16 +44,15 @@ def summary(table: pd.DataFrame) -> list[dict[str, Any]]:
     study share its plain launches, so its bounds are made from one number for each study (Student's
     t), not from single taxes. aa: share of the A/A intervals without zero, its bounds Clopper and
     Pearson's; aa_costs: that are said to cost. smallest: the tax that is said to cost in 80% of the
-    studies, by a straight line between the levels, none of which is NOISY's where it is noisy;
-    None: not even the largest. half_width: the median.
+    studies, by a straight line between the levels; None: not even the largest. half_width: the
+    median.
     """
     rows = []
     for key, part in table.groupby(KEYS):
         row = dict(zip(KEYS, key, strict=True))
         aa, taxed = part[part.config == AA], part[part.config != AA]
         by_study = taxed.groupby("study").covered.mean().to_numpy()
-        levels = taxed if row["spread"] != UNEQUAL else taxed[taxed.config != NOISY]
-        curve = levels.groupby("config")[["truth", "detected"]].mean().sort_values("truth")
+        curve = taxed.groupby("config")[["truth", "detected"]].mean().sort_values("truth")
         points = [(0.0, 0.0), *curve.itertuples(index=False, name=None)]
         excluded = int(aa.excludes_zero.sum())
         bounds = binomtest(excluded, len(aa)).proportion_ci(0.95, method="exact")
@@ -63,7 +62,6 @@ def summary(table: pd.DataFrame) -> list[dict[str, Any]]:
                 "studies": len(by_study),
                 "covered": by_study.mean(),
                 "covered_within": _half_width(by_study),
-                "noisy_covered": taxed[taxed.config == NOISY].covered.mean(),
                 "aa": excluded / len(aa),
                 "aa_lo": bounds.low,
                 "aa_hi": bounds.high,

@@ -7,7 +7,6 @@ config/embedded.yaml; the prompt is shorter, so that two cores can emulate the c
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from functools import cache
 from typing import Any, Literal, cast
 
@@ -38,11 +37,8 @@ STEP_TAX_US: Mapping[str, float] = {
     "step_tax_240us": 240.0,
     "step_tax_360us": 360.0,
 }
-# How launches differ: a row of `rehearsal.noise.NOISES`, or `unequal`: as the engine's own, three
-# times as much for one configuration.
-UNEQUAL = "unequal"
-SPREADS = ("engine", UNEQUAL, "vllm-cpu", "hostile")
-NOISY, NOISE_FACTOR = "step_tax_90us", 3.0
+# How launches differ: rows of `rehearsal.noise.NOISES`.
+SPREADS = ("engine", "vllm-cpu", "hostile")
 # The engine knows a tax by its callbacks; the shares are arbitrary, the sum is what counts here.
 CALLBACK_SHARES = {"build_meta_us": 0.5, "get_finished_us": 0.3, "start_load_kv_us": 0.2}
 
@@ -116,9 +112,4 @@ def engine_definition(faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 @cache
 def machine_with(spread: str) -> Machine:
     """The engine of `engine_definition` with launches that differ as `spread` of SPREADS says."""
-    noise = NOISES["engine" if spread == UNEQUAL else spread]
-    machine = machine_of(study_document("jittered", 0, 1)).noisy(noise)
-    if spread != UNEQUAL:
-        return machine
-    wider = machine.noisy(noise._replace(launch_sd=NOISE_FACTOR * noise.launch_sd))
-    return replace(machine, engines={**machine.engines, NOISY: wider.engines[NOISY]})
+    return machine_of(study_document("jittered", 0, 1)).noisy(NOISES[spread])

@@ -42,8 +42,7 @@ def write(out: Path) -> str:
 def _virtual(part: Part) -> list[str]:
     return [
         f"{part['studies']} seeded studies in virtual time for each spread and arrival process",
-        *(f"spread {name}: {noise.source}" for name, noise in NOISES.items() if name in SPREADS),
-        "spread unequal: the engine's, and three times as much for one configuration (`noisy`)",
+        *(f"spread {name}: {NOISES[name].source}" for name in SPREADS),
         "",
         "All in %. covered: 95% intervals of the seven known taxes that hold the true one, aim 93",
         "to 97, `within` by study. aa: plain's last launch against the others, intervals without",

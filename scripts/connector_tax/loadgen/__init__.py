@@ -15,7 +15,7 @@ from connector_tax.loadgen.generator import (
 )
 from connector_tax.loadgen.messages import FAILURES, LoadGeneratorError, RequestRecord
 from connector_tax.loadgen.plan import Plan, Progress
-from connector_tax.loadgen.rule import CellRule, HalfWidths, PrecisionRule
+from connector_tax.loadgen.rule import CellRule, PrecisionRule
 from connector_tax.loadgen.sessions import (
     PlannedRequest,
     RandomPrompts,
@@ -31,7 +31,6 @@ __all__ = [
     "ArrivalKind",
     "CellResult",
     "CellRule",
-    "HalfWidths",
     "Interrupted",
     "Load",
     "LoadGenerator",

@@ -27,16 +27,14 @@ from connector_tax.loadgen.options import (
     most_connections,
     parse_arguments,
 )
-from connector_tax.loadgen.rule import PERCENT, CellRule, PrecisionRule
+from connector_tax.loadgen.rule import CellRule, PrecisionRule
 from connector_tax.loadgen.summary import (
-    CONFIDENCE,
     RecordSink,
     print_summary,
     summarise,
     utc_offset_ns,
 )
 from connector_tax.loadgen.traffic import Load
-from connector_tax.ranks import order_statistic_ranks
 
 COHORTS = (
     "closed loop with fixed lengths: requests that start together end together and stay in step, "
@@ -84,9 +82,7 @@ def run(
     )
     precision = None
     if options.stop_at_precision is not None:
-        precision = PrecisionRule(
-            options.stop_at_precision, lambda n: order_statistic_ranks(n, PERCENT, CONFIDENCE)
-        )
+        precision = PrecisionRule(options.stop_at_precision)
     with LoadGenerator(target, generator_options) as generator:
         sink = RecordSink(options.output)
         signals.generator = generator

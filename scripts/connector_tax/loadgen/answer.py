@@ -2,10 +2,10 @@
 
 import asyncio
 from array import array
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from connector_tax.loadgen.http import Connection
-from connector_tax.loadgen.messages import Begin, RequestFailed, RequestRecord, WorkerSettings
+from connector_tax.loadgen.messages import RequestFailed, RequestRecord
 from connector_tax.loadgen.sse import (
     StreamAccumulator,
     Usage,
@@ -14,6 +14,9 @@ from connector_tax.loadgen.sse import (
     text_of,
     whole_ids,
 )
+
+if TYPE_CHECKING:
+    from connector_tax.loadgen.worker import Worker
 
 DONE_GRACE_S = 1.0
 """How long the end of a stream may take after [DONE], where the load generator is not strict."""
@@ -31,20 +34,6 @@ def as_failure(error: Exception) -> RequestFailed:
     return RequestFailed("internal_error", f"{type(error).__name__}: {error}")
 
 
-class Owner(Protocol):
-    """Who sends requests."""
-
-    settings: WorkerSettings
-    run: Begin
-    loop: asyncio.AbstractEventLoop
-
-    def on_whole(self, request: "HeldRequest") -> None:
-        """The answer has come, and ended at `t_done_ns`; what it says is checked after this."""
-
-    def on_answered(self, request: "HeldRequest", failure: RequestFailed | None) -> None:
-        """It is over."""
-
-
 class HeldRequest:
     """A request while a worker holds it; takes its answer, as the `Reader` of a connection.
 
@@ -57,7 +46,7 @@ class HeldRequest:
         *("body", "connection", "head", "record", "sent", "task", "timeout"),
     )
 
-    def __init__(self, owner: Owner, record: RequestRecord, body: bytes) -> None:
+    def __init__(self, owner: "Worker", record: RequestRecord, body: bytes) -> None:
         self._owner = owner
         self.record = record
         self.body = body

@@ -35,8 +35,8 @@ from connector_tax.loadgen.messages import (
 )
 from connector_tax.loadgen.plan import LEAD_NS, POLL_NS, Plan, Progress
 from connector_tax.loadgen.pool import SPARE
-from connector_tax.loadgen.process import CollectorPause
-from connector_tax.loadgen.rule import CellRule, CooldownEnd, HalfWidths, PrecisionRule
+from connector_tax.loadgen.process import collector_paused
+from connector_tax.loadgen.rule import CellRule, CooldownEnd, PrecisionRule
 from connector_tax.loadgen.sessions import RequestSource
 from connector_tax.loadgen.traffic import Load, open_loop
 
@@ -201,8 +201,7 @@ class CellResult:
     `t_cooldown_end_ns`, in schedule order; those due from `t_stop_ns` on are not measured.
     `bodies_sha256` is over their bodies, in order, a newline after each. `requests` has the same
     and, after them, those of their sessions that were not sent. `extended_s` is how far the window
-    went beyond its floor. `precise` is what the precision rule saw when it ended the window; None
-    when it did not. `health` has, per process, event-loop lag, CPU and spin share and message
+    went beyond its floor. `health` has, per process, event-loop lag, CPU and spin share and message
     counters, and which workers have died, in this cell or before.
     """
 
@@ -216,7 +215,6 @@ class CellResult:
     cooldown_ended_by: CooldownEnd
     t_drained_ns: int
     extended_s: float
-    precise: HalfWidths | None
     clock: Clock
     health: GeneratorHealth
 
@@ -237,7 +235,6 @@ class CellResult:
             cooldown_ended_by=plan.cooldown_ended_by,
             t_drained_ns=drained_ns,
             extended_s=max(0.0, (plan.stop_ns - plan.floor_ns) / 1e9),
-            precise=plan.precise,
             clock=clock,
             health=health,
         )
@@ -326,7 +323,6 @@ class LoadGenerator:
         requests: RequestSource,
         rule: CellRule,
         on_progress: Callable[[Progress], None] | None = None,
-        precision: PrecisionRule | None = None,
     ) -> CellResult:
         """Run one open-loop cell: request k is due `offsets_ns[k]` after the cell's origin.
 
@@ -337,7 +333,7 @@ class LoadGenerator:
             ValueError: the schedule does not fit the requests or the rule.
         """
         load = open_loop(offsets_ns, requests, rule)
-        return self.run(load, rule, on_progress, precision)
+        return self.run(load, rule, on_progress)
 
     def run(
         self,
@@ -360,7 +356,7 @@ class LoadGenerator:
         plan = Plan(load, rule, precision, on_record is not None)
         while plan.prepare():
             pass
-        with CollectorPause():
+        with collector_paused():
             self._begin(load, rule)
             plan.start(time.monotonic_ns() + LEAD_NS + START_DELAY_NS, self.options.workers)
 

@@ -108,8 +108,8 @@ def verify(result: CellResult, load: Load) -> list[Check]:
     checks = check_requests(measured)
     if load.offsets_ns is None:
         ramp_ns = round(load.rampup_s * 1e9)
-        places = Places(load.concurrency, result.t_origin_ns, ramp_ns)
-        checks += check_concurrency(requests, len(load.sessions), places, stop_ns)
+        ramp = load.concurrency, result.t_origin_ns, ramp_ns
+        checks += check_concurrency(requests, len(load.sessions), ramp, stop_ns)
     elif len(load.sessions) > 1 and load.offsets_ns[-1] > load.offsets_ns[0]:
         starts_ns = (load.offsets_ns + result.t_origin_ns).tolist()
         due_ns = [t for t in starts_ns if result.t_warmup_end_ns <= t < stop_ns]
@@ -187,33 +187,27 @@ def check_intra_session(records: Sequence[RequestRecord]) -> list[Check]:
     ]
 
 
-class Places(msgspec.Struct, frozen=True):
-    """Closed loop: `target` sessions at once, rising linearly from `origin_ns` over `ramp_ns`."""
-
-    target: int
-    origin_ns: int
-    ramp_ns: int
-
-
 def check_concurrency(
-    records: Sequence[RequestRecord], sessions: int, places: Places, stop_ns: int
+    records: Sequence[RequestRecord], sessions: int, ramp: tuple[int, int, int], stop_ns: int
 ) -> list[Check]:
     """Check that never more than the target's sessions were under way at once, and no fewer: each
     of the `sessions` must start when its place is there, which is when enough others have ended.
     A session that never started though it had a place before `stop_ns` counts as late as that.
+    `ramp`: the target, which the places reach linearly from this origin over that time (ns).
     """
+    target, origin_ns, ramp_ns = ramp
     outcomes = session_outcomes(records)
     spans = [(o.t_start_ns, o.t_end_ns) for o in outcomes if o.t_start_ns is not None]
     starts = sorted(begin for begin, _ in spans)
     ends = sorted(end for o in outcomes if o.status != "cut" for end in [o.t_end_ns])
     delays_ms = []
     for k in range(sessions):
-        place = min(k + 1, places.target)
-        due_ns = places.origin_ns + places.ramp_ns * place // places.target
-        if k >= places.target:
-            if k - places.target >= len(ends):
+        place = min(k + 1, target)
+        due_ns = origin_ns + ramp_ns * place // target
+        if k >= target:
+            if k - target >= len(ends):
                 break
-            due_ns = max(due_ns, ends[k - places.target])
+            due_ns = max(due_ns, ends[k - target])
         if due_ns >= stop_ns:
             break
         delays_ms.append(((starts[k] if k < len(starts) else stop_ns) - due_ns) / 1e6)
@@ -222,7 +216,7 @@ def check_concurrency(
     edges = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
     highest = float(np.cumsum([step for _, step in edges]).max()) if edges else None
     return [
-        _at_most("concurrent_sessions_max", highest, float(places.target)),
+        _at_most("concurrent_sessions_max", highest, float(target)),
         _at_most("session_start_delay_p99_ms", late_ms, SESSION_DELAY_P99_MS),
     ]
 

@@ -94,6 +94,11 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
             parser.error(
                 f"{_option(name)} has no effect without {' or '.join(map(_option, needed))}"
             )
+    if options.rate == math.inf and options.arrivals is not None:
+        parser.error("--arrivals has no effect with --rate inf")
+    ends = ("duration", "min_completed", "stop_at_precision")
+    if options.cooldown and options.requests and not any(_given(options, end) for end in ends):
+        parser.error("--cooldown has no effect where only --requests end the run: no load is left")
     for name in absent:
         setattr(options, name, NEEDS[name][1])
     return options
@@ -388,8 +393,8 @@ def make_load(options: argparse.Namespace, target: Target, rule: CellRule) -> Lo
 def _offsets(options: argparse.Namespace, rule: CellRule, count: int | None) -> NDArray[np.int64]:
     """The arrivals of --rate: `count` at most, and as far as the run may last."""
     if math.isinf(options.rate):
-        if count is None or options.arrivals != "jittered":
-            raise ValueError("--rate inf needs --requests or --session-file, and has no --arrivals")
+        if count is None:
+            raise ValueError("--rate inf needs --requests or --session-file")
         return np.zeros(count, np.int64)
     horizon_s = rule.schedule_s
     if count is not None:

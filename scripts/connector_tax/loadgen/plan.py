@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from connector_tax.loadgen.messages import WAITS, Cancel, Item, RequestRecord, Window
-from connector_tax.loadgen.rule import CellRule, CooldownEnd, HalfWidths, PrecisionRule
+from connector_tax.loadgen.rule import CellRule, CooldownEnd, PrecisionRule
 from connector_tax.loadgen.sessions import LookAhead, Node
 from connector_tax.loadgen.traffic import Load, Ready
 
@@ -55,7 +55,6 @@ class Plan:
         self.wakes_on_result = load.waits_for_results
         self._ahead = LookAhead(load.sessions, load.build)
         self._digest = hashlib.sha256()
-        self.precise: HalfWidths | None = None
         self.drain_s = rule.drain_s
         self.stop_ns: int | None = None
         self.cooldown_ended_by: CooldownEnd | None = None
@@ -241,11 +240,8 @@ class Plan:
             return False
         if self._precision is None:
             return True
-        seen = self._precision.seen
-        if seen.n < least or not self._precision.reached(seen):
-            return False
-        self.precise = seen
-        return True
+        n, half_width = self._precision.seen
+        return n >= least and half_width <= self._precision.target
 
     def _end_window(self, stop_ns: int) -> None:
         self.stop_ns = stop_ns

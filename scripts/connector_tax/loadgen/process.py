@@ -1,12 +1,13 @@
 """This process: its memory, its collector, its event loop's lateness, its end with its parent."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from connector_tax.linux import TimerFd, signal_at_parents_end
@@ -15,16 +16,16 @@ from connector_tax.linux import TimerFd, signal_at_parents_end
 PARENT_ENDED = signal.SIGRTMIN
 
 
-class CollectorPause:
-    """Keeps Python's cyclic collector out of a run."""
-
-    def __enter__(self) -> None:
-        self._was_enabled = gc.isenabled()
-        gc.collect()
-        gc.disable()
-
-    def __exit__(self, *_: object) -> None:
-        if self._was_enabled:
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep Python's cyclic collector out of a run."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
             gc.enable()
 
 

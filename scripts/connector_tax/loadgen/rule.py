@@ -6,12 +6,12 @@ A cell may stop on count or interval width, never on significance.
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from connector_tax.loadgen.messages import RequestRecord
-from connector_tax.ranks import percentile_of
+from connector_tax.ranks import order_statistic_ranks, percentile_of
 
 CooldownEnd = Literal["answered", "drain", "schedule", "interrupted", "off", "overloaded", "errors"]
 """Why traffic ended: every measured request has its result; the drain time was over; all sessions
@@ -71,54 +71,38 @@ class CellRule:
 
 
 PERCENT = 90
+CONFIDENCE = 0.95
 
 
-class HalfWidths(NamedTuple):
-    """Relative half-widths of the p90 intervals over `n` successes; None: `n` is too small."""
+def relative_half_width(ordered: Sequence[float]) -> float:
+    """Half the interval of p90 of an ascending sample (not negative) over its p90.
 
-    n: int
-    ttft_p90: float | None
-    tpot_p90: float | None
-
-
-Ranks = Callable[[int], tuple[int | None, int | None]]
-
-
-def relative_half_width(ordered: Sequence[float], ranks: Ranks) -> float | None:
-    """Half the p90 interval of an ascending sample over its p90 (numpy's `linear`).
-
-    None where the sample is too small for an interval, or its p90 is 0 (a TPOT whose tokens all
-    came in one read).
-
-    Args:
-        ordered: the sample, not negative, ascending.
-        ranks: sample size to the ranks (from 1) of the interval's ends; None: there is none.
+    Infinite where the sample is too small for an interval, or its p90 is 0 (a TPOT whose tokens
+    all came in one read).
     """
-    low, high = ranks(len(ordered))
+    low, high = order_statistic_ranks(len(ordered), PERCENT, CONFIDENCE)
     if low is None or high is None:
-        return None
+        return math.inf
     p90 = percentile_of(ordered, PERCENT)
-    return (ordered[high - 1] - ordered[low - 1]) / (2 * p90) if p90 > 0 else None
+    return (ordered[high - 1] - ordered[low - 1]) / (2 * p90) if p90 > 0 else math.inf
 
 
 class PrecisionRule:
     """Follows one cell until the intervals of TTFT p90 and TPOT p90 are narrow enough.
 
-    Args:
-        target: the relative half-width wanted of both.
-        ranks: as `relative_half_width` takes it.
+    `target` is the relative half-width wanted of both; `seen` how many successes there were at the
+    last look, and the wider half-width of both.
     """
 
-    def __init__(self, target: float, ranks: Ranks) -> None:
+    def __init__(self, target: float) -> None:
         self.target = target
-        self._ranks = ranks
         self._fresh: deque[tuple[int, float]] = deque()
         self._ttft_ns: list[float] = []
         self._tpot_ns: list[float] = []
-        self.seen = HalfWidths(0, None, None)
+        self.seen = (0, math.inf)
 
     def add(self, record: RequestRecord) -> None:
-        """Take a success (issuing thread). A TPOT needs two tokens; of fewer it is 0."""
+        """Take a success (issuing thread, which only appends). A TPOT of one token is 0."""
         first_ns, last_ns = record.t_first_token_ns, record.t_last_token_ns
         assert first_ns is not None
         assert last_ns is not None
@@ -131,16 +115,5 @@ class PrecisionRule:
             ttft_ns, tpot_ns = self._fresh.popleft()
             insort(self._ttft_ns, ttft_ns)
             insort(self._tpot_ns, tpot_ns)
-        self.seen = self.half_widths(self._ttft_ns, self._tpot_ns)
-
-    def half_widths(self, ttft: Sequence[float], tpot: Sequence[float]) -> HalfWidths:
-        """The half-widths of two ascending samples of the same requests."""
-        return HalfWidths(
-            len(ttft),
-            relative_half_width(ttft, self._ranks),
-            relative_half_width(tpot, self._ranks),
-        )
-
-    def reached(self, seen: HalfWidths) -> bool:
-        """Whether both half-widths are within the target."""
-        return all(width is not None and width <= self.target for width in seen[1:])
+        widths = map(relative_half_width, (self._ttft_ns, self._tpot_ns))
+        self.seen = len(self._ttft_ns), max(widths)

@@ -302,30 +302,21 @@ class LookAhead:
         return self._made.pop(session)
 
 
+@dataclass(frozen=True, slots=True)
 class SessionBodies:
-    """Makes the requests of sessions, each from its node and the history it inherits."""
+    """Makes the requests of sessions, each from its node and the history it inherits.
 
-    def __init__(
-        self,
-        sessions: Sessions,
-        name: str,
-        common: dict[str, Any],
-        chat: bool,
-        extra: dict[str, Any],
-        fresh_prompt: Callable[[], str | list[int]] | None = None,
-    ) -> None:
-        """`common` begins every body and `extra` is merged into it last (temperature, ...).
+    `common` begins every body and `extra` is merged into it last (temperature, ...). Request ids
+    are `<name>/<session>/<node>`. `fresh_prompt` makes a prompt for each request, in place of its
+    node's.
+    """
 
-        Request ids are `<name>/<session>/<node>`. `fresh_prompt` makes a prompt for each request,
-        in place of its node's.
-        """
-        self._sessions = sessions
-        self._name = name
-        self._common = common
-        self._chat = chat
-        self._extra = extra
-        self._fresh_prompt = fresh_prompt
-        self._encode = msgspec.json.Encoder().encode
+    sessions: Sessions
+    name: str
+    common: dict[str, Any]
+    chat: bool
+    extra: dict[str, Any]
+    fresh_prompt: Callable[[], str | list[int]] | None = None
 
     def build(self, session: int, node: int, history: History) -> PlannedRequest:
         """Return the request; completion tokens are checked only if `ignore_eos` fixes them.
@@ -333,21 +324,21 @@ class SessionBodies:
         Raises:
             ValueError: token ids for a chat endpoint.
         """
-        graph = self._sessions[session]
+        graph = self.sessions[session]
         planned = graph.nodes[node]
-        if self._fresh_prompt is not None:
-            planned = msgspec.structs.replace(planned, prompt=self._fresh_prompt())
-        body = {**self._common, "max_tokens": planned.max_tokens, **self._extra}
+        if self.fresh_prompt is not None:
+            planned = msgspec.structs.replace(planned, prompt=self.fresh_prompt())
+        body = {**self.common, "max_tokens": planned.max_tokens, **self.extra}
         prompt_tokens: int | None = None
-        if self._chat:
+        if self.chat:
             body["messages"] = _messages(planned, history)
         else:
             prompt = _joined(planned, history)
             body["prompt"] = prompt
             prompt_tokens = None if isinstance(prompt, str) else len(prompt)
         return PlannedRequest(
-            request_id=f"{self._name}/{graph.id}/{planned.id}",
-            body=self._encode(body),
+            request_id=f"{self.name}/{graph.id}/{planned.id}",
+            body=msgspec.json.encode(body),
             prompt_tokens=prompt_tokens,
             completion_tokens=body["max_tokens"] if body.get("ignore_eos") else None,
         )

@@ -21,6 +21,7 @@ from connector_tax.loadgen.generator import CellResult
 from connector_tax.loadgen.health import ADVICE, WRONG, Check
 from connector_tax.loadgen.messages import FAILURES, LINE_FIELDS, TOLERATED, RequestRecord
 from connector_tax.loadgen.plan import Progress
+from connector_tax.loadgen.rule import CONFIDENCE
 from connector_tax.ranks import order_statistic_ranks, percentile_of
 
 PENDING_BYTES = 1 << 20
@@ -134,7 +135,6 @@ def utc_offset_ns() -> int:
 
 
 P99_MIN_SAMPLES = 1000
-CONFIDENCE = 0.95
 PERCENTS = (50, 90, 99)
 TEXTS = 3
 """The commonest texts of a kind of failure that are told."""

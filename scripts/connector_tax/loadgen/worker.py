@@ -365,7 +365,7 @@ class Worker:
         record.t_send_ns = record.t_send_ns or sent_ns
 
     def on_whole(self, request: HeldRequest) -> None:
-        """In closed loop the next request goes before this one's answer is checked."""
+        """The answer has ended, at `t_done_ns`; the next request goes before it is checked."""
         self._leave(request)
 
     def on_answered(self, request: HeldRequest, failure: RequestFailed | None) -> None:

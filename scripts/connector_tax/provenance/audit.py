@@ -10,6 +10,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -203,7 +204,7 @@ def _audit_study(arguments: argparse.Namespace) -> int:
             "study": arguments.study.parent.name,
             "counts": {verdict: ledger.count(verdict) for verdict in VERDICTS},
             "seal": told,
-            "claims": [claim.as_dict() for claim in ledger.claims],
+            "claims": [asdict(claim) for claim in ledger.claims],
         },
     )
     return int(ledger.count(FAIL) > 0)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from connector_tax.files import ArtifactError
 
@@ -17,10 +17,6 @@ class Claim:
     subject: str
     verdict: str
     message: str
-
-    def as_dict(self) -> dict[str, str]:
-        """The claim as audit.json has it."""
-        return asdict(self)
 
 
 class Ledger:

@@ -35,8 +35,9 @@ from connector_tax.analysis.reference import (
 )
 from connector_tax.analysis.validity import assess, void_reasons
 from connector_tax.artifacts import paths
+from connector_tax.artifacts.index import read_index
 from connector_tax.artifacts.names import Launch
-from connector_tax.artifacts.study_file import Study, every_launch, load_study
+from connector_tax.artifacts.study_file import Study, every_launch, launches, load_study
 from connector_tax.figures import style
 from connector_tax.figures.names import NAMES
 from connector_tax.figures.tables import StudyTables
@@ -63,6 +64,7 @@ CLIP_PATH = re.compile(rb'(?<=["#])p[0-9a-f]{10}(?=[")])')
 # Checks of release 0.2 that judged the requests of quiet time: they are taken as they stand.
 OF_QUIET_TIME = ("schedule_lag_p99_ms", "quiet_requests", "idle_memory_factor")
 LEFT_OUT = "release 0.2 left out the requests of disturbed time"
+LOOKED_EARLIER = "a launch it saw was measured again since: a look is taken once"
 DATA = re.compile(r"data:[^\s\"')]+")
 NUMBER = re.compile(r"([−-]?\d[\d,]*\.?\d*(?:e[+-]?\d+)?)")
 
@@ -79,8 +81,7 @@ def remake(study_file: Path, folder: Path) -> Path:
         if path.name not in (*MADE, paths.REFERENCE_RATES, paths.LOOKS):
             (copy / path.name).symlink_to(path.resolve())
     study = load_study(copy / paths.STUDY)
-    for taken in read_looks(study_file.parent):
-        take_look(study, taken["blocks"])
+    take_looks_again(study_file.parent, study)
     write_json(copy / paths.REFERENCE_RATES, rates_again(study))
     write_tables(study)
     tables = StudyTables(copy / paths.STUDY)
@@ -91,6 +92,19 @@ def remake(study_file: Path, folder: Path) -> Path:
     manifest.write(copy / paths.STUDY)
     write_json(copy / paths.COMPLETE, {"complete": True})
     return copy
+
+
+def take_looks_again(root: Path, copy: Study) -> None:
+    """Take the looks of `root` in a copy of it; a link where what they saw was measured again."""
+    for taken in read_looks(root):
+        take_look(copy, taken["blocks"])
+    made = copy.root / paths.LOOKS
+    indexes = [read_index(launch.folder(copy.root)) for launch in launches(copy.document, "A")]
+    attempts = [attempt for index in indexes if index is not None for attempt in index.attempts]
+    again = any(attempt.get("supersedes") for attempt in attempts)
+    if made.exists() and again and any(differs(root / paths.LOOKS, made)):
+        made.unlink()
+        made.symlink_to((root / paths.LOOKS).resolve())
 
 
 def rates_again(study: Study) -> Any:
@@ -105,13 +119,22 @@ def check_remade(root: Path, made: Path, ledger: Ledger) -> None:
     other = other_versions(_measured_with(root))
     names = [paths.REFERENCE_RATES, paths.REPORT, paths.MANIFEST, paths.MANIFEST_PAGE]
     names.append(paths.COMPLETE)
-    names += [paths.LOOKS] if (root / paths.LOOKS).exists() else []
+    if (root / paths.LOOKS).exists():
+        check_looks(root, made, ledger)
     for tree in TREES:
         there = {path.relative_to(base).as_posix()
                  for base in (root, made) for path in (base / tree).rglob("*")}  # fmt: skip
         names += sorted(there)
     for name in names:
         compare(name, root / name, made / name, other, ledger)
+
+
+def check_looks(root: Path, made: Path, ledger: Ledger) -> None:
+    """A claim for looks.json."""
+    if (made / paths.LOOKS).is_symlink():
+        ledger.not_checkable(KIND, paths.LOOKS, LOOKED_EARLIER)
+    else:
+        compare(paths.LOOKS, root / paths.LOOKS, made / paths.LOOKS, (), ledger)
 
 
 def compare(name: str, published: Path, made: Path, other: Sequence[str], ledger: Ledger) -> None:

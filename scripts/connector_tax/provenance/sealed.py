@@ -5,11 +5,8 @@ only a seal that was published elsewhere does. MANIFEST.md is asked for it in an
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-from msgspec import UnsetType
 
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.index import LaunchIndex, read_index
@@ -38,26 +35,6 @@ LIMIT = (
 PASSING = re.compile(rf"{paths.PATCH}/.*__pycache__/|.*\.tmp$")
 
 
-@dataclass(frozen=True)
-class Sealed:
-    """The chain of a study: its links, and what of the folder it must cover."""
-
-    study: Study
-    links: list[tuple[str, SealLink]]
-    beside: tuple[str, ...]
-
-    @property
-    def head(self) -> str:
-        """SHA-256 of the last link."""
-        return self.links[-1][0]
-
-    @property
-    def files(self) -> dict[str, str]:
-        """SHA-256 by path of the study's own files as they are."""
-        known = study_files(self.study.root, self.links)
-        return {name: d for name, d in known.items() if name.split("/")[0] not in self.beside}
-
-
 def check_seals(study: Study, ledger: Ledger, beside: tuple[str, ...] = ()) -> str | None:
     """A claim for the chain, the settings, the study's own files, and each launch; the last link.
 
@@ -68,17 +45,21 @@ def check_seals(study: Study, ledger: Ledger, beside: tuple[str, ...] = ()) -> s
     if not links:
         ledger.fail(KIND, "chain", f"{paths.SEALS} is missing or empty")
         return None
-    sealed = Sealed(study, links, beside)
+    files = {
+        name: digest
+        for name, digest in study_files(study.root, links).items()
+        if name.split("/")[0] not in beside
+    }
     ledger.check(KIND, "chain", _chain(links), f"{len(links)} links, each of the one before")
-    ledger.check(KIND, "settings", _settings(sealed), "fixed before the first measurement")
-    same = _same_files(settled_files(links), sealed.files)
+    ledger.check(KIND, "settings", _settings(study, links), "fixed before the first measurement")
+    same = _same_files(settled_files(links), files)
     ledger.check(KIND, "study's own files", same, "as they were when sealed")
     if paths.STUDY not in links[0][1]["files"]:
         reason = "sealed by release 0.2, whose chain left them out"
         ledger.not_checkable(KIND, f"{paths.STUDY}, {paths.REFERENCE_RATES}", reason)
     else:
         ledger.check(KIND, "reference rates", _rates(links), "fixed before Phase B")
-    ledger.check(KIND, "folder", _unknown(sealed), "holds nothing else")
+    ledger.check(KIND, "folder", _unknown(study, links, {*files}, beside), "holds nothing else")
     newest = {link["launch"]: link for _, link in links if "launch" in link}
     for launch in every_launch(study.document):
         with ledger.guarded(KIND, launch.name):
@@ -88,7 +69,7 @@ def check_seals(study: Study, ledger: Ledger, beside: tuple[str, ...] = ()) -> s
             ledger.check(KIND, launch.name, problems)
     gone = (f"{name} was measured, and is gone from the design" for name in newest)
     ledger.check(KIND, "launches", gone, "all there")
-    return sealed.head
+    return links[-1][0]
 
 
 def check_published(study: Study, head: str | None, markdown: Path, ledger: Ledger) -> str:
@@ -127,19 +108,19 @@ def _chain(links: Links) -> Iterator[str]:
         previous = digest
 
 
-def _settings(sealed: Sealed) -> Iterator[str]:
-    document = sealed.study.document
-    mine = [s for _, s in sealed.links if s.get("design_sha256") == document["design_sha256"]]
+def _settings(study: Study, links: Links) -> Iterator[str]:
+    document = study.document
+    mine = [s for _, s in links if s.get("design_sha256") == document["design_sha256"]]
     if len(mine) != 1:
         yield f"sealed {len(mine)} times for this design"
         return
-    for line in changed_settings(sealed.study.root, document):
+    for line in changed_settings(study.root, document):
         yield f"changed after the first measurement, sealed {mine[0]['utc']}: {line}"
     # A launch of this design that is sealed before its settings are.
     number = mine[0]["number"]
-    later = {s["launch"] for _, s in sealed.links[number:] if "launch" in s}
-    for link in (s for _, s in sealed.links[:number] if "launch" in s):
-        folder = sealed.study.root / paths.RUNS / link["launch"]
+    later = {s["launch"] for _, s in links[number:] if "launch" in s}
+    for link in (s for _, s in links[:number] if "launch" in s):
+        folder = study.root / paths.RUNS / link["launch"]
         if link["launch"] not in later and (folder / paths.INDEX).exists():
             yield f"{link['launch']} was measured before they were sealed"
 
@@ -169,14 +150,13 @@ def _same_files(sealed: Mapping[str, str], there: Mapping[str, str]) -> Iterator
             yield f"{name} changed after it was sealed"
 
 
-def _unknown(sealed: Sealed) -> Iterator[str]:
+def _unknown(study: Study, links: Links, files: set[str], beside: Sequence[str]) -> Iterator[str]:
     """Files that are neither sealed, nor made again, nor kept while a study runs."""
-    allowed = {*MADE, *RUNNING, *sealed.beside}
-    covered = {*sealed.files, *settled_files(sealed.links)}
-    study = sealed.study
+    allowed = {*MADE, *RUNNING, *beside}
+    covered = files | {*settled_files(links)}
     runs = {launch.folder(study.root) for launch in every_launch(study.document)}
-    for path in sorted(sealed.study.root.rglob("*")):
-        name = path.relative_to(sealed.study.root).as_posix()
+    for path in sorted(study.root.rglob("*")):
+        name = path.relative_to(study.root).as_posix()
         if path.is_symlink() and not path.is_file():
             yield f"{name} is a link to nowhere"
         if not path.is_file() or name.split("/")[0] in allowed or name in covered:
@@ -197,16 +177,15 @@ def _launch(folder: Path, index: LaunchIndex | None, link: SealLink | None) -> I
     if index is None:
         yield "index.json is missing"
         return
-    seal = None if isinstance(index.seal, UnsetType) else index.seal
     if link is None:
-        yield f"index.json names link {seal}, {paths.SEALS} has none of this launch"
+        yield f"index.json names link {index.seal}, {paths.SEALS} has none of this launch"
         return
     index_file = folder / paths.INDEX
-    if seal != link["number"]:
-        yield f"index.json names link {seal}, its newest is {link['number']}"
+    if index.seal != link["number"]:
+        yield f"index.json names link {index.seal}, its newest is {link['number']}"
     if sha256_file(index_file) != link["index_sha256"]:
         yield "index.json changed after it was sealed"
-    listed = dict(index.recorded or {})
+    listed = dict(index.files or {})
     for entry in index.cells:
         listed |= {f"{entry.cell}/{name}": digest for name, digest in entry.files.items()}
     there = {

@@ -15,7 +15,7 @@ of each value; the values stand in columns named by their keys and the mark:
 import io
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +78,11 @@ def decode(table: pl.DataFrame, sizes: Mapping[str, int]) -> dict[str, bytes]:
     for part in table.partition_by("file", maintain_order=True):
         absolute = _summed(part[[s.name for s in part if s.null_count() < len(s)]])
         columns = {name: absolute[name].to_list() for name in absolute.columns}
-        writers = {shape: _writer(shape, columns) for shape in set(columns["shape"])}
+        readers = {shape: _reader(json.loads(shape), "", columns) for shape in {*columns["shape"]}}
+        writers = {shape: _encoder(shape) for shape in readers}
         name, lines, left = columns["file"][0], [], sizes[columns["file"][0]]
         for row, shape in enumerate(columns["shape"]):
-            lines.append(writers[shape](row).encode())
+            lines.append((writers[shape](readers[shape](row)) + "\n").encode())
             left -= len(lines[-1])
             if left < 0:
                 raise ValueError(f"{name}: more than the {sizes[name]} bytes that are listed")
@@ -227,67 +228,33 @@ def _scaled(frame: pl.DataFrame) -> pl.DataFrame:
 # ---- columns to lines
 
 
-def _writer(shape: str, columns: Mapping[str, list[Any]]) -> Any:
-    """What makes the text of a row of this shape."""
+def _encoder(shape: str) -> Callable[[Any], str]:
+    """What writes a record in the style of its shape."""
     style = STYLES[shape.find('": ') > 0]
-    parts = [""]
-    sources: list[Any] = []
-
-    def add(value: Any, path: str) -> None:
-        if isinstance(value, dict):
-            parts[-1] += "{"
-            for number, (key, inner) in enumerate(value.items()):
-                parts[-1] += (
-                    (style[0] if number else "") + json.dumps(key, ensure_ascii=False) + style[1]
-                )
-                add(inner, f"{path}\t{key}" if path else key)
-            parts[-1] += "}"
-        else:
-            sources.append(_text_of(path, value, columns, style))
-            parts.append("")
-
-    add(json.loads(shape), "")
-    parts[-1] += "\n"
-
-    def write(row: int) -> str:
-        text = parts[0]
-        for source, part in zip(sources, parts[1:], strict=True):
-            text += source(row) + part
-        return text
-
-    return write
+    return json.JSONEncoder(separators=style, ensure_ascii=False).encode
 
 
-def _text_of(path: str, mark: str, columns: Mapping[str, list[Any]], style: tuple[str, str]) -> Any:
-    """What makes the text of one value from the number of its row."""
+def _reader(mark: Any, path: str, columns: Mapping[str, list[Any]]) -> Callable[[int], Any]:
+    """What makes the value at `path` from the number of its row; a line's mark is its shape."""
+    if isinstance(mark, dict):
+        readers = {
+            key: _reader(inner, f"{path}\t{key}" if path else key, columns)
+            for key, inner in mark.items()
+        }
+        return lambda row: {key: read(row) for key, read in readers.items()}
     if mark == "n":
-        return lambda _: "null"
-    if mark == "b":
-        values = columns[f"{path}:b"]
-        return lambda row: "true" if values[row] else "false"
-    if mark == "s":
-        values = columns[f"{path}:s"]
-        return lambda row: json.dumps(values[row], ensure_ascii=False)
-    if mark == "j":
-        values = columns[f"{path}:j"]
-        return lambda row: json.dumps(json.loads(values[row]), separators=style)
+        return lambda _: None
     if mark == "t":
         steps, counts, origins = (columns[n] for n in (f"{path}:t", f"{path}:u", f"{LIST_FROM}:c"))
-        return lambda row: json.dumps(
-            [
-                list(pair)
-                for pair in zip(
-                    (origins[row] + np.cumsum(steps[row])).tolist(), counts[row], strict=True
-                )
-            ],
-            separators=style,
+        return lambda row: list(
+            zip((origins[row] + np.cumsum(steps[row])).tolist(), counts[row], strict=True)
         )
     if mark == "r":
         exact = columns.get(f"{path}:e", [])
         name = next((name for name in columns if name.startswith(f"{path}:r")), None)
         if name is None:
-            return lambda row: repr(exact[row])
+            return exact.__getitem__
         scaled, scale = columns[name], 10 ** int(name[-1])
-        return lambda row: repr(exact[row] if scaled[row] is None else scaled[row] / scale)
+        return lambda row: exact[row] if scaled[row] is None else scaled[row] / scale
     values = columns[f"{path}:{mark}"]
-    return lambda row: str(values[row])
+    return values.__getitem__ if mark != "j" else lambda row: json.loads(values[row])

@@ -135,17 +135,18 @@ Design {study["design_sha256"]}.
 
 
 def read_head(archive: Path) -> tuple[ArchiveHeader, StudyDocument]:
-    """archive.json and study.json of an archive, without opening the rest.
+    """archive.json and study.json of an archive; the rest is decompressed and not checked.
 
     Raises:
         ArchiveError: the file is not an archive of this kind.
     """
-    with tempfile.TemporaryDirectory(prefix="archive-") as name, _opened(archive) as (tar, most):
+    with tempfile.TemporaryDirectory(prefix="archive-") as name:
         folder = Path(name)
-        header = _header(tar, folder, most)
-        if next(_extracted(tar, header, folder), None) != paths.STUDY:
-            raise ArtifactError(f"{paths.STUDY} is not its second member")
-        return header, _study(header, folder)
+        with _opened(archive, folder) as (tar, most):
+            header = _header(tar, folder, most)
+            if next(_extracted(tar, header, folder), None) != paths.STUDY:
+                raise ArtifactError(f"{paths.STUDY} is not its second member")
+            return header, _study(header, folder)
 
 
 def unpack(archive: Path, target: Path, records_of: str = "") -> ArchiveHeader:
@@ -173,7 +174,7 @@ def unpack(archive: Path, target: Path, records_of: str = "") -> ArchiveHeader:
         raise ArchiveError(f"{target}: holds {unknown[0]}, which no replot makes; move it away")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with private_folder(target) as private, _opened(archive) as (tar, most):
+        with private_folder(target) as private, _opened(archive, private) as (tar, most):
             folder = private / "study"
             header = _header(tar, folder, most)
             for _ in _extracted(tar, header, folder):
@@ -199,14 +200,18 @@ def private_folder(target: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, int]]:
+def _opened(archive: Path, folder: Path) -> Iterator[tuple[tarfile.TarFile, int]]:
     """The tar archive in the file, and how many bytes a study may have that is packed in it.
+
+    Args:
+        archive: the file.
+        folder: on whose disk its content is kept meanwhile.
 
     Raises:
         ArchiveError: what is read in the block is refused.
     """
     try:
-        with archive.open("rb") as file, tempfile.TemporaryFile() as content:
+        with archive.open("rb") as file, tempfile.TemporaryFile(dir=folder) as content:
             most_bytes = FLOOR_BYTES + MOST_TIMES * os.fstat(file.fileno()).st_size
             _decompress(file, content, most_bytes)
             with tarfile.open(fileobj=content, mode="r:") as tar:

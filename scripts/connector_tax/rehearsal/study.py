@@ -1,5 +1,6 @@
 """The whole study in virtual time: its launches, reference rates and analysis, in a folder."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from connector_tax.analysis.reference import (
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.cell_records import CellRecord
 from connector_tax.artifacts.index import LaunchIndex, read_index
-from connector_tax.artifacts.names import PHASES, Launch
+from connector_tax.artifacts.names import PHASES, Launch, baseline_of
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import ConclusionRecord, HypothesesRecord, RatesRecord
 from connector_tax.artifacts.study_file import Study, launches, load_study
@@ -25,12 +26,18 @@ from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.artifacts.table_reader import read_table
 from connector_tax.artifacts.tables import ROW_TYPES, TAX, EffectRow, Row
 from connector_tax.artifacts.verdicts import MIN_BLOCKS_FOR_VERDICT
+from connector_tax.engine.virtual import VirtualEngine
 from connector_tax.files import read_json, write_json
 from connector_tax.rehearsal.machine import Machine
 from connector_tax.rehearsal.processes import SimulationError, in_processes
-from connector_tax.rehearsal.shapes import rehearse_shapes
+from connector_tax.servers.embedded import launch_seed
 from connector_tax.study.design import run_order
-from connector_tax.study.shape_rates import ShapeRateError, shape_rates_content
+from connector_tax.study.shape_rates import (
+    ShapeRateError,
+    fastest_burst,
+    shape_rates_content,
+    shapes_of,
+)
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,41 @@ def run_phases(
     return Ran(rates, None, probes_s)
 
 
+def rehearse_shapes(study: StudyDocument, machine: Machine) -> tuple[dict[str, list[float]], float]:
+    """The probe of the shapes: what `study.shape_rates` measures on a server.
+
+    Cell name to when its requests are completed, s; and how long all the probes take, s.
+    """
+    config = study["config"]
+    baseline = baseline_of(config)
+    seed = launch_seed(study, Launch(baseline, 0, "B"))
+    engine = VirtualEngine(machine.engines[baseline], seed, machine.device_us)
+    longest_s, front_s = config["cell"]["request_timeout_s"], machine.front_ns / 1e9
+    completed_s = {
+        name: fastest_burst(config, functools.partial(_burst, engine, shape, longest_s, front_s))
+        for name, shape in shapes_of(study).items()
+    }
+    return completed_s, engine.now_ns / 1e9
+
+
+def _burst(
+    engine: VirtualEngine, shape: tuple[int, int], longest_s: float, front_s: float, count: int
+) -> list[float]:
+    """When `count` requests of a shape that all arrive at once are completed, s."""
+    began_ns = engine.now_ns
+    arrived = [engine.add(number, *shape) for number in range(count)]
+    done: list[float] = []
+    passed_s = 0.0
+    while engine.scheduler.has_work and passed_s < longest_s:
+        finished = sum(sequence.finished for sequence in engine.step())
+        passed_s = (engine.now_ns - began_ns) / 1e9
+        done += [passed_s + front_s] * finished
+    for sequence in arrived:
+        if not sequence.finished:
+            engine.scheduler.abort(sequence)
+    return done
+
+
 def read_cell_record(launch: Launch, cell: str, root: Path) -> CellRecord:
     """The record of a rehearsed cell."""
     record: CellRecord = read_json(
@@ -183,6 +225,7 @@ def prepare(study: StudyDocument, root: Path, blocks: int) -> StudyDocument:
         config["blocks"] = document["blocks"] = blocks
         document["run_order"] = run_order(config)
         # Their levels are of the study's own blocks.
+        config["statistics"] = config["statistics"].copy()
         config["statistics"].pop("looks", None)
     write_json(root / paths.STUDY, document)
     gates = {c["id"]: {"include": True, "reason": "rehearsed"} for c in study["configurations"]}

@@ -18,10 +18,9 @@ import contextlib
 import os
 import resource
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 # ---- of a server
 
@@ -125,7 +124,7 @@ class ServerProcesses:
 
     def _members(self) -> dict[int, tuple[str, str, list[str]]]:
         """Process id to name, part and the fields of /proc/<pid>/stat from the state on."""
-        every = {pid: (name, fields) for pid, name, fields in _all_processes()}
+        every = _every_stat()
         parts: dict[int, str | None] = {}
 
         def part_of(pid: int) -> str | None:
@@ -202,14 +201,25 @@ def _cpu_clock(pid: int) -> int:
     return ((~pid) << 3) | 2
 
 
-def _all_processes() -> Iterator[tuple[int, str, list[str]]]:
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                head, _, rest = (folder / "stat").read_text(errors="replace").rpartition(")")
-            except OSError:
-                continue
-            yield int(folder.name), head.partition("(")[2], rest.split()
+def _stat(pid: int) -> tuple[str, list[str]] | None:
+    """Name and /proc/<pid>/stat, from the state on, of a process; None where it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The name in parentheses may hold anything.
+    head, _, rest = text.rpartition(")")
+    return head.partition("(")[2], rest.split()
+
+
+def _every_stat() -> dict[int, tuple[str, list[str]]]:
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return {pid: seen for pid in pids if (seen := _stat(pid)) is not None}
+
+
+def _cpu_ms(fields: Sequence[str]) -> float:
+    """CPU time of a process and of the children it has waited for."""
+    return sum(map(int, fields[11:15])) * TICK_MS
 
 
 # ---- of the machine
@@ -221,41 +231,20 @@ _IDLE, _IOWAIT, _STEAL = 4, 5, 8
 WORTH_NAMING = 0.02
 
 
-class ProcessTimes(NamedTuple):
-    """A process: parent, group, and CPU time of it and of the children it has waited for."""
-
-    parent: int
-    group: int
-    cpu_ms: float
-
-
-def process(pid: int) -> ProcessTimes | None:
-    """One process of /proc; None when it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The name in parentheses may hold anything; state is the first field after it.
-    fields = text.rpartition(")")[2].split()
-    return ProcessTimes(int(fields[1]), int(fields[2]), sum(map(int, fields[11:15])) * TICK_MS)
-
-
 def own_processes(driver: int, server: int) -> tuple[list[int], list[int]]:
     """The study's processes: the load generator's side (driver and descendants), and the server's.
 
     The server's are `server`, the process group that it leads, and everything that descends from
     them.
     """
-    there = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        if (seen := process(int(folder.name))) is not None:
-            there[int(folder.name)] = seen
+    # Parent and process group.
+    there = {pid: (int(f[1]), int(f[2])) for pid, (_, f) in _every_stat().items()}
     sides: tuple[list[int], list[int]] = ([], [])
     for pid in there:
         line = [pid]
         while line[-1] in there and line[-1] != driver:
-            line.append(there[line[-1]].parent)
-        if any(p in there and server in (p, there[p].group) for p in line):
+            line.append(there[line[-1]][0])
+        if any(p in there and server in (p, there[p][1]) for p in line):
             sides[1].append(pid)
         elif line[-1] == driver:
             sides[0].append(pid)
@@ -264,8 +253,7 @@ def own_processes(driver: int, server: int) -> tuple[list[int], list[int]]:
 
 def every_cpu_ms() -> dict[int, float]:
     """CPU time of every process of the machine that /proc shows, in ms."""
-    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
-    return {pid: seen.cpu_ms for pid in pids if (seen := process(pid)) is not None}
+    return {pid: _cpu_ms(fields) for pid, (_, fields) in _every_stat().items()}
 
 
 def busiest_other(before: Mapping[int, float], own: Collection[int], seconds: float) -> str | None:
@@ -293,7 +281,7 @@ def busiest_other(before: Mapping[int, float], own: Collection[int], seconds: fl
 
 def cpu_ms(pids: Iterable[int]) -> int:
     """CPU time of those of the processes that live, in ms."""
-    return round(sum(seen.cpu_ms for pid in pids if (seen := process(pid)) is not None))
+    return round(sum(_cpu_ms(seen[1]) for pid in pids if (seen := _stat(pid)) is not None))
 
 
 def set_times(sets: Iterable[Collection[int]]) -> list[tuple[int, int]]:

@@ -124,11 +124,14 @@ def _remeasure(arguments: argparse.Namespace) -> None:
         # Made again from what is measured then.
         for name in (paths.REFERENCE_RATES, paths.COMPLETE):
             (folder / name).unlink(missing_ok=True)
-    if arguments.all:
-        for path in (folder / name for name in DESIGN_FILES):
-            if path.exists():
-                path.rename(paths.set_aside(path, "superseded"))
-        fsync_directory(folder)
+    aside = [*DESIGN_FILES] if arguments.all else []
+    if arguments.all or arguments.phase == "A":
+        # What they decided holds for none of the launches to come.
+        aside.append(paths.LOOKS)
+    for path in (folder / name for name in aside):
+        if path.exists():
+            path.rename(paths.set_aside(path, "superseded"))
+    fsync_directory(folder)
     for launch, reason in failed.items():
         print(f"{launch.name} failed: {reason}")
     done = [f"{len(moved)} launches moved aside and kept"]

@@ -231,7 +231,11 @@ def engine_record(
         "metrics": _of_metrics(page),
         "log": {n: _told(v) for n, v in engine.log_settings(server.log_text()).items()},
     }
-    own = Path(f"/proc/{server.pid}/environ").read_bytes().decode(errors="replace")
+    try:
+        own = Path(f"/proc/{server.pid}/environ").read_bytes().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        server.check_alive("while its settings were read")
+        raise
     pairs = (line.partition("=") for line in own.split("\0") if line)
     running = {name: value for name, _, value in sorted(pairs) if can_change(name)}
     environment = shown({name: without_root(value) for name, value in running.items()})

@@ -1,0 +1,137 @@
+"""A worker by itself: its spin, the results that travel together; and what a long run keeps."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+import tracemalloc
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import uvloop
+
+from connector_tax.loadgen import worker as worker_module
+from connector_tax.loadgen.answer import HeldRequest
+from connector_tax.loadgen.messages import Begin, Ended, FromWorker, RequestRecord, WorkerSettings
+from connector_tax.loadgen.summary import PENDING_BYTES, RecordSink, _quantiles
+from connector_tax.loadgen.transport import InFlight, shared_memory
+from connector_tax.loadgen.worker import Worker
+
+
+@contextlib.contextmanager
+def working(folder: Path, port: int, connections: int, begin: Begin) -> Iterator[Worker]:
+    """A worker in this process's loop."""
+    descriptor = shared_memory(1)
+    inflight = InFlight(descriptor, 1)
+    inflight.limit(0)
+    settings = WorkerSettings(
+        worker=0, parent=os.getpid(), folder=str(folder), inflight_fd=-1, workers=1,
+        family=socket.AF_INET, host="127.0.0.1", port=port, tls=None, strict=True,
+        head="POST / HTTP/1.1\r\n", chat=False, stream=True, connections=connections,
+        kernel_stamps=True,
+    )  # fmt: skip
+    worker = Worker(asyncio.get_running_loop(), settings, inflight)
+    worker._begin_run(begin)
+    yield worker
+    # A context of ZMQ waits for ever, whenever it is collected, for a socket that is open.
+    worker._results.close()
+    worker._requests.close()
+    os.close(descriptor)
+
+
+def test_dense_requests_leave_turns_to_the_rest_of_the_loop(tmp_path: Path) -> None:
+    """300 requests 0.3 ms apart, each within the spin of the one before it."""
+    count = 300
+    sent_in_turn: Counter[int] = Counter()
+
+    async def main() -> None:
+        begin = Begin(1, 0, 10_000_000_000, False, "counts")
+        with working(tmp_path, listening.getsockname()[1], count, begin) as worker:
+            await send_all(worker)
+
+    async def send_all(worker: Worker) -> None:
+        turn = 0
+        fire = worker._fire
+
+        def counted(*request: object) -> None:
+            sent_in_turn[turn] += 1
+            fire(*request)  # type: ignore[arg-type]
+
+        worker._fire = counted  # type: ignore[method-assign, assignment]
+        start_ns = time.monotonic_ns() + 5_000_000
+        for seq in range(count):
+            due_ns = start_ns + 300_000 * seq
+            record = RequestRecord(request_id=f"r{seq}", seq=seq, t_intended_ns=due_ns)
+            worker._hold(record, b"{}")
+        async with asyncio.timeout(10):
+            while sent_in_turn.total() < count:
+                await asyncio.sleep(0)
+                turn += 1
+
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
+        uvloop.run(main())
+    assert max(sent_in_turn.values()) <= 8
+
+
+@pytest.mark.parametrize(("most", "kinds"), [(500, [RequestRecord] * 3), (5000, [Ended])])
+def test_results_leave_together_unless_that_is_too_much_for_a_message(
+    most: int, kinds: list[type], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = msgspec.msgpack.Decoder(FromWorker).decode
+    frames: list[bytes] = []
+    all_sent = asyncio.Event()
+
+    def send(frame: bytes) -> bool:
+        frames.append(frame)
+        if len(frames) == len(kinds):
+            all_sent.set()
+        return True
+
+    async def main() -> None:
+        begin = Begin(1, 0, 10_000_000_000, False, "text", prompt=False)
+        with working(tmp_path, 1, 1, begin) as worker:
+            worker._results.send = send  # type: ignore[method-assign, assignment]
+            for seq in range(3):
+                record = RequestRecord(request_id="r", seq=seq, t_intended_ns=1, output="x" * 300)
+                request = HeldRequest(worker, record, b"")
+                worker._requests_by_seq[seq] = request
+                worker._finish(request, None)
+            assert frames == []
+            await asyncio.wait_for(all_sent.wait(), 5)
+
+    monkeypatch.setattr(worker_module, "MAX_MESSAGE", most)
+    uvloop.run(main())
+    messages = [decode(frame) for frame in frames]
+    assert [type(message) for message in messages] == kinds
+    results = messages[0].results if isinstance(messages[0], Ended) else messages
+    assert [done.seq for done in results if isinstance(done, RequestRecord)] == [0, 1, 2]
+
+
+def test_records_reach_the_file_before_they_fill_the_memory(tmp_path: Path) -> None:
+    """Also where results come faster than lines are made, and it is never time to show progress."""
+    path = tmp_path / "out.jsonl"
+    sink = RecordSink(path)
+    reads = array("q", range(10_000)).tobytes()
+    taken = 0
+    while taken * 50_000 < 3 * PENDING_BYTES:
+        sink.take(RequestRecord(request_id="r", seq=taken, t_intended_ns=0, raw_reads=reads))
+        taken += 1
+    assert path.stat().st_size > PENDING_BYTES
+    sink.close()
+    assert path.read_bytes().count(b"\n") == taken
+
+
+def test_percentiles_of_many_gaps_take_no_memory_for_intervals_that_nobody_asks_for() -> None:
+    gaps = np.arange(1_000_000, dtype=np.float32)
+    tracemalloc.start()
+    row = _quantiles("ITL", gaps)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (row["p50"], row["p99_interval"]) == (499_999.5, None)
+    assert peak < gaps.nbytes / 10
