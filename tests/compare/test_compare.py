@@ -27,7 +27,9 @@ from connector_tax.compare.rows import (
     judged,
 )
 from connector_tax.compare.studies import NotComparableError, left_out, refuse_unlike, what_differs
+from connector_tax.compare.versions import Version, curve, refuse_other_rates
 from connector_tax.figures.tables import StudyTables
+from connector_tax.text import tax
 from tests.analysis.tables import edit, edit_csv, select
 from tests.compare.conftest import small_study
 
@@ -247,6 +249,29 @@ def test_the_command_writes_a_page_that_needs_nothing_else(
     assert (out / "forest.png").stat().st_size > 10_000
 
 
+def test_many_studies_are_a_table_over_versions(
+    a: Path, b: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    third = shutil.copytree(b, tmp_path / "third")
+    edit(third / "study.json", lambda document: document.update(study="third-study"))
+    assert main([str(a), str(b), str(third), "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    rows = StudyTables(b / "study.json").at(ALL_RATES, "tpot_p50")
+    said = tax(*rows["nixl_both"].shown)
+    assert f"other-study {said} costs; third-study {said} costs" in told
+    page = (tmp_path / "out" / "versions.html").read_text()
+    assert page.count("<svg") == 2 * len(StudyTables(a / "study.json").connectors)
+    assert "EMULATED" in page
+
+
+def test_a_curve_breaks_where_a_study_has_no_number(a: Path) -> None:
+    row = StudyTables(a / "study.json").at(ALL_RATES, "tpot_p50")["nixl_both"]
+    with_gap = [Version("a", row), Version("b", None), Version("c", row)]
+    assert curve(with_gap).count("M") == 5
+    assert "L" not in curve(with_gap)
+    assert curve([with_gap[0], with_gap[2]]).count("L") == 1
+
+
 def test_taxes_over_other_rates_are_named_and_not_compared(
     a: Path, b: Path, tmp_path: Path
 ) -> None:
@@ -260,6 +285,8 @@ def test_taxes_over_other_rates_are_named_and_not_compared(
     studies = [StudyTables(root / "study.json") for root in (a, other)]
     assert ALL_RATES not in {row.cell for row in compare_rows(*studies)}
     assert any(line.startswith(ALL_RATES) for line in left_out(*studies))
+    with pytest.raises(NotComparableError, match="other rates"):
+        refuse_other_rates(studies)
 
 
 def test_a_folder_without_tables_says_what_to_do(
