@@ -5,7 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from connector_tax.analysis.parquet import table_parquet
+from connector_tax.analysis.aggregate import table_parquet
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.tables import COLUMNS, table_text
 from tests.analysis.tables import table

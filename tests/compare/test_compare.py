@@ -16,15 +16,18 @@ from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import POOLED, TAX
 from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, MARKED, TOO_FEW
 from connector_tax.compare.__main__ import main
-from connector_tax.compare.contrast import Known, difference, from_interval, quantile
 from connector_tax.compare.rows import (
     AA,
     LATENCY,
     ComparedRow,
+    Known,
     Side,
     compare_rows,
     compared,
+    difference,
+    from_interval,
     judged,
+    quantile,
 )
 from connector_tax.compare.studies import NotComparableError, left_out, refuse_unlike, what_differs
 from connector_tax.compare.versions import Version, curve, refuse_other_rates

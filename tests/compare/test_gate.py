@@ -8,9 +8,17 @@ from xml.etree import ElementTree
 import pytest
 
 from connector_tax.artifacts.verdicts import CANNOT_TELL
-from connector_tax.compare.contrast import quantile
-from connector_tax.compare.gate import ABOVE, BELOW, NO_NUMBER, check, main, overall
-from connector_tax.compare.power import decided_bound, plan_lines
+from connector_tax.compare.gate import (
+    ABOVE,
+    BELOW,
+    NO_NUMBER,
+    check,
+    decided_bound,
+    main,
+    overall,
+    plan_lines,
+)
+from connector_tax.compare.rows import quantile
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, write_json
 from tests.figures.figure_study import write_study

@@ -5,6 +5,7 @@ hypotheses. Nothing here depends on when or where it runs: same input, same byte
 """
 
 import argparse
+import io
 import math
 import os
 import sys
@@ -12,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+import polars as pl
 
 from connector_tax.analysis.criteria import criteria
 from connector_tax.analysis.device_tables import device_rows
@@ -28,7 +31,6 @@ from connector_tax.analysis.measure import (
     measure_requests,
     measure_waiting,
 )
-from connector_tax.analysis.parquet import table_parquet
 from connector_tax.analysis.reference import (
     NoReferenceRateError,
     Sweep,
@@ -49,7 +51,8 @@ from connector_tax.artifacts.names import PHASES, CellKey
 from connector_tax.artifacts.record_reader import read_record
 from connector_tax.artifacts.stage_records import HypothesesRecord, RatesRecord
 from connector_tax.artifacts.study_file import Study, load_study
-from connector_tax.artifacts.tables import Row, table_text
+from connector_tax.artifacts.table_reader import column_types
+from connector_tax.artifacts.tables import ROW_TYPES, Row, table_text
 from connector_tax.commands import run_command, study_parser
 from connector_tax.files import ArtifactError, write_bytes, write_json, write_text
 
@@ -180,6 +183,22 @@ def _check_rates(
                 f"{path}: {name} is {rates.get(name)}, the raw cells and the thresholds in"
                 f" study.json give {again[name]}: the file belongs to another state of the study"
             )
+
+
+_TYPES: dict[type, type[pl.DataType]] = {
+    str: pl.String,
+    int: pl.Int64,
+    float: pl.Float64,
+    bool: pl.Boolean,
+}
+
+
+def table_parquet(table: str, text: str) -> bytes:
+    """A table's CSV as parquet; an empty field is null, a column's type the same in every study."""
+    schema = {name: _TYPES[of] for name, (of, _) in column_types(ROW_TYPES[table]).items()}
+    stream = io.BytesIO()
+    pl.read_csv(io.StringIO(text), schema=schema).write_parquet(stream, compression="zstd")
+    return stream.getvalue()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,33 +6,39 @@ taxes are asked for, their intervals are widened so that all of them hold togeth
 """
 
 import argparse
+import itertools
+import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 from xml.etree import ElementTree
 
 import numpy as np
+from scipy.stats import t as student
 
 from connector_tax import text
+from connector_tax.analysis.block_model import POWER, Estimate
+from connector_tax.artifacts import tables
 from connector_tax.artifacts.metrics import METRICS
 from connector_tax.artifacts.names import REFERENCES
+from connector_tax.artifacts.study_file import Study
 from connector_tax.artifacts.verdicts import CANNOT_TELL, MIN_BLOCKS_FOR_VERDICT
-from connector_tax.compare.contrast import quantile
 from connector_tax.compare.page import markdown_table
-from connector_tax.compare.power import decided_bound, plan_lines
-from connector_tax.compare.rows import Side, effect_side
+from connector_tax.compare.rows import Side, effect_side, quantile
 from connector_tax.compare.studies import opened
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import ArtifactError, write_bytes, write_text
+from connector_tax.study.plan import expected_cell_s, known_durations, launch_overhead_s
 
 BELOW, ABOVE, NO_NUMBER = "below", "above", "void or missing"
 STATUS = {BELOW: 0, ABOVE: 1, CANNOT_TELL: 2, NO_NUMBER: 3}
 # A bound that is broken stays broken, whatever else could not be measured.
 WORST_FIRST = (ABOVE, NO_NUMBER, CANNOT_TELL, BELOW)
 WRONG_COMMAND = 64
+PLANNED_BLOCKS = range(MIN_BLOCKS_FOR_VERDICT, 11)
 _BOUND = re.compile(r"(\w+)=([-+]?\d+(?:\.\d+)?)\s*%")
 
 
@@ -122,6 +128,74 @@ def run_checks(
     """Every configuration against every bound, judged together."""
     asked = [(config, metric, bound) for config in configs for metric, bound in bounds]
     return [check(study, *one, at, len(asked)) for one in asked]
+
+
+# ---- what more blocks would decide, from a study as a pilot
+
+
+def decided_bound(error: float, df: float, confidence: float) -> float:
+    """The smallest bound that a study without any tax passes in POWER of its repetitions."""
+    reach = quantile(confidence, df) + float(student.ppf(POWER, df))
+    return float(np.expm1(reach * error))
+
+
+def block_minutes(study: StudyTables) -> float:
+    """Expected minutes of one block of Phase A."""
+    config = study.settings
+    launched = sum(entry["block"] == 0 for entry in study.document["run_order"]["A"])
+    cells = sum(expected_cell_s(config, c["rate_rps"]) for c in study.document["cells"]["A"])
+    known = known_durations(study.document, study.root)
+    return float(launched * (launch_overhead_s(study.document, study.root, known) + cells) / 60)
+
+
+def yardstick_spread(study: StudyTables, at: str) -> float | None:
+    """How much the machine's memory latency differed between launches: standard deviation of logs.
+
+    None where the machine was not watched in two launches of that cell.
+    """
+    cell = study.cell_at(at)
+    seen = [
+        math.log(row.memory_ns_p50)
+        for row in study.cell_rows
+        if (row.phase, row.cell) == ("A", cell) and row.block != tables.POOLED and row.memory_ns_p50
+    ]
+    return float(np.std(seen, ddof=1)) if len(seen) > 1 else None
+
+
+def plan_lines(
+    study: StudyTables, configs: Sequence[str], metrics: Sequence[str], at: str
+) -> Iterator[str]:
+    """A Markdown table of the bounds decided with more blocks, from this study as a pilot."""
+    level = study.settings["statistics"]["confidence"]
+    estimates = {}
+    for config, metric in itertools.product(configs, metrics):
+        side = effect_side(study.at(at, metric).get(config), level)
+        if isinstance(side, Side) and side.known.error is not None:
+            present = tuple(range(side.blocks))
+            estimates[f"{config} {metric}"] = Estimate(*side.known, present)
+    confidence = 1 - (1 - level) / max(1, len(estimates))
+    launches = Study(study.root, study.document).configs("A")
+    minutes = block_minutes(study)
+    spread = yardstick_spread(study, at)
+    plains = len(launches) - len(study.connectors)
+    rows = []
+    for blocks in PLANNED_BLOCKS:
+        grown = [e.with_blocks(len(launches) - 1, blocks) for e in estimates.values()]
+        bounds = [decided_bound(e.error or 0.0, e.df, confidence) for e in grown]
+        if spread is not None:
+            error = spread * math.sqrt((1 + 1 / plains) / blocks)
+            bounds.append(decided_bound(error, (len(launches) - 1) * (blocks - 1), confidence))
+        told = [text.percent(bound) for bound in bounds]
+        rows.append([str(blocks), f"{blocks * minutes:.0f}", *told])
+    yield ""
+    yield f"Bounds that {POWER:.0%} of studies without a tax would pass, from this one as a pilot:"
+    yield ""
+    yard = [] if spread is None else ["the yardstick's part"]
+    yield from markdown_table(["blocks", "minutes", *estimates, *yard], rows)
+    yield ""
+
+
+# ---- the answer
 
 
 def overall(checks: Sequence[BoundCheck]) -> str:

@@ -3,15 +3,18 @@
 Source: docs/compare.md. A join of the two studies' tables. A tax is itself a ratio to its own
 study's plain. What is compared is (1 + tax of B) / (1 + tax of A): 1 where a configuration costs
 the same share in both. A quotient of two percentages would have no meaning where one of them may be
-zero.
+zero. Two studies share no launch, so that the variances of their estimates add, with Welch and
+Satterthwaite's degrees of freedom (Welch, Biometrika 34 (1947) 28).
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import t as student
 
 from connector_tax.analysis.block_model import sidak
 from connector_tax.analysis.resources import EXACT
@@ -24,7 +27,6 @@ from connector_tax.artifacts.verdicts import (
     TOO_FEW,
     verdict_of,
 )
-from connector_tax.compare.contrast import Difference, Known, difference, from_interval
 from connector_tax.compare.studies import (
     Load,
     all_rates,
@@ -42,6 +44,57 @@ AA = "plain (A/A)"
 NO_LOAD: Load = (None, None, None)
 
 Key = tuple[str, str, str, str, str]  # quantity, configuration, phase, cell, metric
+
+
+class Known(NamedTuple):
+    """An estimate, on the scale on which it is compared.
+
+    Attributes:
+        error: its standard error; None where nothing repeats; 0 where it is exact.
+        df: degrees of freedom behind the error; infinite for an exact one.
+    """
+
+    point: float
+    error: float | None
+    df: float
+
+
+class Difference(NamedTuple):
+    """B minus A with its interval; None where one of the two has no error. Of two exact: no df."""
+
+    point: float
+    lo: float | None
+    hi: float | None
+    p: float | None
+    df: float | None
+
+
+def from_interval(point: float, lo: float, hi: float, df: float, confidence: float) -> Known:
+    """What a printed interval says of its estimate, on the same scale.
+
+    Its longer arm is `t(df)` standard errors.
+    """
+    arm = max(hi - point, point - lo)
+    return Known(point, arm / quantile(confidence, df), df)
+
+
+def quantile(confidence: float, df: float) -> float:
+    """Student's t, two-sided."""
+    return float(student.ppf((1 + confidence) / 2, df))
+
+
+def difference(a: Known, b: Known, confidence: float) -> Difference:
+    """B minus A."""
+    point = b.point - a.point
+    if a.error is None or b.error is None:
+        return Difference(point, None, None, None, None)
+    variance = a.error**2 + b.error**2
+    if variance == 0:
+        return Difference(point, point, point, float(point == 0), None)
+    df = variance**2 / sum(known.error**4 / known.df for known in (a, b) if known.error)
+    half = quantile(confidence, df) * math.sqrt(variance)
+    p = float(2 * student.sf(abs(point) / math.sqrt(variance), df))
+    return Difference(point, point - half, point + half, p, df)
 
 
 class Side(NamedTuple):
