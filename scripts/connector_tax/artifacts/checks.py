@@ -4,10 +4,13 @@
 generator's own command judges by the same bounds.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from __future__ import annotations
 
-from connector_tax.artifacts.cell_records import CheckRecord, GeneratorHealth
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from connector_tax.artifacts.cell_records import CheckRecord, GeneratorHealth
 
 
 class Bound(NamedTuple):
