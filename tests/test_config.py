@@ -233,8 +233,6 @@ OVERLAYS = {
     "mine.example.yaml": ("config.yaml", "vllm-cpu.yaml"),
     "short-cpu.yaml": ("vllm-cpu.yaml",),
     "extras.yaml": ("vllm-cpu.yaml",),
-    "poisson-cpu.yaml": ("vllm-cpu.yaml",),
-    "h3-cpu.yaml": ("vllm-cpu.yaml",),
     "h100.yaml": ("h20.yaml",),
     "h100-emulated.yaml": ("h20-emulated.yaml",),
     "emulated-boundary.yaml": ("h20-emulated.yaml",),

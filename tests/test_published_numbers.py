@@ -61,7 +61,7 @@ def _of_row(row: dict[str, str]) -> Iterator[Interval]:
         words = column.split("_")
         if "lo" in words:
             middle = "_".join(word for word in words if word != "lo")
-            estimate = middle or ("tax" if "tax" in row else "estimate")
+            estimate = middle if middle in row else "tax" if "tax" in row else "estimate"
             values = [row.get(name, "") for name in (estimate, column, column.replace("lo", "hi"))]
             if all(values):
                 yield float(values[0]), float(values[1]), float(values[2])
