@@ -50,13 +50,6 @@ class ModelSize:
         """Keys and values of one token, bfloat16."""
         return 2 * self.layers * self.kv_heads * self.head_dim * BYTES_OF_BF16
 
-    def layer_weights_read(self, tokens: int) -> float:
-        """Weights of all layers that a step of so many tokens reads."""
-        if not self.experts:
-            return float(self.layers * self.dense)
-        untouched = (1 - self.experts_per_token / self.experts) ** tokens
-        return self.layers * (self.dense + self.experts * (1 - untouched) * self.expert)
-
 
 def read_model(path: Path, key: str = "rehearsal.model_config") -> ModelSize:
     """The sizes of a model of the Llama, Qwen or Mixtral kind from its config.json.

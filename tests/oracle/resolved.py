@@ -28,7 +28,6 @@ from connector_tax.study.design import resolve
 bases, files = json.loads(sys.argv[1])
 stacks = [[base] for base in bases]
 stacks += [[base, file] for base in bases for file in files]
-stacks += [["vllm-cpu.yaml", "gate.yaml", "mine.example.yaml"]]
 documents = {}
 for stack in stacks:
     config = {}

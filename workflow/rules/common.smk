@@ -40,9 +40,8 @@ from connector_tax.study.guard import (
     remove_temporaries,
     set_job_environment,
 )
-from connector_tax.study.device import read_claim
+from connector_tax.study.device import read_claim, slot_of
 from connector_tax.study.remeasure import withdraw_damaged, withdraw_failed
-from connector_tax.study.device import slot_of
 
 # A configuration named on the command line stands alone; it is not laid over the default.
 if not workflow.overwrite_configfiles and "archive" not in config:

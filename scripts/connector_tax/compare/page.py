@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from connector_tax import report, text
+from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import LATENCY_METRICS
 from connector_tax.artifacts.names import ALL_RATES
@@ -19,6 +17,7 @@ from connector_tax.compare.rows import AA, LATENCY, ComparedRow
 from connector_tax.compare.studies import Differences
 from connector_tax.figures.scorecard import LOST, UNSURE, sign_of
 from connector_tax.figures.tables import StudyTables
+from connector_tax.report.templates import templates
 
 LOOKS = {
     COSTS: "dearer",
@@ -27,7 +26,6 @@ LOOKS = {
     LOST: "without a verdict",
     LESS: "within the margin",
 }
-REPORT = Path(report.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -177,16 +175,12 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> li
 
 def html(comparison: Comparison, figure: Path) -> str:
     """The whole page; the figure is inlined."""
-    environment = Environment(
-        loader=FileSystemLoader([Path(__file__).parent, REPORT]), autoescape=True,
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
     labels = labels_of(comparison)
     tables = [
         (heading, [(row, cells_of(row, labels)) for row in rows])
         for heading, rows in sections(comparison)
     ]
-    template = environment.get_template("compare.html.j2")
+    template = templates([Path(__file__).parent]).get_template("compare.html.j2")
     return (
         template.render(
             title=_title(comparison), comparison=comparison, look=look, headings=HEADINGS,

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from connector_tax import report, text
+from connector_tax import text
 from connector_tax.artifacts.metrics import LATENCY_METRICS, VERDICT_METRICS
 from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import EffectRow
@@ -18,6 +16,7 @@ from connector_tax.artifacts.verdicts import in_words
 from connector_tax.compare.studies import NotComparableError, all_rates
 from connector_tax.figures.scorecard import sign_of
 from connector_tax.figures.tables import StudyTables
+from connector_tax.report.templates import templates
 
 STEP, HEIGHT, EDGE = 24, 36, 4  # of a curve, in its own units
 
@@ -93,10 +92,6 @@ def curve(own: Sequence[Version]) -> str:
 
 def html(studies: Sequence[StudyTables]) -> str:
     """The whole page; it needs nothing else."""
-    environment = Environment(
-        loader=FileSystemLoader([Path(__file__).parent, Path(report.__file__).parent]),
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
     rows = [(*of, curve(of[2])) for of in versions(studies)]
-    template = environment.get_template("versions.html.j2")
+    template = templates([Path(__file__).parent]).get_template("versions.html.j2")
     return template.render(studies=studies, rows=rows, step=STEP, height=HEIGHT) + "\n"

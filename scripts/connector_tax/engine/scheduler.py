@@ -96,10 +96,6 @@ class StepPlan:
     prefill_pairs: int = 0
     admitted: list[Sequence] = field(default_factory=list)
 
-    def completing(self) -> list[Sequence]:
-        """The sequences that get a new token from this step."""
-        return [s for s, n in self.tokens.items() if s.computed + n == s.prefill_len]
-
 
 class Scheduler:
     """Waiting queue, running sequences, KV pool.

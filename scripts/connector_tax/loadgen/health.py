@@ -10,8 +10,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from connector_tax.artifacts.cell_records import GeneratorHealth
-from connector_tax.artifacts.checks import BOUNDS, CHECKS, generator_checks
+from connector_tax.artifacts.cell_records import CheckRecord, GeneratorHealth
+from connector_tax.artifacts.checks import BOUNDS, CHECKS, at_most, generator_checks
 from connector_tax.loadgen.generator import CellResult
 from connector_tax.loadgen.messages import Clock, RequestRecord
 from connector_tax.loadgen.traffic import Load
@@ -223,15 +223,15 @@ def check_concurrency(
 
 def check_processes(health: GeneratorHealth, clock: Clock) -> list[Check]:
     """Check the load generator's processes, as a study's cells do."""
-    return [
-        Check(name, check["value"], f"<= {check['bound']:g}", check["pass"])
-        for name, check in generator_checks(health, clock, BOUNDS).items()
-    ]
+    return [_shown(name, check) for name, check in generator_checks(health, clock, BOUNDS).items()]
 
 
 def _at_most(name: str, value: float | None, bound: float) -> Check:
-    passed = value is not None and value <= bound
-    return Check(name, value, f"<= {bound:g}", passed)
+    return _shown(name, at_most(value, bound))
+
+
+def _shown(name: str, check: CheckRecord) -> Check:
+    return Check(name, check["value"], f"<= {check['bound']:g}", check["pass"])
 
 
 def _percentile(values: Sequence[float], q: float) -> float | None:

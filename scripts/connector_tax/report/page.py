@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import CRITERIA
@@ -18,6 +16,7 @@ from connector_tax.files import read_json, reading
 from connector_tax.report import effects, findings, series, validity
 from connector_tax.report import launches as runs
 from connector_tax.report.answer import answer, limits, notes
+from connector_tax.report.templates import templates
 from connector_tax.seals import changed_settings
 
 COLUMN_FIGURES = (
@@ -56,13 +55,7 @@ def render(study: StudyTables) -> str:
     Raises:
         ArtifactError: a figure, table or record the page is made of is missing or malformed.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates()
     environment.filters |= {
         "percent": text.percent,
         "number": text.number,
