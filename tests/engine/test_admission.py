@@ -4,7 +4,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,21 +92,6 @@ def test_put_back_restores_the_order_of_arrival() -> None:
         waiting.remove(prompt)
     put_back(waiting, taken)
     assert [p.arrival for p in waiting] == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("prefill_admission_policy", "lifo"),
-        ("prefill_admission_lookahead", 0),
-        ("prefill_force_fifo_every", -1),
-        ("prefill_max_tokens", 0),
-        ("prefill_max_batch_size", 0),
-    ],
-)
-def test_invalid_options_are_named(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"{name}: found {value!r}; allowed"):
-        AdmissionOptions(**{name: value})  # type: ignore[arg-type]
 
 
 OPTIONS = st.builds(

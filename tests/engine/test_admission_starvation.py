@@ -6,7 +6,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from connector_tax.engine.admission import AdmissionOptions
 from connector_tax.engine.scheduler import Scheduler, SchedulerOptions, Sequence
 
 LONG = 515
@@ -22,8 +21,18 @@ def passed_by(
 
     Returns -1 if the long one has not started after 1,500 steps.
     """
-    admission = AdmissionOptions("pack", 64, every, 256, batch)
-    options = SchedulerOptions(8192, slots, decode, blocks, BLOCK, False, admission)
+    options = SchedulerOptions(
+        max_num_batched_tokens=8192,
+        max_num_seqs=slots,
+        max_decode_seqs_per_step=decode,
+        kv_blocks=blocks,
+        kv_block_size=BLOCK,
+        enable_prefix_caching=False,
+        prefill_admission_policy="pack",
+        prefill_force_fifo_every=every,
+        prefill_max_tokens=256,
+        prefill_max_batch_size=batch,
+    )
     scheduler = Scheduler(options, MODEL_LEN)
     arrivals = count()
     # The slots are taken when the long one comes.

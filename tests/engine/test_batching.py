@@ -1,8 +1,11 @@
 """The batched service: the right result to the right request, whatever goes wrong."""
 
 import asyncio
+import contextlib
 import os
+import socket
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ import psutil
 import pytest
 import uvloop
 
-from connector_tax.engine.batching import BatchedService
-from connector_tax.engine.service_errors import (
+from connector_tax.engine.batching import (
+    BatchedService,
+    ServiceError,
     ServiceStopped,
     TransformError,
     WorkerDied,
@@ -39,12 +43,11 @@ def run(
     async def main() -> None:
         ours = service or BatchedService(max_batch_size=4, timeout_seconds=0.02)
         await ours.start(worker_class, kwargs)
-        pid = ours.worker_pid
         try:
             await asyncio.wait_for(body(ours), 30)
         finally:
-            await ours.stop()
-        assert not psutil.pid_exists(pid)
+            await asyncio.wait_for(ours.stop(), 20)
+        assert not psutil.Process().children()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     with asyncio.Runner(loop_factory=_loop_factory) as runner:
@@ -283,6 +286,7 @@ def test_a_class_the_worker_cannot_import_is_refused() -> None:
         ("timeout_seconds", 1.5),
         ("max_queue_size", 0),
         ("max_queue_size", 129),
+        ("start_limit_s", 0),
     ],
 )
 def test_options_out_of_range_are_named(option: str, value: float) -> None:
@@ -312,3 +316,184 @@ def test_the_worker_ends_with_its_parent(tmp_path: Path) -> None:
     if psutil.pid_exists(worker):
         psutil.wait_procs([psutil.Process(worker)], timeout=5)
     assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == "zombie"
+
+
+@pytest.mark.parametrize("unread", [True, False])
+def test_a_worker_whose_main_process_goes_ends_without_an_error(unread: bool) -> None:
+    ours, workers = socket.socketpair()
+    with workers:
+        worker = threading.Thread(target=t.Squares().run, args=(workers,))
+        raised: list[BaseException] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading, "excepthook", lambda said: raised.append(said.exc_value))
+            worker.start()
+            ours.recv(1, socket.MSG_PEEK)
+            if not unread:
+                ours.recv(1000)
+            # What was not read makes the close a reset.
+            ours.close()
+            worker.join(10)
+    assert not worker.is_alive()
+    assert raised == []
+
+
+class Abandon(BaseException):
+    """Not an Exception, as CancelledError is none."""
+
+
+@pytest.mark.parametrize("hook", ["preprocess", "postprocess"])
+@pytest.mark.parametrize("error", [asyncio.CancelledError, Abandon])
+def test_a_hook_that_ends_in_no_ordinary_error_fails_its_batch_alone(
+    hook: str, error: type[BaseException]
+) -> None:
+    async def failing(batch: list[Any]) -> list[Any]:
+        if 1 in batch:
+            raise error
+        return batch
+
+    service = BatchedService(4, 0.02)
+    setattr(service, hook, failing)
+
+    async def body(service: BatchedService) -> None:
+        got = await outcomes(service, [1, 2, 3, 4, 5, 6, 7, 8])
+        assert all(
+            isinstance(e, ServiceError) and f"ended in {error.__name__}" in str(e) for e in got[:4]
+        )
+        assert got[4:] == [25, 36, 49, 64]
+
+    run(body, t.Squares, service=service)
+
+
+@pytest.mark.parametrize("hook", ["preprocess", "postprocess"])
+def test_a_hook_that_ignores_its_cancellation_does_not_hold_up_stop(hook: str) -> None:
+    async def main() -> None:
+        entered = asyncio.Event()
+
+        async def ignoring(batch: list[Any]) -> list[Any]:
+            entered.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return batch
+
+        service = BatchedService(1, 0.02)
+        setattr(service, hook, ignoring)
+        await service.start(t.Squares)
+        call = asyncio.create_task(service.do_one(2))
+        await entered.wait()
+        await asyncio.wait_for(service.stop(), 10)
+        with pytest.raises(ServiceStopped):
+            await call
+
+    asyncio.run(main())
+
+
+def test_a_stopped_service_can_be_started_again(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    async def main() -> None:
+        deaths: list[WorkerDied] = []
+        service = BatchedService(4, 0.02, 2)
+        service.on_worker_death = deaths.append
+        for _ in range(3):
+            await service.start(t.Gated, {"gate": str(gate)})
+            # Left in every stage: at the worker, in the pipeline, in the buffer.
+            waiting = [asyncio.create_task(service.do_one(0)) for _ in range(15)]
+            while not service._at_worker:
+                await asyncio.sleep(0)
+            await service.stop()
+            assert {type(e) for e in await asyncio.gather(*waiting, return_exceptions=True)} == {
+                ServiceStopped
+            }
+            await service.start(t.Squares)
+            assert await asyncio.wait_for(outcomes(service, list(range(40))), 10) == [
+                x * x for x in range(40)
+            ]
+            await service.stop()
+        assert not deaths
+
+    asyncio.run(main())
+
+
+def test_a_service_whose_worker_died_can_be_started_again() -> None:
+    async def main() -> None:
+        service = BatchedService(1, 0.02)
+        died: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
+        service.on_worker_death = died.set_result
+        await service.start(t.Squares)
+        os.kill(service.worker_pid, 9)
+        await died
+        with pytest.raises(WorkerDied):
+            await service.do_one(1)
+        await service.stop()
+        await service.start(t.Squares)
+        assert await service.do_one(3) == 9
+        await service.stop()
+
+    asyncio.run(main())
+
+
+def test_a_service_is_started_once() -> None:
+    async def body(service: BatchedService) -> None:
+        pid = service.worker_pid
+        with pytest.raises(ServiceError, match="started already"):
+            await service.start(t.Squares)
+        assert service.worker_pid == pid
+        assert await service.do_one(3) == 9
+
+    run(body, t.Squares)
+
+
+def test_a_start_that_is_stopped_or_cancelled_leaves_no_worker() -> None:
+    async def main() -> None:
+        service = BatchedService(1)
+        for end in ("stop", "cancel"):
+            starting = asyncio.create_task(service.start(t.NeverReady))
+            while not psutil.Process().children():
+                await asyncio.sleep(0.01)
+            if end == "stop":
+                await service.stop()
+                with pytest.raises(ServiceStopped):
+                    await starting
+            else:
+                starting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await starting
+            assert not psutil.Process().children()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("bad", "kind"), [("bad", "TypeError"), ("huge", "OverflowError")])
+def test_a_result_that_cannot_be_sent_fails_alone(bad: str, kind: str) -> None:
+    async def body(service: BatchedService) -> None:
+        got = await outcomes(service, ["a", bad, "b", "surrogate"])
+        assert [got[0], got[2]] == ["a", "b"]
+        assert isinstance(got[1], TransformError)
+        assert got[1].kind == kind
+        assert isinstance(got[3], TransformError)
+        assert str(got[3]) == "ValueError: \\udcff"
+
+    run(body, t.Unsendable)
+
+
+@pytest.mark.parametrize(
+    ("item", "says"), [("surrogate", "ValueError: \\udcff"), ("textless", "Textless: (no text)")]
+)
+def test_an_error_that_cannot_be_told_is_still_named(item: str, says: str) -> None:
+    async def body(service: BatchedService) -> None:
+        got = await outcomes(service, [item, "a", "b", "c", "d", "e", "f", "g"])
+        assert all(isinstance(e, TransformError) and str(e) == says for e in got[:4])
+        assert got[4:] == ["d", "e", "f", "g"]
+
+    run(body, t.RaisesUnprintable)
+
+
+def test_a_worker_that_is_not_ready_in_time_is_named_and_ended() -> None:
+    async def main() -> None:
+        service = BatchedService(1, start_limit_s=0.5)
+        with pytest.raises(WorkerDied, match=r"was not ready in 0\.5 s"):
+            await asyncio.wait_for(service.start(t.NeverReady), 20)
+        assert not psutil.Process().children()
+
+    asyncio.run(main())

@@ -16,8 +16,6 @@ from typing import Annotated, Literal, Protocol, TypeVar
 from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.study_records import Count
 
-POLICIES = ("fifo", "pack")
-
 
 class Waiting(Protocol):
     """What the admission looks at."""
@@ -33,11 +31,7 @@ class Waiting(Protocol):
 
 @dataclass(frozen=True)
 class AdmissionOptions:
-    """The options of an admission.
-
-    Raises:
-        ValueError: an option out of its range; names the option.
-    """
+    """The options of an admission."""
 
     prefill_admission_policy: Annotated[
         Literal["fifo", "pack"], says("which waiting requests start")
@@ -53,18 +47,6 @@ class AdmissionOptions:
     decode_first: Annotated[
         bool, says("decode takes its share of a step's tokens before prefill")
     ] = False
-
-    def __post_init__(self) -> None:
-        if self.prefill_admission_policy not in POLICIES:
-            raise _invalid(self, "prefill_admission_policy", "fifo or pack")
-        if self.prefill_admission_lookahead < 1:
-            raise _invalid(self, "prefill_admission_lookahead", "at least 1")
-        if self.prefill_force_fifo_every < 0:
-            raise _invalid(self, "prefill_force_fifo_every", "at least 0")
-        for name in ("prefill_max_tokens", "prefill_max_batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise _invalid(self, name, "at least 1, or null")
 
 
 R = TypeVar("R", bound=Waiting)
@@ -143,7 +125,3 @@ def put_back(waiting: deque[R], requests: Sequence[R]) -> None:
         while place < len(waiting) and waiting[place].arrival < request.arrival:
             place += 1
         waiting.insert(place, request)
-
-
-def _invalid(options: AdmissionOptions, name: str, allowed: str) -> ValueError:
-    return ValueError(f"{name}: found {getattr(options, name)!r}; allowed: {allowed}")

@@ -16,9 +16,9 @@ from connector_tax.engine.admission import Admission, AdmissionOptions, put_back
 from connector_tax.engine.kv import BlockPool, Holding
 
 
-@dataclass(frozen=True)
-class SchedulerOptions:
-    """The limits of a step, and the KV pool."""
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions(AdmissionOptions):
+    """The limits of a step, the KV pool, and the options of the admission."""
 
     max_num_batched_tokens: Annotated[Count, says("prefill and decode tokens of one step")]
     max_num_seqs: Annotated[Count, says("sequences that run at once")]
@@ -28,7 +28,6 @@ class SchedulerOptions:
     kv_blocks: Annotated[Count, says("the KV pool")]
     kv_block_size: Annotated[Count, says("tokens of a block")]
     enable_prefix_caching: Annotated[bool, says("prompts share KV blocks of equal beginnings")]
-    admission: AdmissionOptions
 
 
 class Sequence:
@@ -116,7 +115,7 @@ class Scheduler:
                 f"one sequence of max_model_len {max_model_len}"
             )
         self._options = options
-        self._admission = Admission(options.admission, max_model_len)
+        self._admission = Admission(options, max_model_len)
         self.pool = BlockPool(
             options.kv_blocks, options.kv_block_size, options.enable_prefix_caching
         )
@@ -162,7 +161,7 @@ class Scheduler:
         """The next step; `commit` it before the next `plan`."""
         plan = StepPlan()
         before = self.preemptions
-        if self._options.admission.decode_first:
+        if self._options.decode_first:
             self._plan_decodes(plan)
             self._plan_prefills(plan)
         else:
@@ -171,7 +170,7 @@ class Scheduler:
         # blocks of the one that just lost its own.
         if self.preemptions == before:
             self._admit(plan)
-        if not self._options.admission.decode_first:
+        if not self._options.decode_first:
             self._plan_decodes(plan)
         self._count(plan)
         self._in_step = plan

@@ -11,29 +11,18 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from connector_tax import __version__
-from connector_tax.engine.bodies import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    Generation,
-    TokenizeRequest,
-    chat_text,
-    parse_body,
-    refuse_unsupported,
-)
-from connector_tax.engine.completion import Answer, Completion, error_body
+from connector_tax.engine.completion import Answer, Completion, FaultyCompletion, error_body
 from connector_tax.engine.faults import Fault, FaultKind, parse_header
-from connector_tax.engine.faulty import FaultyCompletion
 from connector_tax.engine.http import HttpProtocol, Request
 from connector_tax.engine.kv import block_digests
 from connector_tax.engine.loop import Engine
 from connector_tax.engine.scheduler import Sequence
-from connector_tax.engine.steplog import LineLog
+from connector_tax.engine.logs import LineLog, RequestTruth
 from connector_tax.engine.tokens import (
     TOKEN_BYTES,
     Vocabulary,
@@ -41,12 +30,76 @@ from connector_tax.engine.tokens import (
     prompt_bytes,
     prompt_seed,
 )
-from connector_tax.engine.truth import RequestTruth
 
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _DEFAULT_MAX_TOKENS = 16
 
 Route = Callable[[Request, HttpProtocol], None]
+Body = TypeVar("Body")
+
+
+class ApiError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+
+class StreamOptions(msgspec.Struct):
+    """What else to stream."""
+
+    include_usage: bool = False
+
+
+class Generation(msgspec.Struct):
+    """The fields completions and chat have in common; those not named here have no effect."""
+
+    model: str | None = None
+    min_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool = False
+    n: int | None = None
+    stop: str | list[str] | None = None
+
+
+class CompletionRequest(Generation):
+    """POST /v1/completions."""
+
+    prompt: str | list[Any] = msgspec.field(default_factory=list)
+    max_tokens: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    """One message of a chat."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ChatRequest(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = msgspec.field(default_factory=list)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    tools: list[Any] | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class TokenizeRequest(msgspec.Struct):
+    """POST /tokenize."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
 
 
 class Application:
@@ -242,12 +295,8 @@ class Application:
         arrival: int,
         digests: list[bytes],
     ) -> None:
-        parts = (answer, request, protocol, self._vocabulary)
-        completion: Completion
-        if fault is None:
-            completion = Completion(*parts, None, self._ended)
-        else:
-            completion = FaultyCompletion(*parts, fault, self._ended)
+        kind = Completion if fault is None else FaultyCompletion
+        completion = kind(answer, request, protocol, self._vocabulary, fault, self._ended)
         sequence = Sequence(arrival, answer.prompt_tokens, answer.limit, digests, completion)
         self._live[completion] = sequence
         protocol.on_disconnect = lambda: completion.disconnected("disconnected")
@@ -341,6 +390,36 @@ class Application:
                 )
             )
         raise ApiError(status, "injected fault")
+
+
+def parse_body(body: bytes, kind: type[Body]) -> Body:
+    """A request's body; ApiError where it is not one."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"Invalid request body: {error}") from error
+
+
+def chat_text(messages: list[ChatMessage]) -> str:
+    """The text that a chat's messages become a prompt as."""
+    words = []
+    for message in messages:
+        words.append(message.role)
+        if isinstance(message.content, str):
+            words.append(message.content)
+        else:
+            words.extend(str(part.get("text", "")) for part in message.content or [])
+    return " ".join(words)
+
+
+def refuse_unsupported(body: Generation, unset: tuple[str, ...], single: tuple[str, ...]) -> None:
+    """Raise ApiError where a field of `unset` is set, or one of `single` is not 1."""
+    for name in unset:
+        if getattr(body, name):
+            raise ApiError(400, f"{name} is not supported by the embedded engine", name)
+    for name in single:
+        if getattr(body, name) not in (None, 1):
+            raise ApiError(400, f"{name} must be 1 on the embedded engine", name)
 
 
 def refusal(status: int, message: str) -> bytes:
