@@ -15,8 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts.launch_files import EngineFiles
 from connector_tax.artifacts.stage_records import OverlayStatus, VllmDescription
-from connector_tax.files import fsync_directory, sha256_file, write_text
+from connector_tax.artifacts.study_records import EngineSection
+from connector_tax.config import ROOT, pythons_of
+from connector_tax.files import fsync_directory, read_json, sha256_file, write_text
 
 MARKER = "CONNECTOR_TAX_PATCH"
 PROBE = "connector_tax_step_probe"
@@ -167,6 +170,36 @@ def sources_sha256(package: Path) -> str:
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{sha256_file(path)}  {path.relative_to(package).as_posix()}\n".encode())
     return digest.hexdigest()
+
+
+def engine_files(engine: EngineSection) -> dict[str, EngineFiles]:
+    """By interpreter, as the study names it: `lock_sha256` and `sources_sha256`.
+
+    The lock is None where the environment was not built from one of this project's, the sources
+    where there is no vLLM. An embedded engine has no interpreter of its own. Reads every source,
+    which takes a second or so.
+
+    Args:
+        engine: the `engine` section of a study's configuration.
+    """
+    if "python" not in engine:
+        return {}
+    return {
+        python: {"lock_sha256": _lock(ROOT / python), "sources_sha256": _sources(ROOT / python)}
+        for python in pythons_of(engine)
+    }
+
+
+def _lock(python: Path) -> str | None:
+    stamp = python.parents[1] / "built.json"
+    return str(read_json(stamp)["lock_sha256"]) if stamp.exists() else None
+
+
+def _sources(python: Path) -> str | None:
+    try:
+        return sources_sha256(package_of(python))
+    except OverlayError:
+        return None
 
 
 def leftovers(package: Path) -> list[str]:
