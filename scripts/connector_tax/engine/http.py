@@ -11,6 +11,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ _CLOSE = b"connection: close\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 
 
+@dataclass(slots=True)
 class Request:
     """One request, whole.
 
@@ -38,26 +40,14 @@ class Request:
         size: bytes of head and body, as they count against a connection's limit.
     """
 
-    __slots__ = (
-        "body",
-        "chunked",
-        "headers",
-        "keep_alive",
-        "method",
-        "path",
-        "size",
-        "t_arrival_ns",
-    )
-
-    def __init__(self, t_arrival_ns: int, method: str, path: str) -> None:
-        self.t_arrival_ns = t_arrival_ns
-        self.method = method
-        self.path = path
-        self.headers: dict[bytes, bytes] = {}
-        self.body = b""
-        self.keep_alive = True
-        self.chunked = True
-        self.size = 0
+    t_arrival_ns: int
+    method: str = ""
+    path: str = ""
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body: bytes = b""
+    keep_alive: bool = False
+    chunked: bool = True
+    size: int = 0
 
 
 Handler = Callable[[Request, "HttpProtocol"], None]
@@ -133,8 +123,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         if self._current is None:
-            self._current = Request(self._t_read_ns, "", "")
-            self._current.keep_alive = False
+            self._current = Request(self._t_read_ns)
             self.respond(status, self._refuse(status, message))
         else:
             self._transport.close()
@@ -173,13 +162,17 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         path = self._url.partition(b"?")[0].decode("latin-1")
-        request = Request(self._t_read_ns, self._parser.get_method().decode(), path)
-        request.headers = self._headers
-        request.body = bytes(self._body)
-        request.size = self._head_size + len(self._body)
+        request = Request(
+            self._t_read_ns,
+            self._parser.get_method().decode(),
+            path,
+            self._headers,
+            bytes(self._body),
+            keep_alive=self._parser.should_keep_alive(),
+            chunked=self._parser.get_http_version() != "1.0",
+            size=self._head_size + len(self._body),
+        )
         self._body = bytearray()
-        request.keep_alive = self._parser.should_keep_alive()
-        request.chunked = self._parser.get_http_version() != "1.0"
         if self._current is None:
             self._answer(request)
         elif len(self._waiting) < _MAX_PIPELINED:

@@ -120,11 +120,6 @@ class Engine:
         else:
             self.scheduler.abort(sequence)
 
-    @property
-    def waiting(self) -> int:
-        """Requests the last step left waiting; later arrivals are not yet known to it (vLLM)."""
-        return len(self.scheduler.waiting)
-
     # -- steps ----------------------------------------------------------------------------------
 
     async def _run(self) -> None:
@@ -166,7 +161,7 @@ class Engine:
         for sequence in plan.admitted:
             if not sequence.sink.t_admitted_ns:
                 sequence.sink.t_admitted_ns = start
-        running, waiting = self.scheduler.running, self.waiting
+        running, waiting = self.scheduler.running, len(self.scheduler.waiting)
         device_start, deadline = await self._service.do_one(
             [start, meta + finished, load, plan.prefill_tokens, plan.decode_seqs, plan.kv_tokens]
         )

@@ -30,10 +30,11 @@ class SchedulerOptions(AdmissionOptions):
     enable_prefix_caching: Annotated[bool, says("prompts share KV blocks of equal beginnings")]
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One request inside the engine.
 
-    Args:
+    Attributes:
         arrival: position in the order of arrival, unique.
         prompt_len: prompt tokens, at least 1.
         output_len: tokens it will generate, at least 1.
@@ -41,32 +42,16 @@ class Sequence:
         sink: where its tokens go; the scheduler does not look at it.
     """
 
-    __slots__ = (
-        "aborted",
-        "arrival",
-        "computed",
-        "digests",
-        "generated",
-        "holding",
-        "output_len",
-        "preemptions",
-        "prompt_len",
-        "sink",
-    )
-
-    def __init__(
-        self, arrival: int, prompt_len: int, output_len: int, digests: list[bytes], sink: Any = None
-    ) -> None:
-        self.arrival = arrival
-        self.prompt_len = prompt_len
-        self.output_len = output_len
-        self.digests = digests
-        self.sink = sink
-        self.generated = 0
-        self.computed = 0
-        self.preemptions = 0
-        self.aborted = False
-        self.holding = Holding()
+    arrival: int
+    prompt_len: int
+    output_len: int
+    digests: list[bytes]
+    sink: Any = None
+    generated: int = 0
+    computed: int = 0
+    preemptions: int = 0
+    aborted: bool = False
+    holding: Holding = field(default_factory=Holding)
 
     @property
     def prefill_len(self) -> int:

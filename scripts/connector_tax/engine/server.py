@@ -187,21 +187,8 @@ class Application:
             self._send_metrics(protocol)
 
     def _send_metrics(self, protocol: HttpProtocol) -> None:
-        scheduler, options = self._engine.scheduler, self._engine.config.scheduler
-        page = self._engine.metrics.render(
-            running=scheduler.running,
-            waiting=self._engine.waiting,
-            kv_usage=scheduler.pool.usage,
-            preemptions=scheduler.preemptions,
-            prefix_queries=scheduler.prefix_queries,
-            prefix_hits=scheduler.prefix_hits,
-            cache_config={
-                "block_size": options.kv_block_size,
-                "enable_prefix_caching": options.enable_prefix_caching,
-                "kv_cache_size_tokens": options.kv_blocks * options.kv_block_size,
-                "num_gpu_blocks": options.kv_blocks,
-            },
-        )
+        engine = self._engine
+        page = engine.metrics.render(engine.scheduler, engine.config.scheduler)
         protocol.respond(200, page, _METRICS_TYPE)
 
     def _tokenize(self, request: Request, protocol: HttpProtocol) -> None:
@@ -281,24 +268,20 @@ class Application:
             finish_reason=reason,
             seed=seed,
         )
-        if fault is not None:
-            self._strike(fault, answer, request)
-        digests = block_digests(packed, TOKEN_BYTES, self._engine.config.scheduler.kv_block_size)
-        self._run(request, protocol, answer, fault, arrival, digests)
-
-    def _run(
-        self,
-        request: Request,
-        protocol: HttpProtocol,
-        answer: Answer,
-        fault: Fault | None,
-        arrival: int,
-        digests: list[bytes],
-    ) -> None:
+        block_size = self._engine.config.scheduler.kv_block_size
         kind = Completion if fault is None else FaultyCompletion
         completion = kind(answer, request, protocol, self._vocabulary, fault, self._ended)
-        sequence = Sequence(arrival, answer.prompt_tokens, answer.limit, digests, completion)
+        digests = block_digests(packed, TOKEN_BYTES, block_size)
+        sequence = Sequence(arrival, answer.prompt_tokens, limit, digests, completion)
         self._live[completion] = sequence
+        if fault is not None and fault.kind is FaultKind.DIE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault is not None and fault.kind is FaultKind.PREFIX_HIT:
+            self._engine.metrics.extra_prefix_hits += block_size
+        if fault is not None and fault.kind in (FaultKind.HTTP_429, FaultKind.HTTP_500):
+            status = 429 if fault.kind is FaultKind.HTTP_429 else 500
+            completion.respond(status, error_body(status, "injected fault"), 0, fault.kind)
+            return
         protocol.on_disconnect = lambda: completion.disconnected("disconnected")
         completion.begin()
         self._engine.submit(sequence)
@@ -365,31 +348,6 @@ class Application:
             return parse_header(header)
         except ValueError as error:
             raise ApiError(400, f"X-Embedded-Fault: {error}") from error
-
-    def _strike(self, fault: Fault, answer: Answer, request: Request) -> None:
-        """The faults that strike before there is a completion."""
-        if fault.kind is FaultKind.DIE:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if fault.kind is FaultKind.PREFIX_HIT:
-            self._engine.metrics.extra_prefix_hits += self._engine.config.scheduler.kv_block_size
-        if fault.kind not in (FaultKind.HTTP_429, FaultKind.HTTP_500):
-            return
-        status = 429 if fault.kind is FaultKind.HTTP_429 else 500
-        if self._truth_log is not None:
-            self._truth_log.write(
-                RequestTruth(
-                    request_id=answer.request_id,
-                    t_arrival_ns=request.t_arrival_ns,
-                    t_headers_ns=time.monotonic_ns(),
-                    writes=[],
-                    prompt_tokens=answer.prompt_tokens,
-                    completion_tokens=0,
-                    preemptions=0,
-                    fault=fault.kind,
-                    outcome=fault.kind,
-                )
-            )
-        raise ApiError(status, "injected fault")
 
 
 def parse_body(body: bytes, kind: type[Body]) -> Body:

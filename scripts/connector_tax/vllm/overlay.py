@@ -72,14 +72,6 @@ def install(folder: Path) -> dict[str, str]:
     return {name: sha256_file(folder / name) for name in _FILES}
 
 
-def installed(folder: Path) -> bool:
-    """Whether the overlay is there, whole and of this version."""
-    return all(
-        (folder / name).exists() and (folder / name).read_text(encoding="utf-8") == text
-        for name, text in _FILES.items()
-    )
-
-
 def remove(folder: Path) -> list[str]:
     """Delete the overlay; the names of the files that were there.
 
