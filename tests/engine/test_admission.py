@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,59 +23,45 @@ def prompts(*lengths: int) -> deque[Prompt]:
     return deque(Prompt(i, n) for i, n in enumerate(lengths))
 
 
-def take(waiting: deque[Prompt], max_reqs: int = 8, **options: Any) -> list[int]:
-    admission = Admission(AdmissionOptions(**options), CONTEXT)
-    return [p.arrival for p in admission.take(waiting, max_reqs)]
-
-
 PACK: dict[str, Any] = {"prefill_admission_policy": "pack", "prefill_admission_lookahead": 16}
 
 
-def test_fifo_stops_at_the_first_that_does_not_fit() -> None:
-    waiting = prompts(2, 3, 4, 1)
-    assert take(waiting, prefill_max_tokens=6) == [0, 1]
-    assert [p.arrival for p in waiting] == [2, 3]
+@pytest.mark.parametrize(
+    ("lengths", "budget", "options", "rounds"),
+    [
+        pytest.param((2, 3, 4, 1), 6, {}, [[0, 1], [2, 3]], id="fifo stops at what does not fit"),
+        pytest.param((100, 1, 1), 4, {}, [[0], [1, 2]], id="fifo takes an oversized head alone"),
+        pytest.param((900, 900, 900), None, {}, [[0, 1, 2]], id="fifo without a budget takes all"),
+        pytest.param((100, 2, 2), 4, PACK, [[1, 2], [0]], id="pack passes an oversized head"),
+        pytest.param((100, 100), 4, PACK, [[0], [1]], id="pack takes one where all are oversized"),
+        pytest.param((5, 3, 4, 1, 2), 6, PACK, [[1, 3, 4], [2], [0]], id="pack takes the cheapest"),
+        pytest.param((5, 3, 1), None, PACK, [[0, 1, 2]], id="pack without a budget is fifo"),
+        pytest.param(
+            (4, 4, 1, 1),
+            4,
+            {**PACK, "prefill_admission_lookahead": 2},
+            [[0], [2], [3], [1]],
+            id="pack looks no further than its window",
+        ),
+        pytest.param(
+            (5000, 1), CONTEXT + 1, {}, [[0, 1]], id="beyond the context counts as the context"
+        ),
+    ],
+)
+def test_the_rounds_of_a_policy(
+    lengths: tuple[int, ...], budget: int | None, options: dict[str, Any], rounds: list[list[int]]
+) -> None:
+    admission = Admission(AdmissionOptions(prefill_max_tokens=budget, **options), CONTEXT)
+    waiting = prompts(*lengths)
+    taken = []
+    while waiting:
+        taken.append([p.arrival for p in admission.take(waiting, 8)])
+    assert taken == rounds
 
 
-def test_fifo_takes_an_oversized_head_alone() -> None:
-    waiting = prompts(100, 1, 1)
-    assert take(waiting, prefill_max_tokens=4) == [0]
-    assert take(waiting, prefill_max_tokens=4) == [1, 2]
-
-
-def test_fifo_without_a_budget_takes_all_it_may() -> None:
-    assert take(prompts(900, 900, 900), max_reqs=2) == [0, 1]
-
-
-def test_pack_passes_an_oversized_head() -> None:
-    waiting = prompts(100, 2, 2)
-    assert take(waiting, prefill_max_tokens=4, **PACK) == [1, 2]
-    assert [p.arrival for p in waiting] == [0]
-
-
-def test_pack_takes_the_head_when_all_are_oversized() -> None:
-    waiting = prompts(100, 100)
-    assert take(waiting, prefill_max_tokens=4, **PACK) == [0]
-    assert [p.arrival for p in waiting] == [1]
-
-
-def test_pack_takes_the_cheapest_and_gives_them_in_order_of_arrival() -> None:
-    waiting = prompts(5, 3, 4, 1, 2)
-    assert take(waiting, prefill_max_tokens=6, **PACK) == [1, 3, 4]
-    assert [p.arrival for p in waiting] == [0, 2]
-
-
-def test_pack_looks_no_further_than_its_window() -> None:
-    options = {**PACK, "prefill_admission_lookahead": 2}
-    assert take(prompts(4, 4, 1, 1), prefill_max_tokens=4, **options) == [0]
-
-
-def test_pack_without_a_budget_is_fifo() -> None:
-    assert take(prompts(5, 3, 1), max_reqs=2, **PACK) == [0, 1]
-
-
-def test_a_prompt_beyond_the_context_counts_as_the_context() -> None:
-    assert take(prompts(5000, 1), prefill_max_tokens=CONTEXT + 1) == [0, 1]
+def test_a_round_takes_no_more_than_it_may() -> None:
+    waiting = prompts(1, 1, 1)
+    assert len(Admission(AdmissionOptions(), CONTEXT).take(waiting, 2)) == 2
 
 
 def test_every_nth_round_is_fifo() -> None:

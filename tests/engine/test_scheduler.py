@@ -106,8 +106,6 @@ def test_a_repeated_prompt_hits_the_prefix_cache_but_for_its_last_token() -> Non
         assert plan.prefill_tokens == (16 if arrival == 0 else 4)
         scheduler.commit(plan)
     assert (scheduler.prefix_queries, scheduler.prefix_hits) == (32, 12)
-    assert scheduler.pool.reset_cache()
-    assert scheduler.pool.cached == 0
 
 
 def test_different_prompts_never_hit() -> None:
@@ -118,13 +116,6 @@ def test_different_prompts_never_hit() -> None:
             step(scheduler)
     assert scheduler.prefix_hits == 0
     assert scheduler.pool.cached > 0
-
-
-def test_the_cache_cannot_be_reset_under_a_running_request() -> None:
-    scheduler = Scheduler(options(), MAX_LEN)
-    scheduler.add(sequence(0, 16, 5))
-    step(scheduler)
-    assert not scheduler.pool.reset_cache()
 
 
 def test_a_pool_smaller_than_one_sequence_is_refused() -> None:

@@ -124,11 +124,3 @@ class BlockPool:
         self._free += holding.own
         holding.shared = []
         holding.own = 0
-
-    def reset_cache(self) -> bool:
-        """Forget every cached block; False (and no change) while one is in use."""
-        if self._users:
-            return False
-        self._free += len(self._idle)
-        self._idle.clear()
-        return True

@@ -94,14 +94,6 @@ class ChatRequest(Generation):
     response_format: dict[str, Any] | None = None
 
 
-class TokenizeRequest(msgspec.Struct):
-    """POST /tokenize."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-
-
 class Application:
     """Answers the requests of every connection.
 
@@ -125,12 +117,9 @@ class Application:
         self._live: dict[Completion, Sequence] = {}
         self._routes: dict[str, dict[str, Route]] = {
             "/health": {"GET": self._health},
-            "/ping": {"GET": self._health, "POST": self._health},
             "/version": {"GET": self._version},
             "/v1/models": {"GET": self._models},
             "/metrics": {"GET": self._metrics},
-            "/tokenize": {"POST": self._tokenize},
-            "/reset_prefix_cache": {"POST": self._reset_prefix_cache},
             "/v1/completions": {"POST": self._completions},
             "/v1/chat/completions": {"POST": self._chat},
         }
@@ -190,24 +179,6 @@ class Application:
         engine = self._engine
         page = engine.metrics.render(engine.scheduler, engine.config.scheduler)
         protocol.respond(200, page, _METRICS_TYPE)
-
-    def _tokenize(self, request: Request, protocol: HttpProtocol) -> None:
-        body = parse_body(request.body, TokenizeRequest)
-        self._check_model(body.model)
-        if body.messages is None and body.prompt is None:
-            raise ApiError(400, "prompt or messages is required", "prompt")
-        text = body.prompt if body.prompt is not None else chat_text(body.messages or [])
-        tokens = self._vocabulary.tokenize(text)
-        limit = self._model.max_model_len
-        _json(
-            protocol,
-            {"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": None},
-        )
-
-    def _reset_prefix_cache(self, _: Request, protocol: HttpProtocol) -> None:
-        if not self._engine.scheduler.pool.reset_cache():
-            raise ApiError(409, "The prefix cache is in use by running requests")
-        protocol.respond(200, b"")
 
     # -- completions ----------------------------------------------------------------------------
 
