@@ -1,4 +1,4 @@
-"""Launch an engine as a child process and wait until it is ready, for the engine's own benchmarks."""
+"""Launch an engine as a child process and wait until it is ready."""
 
 import asyncio
 import contextlib

@@ -125,7 +125,9 @@ class Admission:
     def _cost(self, request: Sequence) -> int:
         return min(request.prefill_len, self._max_context)
 
-    def _take_fifo(self, waiting: deque[Sequence], max_reqs: int, budget: int | None) -> list[Sequence]:
+    def _take_fifo(
+        self, waiting: deque[Sequence], max_reqs: int, budget: int | None
+    ) -> list[Sequence]:
         taken: list[Sequence] = []
         used = 0
         while waiting and len(taken) < max_reqs:

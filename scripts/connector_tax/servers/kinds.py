@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         StudyDocument,
     )
 
-# The project's folder, the temporary folder: launch.sh resolves both, so that no path of the machine
-# stands in an artifact.
+# The project's folder, the temporary folder: launch.sh resolves both, so that no path of this
+# machine stands in an artifact.
 ROOT_MARK, TMP_MARK = "{root}", "{tmp}"
 STEP_LOG_PREFIX = "engine_step"
 STEP_LOG_VARIABLE = "AGENTIC_STEP_LOG_PATH"

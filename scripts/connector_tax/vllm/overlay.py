@@ -27,9 +27,11 @@ DEVICE_TIME = "connector_tax_device_time"
 SETTINGS_PROBE = "connector_tax_settings_probe"
 _ROOM = Path(__file__).parent
 _VERSION = "1.0"
-_PACKAGE = (
-    "from importlib.util import find_spec; print(find_spec('vllm').submodule_search_locations[0])"
-)
+_PACKAGE = """
+import json
+from importlib.util import find_spec
+print(json.dumps(find_spec("vllm").submodule_search_locations[0]))
+"""
 _FILES = {
     **{
         f"{package}/{path.name}": path.read_text(encoding="utf-8")
@@ -149,11 +151,7 @@ def package_of(python: Path) -> Path:
     Raises:
         OverlayError: the interpreter or vLLM is missing.
     """
-    try:
-        done = subprocess.run([python, "-c", _PACKAGE], check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise OverlayError(f"{python}: no vLLM: {error}") from error
-    return Path(done.stdout.strip())
+    return Path(_asked(python, "-c", _PACKAGE))
 
 
 def sources_sha256(package: Path) -> str:

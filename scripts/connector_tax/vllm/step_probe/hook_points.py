@@ -74,7 +74,8 @@ def missing_hooks() -> list[str]:
     lacking = missing((*NEEDED, (OUTPUT, "SchedulerOutput")))
     if not any(OUTPUT in entry for entry in lacking):
         fields = found(OUTPUT, "SchedulerOutput").__dataclass_fields__
-        lacking += [f"{OUTPUT}.SchedulerOutput.{name}" for name in OUTPUT_FIELDS if name not in fields]
+        unknown = [name for name in OUTPUT_FIELDS if name not in fields]
+        lacking += [f"{OUTPUT}.SchedulerOutput.{name}" for name in unknown]
     return lacking
 
 
