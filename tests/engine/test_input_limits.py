@@ -107,7 +107,9 @@ def test_input_is_counted_until_it_is_answered(fresh: Launched) -> None:
 def test_a_body_over_the_limit_is_refused_with_its_reason(fresh: Launched) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
     with socket.create_connection(("127.0.0.1", fresh.port), timeout=20) as connection:
-        offer(connection, iter([head, *[b"%x\r\n%b\r\n" % (PIECE, b" " * PIECE)] * 16]))
+        sent = offer(connection, iter([head, *[b"%x\r\n%b\r\n" % (PIECE, b" " * PIECE)] * 15]))
+        rest = (16 << 20) - sent - len(b"fffff\r\n\r\n")
+        connection.sendall(b"%x\r\n%b\r\n" % (rest, b" " * rest))
         # The last piece brings it over the limit: all of it is read before the answer.
         connection.sendall(b"1\r\n \r\n")
         reply = connection.recv(1 << 16)

@@ -168,17 +168,10 @@ def test_a_request_may_arrive_in_any_pieces(server: Launched, cuts: list[int]) -
     assert got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-@pytest.mark.parametrize(
-    ("payload", "status"),
-    [
-        (b"nonsense\r\n\r\n", b"400"),
-        (b"GET /health HTTP/1.1\r\n" + b"x: long value\r\n" * 7000 + b"\r\n", b"413"),
-    ],
-)
-def test_what_is_not_http_is_refused(server: Launched, payload: bytes, status: bytes) -> None:
+def test_what_is_not_http_is_refused(server: Launched) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        connection.sendall(payload)
-        assert connection.recv(1 << 16).split()[1] == status
+        connection.sendall(b"nonsense\r\n\r\n")
+        assert connection.recv(1 << 16).split()[1] == b"400"
 
 
 def test_http_1_0_gets_a_body_that_ends_with_the_connection(server: Launched) -> None:
