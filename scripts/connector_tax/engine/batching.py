@@ -23,7 +23,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -57,14 +57,14 @@ class WorkerDied(ServiceError):
 
 
 class TransformError(ServiceError):
-    """The transformer raised in the worker process, for one request or for its whole batch.
+    """The transformer raised in the worker process, for a whole batch.
 
     Attributes:
         kind: the name of the exception's type in the worker.
-        remote_traceback: the worker's traceback, "" for an error of a single request.
+        remote_traceback: the worker's traceback.
     """
 
-    def __init__(self, kind: str, message: str, remote_traceback: str = "") -> None:
+    def __init__(self, kind: str, message: str, remote_traceback: str) -> None:
         super().__init__(f"{kind}: {message}")
         self.kind = kind
         self.remote_traceback = remote_traceback
@@ -110,9 +110,6 @@ class BatchedService:
         self._process: asyncio.subprocess.Process | None = None
         self._connection: WorkerConnection | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._empty_pipeline()
-
-    def _empty_pipeline(self) -> None:
         self._in_flight = 0
         self._batches: asyncio.Queue[list[tuple[_Future, Any]]] = asyncio.Queue()
         self._at_worker: deque[list[_Future]] = deque()
@@ -124,9 +121,10 @@ class BatchedService:
         """The result for the single element `x` (anything msgpack carries).
 
         Raises:
-            TransformError: the transformer raised for this element or for its batch.
+            TransformError: the transformer raised for this element's batch.
             WorkerDied, ServiceStopped: nobody is there to answer.
-            Exception: whatever the hooks raised for this element's batch.
+            Exception: whatever the hooks raised for this element's batch, or TypeError where
+                msgpack cannot carry it.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -180,12 +178,11 @@ class BatchedService:
     # -- the preprocessor and the postprocessor -------------------------------------------------
 
     async def _run_preprocess(self) -> None:
-        while not _cancelled():
+        while True:
             batch = [item for item in await self._batches.get() if not item[0].done()]
             futures = [future for future, _ in batch]
             try:
-                payload = await _hook(self.preprocess, [x for _, x in batch]) if batch else []
-                futures, frame = _encode(payload, futures)
+                frame = pack(await self.preprocess([x for _, x in batch]) if batch else [])
             except Exception as error:
                 _fail(futures, error)
                 futures = []
@@ -197,7 +194,7 @@ class BatchedService:
             self._connection.write(frame)
 
     async def _run_postprocess(self) -> None:
-        while not _cancelled():
+        while True:
             body = await self._results.get()
             futures = self._at_worker.popleft()
             try:
@@ -209,13 +206,7 @@ class BatchedService:
     async def _distribute(self, futures: list[_Future], answer: list[Any]) -> None:
         if answer[0] == "error":
             raise TransformError(*answer[1:])
-        _, results, failed = answer
-        if failed:
-            for position, error in failed.items():
-                _fail([futures[position]], TransformError(*error))
-            kept = [i for i in range(len(futures)) if i not in failed]
-            futures, results = [futures[i] for i in kept], [results[i] for i in kept]
-        results = await _hook(self.postprocess, results)
+        results = await self.postprocess(answer[1])
         if len(results) != len(futures):
             raise ServiceError(f"postprocess gave {len(results)} results for {len(futures)}")
         for future, result in zip(futures, results, strict=True):
@@ -234,12 +225,11 @@ class BatchedService:
             TransformError: the transformer's constructor raised.
             WorkerDied: the worker process ended before it was ready, or was not ready in time.
             ServiceStopped: `stop` was called meanwhile.
-            ServiceError: the service is started already; only `stop` ends that.
+            ServiceError: it was started before.
         """
         if self._connection is not None:
-            raise ServiceError("the service is started already; stop it first")
+            raise ServiceError("a service is started once")
         first = pack({"class": class_path(worker_class), "kwargs": kwargs or {}})
-        self._empty_pipeline()
         self._connection = WorkerConnection(self._results.put_nowait, self._on_worker_closed)
         try:
             self._process = await self._connection.launch()
@@ -298,10 +288,8 @@ class BatchedService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        if self._connection is not None:
+            self._connection.close()
         if self._process is not None and self._process.returncode is None:
             # In a cancelled task Python 3.11.2's asyncio.timeout() raises CancelledError.
             ended = asyncio.ensure_future(self._process.wait())
@@ -372,47 +360,6 @@ class WorkerConnection(asyncio.Protocol):
             self.first.set_exception(WorkerDied("the worker process ended unexpectedly"))
         elif not self._closed:
             self._on_lost()
-
-
-async def _hook(hook: Callable[[list[Any]], Awaitable[Any]], value: list[Any]) -> Any:
-    """What a hook makes of `value`; whatever a hook ends in, the task that calls it goes on.
-
-    Raises:
-        ServiceError: the hook ended in something that is no Exception, CancelledError for example.
-    """
-    try:
-        return await hook(value)
-    except (Exception, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        if _cancelled():
-            raise
-        name = getattr(hook, "__name__", repr(hook))
-        raise ServiceError(f"{name} ended in {type(error).__name__}") from error
-
-
-def _cancelled() -> bool:
-    """Whether the running task was cancelled, also if somebody has swallowed that."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _encode(payload: Any, futures: list[_Future]) -> tuple[list[_Future], bytes]:
-    """The frame for `payload`; an element msgpack cannot carry fails its own request only."""
-    try:
-        return futures, pack(payload)
-    except Exception:
-        if not isinstance(payload, list) or len(payload) != len(futures):
-            raise
-    good: list[tuple[_Future, Any]] = []
-    for future, element in zip(futures, payload, strict=True):
-        try:
-            pack(element)
-        except Exception as error:
-            _fail([future], error)
-        else:
-            good.append((future, element))
-    return [future for future, _ in good], pack([element for _, element in good])
 
 
 def _fail(futures: list[_Future], error: BaseException) -> None:
