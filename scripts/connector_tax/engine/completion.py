@@ -16,8 +16,8 @@ import msgspec
 
 from connector_tax.engine.faults import Fault, FaultKind
 from connector_tax.engine.http import LAST_CHUNK, HttpProtocol, Request
-from connector_tax.engine.tokens import Vocabulary
 from connector_tax.engine.logs import RequestTruth
+from connector_tax.engine.tokens import Vocabulary
 
 _SSE = b"text/event-stream; charset=utf-8"
 

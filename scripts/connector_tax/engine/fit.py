@@ -5,10 +5,10 @@
 A step without tokens is left out: vLLM runs no model in it.
 
 Works on any log in the format of docs/artifacts.md (engine_step) whose scheduler records have
-`engine_step_us`, the whole step, as the step probe and the embedded engine write it. The connector's
-callbacks are known in the log and taken off first. The betas are fitted to the worker's records by
-non-negative least squares, delta is the mean of what the whole step has beyond the worker's record.
-Without worker records delta and beta0 cannot be told apart and are given as one.
+`engine_step_us`, the whole step, as the step probe and the embedded engine write it. The callbacks
+of the connector are known in the log and taken off first. The betas are fitted to the worker's
+records by non-negative least squares, delta is the mean of what the whole step has beyond the
+worker's record. Without worker records delta and beta0 cannot be told apart and are given as one.
 """
 
 from collections.abc import Mapping, Sequence

@@ -20,9 +20,9 @@ from connector_tax.engine.completion import Answer, Completion, FaultyCompletion
 from connector_tax.engine.faults import Fault, FaultKind, parse_header
 from connector_tax.engine.http import HttpProtocol, Request
 from connector_tax.engine.kv import block_digests
+from connector_tax.engine.logs import LineLog, RequestTruth
 from connector_tax.engine.loop import Engine
 from connector_tax.engine.scheduler import Sequence
-from connector_tax.engine.logs import LineLog, RequestTruth
 from connector_tax.engine.tokens import (
     TOKEN_BYTES,
     Vocabulary,

@@ -183,7 +183,7 @@ class ProbedEngine(Engine):
     takes_probe = True
     step_suffix = "steps"
     steps_method = "vLLM plugin in an overlay folder on the server's PYTHONPATH"
-    no_steps = None
+    no_steps: str | None = None
 
     def __init__(self, section: EngineSection) -> None:
         super().__init__(section)
