@@ -22,9 +22,8 @@ import numpy as np
 
 from benchmarks import run_alone
 from benchmarks.admission_replay import SOURCE_PASSES, replay
+from benchmarks.running import EngineStartError, running
 from connector_tax.config import ConfigError, load_yaml
-from connector_tax.engine.admission import AdmissionOptions
-from connector_tax.engine.launch import EngineStartError, running
 from connector_tax.engine.scheduler import SchedulerOptions
 from connector_tax.files import write_json, write_text
 
@@ -42,7 +41,6 @@ _SCHEDULER = {
     "decode_first": False,
     "enable_prefix_caching": False,
 }
-_LIMITS = ("max_num_seqs", "max_decode_seqs_per_step", "enable_prefix_caching")
 _POLICIES: dict[str, dict[str, Any]] = {
     "fifo": {"prefill_admission_policy": "fifo", "prefill_force_fifo_every": 0},
     "pack": {
@@ -150,13 +148,11 @@ def summarize(streams: list[Stream]) -> dict[str, Any]:
 def replayed(policy: str) -> dict[str, Any]:
     """The figures of a policy in the replay, which has no add_request latency."""
     options: dict[str, Any] = {**_SCHEDULER, **_POLICIES[policy]}
-    limits = {key: options.pop(key) for key in _LIMITS}
     scheduler = SchedulerOptions(
-        **limits,
+        **options,
         max_num_batched_tokens=8192,
         kv_blocks=16384,
         kv_block_size=16,
-        admission=AdmissionOptions(**options),
     )
     lengths = [len(prompt) for prompt in prompts()]
     streams = []

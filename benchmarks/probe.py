@@ -30,7 +30,7 @@ from connector_tax.files import ArtifactError, read_json
 from connector_tax.machine import cpu
 from connector_tax.study.device import DeviceError
 from connector_tax.study.preflight import GateError
-from connector_tax.vllm.step_probe.hook_points import FACTORY, HOOK_POINTS
+from connector_tax.vllm.step_probe.hook_points import FACTORY, OWNERS
 from connector_tax.vllm.step_probe.probe import Probe, install
 
 BOUND_US = 5.0
@@ -169,7 +169,7 @@ def _engine() -> tuple[Any, Any]:
     classes = {
         c.__name__: c for c in (Scheduler, EngineCore, WorkerWrapperBase, KVConnectorFactory)
     }
-    for module, name, _ in HOOK_POINTS:
+    for module, name in OWNERS:
         stub = sys.modules.setdefault(module, ModuleType(module))
         setattr(stub, name, classes[name])
     return EngineCore, WorkerWrapperBase

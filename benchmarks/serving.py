@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from benchmarks import rounds as turns
 from benchmarks import run_alone
+from benchmarks.running import running
 from connector_tax.config import ROOT, load_yaml
-from connector_tax.engine.launch import running
 from connector_tax.files import read_jsonl, write_json
 
 _WARMUP_S = 0.5

@@ -30,7 +30,6 @@ from connector_tax.artifacts.metrics import CRITERIA, LATENCY_METRICS
 from connector_tax.artifacts.tables import COLUMNS
 from connector_tax.config import ROOT, SCHEMAS
 from connector_tax.engine.config import EngineFile
-from connector_tax.engine.steplog import StepRecord
 from connector_tax.loadgen.messages import STUDY_FIELDS
 from connector_tax.provenance import manifest
 from connector_tax.provenance.claims import Claim
@@ -68,8 +67,6 @@ RECORDS: Mapping[str, Any] = {
 }
 # Fields of a cell that was never measured.
 REHEARSED = {"rehearsed"}
-# Fields the step probe adds to the engine's own record (vllm/step_records.py).
-PROBE_FIELDS = ("update_us", "hooks_us", "children_us")
 
 
 class FieldsError(Exception):
@@ -95,12 +92,6 @@ def schema_of(kind: type) -> dict[str, Any]:
                 if key in node["required"] and "default" not in child
             ]
             node |= {"properties": properties, "required": required, "additionalProperties": False}
-    if kind is EngineFile:
-        # The file has the options of the admission among those of the scheduler.
-        scheduler, admission = definitions["SchedulerOptions"], definitions.pop("AdmissionOptions")
-        del scheduler["properties"]["admission"]
-        scheduler["required"].remove("admission")
-        scheduler["properties"] |= admission["properties"]
     if kind is study_records.StudyConfig:
         bounds = {key: b.schema() for check in CHECKS.values() for key, b in check.bounds.items()}
         margins = {
@@ -309,7 +300,7 @@ def declared() -> dict[str, set[str]]:
     files = dictionary()["files"]
     return {
         "requests": {*STUDY_FIELDS},
-        "engine_step": {*(f.name for f in msgspec.structs.fields(StepRecord)), *PROBE_FIELDS},
+        "engine_step": {*typing.get_type_hints(cell_records.StepLine)},
         **{name: {*COLUMNS[e["table"]]} for name, e in files.items() if e.get("table") in COLUMNS},
         "manifest": set(manifest.COLUMNS),
         "audit": {field.name for field in dataclass_fields(Claim)},

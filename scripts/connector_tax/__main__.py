@@ -24,7 +24,6 @@ COMMANDS = {
     "compare": Command("compare.__main__", "study", "two studies or archives, beside each other"),
     "gate": Command("compare.gate", "study", "is every tax of a study below its bound?"),
     "archive": Command("provenance.archive", "study", "pack a study into one file, or unpack one"),
-    "engine-fit": Command("engine.fit", "study", "fit the engine's step cost to a step log"),
     "doctor": Command("rehearsal.doctor", "study", "is this machine fit for a study?"),
     "rehearse": Command("rehearsal.__main__", "study", "a study in virtual time"),
     "remeasure": Command("study.remeasure", "study", "measure void launches of a study again"),

@@ -17,6 +17,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from connector_tax.config import ROOT, load_yaml
+from connector_tax.servers.kinds import free_port
 
 EMBEDDED = ROOT / "config" / "embedded.yaml"
 MODEL = "embedded-model"
@@ -128,14 +129,6 @@ def texts(body: bytes) -> list[str]:
     return [e["choices"][0]["text"] for e in events(body) if e != "[DONE]" and e.get("choices")]
 
 
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def command(config: Path, configuration: str, port: int, folder: Path) -> list[str]:
     """The driver's command line."""
     return [
@@ -157,7 +150,7 @@ def launched(
     """A ready server; killed at the end if the test has not stopped it."""
     config = folder / "embedded.json"
     config.write_text(json.dumps(config_with(changes)))
-    port = free_port()
+    port = free_port("127.0.0.1")
     process = subprocess.Popen(
         [
             *command(config, configuration, port, folder),

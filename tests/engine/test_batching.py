@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import socket
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ import psutil
 import pytest
 import uvloop
 
-from connector_tax.engine.batching import BatchedService
-from connector_tax.engine.service_errors import (
+from connector_tax.engine.batching import (
+    BatchedService,
+    ServiceError,
     ServiceStopped,
     TransformError,
     WorkerDied,
@@ -39,12 +42,11 @@ def run(
     async def main() -> None:
         ours = service or BatchedService(max_batch_size=4, timeout_seconds=0.02)
         await ours.start(worker_class, kwargs)
-        pid = ours.worker_pid
         try:
             await asyncio.wait_for(body(ours), 30)
         finally:
-            await ours.stop()
-        assert not psutil.pid_exists(pid)
+            await asyncio.wait_for(ours.stop(), 20)
+        assert not psutil.Process().children()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     with asyncio.Runner(loop_factory=_loop_factory) as runner:
@@ -94,51 +96,6 @@ def test_an_error_in_the_worker_reaches_its_batch_and_no_other(stage: str) -> No
         assert got[4:] == ["d<T>", "e<T>", "f<T>", "g<T>"]
 
     run(body, t.Stages)
-
-
-def test_an_error_of_one_element_reaches_one_request() -> None:
-    async def body(service: BatchedService) -> None:
-        got = await outcomes(service, ["a", "single", "b", "c"])
-        assert [got[0], *got[2:]] == ["a<T>", "b<T>", "c<T>"]
-        assert isinstance(got[1], TransformError)
-        assert str(got[1]) == "ValueError: only single<"
-
-    run(body, t.Stages)
-
-
-def test_an_element_that_cannot_be_sent_fails_alone() -> None:
-    async def body(service: BatchedService) -> None:
-        got = await outcomes(service, [2, object(), 3, 4])
-        assert [got[0], *got[2:]] == [4, 9, 16]
-        assert isinstance(got[1], TypeError)
-
-    run(body, t.Squares)
-
-
-@pytest.mark.parametrize("hook", ["preprocess", "postprocess"])
-def test_an_error_in_a_hook_reaches_its_batch_and_no_other(hook: str) -> None:
-    async def failing(batch: list[Any]) -> list[Any]:
-        if 1 in batch:
-            raise KeyError(hook)
-        return batch
-
-    service = BatchedService(4, 0.02)
-    setattr(service, hook, failing)
-
-    async def body(service: BatchedService) -> None:
-        got = await outcomes(service, [1, 2, 3, 4, 5, 6, 7, 8])
-        assert all(isinstance(e, KeyError) for e in got[:4])
-        assert got[4:] == [25, 36, 49, 64]
-
-    run(body, t.Squares, service=service)
-
-
-def test_a_wrong_number_of_results_is_an_error() -> None:
-    async def body(service: BatchedService) -> None:
-        got = await outcomes(service, [1, 2])
-        assert all("1 results for a batch of 2" in str(e) for e in got)
-
-    run(body, t.WrongCount)
 
 
 def test_cancelled_requests_shift_nobodys_result() -> None:
@@ -283,6 +240,7 @@ def test_a_class_the_worker_cannot_import_is_refused() -> None:
         ("timeout_seconds", 1.5),
         ("max_queue_size", 0),
         ("max_queue_size", 129),
+        ("start_limit_s", 0),
     ],
 )
 def test_options_out_of_range_are_named(option: str, value: float) -> None:
@@ -312,3 +270,102 @@ def test_the_worker_ends_with_its_parent(tmp_path: Path) -> None:
     if psutil.pid_exists(worker):
         psutil.wait_procs([psutil.Process(worker)], timeout=5)
     assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == "zombie"
+
+
+@pytest.mark.parametrize("unread", [True, False])
+def test_a_worker_whose_main_process_goes_ends_without_an_error(unread: bool) -> None:
+    ours, workers = socket.socketpair()
+    with workers:
+        worker = threading.Thread(target=t.Squares().run, args=(workers,))
+        raised: list[BaseException] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading, "excepthook", lambda said: raised.append(said.exc_value))
+            worker.start()
+            ours.recv(1, socket.MSG_PEEK)
+            if not unread:
+                ours.recv(1000)
+            # What was not read makes the close a reset.
+            ours.close()
+            worker.join(10)
+    assert not worker.is_alive()
+    assert raised == []
+
+
+@pytest.mark.parametrize("hook", ["preprocess", "postprocess"])
+def test_an_error_in_a_hook_reaches_its_batch_and_no_other(hook: str) -> None:
+    async def failing(batch: list[Any]) -> list[Any]:
+        if 1 in batch:
+            raise KeyError(hook)
+        return batch
+
+    service = BatchedService(4, 0.02)
+    setattr(service, hook, failing)
+
+    async def body(service: BatchedService) -> None:
+        got = await outcomes(service, [1, 2, 3, 4, 5, 6, 7, 8])
+        assert all(isinstance(e, KeyError) for e in got[:4])
+        assert got[4:] == [25, 36, 49, 64]
+
+    run(body, t.Squares, service=service)
+
+
+@pytest.mark.parametrize(
+    ("worker_class", "item", "kind", "said"),
+    [
+        (t.Squares, object(), TypeError, "object"),
+        (t.WrongCount, "a", TransformError, "ValueError: 3 results for a batch of 4"),
+        (t.Troubled, "bad", TransformError, "TypeError: "),
+        (t.Troubled, "huge", TransformError, "OverflowError: "),
+        (t.Troubled, "surrogate", TransformError, "ValueError: \\udcff"),
+        (t.Troubled, "textless", TransformError, "Textless: <exception str() failed>"),
+    ],
+)
+def test_a_batch_that_cannot_be_carried_or_told_fails_with_its_reason(
+    worker_class: type[VectorTransformer], item: Any, kind: type[Exception], said: str
+) -> None:
+    async def body(service: BatchedService) -> None:
+        got = await outcomes(service, [item, 1, 2, 3])
+        assert all(isinstance(e, kind) and said in str(e) for e in got), got
+
+    run(body, worker_class)
+
+
+def test_a_service_is_started_once() -> None:
+    async def body(service: BatchedService) -> None:
+        pid = service.worker_pid
+        with pytest.raises(ServiceError, match="started once"):
+            await service.start(t.Squares)
+        assert service.worker_pid == pid
+        assert await service.do_one(3) == 9
+
+    run(body, t.Squares)
+
+
+def test_a_start_that_is_stopped_or_cancelled_leaves_no_worker() -> None:
+    async def main() -> None:
+        for end in ("stop", "cancel"):
+            service = BatchedService(1)
+            starting = asyncio.create_task(service.start(t.NeverReady))
+            while not psutil.Process().children():
+                await asyncio.sleep(0.01)
+            if end == "stop":
+                await service.stop()
+                with pytest.raises(ServiceStopped):
+                    await starting
+            else:
+                starting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await starting
+            assert not psutil.Process().children()
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_is_not_ready_in_time_is_named_and_ended() -> None:
+    async def main() -> None:
+        service = BatchedService(1, start_limit_s=0.5)
+        with pytest.raises(WorkerDied, match=r"was not ready in 0\.5 s"):
+            await asyncio.wait_for(service.start(t.NeverReady), 20)
+        assert not psutil.Process().children()
+
+    asyncio.run(main())

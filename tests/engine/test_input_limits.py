@@ -92,21 +92,24 @@ def test_a_connection_that_offers_too_much_is_ended(
 def test_input_is_counted_until_it_is_answered(fresh: Launched) -> None:
     """Many requests on one connection, together far beyond the limit, none of them waiting."""
     text = json.dumps({"prompt": "word " * 800_000}).encode()
-    request = b"POST /tokenize HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(text), text)
+    request = post(text)
     with socket.create_connection(("127.0.0.1", fresh.port), timeout=60) as connection:
         for _ in range(6):
             connection.sendall(request)
             reply = b""
-            while not reply.endswith(b'"token_strs":null}'):
+            # The prompt is longer than the context.
+            while not reply.endswith(b'"code":400}}'):
                 data = connection.recv(1 << 16)
                 assert data
                 reply = (reply + data)[-64:]
 
 
 def test_a_body_over_the_limit_is_refused_with_its_reason(fresh: Launched) -> None:
-    head = b"POST /tokenize HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
     with socket.create_connection(("127.0.0.1", fresh.port), timeout=20) as connection:
-        offer(connection, iter([head, *[b"%x\r\n%b\r\n" % (PIECE, b" " * PIECE)] * 16]))
+        sent = offer(connection, iter([head, *[b"%x\r\n%b\r\n" % (PIECE, b" " * PIECE)] * 15]))
+        rest = (16 << 20) - sent - len(b"fffff\r\n\r\n")
+        connection.sendall(b"%x\r\n%b\r\n" % (rest, b" " * rest))
         # The last piece brings it over the limit: all of it is read before the answer.
         connection.sendall(b"1\r\n \r\n")
         reply = connection.recv(1 << 16)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connector_tax.engine.steplog import LineLog, LogError
+from connector_tax.engine.logs import LineLog, LogError
 from tests.engine.serving import Launched, completion, launched
 
 LIMIT = 2000  # bytes; a record of the step log has about 280

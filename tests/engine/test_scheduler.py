@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector_tax.engine.admission import AdmissionOptions
 from connector_tax.engine.kv import BlockPool, Holding, block_digests
 from connector_tax.engine.scheduler import Scheduler, SchedulerOptions, Sequence
 
@@ -23,7 +22,7 @@ def options(**changes: Any) -> SchedulerOptions:
         "kv_blocks": 64,
         "kv_block_size": BLOCK,
         "enable_prefix_caching": True,
-        "admission": AdmissionOptions(decode_first=True),
+        "decode_first": True,
     }
     return SchedulerOptions(**{**values, **changes})
 
@@ -60,8 +59,7 @@ def test_decodes_and_prefill_share_a_step() -> None:
 
 @pytest.mark.parametrize(("decode_first", "prefill"), [(True, 3), (False, 4)])
 def test_decode_first_decides_who_takes_the_last_token(decode_first: bool, prefill: int) -> None:
-    admission = AdmissionOptions(decode_first=decode_first)
-    scheduler = Scheduler(options(max_num_batched_tokens=4, admission=admission), MAX_LEN)
+    scheduler = Scheduler(options(max_num_batched_tokens=4, decode_first=decode_first), MAX_LEN)
     scheduler.add(sequence(0, 4, 5))
     step(scheduler)
     scheduler.add(sequence(1, 8, 1))
@@ -108,8 +106,6 @@ def test_a_repeated_prompt_hits_the_prefix_cache_but_for_its_last_token() -> Non
         assert plan.prefill_tokens == (16 if arrival == 0 else 4)
         scheduler.commit(plan)
     assert (scheduler.prefix_queries, scheduler.prefix_hits) == (32, 12)
-    assert scheduler.pool.reset_cache()
-    assert scheduler.pool.cached == 0
 
 
 def test_different_prompts_never_hit() -> None:
@@ -120,13 +116,6 @@ def test_different_prompts_never_hit() -> None:
             step(scheduler)
     assert scheduler.prefix_hits == 0
     assert scheduler.pool.cached > 0
-
-
-def test_the_cache_cannot_be_reset_under_a_running_request() -> None:
-    scheduler = Scheduler(options(), MAX_LEN)
-    scheduler.add(sequence(0, 16, 5))
-    step(scheduler)
-    assert not scheduler.pool.reset_cache()
 
 
 def test_a_pool_smaller_than_one_sequence_is_refused() -> None:
@@ -159,14 +148,17 @@ def test_every_request_gets_exactly_its_tokens_within_the_limits(
     aborted: set[int],
     text: bytes,
 ) -> None:
-    admission = AdmissionOptions(policy, 4, 3, prefill_budget, None, decode_first)
     scheduler = Scheduler(
         options(
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
             max_decode_seqs_per_step=decodes,
             kv_blocks=blocks,
-            admission=admission,
+            prefill_admission_policy=policy,
+            prefill_admission_lookahead=4,
+            prefill_force_fifo_every=3,
+            prefill_max_tokens=prefill_budget,
+            decode_first=decode_first,
         ),
         MAX_LEN,
     )

@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import time
+import zlib
 from typing import Any
 
 import openai
@@ -57,14 +58,8 @@ def test_the_output_follows_from_the_prompt(server: Launched) -> None:
 
 
 def test_a_text_prompt_is_the_token_prompt_it_tokenizes_to(server: Launched) -> None:
-    status, body = server.request("POST", "/tokenize", {"model": MODEL, "prompt": "w5 hello w6"})
-    tokens = json.loads(body)
-    assert status == 200
-    assert tokens["count"] == 3
-    assert (tokens["tokens"][0], tokens["tokens"][2]) == (5, 6)
-    assert texts(server.stream(prompt="w5 hello w6")) == texts(
-        server.stream(prompt=tokens["tokens"])
-    )
+    hashed = zlib.crc32(b"hello") % 32000
+    assert texts(server.stream(prompt="w5 hello w6")) == texts(server.stream(prompt=[5, hashed, 6]))
 
 
 def test_without_ignore_eos_the_model_ends_its_sentence(server: Launched) -> None:
@@ -130,7 +125,6 @@ def test_the_openai_client_completes(server: Launched) -> None:
         ("POST", "/v1/completions", completion(logprobs=3), 400, "logprobs is not supported"),
         ("POST", "/v1/completions", completion(prompt=[[1], [2]]), 400, "one prompt"),
         ("POST", "/v1/chat/completions", {"messages": []}, 400, "at least one message"),
-        ("POST", "/tokenize", {}, 400, "prompt or messages is required"),
     ],
 )
 def test_errors_have_vllms_shape(
@@ -174,17 +168,10 @@ def test_a_request_may_arrive_in_any_pieces(server: Launched, cuts: list[int]) -
     assert got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-@pytest.mark.parametrize(
-    ("payload", "status"),
-    [
-        (b"nonsense\r\n\r\n", b"400"),
-        (b"GET /health HTTP/1.1\r\n" + b"x: long value\r\n" * 7000 + b"\r\n", b"413"),
-    ],
-)
-def test_what_is_not_http_is_refused(server: Launched, payload: bytes, status: bytes) -> None:
+def test_what_is_not_http_is_refused(server: Launched) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        connection.sendall(payload)
-        assert connection.recv(1 << 16).split()[1] == status
+        connection.sendall(b"nonsense\r\n\r\n")
+        assert connection.recv(1 << 16).split()[1] == b"400"
 
 
 def test_http_1_0_gets_a_body_that_ends_with_the_connection(server: Launched) -> None:
@@ -262,15 +249,6 @@ def test_every_metric_of_the_study_is_there(server: Launched) -> None:
         "vllm:request_decode_time_seconds_count",
         "vllm:e2e_request_latency_seconds_bucket",
     } <= names
-
-
-def test_the_prefix_cache_can_be_reset(server: Launched) -> None:
-    prompt = list(range(100, 164))
-    server.stream(prompt=prompt)
-    assert server.request("POST", "/reset_prefix_cache") == (200, b"")
-    before = server.metrics()["vllm:prefix_cache_hits_total"]
-    server.stream(prompt=prompt)
-    assert server.metrics()["vllm:prefix_cache_hits_total"] == before
 
 
 def test_a_client_that_leaves_aborts_its_request(server: Launched) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import psutil
 import pytest
 
+from connector_tax.servers.kinds import free_port
 from tests.engine.serving import (
     EMBEDDED,
     Launched,
     command,
     completion,
     config_with,
-    free_port,
     launched,
 )
 
@@ -104,7 +104,7 @@ def test_a_bad_launch_says_why(
     path = tmp_path / "engine.json"
     path.write_text(json.dumps(config_with(changes)))
     done = subprocess.run(
-        command(path, configuration, free_port(), tmp_path),
+        command(path, configuration, free_port("127.0.0.1"), tmp_path),
         capture_output=True,
         text=True,
         timeout=20,
@@ -130,7 +130,7 @@ def test_a_port_in_use_is_named(server: Launched, tmp_path: Path) -> None:
 
 
 def test_only_loopback_is_served(tmp_path: Path) -> None:
-    arguments = command(EMBEDDED, "plain", free_port(), tmp_path)
+    arguments = command(EMBEDDED, "plain", free_port("127.0.0.1"), tmp_path)
     arguments[arguments.index("127.0.0.1")] = "0.0.0.0"
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 2

@@ -27,13 +27,13 @@ class Stages(VectorTransformer):
         _raise_if("worker-pre", batch)
         return [f"{x}<" for x in batch]
 
-    def transform(self, prepared: list[str]) -> list[Any]:
+    def transform(self, prepared: list[str]) -> list[str]:
         _raise_if("transform", prepared)
-        return [ValueError(f"only {x}") if "single" in x else f"{x}T" for x in prepared]
+        return [f"{x}T" for x in prepared]
 
     def postprocess(self, prepared: Any, transformed: Any) -> list[Any]:
         _raise_if("worker-post", prepared)
-        return [x if isinstance(x, Exception) else f"{x}>" for x in transformed]
+        return [f"{x}>" for x in transformed]
 
 
 def _raise_if(mark: str, batch: list[str]) -> None:
@@ -103,23 +103,16 @@ class WrongCount(VectorTransformer):
         return prepared[1:]
 
 
-class Unsendable(VectorTransformer):
-    """The result of "bad" cannot be sent, that of "surrogate" is an error of no valid UTF-8."""
+class Troubled(VectorTransformer):
+    """Has results that cannot be sent, and errors whose text cannot be encoded, or not be made."""
 
-    def transform(self, prepared: list[str]) -> list[Any]:
-        made = {"bad": object(), "huge": 1 << 80, "surrogate": ValueError("\udcff")}
-        return [made.get(x, x) for x in prepared]
-
-
-class RaisesUnprintable(VectorTransformer):
-    """Fails its batch with an error whose text is no valid UTF-8, or cannot be made at all."""
-
-    def transform(self, prepared: list[str]) -> list[Any]:
+    def transform(self, prepared: list[Any]) -> list[Any]:
         if "surrogate" in prepared:
             raise ValueError("\udcff")
         if "textless" in prepared:
             raise Textless
-        return prepared
+        made = {"bad": object(), "huge": 1 << 80}
+        return [made.get(x, x) for x in prepared]
 
 
 class Textless(Exception):

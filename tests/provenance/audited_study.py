@@ -32,11 +32,11 @@ from connector_tax.provenance.environment import text as env_text
 from connector_tax.provenance.remade import remake
 from connector_tax.seals import seal_launch, seal_settings
 from connector_tax.servers.kinds import ServerCommand, engine_of
+from connector_tax.servers.vllm import CPU_ADAPTER
 from connector_tax.study import complete
 from connector_tax.study.design import described, measured_design, run_order
 from connector_tax.study.prompts import planned_requests
 from connector_tax.study.server_command import launch_script
-from connector_tax.vllm.launch import CPU_ADAPTER
 from tests.analysis.synthetic import write_synthetic_study
 from tests.launch_records import complete_launch
 from tests.study_folder import NODE

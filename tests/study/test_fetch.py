@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT, load_yaml
 from connector_tax.files import read_json, write_json
+from connector_tax.servers.kinds import command_for
 from connector_tax.study import fetch
 from connector_tax.study.design import resolve
-from connector_tax.vllm.launch import vllm_command
 
 HUB = """
 import os, types
@@ -81,10 +82,7 @@ def test_a_server_loads_what_was_fetched_and_asks_no_hub(revision: str | None) -
     if revision:
         config["engine"]["revision"] = revision
     study = resolve(config, "h20.yaml")
-    command = vllm_command(
-        study["config"]["engine"], study["configurations"], "plain", host="127.0.0.1", port=1,
-        probe=None, free_port=lambda: 2,
-    )  # fmt: skip
+    command = command_for(study, Launch("plain", 0, "A"), 1)
     assert command.environment["HF_HUB_OFFLINE"] == "1"
     pinned = ["--revision", "v1", "--tokenizer-revision", "v1"]
     assert ("--revision" in command.argv) == (revision is not None)

@@ -13,8 +13,7 @@ from connector_tax.config import ROOT, filled, load_yaml
 from connector_tax.files import read_json, write_json
 from connector_tax.study.design import resolve
 from connector_tax.study.doctor import UnfitError, _other_sources, require_fit
-from connector_tax.vllm.engine_files import engine_files
-from connector_tax.vllm.overlay import sources_sha256
+from connector_tax.vllm.overlay import engine_files, sources_sha256
 from tests.study.driving import arguments, launch_folder, write_study
 from tests.study_folder import write_stages
 

@@ -12,10 +12,9 @@ import psutil
 import pytest
 
 from connector_tax.config import ROOT
-from connector_tax.servers.kinds import ServerCommand, ServerError, free_port
+from connector_tax.servers.kinds import Companion, ServerCommand, ServerError, free_port
 from connector_tax.study.server import LOGS, Server
 from connector_tax.study.server_command import launch_script
-from connector_tax.vllm.launch import Companion
 
 HOST = "127.0.0.1"
 # Answers /v1/models, and has a child in its process group.
@@ -135,8 +134,7 @@ def test_a_companion_dies_with_the_server_and_so_with_the_driver(tmp_path: Path)
     code = (
         "import sys, time; from pathlib import Path;"
         "from connector_tax.study.server import Server;"
-        "from connector_tax.servers.kinds import ServerCommand;"
-        "from connector_tax.vllm.launch import Companion;"
+        "from connector_tax.servers.kinds import Companion, ServerCommand;"
         "port = int(sys.argv[2]); serve = [sys.executable, '-m', 'http.server', str(port)];"
         "c = ServerCommand(['sleep', '1000'], {}, {}, [Companion('side', serve, port)]);"
         "s = Server(Path(sys.argv[1]), c, 't', '127.0.0.1', 1); s.start();"

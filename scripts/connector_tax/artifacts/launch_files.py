@@ -4,7 +4,6 @@ What each means: docs/artifacts.md. A key that is NotRequired lacks where it doe
 studies measured before it existed.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from connector_tax.artifacts.cell_records import QuantityRecord
@@ -75,44 +74,6 @@ class NamedThreadUse(ThreadUse):
     name: str
 
 
-class TargetRecord(TypedDict, total=False):
-    """Where the load generator sent; values of headers are left out."""
-
-    host: str
-    port: int
-    path: str
-    https: bool
-    stream: bool
-    header_names: list[str]
-
-
-class AffinityRecord(TypedDict, total=False):
-    """Which CPUs load generator, workers and server had, and the topology they were chosen from."""
-
-    loadgen: Sequence[int]
-    workers: Sequence[Sequence[int]]
-    server: Sequence[int]
-    enabled: bool
-    warnings: Sequence[str]
-    topology: dict[str, Any]
-
-
-class GeneratorRecord(TypedDict, total=False):
-    """`load_generator` of an attempt: its target and options; an older version noted fewer."""
-
-    target: TargetRecord
-    workers: int
-    connections_per_worker: int
-    strict: bool
-    spin_us: float
-    sleep_margin_us: float
-    lead_ms: float
-    kernel_stamps: bool
-    keep_reads: bool
-    stop_on_worker_death: bool
-    affinity: AffinityRecord | None
-
-
 class AttemptRecord(TypedDict, total=False):
     """One entry of attempts.json; keys lack in one that ended before they were known."""
 
@@ -126,7 +87,8 @@ class AttemptRecord(TypedDict, total=False):
     supersedes: str | None
     ports_taken: list[int]
     port: int
-    load_generator: GeneratorRecord
+    # Its target and options, as it describes itself.
+    load_generator: dict[str, Any]
     startup_s: float
     server_threads: list[NamedThreadUse]
     stopped: str

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
+
+
+_ALLOWED = {
+    "const": "{!r}",
+    "type": "{}",
+    "minimum": ">= {}",
+    "maximum": "<= {}",
+    "exclusiveMinimum": "> {}",
+    "exclusiveMaximum": "< {}",
+    "pattern": "text matching {}",
+    "minItems": "at least {} items",
+    "maxItems": "at most {} items",
+    "uniqueItems": "no item twice",
+    "minProperties": "at least {} keys",
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+}
 
 
 def offences(value: Any, schema: Mapping[str, Any]) -> list[str]:
@@ -54,24 +71,12 @@ def meant(found: Any, known: Iterable[Any]) -> str:
 
 def _allowed(error: ValidationError) -> str:
     value: Any = error.validator_value
-    texts: dict[str, Callable[[], str]] = {
-        "enum": lambda: "one of " + ", ".join("null" if v is None else str(v) for v in value),
-        "const": lambda: repr(value),
-        "type": lambda: " or ".join(value) if isinstance(value, list) else str(value),
-        "minimum": lambda: f">= {value}",
-        "maximum": lambda: f"<= {value}",
-        "exclusiveMinimum": lambda: f"> {value}",
-        "exclusiveMaximum": lambda: f"< {value}",
-        "pattern": lambda: f"text matching {value}",
-        "minItems": lambda: f"at least {value} items",
-        "maxItems": lambda: f"at most {value} items",
-        "uniqueItems": lambda: "no item twice",
-        "minProperties": lambda: f"at least {value} keys",
-        "minLength": lambda: f"at least {value} characters",
-        "maxLength": lambda: f"at most {value} characters",
-    }
-    describe = texts.get(str(error.validator))
-    return describe() if describe else error.message
+    if error.validator == "enum":
+        return "one of " + ", ".join("null" if v is None else str(v) for v in value)
+    if error.validator == "type" and isinstance(value, list):
+        return " or ".join(value)
+    words = _ALLOWED.get(str(error.validator))
+    return words.format(value) if words else error.message
 
 
 def _dotted(path: Iterable[str | int]) -> str:

@@ -26,7 +26,7 @@ from connector_tax.artifacts.index import finished_cell, launch_index, write_ind
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.calibration.design import PHASE
-from connector_tax.engine.truth import LaunchTruth, RequestTruth
+from connector_tax.engine.logs import LaunchTruth, RequestTruth
 from connector_tax.files import read_jsonl
 from connector_tax.servers.kinds import command_for, free_port
 from connector_tax.study import cell as cells

@@ -14,12 +14,12 @@ from pathlib import Path
 import uvloop
 
 from connector_tax.config import ConfigError, shipped
+from connector_tax.engine.batching import ServiceError
 from connector_tax.engine.config import EngineConfig, load_config
 from connector_tax.engine.http import serve
+from connector_tax.engine.logs import LineLog, LogError, StepLog
 from connector_tax.engine.loop import Engine
 from connector_tax.engine.server import Application, refusal
-from connector_tax.engine.service_errors import ServiceError
-from connector_tax.engine.steplog import LineLog, LogError, StepLog
 
 _LOG = logging.getLogger("connector_tax.engine")
 

@@ -17,33 +17,57 @@ wait for the next one. What the engine uses is the worker process, its order and
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import socket
+import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from connector_tax.engine.service_errors import (
-    ServiceError,
-    ServiceStopped,
-    TransformError,
-    WorkerDied,
-    WorkerTimeout,
-)
 from connector_tax.engine.transformer import (
     VectorTransformer,
     class_path,
     pack,
+    split_frames,
     unpack,
 )
-from connector_tax.engine.worker_connection import WorkerConnection
 from connector_tax.linux import TimerFd
 
 _LOG = logging.getLogger(__name__)
 _STOP_GRACE_S = 0.5
+# No `-m`: the transformer's class would be there twice.
+_WORKER = "from connector_tax.engine.transformer import main; main()"
 
 _Future = asyncio.Future[Any]
+
+
+class ServiceError(Exception):
+    """The batched service could not answer a request."""
+
+
+class ServiceStopped(ServiceError):
+    """The service is not running."""
+
+
+class WorkerDied(ServiceError):
+    """The worker process ended while the service was running, or was not ready in time."""
+
+
+class TransformError(ServiceError):
+    """The transformer raised in the worker process, for a whole batch.
+
+    Attributes:
+        kind: the name of the exception's type in the worker.
+        remote_traceback: the worker's traceback.
+    """
+
+    def __init__(self, kind: str, message: str, remote_traceback: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.remote_traceback = remote_traceback
 
 
 class BatchedService:
@@ -53,9 +77,7 @@ class BatchedService:
         max_batch_size: elements in a batch at most, 1 to 10000.
         timeout_seconds: how long the first element of a partial batch waits, over 0, at most 1.
         max_queue_size: batches in flight at most, 1 to 128.
-        start_limit_s: how long the worker process may take to be ready; None without limit.
-        transform_limit_s: how long it may take over a batch; None without limit. It is sequential,
-            so beyond the limit it is ended, and every request fails.
+        start_limit_s: how long the worker process may take to be ready.
 
     Raises:
         ValueError: an option out of its range; names the option.
@@ -67,21 +89,16 @@ class BatchedService:
         timeout_seconds: float = 0.1,
         max_queue_size: int = 32,
         *,
-        start_limit_s: float | None = None,
-        transform_limit_s: float | None = None,
+        start_limit_s: float = 60.0,
     ) -> None:
         _check("max_batch_size", max_batch_size, 1 <= max_batch_size <= 10000, "1 to 10000")
         _check("timeout_seconds", timeout_seconds, 0 < timeout_seconds <= 1, "over 0, at most 1")
         _check("max_queue_size", max_queue_size, 1 <= max_queue_size <= 128, "1 to 128")
-        limits = {"start_limit_s": start_limit_s, "transform_limit_s": transform_limit_s}
-        for name, limit in limits.items():
-            if limit is not None:
-                _check(name, limit, limit > 0, "over 0, or None")
+        _check("start_limit_s", start_limit_s, start_limit_s > 0, "over 0")
         self.max_batch_size = max_batch_size
         self.timeout_seconds = timeout_seconds
         self.max_queue_size = max_queue_size
         self.start_limit_s = start_limit_s
-        self.transform_limit_s = transform_limit_s
         self._timeout_ns = round(timeout_seconds * 1e9)
         # Called once when the worker process ends on its own, also while no request waits for it.
         self.on_worker_death: Callable[[WorkerDied], None] | None = None
@@ -93,10 +110,6 @@ class BatchedService:
         self._process: asyncio.subprocess.Process | None = None
         self._connection: WorkerConnection | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._limit: asyncio.TimerHandle | None = None
-        self._empty_pipeline()
-
-    def _empty_pipeline(self) -> None:
         self._in_flight = 0
         self._batches: asyncio.Queue[list[tuple[_Future, Any]]] = asyncio.Queue()
         self._at_worker: deque[list[_Future]] = deque()
@@ -108,9 +121,10 @@ class BatchedService:
         """The result for the single element `x` (anything msgpack carries).
 
         Raises:
-            TransformError: the transformer raised for this element or for its batch.
+            TransformError: the transformer raised for this element's batch.
             WorkerDied, ServiceStopped: nobody is there to answer.
-            Exception: whatever the hooks raised for this element's batch.
+            Exception: whatever the hooks raised for this element's batch, or TypeError where
+                msgpack cannot carry it.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -164,12 +178,11 @@ class BatchedService:
     # -- the preprocessor and the postprocessor -------------------------------------------------
 
     async def _run_preprocess(self) -> None:
-        while not _cancelled():
+        while True:
             batch = [item for item in await self._batches.get() if not item[0].done()]
             futures = [future for future, _ in batch]
             try:
-                payload = await _hook(self.preprocess, [x for _, x in batch]) if batch else []
-                futures, frame = _encode(payload, futures)
+                frame = pack(await self.preprocess([x for _, x in batch]) if batch else [])
             except Exception as error:
                 _fail(futures, error)
                 futures = []
@@ -179,11 +192,9 @@ class BatchedService:
             assert self._connection is not None
             self._at_worker.append(futures)
             self._connection.write(frame)
-            if self._limit is None:
-                self._watch()
 
     async def _run_postprocess(self) -> None:
-        while not _cancelled():
+        while True:
             body = await self._results.get()
             futures = self._at_worker.popleft()
             try:
@@ -195,13 +206,7 @@ class BatchedService:
     async def _distribute(self, futures: list[_Future], answer: list[Any]) -> None:
         if answer[0] == "error":
             raise TransformError(*answer[1:])
-        _, results, failed = answer
-        if failed:
-            for position, error in failed.items():
-                _fail([futures[position]], TransformError(*error))
-            kept = [i for i in range(len(futures)) if i not in failed]
-            futures, results = [futures[i] for i in kept], [results[i] for i in kept]
-        results = await _hook(self.postprocess, results)
+        results = await self.postprocess(answer[1])
         if len(results) != len(futures):
             raise ServiceError(f"postprocess gave {len(results)} results for {len(futures)}")
         for future, result in zip(futures, results, strict=True):
@@ -218,16 +223,14 @@ class BatchedService:
         Raises:
             ValueError: the class cannot be imported by the worker process.
             TransformError: the transformer's constructor raised.
-            WorkerTimeout: the worker process was not ready in time.
-            WorkerDied: the worker process ended before it was ready.
+            WorkerDied: the worker process ended before it was ready, or was not ready in time.
             ServiceStopped: `stop` was called meanwhile.
-            ServiceError: the service is started already; only `stop` ends that.
+            ServiceError: it was started before.
         """
         if self._connection is not None:
-            raise ServiceError("the service is started already; stop it first")
+            raise ServiceError("a service is started once")
         first = pack({"class": class_path(worker_class), "kwargs": kwargs or {}})
-        self._empty_pipeline()
-        self._connection = WorkerConnection(self._on_frame, self._on_worker_closed)
+        self._connection = WorkerConnection(self._results.put_nowait, self._on_worker_closed)
         try:
             self._process = await self._connection.launch()
             self._connection.write(first)
@@ -237,7 +240,7 @@ class BatchedService:
                 raise TransformError(*answer[1:])
         except TimeoutError:
             await self.stop()
-            raise WorkerTimeout(
+            raise WorkerDied(
                 f"worker process {self.worker_pid} was not ready in {self.start_limit_s:g} s"
             ) from None
         except BaseException:
@@ -261,37 +264,10 @@ class BatchedService:
             raise ServiceStopped("the service has not been started")
         return self._process.pid
 
-    def _on_frame(self, body: bytes) -> None:
-        self._results.put_nowait(body)
-        self._watch()
-
-    def _watch(self) -> None:
-        """Give the batch whose turn at the worker it is now its time."""
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
-        waits = len(self._at_worker) > self._results.qsize()
-        if self.transform_limit_s is not None and waits and self._refusal is None:
-            loop = asyncio.get_running_loop()
-            self._limit = loop.call_later(self.transform_limit_s, self._on_limit)
-
-    def _on_limit(self) -> None:
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
-        self._lose_worker(
-            WorkerTimeout(
-                f"worker process {self.worker_pid} did not answer a batch in "
-                f"{self.transform_limit_s:g} s"
-            )
-        )
-
     def _on_worker_closed(self) -> None:
-        self._lose_worker(WorkerDied(f"worker process {self.worker_pid} ended unexpectedly"))
-
-    def _lose_worker(self, error: WorkerDied) -> None:
         if self._refusal is not None:
             return
+        error = WorkerDied(f"worker process {self.worker_pid} ended unexpectedly")
         self._refuse(error)
         _LOG.error("%s", error)
         if self.on_worker_death is not None:
@@ -303,9 +279,6 @@ class BatchedService:
         if self._timer is not None:
             self._timer.close()
             self._timer = None
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
         self._buffer.clear()
         _fail(list(self._unanswered), error)
 
@@ -315,10 +288,8 @@ class BatchedService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        if self._connection is not None:
+            self._connection.close()
         if self._process is not None and self._process.returncode is None:
             # In a cancelled task Python 3.11.2's asyncio.timeout() raises CancelledError.
             ended = asyncio.ensure_future(self._process.wait())
@@ -328,45 +299,67 @@ class BatchedService:
                 await ended
 
 
-async def _hook(hook: Callable[[list[Any]], Awaitable[Any]], value: list[Any]) -> Any:
-    """What a hook makes of `value`; whatever a hook ends in, the task that calls it goes on.
+class WorkerConnection(asyncio.Protocol):
+    """The socket to one worker process; silent once it is closed from this side.
 
-    Raises:
-        ServiceError: the hook ended in something that is no Exception, CancelledError for example.
+    Args:
+        on_frame: called with the body of each frame but the first, in the order they were sent.
+        on_lost: called when the worker process closes its end after its first frame.
+
+    Attributes:
+        first: the body of the first frame; ServiceStopped or WorkerDied if none comes.
     """
-    try:
-        return await hook(value)
-    except (Exception, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        if _cancelled():
-            raise
-        name = getattr(hook, "__name__", repr(hook))
-        raise ServiceError(f"{name} ended in {type(error).__name__}") from error
 
+    def __init__(self, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._closed = False
+        self._buffer = bytearray()
+        self.first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-def _cancelled() -> bool:
-    """Whether the running task was cancelled, also if somebody has swallowed that."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    async def launch(self) -> asyncio.subprocess.Process:
+        """Start the worker process at the other end."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ours.setblocking(False)
+            self._transport, _ = await asyncio.get_running_loop().create_unix_connection(
+                lambda: self, sock=ours
+            )
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", _WORKER),
+                *(str(theirs.fileno()), str(os.getpid())),
+                pass_fds=(theirs.fileno(),),
+            )
 
+    def write(self, frame: bytes) -> None:
+        """Send a frame."""
+        assert self._transport is not None
+        self._transport.write(frame)
 
-def _encode(payload: Any, futures: list[_Future]) -> tuple[list[_Future], bytes]:
-    """The frame for `payload`; an element msgpack cannot carry fails its own request only."""
-    try:
-        return futures, pack(payload)
-    except Exception:
-        if not isinstance(payload, list) or len(payload) != len(futures):
-            raise
-    good: list[tuple[_Future, Any]] = []
-    for future, element in zip(futures, payload, strict=True):
-        try:
-            pack(element)
-        except Exception as error:
-            _fail([future], error)
-        else:
-            good.append((future, element))
-    return [future for future, _ in good], pack([element for _, element in good])
+    def close(self) -> None:
+        """Close this end."""
+        self._closed = True
+        if not self.first.done():
+            self.first.set_exception(ServiceStopped("the service has been stopped"))
+            self.first.exception()  # Nobody may wait for it any more.
+        if self._transport is not None:
+            self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        for body in split_frames(self._buffer):
+            if not self.first.done():
+                self.first.set_result(body)
+            elif not self._closed:
+                self._on_frame(body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        if not self.first.done():
+            self.first.set_exception(WorkerDied("the worker process ended unexpectedly"))
+        elif not self._closed:
+            self._on_lost()
 
 
 def _fail(futures: list[_Future], error: BaseException) -> None:

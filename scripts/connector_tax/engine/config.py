@@ -7,20 +7,10 @@ from typing import Annotated, Any, NotRequired, TypedDict
 from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.study_records import Count, Text
 from connector_tax.config import ConfigError, load_yaml, validate
-from connector_tax.engine.admission import AdmissionOptions
 from connector_tax.engine.connectors import ConnectorTax
 from connector_tax.engine.faults import FaultPlan, FaultsSection
 from connector_tax.engine.model import StepCost
 from connector_tax.engine.scheduler import Scheduler, SchedulerOptions
-
-_ADMISSION = (
-    "prefill_admission_policy",
-    "prefill_admission_lookahead",
-    "prefill_force_fifo_every",
-    "prefill_max_tokens",
-    "prefill_max_batch_size",
-    "decode_first",
-)
 
 
 @dataclass(frozen=True)
@@ -88,12 +78,10 @@ def load_config(path: Path, configuration: str) -> EngineConfig:
 def _scheduler(
     values: dict[str, Any], model: ModelOptions, tax: ConnectorTax | None, source: str
 ) -> SchedulerOptions:
-    limits = {key: value for key, value in values.items() if key not in _ADMISSION}
     if tax is not None:
-        limits["kv_blocks"] = int(limits["kv_blocks"] * tax.kv_capacity_fraction)
+        values = values | {"kv_blocks": int(values["kv_blocks"] * tax.kv_capacity_fraction)}
+    options = SchedulerOptions(**values)
     try:
-        admission = AdmissionOptions(**{key: values[key] for key in _ADMISSION})
-        options = SchedulerOptions(**limits, admission=admission)
         Scheduler(options, model.max_model_len)
     except ValueError as error:
         raise ConfigError(f"{source}: scheduler.{error}") from error

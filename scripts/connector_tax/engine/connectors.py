@@ -38,15 +38,6 @@ class ConnectorTax:
             le=0.9,
         ),
     ]
-    stream_mib_per_step: Annotated[
-        float,
-        says(
-            "memory the worker reads within the time of each step: traffic that others on the"
-            " machine feel, and no tax by itself",
-            ge=0,
-            le=256,
-        ),
-    ] = 0.0
 
     def build_meta(self, cached_blocks: int, admitted: int) -> float:
         """The time of build_meta in a step that admits `admitted` requests, in microseconds."""

@@ -1,19 +1,16 @@
-"""`python -m connector_tax.engine.fit LOG...`: fit the step's cost to the step log of one launch.
+"""Fit the step's cost to the step log of one launch.
 
     t = delta + beta0 + beta1 * prefill tokens + beta2 * decoding sequences + beta3 * KV tokens
 
 A step without tokens is left out: vLLM runs no model in it.
 
 Works on any log in the format of docs/artifacts.md (engine_step) whose scheduler records have
-`engine_step_us`, the whole step, as the step probe and the embedded engine write it; so the engine
-can be calibrated to a measured vLLM. The connector's callbacks are known in the log and taken off
-first. The betas are fitted to the worker's records by non-negative least squares, delta is the mean
-of what the whole step has beyond the worker's record. Without worker records delta and beta0 cannot
-be told apart and are given as one. The lines printed belong into config/embedded.yaml.
+`engine_step_us`, the whole step, as the step probe and the embedded engine write it. The callbacks
+of the connector are known in the log and taken off first. The betas are fitted to the worker's
+records by non-negative least squares, delta is the mean of what the whole step has beyond the
+worker's record. Without worker records delta and beta0 cannot be told apart and are given as one.
 """
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +31,6 @@ _NAMES = (
 )
 _CALLBACKS = ("build_meta_us", "get_finished_us", "start_load_kv_us")
 _MIN_STEPS = 10
-_COLLINEAR = 0.99
 
 Array = NDArray[np.float64]
 # A line of a step log: a StepRecord, or what the step probe writes in its place.
@@ -47,19 +43,15 @@ class Fit:
 
     Attributes:
         coefficients: microseconds by the name the configuration gives them; delta_us is None where
-            it cannot be told from beta0_us.
-        undetermined: the reason for each coefficient the log says nothing certain about.
+            it cannot be told from beta0_us, a beta 0 where the log says nothing of it.
         steps: steps fitted.
         r2: share of the variance explained.
-        residuals_us: measured minus fitted, one for each step.
         relative_sd: standard deviation of the residuals relative to the fitted time.
     """
 
     coefficients: dict[str, float | None]
-    undetermined: dict[str, str]
     steps: int
     r2: float
-    residuals_us: Array
     relative_sd: float
 
 
@@ -138,22 +130,10 @@ def _without_callbacks_us(record: Step, column: str) -> float:
 
 def _least_squares(rows: Sequence[Step], durations: Array, delta: float | None) -> Fit:
     columns: dict[str, Array] = {_NAMES[0]: np.ones(len(rows))}
-    undetermined: dict[str, str] = {}
     for name, key in zip(_NAMES[1:], _COLUMNS, strict=True):
         values = np.array([row.get(key) for row in rows], dtype=float)
-        if np.isnan(values).any():
-            undetermined[name] = f"the log has no {key}"
-        elif np.ptp(values) == 0:
-            undetermined[name] = f"{key} is {values[0]:g} in every step"
-        else:
+        if not np.isnan(values).any() and np.ptp(values) > 0:
             columns[name] = values
-    if _NAMES[2] in columns and _NAMES[3] in columns:
-        correlation = float(np.corrcoef(columns[_NAMES[2]], columns[_NAMES[3]])[0, 1])
-        if correlation > _COLLINEAR:
-            reason = (
-                f"decode and KV tokens move together (r = {correlation:.3f}); mix input lengths"
-            )
-            undetermined |= dict.fromkeys(_NAMES[2:], reason)
     matrix = np.column_stack(list(columns.values()))
     scale = np.abs(matrix).max(axis=0)
     solution, _ = nnls(matrix / scale, durations)
@@ -165,46 +145,7 @@ def _least_squares(rows: Sequence[Step], durations: Array, delta: float | None) 
     coefficients |= {name: costs.get(name, 0.0) for name in _NAMES}
     return Fit(
         coefficients=coefficients,
-        undetermined=undetermined,
         steps=len(rows),
         r2=1.0 - float((residuals**2).sum()) / spread if spread else float("nan"),
-        residuals_us=residuals,
         relative_sd=float((residuals / np.maximum(fitted, 1.0)).std()),
     )
-
-
-def report(result: Fit) -> str:
-    """The fit as text: the configuration's lines, then how well they fit."""
-    lines = ["step_cost:"]
-    for name, value in result.coefficients.items():
-        if value is None:
-            lines.append("  delta_us: 0.0    # no worker records: part of beta0_us")
-            continue
-        note = result.undetermined.get(name)
-        lines.append(f"  {name}: {value:.4f}" + (f"    # undetermined: {note}" if note else ""))
-    lines.append(f"  jitter_rel_sd: {result.relative_sd:.4f}")
-    lines.append("  launch_offset_rel_sd: 0.0    # one launch says nothing about the next")
-    size = np.abs(result.residuals_us)
-    p50, p90, p99 = np.percentile(size, [50, 90, 99])
-    lines.append(f"# {result.steps} steps, R2 = {result.r2:.4f}")
-    lines.append(
-        f"# residuals: mean {result.residuals_us.mean():+.1f} us, |p50| {p50:.1f} us, "
-        f"|p90| {p90:.1f} us, |p99| {p99:.1f} us, largest {size.max():.1f} us"
-    )
-    return "\n".join(lines)
-
-
-def main() -> int:
-    """Print the fit; the process's exit status."""
-    parser = argparse.ArgumentParser(prog="python -m connector_tax.engine.fit", description=__doc__)
-    parser.add_argument("log", type=Path, nargs="+", help="the step log files of one launch")
-    try:
-        print(report(fit(read_steps(parser.parse_args().log))))
-    except ArtifactError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

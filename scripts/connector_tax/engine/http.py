@@ -11,53 +11,37 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
 
-# Of one connection: bytes of the request that is being read and of those that wait behind the one
-# being answered. A prompt of 200,000 token ids is about 1.4 MB.
+# Of one connection: bytes read since it had nothing to answer. A prompt of 200,000 token ids is
+# about 1.4 MB.
 _MAX_INPUT = 16 << 20
-_MAX_HEAD = 64 << 10
-# What a header costs beside its bytes: two objects and an entry of a map.
-_HEADER_OVERHEAD = 128
-_MAX_PIPELINED = 64
 _STATUS = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 
 
+@dataclass(slots=True)
 class Request:
     """One request, whole.
 
     Attributes:
         t_arrival_ns: the read that brought its last byte, CLOCK_MONOTONIC.
         chunked: whether the client takes a chunked response (HTTP/1.1).
-        size: bytes of head and body, as they count against a connection's limit.
     """
 
-    __slots__ = (
-        "body",
-        "chunked",
-        "headers",
-        "keep_alive",
-        "method",
-        "path",
-        "size",
-        "t_arrival_ns",
-    )
-
-    def __init__(self, t_arrival_ns: int, method: str, path: str) -> None:
-        self.t_arrival_ns = t_arrival_ns
-        self.method = method
-        self.path = path
-        self.headers: dict[bytes, bytes] = {}
-        self.body = b""
-        self.keep_alive = True
-        self.chunked = True
-        self.size = 0
+    t_arrival_ns: int
+    method: str = ""
+    path: str = ""
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body: bytes = b""
+    keep_alive: bool = False
+    chunked: bool = True
 
 
 Handler = Callable[[Request, "HttpProtocol"], None]
@@ -81,14 +65,12 @@ class HttpProtocol(asyncio.Protocol):
         self._descriptor = -1
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[Request] = deque()
-        self._waiting_size = 0
+        self._unanswered = 0
         self._t_read_ns = 0
         # For the request that is being read.
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
-        self._in_head = False
-        self._head_size = 0
-        self._head_received = 0
+        self._reading = False
         self._body = bytearray()
         # For the request that is being answered.
         self._current: Request | None = None
@@ -113,28 +95,25 @@ class HttpProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._t_read_ns = time.monotonic_ns()
-        head = self._headers
+        self._unanswered += len(data)
+        if self._unanswered > _MAX_INPUT:
+            self._reject(413, f"a connection's unanswered input is larger than {_MAX_INPUT} bytes")
+            return
         try:
             self._parser.feed_data(data)
-            if self._in_head and self._headers is head:
-                # The parser keeps a header to itself until it is whole.
-                self._head_received += len(data)
-                _check_head(self._head_received)
-        except _TooLarge as error:
-            self._reject(413, str(error))
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            cause = error.__context__
-            if isinstance(cause, _TooLarge):
-                self._reject(413, str(cause))
-            else:
-                self._reject(400, f"Invalid HTTP request received: {error}")
+            self._reject(400, f"Invalid HTTP request received: {error}")
+        self._forget_answered()
+
+    def _forget_answered(self) -> None:
+        if self._current is None and not self._reading:
+            self._unanswered = 0
 
     def _reject(self, status: int, message: str) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         if self._current is None:
-            self._current = Request(self._t_read_ns, "", "")
-            self._current.keep_alive = False
+            self._current = Request(self._t_read_ns)
             self.respond(status, self._refuse(status, message))
         else:
             self._transport.close()
@@ -144,49 +123,39 @@ class HttpProtocol(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._url = b""
         self._headers = {}
-        self._in_head = True
-        self._head_size = 0
-        self._head_received = 0
+        self._reading = True
         self._body = bytearray()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.lower()] = value
-        self._count_head(len(name) + len(value) + _HEADER_OVERHEAD)
-
-    def _count_head(self, size: int) -> None:
-        self._head_size += size
-        _check_head(self._head_size)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         if self._headers.get(b"expect", b"").lower() == b"100-continue" and not self._current:
             self.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
         self._body += body
-        if self._waiting_size + self._head_size + len(self._body) > _MAX_INPUT:
-            raise _TooLarge(f"a connection's unanswered input is larger than {_MAX_INPUT} bytes")
 
     def on_message_complete(self) -> None:
+        self._reading = False
         path = self._url.partition(b"?")[0].decode("latin-1")
-        request = Request(self._t_read_ns, self._parser.get_method().decode(), path)
-        request.headers = self._headers
-        request.body = bytes(self._body)
-        request.size = self._head_size + len(self._body)
+        request = Request(
+            self._t_read_ns,
+            self._parser.get_method().decode(),
+            path,
+            self._headers,
+            bytes(self._body),
+            keep_alive=self._parser.should_keep_alive(),
+            chunked=self._parser.get_http_version() != "1.0",
+        )
         self._body = bytearray()
-        request.keep_alive = self._parser.should_keep_alive()
-        request.chunked = self._parser.get_http_version() != "1.0"
         if self._current is None:
             self._answer(request)
-        elif len(self._waiting) < _MAX_PIPELINED:
+        else:
             self._waiting.append(request)
-            self._waiting_size += request.size
-        elif self._transport is not None:
-            self._transport.close()
 
     def _answer(self, request: Request) -> None:
         self._current = request
@@ -262,9 +231,9 @@ class HttpProtocol(asyncio.Protocol):
         if not request.keep_alive:
             self._transport.close()
         elif self._waiting:
-            following = self._waiting.popleft()
-            self._waiting_size -= following.size
-            self._answer(following)
+            self._answer(self._waiting.popleft())
+        else:
+            self._forget_answered()
 
     def drop(self, *, reset: bool) -> None:
         """End the connection in the middle of a response: with FIN, or with RST."""
@@ -276,15 +245,6 @@ class HttpProtocol(asyncio.Protocol):
             self._transport.abort()
         else:
             self._transport.close()
-
-
-class _TooLarge(Exception):
-    """The request is over a limit."""
-
-
-def _check_head(size: int) -> None:
-    if size > _MAX_HEAD:
-        raise _TooLarge(f"request head is larger than {_MAX_HEAD} bytes")
 
 
 async def serve(

@@ -8,6 +8,7 @@ tokens do not enter it.
 
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 
@@ -28,14 +29,12 @@ def block_digests(prompt: bytes, token_bytes: int, block_size: int) -> list[byte
     return digests
 
 
+@dataclass(slots=True)
 class Holding:
     """The blocks of one sequence: cached ones by digest, and a number of its own."""
 
-    __slots__ = ("own", "shared")
-
-    def __init__(self) -> None:
-        self.shared: list[bytes] = []
-        self.own = 0
+    shared: list[bytes] = field(default_factory=list)
+    own: int = 0
 
     @property
     def blocks(self) -> int:
@@ -125,11 +124,3 @@ class BlockPool:
         self._free += holding.own
         holding.shared = []
         holding.own = 0
-
-    def reset_cache(self) -> bool:
-        """Forget every cached block; False (and no change) while one is in use."""
-        if self._users:
-            return False
-        self._free += len(self._idle)
-        self._idle.clear()
-        return True

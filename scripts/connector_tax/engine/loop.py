@@ -6,43 +6,22 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Protocol
+from typing import Literal
 
-from connector_tax.engine.batching import BatchedService
+from connector_tax.engine.batching import BatchedService, ServiceError, WorkerDied
+from connector_tax.engine.completion import Completion
 from connector_tax.engine.config import EngineConfig
 from connector_tax.engine.connectors import BackgroundCpu
+from connector_tax.engine.logs import LaunchTruth, StepLog
 from connector_tax.engine.metrics import Metrics
 from connector_tax.engine.model import StepClock, StepDevice
 from connector_tax.engine.scheduler import Scheduler, Sequence, StepPlan
-from connector_tax.engine.service_errors import ServiceError, WorkerDied
-from connector_tax.engine.steplog import StepLog, StepRecord
-from connector_tax.engine.truth import LaunchTruth
 
 _LOG = logging.getLogger(__name__)
 # Behind its own deadlines by more than this, the engine gives up catching up and says so.
 _MAX_DEBT_NS = 250_000_000
-_START_LIMIT_S = 60.0
 # A turn of the event loop that reads a request takes as long as this.
 _SPIN_NS = 60_000
-
-
-class Sink(Protocol):
-    """Where a sequence's tokens go."""
-
-    t_arrival_ns: int
-    t_admitted_ns: int
-    t_first_ns: int
-    t_token_ns: int
-    finish_reason: str
-
-    def prepare(self, position: int, *, last: bool) -> None:
-        """Get ready to emit the token at `position`."""
-
-    def token(self, position: int, *, last: bool, deadline_ns: int) -> None:
-        """Emit the token prepared last."""
-
-    def fail(self, message: str) -> None:
-        """The engine is dead; end the response."""
 
 
 class Engine:
@@ -71,9 +50,7 @@ class Engine:
         self._step_log = step_log
         self._on_death = on_death
         # One element is one step: the scheduler has batched already.
-        self._service = BatchedService(
-            max_batch_size=1, timeout_seconds=1.0, max_queue_size=1, start_limit_s=_START_LIMIT_S
-        )
+        self._service = BatchedService(max_batch_size=1, timeout_seconds=1.0, max_queue_size=1)
         self._burner = BackgroundCpu(config.tax.background_cpu if config.tax else 0.0)
         self._incoming: deque[Sequence] = deque()
         self._live: set[Sequence] = set()
@@ -85,12 +62,7 @@ class Engine:
 
     async def start(self) -> None:
         """Launch the worker process and the background load; returns when both are ready."""
-        tax = self.config.tax
-        device = {
-            "cost": asdict(self.config.step_cost),
-            "launch_seed": self._launch_seed,
-            "stream_mib": tax.stream_mib_per_step if tax else 0.0,
-        }
+        device = {"cost": asdict(self.config.step_cost), "launch_seed": self._launch_seed}
         self._service.on_worker_death = self._on_worker_death
         await asyncio.gather(self._service.start(StepDevice, device), self._burner.start())
         self._task = asyncio.create_task(self._run())
@@ -148,11 +120,6 @@ class Engine:
         else:
             self.scheduler.abort(sequence)
 
-    @property
-    def waiting(self) -> int:
-        """Requests the last step left waiting; later arrivals are not yet known to it (vLLM)."""
-        return len(self.scheduler.waiting)
-
     # -- steps ----------------------------------------------------------------------------------
 
     async def _run(self) -> None:
@@ -177,7 +144,7 @@ class Engine:
                 self._wake.clear()
                 await self._wake.wait()
             # A request that came while the last step's tokens went out waits for nothing.
-            first: Sink = self._incoming[0].sink
+            first: Completion = self._incoming[0].sink
             return max(deadline, first.t_arrival_ns)
         now = time.monotonic_ns()
         if now - deadline > _MAX_DEBT_NS:
@@ -194,7 +161,7 @@ class Engine:
         for sequence in plan.admitted:
             if not sequence.sink.t_admitted_ns:
                 sequence.sink.t_admitted_ns = start
-        running, waiting = self.scheduler.running, self.waiting
+        running, waiting = self.scheduler.running, len(self.scheduler.waiting)
         device_start, deadline = await self._service.do_one(
             [start, meta + finished, load, plan.prefill_tokens, plan.decode_seqs, plan.kv_tokens]
         )
@@ -207,26 +174,27 @@ class Engine:
             )
         self._step_id += 1
         if self._step_log is not None:
-            for process in ("scheduler", "worker"):
+            processes: tuple[Literal["scheduler", "worker"], ...] = ("scheduler", "worker")
+            for process in processes:
                 host = process == "scheduler"
                 # get_finished is the host's too, and outside schedule(), as in vLLM.
                 schedule_us = (device_start - start) / 1000 - finished
                 self._step_log.write(
-                    StepRecord(
-                        t_ns=start if host else device_start,
-                        step_id=self._step_id,
-                        process=process,
-                        step_duration_us=schedule_us if host else (end - device_start) / 1000,
-                        engine_step_us=(end - start) / 1000 if host else None,
-                        build_meta_us=meta if host and tax else None,
-                        get_finished_us=finished if host and tax else None,
-                        start_load_kv_us=None if host or not tax else load,
-                        num_running=running if host else None,
-                        num_waiting=waiting if host else None,
-                        prefill_tokens=plan.prefill_tokens,
-                        decode_tokens=plan.decode_seqs,
-                        kv_tokens=plan.kv_tokens,
-                    )
+                    {
+                        "t_ns": start if host else device_start,
+                        "step_id": self._step_id,
+                        "process": process,
+                        "step_duration_us": schedule_us if host else (end - device_start) / 1000,
+                        "engine_step_us": (end - start) / 1000 if host else None,
+                        "build_meta_us": meta if host and tax else None,
+                        "get_finished_us": finished if host and tax else None,
+                        "start_load_kv_us": None if host or not tax else load,
+                        "num_running": running if host else None,
+                        "num_waiting": waiting if host else None,
+                        "prefill_tokens": plan.prefill_tokens,
+                        "decode_tokens": plan.decode_seqs,
+                        "kv_tokens": plan.kv_tokens,
+                    }
                 )
         return int(deadline)
 
@@ -239,7 +207,7 @@ class Engine:
         metrics.iteration.observe(plan.prefill_tokens + plan.decode_seqs)
         gaps: Counter[int] = Counter()
         for sequence in emitted:
-            sink: Sink = sequence.sink
+            sink: Completion = sequence.sink
             sink.prepare(sequence.generated - 1, last=sequence.finished)
             if sequence.generated == 1:
                 sink.t_first_ns = end

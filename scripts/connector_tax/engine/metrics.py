@@ -5,8 +5,9 @@ prometheus_client needs milliseconds for this page, this module a fraction of on
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
 from itertools import accumulate
+
+from connector_tax.engine.scheduler import Scheduler, SchedulerOptions
 
 _TTFT = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
@@ -83,27 +84,17 @@ class Metrics:
         self.request_prompt = times("request_prompt_tokens", "Prompt tokens.", _TOKENS)
         self.request_generation = times("request_generation_tokens", "Generated.", _TOKENS)
 
-    def render(
-        self,
-        *,
-        running: int,
-        waiting: int,
-        kv_usage: float,
-        preemptions: int,
-        prefix_queries: int,
-        prefix_hits: int,
-        cache_config: Mapping[str, object],
-    ) -> bytes:
-        """The page; `cache_config` are the labels of vLLM's `cache_config_info`."""
-        plain = self._labels
+    def render(self, scheduler: Scheduler, options: SchedulerOptions) -> bytes:
+        """The page."""
+        plain, waiting = self._labels, len(scheduler.waiting)
         gauge, counter = "gauge", "counter"
-        hits = prefix_hits + self.extra_prefix_hits
+        hits = scheduler.prefix_hits + self.extra_prefix_hits
         scalars: list[tuple[str, str, str, float]] = [
-            ("num_requests_running", gauge, "Requests in the running batch.", running),
+            ("num_requests_running", gauge, "Requests in the running batch.", scheduler.running),
             ("num_requests_waiting", gauge, "Requests waiting.", waiting),
-            ("kv_cache_usage_perc", gauge, "Share of the KV blocks in use.", kv_usage),
-            ("num_preemptions_total", counter, "Preemptions.", preemptions),
-            ("prefix_cache_queries_total", counter, "Tokens looked up.", prefix_queries),
+            ("kv_cache_usage_perc", gauge, "Share of the KV blocks in use.", scheduler.pool.usage),
+            ("num_preemptions_total", counter, "Preemptions.", scheduler.preemptions),
+            ("prefix_cache_queries_total", counter, "Tokens looked up.", scheduler.prefix_queries),
             ("prefix_cache_hits_total", counter, "Tokens found.", hits),
             ("external_prefix_cache_queries_total", counter, "External tokens looked up.", 0),
             ("external_prefix_cache_hits_total", counter, "External tokens found.", 0),
@@ -137,6 +128,12 @@ class Metrics:
         lines = [f'{name}{{{plain},finished_reason="{r}"}} {n}.0' for r, n in self.finished.items()]
         parts.append(_family(name, counter, "Requests that ended.", lines))
         name = "vllm:cache_config_info"
+        cache_config = {
+            "block_size": options.kv_block_size,
+            "enable_prefix_caching": options.enable_prefix_caching,
+            "kv_cache_size_tokens": options.kv_blocks * options.kv_block_size,
+            "num_gpu_blocks": options.kv_blocks,
+        }
         labels = ",".join(f'{key}="{value}"' for key, value in cache_config.items())
         lines = [f'{name}{{engine="0",{labels}}} 1.0']
         parts.append(_family(name, gauge, "Information of the KV cache.", lines))

@@ -22,8 +22,6 @@ from connector_tax.linux import sharpen_timers
 # The worker hands a step over this long before its end: the sleep ends late, and the way to the
 # main process and preparing the step's events there take most of it.
 _HAND_OVER_NS = 250_000
-# More than a processor's last-level cache.
-_STREAM_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -76,20 +74,11 @@ class StepDevice(VectorTransformer):
 
     An element is `[start_ns, host_tax_us, load_tax_us, prefill_tokens, decode_seqs, kv_tokens]`;
     its result is `[device_start_ns, deadline_ns]`, both CLOCK_MONOTONIC. It comes a moment before
-    the deadline, which the receiver waits for. In each step it reads `stream_mib` of memory; a
-    step too short for that ends late.
+    the deadline, which the receiver waits for.
     """
 
-    def __init__(self, cost: dict[str, float], launch_seed: int, stream_mib: float = 0.0) -> None:
+    def __init__(self, cost: dict[str, float], launch_seed: int) -> None:
         self._clock = StepClock(StepCost(**cost), launch_seed)
-        self._streamed = round(stream_mib * 2**20) // 8
-        self._position = 0
-        if self._streamed:
-            # Imported late: most engines stream nothing.
-            import numpy as np
-
-            # What is read comes from memory: it has left every cache when its turn comes again.
-            self._memory = np.ones(max(self._streamed, _STREAM_BYTES // 8))
         sharpen_timers()
 
     def transform(self, prepared: list[list[float]]) -> list[list[int]]:
@@ -100,15 +89,7 @@ class StepDevice(VectorTransformer):
         host_us, device_us = self._clock.draw_us(*shape)
         device_start = int(start) + round((host_us + host_tax) * 1000)
         deadline = device_start + round((load_tax + device_us) * 1000)
-        if self._streamed:
-            self._stream()
         ahead = deadline - time.monotonic_ns() - _HAND_OVER_NS
         if ahead > 0:
             time.sleep(ahead / 1e9)
         return [device_start, deadline]
-
-    def _stream(self) -> None:
-        if self._position + self._streamed > len(self._memory):
-            self._position = 0
-        self._memory[self._position : self._position + self._streamed].sum()
-        self._position += self._streamed

@@ -1,24 +1,43 @@
 """Continuous batching: which sequences advance in the next step, and by how many tokens.
 
 A step carries prefill chunks and decoding sequences together under `max_num_batched_tokens`; at
-most `max_num_seqs` sequences run. New ones pass the admission (engine.admission) and need KV blocks
-for their first chunk; a decoding sequence that finds no block makes the latest arrival give up its
-own and wait again (recompute), so the oldest always finishes. No clock and no I/O in here.
+most `max_num_seqs` sequences run. New ones pass the admission and need KV blocks for their first
+chunk; a decoding sequence that finds no block makes the latest arrival give up its own and wait
+again (recompute), so the oldest always finishes. No clock and no I/O in here.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from connector_tax.artifacts.declare import says
 from connector_tax.artifacts.study_records import Count
-from connector_tax.engine.admission import Admission, AdmissionOptions, put_back
 from connector_tax.engine.kv import BlockPool, Holding
 
 
 @dataclass(frozen=True)
-class SchedulerOptions:
-    """The limits of a step, and the KV pool."""
+class AdmissionOptions:
+    """The options of an admission."""
+
+    prefill_admission_policy: Annotated[
+        Literal["fifo", "pack"], says("which waiting requests start")
+    ] = "fifo"
+    prefill_admission_lookahead: Annotated[Count, says("requests pack looks at")] = 64
+    prefill_force_fifo_every: Annotated[int, says("every n-th round is FIFO; 0: never", ge=0)] = 0
+    prefill_max_tokens: Annotated[
+        Count | None, says("prompt tokens admitted in one round; null: no budget")
+    ] = None
+    prefill_max_batch_size: Annotated[
+        Count | None, says("requests admitted in one round; null: max_num_seqs")
+    ] = None
+    decode_first: Annotated[
+        bool, says("decode takes its share of a step's tokens before prefill")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions(AdmissionOptions):
+    """The limits of a step, the KV pool, and the options of the admission."""
 
     max_num_batched_tokens: Annotated[Count, says("prefill and decode tokens of one step")]
     max_num_seqs: Annotated[Count, says("sequences that run at once")]
@@ -28,13 +47,13 @@ class SchedulerOptions:
     kv_blocks: Annotated[Count, says("the KV pool")]
     kv_block_size: Annotated[Count, says("tokens of a block")]
     enable_prefix_caching: Annotated[bool, says("prompts share KV blocks of equal beginnings")]
-    admission: AdmissionOptions
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One request inside the engine.
 
-    Args:
+    Attributes:
         arrival: position in the order of arrival, unique.
         prompt_len: prompt tokens, at least 1.
         output_len: tokens it will generate, at least 1.
@@ -42,32 +61,16 @@ class Sequence:
         sink: where its tokens go; the scheduler does not look at it.
     """
 
-    __slots__ = (
-        "aborted",
-        "arrival",
-        "computed",
-        "digests",
-        "generated",
-        "holding",
-        "output_len",
-        "preemptions",
-        "prompt_len",
-        "sink",
-    )
-
-    def __init__(
-        self, arrival: int, prompt_len: int, output_len: int, digests: list[bytes], sink: Any = None
-    ) -> None:
-        self.arrival = arrival
-        self.prompt_len = prompt_len
-        self.output_len = output_len
-        self.digests = digests
-        self.sink = sink
-        self.generated = 0
-        self.computed = 0
-        self.preemptions = 0
-        self.aborted = False
-        self.holding = Holding()
+    arrival: int
+    prompt_len: int
+    output_len: int
+    digests: list[bytes]
+    sink: Any = None
+    generated: int = 0
+    computed: int = 0
+    preemptions: int = 0
+    aborted: bool = False
+    holding: Holding = field(default_factory=Holding)
 
     @property
     def prefill_len(self) -> int:
@@ -78,6 +81,90 @@ class Sequence:
     def finished(self) -> bool:
         """Whether every token is generated."""
         return self.generated >= self.output_len
+
+
+class Admission:
+    """Which waiting requests may start their prefill, under a budget of prompt tokens.
+
+    `fifo` takes from the head until the budget is used up; `pack` looks at a window of the queue
+    and takes the cheapest first, so that a long prompt at the head does not hold back the short
+    ones behind it. Both give the requests in their order of arrival. A head that alone exceeds the
+    budget is taken alone when nothing else can be, so the queue never stands still; every n-th
+    round is FIFO, so a long prompt is never passed over for ever. A round in which nothing can
+    start (no free slot, no token left, no KV blocks) is none and does not count.
+
+    Args:
+        options: the policy.
+        max_context: a longer prompt counts as this many tokens.
+    """
+
+    def __init__(self, options: AdmissionOptions, max_context: int) -> None:
+        self._options = options
+        self._max_context = max_context
+        self._round = 0
+
+    def take(self, waiting: deque[Sequence], max_reqs: int) -> list[Sequence]:
+        """Take at most `max_reqs` requests, in order of arrival; what stays keeps its order."""
+        options = self._options
+        if max_reqs < 1 or not waiting:
+            return []
+        self._round += 1
+        every = options.prefill_force_fifo_every
+        forced = every > 0 and self._round % every == 0
+        if options.prefill_max_batch_size is not None:
+            max_reqs = min(max_reqs, options.prefill_max_batch_size)
+        budget = options.prefill_max_tokens
+        if forced or options.prefill_admission_policy == "fifo" or budget is None:
+            return self._take_fifo(waiting, max_reqs, budget)
+        return self._take_packed(waiting, max_reqs, budget)
+
+    def withdraw(self) -> None:
+        """The last round's requests were all put back: it does not count, and is due again."""
+        self._round -= 1
+
+    def _cost(self, request: Sequence) -> int:
+        return min(request.prefill_len, self._max_context)
+
+    def _take_fifo(
+        self, waiting: deque[Sequence], max_reqs: int, budget: int | None
+    ) -> list[Sequence]:
+        taken: list[Sequence] = []
+        used = 0
+        while waiting and len(taken) < max_reqs:
+            used += self._cost(waiting[0])
+            if budget is not None and taken and used > budget:
+                break
+            taken.append(waiting.popleft())
+            if budget is not None and used > budget:
+                break
+        return taken
+
+    def _take_packed(self, waiting: deque[Sequence], max_reqs: int, budget: int) -> list[Sequence]:
+        size = min(len(waiting), self._options.prefill_admission_lookahead)
+        window = [waiting.popleft() for _ in range(size)]
+        costs = [self._cost(request) for request in window]
+        chosen: set[int] = set()
+        used = 0
+        for i in sorted(range(size), key=lambda i: (costs[i], i)):
+            # From the cheapest on: once one does not fit, none after it does.
+            if len(chosen) == max_reqs or used + costs[i] > budget:
+                break
+            chosen.add(i)
+            used += costs[i]
+        if window and not chosen:
+            chosen.add(0)
+        waiting.extendleft(window[i] for i in range(size - 1, -1, -1) if i not in chosen)
+        return [window[i] for i in sorted(chosen)]
+
+
+def put_back(waiting: deque[Sequence], requests: list[Sequence]) -> None:
+    """Return requests to the queue, each to its place in the order of arrival."""
+    # From the last on: a head that goes back as it came is placed at the front, each at once.
+    for request in reversed(requests):
+        place = 0
+        while place < len(waiting) and waiting[place].arrival < request.arrival:
+            place += 1
+        waiting.insert(place, request)
 
 
 @dataclass
@@ -116,7 +203,7 @@ class Scheduler:
                 f"one sequence of max_model_len {max_model_len}"
             )
         self._options = options
-        self._admission = Admission(options.admission, max_model_len)
+        self._admission = Admission(options, max_model_len)
         self.pool = BlockPool(
             options.kv_blocks, options.kv_block_size, options.enable_prefix_caching
         )
@@ -162,7 +249,7 @@ class Scheduler:
         """The next step; `commit` it before the next `plan`."""
         plan = StepPlan()
         before = self.preemptions
-        if self._options.admission.decode_first:
+        if self._options.decode_first:
             self._plan_decodes(plan)
             self._plan_prefills(plan)
         else:
@@ -171,7 +258,7 @@ class Scheduler:
         # blocks of the one that just lost its own.
         if self.preemptions == before:
             self._admit(plan)
-        if not self._options.admission.decode_first:
+        if not self._options.decode_first:
             self._plan_decodes(plan)
         self._count(plan)
         self._in_step = plan

@@ -11,29 +11,18 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from connector_tax import __version__
-from connector_tax.engine.bodies import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    Generation,
-    TokenizeRequest,
-    chat_text,
-    parse_body,
-    refuse_unsupported,
-)
-from connector_tax.engine.completion import Answer, Completion, error_body
+from connector_tax.engine.completion import Answer, Completion, FaultyCompletion, error_body
 from connector_tax.engine.faults import Fault, FaultKind, parse_header
-from connector_tax.engine.faulty import FaultyCompletion
 from connector_tax.engine.http import HttpProtocol, Request
 from connector_tax.engine.kv import block_digests
+from connector_tax.engine.logs import LineLog, RequestTruth
 from connector_tax.engine.loop import Engine
 from connector_tax.engine.scheduler import Sequence
-from connector_tax.engine.steplog import LineLog
 from connector_tax.engine.tokens import (
     TOKEN_BYTES,
     Vocabulary,
@@ -41,12 +30,68 @@ from connector_tax.engine.tokens import (
     prompt_bytes,
     prompt_seed,
 )
-from connector_tax.engine.truth import RequestTruth
 
 _METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _DEFAULT_MAX_TOKENS = 16
 
 Route = Callable[[Request, HttpProtocol], None]
+Body = TypeVar("Body")
+
+
+class ApiError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+
+class StreamOptions(msgspec.Struct):
+    """What else to stream."""
+
+    include_usage: bool = False
+
+
+class Generation(msgspec.Struct):
+    """The fields completions and chat have in common; those not named here have no effect."""
+
+    model: str | None = None
+    min_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool = False
+    n: int | None = None
+    stop: str | list[str] | None = None
+
+
+class CompletionRequest(Generation):
+    """POST /v1/completions."""
+
+    prompt: str | list[Any] = msgspec.field(default_factory=list)
+    max_tokens: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    """One message of a chat."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ChatRequest(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = msgspec.field(default_factory=list)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    tools: list[Any] | None = None
+    response_format: dict[str, Any] | None = None
 
 
 class Application:
@@ -72,12 +117,9 @@ class Application:
         self._live: dict[Completion, Sequence] = {}
         self._routes: dict[str, dict[str, Route]] = {
             "/health": {"GET": self._health},
-            "/ping": {"GET": self._health, "POST": self._health},
             "/version": {"GET": self._version},
             "/v1/models": {"GET": self._models},
             "/metrics": {"GET": self._metrics},
-            "/tokenize": {"POST": self._tokenize},
-            "/reset_prefix_cache": {"POST": self._reset_prefix_cache},
             "/v1/completions": {"POST": self._completions},
             "/v1/chat/completions": {"POST": self._chat},
         }
@@ -134,40 +176,9 @@ class Application:
             self._send_metrics(protocol)
 
     def _send_metrics(self, protocol: HttpProtocol) -> None:
-        scheduler, options = self._engine.scheduler, self._engine.config.scheduler
-        page = self._engine.metrics.render(
-            running=scheduler.running,
-            waiting=self._engine.waiting,
-            kv_usage=scheduler.pool.usage,
-            preemptions=scheduler.preemptions,
-            prefix_queries=scheduler.prefix_queries,
-            prefix_hits=scheduler.prefix_hits,
-            cache_config={
-                "block_size": options.kv_block_size,
-                "enable_prefix_caching": options.enable_prefix_caching,
-                "kv_cache_size_tokens": options.kv_blocks * options.kv_block_size,
-                "num_gpu_blocks": options.kv_blocks,
-            },
-        )
+        engine = self._engine
+        page = engine.metrics.render(engine.scheduler, engine.config.scheduler)
         protocol.respond(200, page, _METRICS_TYPE)
-
-    def _tokenize(self, request: Request, protocol: HttpProtocol) -> None:
-        body = parse_body(request.body, TokenizeRequest)
-        self._check_model(body.model)
-        if body.messages is None and body.prompt is None:
-            raise ApiError(400, "prompt or messages is required", "prompt")
-        text = body.prompt if body.prompt is not None else chat_text(body.messages or [])
-        tokens = self._vocabulary.tokenize(text)
-        limit = self._model.max_model_len
-        _json(
-            protocol,
-            {"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": None},
-        )
-
-    def _reset_prefix_cache(self, _: Request, protocol: HttpProtocol) -> None:
-        if not self._engine.scheduler.pool.reset_cache():
-            raise ApiError(409, "The prefix cache is in use by running requests")
-        protocol.respond(200, b"")
 
     # -- completions ----------------------------------------------------------------------------
 
@@ -228,28 +239,20 @@ class Application:
             finish_reason=reason,
             seed=seed,
         )
-        if fault is not None:
-            self._strike(fault, answer, request)
-        digests = block_digests(packed, TOKEN_BYTES, self._engine.config.scheduler.kv_block_size)
-        self._run(request, protocol, answer, fault, arrival, digests)
-
-    def _run(
-        self,
-        request: Request,
-        protocol: HttpProtocol,
-        answer: Answer,
-        fault: Fault | None,
-        arrival: int,
-        digests: list[bytes],
-    ) -> None:
-        parts = (answer, request, protocol, self._vocabulary)
-        completion: Completion
-        if fault is None:
-            completion = Completion(*parts, None, self._ended)
-        else:
-            completion = FaultyCompletion(*parts, fault, self._ended)
-        sequence = Sequence(arrival, answer.prompt_tokens, answer.limit, digests, completion)
+        block_size = self._engine.config.scheduler.kv_block_size
+        kind = Completion if fault is None else FaultyCompletion
+        completion = kind(answer, request, protocol, self._vocabulary, fault, self._ended)
+        digests = block_digests(packed, TOKEN_BYTES, block_size)
+        sequence = Sequence(arrival, answer.prompt_tokens, limit, digests, completion)
         self._live[completion] = sequence
+        if fault is not None and fault.kind is FaultKind.DIE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault is not None and fault.kind is FaultKind.PREFIX_HIT:
+            self._engine.metrics.extra_prefix_hits += block_size
+        if fault is not None and fault.kind in (FaultKind.HTTP_429, FaultKind.HTTP_500):
+            status = 429 if fault.kind is FaultKind.HTTP_429 else 500
+            completion.respond(status, error_body(status, "injected fault"), 0, fault.kind)
+            return
         protocol.on_disconnect = lambda: completion.disconnected("disconnected")
         completion.begin()
         self._engine.submit(sequence)
@@ -317,30 +320,35 @@ class Application:
         except ValueError as error:
             raise ApiError(400, f"X-Embedded-Fault: {error}") from error
 
-    def _strike(self, fault: Fault, answer: Answer, request: Request) -> None:
-        """The faults that strike before there is a completion."""
-        if fault.kind is FaultKind.DIE:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if fault.kind is FaultKind.PREFIX_HIT:
-            self._engine.metrics.extra_prefix_hits += self._engine.config.scheduler.kv_block_size
-        if fault.kind not in (FaultKind.HTTP_429, FaultKind.HTTP_500):
-            return
-        status = 429 if fault.kind is FaultKind.HTTP_429 else 500
-        if self._truth_log is not None:
-            self._truth_log.write(
-                RequestTruth(
-                    request_id=answer.request_id,
-                    t_arrival_ns=request.t_arrival_ns,
-                    t_headers_ns=time.monotonic_ns(),
-                    writes=[],
-                    prompt_tokens=answer.prompt_tokens,
-                    completion_tokens=0,
-                    preemptions=0,
-                    fault=fault.kind,
-                    outcome=fault.kind,
-                )
-            )
-        raise ApiError(status, "injected fault")
+
+def parse_body(body: bytes, kind: type[Body]) -> Body:
+    """A request's body; ApiError where it is not one."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"Invalid request body: {error}") from error
+
+
+def chat_text(messages: list[ChatMessage]) -> str:
+    """The text that a chat's messages become a prompt as."""
+    words = []
+    for message in messages:
+        words.append(message.role)
+        if isinstance(message.content, str):
+            words.append(message.content)
+        else:
+            words.extend(str(part.get("text", "")) for part in message.content or [])
+    return " ".join(words)
+
+
+def refuse_unsupported(body: Generation, unset: tuple[str, ...], single: tuple[str, ...]) -> None:
+    """Raise ApiError where a field of `unset` is set, or one of `single` is not 1."""
+    for name in unset:
+        if getattr(body, name):
+            raise ApiError(400, f"{name} is not supported by the embedded engine", name)
+    for name in single:
+        if getattr(body, name) not in (None, 1):
+            raise ApiError(400, f"{name} must be 1 on the embedded engine", name)
 
 
 def refusal(status: int, message: str) -> bytes:

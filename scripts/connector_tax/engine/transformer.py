@@ -5,9 +5,7 @@ msgpack pass over a socket pair, so that nothing is unpickled and nothing polls.
 
     to the worker     first {"class": ..., "kwargs": {...}}, then one frame for each batch
     from the worker   first ["ready"] or an error, then one frame for each batch, in order:
-                      ["ok", results, {position: [type, message]}] (None in a failed one's place)
-                      or
-                      ["error", type, message, traceback]
+                      ["ok", results] or ["error", type, message, traceback]
 """
 
 import contextlib
@@ -34,8 +32,8 @@ class VectorTransformer(ABC):
 
     Subclasses take plain values (numbers, strings, lists, maps) in `__init__` and override
     `transform`, which returns as many results as the batch has elements, in the same order. An
-    element of the result that is an exception, or that msgpack cannot carry, fails the one request
-    it belongs to; an exception raised by any of the three methods fails the batch.
+    exception raised by any of the three methods, or a result that msgpack cannot carry, fails the
+    batch.
     """
 
     def preprocess(self, batch: list[Any]) -> Any:
@@ -67,23 +65,9 @@ class VectorTransformer(ABC):
             results = list(self.postprocess(prepared, self.transform(prepared)))
             if len(results) != len(batch):
                 raise ValueError(f"{len(results)} results for a batch of {len(batch)}")
+            return pack(["ok", results])
         except Exception as error:
             return pack(_error(error))
-        failed = {i: _named(r) for i, r in enumerate(results) if isinstance(r, Exception)}
-        try:
-            return pack(_ok(results, failed))
-        except Exception:
-            return pack(_ok(results, failed | _unsendable(results, failed)))
-
-    @classmethod
-    def start(cls, connection: socket.socket, kwargs: dict[str, Any]) -> None:
-        """Build the transformer in the worker process and run it; the target of the launch."""
-        try:
-            transformer = cls(**kwargs)
-        except Exception as error:
-            connection.sendall(pack(_error(error)))
-            return
-        transformer.run(connection)
 
 
 def pack(value: Any) -> bytes:
@@ -134,36 +118,11 @@ def class_path(worker_class: type[VectorTransformer]) -> str:
     return f"{module}:{worker_class.__qualname__}"
 
 
-def _ok(results: list[Any], failed: dict[int, list[str]]) -> list[Any]:
-    return ["ok", [None if i in failed else r for i, r in enumerate(results)], failed]
-
-
-def _unsendable(results: list[Any], failed: dict[int, list[str]]) -> dict[int, list[str]]:
-    """The errors of the results that msgpack cannot carry, beside those that failed before."""
-    errors = {}
-    for i, result in enumerate(results):
-        try:
-            pack(None if i in failed else result)
-        except Exception as error:
-            errors[i] = _named(error)
-    return errors
-
-
-def _named(error: Exception) -> list[str]:
-    """An exception's type and text, as msgpack can carry them."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "(no text)"
-    return [type(error).__name__, _utf8(text)]
-
-
 def _error(error: Exception) -> list[str]:
-    return ["error", *_named(error), _utf8(traceback.format_exc())]
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
+    """An exception's type, text and traceback, as msgpack can carry them."""
+    said = traceback.TracebackException.from_exception(error)
+    texts = ("error", type(error).__name__, str(said), "".join(said.format()))
+    return [text.encode("utf-8", "backslashreplace").decode() for text in texts]
 
 
 def _frames(connection: socket.socket) -> Iterator[bytes]:
@@ -192,10 +151,10 @@ def main() -> None:
     with socket.socket(fileno=descriptor) as connection:
         try:
             first = unpack(next(_frames(connection)))
-            worker_class = _import_class(first["class"])
+            transformer = _import_class(first["class"])(**first["kwargs"])
         except StopIteration:
             return
         except Exception as error:
             connection.sendall(pack(_error(error)))
             return
-        worker_class.start(connection, first["kwargs"])
+        transformer.run(connection)

@@ -11,9 +11,8 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any
 
-from connector_tax.artifacts.launch_files import AffinityRecord
 from connector_tax.linux import format_cpus, parse_cpus
 
 LOADGEN_CORES = 2
@@ -56,9 +55,9 @@ class AffinityPlan:
     warnings: tuple[str, ...]
     topology: Topology
 
-    def describe(self) -> AffinityRecord:
+    def describe(self) -> dict[str, Any]:
         """Return the plan as plain data, for the records."""
-        return cast(AffinityRecord, asdict(self))
+        return asdict(self)
 
     def lines(self) -> list[str]:
         """Return the plan as lines to print."""

@@ -12,13 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from connector_tax.artifacts.cell_records import GeneratorHealth
-from connector_tax.artifacts.launch_files import AffinityRecord, GeneratorRecord
 from connector_tax.loadgen.affinity import AffinityPlan
 from connector_tax.loadgen.dispatcher import Dispatcher
 from connector_tax.loadgen.endpoint import Target, find_address, request_head
@@ -293,11 +292,11 @@ class LoadGenerator:
         return self._dispatcher.pids
 
     @property
-    def affinity(self) -> AffinityRecord | None:
+    def affinity(self) -> dict[str, Any] | None:
         """The affinity plan, for the records."""
         return None if self.options.cpus is None else self.options.cpus.describe()
 
-    def describe(self) -> GeneratorRecord:
+    def describe(self) -> dict[str, Any]:
         """Return target and options, for the records; header values are left out."""
         options = self.options
         return {

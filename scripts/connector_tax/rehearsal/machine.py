@@ -20,7 +20,6 @@ from connector_tax.artifacts.index import LaunchIndex, read_index
 from connector_tax.artifacts.names import baseline_of
 from connector_tax.artifacts.study_records import RehearsalSection, StudyDocument
 from connector_tax.config import ConfigError, shipped
-from connector_tax.engine.admission import AdmissionOptions
 from connector_tax.engine.config import EngineConfig, ModelOptions, load_config
 from connector_tax.engine.faults import FaultPlan
 from connector_tax.engine.fit import Step, fit, read_steps
@@ -245,7 +244,7 @@ def _same_for_all(study: StudyDocument, cost: StepCost, kv_tokens: int) -> dict[
         kv_block_size=KV_BLOCK,
         # No prompt is sent twice, so a cache would only cost time here.
         enable_prefix_caching=False,
-        admission=AdmissionOptions(decode_first=True),
+        decode_first=True,
     )
     return {
         c["id"]: EngineConfig(c["id"], model, options, cost, None, FaultPlan(None))

@@ -16,12 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from connector_tax.artifacts.names import Launch, baseline_of
-from connector_tax.servers.kinds import ServerCommand, ServerError, below_root, free_port
-from connector_tax.servers.vllm import PROBE_METHOD, Vllm
-from connector_tax.vllm.launch import Companion
+from connector_tax.servers.kinds import (
+    STEP_LOG_PREFIX,
+    STEP_LOG_VARIABLE,
+    Companion,
+    ProbedEngine,
+    ServerCommand,
+    ServerError,
+    below_root,
+    free_port,
+)
 
 if TYPE_CHECKING:
-    from connector_tax.artifacts.study_records import ServedSection, StudyDocument
+    from connector_tax.artifacts.study_records import (
+        EngineSection,
+        ServedSection,
+        StudyDocument,
+    )
 
 PORT_MARK = "{port}"
 _RUNNING = re.compile(r"http://(?:127\.0\.0\.1|localhost):([1-9]\d{0,4})/?")
@@ -30,40 +41,22 @@ _JSON = re.compile(r"(?<![^\s=])\{")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
-class Command(Vllm):
+class Command(ProbedEngine):
     """A server by its command; one of vLLM may have the step probe in it."""
 
-    configured = False
     gate_s = 0.0
-    steps_method = PROBE_METHOD
 
-    def resolve(self, _configurations: object, /) -> None:
-        """It names no file."""
-
-    @property
-    def pythons(self) -> list[str]:
-        """No interpreter of it is known."""
-        return []
-
-    @property
-    def emulated(self) -> bool:  # type: ignore[override]
-        """Whether it is the embedded engine, which says so."""
-        return "emulated" in self.section["label"]
+    def __init__(self, section: EngineSection) -> None:
+        super().__init__(section)
+        # The embedded engine says so.
+        self.emulated = "emulated" in section["label"]
+        self.no_steps = section.get("served", {}).get("no_steps")
+        self.takes_probe = self.no_steps is None
 
     @property
     def served(self) -> ServedSection:
         """As it was told."""
         return self.section["served"]
-
-    @property
-    def takes_probe(self) -> bool:  # type: ignore[override]
-        """Whether the probe was found in it."""
-        return self.no_steps is None
-
-    @property
-    def no_steps(self) -> str | None:  # type: ignore[override]
-        """Why the probe was not."""
-        return self.served["no_steps"]
 
     def gate_of(self, _entry: object, /) -> None:
         """None: each was started and asked before the study."""
@@ -86,7 +79,7 @@ class Command(Vllm):
     def versions(self) -> dict[str, str]:
         """What its /version answered."""
         known = self.served.get("version")
-        return super(Vllm, self).versions() | ({"vllm": known} if known else {})
+        return super().versions() | ({"vllm": known} if known else {})
 
 
 def split_command(line: str) -> list[str]:
@@ -161,7 +154,7 @@ def server_command(
     if path:
         variables["PYTHONPATH"] = ":".join([*path, *([given] if given else [])])
     if probe:
-        variables["AGENTIC_STEP_LOG_PATH"] = "{here}/engine_step"
+        variables[STEP_LOG_VARIABLE] = f"{{here}}/{STEP_LOG_PREFIX}"
     return ServerCommand(argv, variables, companions=companions, callers=True)
 
 

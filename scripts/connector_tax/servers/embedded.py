@@ -11,8 +11,13 @@ from connector_tax.artifacts.names import Launch
 from connector_tax.config import ConfigError, load_yaml, shipped, validate
 from connector_tax.machine import git_sha
 from connector_tax.seeds import named_generator
-from connector_tax.servers.kinds import STEP_LOG_PREFIX, Engine, ServerCommand
-from connector_tax.vllm.launch import ROOT_MARK
+from connector_tax.servers.kinds import (
+    ROOT_MARK,
+    STEP_LOG_PREFIX,
+    STEP_LOG_VARIABLE,
+    Engine,
+    ServerCommand,
+)
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import ServedSection, StudyDocument
@@ -57,7 +62,7 @@ class EmbeddedEngine(Engine):
         argv += ["--launch-seed", str(launch_seed(study, launch))]
         return ServerCommand(
             argv,
-            {"AGENTIC_STEP_LOG_PATH": STEP_LOG_PREFIX, "PYTHONPATH": f"{ROOT_MARK}/scripts"},
+            {STEP_LOG_VARIABLE: STEP_LOG_PREFIX, "PYTHONPATH": f"{ROOT_MARK}/scripts"},
             {"engine.json": self.section["definition_content"]},
         )
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from connector_tax.artifacts.names import Launch
 from connector_tax.config import ROOT
 from connector_tax.machine import ABSENT, ENGINE_PACKAGES
-from connector_tax.vllm.launch import ROOT_MARK, Companion
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import (
@@ -29,8 +28,18 @@ if TYPE_CHECKING:
         StudyDocument,
     )
 
+# The project's folder, the temporary folder: launch.sh resolves both, so that no path of this
+# machine stands in an artifact.
+ROOT_MARK, TMP_MARK = "{root}", "{tmp}"
 STEP_LOG_PREFIX = "engine_step"
+STEP_LOG_VARIABLE = "AGENTIC_STEP_LOG_PATH"
 STEP_LOG_PROCESSES = ("scheduler", "worker")
+
+# What vLLM's log tells of its settings.
+_LOG_LINES = {
+    "attention_backend": re.compile(r"Using (\w+) (?:attention )?backend out of"),
+    "kv_cache_layout": re.compile(r"Using (\w+) KV cache layout"),
+}
 
 
 class ServerError(Exception):
@@ -38,12 +47,26 @@ class ServerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Companion:
+    """A process that a server needs beside it.
+
+    Attributes:
+        port: of 127.0.0.1; it is ready when it listens there ...
+        ready_path: ... and, unless None, answers 200 to a GET of this path.
+    """
+
+    name: str
+    argv: list[str]
+    port: int
+    ready_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServerCommand:
     """What launch.sh runs: arguments, added environment, JSON files that lie beside it, companions.
 
-    `{root}` in an argument or a value is the project's folder, as launch.sh finds it, `{tmp}` the
-    temporary folder. Companions
-    are started first and belong to the server: it is not ready without them, and dead with them.
+    Companions are started first and belong to the server: it is not ready without them, and dead
+    with them.
 
     Attributes:
         callers: it runs in the folder and with the environment of whoever started the study.
@@ -152,6 +175,43 @@ class Engine:
     def versions(self) -> dict[str, str]:
         """Versions for the manifest: of vLLM, of the connectors, and vLLM's commit."""
         return {**dict.fromkeys(ENGINE_PACKAGES, ABSENT), "vllm_sha": "unknown"}
+
+
+class ProbedEngine(Engine):
+    """A kind whose servers may be a vLLM with the step probe in it, which writes the step log."""
+
+    takes_probe = True
+    step_suffix = "steps"
+    steps_method = "vLLM plugin in an overlay folder on the server's PYTHONPATH"
+    no_steps: str | None = None
+
+    def __init__(self, section: EngineSection) -> None:
+        super().__init__(section)
+        if section.get("device") == "cuda":
+            self.startup_s, self.server_gib = 60.0, 16.0
+
+    def write_steps(self, path: Path) -> None:
+        """Ask the step probe of the process."""
+        from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write
+
+        try:
+            ask_to_write(path)
+        except ProbeSocketError as error:
+            raise ServerError(f"the server hangs: {error}") from error
+
+    def step_lines(self, path: Path, offset: int) -> list[bytes]:
+        """The probe's binary records, decoded."""
+        import msgspec
+
+        from connector_tax.vllm.step_records import step_records
+
+        records = step_records(path.read_bytes(), offset)
+        return [msgspec.json.encode(record) + b"\n" for record in records]
+
+    def log_settings(self, log: str, /) -> Mapping[str, str]:
+        """What vLLM prints of its attention."""
+        lines = {name: pattern.search(log) for name, pattern in _LOG_LINES.items()}
+        return {name: line[1] for name, line in lines.items() if line is not None}
 
 
 def engine_of(section: EngineSection) -> Engine:

@@ -1,47 +1,81 @@
-"""A real vLLM as a server of a study: environment, flags and connectors are part of the design."""
+"""A real vLLM as a server of a study: environment, flags and connectors are part of the design.
+
+A configuration (config/configurations.yaml) becomes vLLM's `--kv-transfer-config`; `engine.forms`
+of the study's configuration says where this machine needs another form of it (a connector class
+that works there, a protocol, a companion process), or what a control changes in the engine (flags,
+environment). Everything else is the same for every configuration, so that two servers differ by
+the connector alone. A value `{companion.port}` in a connector's extra configuration asks for that
+companion process and stands for its port.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 from connector_tax.artifacts.names import Launch
 from connector_tax.artifacts.paths import DEVICE_TIME
-from connector_tax.config import pythons_of
+from connector_tax.config import is_fetched, pythons_of
 from connector_tax.machine import engine_versions
-from connector_tax.servers.kinds import Engine, ServerCommand, ServerError, below_root, free_port
-from connector_tax.vllm.launch import LaunchError, vllm_command
+from connector_tax.servers.kinds import (
+    ROOT_MARK,
+    STEP_LOG_PREFIX,
+    STEP_LOG_VARIABLE,
+    Companion,
+    ProbedEngine,
+    ServerCommand,
+    ServerError,
+    below_root,
+    free_port,
+)
 
 if TYPE_CHECKING:
     from connector_tax.artifacts.study_records import (
         ConfigurationEntry,
         EngineSection,
+        FormSection,
         ServedSection,
         StudyDocument,
     )
 
-PROBE_METHOD = "vLLM plugin in an overlay folder on the server's PYTHONPATH"
-_LOG_LINES = {
-    "attention_backend": re.compile(r"Using (\w+) (?:attention )?backend out of"),
-    "kv_cache_layout": re.compile(r"Using (\w+) KV cache layout"),
+ENTRY_POINT = "vllm.entrypoints.launchers.api_server.entry"
+CPU_ADAPTER = f"{ROOT_MARK}/scripts/connector_tax/vllm/cpu_adapter"
+# Lines of a server whose engine is gone though its HTTP process still answers.
+DEAD_ENGINE = re.compile(r"EngineDeadError|EngineCore encountered (?:an issue|a fatal error)")
+
+# The same for every configuration, plain included.
+_ENVIRONMENT = {
+    "DO_NOT_TRACK": "1",
+    "LMCACHE_TRACK_USAGE": "false",
+    # The engine core names itself; without this that overwrites its environment in /proc, by which
+    # what a killed driver left behind is known.
+    "SPT_NOENV": "1",
+    "PYTHONHASHSEED": "0",  # LMCache's keys: server and engine must hash alike
+    # Whatever the caller's shell holds, the server asks nobody for a key: no key is ever sent.
+    "VLLM_API_KEY": "",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
 }
+# So too, unless the study's own flags say otherwise: vLLM's own sampling, and none of the defaults
+# that a model's generation_config.json brings along, such as a repetition penalty.
+_FLAGS = {"--generation-config": "vllm"}
+# Where the device is emulated: what a GPU's server runs, which vLLM takes from a CPU's.
+_EMULATED_ENVIRONMENT = {
+    "CONNECTOR_TAX_DEVICE_TIME": DEVICE_TIME,
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+}
+# Ports vLLM's connectors listen on, whatever the configuration.
+_PORT_VARIABLES = ("VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT")
+_COMPANION_PORT = re.compile(r"\{([a-z_]+)\.port\}")
 
 
-class Vllm(Engine):
+class Vllm(ProbedEngine):
     """vLLM from an environment of this machine, with the step probe in it where that fits."""
 
     configured = True
-    takes_probe = True
-    step_suffix = "steps"
-    steps_method = PROBE_METHOD
-    no_steps = None
-
-    def __init__(self, section: EngineSection) -> None:
-        super().__init__(section)
-        if section.get("device") == "cuda":
-            self.startup_s, self.server_gib = 60.0, 16.0
 
     @property
     def pythons(self) -> list[str]:
@@ -64,54 +98,210 @@ class Vllm(Engine):
     def command(
         self, study: StudyDocument, launch: Launch, port: int, probe: Path | None, /
     ) -> ServerCommand:
-        """vLLM's own server with the configuration's connector."""
+        """vLLM's own server with the configuration's connector.
+
+        Raises:
+            ServerError: an unknown companion, or a child connector the study does not hold.
+        """
+        engine, configuration = self.section, launch.configuration
+        by_id = {entry["id"]: entry for entry in study["configurations"]}
+        form = engine["forms"].get(configuration, {})
+        python = _below_root(form.get("python", engine["python"]))
         host = study["config"]["server"]["host"]
-        try:
-            command = vllm_command(
-                self.section,
-                study["configurations"],
-                launch.configuration,
-                host=host,
-                port=port,
-                probe=below_root(probe) if probe else None,
-                free_port=lambda: free_port(host),
-            )
-        except LaunchError as error:
-            raise ServerError(str(error)) from error
-        content = self.section.get("device_time_content")
+        argv = [python, "-m", ENTRY_POINT, "--model", _model(engine["model"])]
+        argv += ["--served-model-name", engine["served_model_name"], "--host", host]
+        emulated, fetched = engine["device"] == "emulated", is_fetched(engine)
+        own = {**_FLAGS, **(_emulated_flags(engine) if emulated else {})}
+        flags = _without_null({**own, **engine["flags"], **form.get("flags", {})})
+        argv += ["--port", str(port), *_flags(flags)]
+        if fetched and "revision" in engine:
+            argv += ["--revision", engine["revision"], "--tokenizer-revision", engine["revision"]]
+        members = [configuration, *by_id[configuration]["children"]]
+        companions = _Companions(
+            {
+                name: asked
+                for member in members
+                if member in by_id
+                for name, asked in by_id[member].get("companions", {}).items()
+            },
+            python,
+        )
+        transfer = transfer_config(by_id, configuration, engine["forms"], companions.port_of)
+        if transfer is not None:
+            argv += ["--kv-transfer-config", json.dumps(transfer, separators=(",", ":"))]
+        path = [below_root(probe)] if probe else []
+        path += [f"{ROOT_MARK}/scripts", *([CPU_ADAPTER] if engine["device"] != "cuda" else [])]
+        path += [_below_root(folder) for folder in engine.get("pythonpath", [])]
+        environment = {
+            **_ENVIRONMENT,
+            **{name: str(free_port(host)) for name in _PORT_VARIABLES},
+            **({"HF_HUB_OFFLINE": "1"} if fetched else {}),
+            **(_EMULATED_ENVIRONMENT if emulated else {}),
+            **_without_null({**engine["environment"], **form.get("environment", {})}),
+            **({STEP_LOG_VARIABLE: STEP_LOG_PREFIX} if probe else {}),
+            "PYTHONPATH": ":".join(path),
+        }
+        content = engine.get("device_time_content")
         files = {DEVICE_TIME: content} if content else {}
-        return ServerCommand(command.argv, command.environment, files, command.companions)
+        return ServerCommand(argv, environment, files, list(companions.started.values()))
 
     def gate_of(self, entry: ConfigurationEntry, /) -> str | None:
         """Each configuration has one: its connector must be really active."""
         return entry["gate"] or f"verify_{entry['id']}"
 
-    def write_steps(self, path: Path) -> None:
-        """Ask the step probe of the process."""
-        from connector_tax.vllm.step_records import ProbeSocketError, ask_to_write
-
-        try:
-            ask_to_write(path)
-        except ProbeSocketError as error:
-            raise ServerError(f"the server hangs: {error}") from error
-
-    def step_lines(self, path: Path, offset: int) -> list[bytes]:
-        """The probe's binary records, decoded."""
-        import msgspec
-
-        from connector_tax.vllm.step_records import step_records
-
-        records = step_records(path.read_bytes(), offset)
-        return [msgspec.json.encode(record) + b"\n" for record in records]
-
-    def log_settings(self, log: str, /) -> Mapping[str, str]:
-        """What vLLM prints of its attention."""
-        lines = {name: pattern.search(log) for name, pattern in _LOG_LINES.items()}
-        return {name: cast(str, line[1]) for name, line in lines.items() if line is not None}
-
     def versions(self) -> dict[str, str]:
         """Those of the packages beside its interpreter."""
         return engine_versions(self.section["python"])
+
+
+def _emulated_flags(engine: EngineSection) -> dict[str, Any]:
+    """What vLLM finds out of a GPU by itself: its memory, and the defaults it has there.
+
+    Asynchronous scheduling is left to it: asked for, a connector that it does not go with would end
+    the server, where by default it is switched off.
+    """
+    device = engine["device_time_content"]
+    cache = device["kv_blocks"] * device["block_size"] * device["kv_bytes"]
+    return {
+        "--block-size": device["block_size"],
+        "--distributed-executor-backend": "uni",
+        "--kv-cache-memory-bytes": cache,
+    }
+
+
+def transfer_config(
+    by_id: Mapping[str, ConfigurationEntry],
+    configuration: str,
+    forms: Mapping[str, FormSection],
+    port_of: Callable[[str], int],
+) -> dict[str, Any] | None:
+    """vLLM's KVTransferConfig of a configuration; None for one without a connector.
+
+    Raises:
+        ServerError: a child is not among the study's configurations.
+    """
+    entry, form = by_id[configuration], forms.get(configuration, {})
+    connector = form.get("connector", entry["connector"])
+    if connector is None:
+        return None
+    extra = {**entry["extra_config"], **form.get("extra_config", {})}
+    extra = {key: _with_ports(value, port_of) for key, value in extra.items()}
+    if entry["children"]:
+        missing = [child for child in entry["children"] if child not in by_id]
+        if missing:
+            raise ServerError(
+                f"{configuration} is made of {', '.join(missing)}, which the study's "
+                "`configurations` leave out; add them"
+            )
+        extra["connectors"] = [
+            transfer_config(by_id, child, forms, port_of) for child in entry["children"]
+        ]
+    module = {"kv_connector_module_path": entry["module_path"]} if entry["module_path"] else {}
+    return {
+        "kv_connector": connector,
+        **module,
+        "kv_role": entry["role"],
+        **form.get("transfer_config", {}),
+        **({"kv_connector_extra_config": extra} if extra else {}),
+    }
+
+
+def connector_classes(transfer: Mapping[str, Any] | None) -> Iterator[str]:
+    """The connector class of a KVTransferConfig, then those of its children."""
+    if transfer is not None:
+        yield transfer["kv_connector"]
+        for child in transfer.get("kv_connector_extra_config", {}).get("connectors", []):
+            yield from connector_classes(child)
+
+
+def transfer_of(argv: Sequence[str]) -> dict[str, Any] | None:
+    """The KVTransferConfig on a command line of this kind."""
+    if "--kv-transfer-config" not in argv:
+        return None
+    transfer: dict[str, Any] = json.loads(argv[argv.index("--kv-transfer-config") + 1])
+    return transfer
+
+
+def _with_ports(value: Any, port_of: Callable[[str], int]) -> Any:
+    if not isinstance(value, str):
+        return value
+    if whole := _COMPANION_PORT.fullmatch(value):
+        return port_of(whole[1])
+    return _COMPANION_PORT.sub(lambda match: str(port_of(match[1])), value)
+
+
+class _Companions:
+    """The companions of a launch, each with a port of its own.
+
+    Args:
+        own: of the configuration's `companions`; started in any case.
+        python: the interpreter of the server.
+    """
+
+    def __init__(self, own: Mapping[str, Any], python: str) -> None:
+        self._own = own
+        self._python = python
+        self.started: dict[str, Companion] = {}
+        for name in own:
+            self.port_of(name)
+
+    def port_of(self, name: str) -> int:
+        """The port of a companion.
+
+        Raises:
+            ServerError: there is none of this name.
+        """
+        if name not in self.started:
+            port, ready = free_port("127.0.0.1"), None
+            if name in self._own:
+                asked = self._own[name]
+                asked = asked if isinstance(asked, Mapping) else {"command": asked}
+                marked = (a.replace("{port}", str(port)) for a in asked["command"])
+                argv = [argument.replace("{python}", self._python) for argument in marked]
+                ready = asked.get("ready")
+            else:
+                argv = self._known(name, str(port))
+            self.started[name] = Companion(name, argv, port, ready)
+        return self.started[name].port
+
+    def _known(self, name: str, port: str) -> list[str]:
+        if name == "dummy_bootstrap":
+            return [self._python, "-m", "connector_tax.vllm.dummy_bootstrap", "--port", port]
+        if name == "lmcache_server":
+            argv = [str(PurePosixPath(self._python).parent / "lmcache"), "server"]
+            argv += ["--host", "localhost", "--port", port]
+            argv += ["--http-host", "127.0.0.1", "--http-port", str(free_port("127.0.0.1"))]
+            argv += ["--l1-size-gb", "1", "--eviction-policy", "LRU"]
+            return [*argv, "--supported-transfer-mode", "auto", "--disable-observability"]
+        raise ServerError(
+            f"extra_config asks for {{{name}.port}}; allowed: "
+            + ", ".join([*self._own, "dummy_bootstrap", "lmcache_server"])
+        )
+
+
+def _without_null(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those a form has not taken away by giving null."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _flags(flags: Mapping[str, Any]) -> Iterator[str]:
+    """vLLM's flags in order: true is the bare flag, false its `--no-` form."""
+    for flag, value in flags.items():
+        if value is False:
+            yield f"--no-{flag.removeprefix('--')}"
+        else:
+            yield flag
+            if value is not True:
+                yield str(value)
+
+
+def _below_root(path: str) -> str:
+    return path if Path(path).is_absolute() else f"{ROOT_MARK}/{path}"
+
+
+def _model(name: str) -> str:
+    """`./folder` is a folder of the project; anything else is passed on as it stands."""
+    return f"{ROOT_MARK}/{name[2:]}" if name.startswith("./") else name
 
 
 KIND = Vllm

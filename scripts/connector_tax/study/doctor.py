@@ -45,9 +45,8 @@ from connector_tax.study.plan import TO_MEASURE, expected_cell_s, planned_cells
 from connector_tax.study.server_command import affinity_plan, server_cpus
 from connector_tax.vllm.device_time.clock import Batch
 from connector_tax.vllm.device_time.roofline import device_us
-from connector_tax.vllm.engine_files import engine_files
 from connector_tax.vllm.environment import PYTHON, BuildError, check_python, files_of, lock_text
-from connector_tax.vllm.overlay import OverlayError, refuse_unfit_for_device_time
+from connector_tax.vllm.overlay import OverlayError, engine_files, refuse_unfit_for_device_time
 
 # ---- the checks
 
@@ -400,7 +399,7 @@ def _read(path: str) -> str | None:
 # ---- sizes
 
 # Buffer of one launch: of each rank where no LMCACHE_MAX_LOCAL_CPU_SIZE is set, LMCache's default;
-# of the server beside an LMCacheMPConnector (vllm.launch).
+# of the server beside an LMCacheMPConnector (servers.vllm).
 LMCACHE_GIB = {"LMCacheConnectorV1": 5.0, "LMCacheMPConnector": 1.0}
 GIB = 2**30
 

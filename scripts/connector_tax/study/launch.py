@@ -90,7 +90,7 @@ from connector_tax.study.scraper import MetricsSampler
 from connector_tax.study.server import PORTS_TRIED, PortTakenError, Server
 from connector_tax.study.server_command import affinity_plan, probe_overlay, server_cpus
 from connector_tax.study.steplog import LaunchStepLog
-from connector_tax.vllm.engine_files import engine_files
+from connector_tax.vllm.overlay import engine_files
 
 # ---- index.json and summary.json
 
@@ -466,7 +466,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--block", type=int, required=True)
     parser.add_argument("--phase", choices=PHASES, required=True)
     parser.add_argument("--log", type=Path, required=True)
-    words = "what vllm.engine_files says, as JSON; not given: asked of the machine"
+    words = "what vllm.overlay.engine_files says, as JSON; not given: asked of the machine"
     parser.add_argument("--engine-files", type=json.loads, help=words)
     # A full or read-only disk leaves no index.json: the next run measures what is missing.
     refusals = (ArtifactError, ConfigError, DeviceError, OwnerError, ChildError, OSError)

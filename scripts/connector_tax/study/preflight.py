@@ -36,6 +36,7 @@ from connector_tax.commands import run_command, study_parser
 from connector_tax.config import ROOT
 from connector_tax.files import ArtifactError, write_json, write_text
 from connector_tax.servers.kinds import ServerError, command_for, engine_of, free_port, without_root
+from connector_tax.servers.vllm import connector_classes, transfer_of
 from connector_tax.study.device import (
     DeviceError,
     await_free_memory,
@@ -57,7 +58,6 @@ from connector_tax.vllm.evidence import (
     inactive_reason,
     unproved_device,
 )
-from connector_tax.vllm.launch import connector_classes, transfer_of
 
 FAILED_COUNTER = "vllm:engine_core_failed_total"
 PROMPT_TOKENS = 32

@@ -20,6 +20,7 @@ from connector_tax.config import ROOT
 from connector_tax.files import write_json, write_text
 from connector_tax.linux import die_with_parent, format_cpus
 from connector_tax.servers.kinds import ServerCommand, ServerError, without_root
+from connector_tax.servers.vllm import DEAD_ENGINE
 from connector_tax.study.guard import (
     LAUNCH_VARIABLE,
     kill_leftovers,
@@ -28,7 +29,6 @@ from connector_tax.study.guard import (
 )
 from connector_tax.study.processes import threads_of
 from connector_tax.study.server_command import launch_script
-from connector_tax.vllm.launch import DEAD_ENGINE
 
 LOGS = (paths.STDOUT_LOG, paths.STDERR_LOG)
 # A port is chosen free; somebody may take it before the server listens on it.

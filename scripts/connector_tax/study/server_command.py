@@ -22,10 +22,15 @@ from connector_tax.loadgen.affinity import (
     plan_affinity,
     read_topology,
 )
-from connector_tax.servers.kinds import ServerCommand, engine_of
+from connector_tax.servers.kinds import (
+    ROOT_MARK,
+    TMP_MARK,
+    Companion,
+    ServerCommand,
+    engine_of,
+)
 from connector_tax.study.device import gpu_node
 from connector_tax.vllm import overlay
-from connector_tax.vllm.launch import ROOT_MARK, TMP_MARK, Companion
 
 # ---- launch.sh
 

@@ -43,8 +43,8 @@ _OWN_ENDPOINT = re.compile(r"UCX +INFO .* self cfg#\d+ (.+)")
 _TRANSPORT = re.compile(r"[a-z]\w*/[\w.:-]+")
 # Of FlashAttention; the first is its default.
 GPU_LAYOUTS = ("LBNHC", "LBHNC")
-SCHEDULER_HOOKS: tuple[Literal["build_meta_us"], ...] = ("build_meta_us",)
-WORKER_HOOKS: tuple[Literal["get_finished_us", "start_load_kv_us"], ...] = (
+HOOKS: tuple[Literal["build_meta_us", "get_finished_us", "start_load_kv_us"], ...] = (
+    "build_meta_us",
     "get_finished_us",
     "start_load_kv_us",
 )
@@ -158,11 +158,11 @@ def _unseen_hook(classes: Sequence[str], steps: Iterable[StepLine]) -> str | Non
     count = 0
     for step in steps:
         count += 1
-        seen |= {key for key in (*SCHEDULER_HOOKS, *WORKER_HOOKS) if step[key] is not None}
+        seen |= {key for key in HOOKS if step[key] is not None}
         children |= set(step.get("children_us", {}))
     if not count:
         return "the step probe recorded no step"
-    if unseen := [key for key in (*SCHEDULER_HOOKS, *WORKER_HOOKS) if key not in seen]:
+    if unseen := [key for key in HOOKS if key not in seen]:
         return f"the step probe saw {count} steps but never {', '.join(unseen)}"
     if idle := [name for name in classes[1:] if name not in children]:
         return f"no hook of the child {', '.join(idle)} was seen in {count} steps"

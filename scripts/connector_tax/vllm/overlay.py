@@ -15,8 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from connector_tax.artifacts.launch_files import EngineFiles
 from connector_tax.artifacts.stage_records import OverlayStatus, VllmDescription
-from connector_tax.files import fsync_directory, sha256_file, write_text
+from connector_tax.artifacts.study_records import EngineSection
+from connector_tax.config import ROOT, pythons_of
+from connector_tax.files import fsync_directory, read_json, sha256_file, write_text
 
 MARKER = "CONNECTOR_TAX_PATCH"
 PROBE = "connector_tax_step_probe"
@@ -24,9 +27,11 @@ DEVICE_TIME = "connector_tax_device_time"
 SETTINGS_PROBE = "connector_tax_settings_probe"
 _ROOM = Path(__file__).parent
 _VERSION = "1.0"
-_PACKAGE = (
-    "from importlib.util import find_spec; print(find_spec('vllm').submodule_search_locations[0])"
-)
+_PACKAGE = """
+import json
+from importlib.util import find_spec
+print(json.dumps(find_spec("vllm").submodule_search_locations[0]))
+"""
 _FILES = {
     **{
         f"{package}/{path.name}": path.read_text(encoding="utf-8")
@@ -67,14 +72,6 @@ def install(folder: Path) -> dict[str, str]:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_text(path, text)
     return {name: sha256_file(folder / name) for name in _FILES}
-
-
-def installed(folder: Path) -> bool:
-    """Whether the overlay is there, whole and of this version."""
-    return all(
-        (folder / name).exists() and (folder / name).read_text(encoding="utf-8") == text
-        for name, text in _FILES.items()
-    )
 
 
 def remove(folder: Path) -> list[str]:
@@ -154,11 +151,7 @@ def package_of(python: Path) -> Path:
     Raises:
         OverlayError: the interpreter or vLLM is missing.
     """
-    try:
-        done = subprocess.run([python, "-c", _PACKAGE], check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise OverlayError(f"{python}: no vLLM: {error}") from error
-    return Path(done.stdout.strip())
+    return Path(_asked(python, "-c", _PACKAGE))
 
 
 def sources_sha256(package: Path) -> str:
@@ -167,6 +160,36 @@ def sources_sha256(package: Path) -> str:
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{sha256_file(path)}  {path.relative_to(package).as_posix()}\n".encode())
     return digest.hexdigest()
+
+
+def engine_files(engine: EngineSection) -> dict[str, EngineFiles]:
+    """By interpreter, as the study names it: `lock_sha256` and `sources_sha256`.
+
+    The lock is None where the environment was not built from one of this project's, the sources
+    where there is no vLLM. An embedded engine has no interpreter of its own. Reads every source,
+    which takes a second or so.
+
+    Args:
+        engine: the `engine` section of a study's configuration.
+    """
+    if "python" not in engine:
+        return {}
+    return {
+        python: {"lock_sha256": _lock(ROOT / python), "sources_sha256": _sources(ROOT / python)}
+        for python in pythons_of(engine)
+    }
+
+
+def _lock(python: Path) -> str | None:
+    stamp = python.parents[1] / "built.json"
+    return str(read_json(stamp)["lock_sha256"]) if stamp.exists() else None
+
+
+def _sources(python: Path) -> str | None:
+    try:
+        return sources_sha256(package_of(python))
+    except OverlayError:
+        return None
 
 
 def leftovers(package: Path) -> list[str]:

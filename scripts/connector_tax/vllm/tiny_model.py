@@ -47,18 +47,8 @@ def model_config() -> dict[str, Any]:
 def tokenizer(vocab_size: int) -> dict[str, Any]:
     """tokenizer.json: one word for each token id, split at spaces."""
     words = [UNKNOWN, BEGIN, END, *(f"w{i}" for i in range(3, vocab_size))]
-    special = [
-        {
-            "id": i,
-            "content": words[i],
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for i in range(3)
-    ]
+    kept = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    special = [{"id": i, "content": words[i], **kept, "special": True} for i in range(3)]
     return {
         "version": "1.0",
         "truncation": None,

@@ -9,6 +9,7 @@ import ctypes
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 _now = time.monotonic_ns
@@ -25,6 +26,7 @@ class Batch(NamedTuple):
     prefill_pairs: int
 
 
+@dataclass(slots=True)
 class Step:
     """A step in the queue; times of CLOCK_MONOTONIC in ns.
 
@@ -34,20 +36,14 @@ class Step:
         woken_ns: when it went on.
     """
 
-    __slots__ = ("batch", "end_ns", "queued_ns", "since_ns", "start_ns", "step_id", "wait_ns",
-                 "woken_ns")  # fmt: skip
-
-    def __init__(
-        self, step_id: int, batch: Batch, since_ns: int, queued_ns: int, start_ns: int, end_ns: int
-    ) -> None:
-        self.step_id = step_id
-        self.batch = batch
-        self.since_ns = since_ns
-        self.queued_ns = queued_ns
-        self.start_ns = start_ns
-        self.end_ns = end_ns
-        self.wait_ns = 0
-        self.woken_ns = 0
+    step_id: int
+    batch: Batch
+    since_ns: int
+    queued_ns: int
+    start_ns: int
+    end_ns: int
+    wait_ns: int = 0
+    woken_ns: int = 0
 
     def numbers(self) -> tuple[int, ...]:
         """In the order of step_probe.log.VALUES."""

@@ -16,11 +16,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from connector_tax_step_probe.hook_points import missing
 from connector_tax_step_probe.log import Log, mark
 
 from .clock import Batch, Device, Step, event_class
 from .roofline import device_us
-from .targets import KERNEL_TARGETS, RUNNER_TARGETS, TARGETS, missing
+from .targets import KERNEL_TARGETS, RUNNER_TARGETS, TARGETS
 
 SWEEP_STEPS = 50
 # How vLLM starts the engine core's process; on a CPU it leaves no choice.

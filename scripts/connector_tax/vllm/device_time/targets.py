@@ -4,9 +4,12 @@
 Also a program of its own, which prints the missing ones as JSON.
 """
 
-import importlib
+# mypy: disable-error-code="import-not-found"
+
 import json
 import sys
+
+from connector_tax_step_probe.hook_points import missing
 
 _WORKER = "vllm.v1.worker"
 # Module and what is replaced, called or read there, by name. The first are replaced before the
@@ -43,19 +46,6 @@ RUNNER_TARGETS = (
     (f"{_WORKER}.gpu.sample.output", "SamplerOutput"),
     (f"{_WORKER}.utils", "allocate_kv_cache"),
 )
-
-
-def missing(targets: tuple[tuple[str, str], ...]) -> list[str]:
-    """Those that this vLLM lacks."""
-    lacking = []
-    for module, name in targets:
-        try:
-            found = importlib.import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-        except Exception as error:
-            lacking.append(f"{module}.{name} ({type(error).__name__}: {error})")
-    return lacking
 
 
 def main() -> None:

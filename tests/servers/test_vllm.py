@@ -1,5 +1,6 @@
 """The command line of each configuration, on a CPU and on a GPU."""
 
+import copy
 import itertools
 import json
 import os
@@ -10,19 +11,15 @@ from typing import Any
 import pytest
 from snakemake.utils import update_config
 
+from connector_tax.artifacts.names import Launch
+from connector_tax.artifacts.study_records import StudyDocument
 from connector_tax.config import ROOT, load_yaml, pythons_of
 from connector_tax.provenance.manifest import adapters_of
-from connector_tax.servers.kinds import ServerCommand
+from connector_tax.servers import vllm
+from connector_tax.servers.kinds import ServerCommand, ServerError, command_for
+from connector_tax.servers.vllm import DEAD_ENGINE, connector_classes, transfer_of
 from connector_tax.study.design import resolve
 from connector_tax.study.server_command import launch_script
-from connector_tax.vllm.launch import (
-    DEAD_ENGINE,
-    LaunchError,
-    VllmCommand,
-    connector_classes,
-    transfer_of,
-    vllm_command,
-)
 
 STUDIES = {
     name: resolve(load_yaml(ROOT / f"config/{name}.yaml"), name) for name in ("vllm-cpu", "h20")
@@ -30,18 +27,21 @@ STUDIES = {
 IDS = [entry["id"] for entry in STUDIES["h20"]["configurations"]]
 
 
-def command(study: str, configuration: str, probe: str | None = None, **engine: Any) -> VllmCommand:
+def made(study: StudyDocument, configuration: str, probe: Path | None = None) -> ServerCommand:
+    """The command of a configuration, whose ports are 9001 and on."""
     ports = itertools.count(9001)
-    changed: Any = STUDIES[study]["config"]["engine"] | engine
-    return vllm_command(
-        changed,
-        STUDIES[study]["configurations"],
-        configuration,
-        host="127.0.0.1",
-        port=9000,
-        probe=probe,
-        free_port=lambda: next(ports),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm, "free_port", lambda _host: next(ports))
+        return command_for(study, Launch(configuration, 0, "A"), 9000, probe)
+
+
+def command(
+    name: str, configuration: str, probe: Path | None = None, **engine: Any
+) -> ServerCommand:
+    study = copy.deepcopy(STUDIES[name])
+    changed: Any = study["config"]["engine"] | engine
+    study["config"]["engine"] = changed
+    return made(study, configuration, probe)
 
 
 def transfer(study: str, configuration: str) -> dict[str, Any]:
@@ -61,15 +61,7 @@ def test_no_launch_takes_the_sampling_defaults_of_its_model(names: tuple[str, ..
         update_config(config, load_yaml(ROOT / f"config/{name}.yaml"))
     study = resolve(config, names[-1])
     for entry in study["configurations"]:
-        argv = vllm_command(
-            study["config"]["engine"],
-            study["configurations"],
-            entry["id"],
-            host="127.0.0.1",
-            port=9000,
-            probe=None,
-            free_port=lambda: 9001,
-        ).argv
+        argv = made(study, entry["id"]).argv
         assert argv.count("--generation-config") == 1
         assert argv[argv.index("--generation-config") + 1] == "vllm"
 
@@ -148,18 +140,7 @@ def test_a_control_changes_the_engines_flags_and_environment_and_nothing_else() 
     update_config(config, own)
     del config["phase_b"], config["phase_bp"]
     study = resolve(config, "executors.yaml")
-    plain, control = (
-        vllm_command(
-            study["config"]["engine"],
-            study["configurations"],
-            configuration,
-            host="127.0.0.1",
-            port=9000,
-            probe=None,
-            free_port=lambda: 9001,
-        )
-        for configuration in ("plain", "plain_mp")
-    )
+    plain, control = (made(study, name) for name in ("plain", "plain_mp"))
     position = plain.argv.index("--distributed-executor-backend") + 1
     assert plain.argv[position] == "uni"
     assert control.argv == [*plain.argv[:position], "mp", *plain.argv[position + 1 :]]
@@ -186,23 +167,21 @@ def test_a_connector_of_the_studys_own_brings_its_module_companion_and_interpret
     }
     config["engine"]["pythonpath"] = ["my/modules", "/elsewhere"]
     study = resolve(config, "mine.yaml")
-    made = {
-        name: vllm_command(study["config"]["engine"], study["configurations"], name,
-                           host="127.0.0.1", port=9000, probe=None, free_port=lambda: 9001)
-        for name in config["configurations"]
-    }  # fmt: skip
-    assert made["mine"].argv[0] == "{root}/other/bin/python"
-    assert "--dtype" in made["plain"].argv
-    assert "--dtype" not in made["mine"].argv
-    assert set(made["plain"].environment) - set(made["mine"].environment) == {"OMP_NUM_THREADS"}
-    assert made["plain"].argv[0] == "{root}/envs/vllm-cpu/.venv/bin/python"
-    path = made["plain"].environment["PYTHONPATH"]
+    commands = {name: made(study, name) for name in config["configurations"]}
+    assert commands["mine"].argv[0] == "{root}/other/bin/python"
+    assert "--dtype" in commands["plain"].argv
+    assert "--dtype" not in commands["mine"].argv
+    assert commands["plain"].environment.keys() - commands["mine"].environment == {
+        "OMP_NUM_THREADS"
+    }
+    assert commands["plain"].argv[0] == "{root}/envs/vllm-cpu/.venv/bin/python"
+    path = commands["plain"].environment["PYTHONPATH"]
     assert path.endswith(":{root}/my/modules:/elsewhere")
-    (companion,) = made["mine"].companions
+    (companion,) = commands["mine"].companions
     wanted = ["{root}/other/bin/python", "-m", "mine.server", "--listen", "127.0.0.1:9001"]
     assert (companion.name, companion.argv, companion.port) == ("cache", wanted, 9001)
-    assert [c.name for c in made["stack"].companions] == ["cache"]
-    transfer_config = transfer_of(made["mine"].argv)
+    assert [c.name for c in commands["stack"].companions] == ["cache"]
+    transfer_config = transfer_of(commands["mine"].argv)
     assert transfer_config == {
         "kv_connector": "Mine", "kv_connector_module_path": "mine.connector", "kv_role": "kv_both",
         "kv_connector_extra_config": {"url": "tcp://127.0.0.1:9001"},
@@ -236,13 +215,13 @@ def test_companions_are_started_where_a_connector_needs_one(
 @pytest.mark.parametrize("study", STUDIES)
 def test_two_configurations_differ_by_the_connector_alone(study: str) -> None:
     def common(configuration: str) -> tuple[list[str], dict[str, str]]:
-        made = command(study, configuration, probe="{root}/overlay")
-        argv = made.argv
+        whole = command(study, configuration, ROOT / "overlay")
+        argv = whole.argv
         if "--kv-transfer-config" in argv:
             position = argv.index("--kv-transfer-config")
             argv = argv[:position] + argv[position + 2 :]
         ports = {"VLLM_MOONCAKE_BOOTSTRAP_PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT"}
-        return argv, {k: v for k, v in made.environment.items() if k not in ports}
+        return argv, {k: v for k, v in whole.environment.items() if k not in ports}
 
     assert all(common(i) == common("plain") for i in IDS)
 
@@ -257,7 +236,7 @@ def test_flags_stand_in_the_configuration_s_order_and_may_be_bare_or_negated() -
     ("study", "adapters"), [("vllm-cpu", ["connector_tax_cpu_adapter"]), ("h20", [])]
 )
 def test_the_manifest_s_adapters_are_read_from_the_command(study: str, adapters: list[str]) -> None:
-    for probe in (None, "{root}/results/s/patch/overlay"):
+    for probe in (None, ROOT / "results/s/patch/overlay"):
         assert adapters_of(command(study, "plain", probe).environment) == adapters
     assert adapters_of({}) == []
 
@@ -270,7 +249,7 @@ def test_the_adapter_is_on_the_path_only_where_there_is_no_accelerator() -> None
 
 def test_without_the_probe_no_step_log_is_asked_for() -> None:
     assert "AGENTIC_STEP_LOG_PATH" not in command("vllm-cpu", "plain").environment
-    with_probe = command("vllm-cpu", "plain", probe="{root}/here").environment
+    with_probe = command("vllm-cpu", "plain", ROOT / "here").environment
     assert with_probe["AGENTIC_STEP_LOG_PATH"] == "engine_step"
     assert with_probe["PYTHONPATH"].startswith("{root}/here:")
 
@@ -282,39 +261,33 @@ def test_the_caller_s_key_does_not_reach_the_server(study: str) -> None:
 
 def test_no_path_of_this_machine_is_in_a_command() -> None:
     for study, configuration in itertools.product(STUDIES, IDS):
-        made = command(study, configuration, probe="{root}/overlay")
-        text = json.dumps([made.argv, made.environment, [c.argv for c in made.companions]])
+        whole = command(study, configuration, ROOT / "overlay")
+        text = json.dumps([whole.argv, whole.environment, [c.argv for c in whole.companions]])
         assert str(ROOT) not in text
 
 
 def test_an_unknown_companion_and_a_missing_child_are_refused() -> None:
     forms = {"nixl_both": {"extra_config": {"port": "{nothing.port}"}}}
     with pytest.raises(
-        LaunchError, match=r"nothing\.port.*allowed: dummy_bootstrap, lmcache_server"
+        ServerError, match=r"nothing\.port.*allowed: dummy_bootstrap, lmcache_server"
     ):
         command("vllm-cpu", "nixl_both", forms=forms)
-    study = STUDIES["vllm-cpu"]
-    with pytest.raises(LaunchError, match="multi_mooncake_lmcache is made of lmcache_only"):
-        vllm_command(
-            study["config"]["engine"],
-            [e for e in study["configurations"] if e["id"] != "lmcache_only"],
-            "multi_mooncake_lmcache",
-            host="127.0.0.1",
-            port=1,
-            probe=None,
-            free_port=lambda: 2,
-        )
+    study = copy.deepcopy(STUDIES["vllm-cpu"])
+    entries = study["configurations"]
+    study["configurations"] = [e for e in entries if e["id"] != "lmcache_only"]
+    with pytest.raises(ServerError, match="multi_mooncake_lmcache is made of lmcache_only"):
+        made(study, "multi_mooncake_lmcache")
 
 
 def test_launch_sh_resolves_the_root_and_quotes_everything_else(tmp_path: Path) -> None:
     hostile = "{root}/a b;$(touch pwned):{root}'x\""
-    made = ServerCommand(["printf", "%s\\n", hostile], {"VALUE": hostile})
+    whole = ServerCommand(["printf", "%s\\n", hostile], {"VALUE": hostile})
     script = tmp_path / "launch.sh"
-    script.write_text(launch_script(made, "title", "../up here"))
+    script.write_text(launch_script(whole, "title", "../up here"))
     done = subprocess.run(["bash", script], check=True, capture_output=True, text=True)
     assert done.stdout == hostile.replace("{root}", "../up here") + "\n"
-    made = ServerCommand(["printf", "%s", '{"path":"{tmp}/x"}'], {})
-    script.write_text(launch_script(made, "title", "."))
+    whole = ServerCommand(["printf", "%s", '{"path":"{tmp}/x"}'], {})
+    script.write_text(launch_script(whole, "title", "."))
     environment = {"TMPDIR": "/a b", "PATH": os.environ["PATH"]}
     done = subprocess.run(
         ["bash", script], check=True, capture_output=True, text=True, env=environment

@@ -1,14 +1,15 @@
-"""Launch an engine as a child process and wait until it is ready, for the engine's own studies."""
+"""Launch an engine as a child process and wait until it is ready."""
 
 import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from connector_tax.servers.kinds import free_port
 
 _READY_S = 20.0
 
@@ -25,14 +26,6 @@ class Running:
     port: int
 
 
-def free_port() -> int:
-    """A loopback port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextlib.asynccontextmanager
 async def running(config: Path, *, truth_log: Path | None = None) -> AsyncIterator[Running]:
     """A ready engine, configuration `plain`; what it logs later goes to standard error at the end.
@@ -40,7 +33,7 @@ async def running(config: Path, *, truth_log: Path | None = None) -> AsyncIterat
     Raises:
         EngineStartError: it ended, or was not ready in time.
     """
-    port = free_port()
+    port = free_port("127.0.0.1")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "connector_tax.engine", "--config", str(config)),
         *("--configuration", "plain", "--port", str(port), "--launch-seed", "1"),

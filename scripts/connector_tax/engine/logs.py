@@ -1,39 +1,59 @@
-"""The step log: one record for each step and process, as JSON lines.
+"""What the engine writes down: its steps, and what it knows of each request, as JSON lines.
 
-One file for each process of a real vLLM: `<prefix>.scheduler.jsonl` and `<prefix>.worker.jsonl`.
-`step_duration_us` is schedule() entry to exit in the scheduler's record (the host's share of the
-step with build_meta, as modelled) and the model's execution with start_load_kv in the worker's.
-Beyond the design's fields a record carries `engine_step_us`, the whole step as the step probe
-records it, and `kv_tokens`, the KV tokens its decoding sequences read; the fit of the step's cost
-needs both.
+The step log has a file for each process of a real vLLM, `<prefix>.scheduler.jsonl` and
+`<prefix>.worker.jsonl`, with a line (artifacts/cell_records.py:StepLine) for each step.
+`step_duration_us` is schedule() entry to exit in the scheduler's line (the host's share of the step
+with build_meta, as modelled) and the model's execution with start_load_kv in the worker's. The fit
+of the step's cost needs `engine_step_us`, the whole step, and `kv_tokens`, the KV tokens that its
+decoding sequences read.
+
+The truth log has the launch, then each request when its response has ended, in CLOCK_MONOTONIC ns.
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from connector_tax.artifacts.cell_records import StepLine
+
 _FLUSH_S = 0.02
 
 
-class StepRecord(msgspec.Struct):
-    """One step as one process knows it; None where it cannot know."""
+class LaunchTruth(msgspec.Struct, tag="launch", tag_field="record"):
+    """The launch: its seeded offset and the taxes it was given (None without a connector)."""
 
-    t_ns: int
-    step_id: int
-    process: str
-    step_duration_us: float
-    engine_step_us: float | None
-    build_meta_us: float | None
-    get_finished_us: float | None
-    start_load_kv_us: float | None
-    num_running: int | None
-    num_waiting: int | None
-    prefill_tokens: int
-    decode_tokens: int
-    kv_tokens: int
+    configuration: str
+    launch_seed: int
+    launch_factor: float
+    step_cost: dict[str, float]
+    tax: dict[str, float] | None
+
+
+class RequestTruth(msgspec.Struct, tag="request", tag_field="record"):
+    """One request.
+
+    Attributes:
+        request_id: the client's X-Request-Id, else the engine's own id.
+        t_arrival_ns: the read that brought the request's last byte.
+        t_headers_ns: the write of the response's head.
+        writes: [t_ns, tokens, deadline_ns] for each write of the body; t_ns stands right before the
+            system call, deadline_ns is the end of the step that made the tokens (0 if none did).
+        outcome: ok, disconnected, stopped, or the fault's or the error's name.
+    """
+
+    request_id: str
+    t_arrival_ns: int
+    t_headers_ns: int
+    writes: list[tuple[int, int, int]]
+    prompt_tokens: int
+    completion_tokens: int
+    preemptions: int
+    fault: str | None
+    outcome: str
 
 
 class LogError(Exception):
@@ -129,12 +149,14 @@ class StepLog:
     """
 
     def __init__(self, prefix: str, on_failure: Callable[[LogError], None]) -> None:
-        self._scheduler = LineLog(Path(f"{prefix}.scheduler.jsonl"), on_failure)
-        self._worker = LineLog(Path(f"{prefix}.worker.jsonl"), on_failure)
+        self._logs = {
+            process: LineLog(Path(f"{prefix}.{process}.jsonl"), on_failure)
+            for process in ("scheduler", "worker")
+        }
 
-    def write(self, record: StepRecord) -> None:
+    def write(self, record: StepLine) -> None:
         """Append a record to its process's file."""
-        (self._scheduler if record.process == "scheduler" else self._worker).write(record)
+        self._logs[record["process"]].write(record)
 
     def close(self) -> None:
         """Write what is left and close both files.
@@ -142,7 +164,6 @@ class StepLog:
         Raises:
             LogError: what was left could not be written.
         """
-        try:
-            self._scheduler.close()
-        finally:
-            self._worker.close()
+        with contextlib.ExitStack() as closing:
+            for log in self._logs.values():
+                closing.callback(log.close)
