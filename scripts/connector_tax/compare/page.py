@@ -15,7 +15,7 @@ from connector_tax.artifacts.verdicts import CANNOT_TELL, COSTS, GAINS, LESS, in
 from connector_tax.compare.forest import CAPTION, TITLE, forest_cells, metrics_of
 from connector_tax.compare.rows import AA, LATENCY, ComparedRow
 from connector_tax.compare.studies import Differences
-from connector_tax.figures.scorecard import LOST, UNSURE, sign_of
+from connector_tax.figures.resources import LOST, UNSURE, sign_of
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.templates import templates
 

@@ -14,7 +14,7 @@ from connector_tax.artifacts.names import ALL_RATES
 from connector_tax.artifacts.tables import EffectRow
 from connector_tax.artifacts.verdicts import in_words
 from connector_tax.compare.studies import NotComparableError, all_rates
-from connector_tax.figures.scorecard import sign_of
+from connector_tax.figures.resources import sign_of
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.templates import templates
 

@@ -27,7 +27,7 @@ from connector_tax.artifacts.verdicts import (
     less,
 )
 from connector_tax.commands import run_command, study_parser
-from connector_tax.figures import scorecard
+from connector_tax.figures import resources
 from connector_tax.figures.tables import StudyTables
 from connector_tax.report.launches import overhead, read_launches
 
@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _tell(arguments: argparse.Namespace) -> None:
     study = StudyTables(arguments.study)
-    headings, lines = scorecard.scores(study)
+    headings, lines = resources.scores(study)
     shown = Table("", *headings, box=None, pad_edge=False)
     for label, cells in lines:
         shown.add_row(label, *(" ".join(filter(None, cell.words)) for cell in cells))

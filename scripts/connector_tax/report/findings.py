@@ -8,7 +8,7 @@ from connector_tax.analysis.looks import LEFT_OUT, decided_in, read_looks
 from connector_tax.artifacts.stage_records import ConclusionRecord
 from connector_tax.artifacts.tables import POOLED
 from connector_tax.figures.tables import StudyTables
-from connector_tax.figures.waits import words as other_waits
+from connector_tax.figures.taxes import other_waits
 
 AXES: dict[str, Literal["input_tokens", "output_tokens"]] = {
     "H5": "input_tokens",

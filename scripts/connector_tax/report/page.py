@@ -9,7 +9,7 @@ from connector_tax import text
 from connector_tax.artifacts import paths
 from connector_tax.artifacts.metrics import CRITERIA
 from connector_tax.artifacts.tables import POOLED
-from connector_tax.figures import scorecard, spans
+from connector_tax.figures import resources, steps
 from connector_tax.figures.names import BOUNDARY, FIGURES, figures_of
 from connector_tax.figures.tables import StudyTables
 from connector_tax.files import read_json, reading
@@ -80,7 +80,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "headline": answer(study),
         "notes": notes(study),
         "limits": limits(study),
-        "scores": scorecard.scores(study),
+        "scores": resources.scores(study),
         "changed_settings": changed_settings(study.root, study.document),
         "figures": {name: _figure(study, name) for name in figures_of(study.settings["engine"])},
         "hypotheses": findings.hypotheses(study),
@@ -102,7 +102,7 @@ def context(study: StudyTables) -> dict[str, Any]:
         "emulated_device": study.settings["engine"].get("device_time", {}).get("accelerator"),
         "step_kinds": effects.step_kinds(study) if step_timing else [],
         "hooks": effects.hooks(study) if step_timing else None,
-        "spans": f"{spans.hidden(study)} {spans.placed(study)}".strip(),
+        "spans": f"{steps.hidden(study)} {steps.placed(study)}".strip(),
         "launches": [(launch, validity.checks(launch), cells) for launch, cells in over_time],
         "void_phases": runs.void_phases(launches),
         "silent": [
@@ -135,7 +135,7 @@ def _figure(study: StudyTables, name: str) -> FigureView:
     picture, numbers = _data(folder / f"{name}.svg"), _data(folder / f"{name}.csv")
     words = FIGURES[name]
     caption = study.against(words.caption)
-    if name in spans.STEP_FIGURES and (said := spans.hidden(study)):
+    if name in steps.STEP_FIGURES and (said := steps.hidden(study)):
         caption += f" {said}"
     wide = name not in COLUMN_FIGURES
     return FigureView(name, words.title, caption, picture, numbers, wide)
