@@ -14,7 +14,7 @@ from connector_tax.artifacts.names import CellKey
 from connector_tax.artifacts.study_file import load_study
 from connector_tax.figures.tables import StudyTables
 from connector_tax.figures.taxes import other_waits
-from connector_tax.report.findings import hypotheses
+from connector_tax.report.answer import hypotheses
 from tests.analysis.tables import edit_csv
 from tests.analysis.test_steps import scheduler, worker
 
