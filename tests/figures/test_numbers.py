@@ -13,7 +13,7 @@ from connector_tax.artifacts.verdicts import COSTS
 from connector_tax.figures import rows, style
 from connector_tax.figures.names import draw
 from connector_tax.figures.resources import scores
-from connector_tax.figures.tables import StudyTables
+from connector_tax.figures.tables import StudyTables, records
 from connector_tax.text import number, size
 from tests.analysis.tables import edit_csv, select
 from tests.figures.figure_study import write_study
@@ -28,7 +28,7 @@ SKIPPED = {"nixl_both": "NIXL is not installed"}
 
 def _rows(tmp_path: Path, design: Design, name: str) -> tuple[StudyTables, list[dict[str, Any]]]:
     study = StudyTables(write_study(tmp_path / "s", design))
-    return study, draw(study, name).table.to_dict("records")
+    return study, records(draw(study, name).table)
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,9 @@ def _gate(arguments: argparse.Namespace) -> int:
         one_rate = study.reference["ref_load"] == study.reference["ref_safe"]
         at = "ref_safe" if one_rate else arguments.at
         asked = list(itertools.product(arguments.config, arguments.max_tax))
-        checks = [check(study, config, *bound, at, len(asked)) for config, bound in asked]
+        checks = [
+            check(study, config, metric, bound, at, len(asked)) for config, (metric, bound) in asked
+        ]
         summary = markdown(study, at, checks)
         if arguments.plan:
             metrics = dict.fromkeys(metric for metric, _ in arguments.max_tax)

@@ -267,9 +267,10 @@ def effect_side(row: EffectRow | None, confidence: float) -> Side | str:
     if row.estimate is None:
         state = row.reason if row.quantity == RESOURCE else f"{row.status}: {row.reason}"
         return state or row.status
-    ends = scaled = (row.estimate, row.lo, row.hi)
+    ends = (row.estimate, row.lo, row.hi)
+    scaled: Sequence[float | None] = ends
     if row.scale == LOG:
-        scaled = tuple(None if end is None else float(np.log1p(end)) for end in ends)
+        scaled = [None if end is None else float(np.log1p(end)) for end in ends]
     known = from_interval(scaled, row.df, confidence, row.n_blocks or 0)
     if row.method == EXACT:
         known = replace(known, error=0.0, df=np.inf)

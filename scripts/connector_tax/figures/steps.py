@@ -247,9 +247,9 @@ def boundary(study: StudyTables) -> style.Picture:
     grid = style.panels(figure, len(sizes), ACROSS, share_x=True)
     times = most["device_time_us"].astype(float) / 1e3
     ends = (0.9 * float(times.min()), 1.1 * float(times.max()))
-    for axes, size in zip(grid.flat, sizes, strict=False):
-        _periods(study, axes, most[most["batch"] == size], ends)
-        axes.set_title(f"{size} sequence{'' if size == '1' else 's'} in the step")
+    for axes, batch in zip(grid.flat, sizes, strict=False):
+        _periods(study, axes, most[most["batch"] == batch], ends)
+        axes.set_title(f"{batch} sequence{'' if batch == '1' else 's'} in the step")
     for axes in grid[:, 0]:
         axes.set_ylabel("period of a step (ms)")
     for axes in grid[-1]:

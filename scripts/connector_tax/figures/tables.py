@@ -96,8 +96,7 @@ class StudyTables:
             self.blocks: int = self.document["blocks"]
             self.settings = study.config
             self.configurations = [
-                Configuration(row["id"], row["label"])
-                for row in self.document["configurations"]
+                Configuration(row["id"], row["label"]) for row in self.document["configurations"]
             ]
         except KeyError as error:
             raise ArtifactError(f"{study_file}: missing key {error}") from None

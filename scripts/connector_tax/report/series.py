@@ -246,9 +246,7 @@ def silence(path: Path, steps_ns: Floats, window: MeasuredWindow) -> Silence | N
     return Silence(longest_silence_s(lives, seen, window["t_warmup_end_ns"]), bound_s)
 
 
-def longest_silence_s(
-    lives: Sequence[tuple[int, int]], tokens_ns: Floats, from_ns: float
-) -> float:
+def longest_silence_s(lives: Sequence[tuple[int, int]], tokens_ns: Floats, from_ns: float) -> float:
     """The longest time from `from_ns` on with a request in flight and without a token.
 
     Args:
